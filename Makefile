@@ -1,0 +1,43 @@
+# What can be done here. "make help" lists it.
+
+SHELL       := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+export GOFLAGS ?=
+
+.PHONY: help build test lint demo compose-test consul postgres rabbitmq clean
+
+help: ## List the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
+
+build: ## Build bin/onejob
+	go build -ldflags "-X main.release=$$(git describe --tags --always --dirty 2>/dev/null || echo unknown)" -o bin/onejob ./cmd/onejob
+
+demo: build consul postgres ## Three replicas, one killed in the middle of its work: see the take-over (2 minutes at most)
+	@./scripts/demo.sh
+
+test: consul postgres rabbitmq ## Run all tests, against real servers, under the race detector
+	go test -race -timeout 9m ./...
+
+lint: ## Format, vet, staticcheck, tidy modules, shell syntax
+	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$unformatted" ] || { echo "not formatted with gofmt: $$unformatted" >&2; exit 1; }
+	go vet ./...
+	cd tools/lint && go build -o ../../bin/staticcheck honnef.co/go/tools/cmd/staticcheck
+	bin/staticcheck ./...
+	go mod tidy -diff
+	@for s in $$(git ls-files '*.sh' .ci/run); do bash -n "$$s"; done
+
+compose-test: ## Bring up docker-compose.yml, kill a container, look whether anything is lost
+	@./scripts/compose-test.sh
+
+consul: ## Find or build the Consul server (5 minutes, once); its path is the last line
+	@./scripts/consul.sh
+
+postgres: ## Find or install the Postgres server; its folder is the last line
+	@./scripts/postgres.sh
+
+rabbitmq: ## Find or install the RabbitMQ server; its path is the last line
+	@./scripts/rabbitmq.sh
+
+clean: ## Remove what was built here (the Consul server stays in the cache)
+	rm -rf bin

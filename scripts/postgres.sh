@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# Prints the folder with PostgreSQL's server binaries, which it installs with
+# apt-get if there are none: ONEJOB_POSTGRES_BIN, else PATH's, else the newest of
+# /usr/lib/postgresql/*/bin. No server is started, and no cluster is made.
+# pgbouncer, which one of the tests goes through, is installed as well if it can be.
+# The folder is all of stdout; what is happening goes to stderr.
+set -euo pipefail
+
+say() { echo "postgres.sh: $*" >&2; }
+
+# holds_postgres FOLDER: are the server binaries there?
+holds_postgres() { [[ -x $1/postgres && -x $1/initdb ]]; }
+
+# find_postgres prints the folder.
+find_postgres() {
+  local path folder
+  if path=$(command -v postgres); then
+    # PATH may hold a link to the binary and none to its siblings.
+    folder=$(dirname "$(readlink -f "$path")")
+    if holds_postgres "$folder"; then
+      echo "$folder"
+      return
+    fi
+  fi
+  while read -r folder; do
+    if holds_postgres "$folder"; then
+      echo "$folder"
+      return
+    fi
+  done < <(printf '%s\n' /usr/lib/postgresql/*/bin | sort --version-sort --reverse)
+  return 1
+}
+
+if [[ -n ${ONEJOB_POSTGRES_BIN:-} ]] && ! holds_postgres "$ONEJOB_POSTGRES_BIN"; then
+  say "ONEJOB_POSTGRES_BIN is $ONEJOB_POSTGRES_BIN, which does not hold postgres and initdb"
+  exit 1
+fi
+
+# found prints the folder, if there is one.
+found() {
+  if [[ -n ${ONEJOB_POSTGRES_BIN:-} ]]; then
+    echo "$ONEJOB_POSTGRES_BIN"
+  else
+    find_postgres
+  fi
+}
+
+packages=()
+found >/dev/null || packages+=(postgresql)
+PATH=$PATH:/usr/sbin command -v pgbouncer >/dev/null || packages+=(pgbouncer)
+if ((${#packages[@]} == 0)); then
+  found
+  exit
+fi
+
+can_install=false
+as_root=()
+if [[ $(id -u) == 0 ]]; then
+  can_install=true
+elif sudo -n true 2>/dev/null; then
+  can_install=true
+  as_root=(sudo -n)
+fi
+if ! $can_install || ! command -v apt-get >/dev/null; then
+  found && exit # the tests that want pgbouncer will say so
+  say "this script cannot install what is missing here, ${packages[*]}: install your distribution's" \
+    "packages (postgresql on Debian, Ubuntu, Alpine and Arch, postgresql-server on Fedora; pgbouncer" \
+    "everywhere), or set ONEJOB_POSTGRES_BIN to the folder that holds postgres and initdb"
+  exit 1
+fi
+
+# root COMMAND...: runs it as root.
+root() { "${as_root[@]}" "$@"; }
+
+# apt ARGUMENTS...: apt-get without questions, and with its chatter on stderr.
+apt() { root env DEBIAN_FRONTEND=noninteractive apt-get -q -y "$@" >&2; }
+
+# Debian's packages make a cluster and start it, unless told not to, and start
+# pgbouncer. Nobody wants those: only the binaries are needed.
+settings=/etc/postgresql-common/createcluster.d/onejob.conf
+policy=/usr/sbin/policy-rc.d
+trap 'root rm -f "$settings"; ! $policy_is_ours || root rm -f "$policy"' EXIT
+policy_is_ours=false
+root mkdir -p "$(dirname "$settings")"
+echo 'create_main_cluster = false' | root tee "$settings" >/dev/null
+if [[ ! -e $policy ]]; then
+  policy_is_ours=true
+  printf '#!/bin/sh\nexit 101\n' | root tee "$policy" >/dev/null
+  root chmod 0755 "$policy"
+fi
+
+say "installing the packages that are missing here: ${packages[*]}"
+apt update || say "apt-get update failed; trying with the package lists that are there"
+apt install --no-install-recommends "${packages[@]}" || say "apt-get install failed"
+
+if ! found; then
+  say "still there is no postgres with initdb: set ONEJOB_POSTGRES_BIN to the folder that holds them"
+  exit 1
+fi
