@@ -1,0 +1,323 @@
+package guard
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"onejob/internal/boottime"
+)
+
+func itoa(n int) string { return strconv.Itoa(n) }
+
+func TestNothingIsLeft(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		script string
+		end    func(*Process)
+		want   Exit
+	}{
+		"after Stop": {
+			stubborn, (*Process).Stop,
+			Exit{Code: 143, Signal: syscall.SIGTERM, Reason: Stopped},
+		},
+		"after Stop of what ignores it": {
+			`trap "" TERM; ` + stubborn, (*Process).Stop,
+			Exit{Code: 137, Signal: syscall.SIGKILL, Reason: Stopped},
+		},
+		"after Stop of what is stopped": {
+			`trap 'exit 4' TERM; echo ready; kill -STOP $$; sleep 1000`, (*Process).Stop,
+			Exit{Code: 4, Reason: Stopped},
+		},
+		"after Kill": {
+			`trap "exit 0" TERM; ` + stubborn, (*Process).Kill,
+			Exit{Code: 137, Signal: syscall.SIGKILL, Reason: Stopped},
+		},
+		"after Stop and Kill": {
+			`trap "" TERM; ` + stubborn, func(p *Process) { p.grace = time.Hour; p.Stop(); p.Kill() },
+			Exit{Code: 137, Signal: syscall.SIGKILL, Reason: Stopped},
+		},
+		"after the deadline": {
+			stubborn, func(p *Process) { p.Extend(boottime.Now().Add(50 * time.Millisecond)) },
+			Exit{Code: 143, Signal: syscall.SIGTERM, Reason: LeaseEnded},
+		},
+		"after a deadline that was revived": {
+			`trap "" TERM; ` + stubborn,
+			func(p *Process) { p.Extend(boottime.Now()); p.Extend(boottime.Now().Add(time.Minute)) },
+			Exit{Code: 137, Signal: syscall.SIGKILL, Reason: LeaseEnded},
+		},
+		"after the command exits": {
+			`setsid -f sh -c 'trap "" TERM; echo ready; exec sleep 1000'; sleep 1000 & read line <"$FIFO"; exit 5`, func(*Process) {},
+			Exit{Code: 5},
+		},
+		"after many have forked": {
+			`i=0; while [ $i -lt 40 ]; do setsid -f sh -c 'trap "" TERM; sleep 1000; sleep 1000'; i=$((i+1)); done; echo ready; sleep 1000`,
+			(*Process).Stop,
+			Exit{Code: 143, Signal: syscall.SIGTERM, Reason: Stopped},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var out buffer
+			s, mark := script(t, test.script, &out)
+			fifo := t.TempDir() + "/fifo"
+			if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			s.Env = append(s.Env, "FIFO="+fifo)
+			p := mustStart(t, s)
+			untilReady(t, &out)
+			if strings.Contains(test.script, "$FIFO") {
+				if err := os.WriteFile(fifo, []byte("go on\n"), 0); err != nil {
+					t.Fatal(err)
+				}
+			}
+			test.end(p)
+			if exit := mustWait(t, p); exit != test.want {
+				t.Errorf("%+v, want %+v", exit, test.want)
+			}
+			wantNoneLeft(t, mark)
+		})
+	}
+}
+
+// The processes of the group get the grace, even if the command itself, a
+// shell for example, ends at the first signal.
+func TestStopLeavesTheGraceToTheWholeGroup(t *testing.T) {
+	t.Parallel()
+	var out buffer
+	s, _ := script(t, `sh -c 'trap "sleep 0.1; echo cleaned up; exit" TERM; echo ready; while :; do sleep 0.01; done' & wait`, &out)
+	s.Grace = 10 * time.Second
+	p := mustStart(t, s)
+	untilReady(t, &out)
+	p.Stop()
+	mustWait(t, p)
+	if !strings.Contains(out.String(), "cleaned up\n") {
+		t.Errorf("%q", out.String())
+	}
+}
+
+func TestGraceEndsAtTheDeadline(t *testing.T) {
+	t.Parallel()
+	var out buffer
+	s, mark := script(t, `trap "" TERM; `+stubborn, &out)
+	s.Grace = time.Hour
+	p := mustStart(t, s)
+	untilReady(t, &out)
+	p.Stop()
+	p.Extend(boottime.Now().Add(300 * time.Millisecond))
+	if exit := mustWait(t, p); exit.Signal != syscall.SIGKILL || exit.Reason != Stopped {
+		t.Errorf("%+v", exit)
+	}
+	wantNoneLeft(t, mark)
+}
+
+func TestAnExtendedLeaseLasts(t *testing.T) {
+	t.Parallel()
+	var out buffer
+	s, _ := script(t, `echo ready; sleep 2.3; exit 9`, &out)
+	first := boottime.Now().Add(2 * time.Second)
+	s.Deadline = first
+	p := mustStart(t, s)
+	untilReady(t, &out)
+	p.Extend(first.Add(time.Minute))
+	if exit := mustWait(t, p); exit != (Exit{Code: 9}) {
+		t.Errorf("%+v", exit)
+	}
+}
+
+func TestGuardKilled(t *testing.T) {
+	t.Parallel()
+	var out buffer
+	// One of them clears its environment, one leaves the session.
+	s, mark := script(t, `env -i PATH="$PATH" sh -c 'trap "" TERM; exec sleep 1234567' & `+stubborn, &out)
+	p := mustStart(t, s)
+	untilReady(t, &out)
+	session := p.guard.Pid
+	if err := syscall.Kill(session, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Wait(); !errors.Is(err, ErrGuardDied) {
+		t.Errorf("error %v", err)
+	}
+	wantNoneLeft(t, mark)
+	all, err := processes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, q := range all {
+		if q.session == session && !q.dead {
+			t.Errorf("%+v is left", q)
+		}
+	}
+}
+
+func TestGuardFrozen(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]func(*Process){
+		"past the deadline": func(p *Process) { p.Extend(boottime.Now().Add(100 * time.Millisecond)) },
+		"when it should stop": func(p *Process) {
+			p.Stop()
+			p.Extend(boottime.Now().Add(time.Hour))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var out buffer
+			s, mark := script(t, stubborn, &out)
+			p := mustStart(t, s)
+			untilReady(t, &out)
+			if err := syscall.Kill(p.guard.Pid, syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			end(p)
+			if _, err := p.Wait(); !errors.Is(err, ErrGuardDied) {
+				t.Errorf("error %v", err)
+			}
+			wantNoneLeft(t, mark)
+		})
+	}
+}
+
+// startDaemon runs this test binary as a daemon; see daemon. It returns when
+// the script is ready.
+func startDaemon(t *testing.T, lease time.Duration, text string) (d *exec.Cmd, guard int, out *buffer, mark string) {
+	t.Helper()
+	out, mark = &buffer{}, newMark(t)
+	d = exec.Command("/proc/self/exe")
+	d.Env = append(os.Environ(),
+		"GUARD_TEST_DAEMON="+mark, "GUARD_TEST_LEASE="+lease.String(), "GUARD_TEST_SCRIPT="+text)
+	d.Stdout, d.Stderr = out, os.Stderr
+	if err := d.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = d.Process.Kill()
+		_ = d.Wait()
+		until(t, "nothing is left", func() bool { return len(marked(t, mark)) == 0 })
+	})
+	untilReady(t, out)
+	until(t, "the guard is known", func() bool { return strings.Contains(out.String(), "guard ") })
+	_, rest, _ := strings.Cut(out.String(), "guard ")
+	until(t, "its line is complete", func() bool {
+		_, rest, _ = strings.Cut(out.String(), "guard ")
+		return strings.Contains(rest, "\n")
+	})
+	line, _, _ := strings.Cut(rest, "\n")
+	guard, err := strconv.Atoi(line)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d, guard, out, mark
+}
+
+func sendSignal(t *testing.T, pid int, sig syscall.Signal) {
+	t.Helper()
+	if err := syscall.Kill(pid, sig); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func wantExit(t *testing.T, d *exec.Cmd, out *buffer, want string) {
+	t.Helper()
+	if err := d.Wait(); err != nil {
+		t.Error(err)
+	}
+	if !strings.Contains(out.String(), want) {
+		t.Errorf("the daemon did not say %q but:\n%s", want, out.String())
+	}
+}
+
+func TestDaemonKilled(t *testing.T) {
+	t.Parallel()
+	d, guard, _, mark := startDaemon(t, time.Minute, stubborn)
+	sendSignal(t, d.Process.Pid, syscall.SIGKILL)
+	until(t, "nothing is left", func() bool { return len(marked(t, mark)) == 0 })
+	until(t, "the guard is gone", func() bool {
+		stat, err := os.ReadFile("/proc/" + itoa(guard) + "/stat")
+		if err != nil {
+			return true
+		}
+		p, err := parseStat(guard, stat)
+		return err == nil && p.dead
+	})
+}
+
+// Writing to an output that nobody reads any more must not end the clean-up.
+func TestDaemonKilledGivesTheGrace(t *testing.T) {
+	t.Parallel()
+	mark := t.TempDir() + "/mark"
+	d, _, _, _ := startDaemon(t, time.Minute, `trap "head -c 200000 /dev/zero; echo >`+mark+`; exit" TERM; echo ready; while :; do sleep 0.01; done`)
+	sendSignal(t, d.Process.Pid, syscall.SIGKILL)
+	until(t, "the command has cleaned up", func() bool {
+		_, err := os.Stat(mark)
+		return err == nil
+	})
+}
+
+func TestDaemonFrozen(t *testing.T) {
+	t.Parallel()
+	const lease = 2 * time.Second
+	d, _, out, mark := startDaemon(t, lease, stubborn)
+	sendSignal(t, d.Process.Pid, syscall.SIGSTOP)
+	frozen := boottime.Now()
+	until(t, "nothing is left", func() bool { return len(marked(t, mark)) == 0 })
+	if took := boottime.Now().Sub(frozen); took > lease+2*time.Second {
+		t.Errorf("it took %s", took)
+	}
+	sendSignal(t, d.Process.Pid, syscall.SIGCONT)
+	wantExit(t, d, out, `exit {"Code":143,"Signal":15,"Reason":2} <nil>`)
+}
+
+// Both are frozen, as by a suspend; on waking the guard does not ask politely.
+func TestDaemonAndGuardFrozen(t *testing.T) {
+	t.Parallel()
+	const lease = 2 * time.Second
+	d, guard, out, mark := startDaemon(t, lease, `echo ready; exec sleep 1000`)
+	sendSignal(t, d.Process.Pid, syscall.SIGSTOP)
+	sendSignal(t, guard, syscall.SIGSTOP)
+	late := boottime.Now().Add(lease + lapse + 100*time.Millisecond)
+	until(t, "the deadline is long past", late.Passed)
+	if len(marked(t, mark)) == 0 {
+		t.Error("somebody else has killed it")
+	}
+	sendSignal(t, guard, syscall.SIGCONT)
+	until(t, "nothing is left", func() bool { return len(marked(t, mark)) == 0 })
+	sendSignal(t, d.Process.Pid, syscall.SIGCONT)
+	wantExit(t, d, out, `exit {"Code":137,"Signal":9,"Reason":2} <nil>`)
+}
+
+// The guard dies while the daemon cannot notice: at least the command itself
+// dies with it, and the rest as soon as the daemon wakes.
+func TestGuardKilledWhileDaemonIsFrozen(t *testing.T) {
+	t.Parallel()
+	d, guard, out, mark := startDaemon(t, time.Minute, `trap "" TERM HUP; `+stubborn)
+	before := len(marked(t, mark))
+	sendSignal(t, d.Process.Pid, syscall.SIGSTOP)
+	sendSignal(t, guard, syscall.SIGKILL)
+	until(t, "the command is gone", func() bool { return len(marked(t, mark)) < before })
+	sendSignal(t, d.Process.Pid, syscall.SIGCONT)
+	wantExit(t, d, out, ErrGuardDied.Error())
+	wantNoneLeft(t, mark)
+}
+
+// Signals to the daemon's group are not the guard's business.
+func TestGuardIgnoresSignals(t *testing.T) {
+	t.Parallel()
+	var out buffer
+	s, _ := script(t, stubborn, &out)
+	p := mustStart(t, s)
+	untilReady(t, &out)
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGPIPE, syscall.SIGQUIT} {
+		sendSignal(t, p.guard.Pid, sig)
+	}
+	p.Stop()
+	if exit := mustWait(t, p); exit.Reason != Stopped {
+		t.Errorf("%+v", exit)
+	}
+}

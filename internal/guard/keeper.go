@@ -1,0 +1,312 @@
+package guard
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"runtime"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"onejob/internal/boottime"
+)
+
+// The guard runs in an init function because it must be available in every
+// binary that links this package, tests and users' own mains included, without
+// a call that somebody could forget. It ends the process: no main ever runs in
+// a guard. The runtime keeps init functions on the main thread, which lives as
+// long as the process: the command's PDEATHSIG is tied to the thread that
+// started it.
+func init() {
+	if len(os.Args) > 0 && os.Args[0] == argv0 {
+		os.Exit(keep())
+	}
+}
+
+// keep is the whole life of a guard.
+func keep() int {
+	runtime.LockOSThread()
+
+	// These are caught and dropped, not ignored: the command would inherit it.
+	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGPIPE,
+		unix.SIGALRM, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2)
+	children := make(chan os.Signal, 1)
+	signal.Notify(children, unix.SIGCHLD)
+
+	read := json.NewDecoder(os.NewFile(controlFD, "control"))
+	write := json.NewEncoder(os.NewFile(reportFD, "report"))
+	var p plan
+	if err := read.Decode(&p); err != nil {
+		fmt.Fprintf(os.Stderr, "%s: %v: it is started by onejob, not by hand\n", argv0, err)
+		return 2
+	}
+	k, err := start(p)
+	if err != nil {
+		_ = write.Encode(report{Failed: err.Error(), Expired: errors.Is(err, ErrExpired)})
+		return 1
+	}
+	// From here on nobody but the daemon can be told of an error, and it may
+	// be dead.
+	_ = write.Encode(report{})
+
+	orders := make(chan order)
+	go func() { // ends with the process
+		defer close(orders)
+		for {
+			var o order
+			if read.Decode(&o) != nil {
+				return
+			}
+			orders <- o
+		}
+	}()
+	exit := k.run(orders, children)
+	_ = write.Encode(report{Ended: &exit})
+	return 0
+}
+
+// start starts the command of p, unless the deadline has passed.
+func start(p plan) (*keeper, error) {
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return nil, fmt.Errorf("become a child subreaper: %w", err)
+	}
+	if err := keepFiles(); err != nil {
+		return nil, fmt.Errorf("keep open files from the command: %w", err)
+	}
+	if p.Deadline.Passed() {
+		return nil, ErrExpired
+	}
+	argv, dir := unpack(p.Argv), string(p.Dir)
+	pid, err := syscall.ForkExec(argv[0], argv, &syscall.ProcAttr{
+		Dir:   dir,
+		Env:   unpack(p.Env),
+		Files: []uintptr{0, 1, 2},
+		Sys:   &syscall.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL},
+	})
+	if err != nil {
+		return nil, explain(argv[0], dir, err)
+	}
+	// A pipe that the command closes should look closed to its other end.
+	// Stderr stays: should the guard crash, it says so there.
+	if null, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0); err == nil {
+		_ = unix.Dup3(null, 0, 0)
+		_ = unix.Dup3(null, 1, 0)
+	}
+	return &keeper{command: pid, captured: p.Captured, grace: p.Grace, deadline: p.Deadline}, nil
+}
+
+// keepFiles keeps every open file but 0, 1 and 2 from the command: the guard's
+// own and those that the daemon had inherited.
+func keepFiles() error {
+	fds, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return err
+	}
+	for _, fd := range fds {
+		var n int
+		if _, err := fmt.Sscan(fd.Name(), &n); err == nil && n > 2 {
+			unix.CloseOnExec(n)
+		}
+	}
+	return nil
+}
+
+// explain says why a command could not be started. The kernel gives the same
+// few numbers for many reasons.
+func explain(path, dir string, err error) error {
+	if dir != "" {
+		if info, statErr := os.Stat(dir); statErr != nil {
+			return fmt.Errorf("start %s: working directory: %w", path, statErr)
+		} else if !info.IsDir() {
+			return fmt.Errorf("start %s: working directory: %s is not a directory", path, dir)
+		}
+	}
+	info, statErr := os.Stat(path)
+	switch {
+	case err == unix.ENOEXEC:
+		return fmt.Errorf("start %s: %w; if it is a script, its first line must be #! and an interpreter", path, err)
+	case err == unix.ENOENT && statErr == nil:
+		return fmt.Errorf("start %s: the file is there, but the interpreter that it names is not", path)
+	case err == unix.EACCES && statErr == nil && info.IsDir():
+		return fmt.Errorf("start %s: it is a directory", path)
+	case err == unix.EACCES:
+		return fmt.Errorf("start %s: %w; is it executable, and may this user enter its directory?", path, err)
+	}
+	return fmt.Errorf("start %s: %w", path, err)
+}
+
+// keeper is a guard at work. One goroutine owns it, so that what it knows of
+// its children does not change between a look and a signal.
+type keeper struct {
+	command  int  // its process, which leads its group
+	captured bool // the daemon reads its output from a pipe
+	grace    time.Duration
+	deadline boottime.Instant
+
+	gone   bool // the command was reaped, with status
+	status syscall.WaitStatus
+
+	phase  phase
+	reason Reason
+	killAt boottime.Instant // while stopping
+	pause  time.Duration    // while killing; grows
+}
+
+type phase int
+
+const (
+	running  phase = iota
+	stopping       // SIGTERM was sent
+	killing        // SIGKILL is sent until nothing is left
+)
+
+// run returns when neither the command nor anything it started is left.
+func (k *keeper) run(orders <-chan order, children <-chan os.Signal) Exit {
+	for k.reap() {
+		k.act()
+		select {
+		case o, open := <-orders:
+			if !open {
+				orders = nil
+				k.orphaned()
+				break
+			}
+			k.obey(o)
+		case <-children:
+		case <-time.After(k.patience()):
+		}
+	}
+	exit := Exit{Code: k.status.ExitStatus(), Reason: k.reason}
+	if k.status.Signaled() {
+		exit.Signal = k.status.Signal()
+		exit.Code = 128 + int(exit.Signal)
+	}
+	return exit
+}
+
+// reap collects the dead and reports whether anybody is alive. As the guard is
+// a subreaper, having no children means having no descendants.
+func (k *keeper) reap() (alive bool) {
+	for {
+		var status syscall.WaitStatus
+		pid, err := syscall.Wait4(-1, &status, syscall.WNOHANG, nil)
+		switch {
+		case err == syscall.EINTR:
+		case err != nil: // ECHILD
+			return false
+		case pid == 0:
+			return true
+		case pid == k.command:
+			k.gone, k.status = true, status
+		}
+	}
+}
+
+// act does what the moment asks for.
+func (k *keeper) act() {
+	if k.phase == running && k.gone {
+		k.phase = killing
+	}
+	if k.phase == running && k.deadline.Passed() {
+		k.stop(LeaseEnded, k.deadline.Add(min(k.grace, lapse)))
+	}
+	if k.phase == stopping && k.killAt.Passed() {
+		k.phase = killing
+	}
+	if k.phase == stopping && k.reason != LeaseEnded && k.deadline.Passed() {
+		k.phase = killing
+	}
+	if k.phase == killing {
+		k.signalAll(unix.SIGKILL)
+	}
+}
+
+func (k *keeper) obey(o order) {
+	switch {
+	case o.Deadline != nil:
+		if !k.deadline.Passed() {
+			k.deadline = *o.Deadline
+		}
+	case o.Kill:
+		k.stop(Stopped, 0)
+		k.killAt = 0 // if it was stopping already
+	case o.Stop:
+		k.stop(Stopped, boottime.Now().Add(k.grace))
+	case o.Signal != 0:
+		if !k.gone {
+			_ = unix.Kill(-k.command, syscall.Signal(o.Signal))
+		}
+	}
+}
+
+// orphaned is called when the daemon has died. Nobody reads the command's
+// output then, and it should not die of SIGPIPE while it cleans up.
+func (k *keeper) orphaned() {
+	if k.captured {
+		pipe, err := os.OpenFile("/proc/self/fd/2", os.O_RDONLY|unix.O_NONBLOCK, 0)
+		if err == nil {
+			go io.Copy(io.Discard, pipe) // ends with the process
+		}
+	}
+	k.stop(Stopped, boottime.Now().Add(k.grace))
+}
+
+// stop asks everything to end by killAt, once. An exit that came before it
+// counts as the command's own.
+func (k *keeper) stop(reason Reason, killAt boottime.Instant) {
+	k.reap()
+	if k.phase != running || k.gone {
+		return
+	}
+	k.phase, k.reason, k.killAt = stopping, reason, killAt
+	if killAt.Passed() {
+		return
+	}
+	k.signalAll(unix.SIGTERM)
+	k.signalAll(unix.SIGCONT) // what is stopped could not obey
+}
+
+// patience is how long the guard may wait for something to happen. The timer
+// behind it stands still while the machine is suspended, hence the 200 ms.
+func (k *keeper) patience() time.Duration {
+	wait := 200 * time.Millisecond
+	switch k.phase {
+	case running:
+		wait = min(wait, k.deadline.Until())
+	case stopping:
+		wait = min(wait, k.killAt.Until())
+		if k.reason != LeaseEnded {
+			wait = min(wait, k.deadline.Until())
+		}
+	case killing:
+		wait = min(k.pause, 50*time.Millisecond)
+		k.pause = 2*k.pause + time.Millisecond
+	}
+	return max(wait, 0)
+}
+
+// signalAll signals every descendant. Groups are signalled as a whole, which
+// no fork can escape; a group belongs to one session, and all who are in the
+// sessions of descendants are descendants. Only the guard's own group is not
+// the command's. What is forked into a new group meanwhile is found next time.
+func (k *keeper) signalAll(sig syscall.Signal) {
+	self := os.Getpid()
+	found, err := descendants(self)
+	if err != nil && !k.gone { // no /proc: better than nothing
+		_ = unix.Kill(-k.command, sig)
+	}
+	groups := make(map[int]bool)
+	for _, p := range found {
+		if p.group <= 1 || p.group == self {
+			_ = unix.Kill(p.pid, sig)
+		} else if !groups[p.group] {
+			groups[p.group] = true
+			_ = unix.Kill(-p.group, sig)
+		}
+	}
+}

@@ -1,0 +1,330 @@
+package guard
+
+import (
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"onejob/internal/boottime"
+)
+
+// Process is a command under guard, as its daemon sees it. Its methods may be
+// called by several goroutines at once, and do nothing when it has ended.
+type Process struct {
+	guard *os.Process
+	grace time.Duration
+	mark  string // in the environment of all that the command starts
+
+	mu       sync.Mutex
+	control  *os.File         // orders go here
+	deadline boottime.Instant // as the guard was told
+	stopBy   boottime.Instant // set by Stop and Kill
+
+	reaped  chan struct{} // closed when the guard is gone
+	started chan error    // what Start waits for
+	done    chan struct{} // closed when exit and err are final
+	exit    Exit
+	err     error
+}
+
+// Start starts the command of s and returns when it runs, or an error that
+// says why it does not. It returns ErrExpired if s.Deadline has passed.
+// The process ends by itself, if need be at its deadline, whether or not Wait
+// is called.
+func Start(s Spec) (*Process, error) {
+	if err := s.check(); err != nil {
+		return nil, err
+	}
+	if s.Deadline.Passed() {
+		return nil, ErrExpired
+	}
+	p := &Process{
+		grace:    s.Grace,
+		mark:     envKey + "=" + rand.Text(),
+		deadline: s.Deadline,
+		reaped:   make(chan struct{}),
+		started:  make(chan error, 1),
+		done:     make(chan struct{}),
+	}
+	var theirs []*os.File // ends that are the guard's alone
+	defer func() { closeAll(theirs) }()
+
+	files, output := s.Files, (*os.File)(nil)
+	if files == nil {
+		stdin, err := stdinFile(s.Stdin)
+		if err != nil {
+			return nil, fmt.Errorf("put the command's stdin into memory: %w", err)
+		}
+		theirs = append(theirs, stdin)
+		r, w, err := os.Pipe()
+		if err != nil {
+			return nil, fmt.Errorf("make a pipe for the command's output: %w", err)
+		}
+		theirs = append(theirs, w)
+		files, output = []*os.File{stdin, w, w}, r
+	}
+	orders, control, err := os.Pipe()
+	if err != nil {
+		closeAll([]*os.File{output})
+		return nil, fmt.Errorf("make a pipe to the guard: %w", err)
+	}
+	theirs = append(theirs, orders)
+	reports, reportEnd, err := os.Pipe()
+	if err != nil {
+		closeAll([]*os.File{output, control})
+		return nil, fmt.Errorf("make a pipe from the guard: %w", err)
+	}
+	theirs = append(theirs, reportEnd)
+
+	// The link leads to this very binary, even if its file was replaced since.
+	p.guard, err = os.StartProcess("/proc/self/exe", []string{argv0, s.Path}, &os.ProcAttr{
+		Env:   []string{}, // nil would be the daemon's own
+		Files: append(files[:3:3], orders, reportEnd),
+		Sys:   &syscall.SysProcAttr{Setsid: true},
+	})
+	if err != nil {
+		closeAll([]*os.File{output, control, reports})
+		return nil, fmt.Errorf("start the guard process: %w", err)
+	}
+	closeAll(theirs)
+	theirs = nil
+	p.control = control
+
+	var parts sync.WaitGroup
+	if output != nil {
+		parts.Go(func() { p.copyOutput(s.Output, output) })
+	}
+	parts.Go(p.watchClock)
+	go func() { // ends when the guard has, which done announces
+		defer close(p.done)
+		p.follow(reports)
+		if output != nil {
+			// All that could write is dead, unless somebody was handed the
+			// pipe; then no more than what is in it is waited for.
+			_ = output.SetReadDeadline(time.Now().Add(time.Second))
+		}
+		parts.Wait()
+	}()
+	p.send(plan{
+		Argv:     pack(append([]string{s.Path}, s.Args...)),
+		Env:      pack(append(unmarked(s.Env), p.mark)),
+		Dir:      []byte(s.Dir),
+		Captured: s.Files == nil,
+		Grace:    s.Grace,
+		Deadline: s.Deadline,
+	})
+	if err := <-p.started; err != nil {
+		<-p.done
+		return nil, err
+	}
+	return p, nil
+}
+
+func (s *Spec) check() error {
+	for _, texts := range [][]string{{s.Path, s.Dir}, s.Args, s.Env} {
+		for _, text := range texts {
+			if strings.Contains(text, "\x00") {
+				return fmt.Errorf("start %q: %q contains a NUL byte, which no process can be given", s.Path, text)
+			}
+		}
+	}
+	if s.Path == "" {
+		return errors.New("start a command: it has no path")
+	}
+	if s.Files != nil && len(s.Files) != 3 {
+		return fmt.Errorf("start %q: %d files instead of stdin, stdout and stderr", s.Path, len(s.Files))
+	}
+	return nil
+}
+
+// Extend moves the deadline. It comes too late, and is not obeyed, when the
+// guard has seen the old one pass.
+func (p *Process) Extend(deadline boottime.Instant) {
+	p.mu.Lock()
+	p.deadline = deadline
+	p.mu.Unlock()
+	p.send(order{Deadline: &deadline})
+}
+
+// Signal sends sig to the command's process group.
+func (p *Process) Signal(sig syscall.Signal) {
+	p.send(order{Signal: int(sig)})
+}
+
+// Stop asks everything to end with SIGTERM, and kills what is left after the
+// grace, or at the deadline if that is sooner. It does not wait.
+func (p *Process) Stop() { p.end(order{Stop: true}, p.grace) }
+
+// Kill kills everything. It does not wait.
+func (p *Process) Kill() { p.end(order{Kill: true}, 0) }
+
+func (p *Process) end(o order, within time.Duration) {
+	p.mu.Lock()
+	if by := boottime.Now().Add(within); p.stopBy == 0 || by.Before(p.stopBy) {
+		p.stopBy = by
+	}
+	p.mu.Unlock()
+	p.send(o)
+}
+
+// Done is closed when Wait would return at once.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
+// Wait returns when neither the command nor anything it started is left, and
+// all output has been written. Every call returns the same.
+func (p *Process) Wait() (Exit, error) {
+	<-p.done
+	return p.exit, p.err
+}
+
+// send gives the guard a line of JSON. What cannot be sent is lost: the guard
+// is dead, or has not read for so long that watchClock will see to it.
+func (p *Process) send(v any) {
+	line, err := json.Marshal(v)
+	if err != nil {
+		panic(err) // our own types
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, isPlan := v.(plan); isPlan {
+		// It may be larger than the pipe; the guard is about to read it.
+		_ = p.control.SetWriteDeadline(time.Now().Add(10 * time.Second))
+	} else {
+		_ = p.control.SetWriteDeadline(time.Now().Add(time.Second))
+	}
+	_, _ = p.control.Write(append(line, '\n'))
+}
+
+// follow reads what the guard reports, sees it off and sets exit and err.
+func (p *Process) follow(reports *os.File) {
+	defer reports.Close()
+	read := json.NewDecoder(reports)
+	var first, last report
+	err := read.Decode(&first)
+	switch {
+	case err != nil:
+	case first.Expired:
+		p.err = ErrExpired
+	case first.Failed != "":
+		p.err = errors.New(first.Failed)
+	default:
+		p.started <- nil
+		if err = read.Decode(&last); err == nil && last.Ended != nil {
+			p.exit = *last.Ended
+		}
+	}
+	_ = p.guard.Kill() // it has no more to do
+	if err != nil {
+		sweep(p.guard.Pid, p.mark)
+	}
+	state, waitErr := p.guard.Wait()
+	if err != nil {
+		p.err = fmt.Errorf("%w (guard: %v)", ErrGuardDied, state)
+	} else if waitErr != nil {
+		p.err = fmt.Errorf("wait for the guard process: %w", waitErr)
+	}
+	close(p.reaped)
+	p.mu.Lock()
+	_ = p.control.Close()
+	p.mu.Unlock()
+	select {
+	case p.started <- p.err:
+	default:
+	}
+}
+
+// watchClock kills a guard that does not do its duty, because somebody stopped
+// it, say. Late ticks are counted rather than time: after a suspend, guard and
+// daemon wake together and the guard gets its chance.
+func (p *Process) watchClock() {
+	tick := time.NewTicker(lapse / 2)
+	defer tick.Stop()
+	late := 0
+	for {
+		select {
+		case <-p.reaped:
+			return
+		case <-tick.C:
+		}
+		if p.mustEnd().Add(lapse).Passed() {
+			late++
+		} else {
+			late = 0
+		}
+		if late == 4 {
+			_ = p.guard.Kill()
+		}
+	}
+}
+
+func (p *Process) mustEnd() boottime.Instant {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.stopBy != 0 {
+		return min(p.deadline, p.stopBy)
+	}
+	return p.deadline
+}
+
+// copyOutput takes output from the pipe until it is closed, even if w fails:
+// a command must not hang because nobody reads.
+func (p *Process) copyOutput(w io.Writer, pipe *os.File) {
+	defer pipe.Close()
+	if w != nil {
+		if _, err := io.Copy(w, pipe); err == nil {
+			return
+		}
+	}
+	_, _ = io.Copy(io.Discard, pipe)
+}
+
+// stdinFile returns a file in memory with the command's stdin in it: nobody
+// has to write while the command reads, or does not.
+func stdinFile(content []byte) (*os.File, error) {
+	fd, err := unix.MemfdCreate("onejob-stdin", unix.MFD_CLOEXEC|unix.MFD_NOEXEC_SEAL)
+	if errors.Is(err, unix.EINVAL) { // before Linux 6.3
+		fd, err = unix.MemfdCreate("onejob-stdin", unix.MFD_CLOEXEC)
+	}
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), "stdin")
+	if _, err := f.Write(content); err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// unmarked returns a copy of env without the mark of another guard, which the
+// daemon may run under itself.
+func unmarked(env []string) []string {
+	clean := make([]string, 0, len(env)+1)
+	for _, entry := range env {
+		if !strings.HasPrefix(entry, envKey+"=") {
+			clean = append(clean, entry)
+		}
+	}
+	return clean
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
+}

@@ -1,0 +1,66 @@
+package servers
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// killChildren kills the children of parent, which is left stopped, to be killed
+// next. It relies on that: a stopped parent neither makes new children nor buries
+// dead ones, so a child's number cannot pass to a stranger meanwhile.
+func killChildren(parent *os.Process) {
+	parent.Signal(syscall.SIGSTOP)
+	awaitState(parent.Pid, 'T')
+	children := childrenOf(parent.Pid)
+	for _, pid := range children {
+		syscall.Kill(pid, syscall.SIGKILL)
+	}
+	for _, pid := range children {
+		awaitState(pid, 'Z')
+	}
+}
+
+// childrenOf returns the children of all threads of a process.
+func childrenOf(parent int) []int {
+	var children []int
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", parent))
+	for _, file := range files {
+		text, _ := os.ReadFile(file)
+		for _, field := range strings.Fields(string(text)) {
+			if pid, err := strconv.Atoi(field); err == nil {
+				children = append(children, pid)
+			}
+		}
+	}
+	return children
+}
+
+// awaitState waits until a process is in the given state, dead or gone. It does
+// not wait for ever, as a process may be stuck in the kernel.
+func awaitState(pid int, state byte) {
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if now := stateOf(pid); now == state || now == 'Z' || now == 'X' || now == 0 {
+			return
+		}
+	}
+}
+
+// stateOf returns a process's state as /proc spells it, and 0 when there is no
+// such process.
+func stateOf(pid int) byte {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0
+	}
+	// The state follows the name in brackets, which may hold anything.
+	_, state, found := strings.Cut(string(stat[max(0, strings.LastIndexByte(string(stat), ')')):]), " ")
+	if !found || state == "" {
+		return 0
+	}
+	return state[0]
+}

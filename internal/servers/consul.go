@@ -1,0 +1,264 @@
+package servers
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+
+	"github.com/hashicorp/consul/api"
+)
+
+// ConsulConfig says how a private Consul differs from the usual one. The zero
+// value is what most tests want.
+type ConsulConfig struct {
+	// Dir is where the server's own folder is made, /tmp when empty.
+	Dir string
+
+	// ManagementToken, if not empty, turns access control on: what no token
+	// allows is denied, and this one allows everything.
+	ManagementToken string
+
+	// Extra is agent configuration as JSON. It is merged over what the package
+	// chooses.
+	Extra string
+}
+
+// Consul is a private Consul server, a cluster of one. Its methods may be called
+// from several goroutines, one of which then waits for the other.
+type Consul struct {
+	config    ConsulConfig
+	path      string
+	folder    *folder
+	ports     consulPorts
+	client    *api.Client
+	closeIdle func() // closes the client's idle connections
+
+	mu      sync.Mutex
+	process *process // nil before the first start
+}
+
+type consulPorts struct{ http, server, serf int }
+
+// StartConsul makes a new Consul server and returns when it has a leader and
+// sessions can be made. Only the start obeys ctx: the server lives until Close.
+func StartConsul(ctx context.Context, config ConsulConfig) (*Consul, error) {
+	path, err := findConsul(ctx)
+	if err != nil {
+		return nil, err
+	}
+	folder, err := makeFolder(config.Dir, "consul")
+	if err != nil {
+		return nil, err
+	}
+	c := &Consul{config: config, path: path, folder: folder}
+	err = startOnFreePorts(ctx, 3, func(ports []int) error { return c.create(ctx, ports) })
+	if err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
+// create starts the server for the first time, on the given ports.
+func (c *Consul) create(ctx context.Context, ports []int) error {
+	c.ports = consulPorts{http: ports[0], server: ports[1], serf: ports[2]}
+	// What a try on other ports has left there names those ports.
+	if err := os.RemoveAll(c.data()); err != nil {
+		return fmt.Errorf("start Consul: %w", err)
+	}
+	settings, err := json.MarshalIndent(c.settings(), "", "  ")
+	if err != nil {
+		return fmt.Errorf("start Consul: %w", err)
+	}
+	if err := os.WriteFile(c.file("1-onejob.json"), settings, 0o600); err != nil {
+		return fmt.Errorf("start Consul: %w", err)
+	}
+	extra := cmp.Or(c.config.Extra, "{}")
+	if err := os.WriteFile(c.file("2-extra.json"), []byte(extra), 0o600); err != nil {
+		return fmt.Errorf("start Consul: %w", err)
+	}
+	if err := c.connect(); err != nil {
+		return fmt.Errorf("start Consul: %w", err)
+	}
+	return c.Start(ctx)
+}
+
+func (c *Consul) settings() map[string]any {
+	settings := map[string]any{
+		"server":               true,
+		"bootstrap_expect":     1,
+		"node_name":            c.node(),
+		"data_dir":             c.data(),
+		"bind_addr":            "127.0.0.1",
+		"client_addr":          "127.0.0.1",
+		"log_level":            "warn",
+		"disable_update_check": true,
+		"connect":              map[string]any{"enabled": false},
+		// A server that leaves its cluster in good order on SIGTERM would forget
+		// what a stop and a start are meant to keep.
+		"leave_on_terminate":      false,
+		"skip_leave_on_interrupt": true,
+		// The shortest raft timings; by default a leader takes five times longer.
+		"performance": map[string]any{"raft_multiplier": 1},
+		"ports": map[string]any{
+			"http": c.ports.http, "server": c.ports.server, "serf_lan": c.ports.serf,
+			"serf_wan": -1, "dns": -1, "https": -1, "grpc": -1, "grpc_tls": -1,
+		},
+	}
+	if token := c.config.ManagementToken; token != "" {
+		settings["acl"] = map[string]any{
+			"enabled":        true,
+			"default_policy": "deny",
+			"tokens":         map[string]any{"initial_management": token, "agent": token},
+		}
+	}
+	return settings
+}
+
+// connect makes the client. It takes nothing from CONSUL_HTTP_ADDR and its like,
+// which are about another server.
+func (c *Consul) connect() error {
+	transport := http.DefaultTransport.(*http.Transport).Clone()
+	client, err := api.NewClient(&api.Config{
+		Address:    c.Addr(),
+		Scheme:     "http",
+		Token:      cmp.Or(c.config.ManagementToken, "anonymous"), // an empty one is read from the environment
+		HttpClient: &http.Client{Transport: transport},
+	})
+	if err != nil {
+		return err
+	}
+	c.client, c.closeIdle = client, transport.CloseIdleConnections
+	return nil
+}
+
+// Start starts the server again, on the ports and with the data it had. It
+// returns when there is a leader. If the server runs, Start does nothing.
+func (c *Consul) Start(ctx context.Context) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.process.running() {
+		return nil
+	}
+	ctx, cancel := startContext(ctx, "Consul")
+	defer cancel()
+
+	cmd := exec.Command(c.path, "agent",
+		"-config-file="+c.file("1-onejob.json"), "-config-file="+c.file("2-extra.json"))
+	cmd.Dir = c.folder.path
+	process, err := startProcess("Consul", cmd, c.LogFile(), syscall.SIGKILL)
+	if err != nil {
+		return err
+	}
+	c.process = process
+	if err := process.await(ctx, c.ready); err != nil {
+		process.kill()
+		return err
+	}
+	return nil
+}
+
+// ready returns nil when the leader knows this server, by a name no other server
+// has, to be in good health: from then on sessions can be made.
+func (c *Consul) ready(ctx context.Context) error {
+	// Without a leader the consistent query below would be put on hold, for
+	// longer than an election takes.
+	leader, err := c.client.Status().LeaderWithQueryOptions(new(api.QueryOptions).WithContext(ctx))
+	if err != nil {
+		return err
+	}
+	if leader == "" {
+		return errors.New("the server has not become leader yet")
+	}
+	options := (&api.QueryOptions{RequireConsistent: true}).WithContext(ctx)
+	checks, _, err := c.client.Health().Node(c.node(), options)
+	if err != nil {
+		return err
+	}
+	for _, check := range checks {
+		if check.CheckID == "serfHealth" && check.Status == api.HealthPassing {
+			return nil
+		}
+	}
+	return errors.New("the server is not in its own catalog yet")
+}
+
+// Stop ends the server with SIGTERM and keeps its data. If the server does not
+// run, Stop does nothing.
+func (c *Consul) Stop() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.process.stop(syscall.SIGTERM)
+}
+
+// Kill ends the server with kill -9.
+func (c *Consul) Kill() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.process.kill()
+}
+
+// Freeze halts the server, which keeps its connections and answers nothing until
+// Thaw, Stop or Kill.
+func (c *Consul) Freeze() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.process.running() {
+		return errors.New("freeze Consul: it does not run")
+	}
+	if err := c.process.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		return fmt.Errorf("freeze Consul: %w", err)
+	}
+	awaitState(c.process.cmd.Process.Pid, 'T')
+	return nil
+}
+
+// Thaw ends a Freeze.
+func (c *Consul) Thaw() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.process.running() {
+		return errors.New("thaw Consul: it does not run")
+	}
+	if err := c.process.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		return fmt.Errorf("thaw Consul: %w", err)
+	}
+	return nil
+}
+
+// Close stops the server and removes all it has written. The server cannot be
+// started again.
+func (c *Consul) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.process.kill() // nobody will read the data
+	if c.closeIdle != nil {
+		c.closeIdle()
+	}
+	return c.folder.remove()
+}
+
+// Addr is the host and port of the HTTP API. It does not change when the server
+// is stopped and started.
+func (c *Consul) Addr() string { return localAddress(c.ports.http) }
+
+// Client returns a client of the server, the same on each call, that uses the
+// management token if there is one.
+func (c *Consul) Client() *api.Client { return c.client }
+
+// LogFile is where the server writes its log, until Close.
+func (c *Consul) LogFile() string { return c.file("consul.log") }
+
+// node is the server's name, unique among all that run on this machine.
+func (c *Consul) node() string { return filepath.Base(c.folder.path) }
+
+func (c *Consul) data() string { return c.file("data") }
+
+func (c *Consul) file(name string) string { return filepath.Join(c.folder.path, name) }

@@ -1,0 +1,244 @@
+package servers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/url"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+	"syscall"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// PostgresConfig says how a private PostgreSQL differs from the usual one. The
+// zero value is what most tests want.
+type PostgresConfig struct {
+	// Dir is where the server's own folder is made, /tmp when empty. When this
+	// program runs as root, others must be able to enter it, as the server
+	// runs as another user. The path must be short: PostgreSQL makes a unix
+	// socket below it, and those end at 107 characters.
+	Dir string
+
+	// Settings are those of postgresql.conf. They take precedence over the
+	// ones that the package chooses.
+	Settings map[string]string
+
+	// Durable makes commits wait for the disk, as they do by default in
+	// PostgreSQL itself. Without it they do not, and tests are quicker.
+	Durable bool
+}
+
+// Postgres is a private PostgreSQL server. Its methods may be called from
+// several goroutines, one of which then waits for the other.
+type Postgres struct {
+	config  PostgresConfig
+	bin     string
+	account *account
+	folder  *folder
+	data    string
+	port    int
+
+	mu      sync.Mutex
+	process *process // nil before the first start
+}
+
+// StopMode is how a PostgreSQL server treats its clients when it stops.
+type StopMode int
+
+const (
+	// Fast ends the connections, rolls their transactions back and shuts down
+	// in good order.
+	Fast StopMode = iota
+	// Immediate lets everything fall, and leaves recovery to the next start.
+	Immediate
+)
+
+func (m StopMode) signal() syscall.Signal {
+	if m == Immediate {
+		return syscall.SIGQUIT
+	}
+	return syscall.SIGINT
+}
+
+// StartPostgres makes a new PostgreSQL server and returns when it accepts
+// connections. Only the start obeys ctx: the server lives until Close.
+func StartPostgres(ctx context.Context, config PostgresConfig) (*Postgres, error) {
+	bin, err := findPostgres()
+	if err != nil {
+		return nil, err
+	}
+	account, err := unprivileged()
+	if err != nil {
+		return nil, err
+	}
+	folder, err := makeFolder(config.Dir, "postgres")
+	if err != nil {
+		return nil, err
+	}
+	p := &Postgres{config: config, bin: bin, account: account, folder: folder}
+	if err := p.create(ctx); err != nil {
+		return nil, errors.Join(err, p.Close())
+	}
+	return p, nil
+}
+
+// create makes the data folder and starts the server for the first time.
+func (p *Postgres) create(ctx context.Context) error {
+	ctx, cancel := startContext(ctx, "PostgreSQL")
+	defer cancel()
+	if err := p.initdb(ctx); err != nil {
+		return err
+	}
+	if _, err := p.folder.sub("socket", p.account); err != nil {
+		return fmt.Errorf("start PostgreSQL: %w", err)
+	}
+	return startOnFreePorts(ctx, 1, func(ports []int) error {
+		p.port = ports[0]
+		return p.Start(ctx)
+	})
+}
+
+func (p *Postgres) initdb(ctx context.Context) error {
+	var err error
+	if p.data, err = p.folder.sub("data", p.account); err != nil {
+		return fmt.Errorf("initdb: %w", err)
+	}
+	cmd := exec.CommandContext(ctx, filepath.Join(p.bin, "initdb"),
+		"--pgdata="+p.data, "--username=postgres", "--auth=trust",
+		"--encoding=UTF8", "--locale=C", "--no-sync")
+	cmd.Dir = p.folder.path
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: p.account.credential()}
+	if output, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("initdb in %s: %w (can the user that PostgreSQL runs as enter this folder?)\n%s", p.folder.path, err, output)
+	}
+	return nil
+}
+
+// Start starts the server again, on the port and with the data it had. It
+// returns when the server accepts connections. If the server runs, Start does
+// nothing.
+func (p *Postgres) Start(ctx context.Context) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.process.running() {
+		return nil
+	}
+	ctx, cancel := startContext(ctx, "PostgreSQL")
+	defer cancel()
+
+	cmd := exec.Command(filepath.Join(p.bin, "postgres"), p.arguments()...)
+	cmd.Dir = p.folder.path
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: p.account.credential()}
+	process, err := startProcess("PostgreSQL", cmd, p.LogFile(), syscall.SIGQUIT)
+	if err != nil {
+		return err
+	}
+	p.process = process
+	if err := process.await(ctx, p.ready); err != nil {
+		p.killAll()
+		return err
+	}
+	return nil
+}
+
+func (p *Postgres) arguments() []string {
+	settings := map[string]string{
+		"listen_addresses":        "127.0.0.1",
+		"port":                    strconv.Itoa(p.port),
+		"unix_socket_directories": filepath.Join(p.folder.path, "socket"),
+		// In the data folder, not in /dev/shm, where kill -9 would leave it.
+		"dynamic_shared_memory_type": "mmap",
+	}
+	if !p.config.Durable {
+		settings["fsync"] = "off"
+	}
+	maps.Copy(settings, p.config.Settings)
+
+	arguments := []string{"-D", p.data}
+	for _, name := range slices.Sorted(maps.Keys(settings)) {
+		arguments = append(arguments, "-c", name+"="+settings[name])
+	}
+	return arguments
+}
+
+// ready returns nil when this server, and not another one that was faster to
+// take the port, answers.
+func (p *Postgres) ready(ctx context.Context) error {
+	conn, err := pgx.Connect(ctx, p.DSN("postgres"))
+	if err != nil {
+		return err
+	}
+	defer conn.Close(ctx)
+	var data string
+	if err := conn.QueryRow(ctx, "SHOW data_directory").Scan(&data); err != nil {
+		return err
+	}
+	if data != p.data {
+		return fmt.Errorf("another PostgreSQL, with its data in %s, has port %d", data, p.port)
+	}
+	return nil
+}
+
+// Stop ends the server and keeps its data. If the server does not run, Stop
+// does nothing.
+func (p *Postgres) Stop(mode StopMode) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.process.stop(mode.signal())
+}
+
+// Kill ends the server and all its children with kill -9, and returns when they
+// are gone. Their clients find their connections closed.
+func (p *Postgres) Kill() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.killAll()
+}
+
+func (p *Postgres) killAll() {
+	if p.process.running() {
+		killChildren(p.process.cmd.Process)
+		p.process.kill()
+	}
+}
+
+// Restart is a Stop and a Start.
+func (p *Postgres) Restart(ctx context.Context, mode StopMode) error {
+	if err := p.Stop(mode); err != nil {
+		return err
+	}
+	return p.Start(ctx)
+}
+
+// Close stops the server and removes all it has written. The server cannot be
+// started again.
+func (p *Postgres) Close() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	// Nobody will read the data, so it needs no orderly shutdown.
+	err := p.process.stop(Immediate.signal())
+	removeSharedMemory(p.data, p.account)
+	return errors.Join(err, p.folder.remove())
+}
+
+// DSN is the address of a database for the superuser. It does not change when
+// the server is stopped and started. The database postgres always exists.
+func (p *Postgres) DSN(database string) string {
+	dsn := url.URL{
+		Scheme:   "postgres",
+		User:     url.User("postgres"),
+		Host:     localAddress(p.port),
+		Path:     "/" + database,
+		RawQuery: "sslmode=disable",
+	}
+	return dsn.String()
+}
+
+// LogFile is where the server writes its log, until Close.
+func (p *Postgres) LogFile() string { return filepath.Join(p.folder.path, "postgres.log") }

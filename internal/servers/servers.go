@@ -1,0 +1,59 @@
+// Package servers runs a private PostgreSQL and a private Consul: real servers,
+// for tests and for trying things out on one machine.
+//
+// Every server listens on 127.0.0.1 only, on ports nobody else was using, and
+// keeps its data in a folder of its own. Stop, Kill and Start again on the same
+// ports and the same data are how tests take a service away and give it back.
+// The servers do not share the terminal's process group, so Ctrl-C reaches the
+// program that started them and not the servers.
+//
+// What is promised about the end: Close stops the server and removes its folder.
+// When the program dies without Close, even by kill -9, the kernel takes its
+// servers down too, and the next program that starts a server removes the
+// folder that was left.
+//
+// What is not promised is anything that a production server needs. There are no
+// passwords: whoever can log in to this machine can use the servers. Unless
+// asked otherwise, PostgreSQL leaves syncing to the kernel: it survives its own
+// death by kill -9 but not that of the machine.
+//
+// The servers must be installed; scripts/postgres.sh and scripts/consul.sh see
+// to that. Linux only.
+package servers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+const (
+	startTimeout = 60 * time.Second // a server that takes longer is broken
+	stopTimeout  = 20 * time.Second // a server that takes longer is killed
+	startTries   = 5                // as ports may be taken between choosing and binding
+)
+
+// startOnFreePorts chooses n ports and calls start with them, and does so again
+// with other ports when somebody was faster at taking one.
+func startOnFreePorts(ctx context.Context, n int, start func(ports []int) error) error {
+	for try := 1; ; try++ {
+		ports, err := freePorts(n)
+		if err != nil {
+			return err
+		}
+		err = start(ports)
+		if err == nil || try == startTries || ctx.Err() != nil {
+			return err
+		}
+		if exit, ok := errors.AsType[*exitError](err); !ok || !exit.portTaken() {
+			return err
+		}
+	}
+}
+
+// startContext bounds how long a start may take.
+func startContext(ctx context.Context, what string) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, startTimeout,
+		fmt.Errorf("%s was not ready within %v", what, startTimeout))
+}

@@ -1,0 +1,92 @@
+package testenv
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"onejob/internal/servers"
+)
+
+const cleanupTimeout = 15 * time.Second
+
+// DB is an empty database that belongs to one test.
+type DB struct {
+	Name string
+	DSN  string // for the superuser
+}
+
+// Postgres makes a database for the test on the shared server. It is dropped
+// when the test ends, whoever is still connected to it.
+func Postgres(t testing.TB) *DB {
+	t.Helper()
+	return newDB(t, sharedPostgres.get(t))
+}
+
+// OwnPostgres starts a server for this test alone, which may stop it, and makes
+// a database on it. Both are gone when the test ends.
+func OwnPostgres(t testing.TB) (*servers.Postgres, *DB) {
+	t.Helper()
+	server, err := servers.StartPostgres(t.Context(), servers.PostgresConfig{})
+	if err != nil {
+		t.Fatalf("testenv: %v", err)
+	}
+	closeAtEnd(t, server)
+	db := &DB{Name: "test", DSN: server.DSN("test")}
+	if err := execute(t.Context(), server, "CREATE DATABASE test TEMPLATE template0"); err != nil {
+		t.Fatalf("testenv: create database %s: %v", db.Name, err)
+	}
+	return server, db
+}
+
+func newDB(t testing.TB, server *servers.Postgres) *DB {
+	t.Helper()
+	name := "test_" + random()
+	if err := execute(t.Context(), server, "CREATE DATABASE "+name+" TEMPLATE template0"); err != nil {
+		t.Fatalf("testenv: create database %s: %v", name, err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
+		defer cancel()
+		if err := execute(ctx, server, "DROP DATABASE "+name+" WITH (FORCE)"); err != nil {
+			t.Errorf("testenv: drop database %s: %v", name, err)
+		}
+	})
+	return &DB{Name: name, DSN: server.DSN(name)}
+}
+
+func execute(ctx context.Context, server *servers.Postgres, statement string) error {
+	conn, err := pgx.Connect(ctx, server.DSN("postgres"))
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	_, err = conn.Exec(ctx, statement)
+	return err
+}
+
+// Pool opens a pool of connections to the database. It is closed when the test
+// ends; a connection that has not been given back by then fails the test.
+func (db *DB) Pool(t testing.TB) *pgxpool.Pool {
+	t.Helper()
+	pool, err := pgxpool.New(t.Context(), db.DSN)
+	if err != nil {
+		t.Fatalf("testenv: open pool: %v", err)
+	}
+	t.Cleanup(func() {
+		closed := make(chan struct{})
+		go func() {
+			defer close(closed)
+			pool.Close() // waits for every connection
+		}()
+		select {
+		case <-closed:
+		case <-time.After(cleanupTimeout):
+			t.Errorf("testenv: the test kept %d connections of its pool", pool.Stat().AcquiredConns())
+		}
+	})
+	return pool
+}
