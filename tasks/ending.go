@@ -1,0 +1,59 @@
+package tasks
+
+import (
+	"encoding/json"
+	"time"
+)
+
+// Outcome says how one attempt ended, as its row in onejob.attempts tells it.
+type Outcome string
+
+// The outcomes.
+const (
+	Succeeded Outcome = "succeeded"
+	Failed    Outcome = "failed"
+	TimedOut  Outcome = "timeout"
+	LeaseLost Outcome = "lease_lost" // stopped, because exclusion could no longer be promised
+	Crashed   Outcome = "crashed"    // the replica's session ended; written by who takes over
+	Cancelled Outcome = "cancelled"
+	Shutdown  Outcome = "shutdown" // stopped by a replica that went away in good order
+	Refused   Outcome = "refused"  // it ended, but its fence was superseded and nothing else noted it
+)
+
+// Status says where a task stands.
+type Status string
+
+// The states that an ending can lead to; [StatusRunning] is the one between.
+const (
+	StatusPending   Status = "pending"
+	StatusRunning   Status = "running"
+	StatusSucceeded Status = "succeeded"
+	StatusFailed    Status = "failed"
+	StatusCancelled Status = "cancelled"
+)
+
+// An Ending is how an attempt ended, and what becomes of its task.
+type Ending struct {
+	ID      int64
+	Fence   int64
+	Outcome Outcome
+	Next    Status
+
+	// Delay is how long a task that goes back to pending waits at least.
+	Delay time.Duration
+
+	// GiveBack says that the attempt does not count: it ended for a reason
+	// that is not the task's.
+	GiveBack bool
+
+	Error    string
+	ExitCode *int // of an exec task's process that ended by itself
+	Result   json.RawMessage
+	Output   string
+}
+
+// SpoiltError is returned by a store that has made an ending durable, but not as
+// it was given: the result could not be kept, so the task has failed.
+type SpoiltError struct{ Written Ending }
+
+func (e *SpoiltError) Error() string { return e.Written.Error }

@@ -1,0 +1,337 @@
+package tasks
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"onejob/internal/boottime"
+	"onejob/internal/guard"
+)
+
+const (
+	// DefaultGrace is the time between SIGTERM and SIGKILL.
+	DefaultGrace = 5 * time.Second
+
+	defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+)
+
+// ErrLeaseEnded is in the error of an exec task that was not started, or was
+// stopped, because the lease ran out. The attempt's context may not have
+// ended yet: the guard of the process goes by the lease alone.
+var ErrLeaseEnded = errors.New("the lease ran out")
+
+// Exec is the kind that runs the commands of its configuration as processes.
+// A payload chooses one by name:
+//
+//	{"command": "backup", "args": ["nightly"], "anything": "else"}
+//
+// Whoever can write rows can choose among the commands, and add arguments to
+// those that allow it, but cannot run anything else: no shell is involved.
+//
+// The command reads the whole payload from stdin. What it writes to stdout and
+// stderr is kept as the attempt's output. Exit code 0 is success; every other
+// is an [*ExitError]. Its environment is what is configured and
+//
+//	PATH              if it is not configured: /usr/local/sbin and so on
+//	ONEJOB_TASK_ID    the task's id
+//	ONEJOB_ATTEMPT    which attempt this is, from 1
+//	ONEJOB_FENCE      rises with every claim of the lock key; give it to
+//	                  whatever can refuse a lower one
+//	ONEJOB_LOCK_KEY   what no other task is working on meanwhile
+//	ONEJOB_REPLICA    the replica that runs it
+//	ONEJOB_DEADLINE   when the timeout ends, by this machine's wall clock, such
+//	                  as 2006-01-02T15:04:05.123456789Z; empty without a timeout
+//	ONEJOB_GUARD      a mark by which leftovers are found; leave it alone
+//
+// When the attempt must end, and when the lease runs out, the command and all
+// that it started get SIGTERM and, after the grace, SIGKILL; the grace never
+// reaches past the lease. This holds if the replica is killed or frozen, too.
+// When the command exits, what it left running is killed: nothing may work on
+// after the lock is gone.
+type Exec struct {
+	Commands map[string]Command
+}
+
+// Command is a program that payloads may choose.
+type Command struct {
+	Path             string            `koanf:"path"`       // absolute; never given to a shell
+	Args             []string          `koanf:"args"`       // come before those of the payload
+	AllowArgs        bool              `koanf:"allow_args"` // whether a payload may have any
+	Env              map[string]string `koanf:"env"`        // nothing else is inherited
+	Dir              string            `koanf:"dir"`        // absolute; the replica's own if empty
+	Timeout          time.Duration     `koanf:"timeout"`    // of an attempt, besides the task's; zero means none
+	Grace            time.Duration     `koanf:"grace"`      // zero means DefaultGrace
+	NoRetryExitCodes []int             `koanf:"no_retry_exit_codes"`
+	OutputLimit      int               `koanf:"output_limit"` // bytes; zero means the attempt's own
+}
+
+var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+
+// Validate returns all that is wrong with the commands, as seen by this user
+// on this machine, or nil.
+func (e Exec) Validate() error {
+	var all []error
+	for _, name := range slices.Sorted(maps.Keys(e.Commands)) {
+		if name == "" {
+			all = append(all, errors.New("a command has an empty name"))
+		}
+		for _, err := range e.Commands[name].problems() {
+			all = append(all, fmt.Errorf("command %q: %w", name, err))
+		}
+	}
+	return errors.Join(all...)
+}
+
+func (c Command) problems() []error {
+	var all []error
+	add := func(format string, args ...any) { all = append(all, fmt.Errorf(format, args...)) }
+
+	if c.Path == "" {
+		add("path is missing")
+	} else if !filepath.IsAbs(c.Path) {
+		add("path %q is not absolute", c.Path)
+	} else if info, err := os.Stat(c.Path); err != nil {
+		add("path: %w", err)
+	} else if !info.Mode().IsRegular() {
+		add("path %q is not a file", c.Path)
+	} else if err := unix.Access(c.Path, unix.X_OK); err != nil {
+		add("path %q is not executable by this user: %w", c.Path, err)
+	}
+	if c.Dir != "" {
+		if !filepath.IsAbs(c.Dir) {
+			add("dir %q is not absolute", c.Dir)
+		} else if info, err := os.Stat(c.Dir); err != nil {
+			add("dir: %w", err)
+		} else if !info.IsDir() {
+			add("dir %q is not a directory", c.Dir)
+		}
+	}
+	for _, arg := range c.Args {
+		if strings.Contains(arg, "\x00") {
+			add("args: %q contains a NUL byte", arg)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Env)) {
+		if !envName.MatchString(name) {
+			add("env: %q is no name for a variable; use letters, digits and _", name)
+		} else if strings.HasPrefix(name, "ONEJOB_") {
+			add("env: %s: names that begin with ONEJOB_ are set by onejob", name)
+		}
+		if strings.Contains(c.Env[name], "\x00") {
+			add("env: the value of %s contains a NUL byte", name)
+		}
+	}
+	if c.Timeout < 0 {
+		add("timeout %s is negative", c.Timeout)
+	}
+	if c.Grace < 0 {
+		add("grace %s is negative", c.Grace)
+	}
+	if c.OutputLimit < 0 {
+		add("output_limit %d is negative", c.OutputLimit)
+	}
+	for _, code := range c.NoRetryExitCodes {
+		if code < 1 || code > 255 {
+			add("no_retry_exit_codes: %d is not between 1 and 255", code)
+		}
+	}
+	return all
+}
+
+// Check refuses payloads that choose no command that is configured here, or
+// arguments that it does not allow.
+func (e Exec) Check(payload json.RawMessage) error {
+	_, _, err := e.choose(payload)
+	return err
+}
+
+// choose returns the name of the command that a payload is for, and the
+// payload's arguments.
+func (e Exec) choose(payload json.RawMessage) (name string, args []string, err error) {
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(payload, &fields); err != nil || fields == nil {
+		return "", nil, errors.New(`payload: not an object such as {"command": "backup"}`)
+	}
+	raw, ok := fields["command"]
+	if !ok {
+		return "", nil, fmt.Errorf("payload: it names no command; %s", e.known())
+	}
+	var chosen *string
+	if err := json.Unmarshal(raw, &chosen); err != nil || chosen == nil {
+		return "", nil, fmt.Errorf("payload: command is %s instead of a string; %s", raw, e.known())
+	}
+	command, ok := e.Commands[*chosen]
+	if !ok {
+		return "", nil, fmt.Errorf("payload: there is no command %q; %s", *chosen, e.known())
+	}
+	var given []*string
+	if raw, ok := fields["args"]; ok {
+		if err := json.Unmarshal(raw, &given); err != nil {
+			return "", nil, errors.New("payload: args is not an array of strings")
+		}
+	}
+	if len(given) > 0 && !command.AllowArgs {
+		return "", nil, fmt.Errorf("payload: command %q takes no args; its allow_args is not set", *chosen)
+	}
+	for i, arg := range given {
+		if arg == nil {
+			return "", nil, fmt.Errorf("payload: args[%d] is null instead of a string", i)
+		}
+		if strings.Contains(*arg, "\x00") {
+			return "", nil, fmt.Errorf("payload: args[%d] contains a NUL character, which no process can be given", i)
+		}
+		args = append(args, *arg)
+	}
+	return *chosen, args, nil
+}
+
+func (e Exec) known() string {
+	if len(e.Commands) == 0 {
+		return "none are configured"
+	}
+	return "configured are: " + strings.Join(slices.Sorted(maps.Keys(e.Commands)), ", ")
+}
+
+// Run runs the command that the payload chooses and returns when neither it
+// nor anything that it started is left. If ctx has ended, the error wraps its
+// cause, unless the command had succeeded before.
+func (e Exec) Run(ctx context.Context, a *Attempt) (Result, error) {
+	name, args, err := e.choose(a.Payload)
+	if err != nil {
+		return Result{}, Permanent(err)
+	}
+	c := e.Commands[name]
+	if c.Grace == 0 {
+		c.Grace = DefaultGrace
+	}
+	if c.Timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, c.Timeout, ErrTimeout)
+		defer cancel()
+	}
+	if ctx.Err() != nil {
+		return Result{}, fmt.Errorf("command %q was not started: %w", name, context.Cause(ctx))
+	}
+	a.Output.Limit(c.OutputLimit)
+
+	lease := a.Deadline()
+	p, err := guard.Start(guard.Spec{
+		Path:     c.Path,
+		Args:     slices.Concat(c.Args, args),
+		Env:      c.environment(ctx, a),
+		Dir:      c.Dir,
+		Stdin:    a.Payload,
+		Output:   a.Output,
+		Grace:    c.Grace,
+		Deadline: lease,
+	})
+	if errors.Is(err, guard.ErrExpired) {
+		return Result{}, withCause(ctx, fmt.Errorf("command %q was not started: %w", name, ErrLeaseEnded))
+	} else if err != nil {
+		return Result{}, withCause(ctx, fmt.Errorf("command %q: %w", name, err))
+	}
+	accompany(ctx, p, lease, a.Deadline)
+	exit, err := p.Wait()
+	if err != nil {
+		return Result{}, withCause(ctx, fmt.Errorf("command %q: %w", name, err))
+	}
+	if exit.Reason == guard.Exited && exit.Code == 0 {
+		return Result{Value: json.RawMessage(`{"exit_code":0}`)}, nil
+	}
+	return Result{}, withCause(ctx, c.failure(name, exit))
+}
+
+// accompany tells p where the lease ends, and to stop when ctx ends, until p
+// is done.
+func accompany(ctx context.Context, p *guard.Process, lease boottime.Instant, deadline func() boottime.Instant) {
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	ended := ctx.Done()
+	for {
+		select {
+		case <-p.Done():
+			return
+		case <-ended:
+			p.Stop()
+			ended = nil
+		case <-tick.C:
+			if now := deadline(); now != lease {
+				lease = now
+				p.Extend(lease)
+			}
+		}
+	}
+}
+
+// failure describes an exit that is no success.
+func (c Command) failure(name string, exit guard.Exit) error {
+	message := fmt.Sprintf("command %q exited with code %d", name, exit.Code)
+	if exit.Signal != 0 {
+		message = fmt.Sprintf("command %q was ended by signal %d (%s)", name, int(exit.Signal), unix.SignalName(exit.Signal))
+	}
+	err := error(NewExitError(exit.Code, message))
+	switch exit.Reason {
+	case guard.Stopped:
+		return fmt.Errorf("stopped: %w", err)
+	case guard.LeaseEnded:
+		return fmt.Errorf("%w: %w", ErrLeaseEnded, err)
+	}
+	if slices.Contains(c.NoRetryExitCodes, exit.Code) {
+		return Permanent(err)
+	}
+	return err
+}
+
+// withCause puts the cause with which ctx ended, if it did, in front of err.
+func withCause(ctx context.Context, err error) error {
+	if ctx.Err() == nil {
+		return err
+	}
+	return fmt.Errorf("%w: %w", context.Cause(ctx), err)
+}
+
+// environment returns all variables of the command but the guard's.
+func (c Command) environment(ctx context.Context, a *Attempt) []string {
+	env := map[string]string{"PATH": defaultPath}
+	maps.Copy(env, c.Env)
+	maps.Copy(env, map[string]string{
+		"ONEJOB_TASK_ID":  strconv.FormatInt(a.ID, 10),
+		"ONEJOB_ATTEMPT":  strconv.Itoa(a.Attempt),
+		"ONEJOB_FENCE":    strconv.FormatInt(a.Fence, 10),
+		"ONEJOB_LOCK_KEY": a.LockKey,
+		"ONEJOB_REPLICA":  a.Replica,
+		"ONEJOB_DEADLINE": "",
+	})
+	if end, ok := timeoutEnd(ctx, a); ok {
+		env["ONEJOB_DEADLINE"] = end.UTC().Format(time.RFC3339Nano)
+	}
+	list := make([]string, 0, len(env))
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		list = append(list, name+"="+env[name])
+	}
+	return list
+}
+
+// timeoutEnd returns when the first of the timeouts ends: the command's, which
+// is in ctx already, and the task's, which may not be.
+func timeoutEnd(ctx context.Context, a *Attempt) (end time.Time, ok bool) {
+	end, ok = ctx.Deadline()
+	if a.Timeout > 0 {
+		if own := time.Now().Add(a.Timeout); !ok || own.Before(end) {
+			return own, true
+		}
+	}
+	return end, ok
+}

@@ -1,0 +1,102 @@
+package tasks
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"unicode/utf8"
+)
+
+// DefaultOutputLimit is how much of an attempt's output is kept, in bytes,
+// half of it from the beginning and half from the end.
+const DefaultOutputLimit = 16 << 10
+
+// Output keeps the beginning and the end of what is written to it and counts
+// the rest, so that a chatty task costs a fixed amount of memory. Its methods
+// may be called by several goroutines at once.
+type Output struct {
+	mu    sync.Mutex
+	limit int // of head and of tail, each
+	head  []byte
+	tail  []byte // a ring once it is full
+	next  int    // where the ring's next byte goes
+	total int64
+}
+
+// NewOutput returns an Output that keeps at most limit bytes. A limit of zero
+// means DefaultOutputLimit.
+func NewOutput(limit int) *Output {
+	if limit <= 0 {
+		limit = DefaultOutputLimit
+	}
+	return &Output{limit: (limit + 1) / 2}
+}
+
+// Limit changes how many bytes are kept; it must come before the first write.
+func (o *Output) Limit(limit int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.total == 0 && limit > 0 {
+		o.limit = (limit + 1) / 2
+	}
+}
+
+// Write never fails.
+func (o *Output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	n := len(p)
+	o.total += int64(n)
+	if room := o.limit - len(o.head); room > 0 {
+		k := min(room, len(p))
+		o.head = append(o.head, p[:k]...)
+		p = p[k:]
+	}
+	if len(p) > o.limit {
+		p = p[len(p)-o.limit:]
+	}
+	if room := o.limit - len(o.tail); room > 0 && len(p) > 0 {
+		k := min(room, len(p))
+		o.tail = append(o.tail, p[:k]...)
+		p = p[k:]
+	}
+	for len(p) > 0 {
+		k := copy(o.tail[o.next:], p)
+		o.next = (o.next + k) % o.limit
+		p = p[k:]
+	}
+	return n, nil
+}
+
+// String returns what was kept as text that Postgres accepts: a NUL byte, or a
+// byte that is not UTF-8, is written as \x and two digits. Where something was
+// left out, a line in the middle says how many bytes.
+func (o *Output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	tail := append(append([]byte(nil), o.tail[o.next:]...), o.tail[:o.next]...)
+	left := o.total - int64(len(o.head)) - int64(len(tail))
+	if left == 0 {
+		return Text(string(o.head) + string(tail))
+	}
+	return fmt.Sprintf("%s\n... %d bytes left out ...\n%s", Text(string(o.head)), left, Text(string(tail)))
+}
+
+// Text returns s as text that Postgres accepts: a NUL byte, or a byte that is
+// not UTF-8, is written as \x and two digits. Other text is returned as it is.
+func Text(s string) string {
+	if utf8.ValidString(s) && !strings.Contains(s, "\x00") {
+		return s
+	}
+	var b strings.Builder
+	for i := 0; i < len(s); {
+		r, n := utf8.DecodeRuneInString(s[i:])
+		if r == 0 || (r == utf8.RuneError && n == 1) {
+			fmt.Fprintf(&b, `\x%02x`, s[i])
+		} else {
+			b.WriteString(s[i : i+n])
+		}
+		i += n
+	}
+	return b.String()
+}

@@ -1,0 +1,98 @@
+// Package tasks says what a task is and how its kinds run it.
+//
+// A [Task] is a claimed row of onejob.tasks. A [Kind] runs tasks of one name:
+// [Exec], [HTTP], [SQL] and [Noop] are here, and [Handle] makes a kind of a
+// typed Go function. A kind is handed an [Attempt], one try at one task, under
+// a context that ends with the lease, the timeout, a cancel or a shutdown. It
+// must return soon after the context has ended: the lock on the task is held
+// until it does, or until Consul gives the lock away.
+//
+// The package does not know where tasks come from or where outcomes go.
+package tasks
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"onejob/internal/boottime"
+)
+
+// Task is one row of onejob.tasks, as it was when this replica claimed it.
+type Task struct {
+	ID          int64
+	Kind        string
+	Payload     json.RawMessage
+	Queue       string
+	Priority    int16
+	LockKey     string        // what must not overlap; the row's lock_key, or its id
+	Attempt     int           // counts from 1
+	MaxAttempts int           // attempts after which a failure is final
+	Crashes     int           // how many replicas died while they worked on it
+	Timeout     time.Duration // of one attempt; zero means none
+	Fence       int64         // rises with every claim of the lock key
+	Session     string        // the session that claimed it
+	Replica     string        // the replica that claimed it
+	CreatedAt   time.Time     // by Postgres' clock
+}
+
+// IdempotencyKey names the task towards the outside. It is the same for every
+// attempt, and differs between tasks even when a table is emptied and its
+// identities start again.
+func (t *Task) IdempotencyKey() string {
+	return fmt.Sprintf("onejob-%d-%x", t.ID, t.CreatedAt.UnixMicro())
+}
+
+// An Attempt is one try at one task.
+type Attempt struct {
+	Task
+
+	// Deadline returns the moment at which the lease runs out, as far as is
+	// known now; each heartbeat moves it. Never nil.
+	Deadline func() boottime.Instant
+
+	// Output keeps the head and the tail of what is written to it, for the
+	// attempt's row. Never nil.
+	Output *Output
+}
+
+// Result is what a successful attempt leaves behind.
+type Result struct {
+	// Value is kept in the row's result column; nil leaves it null.
+	Value json.RawMessage
+
+	// Committed says that the success is already durable in Postgres, under
+	// the fence: the kind wrote it in the transaction of its effect.
+	Committed bool
+}
+
+// A Kind runs the tasks of one name. Its methods are called by many goroutines
+// at once.
+type Kind interface {
+	// Check returns an error if the payload can never be run, for a reason
+	// that a person can act on. The task then fails without another attempt.
+	Check(payload json.RawMessage) error
+
+	// Run works on a task whose payload passed Check, and returns when nothing
+	// of that work goes on any more. An error fails the attempt; see
+	// [Permanent] and [RetryAfter] for what happens next.
+	Run(ctx context.Context, a *Attempt) (Result, error)
+}
+
+// Kinds holds what a replica can run, by the name that rows give in kind.
+type Kinds map[string]Kind
+
+// Names returns the names in kinds, sorted.
+func (k Kinds) Names() []string { return slices.Sorted(maps.Keys(k)) }
+
+// Noop is a kind that does nothing, successfully. It accepts every payload.
+type Noop struct{}
+
+// Check accepts every payload.
+func (Noop) Check(json.RawMessage) error { return nil }
+
+// Run returns at once.
+func (Noop) Run(context.Context, *Attempt) (Result, error) { return Result{}, nil }
