@@ -1,0 +1,312 @@
+package store_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"onejob/tasks"
+)
+
+func TestClaimOrder(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	due := func(minutes int) string { return fmt.Sprintf("run_at=now() - interval '%d min'", minutes) }
+	late := b.insert("priority=-5", due(60))
+	second := b.insert("kind='other'", due(30))
+	third := b.insert(due(20))
+	first := b.insert("priority=5", due(1))
+	fourth := b.insert("lock_key='k'", due(10))
+	b.insert("lock_key='k'", due(5))                           // behind the fourth
+	b.insert("priority=9", "kind='mystery'", due(90))          // nobody knows it
+	b.insert("priority=9", "run_at=now() + interval '1 hour'") // far away
+
+	equal(t, "the order", ids(b.claimMax(2)), first+" "+second)
+	equal(t, "the order", ids(b.claimMax(9)), strings.Join([]string{third, fourth, late}, " "))
+	equal(t, "what is left", ids(b.claimMax(9)), "")
+
+	kinds, err := b.UnknownKinds(t.Context(), []string{"noop", "other"})
+	equal(t, "the unknown kinds", fmt.Sprint(kinds, err), "[mystery] <nil>")
+}
+
+func TestClaimTellsAllAboutATask(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.insert(`payload='{"a": 1}'`, "queue='q'", "priority=3", "lock_key='k'", "max_attempts=7", "timeout='1500 ms'", "crashes=1")
+	got := *b.claimMax(1)[0]
+	equal(t, "the task", fmt.Sprint(got.Kind, string(got.Payload), got.Queue, got.Priority, got.LockKey, got.Attempt, got.MaxAttempts, got.Timeout, got.Crashes, got.Session == b.session, got.Replica),
+		fmt.Sprint("noop", `{"a": 1}`, "q", 3, "k", 1, 7, 1500*time.Millisecond, 1, true, "one"))
+	equal(t, "the row", b.row(&got, "status, attempt, fence, session, replica, started_at IS NOT NULL"), fmt.Sprint("running 1 ", got.Fence, " ", b.session, " one t"))
+	held, err := b.Held(t.Context(), b.session)
+	if err != nil || len(held) != 1 || held[0].ID != got.ID || held[0].Fence != got.Fence || held[0].LockKey != "k" {
+		t.Errorf("held: %+v, %v", held, err)
+	}
+}
+
+func TestClaimServesItsQueues(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.insert("queue='a'")
+	want := b.insert("queue='b'")
+	list, err := b.Claim(t.Context(), tasks.Claim{Session: b.session, Replica: "one", Kinds: []string{"noop"}, Queues: []string{"b", "c"}, Max: 9})
+	if err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "what was claimed", ids(list), want)
+}
+
+// Whether a task is due is for Postgres' clock alone to say, and a session's time
+// zone changes nothing.
+func TestDueByPostgresClock(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.sql(`ALTER DATABASE ` + b.one(`SELECT current_database()`) + ` SET TimeZone = 'Pacific/Kiritimati'`)
+	b.Pool().Reset()
+	b.insert("run_at=clock_timestamp() + interval '1 hour'")
+	equal(t, "before it is due", ids(b.claimMax(1)), "")
+	id := b.insert("run_at=now()") // due in the instant of its INSERT
+	equal(t, "when it is due", ids(b.claimMax(1)), id)
+}
+
+func TestClaimSkipsWhatOthersHaveLocked(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	locked := b.insert()
+	want := b.insert()
+	tx, err := b.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(t.Context())
+	if _, err := tx.Exec(t.Context(), `SELECT FROM onejob.tasks WHERE id = $1::text::bigint FOR UPDATE`, locked); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "what was claimed", ids(b.claimMax(9)), want)
+}
+
+func TestConcurrentClaimersTakeEachTaskOnce(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	const total = 3000
+	b.sql(`INSERT INTO onejob.tasks (kind, priority) SELECT 'noop', i % 3 FROM generate_series(1, $1) i`, total)
+	var mu sync.Mutex
+	var all []int64
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for {
+				mu.Lock()
+				done := len(all) == total
+				mu.Unlock()
+				if done {
+					return
+				}
+				list, err := b.Claim(t.Context(), tasks.Claim{Session: uuid.NewString(), Replica: "r", Kinds: []string{"noop"}, Max: 50})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				mu.Lock()
+				for _, task := range list {
+					all = append(all, task.ID)
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	slices.Sort(all)
+	equal(t, "the number of different tasks", len(slices.Compact(all)), total)
+	equal(t, "the highest attempt", b.one(`SELECT max(attempt) FROM onejob.tasks`), "1")
+}
+
+func TestSharedLockKeysUnderSixteenClaimers(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	const total, keys = 2000, 7
+	b.sql(`INSERT INTO onejob.tasks (kind, lock_key, priority) SELECT 'noop', 'key ' || i % $2, i % 2 FROM generate_series(1, $1) i`, total, keys)
+	var mu sync.Mutex
+	running := map[string]int64{} // lock key to fence
+	highest := map[string]int64{}
+	done := 0
+	var wg sync.WaitGroup
+	for range 16 {
+		wg.Go(func() {
+			for !t.Failed() {
+				mu.Lock()
+				finished := done == total
+				mu.Unlock()
+				if finished {
+					return
+				}
+				list, err := b.Claim(t.Context(), tasks.Claim{Session: uuid.NewString(), Replica: "r", Kinds: []string{"noop"}, Max: 5})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				mu.Lock()
+				for _, task := range list {
+					if running[task.LockKey] != 0 {
+						t.Errorf("%s is claimed twice: %d and %d", task.LockKey, running[task.LockKey], task.Fence)
+					}
+					if task.Fence <= highest[task.LockKey] {
+						t.Errorf("the fence of %s fell from %d to %d", task.LockKey, highest[task.LockKey], task.Fence)
+					}
+					running[task.LockKey], highest[task.LockKey] = task.Fence, task.Fence
+				}
+				mu.Unlock()
+				for _, task := range list {
+					mu.Lock()
+					delete(running, task.LockKey)
+					done++
+					mu.Unlock()
+					if err := b.Complete(t.Context(), succeeded(task)); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
+	equal(t, "the number of successes", b.one(`SELECT count(*) FROM onejob.tasks WHERE status = 'succeeded'`), fmt.Sprint(total))
+	equal(t, "the number of overlaps", b.one(`SELECT count(*) FROM onejob.overlaps`), "0")
+}
+
+// A task's own key is its id, and somebody may use the same number as a lock_key.
+func TestALockKeyThatIsAnotherTasksID(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	plain := b.insert("run_at=now() + interval '1 hour'")
+	holder := b.claimed("lock_key='" + plain + "'")
+	b.sql(`UPDATE onejob.tasks SET run_at = now() WHERE id = $1::text::bigint`, plain)
+	want := b.insert()
+	equal(t, "what was claimed beside the holder", ids(b.claimMax(9)), want)
+	if err := b.Complete(t.Context(), succeeded(holder)); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "what was claimed after it", ids(b.claimMax(9)), plain)
+	b.insert("lock_key='" + plain + "'")
+	equal(t, "what was claimed beside the plain one", ids(b.claimMax(9)), "")
+}
+
+// The reservation of a lock key must look at what is running now, not at what was
+// when the claim began: here the holder commits after the claim's snapshot.
+func TestALockKeyIsSeenBusyThatBecameSoDuringTheClaim(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.insert("lock_key='k'")
+	b.insert("lock_key='k'")
+	tx, err := b.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(t.Context())
+	// A cursor has its snapshot from here on, and reserves when it is fetched from.
+	if _, err := tx.Exec(t.Context(), `DECLARE late CURSOR FOR SELECT onejob.reserve_lock_key(lock_key) FROM onejob.tasks WHERE status = 'pending' LIMIT 1`); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "the number claimed meanwhile", len(b.claimMax(1)), 1)
+	var free bool
+	if err := tx.QueryRow(t.Context(), `FETCH late`).Scan(&free); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "whether the key is free", free, false)
+
+	// And who has reserved it has it until its transaction ends.
+	b.insert("lock_key='other'")
+	if err := tx.QueryRow(t.Context(), `SELECT onejob.reserve_lock_key('other')`).Scan(&free); err != nil || !free {
+		t.Fatal(free, err)
+	}
+	equal(t, "the number claimed of a reserved key", len(b.claimMax(9)), 0)
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "the number claimed after it", len(b.claimMax(9)), 1)
+}
+
+// A lane that begins with more rows behind a busy key than a claim looks at.
+func TestRowsBehindABusyKeyHideNoOthers(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.claimed("lock_key='busy'", "run_at=now() - interval '1 day'")
+	b.sql(`INSERT INTO onejob.tasks (kind, run_at, lock_key) SELECT 'noop', now() - interval '1 hour', 'busy' FROM generate_series(1, 2000)`)
+	keyed := b.insert("lock_key='other'")
+	b.insert("lock_key='other'", "priority=-1")
+	b.insert("lock_key='later'", "run_at=now() + interval '1 hour'")
+	plain := b.insert()
+	equal(t, "what was claimed", ids(b.claimMax(4)), keyed+" "+plain)
+}
+
+func TestTakeOver(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name         string
+		columns      []string
+		cancel       bool
+		next, reason string
+	}{
+		{"Again", nil, false, "pending 1 1", "replica one died during attempt 1 of 5"},
+		{"AttemptsUsedUp", []string{"max_attempts=1"}, false, "failed 1 1", "replica one died during attempt 1 of 1"},
+		{"Quarantined", []string{"crashes=2"}, false, "failed 1 3", "quarantined: 3 replicas died while they worked on it"},
+		{"Cancelled", nil, true, "cancelled 1 1", "replica one died"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			task := b.claimed(test.columns...)
+			alive := *b
+			alive.session = uuid.NewString()
+			untouched := alive.claimed()
+			if test.cancel {
+				b.sql(`SELECT onejob.cancel($1)`, task.ID)
+			}
+			sessions, err := b.Sessions(t.Context(), alive.session)
+			equal(t, "the others' sessions", fmt.Sprint(sessions, err), fmt.Sprint([]string{b.session}, nil))
+
+			orphans, err := b.TakeOver(t.Context(), []string{b.session}, 3)
+			if err != nil || len(orphans) != 1 || orphans[0].ID != task.ID || orphans[0].Fence != task.Fence || orphans[0].Replica != "one" {
+				t.Fatalf("orphans %+v, %v", orphans, err)
+			}
+			equal(t, "the row", b.row(task, "status, attempt, crashes"), test.next)
+			if reason := b.row(task, "error"); !strings.Contains(reason, test.reason) {
+				t.Errorf("the error is %q, want %q", reason, test.reason)
+			}
+			equal(t, "the history", b.history(task), "crashed")
+			equal(t, "the row of the living", b.row(untouched, "status"), "running")
+			if again, err := b.TakeOver(t.Context(), []string{b.session}, 3); err != nil || len(again) != 0 {
+				t.Errorf("taken over again: %v, %v", again, err)
+			}
+
+			// The dead one comes back: nothing changes.
+			before := b.row(task, "t::text")
+			if err := b.Complete(t.Context(), succeeded(task)); err != tasks.ErrRefused {
+				t.Errorf("its ending was answered with %v", err)
+			}
+			equal(t, "the row", b.row(task, "t::text"), before)
+			equal(t, "the history", b.history(task), "crashed")
+		})
+	}
+}
+
+func TestTenReplicasTakeOverAtOnce(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.sql(`INSERT INTO onejob.tasks (kind) SELECT 'noop' FROM generate_series(1, 200)`)
+	b.claimMax(200)
+	var wg sync.WaitGroup
+	for range 10 {
+		wg.Go(func() {
+			if _, err := b.TakeOver(t.Context(), []string{b.session}, 3); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	equal(t, "crashes", b.one(`SELECT concat_ws(' ', min(crashes), max(crashes), count(*)) FROM onejob.tasks WHERE status = 'pending'`), "1 1 200")
+	equal(t, "the history", b.one(`SELECT count(*) FROM onejob.attempts WHERE outcome = 'crashed'`), "200")
+}

@@ -1,0 +1,368 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"onejob/tasks"
+)
+
+// ending is one caller's ending on its way through the group.
+type ending struct {
+	tasks.Ending
+	err error
+}
+
+// An errLocked ending was not written, because somebody else's transaction has
+// the row: a cancel, most often.
+var errLocked = errors.New("the row is locked by another transaction")
+
+// completeSQL writes endings, each only if its fence is the row's, and returns
+// the fences that it accepted.
+//
+// In a batch it skips rows that are locked. So it never waits with rows of its
+// own locked, nobody's long UPDATE holds up the others of the batch, and no
+// deadlock is possible, in whatever order other people lock.
+const (
+	completeSQL     = completeBegin + " SKIP LOCKED" + completeEnd
+	completeWaitSQL = completeBegin + completeEnd
+
+	completeBegin = `
+WITH given AS (
+    SELECT *
+      FROM unnest(@ids::bigint[], @fences::bigint[], @outcomes::text[], @nexts::text[], @delays::bigint[], @back::bool[],
+                  @errors::text[], @codes::int[], @results::text[], @outputs::text[])
+        AS g(id, fence, outcome, next, delay, back, error, code, result, output)
+), before AS (
+    SELECT id, fence, attempt, coalesce(lock_key, id::text) AS lock_key, replica, session, started_at
+      FROM onejob.tasks
+     WHERE id = ANY (@ids)
+       AND CASE WHEN status = 'running' THEN fence = ANY (@fences) END
+       FOR NO KEY UPDATE`
+
+	completeEnd = `
+), accepted AS (
+    UPDATE onejob.tasks t
+       SET status      = CASE WHEN g.next = 'pending' AND t.cancel_requested THEN 'cancelled' ELSE g.next END,
+           finished_at = CASE WHEN g.next <> 'pending' OR t.cancel_requested THEN statement_timestamp() END,
+           run_at      = CASE WHEN g.next = 'pending' AND g.delay > 0
+                              THEN statement_timestamp() + g.delay * interval '1 microsecond' ELSE t.run_at END,
+           attempt     = CASE WHEN g.back THEN greatest(t.attempt - 1, 0) ELSE t.attempt END,
+           error       = nullif(g.error, ''),
+           result      = g.result::jsonb,
+           session     = NULL,
+           replica     = NULL
+      FROM given g
+      JOIN before b ON b.id = g.id AND b.fence = g.fence
+     WHERE t.id = g.id
+       AND t.id = ANY (ARRAY(SELECT id FROM before))
+ RETURNING t.fence
+), history AS (
+    INSERT INTO onejob.attempts (fence, task_id, attempt, lock_key, replica, session, started_at, finished_at, outcome, error, exit_code, output)
+    SELECT b.fence, b.id, b.attempt, b.lock_key, b.replica, b.session, b.started_at, statement_timestamp(),
+           g.outcome, nullif(g.error, ''), g.code, nullif(g.output, '')
+      FROM before b
+      JOIN given g ON g.id = b.id AND g.fence = b.fence
+        ON CONFLICT (fence) DO NOTHING
+)
+SELECT fence FROM accepted`
+)
+
+// settleSQL says what to think of the endings that completeSQL did not accept.
+// It is a statement of its own because it needs a snapshot of its own: what made
+// completeSQL wait, or skip a row, is seen only by a later one.
+//
+// A row that is still running under the fence was locked. A caller whose
+// connection broke cannot know whether its ending was committed, and asks again:
+// so an ending that finds its own fence in the history, with its own outcome, was
+// accepted. Only the holder of a fence writes that outcome under it; 'crashed',
+// which others write, and 'refused' are nobody's own.
+//
+// All others are refused. That changes nothing; but an attempt that has no row in
+// the history gets one, with what is known: the rest of it is NULL once the task
+// has been claimed again, or deleted.
+const settleSQL = `
+WITH given AS (
+    SELECT *
+      FROM unnest(@ids::bigint[], @fences::bigint[], @outcomes::text[], @errors::text[], @codes::int[], @outputs::text[])
+        AS g(id, fence, outcome, error, code, output)
+), verdicts AS (
+    SELECT g.*, t.id IS NOT NULL AS known, t.fence = g.fence AS same, t.attempt, t.lock_key, t.replica, t.session, t.started_at,
+           CASE WHEN t.fence = g.fence AND t.status = 'running'                               THEN 'locked'
+                WHEN a.outcome = g.outcome AND g.outcome NOT IN ('crashed', 'refused') THEN 'accepted'
+                                                                                      ELSE 'refused' END AS verdict
+      FROM given g
+      LEFT JOIN LATERAL (SELECT * FROM onejob.tasks    WHERE id    = g.id    LIMIT 1) t ON true
+      LEFT JOIN LATERAL (SELECT * FROM onejob.attempts WHERE fence = g.fence LIMIT 1) a ON true
+), history AS (
+    INSERT INTO onejob.attempts (fence, task_id, attempt, lock_key, replica, session, started_at, finished_at, outcome, error, exit_code, output)
+    SELECT fence, id, CASE WHEN same THEN attempt END, CASE WHEN known THEN coalesce(lock_key, id::text) END,
+           CASE WHEN same THEN replica END, CASE WHEN same THEN session END, CASE WHEN same THEN started_at END,
+           statement_timestamp(), 'refused', concat_ws(': ', format('it ended as %s, under a fence that was not the row''s any more', outcome), nullif(error, '')),
+           code, nullif(output, '')
+      FROM verdicts
+     WHERE verdict = 'refused'
+     ORDER BY fence
+        ON CONFLICT (fence) DO NOTHING
+)
+SELECT fence, verdict FROM verdicts`
+
+// Complete makes an ending durable. It returns tasks.ErrRefused if the fence
+// has been superseded, and any other error if the ending may or may not have
+// been written: the caller may ask again, and will be told the truth.
+//
+// A result that Postgres cannot keep is no reason to ask again: the attempt, and
+// with it the task, fails with an error that says so, and Complete returns a
+// *tasks.SpoiltError.
+func (s *Store) Complete(_ context.Context, e tasks.Ending) error {
+	return patiently(func() error {
+		v := &ending{Ending: e}
+		s.endings.Do(v)
+		if v.err == nil && v.Outcome != e.Outcome {
+			return &tasks.SpoiltError{Written: v.Ending}
+		}
+		return v.err
+	})
+}
+
+// patiently calls f until it does not find the row locked, for half a second. The
+// others in the group need not wait for it.
+func patiently(f func() error) error {
+	for wait := 2 * time.Millisecond; ; wait *= 2 {
+		err := f()
+		if !errors.Is(err, errLocked) || wait > 256*time.Millisecond {
+			return err
+		}
+		time.Sleep(wait)
+	}
+}
+
+// maxResult is the longest result that is kept: one statement carries those of
+// all who end together, and Postgres takes no more than 1 GiB.
+const maxResult = 4 << 20
+
+func (s *Store) commitEndings(endings []*ending) {
+	ctx, cancel := s.bounded(context.Background())
+	defer cancel()
+	for _, e := range endings {
+		if len(e.Result) > maxResult {
+			e.Ending = spoilt(e.Ending, fmt.Sprintf("it has %d bytes, of at most %d", len(e.Result), maxResult))
+		}
+	}
+	err := s.completeOrSettle(ctx, endings)
+	if err == nil {
+		return
+	}
+	pg, bad := unfit(err)
+	switch e := endings[0]; {
+	case bad && len(endings) > 1:
+		// One of them is to blame; it must not take the others along.
+		for _, e := range endings {
+			s.commitEndings([]*ending{e})
+		}
+		return
+	case bad && e.Result != nil:
+		e.Ending = spoilt(e.Ending, pg.Message)
+		s.commitEndings(endings)
+		return
+	}
+	for _, e := range endings {
+		e.err = fmt.Errorf("complete task %d: %w", e.ID, err)
+	}
+}
+
+// spoilt is how an ending is written whose result cannot be.
+func spoilt(e tasks.Ending, why string) tasks.Ending {
+	e.Outcome, e.Next, e.Delay, e.GiveBack, e.Result = tasks.Failed, tasks.StatusFailed, 0, false, nil
+	e.Error = "the result cannot be stored: " + why
+	return e
+}
+
+func (s *Store) completeOrSettle(ctx context.Context, endings []*ending) error {
+	rest, err := complete(ctx, s.pool, completeSQL, endings)
+	if err != nil || len(rest) == 0 {
+		return err
+	}
+	return settle(ctx, s.pool, rest)
+}
+
+// complete writes endings, all or none of those that are accepted, and returns
+// the others.
+func complete(ctx context.Context, db sender, sql string, endings []*ending) (rest []*ending, err error) {
+	fences, err := query(ctx, db, pgx.RowTo[int64], sql, arguments(endings))
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range endings {
+		if !slices.Contains(fences, e.Fence) {
+			rest = append(rest, e)
+		}
+	}
+	return rest, nil
+}
+
+// settle answers endings that complete did not accept.
+func settle(ctx context.Context, db sender, endings []*ending) error {
+	type answer struct {
+		Fence   int64
+		Verdict string
+	}
+	answers, err := query(ctx, db, pgx.RowToStructByPos[answer], settleSQL, arguments(endings))
+	if err != nil {
+		return err
+	}
+	verdicts := make(map[int64]string, len(answers))
+	for _, a := range answers {
+		verdicts[a.Fence] = a.Verdict
+	}
+	for _, e := range endings {
+		switch verdicts[e.Fence] {
+		case "accepted":
+		case "locked":
+			e.err = fmt.Errorf("complete task %d: %w", e.ID, errLocked)
+		default:
+			e.err = tasks.ErrRefused
+		}
+	}
+	return nil
+}
+
+func arguments(endings []*ending) pgx.NamedArgs {
+	n := len(endings)
+	var (
+		ids, fences, delays            = make([]int64, n), make([]int64, n), make([]int64, n)
+		outcomes, nexts, errs, outputs = make([]string, n), make([]string, n), make([]string, n), make([]string, n)
+		back                           = make([]bool, n)
+		codes                          = make([]*int, n)
+		results                        = make([]*string, n)
+	)
+	for i, e := range endings {
+		ids[i], fences[i], delays[i] = e.ID, e.Fence, e.Delay.Microseconds()
+		outcomes[i], nexts[i], back[i] = string(e.Outcome), string(e.Next), e.GiveBack
+		errs[i], outputs[i] = tasks.Text(e.Error), tasks.Text(e.Output)
+		codes[i] = e.ExitCode
+		if len(e.Result) > 0 {
+			r := string(e.Result)
+			results[i] = &r
+		}
+	}
+	return pgx.NamedArgs{
+		"ids": ids, "fences": fences, "outcomes": outcomes, "nexts": nexts, "delays": delays, "back": back,
+		"errors": errs, "codes": codes, "results": results, "outputs": outputs,
+	}
+}
+
+// CompleteWith runs fn in a transaction, and commits its effect together with
+// the success of the attempt, under the fence: both are there, or neither is
+// (the sql kind). fn's value is kept as the result. The settings onejob.task_id,
+// onejob.attempt, onejob.fence and onejob.lock_key are there for fn to read.
+//
+// It returns tasks.ErrRefused, and leaves no trace of fn, if the fence has been
+// superseded. After any other error nothing of fn was kept, except if the
+// connection broke during the commit: then a later Complete finds out.
+func (s *Store) CompleteWith(ctx context.Context, t *tasks.Task, fn func(ctx context.Context, tx pgx.Tx) (json.RawMessage, error)) error {
+	e := &ending{Ending: tasks.Ending{ID: t.ID, Fence: t.Fence, Outcome: tasks.Succeeded, Next: tasks.StatusSucceeded}}
+	err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		// A replica that freezes here would keep its row locks until somebody
+		// notices; Postgres notices by itself.
+		if _, err := tx.Exec(ctx, `
+SELECT set_config('onejob.task_id',  $1, true),
+       set_config('onejob.attempt',  $2, true),
+       set_config('onejob.fence',    $3, true),
+       set_config('onejob.lock_key', $4, true),
+       set_config('idle_in_transaction_session_timeout', '10s', true)`,
+			fmt.Sprint(t.ID), fmt.Sprint(t.Attempt), fmt.Sprint(t.Fence), t.LockKey); err != nil {
+			return fmt.Errorf("begin task %d: %w", t.ID, err)
+		}
+		var err error
+		if e.Result, err = fn(ctx, tx); err != nil {
+			return err
+		}
+		rest, err := complete(ctx, tx, completeWaitSQL, []*ending{e})
+		if err != nil {
+			return fmt.Errorf("complete task %d: %w", t.ID, err)
+		}
+		if len(rest) > 0 {
+			return tasks.ErrRefused
+		}
+		return nil
+	})
+	if errors.Is(err, tasks.ErrRefused) {
+		// The refusal stands, whether or not there is a row about it.
+		_ = settle(ctx, s.pool, []*ending{e})
+	}
+	return err
+}
+
+// returned is one claim on its way back.
+type returned struct {
+	id, fence int64
+	delay     time.Duration
+	err       error
+}
+
+// Unclaim gives a task back whose attempt never began: it is pending again, not
+// before delay has passed, and no attempt was used up. A fence that has been
+// superseded means that there is nothing to give back; that is no error.
+func (s *Store) Unclaim(_ context.Context, t *tasks.Task, delay time.Duration) error {
+	return patiently(func() error {
+		r := &returned{id: t.ID, fence: t.Fence, delay: delay}
+		s.returns.Do(r)
+		return r.err
+	})
+}
+
+func (s *Store) commitReturns(list []*returned) {
+	ctx, cancel := s.bounded(context.Background())
+	defer cancel()
+	ids, fences, delays := make([]int64, len(list)), make([]int64, len(list)), make([]int64, len(list))
+	for i, r := range list {
+		ids[i], fences[i], delays[i] = r.id, r.fence, r.delay.Microseconds()
+	}
+	// As in completeSQL, locked rows are skipped; those that were there to be
+	// given back and were not are returned.
+	locked, err := query(ctx, s.pool, pgx.RowTo[int64], `
+WITH held AS (
+    SELECT id, fence
+      FROM onejob.tasks
+     WHERE id = ANY ($1)
+       AND CASE WHEN status = 'running' THEN fence = ANY ($2) END
+), free AS (
+    SELECT id
+      FROM onejob.tasks
+     WHERE id = ANY ($1)
+       AND CASE WHEN status = 'running' THEN fence = ANY ($2) END
+       FOR NO KEY UPDATE SKIP LOCKED
+), done AS (
+    UPDATE onejob.tasks t
+       SET status      = CASE WHEN t.cancel_requested THEN 'cancelled' ELSE 'pending' END,
+           finished_at = CASE WHEN t.cancel_requested THEN now() END,
+           run_at      = CASE WHEN g.delay > 0 THEN now() + g.delay * interval '1 microsecond' ELSE t.run_at END,
+           attempt     = greatest(t.attempt - 1, 0),
+           session     = NULL,
+           replica     = NULL,
+           started_at  = NULL
+      FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS g(id, fence, delay)
+     WHERE t.id = g.id
+       AND t.fence = g.fence
+       AND t.id = ANY (ARRAY(SELECT id FROM free))
+ RETURNING t.fence
+)
+SELECT fence FROM held
+EXCEPT
+SELECT fence FROM done`, ids, fences, delays)
+	for _, r := range list {
+		switch {
+		case err != nil:
+			r.err = fmt.Errorf("give back task %d: %w", r.id, err)
+		case slices.Contains(locked, r.fence):
+			r.err = fmt.Errorf("give back task %d: %w", r.id, errLocked)
+		}
+	}
+}

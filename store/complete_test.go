@@ -1,0 +1,354 @@
+package store_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"onejob/internal/testenv"
+	"onejob/tasks"
+)
+
+func TestCompleteAccepted(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	code := 3
+	for _, test := range []struct {
+		name         string
+		change       func(*tasks.Ending)
+		cancel       bool
+		row, history string
+	}{
+		{"Succeeded", func(e *tasks.Ending) { e.Result, e.Output = jsonOf(`{"n": 1}`), "hello" },
+			false, `succeeded 1 t t {"n": 1}`, "succeeded hello"},
+		{"Failed", func(e *tasks.Ending) {
+			e.Outcome, e.Next, e.Error, e.ExitCode = tasks.Failed, tasks.StatusFailed, "no\x00pe\xff", &code
+		}, false, `failed 1 t t no\x00pe\xff`, `failed no\x00pe\xff 3`},
+		{"AgainLater", func(e *tasks.Ending) {
+			e.Outcome, e.Next, e.Delay = tasks.Failed, tasks.StatusPending, time.Hour
+		}, false, "pending 1 f f", "failed"},
+		{"GivenBack", func(e *tasks.Ending) { e.Outcome, e.Next, e.GiveBack = tasks.Shutdown, tasks.StatusPending, true },
+			false, "pending 0 f t", "shutdown"},
+		{"CancelledMeanwhile", func(e *tasks.Ending) { e.Outcome, e.Next = tasks.Failed, tasks.StatusPending },
+			true, "cancelled 1 t t", "failed"},
+		{"SucceededAlthoughCancelled", func(*tasks.Ending) {}, true, "succeeded 1 t t", "succeeded"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			task := b.claimed()
+			e := succeeded(task)
+			test.change(&e)
+			if test.cancel {
+				b.sql(`SELECT onejob.cancel($1)`, task.ID)
+			}
+			// The second time is that of a caller who never heard the answer.
+			for range 2 {
+				if err := b.Complete(t.Context(), e); err != nil {
+					t.Fatal(err)
+				}
+				equal(t, "the row", b.row(task, "status, attempt, finished_at IS NOT NULL, run_at <= now(), session, replica, error, result"), test.row)
+				equal(t, "the attempt", b.one(`SELECT concat_ws(' ', outcome, error, exit_code, output) FROM onejob.attempts WHERE fence = $1`, task.Fence), test.history)
+			}
+			b.sql(`UPDATE onejob.tasks SET run_at = 'infinity' WHERE id = $1`, task.ID)
+		})
+	}
+}
+
+func TestCompleteRefused(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	const known = "attempt, lock_key, replica, session IS NOT NULL, started_at IS NOT NULL, error"
+	for _, test := range []struct {
+		name, change, history string
+	}{
+		{"ClaimedAgain", `UPDATE onejob.tasks SET fence = fence + 1 WHERE id = $1`,
+			"k f f it ended as succeeded, under a fence that was not the row's any more"},
+		{"Deleted", `DELETE FROM onejob.tasks WHERE id = $1`,
+			"f f it ended as succeeded, under a fence that was not the row's any more"},
+		{"EndedByHand", `UPDATE onejob.tasks SET status = 'cancelled', session = NULL, finished_at = now() WHERE id = $1`,
+			"1 k one f t it ended as succeeded, under a fence that was not the row's any more"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			task := b.claimed("lock_key='k'")
+			b.sql(test.change, task.ID)
+			before := b.sql(`SELECT t::text FROM onejob.tasks t`)
+			e := succeeded(task)
+			e.Output = "what it said"
+			for range 2 {
+				if err := b.Complete(t.Context(), e); err != tasks.ErrRefused {
+					t.Fatalf("it was answered with %v", err)
+				}
+				equal(t, "the attempt", b.one(`SELECT concat_ws(' ', `+known+`) FROM onejob.attempts WHERE outcome = 'refused' AND output = 'what it said' AND fence = $1`, task.Fence), test.history)
+			}
+			equal(t, "the table", fmt.Sprint(b.sql(`SELECT t::text FROM onejob.tasks t`)), fmt.Sprint(before))
+			if _, attempts, err := b.Show(t.Context(), task.ID); test.name != "Deleted" && (err != nil || len(attempts) != 1) {
+				t.Errorf("show: %v, %v", attempts, err)
+			}
+			b.sql(`DELETE FROM onejob.tasks`)
+		})
+	}
+}
+
+// gathered completes endings at once, so that most of them go in one batch, and
+// returns each one's answer.
+func (b *bench) gathered(endings []tasks.Ending) []error {
+	answers := make([]error, len(endings))
+	var wg sync.WaitGroup
+	for i, e := range endings {
+		wg.Go(func() { answers[i] = b.Complete(b.t.Context(), e) })
+	}
+	wg.Wait()
+	return answers
+}
+
+func TestOneBadEndingTakesNoneAlong(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	for name, result := range map[string]string{
+		"NoJSON":     `{"a": `,
+		"NUL":        `"\u0000"`,
+		"RawNUL":     "\"\x00\"",
+		"NoUTF8":     "\"\xff\"",
+		"TooDeep":    strings.Repeat("[", 1<<20) + strings.Repeat("]", 1<<20),
+		"HugeNumber": "1e999999",
+		"TooLong":    `"` + strings.Repeat("x", 4<<20) + `"`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			b.sql(`INSERT INTO onejob.tasks (kind) SELECT 'noop' FROM generate_series(1, 30)`)
+			var endings []tasks.Ending
+			for _, task := range b.claimMax(30) {
+				endings = append(endings, succeeded(task))
+			}
+			bad, stale := &endings[7], &endings[9]
+			bad.Result, bad.Output = jsonOf(result), "what it said"
+			stale.Fence = -stale.Fence
+			for i, err := range b.gathered(endings) {
+				var spoilt *tasks.SpoiltError
+				switch {
+				case i == 7 && errors.As(err, &spoilt) && spoilt.Written.Outcome == tasks.Failed:
+				case i == 9 && err == tasks.ErrRefused:
+				case i != 7 && i != 9 && err == nil:
+				default:
+					t.Errorf("ending %d was answered with %v", i, err)
+				}
+			}
+			equal(t, "the number of successes", b.one(`SELECT count(*) FROM onejob.attempts WHERE outcome = 'succeeded'`), "28")
+			task := &tasks.Task{ID: bad.ID}
+			equal(t, "the bad one", b.row(task, "status, left(error, 27)"), "failed the result cannot be stored")
+			equal(t, "its attempt", b.one(`SELECT concat_ws(' ', outcome, output) FROM onejob.attempts WHERE task_id = $1`, bad.ID), "failed what it said")
+			b.sql(`TRUNCATE onejob.tasks, onejob.attempts`)
+		})
+	}
+}
+
+// Somebody's open transaction has a row: the others of the batch are done at
+// once, and the one waits until it is over, or is told so.
+func TestALockedRowHoldsUpNoOthers(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	locked, other := b.claimed(), b.claimed()
+	returned, unclaimed := b.claimed(), b.claimed()
+	tx, err := b.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.WithoutCancel(t.Context()))
+	if _, err := tx.Exec(t.Context(), `UPDATE onejob.tasks SET cancel_requested = true WHERE id IN ($1, $2)`, locked.ID, returned.ID); err != nil {
+		t.Fatal(err)
+	}
+	answers := b.gathered([]tasks.Ending{failed(locked, tasks.StatusPending), succeeded(other)})
+	if answers[1] != nil || answers[0] == nil || errors.Is(answers[0], tasks.ErrRefused) {
+		t.Errorf("answers: %v", answers)
+	}
+	if err := b.Unclaim(t.Context(), unclaimed, 0); err != nil {
+		t.Error(err)
+	}
+	if err := b.Unclaim(t.Context(), returned, 0); err == nil {
+		t.Error("a locked row was given back")
+	}
+	equal(t, "attempts refused", b.one(`SELECT count(*) FROM onejob.attempts WHERE outcome = 'refused'`), "0")
+
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Complete(t.Context(), failed(locked, tasks.StatusPending)); err != nil {
+		t.Error(err)
+	}
+	if err := b.Unclaim(t.Context(), returned, 0); err != nil {
+		t.Error(err)
+	}
+	equal(t, "the rows", b.row(locked, "status")+" "+b.row(returned, "status"), "cancelled cancelled")
+}
+
+// The first try hangs in its commit when the caller, who heard nothing, asks
+// again: it must not be refused for what it did itself.
+func TestAskedAgainWhileTheFirstTryCommits(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	task := b.claimed()
+	tx, err := b.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.WithoutCancel(t.Context()))
+	for _, statement := range []string{
+		`INSERT INTO onejob.attempts SELECT fence, id, attempt, 'k', replica, session, started_at, now(), 'succeeded' FROM onejob.tasks`,
+		`UPDATE onejob.tasks SET status = 'succeeded', session = NULL, finished_at = now()`,
+	} {
+		if _, err := tx.Exec(t.Context(), statement); err != nil {
+			t.Fatal(err)
+		}
+	}
+	answer := make(chan error, 1)
+	go func() { answer <- b.Complete(t.Context(), succeeded(task)) }()
+	testenv.Eventually(t, 10*time.Second, "the row was found locked", func() bool {
+		return b.one(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE '%AS verdict%' AND pid <> pg_backend_pid()`) != "0"
+	})
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-answer; err != nil {
+		t.Errorf("it was answered with %v", err)
+	}
+}
+
+// A person cancels everything, again and again, while batches end and are given
+// back: nothing deadlocks, nothing is lost.
+func TestCancelOfManyRowsAgainstBatches(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.sql(`INSERT INTO onejob.tasks (kind, priority) SELECT 'noop', (random() * 10)::int FROM generate_series(1, 1000)`)
+	ctx, stop := context.WithCancel(t.Context())
+	person := make(chan error, 1)
+	go func() {
+		for ctx.Err() == nil {
+			// It locks in an order of its own.
+			if _, err := b.pool.Exec(context.Background(), `UPDATE onejob.tasks SET cancel_requested = true WHERE status = 'running' AND id IN (SELECT id FROM onejob.tasks ORDER BY random())`); err != nil {
+				person <- err
+				return
+			}
+		}
+		person <- nil
+	}()
+	for list := b.claimMax(100); len(list) > 0; list = b.claimMax(100) {
+		var wg sync.WaitGroup
+		for i, task := range list {
+			wg.Go(func() {
+				for {
+					var err error
+					if i%2 == 0 {
+						err = b.Complete(t.Context(), succeeded(task))
+					} else {
+						err = b.Unclaim(t.Context(), task, time.Hour)
+					}
+					if err == nil {
+						return
+					}
+					if !strings.Contains(err.Error(), "locked by another transaction") {
+						t.Error(err)
+						return
+					}
+				}
+			})
+		}
+		wg.Wait()
+	}
+	stop()
+	if err := <-person; err != nil {
+		t.Errorf("the person's UPDATE: %v", err)
+	}
+	equal(t, "what still runs", b.one(`SELECT count(*) FROM onejob.tasks WHERE status = 'running'`), "0")
+	equal(t, "the number of successes", b.one(`SELECT count(*) FROM onejob.tasks WHERE status = 'succeeded'`), "500")
+}
+
+func TestUnclaim(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	task := b.claimed()
+	stale := *task
+	for range 2 { // the second time is that of a caller who never heard the answer
+		if err := b.Unclaim(t.Context(), task, 0); err != nil {
+			t.Fatal(err)
+		}
+		equal(t, "the row", b.row(task, "status, attempt, session, replica, started_at, run_at <= now()"), "pending 0 t")
+	}
+	task = b.claimMax(1)[0]
+	if err := b.Unclaim(t.Context(), &stale, 0); err != nil {
+		t.Error(err)
+	}
+	equal(t, "the row after a stale one", b.row(task, "status"), "running")
+	if err := b.Unclaim(t.Context(), task, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "the row", b.row(task, "status, attempt, run_at > now() + interval '59 min'"), "pending 0 t")
+	equal(t, "the history", b.history(task), "")
+
+	task = b.claimed()
+	b.sql(`SELECT onejob.cancel($1)`, task.ID)
+	if err := b.Unclaim(t.Context(), task, 0); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "the row of a cancelled one", b.row(task, "status, finished_at IS NOT NULL"), "cancelled t")
+}
+
+func TestCompleteWith(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.sql(`CREATE TABLE effect (what text)`)
+	effect := func(what string) func(context.Context, pgx.Tx) (json.RawMessage, error) {
+		return func(ctx context.Context, tx pgx.Tx) (json.RawMessage, error) {
+			_, err := tx.Exec(ctx, `INSERT INTO effect VALUES ($1)`, what)
+			return jsonOf(`1`), err
+		}
+	}
+
+	task := b.claimed("lock_key='k'")
+	if err := b.CompleteWith(t.Context(), task, func(ctx context.Context, tx pgx.Tx) (json.RawMessage, error) {
+		_, err := tx.Exec(ctx, `INSERT INTO effect SELECT concat_ws(' ', current_setting('onejob.task_id'), current_setting('onejob.attempt'), current_setting('onejob.fence'), current_setting('onejob.lock_key'))`)
+		return jsonOf(`{"rows": 1}`), err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "the row", b.row(task, "status, result"), `succeeded {"rows": 1}`)
+	equal(t, "the effect", b.one(`SELECT what FROM effect`), fmt.Sprint(task.ID, " 1 ", task.Fence, " k"))
+
+	refused := b.claimed()
+	b.sql(`UPDATE onejob.tasks SET fence = nextval('onejob.fences') WHERE id = $1`, refused.ID)
+	if err := b.CompleteWith(t.Context(), refused, effect("refused")); !errors.Is(err, tasks.ErrRefused) {
+		t.Errorf("a superseded fence was answered with %v", err)
+	}
+	equal(t, "the row", b.row(refused, "status"), "running")
+	equal(t, "the history", b.history(refused), "refused")
+
+	wrong := errors.New("wrong")
+	broken := b.claimed()
+	if err := b.CompleteWith(t.Context(), broken, func(ctx context.Context, tx pgx.Tx) (json.RawMessage, error) {
+		_, _ = effect("broken")(ctx, tx)
+		return nil, wrong
+	}); !errors.Is(err, wrong) {
+		t.Errorf("fn's error became %v", err)
+	}
+	if err := b.CompleteWith(t.Context(), broken, func(ctx context.Context, tx pgx.Tx) (json.RawMessage, error) {
+		_, _ = effect("no JSON")(ctx, tx)
+		return jsonOf(`{`), nil
+	}); err == nil {
+		t.Error("a result that is no JSON was kept")
+	}
+	equal(t, "the row", b.row(broken, "status"), "running")
+	if err := b.CompleteWith(t.Context(), broken, effect("mended")); err != nil {
+		t.Error(err)
+	}
+
+	// Its commit went through and nobody heard: a failure told later is refused.
+	if err := b.Complete(t.Context(), failed(broken, tasks.StatusPending)); err != tasks.ErrRefused {
+		t.Errorf("a later failure was answered with %v", err)
+	}
+	equal(t, "the row", b.row(broken, "status"), "succeeded")
+	equal(t, "the effects", strings.Join(b.sql(`SELECT what FROM effect OFFSET 1`), " "), "mended")
+}

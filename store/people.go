@@ -1,0 +1,191 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// What people ask for, at the command line.
+
+// ErrNoTask says that there is no task with that id.
+var ErrNoTask = errors.New("there is no such task")
+
+// Row is a task as people see it.
+type Row struct {
+	ID              int64           `json:"id" db:"id"`
+	Kind            string          `json:"kind" db:"kind"`
+	Payload         json.RawMessage `json:"payload" db:"payload"`
+	Status          string          `json:"status" db:"status"`
+	Queue           string          `json:"queue" db:"queue"`
+	Priority        int16           `json:"priority" db:"priority"`
+	RunAt           time.Time       `json:"run_at" db:"run_at"`
+	LockKey         *string         `json:"lock_key" db:"lock_key"`
+	LimitName       *string         `json:"limit_name" db:"limit_name"`
+	UniqueKey       *string         `json:"unique_key" db:"unique_key"`
+	Attempt         int             `json:"attempt" db:"attempt"`
+	MaxAttempts     int             `json:"max_attempts" db:"max_attempts"`
+	Crashes         int             `json:"crashes" db:"crashes"`
+	Timeout         *string         `json:"timeout" db:"timeout"`
+	Fence           *int64          `json:"fence" db:"fence"`
+	Session         *string         `json:"session" db:"session"`
+	Replica         *string         `json:"replica" db:"replica"`
+	StartedAt       *time.Time      `json:"started_at" db:"started_at"`
+	FinishedAt      *time.Time      `json:"finished_at" db:"finished_at"`
+	Result          json.RawMessage `json:"result" db:"result"`
+	Error           *string         `json:"error" db:"error"`
+	CancelRequested bool            `json:"cancel_requested" db:"cancel_requested"`
+	CreatedAt       time.Time       `json:"created_at" db:"created_at"`
+}
+
+const rowColumns = `id, kind, payload, status, queue, priority, run_at, lock_key, limit_name, unique_key, attempt, max_attempts, crashes,
+       timeout::text, fence, session::text, replica, started_at, finished_at, result, error, cancel_requested, created_at`
+
+// AttemptRow is an attempt as people see it. What is not known of a refused one
+// is empty.
+type AttemptRow struct {
+	Fence      int64     `json:"fence" db:"fence"`
+	Attempt    int       `json:"attempt" db:"attempt"`
+	Replica    string    `json:"replica" db:"replica"`
+	Session    string    `json:"session" db:"session"`
+	StartedAt  time.Time `json:"started_at" db:"started_at"`
+	FinishedAt time.Time `json:"finished_at" db:"finished_at"`
+	Outcome    string    `json:"outcome" db:"outcome"`
+	Error      *string   `json:"error" db:"error"`
+	ExitCode   *int      `json:"exit_code" db:"exit_code"`
+	Output     *string   `json:"output" db:"output"`
+}
+
+// Filter chooses tasks; an empty field chooses all.
+type Filter struct {
+	Status string
+	Kind   string
+	Queue  string
+	Limit  int
+}
+
+// List returns tasks, the newest first.
+func (s *Store) List(ctx context.Context, f Filter) ([]Row, error) {
+	rows, err := s.pool.Query(ctx, `
+SELECT `+rowColumns+`
+  FROM onejob.tasks
+ WHERE ($1 = '' OR status = $1)
+   AND ($2 = '' OR kind   = $2)
+   AND ($3 = '' OR queue  = $3)
+ ORDER BY id DESC
+ LIMIT $4`, f.Status, f.Kind, f.Queue, f.Limit)
+	if err != nil {
+		return nil, fmt.Errorf("list tasks: %w", err)
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowToStructByName[Row])
+	if err != nil {
+		return nil, fmt.Errorf("list tasks: %w", err)
+	}
+	return list, nil
+}
+
+// Show returns one task and its attempts, the oldest first, or ErrNoTask.
+func (s *Store) Show(ctx context.Context, id int64) (Row, []AttemptRow, error) {
+	rows, err := s.pool.Query(ctx, `SELECT `+rowColumns+` FROM onejob.tasks WHERE id = $1`, id)
+	if err != nil {
+		return Row{}, nil, fmt.Errorf("show task %d: %w", id, err)
+	}
+	row, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[Row])
+	if errors.Is(err, pgx.ErrNoRows) {
+		return Row{}, nil, fmt.Errorf("task %d: %w", id, ErrNoTask)
+	}
+	if err != nil {
+		return Row{}, nil, fmt.Errorf("show task %d: %w", id, err)
+	}
+	rows, err = s.pool.Query(ctx, `
+SELECT fence, coalesce(attempt, 0) AS attempt, coalesce(replica, '') AS replica, coalesce(session::text, '') AS session,
+       coalesce(started_at, finished_at) AS started_at, finished_at, outcome, error, exit_code, output
+  FROM onejob.attempts
+ WHERE task_id = $1
+ ORDER BY fence`, id)
+	if err != nil {
+		return Row{}, nil, fmt.Errorf("show task %d: %w", id, err)
+	}
+	attempts, err := pgx.CollectRows(rows, pgx.RowToStructByName[AttemptRow])
+	if err != nil {
+		return Row{}, nil, fmt.Errorf("show task %d: %w", id, err)
+	}
+	return row, attempts, nil
+}
+
+// NewTask is a task to enqueue. Zero values mean the table's defaults.
+type NewTask struct {
+	Kind        string
+	Payload     json.RawMessage
+	Queue       string
+	Priority    int
+	Delay       time.Duration
+	RunAt       time.Time
+	LockKey     string
+	LimitName   string
+	UniqueKey   string
+	MaxAttempts int
+	Timeout     time.Duration
+}
+
+// Enqueue adds a task and returns its id, or 0 if a pending or running task has
+// the same unique key.
+func (s *Store) Enqueue(ctx context.Context, n NewTask) (int64, error) {
+	var runAt *time.Time
+	if !n.RunAt.IsZero() {
+		runAt = &n.RunAt
+	}
+	var id *int64
+	err := s.pool.QueryRow(ctx, `
+SELECT onejob.enqueue(kind         => $1,
+                      payload      => coalesce($2::jsonb, '{}'),
+                      queue        => coalesce(nullif($3, ''), 'default'),
+                      priority     => $4,
+                      run_at       => coalesce($5, now() + $6 * interval '1 microsecond'),
+                      lock_key     => nullif($7, ''),
+                      limit_name   => nullif($8, ''),
+                      unique_key   => nullif($9, ''),
+                      max_attempts => coalesce(nullif($10, 0), 5),
+                      timeout      => nullif($11, 0) * interval '1 microsecond')`,
+		n.Kind, nullable(n.Payload), n.Queue, n.Priority, runAt, n.Delay.Microseconds(), n.LockKey, n.LimitName, n.UniqueKey,
+		n.MaxAttempts, n.Timeout.Microseconds()).Scan(&id)
+	if err != nil {
+		return 0, fmt.Errorf("enqueue: %w", err)
+	}
+	if id == nil {
+		return 0, nil
+	}
+	return *id, nil
+}
+
+// Cancel cancels a waiting task now and a running one soon. It reports whether
+// there was anything to cancel.
+func (s *Store) Cancel(ctx context.Context, id int64) (bool, error) {
+	return s.ask(ctx, `SELECT onejob.cancel($1)`, id)
+}
+
+// Retry makes a task that is not running due now, with all its attempts. It
+// reports whether there was such a task.
+func (s *Store) Retry(ctx context.Context, id int64) (bool, error) {
+	return s.ask(ctx, `SELECT onejob.retry($1)`, id)
+}
+
+func (s *Store) ask(ctx context.Context, sql string, id int64) (bool, error) {
+	var yes bool
+	if err := s.pool.QueryRow(ctx, sql, id).Scan(&yes); err != nil {
+		return false, fmt.Errorf("task %d: %w", id, err)
+	}
+	return yes, nil
+}
+
+func nullable(j json.RawMessage) *string {
+	if len(j) == 0 {
+		return nil
+	}
+	s := string(j)
+	return &s
+}

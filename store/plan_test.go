@@ -1,0 +1,144 @@
+package store_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"onejob/store"
+	"onejob/tasks"
+)
+
+// backlog plants what may stand in a claim's way, a multiple of n rows of each
+// kind, without telling the planner. It returns how many can be claimed.
+func (b *bench) backlog(n int) {
+	b.t.Helper()
+	b.sql(`INSERT INTO onejob.tasks (kind, run_at) SELECT 'noop', now() - interval '1 hour' + i * interval '1 ms' FROM generate_series(1, $1) i`, n)
+	b.sql(`INSERT INTO onejob.tasks (kind, priority, run_at) SELECT 'noop', 500, now() + interval '1 day' + i * interval '1 ms' FROM generate_series(1, $1) i`, n)
+	b.sql(`INSERT INTO onejob.tasks (kind, run_at) SELECT 'mystery', now() - interval '2 hours' + i * interval '1 ms' FROM generate_series(1, $1) i`, n/2)
+	b.sql(`INSERT INTO onejob.tasks (kind, priority, run_at, lock_key) SELECT 'noop', 1, now() - interval '3 hours' + i * interval '1 ms', 'busy' FROM generate_series(1, $1) i`, n/10)
+	other := *b
+	other.session = uuid.NewString()
+	equal(b.t, "the key of the holder", other.claimMax(1)[0].LockKey, "busy")
+}
+
+// A replica comes to a table that is empty, or small, and has been vacuumed; its
+// statements are prepared, and Postgres keeps their plans. Then somebody inserts
+// a lot, and nobody analyzes. The plan of then must do for now.
+func TestPlansMadeOnASmallTableStayGood(t *testing.T) {
+	t.Parallel()
+	for _, before := range []struct{ name, statement string }{
+		{"Empty", `DELETE FROM onejob.tasks`},
+		{"AllDone", `UPDATE onejob.tasks SET status = 'succeeded', session = NULL, finished_at = now()`},
+		{"AllRunning", `UPDATE onejob.tasks SET status = 'running', session = gen_random_uuid(), replica = 'r', started_at = now()`},
+	} {
+		t.Run(before.name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			// One connection, so that each statement has one plan.
+			b.Store = open(t, store.Config{DSN: b.dsn, MaxConns: 1})
+			b.sql(`INSERT INTO onejob.tasks (kind) SELECT 'noop' FROM generate_series(1, 200)`)
+			b.sql(before.statement)
+			b.sql(`ALTER TABLE onejob.tasks SET (autovacuum_enabled = false)`)
+			b.sql(`VACUUM ANALYZE onejob.tasks`)
+
+			round := func() (rows int64) {
+				seen := b.read()
+				list := b.claimMax(64)
+				endings := make([]tasks.Ending, len(list))
+				for i, task := range list {
+					endings[i] = succeeded(task)
+				}
+				if len(list) == 0 {
+					endings = []tasks.Ending{{ID: 1, Fence: -1, Outcome: tasks.Failed, Next: tasks.StatusFailed}}
+				}
+				b.gathered(endings)
+				if err := b.Unclaim(t.Context(), &tasks.Task{ID: 1, Fence: -1}, 0); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := b.CancelRequests(t.Context(), b.session); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := b.Sessions(t.Context(), b.session); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := b.TakeOver(t.Context(), []string{b.session}, 3); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := b.UnknownKinds(t.Context(), nil); err != nil {
+					t.Fatal(err)
+				}
+				return b.read() - seen
+			}
+			for range 8 { // five times Postgres plans anew, before it keeps a plan
+				round()
+			}
+			b.backlog(20000)
+			round() // meets what the INSERTs left to clean up
+			if rows := round(); rows > 15000 {
+				t.Errorf("one round of statements read %d rows of a table of 52000", rows)
+			}
+		})
+	}
+}
+
+// read returns how many rows and index entries of tasks have been read so far.
+func (b *bench) read() int64 {
+	b.t.Helper()
+	var n int64
+	// The store's one connection reports what it counted as it becomes idle, but
+	// no more than once a second; it is told to.
+	if _, err := b.Pool().Exec(b.t.Context(), `SELECT pg_stat_force_next_flush()`); err != nil {
+		b.t.Fatal(err)
+	}
+	if err := b.Pool().QueryRow(b.t.Context(), `
+SELECT pg_stat_get_tuples_returned('onejob.tasks'::regclass) + pg_stat_get_tuples_fetched('onejob.tasks'::regclass)
+       + (SELECT sum(pg_stat_get_tuples_returned(indexrelid)) FROM pg_index WHERE indrelid = 'onejob.tasks'::regclass)`).Scan(&n); err != nil {
+		b.t.Fatal(err)
+	}
+	return n
+}
+
+// BenchmarkClaim claims and completes batches of 64 from a million rows that are
+// due, beside as many of the future at a high priority, half as many of a kind
+// that nobody knows, and a tenth behind a busy lock key, with no statistics.
+// ONEJOB_BENCH_ROWS is another number than a million.
+func BenchmarkClaim(bm *testing.B) {
+	n := number("ONEJOB_BENCH_ROWS", 1_000_000)
+	b := newBench(bm)
+	b.sql(`ALTER TABLE onejob.tasks SET (autovacuum_enabled = false)`)
+	for range 8 {
+		b.claimMax(64) // its plan is that of an empty table
+	}
+	b.backlog(n)
+	for _, statistics := range []string{"none", "analyzed"} {
+		if statistics == "analyzed" {
+			b.sql(`ANALYZE onejob.tasks`)
+		}
+		bm.Run(fmt.Sprintf("rows=%d/statistics=%s", n, statistics), func(bm *testing.B) {
+			var took []time.Duration
+			for bm.Loop() {
+				began := time.Now()
+				list := b.claimMax(64)
+				took = append(took, time.Since(began))
+				if len(list) != 64 {
+					bm.Fatalf("claimed %d", len(list))
+				}
+				bm.StopTimer()
+				var endings []tasks.Ending
+				for _, task := range list {
+					endings = append(endings, succeeded(task))
+				}
+				b.gathered(endings)
+				bm.StartTimer()
+			}
+			slices.Sort(took)
+			ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+			bm.ReportMetric(ms(took[len(took)/2]), "p50-ms")
+			bm.ReportMetric(ms(took[len(took)*99/100]), "p99-ms")
+		})
+	}
+}

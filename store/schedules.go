@@ -1,0 +1,208 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"onejob/tasks"
+)
+
+// DueSchedules returns the schedules whose next due time has come, or has yet
+// to be worked out, and what Postgres' clock says. Schedules that are disabled
+// or marked with an error are left out. A person may have written -infinity into
+// next_at, which no Go time is; it counts as not worked out.
+func (s *Store) DueSchedules(ctx context.Context) (now time.Time, due []tasks.DueSchedule, err error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	rows, err := s.pool.Query(ctx, `
+SELECT now(), id, name, cron, time_zone, on_missed, missed_cap, on_overlap, nullif(next_at, '-infinity'),
+       on_overlap = 'skip' AND EXISTS (SELECT
+                                         FROM onejob.tasks t
+                                        WHERE t.schedule_id = s.id
+                                          AND t.status IN ('pending', 'running'))
+  FROM onejob.schedules s
+ WHERE enabled
+   AND error IS NULL
+   AND (next_at IS NULL OR next_at <= now())
+ ORDER BY next_at, id
+ LIMIT 1000`)
+	if err != nil {
+		return now, nil, fmt.Errorf("look for due schedules: %w", err)
+	}
+	due, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (d tasks.DueSchedule, err error) {
+		err = row.Scan(&now, &d.ID, &d.Name, &d.Cron, &d.Zone, &d.OnMissed, &d.MissedCap, &d.OnOverlap, &d.Next, &d.Busy)
+		return d, err
+	})
+	if err != nil {
+		return now, nil, fmt.Errorf("look for due schedules: %w", err)
+	}
+	return now, due, nil
+}
+
+// makeSQL writes occurrences, their tasks and the schedule's next due time, all
+// or nothing. Nothing happens if the schedule is not as it was when it was
+// planned: somebody changed it, or another leader was here. An occurrence that
+// is there already makes no second task.
+const makeSQL = `
+WITH schedule AS (
+    UPDATE onejob.schedules
+       SET next_at = coalesce(@next, 'infinity'::timestamptz),
+           last_at = coalesce(@last, last_at)
+     WHERE id        = @id
+       AND cron      = @cron
+       AND time_zone = @zone
+       AND enabled
+       AND nullif(next_at, '-infinity') IS NOT DISTINCT FROM @old
+ RETURNING *
+), occurrences AS (
+    INSERT INTO onejob.occurrences (schedule_id, due_at, task_id, skipped)
+    SELECT s.id, o.due_at,
+           CASE WHEN o.skipped = '' THEN nextval(pg_get_serial_sequence('onejob.tasks', 'id')) END,
+           nullif(o.skipped, '')
+      FROM schedule s
+     CROSS JOIN unnest(@dues::timestamptz[], @reasons::text[]) AS o(due_at, skipped)
+        ON CONFLICT (schedule_id, due_at) DO NOTHING
+ RETURNING schedule_id, due_at, task_id
+), made AS (` + insertTasks + `
+ RETURNING id
+)
+SELECT EXISTS (SELECT FROM schedule), (SELECT count(*) FROM made)`
+
+// insertTasks makes the tasks of occurrences, as their schedule is now. A lock
+// key takes no control characters; a name does.
+const insertTasks = `
+    INSERT INTO onejob.tasks (id, kind, payload, queue, priority, run_at, lock_key, limit_name, max_attempts, timeout, keep_for, schedule_id)
+    OVERRIDING SYSTEM VALUE
+    SELECT o.task_id, s.kind, s.payload, s.queue, s.priority, o.due_at,
+           CASE WHEN s.on_overlap = 'queue' THEN coalesce(s.lock_key, 'schedule ' || regexp_replace(s.name, '[[:cntrl:]]', '?', 'g')) ELSE s.lock_key END,
+           s.limit_name, s.max_attempts, s.timeout, s.keep_for, s.id
+      FROM occurrences o
+      JOIN schedule s ON s.id = o.schedule_id
+     WHERE o.task_id IS NOT NULL`
+
+// MakeOccurrences writes what was planned for a schedule, all or nothing. It
+// reports whether the schedule was still as d says, and how many tasks there
+// are that were not there before.
+func (s *Store) MakeOccurrences(ctx context.Context, d tasks.DueSchedule, p tasks.Plan) (current bool, made int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	dues, reasons := make([]time.Time, len(p.Occurrences)), make([]string, len(p.Occurrences))
+	var next, last *time.Time
+	for i, o := range p.Occurrences {
+		dues[i], reasons[i] = o.Due, string(o.Skipped)
+		last = &dues[i]
+	}
+	if !p.Next.IsZero() {
+		next = &p.Next
+	}
+	if err := s.pool.QueryRow(ctx, makeSQL, pgx.NamedArgs{
+		"id": d.ID, "cron": d.Cron, "zone": d.Zone, "old": d.Next, "next": next, "last": last, "dues": dues, "reasons": reasons,
+	}).Scan(&current, &made); err != nil {
+		return false, 0, fmt.Errorf("make occurrences of schedule %s: %w", d.Name, err)
+	}
+	return current, made, nil
+}
+
+// MarkSchedule keeps a schedule that cannot be understood from being looked at
+// again until somebody changes it.
+func (s *Store) MarkSchedule(ctx context.Context, d tasks.DueSchedule, message string) error {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	_, err := s.pool.Exec(ctx, `
+UPDATE onejob.schedules
+   SET error = $4
+ WHERE id = $1
+   AND cron = $2
+   AND time_zone = $3`, d.ID, d.Cron, d.Zone, tasks.Text(message))
+	if err != nil {
+		return fmt.Errorf("mark schedule %s: %w", d.Name, err)
+	}
+	return nil
+}
+
+// UntilNextSchedule returns how long it is, by Postgres' clock, until a
+// schedule comes due, and at most d.
+func (s *Store) UntilNextSchedule(ctx context.Context, d time.Duration) (time.Duration, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	var micros int64
+	err := s.pool.QueryRow(ctx, `
+SELECT least((extract(epoch FROM min(next_at) FILTER (WHERE isfinite(next_at)) - clock_timestamp()) * 1000000)::bigint, $1)
+  FROM onejob.schedules
+ WHERE enabled
+   AND error IS NULL`, d.Microseconds()).Scan(&micros)
+	if err != nil {
+		return 0, fmt.Errorf("look for the next schedule: %w", err)
+	}
+	return max(0, time.Duration(micros)*time.Microsecond), nil
+}
+
+// Purge deletes up to n tasks that finished with the status longer than keep
+// ago, or longer than their row says, with their attempts. It returns how many.
+// A statement deletes few rows, so that no snapshot is held for long. No time is
+// so long ago that a row could not say to be kept for longer: a thousand years
+// are as good as any more, and can be reckoned with. A join with what is old
+// could be planned, while the table is small, as one that reads all of it.
+func (s *Store) Purge(ctx context.Context, status tasks.Status, keep time.Duration, n int) (int, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	deleted, err := query(ctx, s.pool, pgx.RowTo[int64], `
+WITH usual AS (
+    SELECT id
+      FROM onejob.tasks
+     WHERE status = $1
+       AND finished_at IS NOT NULL
+       AND keep_for IS NULL
+       AND finished_at < now() - $2 * interval '1 microsecond'
+     ORDER BY finished_at
+     LIMIT $3
+       FOR UPDATE SKIP LOCKED
+), special AS (
+    SELECT id
+      FROM onejob.tasks
+     WHERE status = $1
+       AND finished_at IS NOT NULL
+       AND keep_for IS NOT NULL
+       AND finished_at < now() - least(keep_for, interval '1000 years')
+     LIMIT $3
+       FOR UPDATE SKIP LOCKED
+), old AS (
+    SELECT id FROM usual
+ UNION ALL
+    SELECT id FROM special
+), history AS (
+    DELETE FROM onejob.attempts
+     WHERE task_id = ANY (ARRAY(SELECT id FROM old))
+)
+DELETE FROM onejob.tasks
+ WHERE id = ANY (ARRAY(SELECT id FROM old))
+RETURNING id`, string(status), keep.Microseconds(), n)
+	if err != nil {
+		return 0, fmt.Errorf("delete old tasks: %w", err)
+	}
+	return len(deleted), nil
+}
+
+// PurgeOccurrences deletes up to n occurrences that were made longer than keep
+// ago and whose task is gone, or never was. It returns how many. They are named
+// by their place in the table: one that a backfill has just given a task has
+// another place, and stays.
+func (s *Store) PurgeOccurrences(ctx context.Context, keep time.Duration, n int) (int, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	tag, err := s.pool.Exec(ctx, `
+DELETE FROM onejob.occurrences
+ WHERE ctid = ANY (ARRAY(SELECT o.ctid
+                           FROM onejob.occurrences o
+                          WHERE made_at < now() - $1 * interval '1 microsecond'
+                            AND (SELECT t.id FROM onejob.tasks t WHERE t.id = o.task_id) IS NULL  -- looked up one by one
+                          ORDER BY made_at
+                          LIMIT $2))`, keep.Microseconds(), n)
+	if err != nil {
+		return 0, fmt.Errorf("delete old occurrences: %w", err)
+	}
+	return int(tag.RowsAffected()), nil
+}

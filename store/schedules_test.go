@@ -1,0 +1,334 @@
+package store_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"onejob/store"
+	"onejob/tasks"
+)
+
+// schedule adds a schedule of every ten minutes with the columns given as
+// "column = value, ..." whose next due time is at the time given.
+func (b *bench) schedule(name string, next time.Time, columns ...string) {
+	b.t.Helper()
+	b.sql(`INSERT INTO onejob.schedules (name, cron, kind) VALUES ($1, '*/10 * * * *', 'noop')`, name)
+	b.sql(`UPDATE onejob.schedules SET `+strings.Join(append(columns, "next_at = $2"), ", ")+` WHERE name = $1`, name, next)
+}
+
+// due returns the schedule of that name among those that are due, and its plan.
+func (b *bench) due(name string) (tasks.DueSchedule, tasks.Plan) {
+	b.t.Helper()
+	now, list, err := b.DueSchedules(b.t.Context())
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	for _, d := range list {
+		if d.Name == name {
+			s, err := tasks.ParseSchedule(d.Cron, d.Zone)
+			if err != nil {
+				b.t.Fatal(err)
+			}
+			return d, d.Plan(s, now)
+		}
+	}
+	b.t.Fatalf("schedule %s is not due", name)
+	return tasks.DueSchedule{}, tasks.Plan{}
+}
+
+func (b *bench) make(d tasks.DueSchedule, p tasks.Plan) (current bool, made int) {
+	b.t.Helper()
+	current, made, err := b.MakeOccurrences(b.t.Context(), d, p)
+	if err != nil {
+		b.t.Error(err)
+	}
+	return current, made
+}
+
+// consistent fails the test unless each task of a schedule belongs to one due
+// time, and each due time has its task or a reason.
+func (b *bench) consistent() {
+	b.t.Helper()
+	equal(b.t, "the number of due times whose task is not there, or is another's", b.one(`
+SELECT count(*)
+  FROM (SELECT due_at, task_id, schedule_id FROM onejob.occurrences WHERE task_id IS NOT NULL) o
+  FULL JOIN (SELECT * FROM onejob.tasks WHERE schedule_id IS NOT NULL) t ON t.id = o.task_id AND t.schedule_id = o.schedule_id AND t.run_at = o.due_at
+ WHERE o.task_id IS NULL OR t.id IS NULL`), "0")
+}
+
+// hoursAgo is a full hour so many hours ago.
+func hoursAgo(n int) time.Time {
+	return time.Now().Truncate(time.Hour).Add(-time.Duration(n) * time.Hour)
+}
+
+func TestMakeOccurrences(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+
+	t.Run("TwoLeadersWithOnePlan", func(t *testing.T) {
+		for i := range 20 {
+			name := fmt.Sprint("both ", i)
+			b.schedule(name, hoursAgo(2), "on_missed = 'all'")
+			d, p := b.due(name)
+			var wg sync.WaitGroup
+			var current [2]bool
+			var made [2]int
+			for i := range 2 {
+				wg.Go(func() { current[i], made[i] = b.make(d, p) })
+			}
+			wg.Wait()
+			if current[0] == current[1] || made[0]+made[1] != len(p.Occurrences) {
+				t.Errorf("they were told %v and made %v of %d", current, made, len(p.Occurrences))
+			}
+		}
+		b.consistent()
+	})
+
+	t.Run("ChangedMeanwhile", func(t *testing.T) {
+		for what, change := range map[string]string{
+			"cron": "cron = '*/5 * * * *'", "zone": "time_zone = 'Asia/Tokyo'", "disabled": "enabled = false", "next": "next_at = next_at + interval '10 min'",
+		} {
+			b.schedule(what, hoursAgo(1))
+			d, p := b.due(what)
+			b.sql(`UPDATE onejob.schedules SET `+change+` WHERE name = $1`, what)
+			before := b.one(`SELECT (next_at, last_at)::text FROM onejob.schedules WHERE name = $1`, what)
+			current, made := b.make(d, p)
+			equal(t, what+": current", current, false)
+			equal(t, what+": tasks made", made, 0)
+			equal(t, what+": the schedule", b.one(`SELECT (next_at, last_at)::text FROM onejob.schedules WHERE name = $1`, what), before)
+			equal(t, what+": occurrences", b.one(`SELECT count(*) FROM onejob.occurrences WHERE schedule_id = $1`, d.ID), "0")
+		}
+	})
+
+	t.Run("ADueTimeThatHasATask", func(t *testing.T) {
+		b.schedule("again", hoursAgo(1), "on_missed = 'all'")
+		d, p := b.due("again")
+		_, made := b.make(d, p)
+		equal(t, "tasks made", made, len(p.Occurrences))
+		b.sql(`UPDATE onejob.schedules SET next_at = $2 WHERE id = $1`, d.ID, d.Next)
+		current, made := b.make(d, p)
+		equal(t, "current", current, true)
+		equal(t, "tasks made again", made, 0)
+		b.consistent()
+	})
+
+	t.Run("NothingIfATaskIsRefused", func(t *testing.T) {
+		b.schedule("refused", hoursAgo(1))
+		d, p := b.due("refused")
+		b.sql(`ALTER TABLE onejob.tasks ADD CONSTRAINT no CHECK (schedule_id <> ` + fmt.Sprint(d.ID) + `)`)
+		defer b.sql(`ALTER TABLE onejob.tasks DROP CONSTRAINT no`)
+		if _, _, err := b.MakeOccurrences(t.Context(), d, p); err == nil {
+			t.Error("it was made")
+		}
+		equal(t, "occurrences", b.one(`SELECT count(*) FROM onejob.occurrences WHERE schedule_id = $1`, d.ID), "0")
+		equal(t, "next_at is as it was", b.one(`SELECT next_at = $2 FROM onejob.schedules WHERE id = $1`, d.ID, d.Next), "true")
+	})
+
+	t.Run("AnyNameCanQueue", func(t *testing.T) {
+		b.schedule("two\nlines", hoursAgo(1), "on_overlap = 'queue'", "on_missed = 'one'")
+		d, p := b.due("two\nlines")
+		_, made := b.make(d, p)
+		equal(t, "tasks made", made, 1)
+		equal(t, "lock key", b.one(`SELECT lock_key FROM onejob.tasks WHERE schedule_id = $1`, d.ID), "schedule two?lines")
+	})
+}
+
+func TestDueSchedules(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.sql(`INSERT INTO onejob.schedules (name, cron, kind)
+           SELECT name, '* * * * *', 'noop' FROM unnest(ARRAY['past', 'now', 'soon', 'never', 'always', 'unknown', 'disabled', 'marked']) AS name`)
+	b.sql(`UPDATE onejob.schedules SET enabled = false WHERE name = 'disabled'`)
+	// By Postgres' clock alone: at the end of the transaction "now" is past and "soon" is not.
+	b.sql(`UPDATE onejob.schedules s SET next_at = v.next_at, error = v.error
+             FROM (VALUES ('past', now() - interval '1 h', NULL), ('now', now(), NULL), ('soon', now() + interval '1 min', NULL), ('never', 'infinity', NULL),
+                          ('always', '-infinity', NULL), ('disabled', now(), NULL), ('marked', now(), 'wrong')) AS v(name, next_at, error)
+            WHERE v.name = s.name`)
+	now, list, err := b.DueSchedules(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	due := map[string]bool{}
+	for _, d := range list {
+		due[d.Name] = true
+		equal(t, d.Name+": to be worked out", d.Next == nil, d.Name == "unknown" || d.Name == "always")
+	}
+	equal(t, "what is due", fmt.Sprint(due), "map[always:true now:true past:true unknown:true]")
+	equal(t, "the clock is Postgres'", b.one(`SELECT now() - $1 BETWEEN interval '0' AND interval '1 min'`, now), "true")
+	wait, err := b.UntilNextSchedule(t.Context(), time.Hour)
+	if err != nil || wait != 0 {
+		t.Errorf("one that is overdue is %v away, %v", wait, err)
+	}
+	for _, name := range []string{"past", "now", "always", "unknown"} {
+		if current, _ := b.make(b.due(name)); !current {
+			t.Errorf("%s is not as it was", name)
+		}
+	}
+	b.sql(`UPDATE onejob.schedules SET next_at = clock_timestamp() + interval '10 s' WHERE name = 'soon'`)
+	if wait, err := b.UntilNextSchedule(t.Context(), time.Hour); err != nil || wait > 10*time.Second {
+		t.Errorf("the next one is %v away, %v", wait, err)
+	}
+}
+
+func TestBackfill(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	row := func(name string) store.ScheduleRow {
+		_, r, err := b.Schedule(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+
+	t.Run("BesideTheLeader", func(t *testing.T) {
+		for i := range 30 {
+			name := fmt.Sprint("race ", i)
+			b.schedule(name, hoursAgo(3), "on_missed = 'skip'")
+			r := row(name)
+			d, p := b.due(name)
+			var dues []time.Time
+			for _, o := range p.Occurrences {
+				dues = append(dues, o.Due)
+			}
+			var wg sync.WaitGroup
+			makers := 0
+			wg.Go(func() { _, makers = b.make(d, p) })
+			fills := make([][]store.MadeTask, 2)
+			for i := range fills {
+				wg.Go(func() {
+					var err error
+					if fills[i], err = b.Backfill(t.Context(), r, dues); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			wg.Wait()
+			equal(t, "tasks made by all together", makers+len(fills[0])+len(fills[1]), len(dues))
+			equal(t, "skipped ones that are left", b.one(`SELECT count(*) FROM onejob.occurrences WHERE schedule_id = $1 AND skipped IS NOT NULL`, r.ID), "0")
+			equal(t, "next_at is the leader's", b.one(`SELECT next_at = $2 FROM onejob.schedules WHERE id = $1`, r.ID, p.Next), "true")
+		}
+		b.consistent()
+	})
+
+	t.Run("ChangedMeanwhile", func(t *testing.T) {
+		b.schedule("changed", hoursAgo(1))
+		r := row("changed")
+		b.sql(`UPDATE onejob.schedules SET cron = '@hourly' WHERE id = $1`, r.ID)
+		if _, err := b.Backfill(t.Context(), r, []time.Time{hoursAgo(5)}); !errors.Is(err, store.ErrScheduleChanged) {
+			t.Errorf("got %v", err)
+		}
+		b.sql(`DELETE FROM onejob.schedules WHERE id = $1`, r.ID)
+		if _, err := b.Backfill(t.Context(), r, []time.Time{hoursAgo(5)}); !errors.Is(err, store.ErrScheduleChanged) {
+			t.Errorf("got %v", err)
+		}
+	})
+
+	t.Run("NothingOfTheFuture", func(t *testing.T) {
+		b.schedule("future", hoursAgo(1))
+		made, err := b.Backfill(t.Context(), row("future"), []time.Time{hoursAgo(5), hoursAgo(-5)})
+		if err != nil || len(made) != 1 || !made[0].DueAt.Equal(hoursAgo(5)) {
+			t.Errorf("made %v, %v", made, err)
+		}
+	})
+
+	t.Run("NothingIfATaskIsRefused", func(t *testing.T) {
+		b.schedule("refused", hoursAgo(1))
+		r := row("refused")
+		b.sql(`ALTER TABLE onejob.tasks ADD CONSTRAINT no CHECK (run_at <> '2020-01-02Z')`)
+		if _, err := b.Backfill(t.Context(), r, []time.Time{day(1), day(2), day(3)}); err == nil {
+			t.Error("it was made")
+		}
+		equal(t, "occurrences", b.one(`SELECT count(*) FROM onejob.occurrences WHERE schedule_id = $1`, r.ID), "0")
+	})
+}
+
+func day(n int) time.Time { return time.Date(2020, 1, n, 0, 0, 0, 0, time.UTC) }
+
+func TestPurge(t *testing.T) {
+	t.Parallel()
+	// finished adds n tasks that finished so many hours ago.
+	finished := func(b *bench, n, hours int, keepFor any) {
+		b.sql(`INSERT INTO onejob.tasks (kind, status, finished_at, keep_for)
+               SELECT 'noop', 'succeeded', now() - $2 * interval '1 hour', $3::text::interval FROM generate_series(1, $1) i`, n, hours, keepFor)
+	}
+	purge := func(b *bench, n int) int {
+		b.t.Helper()
+		deleted, err := b.Purge(b.t.Context(), tasks.StatusSucceeded, 24*time.Hour, n)
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		return deleted
+	}
+
+	t.Run("ARowsOwnTimeGoesBefore", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t)
+		finished(b, 3, 23, nil)
+		finished(b, 4, 25, nil)
+		finished(b, 5, 25, "2 days")
+		finished(b, 6, 2, "1 hour")
+		finished(b, 7, 1, "0")
+		finished(b, 8, 100000, "170000000 years") // no such time is representable
+		equal(t, "deleted", purge(b, 1000), 4+6+7)
+		equal(t, "left", b.one(`SELECT count(*) FROM onejob.tasks`), fmt.Sprint(3+5+8))
+	})
+
+	t.Run("WhatIsPlannedForASmallTableDoesForALargeOne", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t)
+		b.Store = open(t, store.Config{DSN: b.dsn, MaxConns: 1}) // so that each statement has one plan
+		finished(b, 100, 1, nil)
+		b.sql(`ALTER TABLE onejob.tasks SET (autovacuum_enabled = false)`)
+		b.sql(`VACUUM ANALYZE onejob.tasks`)
+		for range 8 { // five times Postgres plans anew, before it keeps a plan
+			equal(t, "deleted of what is new", purge(b, 1000), 0)
+		}
+		finished(b, 300_000, 2, nil)
+		finished(b, 2_000, 48, nil)
+		for _, statistics := range []string{"none", "analyzed"} {
+			if statistics == "analyzed" {
+				b.sql(`ANALYZE onejob.tasks`)
+				b.Store = open(t, store.Config{DSN: b.dsn, MaxConns: 1})
+			}
+			purge(b, 1) // meets what was left to clean up
+			before := b.read()
+			equal(t, "deleted of what is old", purge(b, 500), 500)
+			if rows := b.read() - before; rows > 10_000 {
+				t.Errorf("statistics %s: %d rows were read to delete 500 of 302000", statistics, rows)
+			}
+		}
+	})
+}
+
+func TestPurgeOccurrences(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.schedule("s", hoursAgo(0))
+	id, task := b.one(`SELECT id FROM onejob.schedules`), b.insert()
+	for _, o := range []struct {
+		due, age string
+		task     any
+		skipped  any
+	}{
+		{"2020-01-01", "2 days", nil, "missed"},
+		{"2020-01-02", "1 hour", nil, "missed"},
+		{"2020-01-03", "2 days", task, nil},
+		{"2020-01-04", "2 days", "1000", nil}, // its task is gone
+		{"2020-01-05", "1 hour", "1001", nil},
+	} {
+		b.sql(`INSERT INTO onejob.occurrences (schedule_id, due_at, task_id, skipped, made_at)
+               VALUES ($1::text::bigint, $2::text::timestamptz, $3::text::bigint, $4, now() - $5::text::interval)`, id, o.due, o.task, o.skipped, o.age)
+	}
+	for _, want := range []int{1, 1, 0} {
+		n, err := b.PurgeOccurrences(t.Context(), 24*time.Hour, 1)
+		if err != nil || n != want {
+			t.Errorf("deleted %d, %v, want %d", n, err, want)
+		}
+	}
+	equal(t, "left", strings.Join(b.sql(`SELECT extract(day FROM due_at AT TIME ZONE 'UTC')::int::text FROM onejob.occurrences ORDER BY due_at`), " "), "2 3 5")
+}

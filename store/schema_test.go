@@ -1,0 +1,177 @@
+package store_test
+
+import (
+	"errors"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"onejob/internal/testenv"
+	"onejob/store"
+	"onejob/tasks"
+)
+
+func TestTenReplicasMigrateAtOnce(t *testing.T) {
+	t.Parallel()
+	db := testenv.Postgres(t)
+	// The first one at work, so that the ten are sure to meet.
+	held, err := db.Pool(t).Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Release()
+	const lock = 0x6f6e656a6f62
+	if _, err := held.Exec(t.Context(), `SELECT pg_advisory_lock($1)`, lock); err != nil {
+		t.Fatal(err)
+	}
+	var applied atomic.Int32
+	var wg sync.WaitGroup
+	for range 10 {
+		s := open(t, store.Config{DSN: db.DSN})
+		wg.Go(func() {
+			if err := s.Migrate(t.Context(), func(int, string) { applied.Add(1) }); err != nil {
+				t.Error(err)
+			}
+			if err := s.CheckSchema(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	testenv.Eventually(t, 20*time.Second, "all ten wait", func() bool {
+		var n int
+		err := held.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory'`).Scan(&n)
+		return err == nil && n == 10
+	})
+	if _, err := held.Exec(t.Context(), `SELECT pg_advisory_unlock($1)`, lock); err != nil {
+		t.Fatal(err)
+	}
+	wg.Wait()
+	v, err := open(t, store.Config{DSN: db.DSN}).SchemaVersion(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "the number of migrations applied", int(applied.Load()), v.Want)
+}
+
+func TestSchemaThatDoesNotFit(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name, change, says string
+		mends              bool // Migrate does
+	}{
+		{"Newer", `UPDATE onejob.schema_version SET version = version + 1`, "upgrade this binary", false},
+		{"None", `DROP SCHEMA onejob CASCADE`, "run onejob migrate up", true},
+		{"Older", `DROP SCHEMA onejob CASCADE; CREATE SCHEMA onejob; CREATE TABLE onejob.schema_version (version int NOT NULL); INSERT INTO onejob.schema_version VALUES (0)`, "run onejob migrate up", true},
+		{"TableDropped", `DROP TABLE onejob.attempts CASCADE`, "[onejob.attempts onejob.overlaps] are missing; restore the schema onejob from a backup", false},
+		{"IndexDropped", `DROP INDEX onejob.one_running_task_per_lock_key`, "one_running_task_per_lock_key", false},
+		{"VersionLost", `DELETE FROM onejob.schema_version`, "restore the schema from a backup", false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			if _, err := b.pool.Exec(t.Context(), test.change); err != nil {
+				t.Fatal(err)
+			}
+			err := b.CheckSchema(t.Context())
+			if !errors.Is(err, store.ErrSchema) || !strings.Contains(err.Error(), test.says) {
+				t.Errorf("CheckSchema says %v, want %s", err, test.says)
+			}
+			err = b.Migrate(t.Context(), nil)
+			if test.mends != (err == nil) {
+				t.Errorf("Migrate returns %v", err)
+			}
+			if err != nil && !strings.Contains(err.Error(), test.says) {
+				t.Errorf("Migrate says %v, want %s", err, test.says)
+			}
+		})
+	}
+}
+
+func TestRights(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	role := "poor_" + b.one(`SELECT current_database()`)
+	b.sql(`CREATE ROLE ` + role + ` LOGIN`)
+	t.Cleanup(func() { b.sql(`DROP OWNED BY ` + role); b.sql(`DROP ROLE ` + role) })
+	poor := open(t, store.Config{DSN: as(t, b.dsn, role)})
+
+	if err := poor.CheckSchema(t.Context()); err == nil || !strings.Contains(err.Error(), "GRANT USAGE ON SCHEMA onejob") {
+		t.Errorf("without any rights, CheckSchema says %v", err)
+	}
+	b.sql(`GRANT USAGE ON SCHEMA onejob TO ` + role)
+	// Each statement that CheckRights asks for is run, until it asks for no more.
+	asked := 0
+	for err := poor.CheckRights(t.Context()); err != nil; err = poor.CheckRights(t.Context()) {
+		if asked++; asked > 20 {
+			t.Fatal(err)
+		}
+		statement, ok := strings.CutPrefix(strings.Split(err.Error(), "\n")[0], "missing: ")
+		if !ok {
+			t.Fatal(err)
+		}
+		b.sql(statement)
+	}
+	equal(t, "the number of rights asked for", asked, 15)
+
+	// They are enough for all that a replica does.
+	b.insert()
+	b.insert("lock_key='k'")
+	poorBench := *b
+	poorBench.Store = poor
+	list := poorBench.claimMax(10)
+	equal(t, "the number of tasks claimed", len(list), 2)
+	if err := poor.Complete(t.Context(), succeeded(list[0])); err != nil {
+		t.Error(err)
+	}
+	if err := poor.Unclaim(t.Context(), list[1], 0); err != nil {
+		t.Error(err)
+	}
+	if _, err := poor.TakeOver(t.Context(), []string{b.session}, 3); err != nil {
+		t.Error(err)
+	}
+	if err := poor.CheckSchema(t.Context()); err != nil {
+		t.Error(err)
+	}
+
+	// And for the leader.
+	b.sql(`INSERT INTO onejob.schedules (name, cron, kind) VALUES ('s', '@hourly', 'noop')`)
+	now, due, err := poor.DueSchedules(t.Context())
+	if err != nil || len(due) != 1 {
+		t.Fatalf("due schedules: %v, %v", due, err)
+	}
+	plan := tasks.Plan{Occurrences: []tasks.Occurrence{{Due: now}}, Next: now.Add(time.Hour)}
+	if _, made, err := poor.MakeOccurrences(t.Context(), due[0], plan); err != nil || made != 1 {
+		t.Errorf("made %d tasks: %v", made, err)
+	}
+	if _, err := poor.Purge(t.Context(), tasks.StatusSucceeded, 0, 10); err != nil {
+		t.Error(err)
+	}
+	if _, err := poor.PurgeOccurrences(t.Context(), 0, 10); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestMigrateWithoutTheRightToCreateTheSchema(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.sql(`DROP SCHEMA onejob CASCADE`)
+	role := "poor_" + b.one(`SELECT current_database()`)
+	b.sql(`CREATE ROLE ` + role + ` LOGIN`)
+	t.Cleanup(func() { b.sql(`DROP OWNED BY ` + role); b.sql(`DROP ROLE ` + role) })
+	poor := open(t, store.Config{DSN: as(t, b.dsn, role)})
+
+	err := poor.Migrate(t.Context(), nil)
+	if err == nil {
+		t.Fatal("it was created")
+	}
+	_, statement, ok := strings.Cut(err.Error(), "let somebody who may run: ")
+	if !ok {
+		t.Fatal(err)
+	}
+	b.sql(statement)
+	if err := poor.Migrate(t.Context(), nil); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,208 @@
+// Package store holds every statement of SQL that onejob runs, each next to
+// the Go that calls it.
+//
+// It believes Postgres' clock and no other. What it promises: a claim gives a
+// task to one session and a fence above all earlier ones; an ending is accepted
+// only under the fence that is in the row; what was accepted stays. It promises
+// nothing about who else is working: that is what package lock is for.
+//
+// Calls that come together are answered together (group commit), so that the
+// callers can think of one task at a time.
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"onejob/internal/batch"
+)
+
+// Config says how to reach Postgres.
+type Config struct {
+	// DSN is a URL or a list of key=value, as libpq takes it; libpq's PG...
+	// environment variables fill what it leaves out. It may lead through a
+	// transaction pooler: add default_query_exec_mode=exec then.
+	DSN string
+
+	// ListenDSN leads to Postgres itself, for LISTEN and migrations, which a
+	// transaction pooler cannot carry. Empty means DSN.
+	ListenDSN string
+
+	// MaxConns is the most connections the pool opens; zero means 8. One more
+	// is opened for LISTEN.
+	MaxConns int
+
+	// Timeout bounds every statement of the store's own; zero means 15 s.
+	Timeout time.Duration
+}
+
+// Store is a connection pool to the tables of onejob.
+type Store struct {
+	pool    *pgxpool.Pool
+	listen  *pgx.ConnConfig
+	timeout time.Duration
+
+	endings batch.Group[*ending]
+	returns batch.Group[*returned]
+}
+
+// Open prepares a store. It parses the configuration, and fails if that cannot
+// be used; it does not connect, see Ping.
+func Open(cfg Config) (*Store, error) {
+	pc, err := pgxpool.ParseConfig(cfg.DSN)
+	if err != nil {
+		return nil, fmt.Errorf("postgres.dsn: %w", sanitized(err))
+	}
+	listenDSN := cfg.ListenDSN
+	if listenDSN == "" {
+		listenDSN = cfg.DSN
+	}
+	lc, err := pgxpool.ParseConfig(listenDSN) // the pool_... settings of a DSN are understood, and left out
+	if err != nil {
+		return nil, fmt.Errorf("postgres.listen_dsn: %w", sanitized(err))
+	}
+	pc.MaxConns = 8
+	if cfg.MaxConns > 0 {
+		pc.MaxConns = int32(cfg.MaxConns)
+	}
+	for _, c := range []*pgx.ConnConfig{pc.ConnConfig, lc.ConnConfig} {
+		if c.ConnectTimeout == 0 {
+			c.ConnectTimeout = 5 * time.Second
+		}
+		if c.RuntimeParams["application_name"] == "" {
+			c.RuntimeParams["application_name"] = "onejob"
+		}
+	}
+	pool, err := pgxpool.NewWithConfig(context.Background(), pc)
+	if err != nil {
+		return nil, fmt.Errorf("postgres.dsn: %w", sanitized(err))
+	}
+	s := &Store{pool: pool, listen: lc.ConnConfig, timeout: 15 * time.Second}
+	if cfg.Timeout > 0 {
+		s.timeout = cfg.Timeout
+	}
+	s.endings = batch.Group[*ending]{Commit: s.commitEndings, Max: 128, Parallel: 2}
+	s.returns = batch.Group[*returned]{Commit: s.commitReturns, Max: 128}
+	return s, nil
+}
+
+// Close ends all connections. It waits for those in use.
+func (s *Store) Close() { s.pool.Close() }
+
+// Pool returns the pool, for statements of the caller's own.
+func (s *Store) Pool() *pgxpool.Pool { return s.pool }
+
+// Ping returns nil if Postgres answers.
+func (s *Store) Ping(ctx context.Context) error {
+	if err := s.pool.Ping(ctx); err != nil {
+		return sanitized(err)
+	}
+	return nil
+}
+
+// Version returns what Postgres says its version is.
+func (s *Store) Version(ctx context.Context) (string, error) {
+	var v string
+	err := s.pool.QueryRow(ctx, `SHOW server_version`).Scan(&v)
+	return v, sanitized(err)
+}
+
+// A sender is a pool or a transaction.
+type sender interface {
+	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
+}
+
+// query runs a statement of the hot path and collects its rows, in one round
+// trip and one transaction with a setting that lasts as long: no sequential
+// scans. Postgres keeps the plan of a prepared statement for later calls, and a
+// plan made while the tables were small, or empty, would read all of them when a
+// million rows have been inserted, until somebody analyzes them. The setting does
+// not outlive the transaction, so that nobody who shares a pooler sees it.
+//
+// It only forbids; the statements are written so that an index remains, see
+// docs/decisions/claim.md.
+func query[T any](ctx context.Context, db sender, scan pgx.RowToFunc[T], sql string, args ...any) (list []T, err error) {
+	var b pgx.Batch
+	b.Queue(`SELECT set_config('enable_seqscan', 'off', true)`)
+	b.Queue(sql, args...)
+	results := db.SendBatch(ctx, &b)
+	defer func() {
+		// It is Close that hears whether the transaction was committed.
+		if e := results.Close(); err == nil && e != nil {
+			list, err = nil, e
+		}
+	}()
+	if _, err := results.Exec(); err != nil {
+		return nil, err
+	}
+	rows, err := results.Query()
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, scan)
+}
+
+const deadlock = "40P01" // the SQLSTATE
+
+// unfit reports whether Postgres refuses the data of a statement, so that asking
+// again is no use: a data exception, an integrity constraint, or a limit of
+// Postgres itself.
+func unfit(err error) (*pgconn.PgError, bool) {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) && len(pg.Code) == 5 {
+		switch pg.Code[:2] {
+		case "22", "23", "54":
+			return pg, true
+		}
+	}
+	return nil, false
+}
+
+// sanitized returns an error that a person understands and that holds no
+// password: pgx repeats the DSN in the error of one that it cannot parse.
+func sanitized(err error) error {
+	var parse *pgconn.ParseConfigError
+	if errors.As(err, &parse) {
+		const form = "write it as postgres://USER:PASSWORD@HOST:PORT/DATABASE or as host=HOST dbname=DATABASE"
+		cause := errors.Unwrap(err)
+		if cause == nil {
+			return fmt.Errorf("the DSN cannot be parsed; %s", form)
+		}
+		return fmt.Errorf("the DSN cannot be parsed (%s); %s", redact(cause.Error()), form)
+	}
+	return err
+}
+
+// redact removes what a cause repeats in quotes: it may be part of a password.
+func redact(s string) string {
+	out := make([]byte, 0, len(s))
+	var quote byte
+	for i := 0; i < len(s); i++ {
+		switch c := s[i]; {
+		case quote != 0:
+			if c == quote {
+				out = append(out, "..."...)
+				out = append(out, c)
+				quote = 0
+			}
+		case c == '"' || c == '`':
+			quote = c
+			out = append(out, c)
+		default:
+			out = append(out, c)
+		}
+	}
+	return string(out)
+}
+
+// bounded returns the context of one of the store's own statements. Those that
+// answer for many callers must not end because one of them gave up.
+func (s *Store) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), s.timeout)
+}

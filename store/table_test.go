@@ -1,0 +1,201 @@
+package store_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"onejob/tasks"
+)
+
+func TestNonsenseIsRefusedByName(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	wrong := map[string][]string{
+		"status_is_pending_running_succeeded_failed_or_cancelled": {"status='done'"},
+		"kind_is_1_to_100_characters":                             {"kind=''", "kind=repeat('k', 101)"},
+		"queue_is_1_to_100_characters":                            {"queue=''", "queue=repeat('q', 101)"},
+		"priority_is_between_minus_1000_and_1000":                 {"priority=1001", "priority=-1001"},
+		"max_attempts_is_between_1_and_1000":                      {"max_attempts=0", "max_attempts=1001"},
+		"attempt_and_crashes_are_not_negative":                    {"attempt=-1", "crashes=-1"},
+		"timeout_is_above_zero":                                   {"timeout='0'", "timeout='-1 s'"},
+		"lock_key_is_1_to_512_bytes_without_control_characters":   {"lock_key=''", "lock_key=repeat('é', 257)", `lock_key=E'a\nb'`},
+		"limit_name_is_1_to_100_characters":                       {"limit_name=''", "limit_name=repeat('l', 101)"},
+		"unique_key_is_1_to_512_bytes":                            {"unique_key=''", "unique_key=repeat('é', 257)"},
+		"payload_is_at_most_4_mib":                                {"payload=to_jsonb(repeat('x', 4 << 20))"},
+		"only_a_running_task_has_a_session":                       {"status='running'", "session=gen_random_uuid()"},
+		"keep_for_is_not_negative":                                {"keep_for='-1 s'"},
+		"only_a_finished_task_has_finished_at":                    {"status='failed'", "finished_at=now()"},
+	}
+	for constraint, columns := range wrong {
+		for _, c := range columns {
+			name, value, _ := strings.Cut(c, "=")
+			statement := fmt.Sprintf(`INSERT INTO onejob.tasks (kind, %s) VALUES ('noop', %s)`, name, value)
+			if name == "kind" {
+				statement = fmt.Sprintf(`INSERT INTO onejob.tasks (kind) VALUES (%s)`, value)
+			}
+			_, err := b.try(statement)
+			var pg *pgconn.PgError
+			if !errors.As(err, &pg) || pg.ConstraintName != constraint {
+				t.Errorf("%s: %v, want %s", c, err, constraint)
+			}
+		}
+	}
+	for _, name := range b.sql(`SELECT conname FROM pg_constraint WHERE conrelid = 'onejob.tasks'::regclass AND contype = 'c'`) {
+		if wrong[name] == nil {
+			t.Errorf("nothing here violates %s", name)
+		}
+	}
+	for constraint, statement := range map[string]string{
+		"outcome_is_known": `UPDATE onejob.attempts SET outcome = 'odd'`,
+		"only_a_refused_attempt_may_be_known_in_part": `UPDATE onejob.attempts SET replica = NULL`,
+	} {
+		task := b.inState(tasks.StatusSucceeded)
+		_, err := b.try(statement+` WHERE task_id = $1`, task.ID)
+		var pg *pgconn.PgError
+		if !errors.As(err, &pg) || pg.ConstraintName != constraint {
+			t.Errorf("%v, want %s", err, constraint)
+		}
+	}
+}
+
+func TestPlainInsert(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.sql(`INSERT INTO onejob.tasks (kind) VALUES ('noop')`)
+	equal(t, "the row", b.one(`SELECT concat_ws(' ', kind, payload, status, queue, priority, attempt, max_attempts, crashes, run_at <= now()) FROM onejob.tasks`),
+		"noop {} pending default 0 0 5 0 t")
+
+	b.sql(`INSERT INTO onejob.tasks (kind, priority, payload) VALUES ('noop', 1, to_jsonb(repeat('x', 1 << 20)))`)
+	equal(t, "the length of the payload", len(b.claimMax(1)[0].Payload), 1<<20+2)
+}
+
+func TestUniqueKey(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	const again = `INSERT INTO onejob.tasks (kind, unique_key) VALUES ('noop', 'u') ON CONFLICT DO NOTHING RETURNING id`
+	taken := func(when string, want bool) {
+		t.Helper()
+		_, err := b.try(`INSERT INTO onejob.tasks (kind, unique_key) VALUES ('noop', 'u')`)
+		var pg *pgconn.PgError
+		if got := errors.As(err, &pg) && pg.ConstraintName == "unique_key_is_taken_by_a_pending_or_running_task"; got != want {
+			t.Errorf("%s: taken is %v, %v", when, got, err)
+		}
+	}
+	taken("at first", false)
+	taken("while it is pending", true)
+	equal(t, "ON CONFLICT DO NOTHING: the number of rows", len(b.sql(again)), 0)
+	equal(t, "enqueue", b.one(`SELECT onejob.enqueue('noop', unique_key => 'u') IS NULL`), "true")
+	first := b.claimMax(1)[0]
+	taken("while it runs", true)
+	if err := b.Complete(t.Context(), succeeded(first)); err != nil {
+		t.Fatal(err)
+	}
+	taken("when it is done", false)
+	if _, err := b.Retry(t.Context(), first.ID); err == nil || !strings.Contains(err.Error(), "unique_key_is_taken_by_a_pending_or_running_task") {
+		t.Errorf("the retry of a task whose key another has taken: %v", err)
+	}
+}
+
+// inState returns a task in the given state.
+func (b *bench) inState(status tasks.Status) *tasks.Task {
+	b.t.Helper()
+	t := b.claimed()
+	var err error
+	switch status {
+	case tasks.StatusPending:
+		err = b.Unclaim(b.t.Context(), t, 0)
+	case tasks.StatusRunning:
+	case tasks.StatusSucceeded:
+		err = b.Complete(b.t.Context(), succeeded(t))
+	default:
+		err = b.Complete(b.t.Context(), failed(t, status))
+	}
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	equal(b.t, "the status", b.row(t, "status"), string(status))
+	return t
+}
+
+func TestCancelAndRetryInAllStates(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	for _, test := range []struct {
+		status                tasks.Status
+		cancelled, retried    bool
+		afterCancel, afterTry string
+	}{
+		{tasks.StatusPending, true, true, "cancelled t t", "pending 0 f f"},
+		{tasks.StatusRunning, true, false, "running t f", "running 1 f f"},
+		{tasks.StatusSucceeded, false, true, "succeeded f t", "pending 0 f f"},
+		{tasks.StatusFailed, false, true, "failed f t", "pending 0 f f"},
+		{tasks.StatusCancelled, false, true, "cancelled f t", "pending 0 f f"},
+	} {
+		for _, how := range []string{"function", "UPDATE"} {
+			task := b.inState(test.status)
+			if how == "UPDATE" {
+				b.sql(`UPDATE onejob.tasks SET cancel_requested = true WHERE id = $1 AND status IN ('pending', 'running')`, task.ID)
+			} else if got, err := b.Cancel(t.Context(), task.ID); err != nil || got != test.cancelled {
+				t.Errorf("cancel of a %s task: %v, %v", test.status, got, err)
+			}
+			equal(t, fmt.Sprintf("a %s task after a cancel by %s", test.status, how), b.row(task, "status, cancel_requested, finished_at IS NOT NULL"), test.afterCancel)
+		}
+		task := b.inState(test.status)
+		if got, err := b.Retry(t.Context(), task.ID); err != nil || got != test.retried {
+			t.Errorf("retry of a %s task: %v, %v", test.status, got, err)
+		}
+		equal(t, fmt.Sprintf("a %s task after a retry", test.status), b.row(task, "status, attempt, cancel_requested, finished_at IS NOT NULL"), test.afterTry)
+	}
+	if got, err := b.Cancel(t.Context(), 1<<40); got || err != nil {
+		t.Errorf("cancel of no task: %v, %v", got, err)
+	}
+	if got, err := b.Retry(t.Context(), 1<<40); got || err != nil {
+		t.Errorf("retry of no task: %v, %v", got, err)
+	}
+}
+
+func TestACancelledTaskThatRunsIsSeenByItsReplicaAlone(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	task := b.claimed()
+	other := *b
+	other.session = "6f1ed002-ab59-42fb-a0b4-0123456789ab"
+	other.claimed()
+	b.sql(`UPDATE onejob.tasks SET cancel_requested = true WHERE id = $1`, task.ID)
+	mine, err := b.CancelRequests(t.Context(), b.session)
+	equal(t, "mine", fmt.Sprint(mine, err), fmt.Sprint([]int64{task.ID}, nil))
+	others, err := b.CancelRequests(t.Context(), other.session)
+	equal(t, "the other's", fmt.Sprint(others, err), "[] <nil>")
+}
+
+func TestEnqueueFromSQL(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	id := b.one(`SELECT onejob.enqueue('noop', '{"a": 1}', queue => 'q', priority => 7, run_at => '2001-01-01Z', lock_key => 'k',
+		limit_name => 'l', unique_key => 'u', max_attempts => 2, timeout => '3 s')`)
+	equal(t, "the row", b.one(`SELECT concat_ws(' ', kind, payload, queue, priority, extract(year FROM run_at), lock_key, limit_name, unique_key, max_attempts, timeout) FROM onejob.tasks WHERE id = $1::text::bigint`, id),
+		`noop {"a": 1} q 7 2001 k l u 2 00:00:03`)
+}
+
+func TestOverlapsFindsOne(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	plant := func(fence int, key, from, to string) {
+		b.sql(`INSERT INTO onejob.attempts (fence, task_id, attempt, lock_key, replica, session, started_at, finished_at, outcome)
+			VALUES ($1, $1, 1, $2, 'r', gen_random_uuid(), ('2001-01-01T' || $3)::timestamptz, ('2001-01-01T' || $4)::timestamptz, 'succeeded')`, fence, key, from, to)
+	}
+	plant(1, "k", "10:00", "10:10")
+	plant(2, "k", "10:10", "10:20") // ends and begins at once: no overlap
+	plant(3, "other", "10:00", "10:20")
+	b.claimed("lock_key='k'")
+	equal(t, "the number of overlaps", b.one(`SELECT count(*) FROM onejob.overlaps`), "0")
+	plant(4, "k", "10:09", "10:10")
+	equal(t, "the overlaps", strings.Join(b.sql(`SELECT concat_ws(' ', lock_key, fence, other_fence, overlap_ended - overlap_began) FROM onejob.overlaps`), "; "), "k 1 4 00:01:00")
+	plant(5, "k", "10:30", "23:00")
+	b.sql(`UPDATE onejob.attempts SET finished_at = 'infinity' WHERE fence = 5`) // it is still at work, beside the running row
+	equal(t, "the number of overlaps with a running row", b.one(`SELECT count(*) FROM onejob.overlaps WHERE fence = 5 OR other_fence = 5`), "1")
+}
