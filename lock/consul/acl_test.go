@@ -1,0 +1,153 @@
+package consul
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+
+	"onejob/internal/servers"
+	"onejob/internal/testenv"
+	"onejob/lock"
+)
+
+// TestRights lives with tokens that may do too little, and exactly enough.
+func TestRights(t *testing.T) {
+	t.Parallel()
+	_, kv := testenv.OwnConsul(t, servers.ConsulConfig{ManagementToken: "6d2d0b1e-5b6c-4b1c-9d3a-0c8f8a1f6f10"})
+	// token makes a token with these rules.
+	token := func(t *testing.T, rules ...string) string {
+		t.Helper()
+		entry := &api.ACLToken{}
+		if len(rules) > 0 {
+			name := strings.NewReplacer("/", "-", "#", "-").Replace(t.Name())
+			policy, _, err := kv.Client.ACL().PolicyCreate(&api.ACLPolicy{Name: name, Rules: strings.Join(rules, "\n")}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			entry.Policies = []*api.ACLLink{{ID: policy.ID}}
+		}
+		created, _, err := kv.Client.ACL().TokenCreate(entry, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return created.SecretID
+	}
+	with := func(t *testing.T, liveness Liveness, token string) Config {
+		cfg := config(t, kv)
+		cfg.Liveness, cfg.Client.Token = liveness, token
+		return cfg
+	}
+	// trouble starts a locker that is not to get a session, and returns why.
+	trouble := func(t *testing.T, cfg Config) error {
+		t.Helper()
+		l := create(t, cfg)
+		run(t, l)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		err := l.Ready(ctx)
+		if err == nil {
+			t.Error("a session could be had")
+		}
+		return err
+	}
+
+	for _, liveness := range []Liveness{Check, TTL} {
+		t.Run("without rights the error lists the rules/"+string(liveness), func(t *testing.T) {
+			t.Parallel()
+			cfg := with(t, liveness, token(t))
+			err := trouble(t, cfg)
+			for _, rule := range cfg.WithDefaults().rules() {
+				if err == nil || !strings.Contains(err.Error(), rule) {
+					t.Errorf("the error does not list %s: %v", rule, err)
+				}
+			}
+		})
+		t.Run("the rules are enough/"+string(liveness), func(t *testing.T) {
+			t.Parallel()
+			cfg := config(t, kv)
+			cfg.Liveness = liveness
+			cfg = with(t, liveness, token(t, cfg.WithDefaults().rules()...))
+			l, other := start(t, cfg), start(t, cfg)
+			session := l.Session()
+			key := "held-" + string(liveness)
+			lease, deleted := acquire(t, l, key), acquire(t, l, key+"-deleted")
+			deleteKey(t, kv, "tasks/"+key+"-deleted")
+			ended(t, deleted, lock.ErrRevoked)
+			before := lease.Deadline()
+			testenv.Eventually(t, patience, "the lease is extended", func() bool { return before.Before(lease.Deadline()) })
+			if s, _, err := other.Holder(t.Context(), key); s != session || err != nil {
+				t.Errorf("the holder is %q (%v), want %s", s, err, session)
+			}
+			release(t, lease)
+			_ = deleted.Release(t.Context())
+			if _, err := kv.Client.Session().Destroy(session, nil); err != nil {
+				t.Fatal(err)
+			}
+			testenv.Eventually(t, patience, "the session is dead", func() bool {
+				dead, err := other.Dead(t.Context(), []string{session})
+				return err == nil && len(dead) == 1
+			})
+			again(t, l, session)
+		})
+	}
+	for i, rule := range config(t, kv).WithDefaults().rules() {
+		t.Run("no rule is too many/"+strings.Fields(rule)[0], func(t *testing.T) {
+			t.Parallel()
+			cfg := config(t, kv)
+			rules := cfg.WithDefaults().rules()
+			_ = trouble(t, with(t, Check, token(t, append(rules[:i:i], rules[i+1:]...)...)))
+		})
+	}
+
+	t.Run("a right that is taken away is not a lost key", func(t *testing.T) {
+		t.Parallel()
+		rules := config(t, kv).WithDefaults().rules()
+		file := filepath.Join(t.TempDir(), "token")
+		write := func(token string) {
+			if err := os.WriteFile(file, []byte(token+"\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var keyless []string
+		for _, rule := range rules {
+			if !strings.HasPrefix(rule, "key_prefix") {
+				keyless = append(keyless, rule)
+			}
+		}
+		all := token(t, rules...)
+		write(all)
+		cfg := config(t, kv)
+		cfg.Client.TokenFile = file
+		l := start(t, cfg)
+		lease := acquire(t, l, "k")
+
+		t.Run("rotated", func(t *testing.T) { write(token(t, keyless...)) })
+		// The file may be looked at between an acquire and its release, so each
+		// has a key of its own.
+		n := 0
+		testenv.Eventually(t, patience, "acquire fails and the error lists the rules", func() bool {
+			n++
+			other, err := try(l, fmt.Sprint("other-", n))
+			if err == nil {
+				_ = other.Release(t.Context())
+			}
+			return err != nil && strings.Contains(err.Error(), "key_prefix")
+		})
+		l.current().verify(t.Context())
+		if lease.Context().Err() != nil {
+			t.Errorf("the lease ended: %v", context.Cause(lease.Context()))
+		}
+		if err := lease.Release(t.Context()); err == nil || errors.Is(err, lock.ErrRevoked) {
+			t.Errorf("release without the right to: got error %v", err)
+		}
+		write(all)
+		testenv.Eventually(t, patience, "the key is deleted", func() bool { return holder(t, kv, "tasks/k") == "" })
+	})
+}

@@ -1,0 +1,178 @@
+// Package consul keeps the locks of onejob in Consul's KV store: package lock's
+// promises on top of sessions and transactions.
+//
+// A [Locker] holds one session at a time, with delete behaviour, and every lock
+// is a key under it. Locks are taken and given back in transactions for all who
+// ask at the same moment, up to 64 in each, which cost Consul one Raft entry.
+//
+// Consul would grant a key twice within one session, so a Locker keeps a list of
+// its leases, and a key on it is refused here. In return a lock whose answer was
+// lost can simply be asked for again. A key stays on the list for some seconds
+// after its release if a request about it may be applied late; a key that turns
+// up then is deleted. An operator who releases or deletes a key ends that lease
+// alone, within Config.Verify.
+//
+// It uses none of the client library's own Lock, Semaphore and RenewPeriodic:
+// they take no context, may hang on a connection that went dead, count from the
+// reply instead of the request, and mistake a busy server for a lost lock.
+//
+// # Liveness
+//
+// With [Check], the replica registers itself as a service with a TTL check at
+// its agent, and the session ends when that check fails. Heartbeats go to the
+// agent and cost no Raft write. The session's own TTL stays as the backstop for
+// the loss of a whole host, agent and replica together. With [TTL] there is the
+// session's TTL alone: it needs no stable agent, but Consul lets a session live
+// for up to twice its TTL, and no TTL may be below 10 s, so a take-over waits
+// for 20 s and more.
+//
+// # Keys
+//
+//	<prefix>/tasks/<lock key>    a lock
+//	<prefix>/leader              the leader's lock, for everybody to read
+//	<prefix>/replicas/<session>  a living replica; its watch tells who died
+package consul
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+	"go.uber.org/zap"
+
+	"onejob/lock"
+)
+
+// Liveness is what a session's life hangs on.
+type Liveness string
+
+// The two ways.
+const (
+	Check Liveness = "check"
+	TTL   Liveness = "ttl"
+)
+
+// Config says how to reach Consul and how long things may take. The zero value
+// of every field means its default.
+type Config struct {
+	// Client is how to reach Consul; nil means api.DefaultConfig, which honours
+	// CONSUL_HTTP_ADDR, CONSUL_HTTP_TOKEN and the rest of Consul's environment.
+	Client *api.Config
+
+	Prefix   string   // of all keys; default service/onejob
+	Service  string   // the name to register as; default onejob
+	Liveness Liveness // default Check
+
+	CheckTTL   time.Duration // of the check; default 5 s
+	Heartbeat  time.Duration // how often the check is fed; default 1 s
+	SessionTTL time.Duration // at least 10 s, Consul's own bound; default 15 s
+	Renew      time.Duration // how often the session is renewed; default 5 s
+	Margin     time.Duration // how much earlier than Consul the holder gives up; default 1 s
+	LockDelay  time.Duration // how long the keys of a dead session stay locked; default 3 s
+	Verify     time.Duration // how often held keys are looked at; default 3 s
+
+	Replica Replica     // who we are
+	Log     *zap.Logger // default: none
+}
+
+// Replica is what a living replica tells about itself, in its key.
+type Replica struct {
+	Name    string    `json:"name"`
+	Host    string    `json:"host"`
+	PID     int       `json:"pid"`
+	Version string    `json:"version"`
+	HTTP    string    `json:"http"`
+	Started time.Time `json:"started"`
+}
+
+// WithDefaults returns the configuration with every zero field filled.
+func (c Config) WithDefaults() Config {
+	def := func(d *time.Duration, v time.Duration) {
+		if *d == 0 {
+			*d = v
+		}
+	}
+	if c.Client == nil {
+		c.Client = api.DefaultConfig()
+	}
+	if c.Prefix == "" {
+		c.Prefix = "service/onejob"
+	}
+	if c.Service == "" {
+		c.Service = "onejob"
+	}
+	if c.Liveness == "" {
+		c.Liveness = Check
+	}
+	def(&c.CheckTTL, 5*time.Second)
+	def(&c.Heartbeat, time.Second)
+	def(&c.SessionTTL, 15*time.Second)
+	def(&c.Renew, 5*time.Second)
+	def(&c.Margin, time.Second)
+	def(&c.LockDelay, 3*time.Second)
+	def(&c.Verify, 3*time.Second)
+	if c.Replica.Host == "" {
+		c.Replica.Host, _ = os.Hostname()
+	}
+	if c.Replica.Name == "" {
+		c.Replica.Name = c.Replica.Host
+	}
+	if c.Replica.PID == 0 {
+		c.Replica.PID = os.Getpid()
+	}
+	if c.Replica.Started.IsZero() {
+		c.Replica.Started = time.Now()
+	}
+	if c.Log == nil {
+		c.Log = zap.NewNop()
+	}
+	return c
+}
+
+// check is the arithmetic of the health check; session that of the session.
+func (c Config) check() lock.Timing {
+	return lock.Timing{TTL: c.CheckTTL, Heartbeat: c.Heartbeat, Margin: c.Margin}
+}
+
+func (c Config) session() lock.Timing {
+	return lock.Timing{TTL: c.SessionTTL, Heartbeat: c.Renew, Margin: c.Margin}
+}
+
+// Validate returns everything that is wrong with the configuration, with the
+// arithmetic where durations cannot be safe together.
+func (c Config) Validate() error {
+	c = c.WithDefaults()
+	var errs []error
+	add := func(format string, a ...any) { errs = append(errs, fmt.Errorf(format, a...)) }
+	if strings.HasPrefix(c.Prefix, "/") || strings.HasSuffix(c.Prefix, "/") {
+		add("consul.prefix: %q must neither begin nor end with a slash", c.Prefix)
+	}
+	switch c.Liveness {
+	case Check:
+		if err := c.check().Check("consul.check_ttl"); err != nil {
+			errs = append(errs, err)
+		}
+	case TTL:
+	default:
+		add("consul.liveness: %q is neither check nor ttl", c.Liveness)
+	}
+	if err := c.session().Check("consul.session_ttl"); err != nil {
+		errs = append(errs, err)
+	}
+	if c.SessionTTL < 10*time.Second || c.SessionTTL > 24*time.Hour {
+		add("consul.session_ttl: %v is outside what Consul accepts, 10s to 24h", c.SessionTTL)
+	}
+	if c.LockDelay < time.Millisecond || c.LockDelay > time.Minute {
+		add("consul.lock_delay: %v is outside 1ms to 1m; Consul cuts off what is above", c.LockDelay)
+	}
+	if c.Verify < 100*time.Millisecond {
+		add("consul.verify: %v is below 100ms, which would keep Consul busy", c.Verify)
+	}
+	if c.Heartbeat < 50*time.Millisecond {
+		add("consul.heartbeat: %v is below 50ms, which would keep the agent busy", c.Heartbeat)
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,286 @@
+package consul
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+	"go.uber.org/zap"
+
+	"onejob/internal/batch"
+	"onejob/lock"
+)
+
+const (
+	// requestTimeout bounds one request, and all the tries of one transaction.
+	requestTimeout = 5 * time.Second
+
+	// farewell bounds each of the two steps of the end: giving back the keys,
+	// and then the session.
+	farewell = 2 * time.Second
+
+	// maxBatch is how many locks are taken or given back in one transaction.
+	// Consul takes 128 operations, and a release is two; and 64 of the longest
+	// keys and values stay below the 512 KB that it takes in one request.
+	maxBatch = 64
+)
+
+// Locker implements lock.Locker.
+type Locker struct {
+	cfg   Config
+	log   *zap.Logger
+	token tokenFile
+
+	keys  *api.Client // for keys and watches
+	pulse *api.Client // for what keeps the session alive: nothing else may hold it up
+
+	transports [2]*http.Transport // of both
+
+	acquires batch.Group[*lease]
+	releases batch.Group[*lease]
+
+	census *census
+
+	semaphores registry
+
+	// life bounds every transaction. It ends a while after Run was told to
+	// stop, so that nobody waits for a Consul that is away.
+	life context.Context
+	kill context.CancelFunc
+
+	mu      sync.Mutex
+	term    *term
+	changed chan struct{}
+	lastErr error
+	retired sync.WaitGroup // terms that are over and still hold keys
+}
+
+var _ lock.Locker = (*Locker)(nil)
+
+// New returns a Locker, or everything that is wrong with the configuration. It
+// does not talk to Consul; Run does.
+func New(cfg Config) (*Locker, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	cfg = cfg.WithDefaults()
+	l := &Locker{cfg: cfg, log: cfg.Log, changed: make(chan struct{})}
+	l.life, l.kill = context.WithCancel(context.Background())
+	l.census = newCensus(l)
+	l.acquires = batch.Group[*lease]{Commit: func(list []*lease) { l.lockKeys(l.life, list) }, Max: maxBatch, Parallel: 2}
+	l.releases = batch.Group[*lease]{Commit: func(list []*lease) { l.deleteKeys(l.life, list) }, Max: maxBatch, Parallel: 2}
+
+	// As in the library, a token file goes before a token.
+	clientConfig := *cfg.Client
+	if clientConfig.TokenFile == "" {
+		clientConfig.TokenFile = os.Getenv(api.HTTPTokenFileEnvName)
+	}
+	if clientConfig.TokenFile != "" {
+		l.token.path = clientConfig.TokenFile
+		if err := l.token.read(); err != nil {
+			return nil, fmt.Errorf("consul token file: %w", err)
+		}
+	}
+	if clientConfig.HttpClient != nil {
+		return nil, errors.New("consul: a ready-made HttpClient cannot be used; set Client.Transport instead")
+	}
+	if clientConfig.Transport == nil {
+		clientConfig.Transport = api.DefaultConfig().Transport
+	}
+	for i, c := range []**api.Client{&l.keys, &l.pulse} {
+		own := clientConfig
+		own.Transport = clientConfig.Transport.Clone() // each its own connections
+		l.transports[i] = own.Transport
+		client, err := api.NewClient(&own)
+		if err != nil {
+			return nil, fmt.Errorf("consul: %w", err)
+		}
+		*c = client
+	}
+	return l, nil
+}
+
+// Run implements lock.Locker. It may be called once. When ctx has ended it
+// returns within about four seconds, whether or not Consul answers.
+func (l *Locker) Run(ctx context.Context) error {
+	defer func() {
+		for _, t := range l.transports {
+			t.CloseIdleConnections()
+		}
+	}()
+	defer l.kill()
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(farewell, l.kill) })
+	defer stop()
+
+	watchCtx, stopWatch := context.WithCancel(context.WithoutCancel(ctx))
+	var wg sync.WaitGroup
+	wg.Go(func() { l.census.watch(watchCtx) })
+	defer wg.Wait()
+	defer stopWatch()
+	defer l.retired.Wait()
+
+	for failures := 0; ctx.Err() == nil; {
+		t, err := l.begin(ctx)
+		if err != nil {
+			if ctx.Err() != nil {
+				break
+			}
+			failures++
+			err = l.cfg.explain(err)
+			l.setError(err)
+			if failures == 1 || failures%30 == 0 {
+				l.log.Warn("consul_unavailable", zap.Error(err), zap.Int("failures", failures))
+			}
+			pause(ctx, backoff(failures))
+			continue
+		}
+		failures = 0
+		l.log.Info("session_started", zap.String("session", t.id), zap.String("liveness", string(l.cfg.Liveness)))
+		l.enter(t)
+		t.live(ctx)
+		l.leave()
+		if ctx.Err() != nil {
+			t.end(context.WithoutCancel(ctx))
+			break
+		}
+		l.log.Warn("session_lost", zap.String("session", t.id), zap.Error(context.Cause(t.ctx)), zap.Int("leases", t.count()))
+		l.retired.Go(func() { t.retire(ctx) })
+	}
+	return nil
+}
+
+// Ready returns nil as soon as there is a session. If ctx ends before, it
+// returns what keeps the session from coming.
+func (l *Locker) Ready(ctx context.Context) error {
+	for {
+		changed := l.Changed()
+		if l.current() != nil {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			if l.lastErr != nil {
+				return fmt.Errorf("consul: %w", l.lastErr)
+			}
+			return errors.New("consul: no session yet")
+		}
+	}
+}
+
+// Session implements lock.Locker.
+func (l *Locker) Session() string {
+	if t := l.current(); t != nil {
+		return t.id
+	}
+	return ""
+}
+
+// Changed implements lock.Locker.
+func (l *Locker) Changed() <-chan struct{} {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.changed
+}
+
+// Dead implements lock.Locker.
+func (l *Locker) Dead(ctx context.Context, sessions []string) ([]string, error) {
+	return l.census.dead(ctx, sessions)
+}
+
+func (l *Locker) taskKey(key string) string        { return l.cfg.Prefix + "/tasks/" + key }
+func (l *Locker) replicaKey(session string) string { return l.cfg.Prefix + "/replicas/" + session }
+
+// current returns the term whose session we may believe in now, or nil.
+func (l *Locker) current() *term {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.term == nil || l.term.deadline().Passed() {
+		return nil
+	}
+	return l.term
+}
+
+func (l *Locker) enter(t *term) {
+	l.mu.Lock()
+	l.term, l.lastErr = t, nil
+	l.mu.Unlock()
+	l.signal()
+}
+
+func (l *Locker) leave() {
+	l.mu.Lock()
+	l.term = nil
+	l.mu.Unlock()
+	l.signal()
+}
+
+func (l *Locker) setError(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lastErr = err
+}
+
+// signal wakes everybody who waits on Changed.
+func (l *Locker) signal() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	close(l.changed)
+	l.changed = make(chan struct{})
+}
+
+// query returns options for a read that the leader answers, after it has made
+// sure that it still is the leader.
+func (l *Locker) query(ctx context.Context) *api.QueryOptions {
+	q := &api.QueryOptions{RequireConsistent: true, Token: l.token.current()}
+	return q.WithContext(ctx)
+}
+
+func (l *Locker) write(ctx context.Context) *api.WriteOptions {
+	w := &api.WriteOptions{Token: l.token.current()}
+	return w.WithContext(ctx)
+}
+
+// txn applies operations, all or none. Unlike the library's own it keeps the
+// status code of a refusal.
+func (l *Locker) txn(ctx context.Context, client *api.Client, ops api.TxnOps) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	_, err := client.Raw().Write("/v1/txn", ops, nil, l.write(ctx))
+	return err
+}
+
+// replicaJSON is what stands in the replica's key.
+func (l *Locker) replicaJSON() []byte {
+	b, err := json.Marshal(l.cfg.Replica)
+	if err != nil {
+		panic(err) // strings, a number and a time
+	}
+	return b
+}
+
+// backoff returns how long to wait after so many failures: 100 ms doubling up
+// to 2 s, with jitter, so that replicas do not come back in step.
+func backoff(failures int) time.Duration {
+	d := min(2*time.Second, 100*time.Millisecond<<min(failures-1, 5))
+	return d/2 + rand.N(d/2+1)
+}
+
+// pause waits for d, or for ctx to end.
+func pause(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}

@@ -1,0 +1,182 @@
+package consul
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+
+	"onejob/internal/testenv"
+	"onejob/lock"
+	"onejob/lock/locktest"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(holderEnv) != "" {
+		hold()
+	}
+	testenv.Main(m)
+}
+
+const (
+	patience  = 30 * time.Second
+	lockDelay = time.Second
+)
+
+// config is a configuration for a test's own keys, with short times.
+func config(t testing.TB, kv *testenv.KV) Config {
+	log, _ := testenv.Logger(t)
+	client := api.DefaultConfig()
+	client.Address = kv.Addr
+	return Config{
+		Client: client, Prefix: kv.Prefix, Log: log,
+		CheckTTL: 2 * time.Second, Heartbeat: 300 * time.Millisecond, Margin: 300 * time.Millisecond,
+		SessionTTL: 10 * time.Second, Renew: time.Second,
+		LockDelay: lockDelay, Verify: 200 * time.Millisecond,
+	}
+}
+
+func TestLocker(t *testing.T) {
+	for _, liveness := range []Liveness{Check, TTL} {
+		t.Run(string(liveness), func(t *testing.T) {
+			t.Parallel()
+			locktest.Run(t, func(t *testing.T) locktest.Backend {
+				kv := testenv.Consul(t)
+				return locktest.Backend{
+					LockDelay: lockDelay,
+					New: func(t *testing.T) lock.Locker {
+						cfg := config(t, kv)
+						cfg.Liveness = liveness
+						cfg.CheckTTL, cfg.Heartbeat = 5*time.Second, time.Second
+						return create(t, cfg)
+					},
+					EndSession: func(t *testing.T, session string) {
+						if _, err := kv.Client.Session().Destroy(session, nil); err != nil {
+							t.Fatal(err)
+						}
+					},
+					DeleteKey: func(t *testing.T, key string) {
+						if _, err := kv.Client.KV().Delete(kv.Prefix+"/tasks/"+key, nil); err != nil {
+							t.Fatal(err)
+						}
+					},
+				}
+			})
+		})
+	}
+}
+
+func create(t testing.TB, cfg Config) *Locker {
+	t.Helper()
+	l, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// run runs a locker until the test ends, or stop is called, which returns how
+// long Run took to end.
+func run(t testing.TB, l *Locker) (stop func() time.Duration) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- l.Run(ctx) }()
+	stop = sync.OnceValue(func() time.Duration {
+		began := time.Now()
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+		return time.Since(began)
+	})
+	t.Cleanup(func() { stop() })
+	return stop
+}
+
+// start runs a locker until the test ends, and waits for its session.
+func start(t testing.TB, cfg Config) *Locker {
+	t.Helper()
+	l := create(t, cfg)
+	run(t, l)
+	ready(t, l)
+	return l
+}
+
+func ready(t testing.TB, l *Locker) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := l.Ready(ctx); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func try(l *Locker, key string) (lock.Lease, error) {
+	return l.Acquire(context.Background(), lock.Request{Session: l.Session(), Key: key, Value: []byte(`{"test":true}`)})
+}
+
+func acquire(t testing.TB, l *Locker, key string) lock.Lease {
+	t.Helper()
+	lease, err := try(l, key)
+	if err != nil {
+		t.Fatalf("acquire %s: %v", key, err)
+	}
+	return lease
+}
+
+func release(t testing.TB, lease lock.Lease) {
+	t.Helper()
+	if err := lease.Release(context.Background()); err != nil {
+		t.Errorf("release: %v", err)
+	}
+}
+
+// ended waits for the end of a lease, and returns when it came.
+func ended(t testing.TB, lease lock.Lease, want error) time.Time {
+	t.Helper()
+	select {
+	case <-lease.Context().Done():
+	case <-time.After(patience):
+		t.Fatalf("the lease did not end within %v", patience)
+	}
+	at := time.Now()
+	if cause := context.Cause(lease.Context()); !errors.Is(cause, want) {
+		t.Errorf("the lease ended with %v, want %v", cause, want)
+	}
+	if !lease.Deadline().Passed() {
+		t.Errorf("the deadline of a lease that has ended lies %v ahead", lease.Deadline().Until())
+	}
+	return at
+}
+
+// holder returns which session holds a key, past any proxy; "" if none.
+func holder(t testing.TB, kv *testenv.KV, key string) string {
+	t.Helper()
+	pair, _, err := kv.Client.KV().Get(kv.Prefix+"/"+key, &api.QueryOptions{RequireConsistent: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if pair == nil {
+		return ""
+	}
+	return pair.Session
+}
+
+// again waits until l has another session than before, and can lock with it.
+func again(t testing.TB, l *Locker, before string) {
+	t.Helper()
+	testenv.Eventually(t, patience, "another session", func() bool { s := l.Session(); return s != "" && s != before })
+	testenv.Eventually(t, patience, "a lock under the other session", func() bool {
+		lease, err := try(l, fmt.Sprintf("again-%d", time.Now().UnixNano()))
+		if err == nil {
+			release(t, lease)
+		}
+		return err == nil
+	})
+}

@@ -1,0 +1,99 @@
+package consul
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+
+	"onejob/internal/testenv"
+	"onejob/lock"
+)
+
+// holderEnv makes this test binary a replica that holds a lock until it is
+// killed: it is set to the address of Consul and the prefix.
+const holderEnv = "ONEJOB_TEST_HOLDER"
+
+func hold() {
+	addr, prefix, _ := strings.Cut(os.Getenv(holderEnv), " ")
+	client := api.DefaultConfig()
+	client.Address = addr
+	l, err := New(Config{
+		Client: client, Prefix: prefix, LockDelay: lockDelay,
+		CheckTTL: 2 * time.Second, Heartbeat: 300 * time.Millisecond, Margin: 300 * time.Millisecond,
+	})
+	if err == nil {
+		go l.Run(context.Background())
+		if err = l.Ready(context.Background()); err == nil {
+			_, err = try(l, "k")
+		}
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	fmt.Println(l.Session())
+	select {}
+}
+
+// TestHolderKilled kills a replica with -9: its session ends when the check's
+// TTL is over, and its key is free after the lock-delay.
+func TestHolderKilled(t *testing.T) {
+	t.Parallel()
+	kv := testenv.Consul(t)
+	l := start(t, config(t, kv))
+
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), holderEnv+"="+kv.Addr+" "+kv.Prefix)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	session, err := bufio.NewReader(out).ReadString('\n')
+	session = strings.TrimSpace(session)
+	if err != nil || holder(t, kv, "tasks/k") != session {
+		t.Errorf("session %q does not hold the key (%v)", session, err)
+	}
+	_ = cmd.Process.Signal(syscall.SIGKILL)
+	_ = cmd.Wait()
+	killed := time.Now()
+
+	testenv.Eventually(t, patience, "the key is gone", func() bool { return holder(t, kv, "tasks/k") == "" })
+	gone := time.Since(killed)
+	if _, err := try(l, "k"); !errors.Is(err, lock.ErrDelayed) {
+		t.Errorf("acquire in the lock-delay: got error %v, want %v", err, lock.ErrDelayed)
+	}
+	testenv.Eventually(t, patience, "the session is dead", func() bool {
+		dead, err := l.Dead(t.Context(), []string{session})
+		return err == nil && len(dead) == 1
+	})
+	dead := time.Since(killed)
+	testenv.Eventually(t, patience, "the key can be locked", func() bool {
+		lease, err := try(l, "k")
+		if err == nil {
+			release(t, lease)
+		}
+		return err == nil
+	})
+	free := time.Since(killed)
+	t.Logf("after kill -9: session gone %.2f s, dead %.2f s, key free %.2f s (check TTL 2 s, lock-delay %v)",
+		gone.Seconds(), dead.Seconds(), free.Seconds(), lockDelay)
+	if gone > 3*time.Second || free > 3*time.Second+lockDelay+500*time.Millisecond {
+		t.Error("that is too slow")
+	}
+	if dead < gone+lockDelay-100*time.Millisecond {
+		t.Errorf("the session was called dead %v after its end, before the lock-delay was over", dead-gone)
+	}
+}

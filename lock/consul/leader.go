@@ -1,0 +1,146 @@
+package consul
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"onejob/lock"
+)
+
+// The leader's key follows Consul's own procedure for client-side elections: a
+// lock on a key that everybody knows, whose value says who holds it. Any program
+// can take part in it with plain HTTP calls, and any program can discover the
+// leader with a GET. A key without a session means that nobody leads.
+// https://developer.hashicorp.com/consul/docs/automate/application-leader-election
+
+// Leader is who leads.
+type Leader struct {
+	Replica                 // empty if an outside program leads whose value we do not understand
+	Since   time.Time       `json:"since"`
+	Session string          `json:"session"`
+	Value   json.RawMessage `json:"-"` // as it stands in the key
+}
+
+func (l *Locker) leaderPath() string { return l.cfg.Prefix + "/leader" }
+
+// Campaign implements lock.Locker. Who waits follows the key by a blocking
+// query and bids a few random milliseconds after a release, and after the
+// lock-delay when the leader died.
+func (l *Locker) Campaign(ctx context.Context) (lock.Lease, error) {
+	for {
+		changed := l.Changed()
+		session := l.Session()
+		if session == "" {
+			select {
+			case <-changed:
+				continue
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		}
+		value, err := json.Marshal(Leader{Replica: l.cfg.Replica, Since: time.Now().UTC(), Session: session})
+		if err != nil {
+			return nil, err
+		}
+		ls, err := l.acquire(ctx, lock.Request{Session: session, Key: "leader", Value: value}, l.leaderPath())
+		switch {
+		case err == nil:
+			l.retired.Go(func() { ls.follow() })
+			return ls, nil
+		case ctx.Err() != nil:
+			return nil, ctx.Err()
+		case errors.Is(err, lock.ErrDelayed):
+			pause(ctx, l.cfg.LockDelay+rand.N(50*time.Millisecond))
+		case errors.Is(err, lock.ErrHeld):
+			if err := l.await(ctx, l.leaderPath()); err != nil && ctx.Err() == nil {
+				pause(ctx, time.Second) // a right is missing; it may be given
+			}
+		default:
+			pause(ctx, backoff(5))
+		}
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// follow watches the key of a lease and revokes it as soon as the key is not
+// ours any more. It ends with the lease.
+func (ls *lease) follow() {
+	var index uint64
+	for ls.ctx.Err() == nil {
+		q, cancel := ls.t.l.watching(ls.ctx, index)
+		pair, meta, err := ls.t.l.keys.KV().Get(ls.path, q)
+		cancel()
+		switch {
+		case err != nil:
+			index = 0
+			pause(ls.ctx, backoff(3))
+		case pair == nil || pair.Session != ls.t.id:
+			if alive, _ := ls.t.lives(ls.ctx); alive {
+				ls.revoke()
+			}
+			return
+		default:
+			index = nextIndex(index, meta)
+		}
+	}
+}
+
+// Leader returns who leads now, and nil if nobody does.
+func (l *Locker) Leader(ctx context.Context) (*Leader, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	leader, _, err := l.leaderAt(ctx, 0)
+	return leader, err
+}
+
+// WatchLeader calls tell with the leader, nil if there is none, at once and at
+// every change, until ctx ends.
+func (l *Locker) WatchLeader(ctx context.Context, tell func(*Leader)) error {
+	var index uint64
+	last := "?"
+	for {
+		leader, next, err := l.leaderAt(ctx, index)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case classify(err) == wrong:
+			return err
+		case err != nil:
+			index = 0
+			pause(ctx, backoff(3))
+			continue
+		}
+		index = next
+		now := ""
+		if leader != nil {
+			now = leader.Session
+		}
+		if now != last {
+			last = now
+			tell(leader)
+		}
+	}
+}
+
+func (l *Locker) leaderAt(ctx context.Context, index uint64) (*Leader, uint64, error) {
+	q, cancel := l.watching(ctx, index)
+	defer cancel()
+	pair, meta, err := l.keys.KV().Get(l.leaderPath(), q)
+	if err != nil {
+		return nil, 0, fmt.Errorf("look at key %s: %w", l.leaderPath(), l.cfg.explain(err))
+	}
+	next := nextIndex(index, meta)
+	if pair == nil || pair.Session == "" {
+		return nil, next, nil
+	}
+	var leader Leader
+	_ = json.Unmarshal(pair.Value, &leader) // an outside program may write what it likes
+	leader.Session, leader.Value = pair.Session, pair.Value
+	return &leader, next, nil
+}

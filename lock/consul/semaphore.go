@@ -1,0 +1,214 @@
+// # Semaphores
+//
+// [Locker.Semaphores] follows Consul's own guide to semaphores, in the format of
+// HashiCorp's Go client, so that a program that uses its Semaphore, a script
+// under "consul lock -n 3 <prefix>/limits/<name>" and our tasks share the same
+// slots:
+//
+//	<prefix>/limits/<name>/.lock      the limit, and the sessions that hold slots
+//	<prefix>/limits/<name>/<session>  a contender's entry, locked by its session
+//	<prefix>/limit-settings/<name>    our own record: the limit, as it was set
+//
+// A slot is held by who is among the holders in .lock and has a live entry. Both
+// are written in one transaction, with a Check-And-Set on .lock, and so are they
+// removed. The holders are a set of sessions, so every slot needs a session of
+// its own, which the replica keeps alive together with its first.
+//
+// The record outlives the .lock, which "consul lock" deletes when it was the
+// last to use it: then .lock is made anew from the record. While both are there
+// the record is right, and a .lock that says otherwise is put right by the next
+// of ours who enters or leaves. A program of HashiCorp's that was told another
+// limit reports that as a conflict, and does not enter. A semaphore that such
+// programs made has no record until Resize gives it one, and is gone when they
+// delete its .lock. Between the moment when they delete a .lock and the next
+// Take, they may also make one with a limit of their own, and enter under that.
+//
+// HashiCorp's client prunes a holder as soon as its entry is gone. We wait for
+// the lock-delay, counted from when Consul first told us that the session has
+// ended. Where a person deleted the entry of a live session, or a .lock under
+// its holders, we wait for Config.Verify as well: so long its holder may take to
+// notice. Meanwhile the slot counts as held.
+//
+// What is in .lock and cannot be understood to the last field is lock.ErrForeign
+// and never overwritten; slots below it are revoked, since nothing proves them.
+// A .lock that is a list of holders, as the guide writes it, keeps that form.
+// Holders of many thousand slots do not fit into Consul's limit of 512 KB for
+// one transaction; a semaphore costs its whole .lock with every change, and is
+// meant for some hundreds.
+//
+// https://developer.hashicorp.com/consul/docs/automate/semaphore
+package consul
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/hashicorp/consul/api"
+
+	"onejob/lock"
+)
+
+// semaphores implements lock.Semaphores.
+type semaphores struct{ l *Locker }
+
+// Semaphores returns the semaphores below the Locker's prefix. Only Take needs a
+// Locker that runs.
+func (l *Locker) Semaphores() lock.Semaphores { return semaphores{l} }
+
+func (l *Locker) limitsFolder() string           { return l.cfg.Prefix + "/limits/" }
+func (l *Locker) limitFolder(name string) string { return l.limitsFolder() + name + "/" }
+func (l *Locker) limitLock(name string) string   { return l.limitFolder(name) + api.DefaultSemaphoreKey }
+func (l *Locker) limitEntry(name, session string) string {
+	return l.limitFolder(name) + session
+}
+func (l *Locker) settingsFolder() string          { return l.cfg.Prefix + "/limit-settings/" }
+func (l *Locker) limitSetting(name string) string { return l.settingsFolder() + name }
+
+// Create implements lock.Semaphores.
+func (s semaphores) Create(ctx context.Context, name string, slots int) error {
+	return s.edit(ctx, "create", name, slots, func(v *view, again bool) (api.TxnOps, error) {
+		switch {
+		case v.foreign != nil:
+			return nil, v.foreign
+		case again && v.setting != nil && v.limit == slots:
+			return nil, nil // an earlier try was applied, though its answer was lost
+		case v.exists():
+			return nil, fmt.Errorf("%s: %w", name, lock.ErrExists)
+		}
+		return v.setLimit(s.l, slots), nil
+	})
+}
+
+// Resize implements lock.Semaphores.
+func (s semaphores) Resize(ctx context.Context, name string, slots int) error {
+	return s.edit(ctx, "resize", name, slots, func(v *view, _ bool) (api.TxnOps, error) {
+		if err := v.usable(); err != nil {
+			return nil, err
+		}
+		return v.setLimit(s.l, slots), nil
+	})
+}
+
+// Destroy implements lock.Semaphores. Holders whose slots it revokes learn so
+// within Config.Verify; until they let go, a semaphore that is created under the
+// same name lets nobody of ours in.
+func (s semaphores) Destroy(ctx context.Context, name string, force bool) error {
+	return s.edit(ctx, "destroy", name, 0, func(v *view, again bool) (api.TxnOps, error) {
+		switch err := v.usable(); {
+		case again && errors.Is(err, lock.ErrNoSemaphore):
+			return nil, nil
+		case err != nil:
+			return nil, err
+		case !force && v.held() > 0:
+			return nil, fmt.Errorf("%s: %d %w", name, v.held(), lock.ErrInUse)
+		}
+		var ops api.TxnOps
+		for _, pair := range []*api.KVPair{v.setting, v.lock} {
+			if pair != nil {
+				ops = append(ops, op(api.KVDeleteCAS, api.KVTxnOp{Key: pair.Key, Index: pair.ModifyIndex}))
+			}
+		}
+		return ops, nil
+	})
+}
+
+// edit looks at a semaphore and applies what f makes of it, until nobody changed
+// it in between. No operations mean that there is nothing to do; again says that
+// an earlier try may have been applied.
+func (s semaphores) edit(ctx context.Context, verb, name string, slots int, f func(v *view, again bool) (api.TxnOps, error)) error {
+	if err := lock.CheckSemaphore(name, slots); err != nil {
+		return err
+	}
+	sem := s.l.semaphore(name)
+	defer sem.done()
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	again := false
+	for try := 1; ; try++ {
+		v, err := sem.look(ctx)
+		if err == nil {
+			var ops api.TxnOps
+			ops, err = f(v, again)
+			if err != nil || len(ops) == 0 {
+				return err
+			}
+			err = s.l.txn(ctx, s.l.keys, ops)
+			if err == nil {
+				return nil
+			}
+			again = again || classify(err) == unknown
+		}
+		if classify(err) == wrong || try == maxTries || ctx.Err() != nil {
+			return fmt.Errorf("%s limit %s: %w", verb, name, s.l.cfg.explain(err))
+		}
+		pause(ctx, jitter(try))
+	}
+}
+
+// Inspect implements lock.Semaphores. Waiting counts the contenders that hold no
+// slot; those of ours who wait write no entry.
+func (s semaphores) Inspect(ctx context.Context, name string) (lock.Semaphore, error) {
+	if err := lock.CheckSemaphore(name, 0); err != nil {
+		return lock.Semaphore{}, err
+	}
+	sem := s.l.semaphore(name)
+	defer sem.done()
+	v, err := sem.look(ctx)
+	if err != nil {
+		return lock.Semaphore{}, fmt.Errorf("inspect limit %s: %w", name, s.l.cfg.explain(err))
+	}
+	if err := v.usable(); err != nil {
+		return lock.Semaphore{}, err
+	}
+	out := lock.Semaphore{Name: name, Slots: v.limit}
+	for session := range v.content.Holders.set {
+		if v.gone[session] {
+			continue
+		}
+		h := lock.SlotHolder{Session: session}
+		if entry := v.entries[session]; entry != nil {
+			h.Value = entry.Value
+		}
+		out.Holders = append(out.Holders, h)
+	}
+	slices.SortFunc(out.Holders, func(a, b lock.SlotHolder) int { return strings.Compare(a.Session, b.Session) })
+	for session := range v.entries {
+		if !v.content.Holders.set[session] {
+			out.Waiting++
+		}
+	}
+	return out, nil
+}
+
+// List implements lock.Semaphores. It names those too whose .lock was written
+// for another purpose.
+func (s semaphores) List(ctx context.Context) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	var names []string
+	for _, kind := range []struct{ folder, suffix string }{
+		{s.l.settingsFolder(), ""},
+		{s.l.limitsFolder(), "/" + api.DefaultSemaphoreKey},
+	} {
+		keys, _, err := s.l.keys.KV().Keys(kind.folder, "", s.l.query(ctx))
+		if err != nil {
+			return nil, fmt.Errorf("list limits: %w", s.l.cfg.explain(err))
+		}
+		for _, key := range keys {
+			name, ok := strings.CutSuffix(strings.TrimPrefix(key, kind.folder), kind.suffix)
+			if ok && lock.CheckSemaphore(name, 0) == nil {
+				names = append(names, name)
+			}
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names), nil
+}
+
+// Drain implements lock.Semaphores.
+func (s semaphores) Drain(ctx context.Context, name string) error {
+	return s.until(ctx, name, 0)
+}

@@ -1,0 +1,237 @@
+package consul
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+
+	"onejob/lock"
+)
+
+const (
+	// maxTries is how often a change of a .lock is tried that others change too.
+	maxTries = 40
+
+	// maxOps is how many operations Consul takes in one transaction.
+	maxOps = 128
+)
+
+// change is what one caller wants of a semaphore: to take n slots, or to leave
+// one. All who want something at the same moment are served by one transaction.
+type change struct {
+	t        *term
+	n        int            // how many to take
+	value    []byte         // of the entries
+	sessions []*slotSession // reserved for them
+	leave    *slot          // or nil
+
+	doubt    bool // an earlier try may have been applied, or may be still
+	answered bool
+	err      error
+}
+
+func (c *change) answer(err error) { c.answered, c.err = true, err }
+
+// commit makes changes, by optimistic updates of the .lock, within
+// requestTimeout. It does not rest on what was known before: every try reads the
+// semaphore, and a try whose answer was lost is found to have been applied, or
+// is made again.
+func (s *semaphore) commit(list []*change) {
+	ctx, cancel := context.WithTimeout(s.l.life, requestTimeout)
+	defer cancel()
+	for try := 1; ; try++ {
+		v, err := s.look(ctx)
+		if err == nil {
+			err = s.apply(ctx, s.plan(ctx, v, list))
+		}
+		list = slices.DeleteFunc(list, func(c *change) bool { return c.answered })
+		if len(list) == 0 {
+			return
+		}
+		answer := classify(err)
+		if answer == applied { // without those that did not fit
+			continue
+		}
+		if answer == wrong || try >= maxTries || ctx.Err() != nil {
+			for _, c := range list {
+				c.answer(fmt.Errorf("limit %s: %w", s.name, s.l.cfg.explain(err)))
+			}
+			return
+		}
+		pause(ctx, jitter(try))
+	}
+}
+
+// jitter keeps those apart who change the same .lock.
+func jitter(try int) time.Duration {
+	return time.Millisecond + rand.N(10*time.Millisecond<<min(try-1, 2))
+}
+
+// plan is one try.
+type plan struct {
+	v       *view
+	holders map[string]bool // as they shall be
+	rewrite bool            // whether they differ
+	room    int             // for more operations
+	steps   []step
+}
+
+// step is what the try does for one change.
+type step struct {
+	c      *change
+	ops    api.TxnOps
+	answer error // once it is applied
+}
+
+// plan answers the changes for which nothing can or need be done, and plans for
+// the others, those who leave first.
+func (s *semaphore) plan(ctx context.Context, v *view, list []*change) *plan {
+	p := &plan{v: v, holders: maps.Clone(v.content.Holders.set), room: maxOps - 2}
+	for session := range v.gone {
+		delete(p.holders, session)
+	}
+	for _, c := range list {
+		if c.leave != nil {
+			s.planLeave(p, c)
+		}
+	}
+	for _, c := range list {
+		if c.leave == nil {
+			s.planTake(ctx, p, c)
+		}
+	}
+	return p
+}
+
+// add takes a step in if there is room for its operations.
+func (p *plan) add(st step) bool {
+	if len(st.ops) > p.room {
+		return false
+	}
+	p.room -= len(st.ops)
+	p.steps = append(p.steps, st)
+	return true
+}
+
+// planLeave takes a session out of the holders, and its entry away: whichever of
+// them is still there.
+func (s *semaphore) planLeave(p *plan, c *change) {
+	id := c.leave.session.id
+	holds := p.v.content.Holders.set[id]
+	key := s.l.limitEntry(s.name, id)
+	entry := p.v.entries[id] != nil && p.v.entries[id].Key == key
+	st := step{c: c}
+	if !(holds && entry) && !c.doubt {
+		st.answer = fmt.Errorf("limit %s: %w", s.name, lock.ErrRevoked)
+	}
+	if !holds && !entry {
+		c.answer(st.answer)
+		return
+	}
+	if entry {
+		st.ops = api.TxnOps{
+			op(api.KVCheckSession, api.KVTxnOp{Key: key, Session: id}),
+			op(api.KVDelete, api.KVTxnOp{Key: key}),
+		}
+	}
+	if p.add(st) && holds {
+		delete(p.holders, id)
+		p.rewrite = true
+	}
+}
+
+// planTake adds sessions to the holders, and an entry for each.
+func (s *semaphore) planTake(ctx context.Context, p *plan, c *change) {
+	if err := p.v.usable(); err != nil {
+		c.answer(err)
+		return
+	}
+	in, need := 0, c.n
+	for _, session := range c.sessions {
+		if p.holders[session.id] {
+			need--
+			if p.v.entries[session.id] != nil {
+				in++
+			}
+		}
+	}
+	if in == c.n { // an earlier try was applied, though its answer was lost
+		c.answer(nil)
+		return
+	}
+	if err := p.v.full(len(p.holders), need); err != nil {
+		c.answer(err)
+		return
+	}
+	if c.n > p.room {
+		return // next time
+	}
+	if err := c.t.reserveSlots(ctx, s.name, c); err != nil {
+		c.answer(fmt.Errorf("limit %s: a session for a slot: %w", s.name, s.l.cfg.explain(err)))
+		return
+	}
+	st := step{c: c}
+	for _, session := range c.sessions {
+		st.ops = append(st.ops, op(api.KVLock, api.KVTxnOp{
+			Key: s.l.limitEntry(s.name, session.id), Value: c.value, Flags: api.SemaphoreFlagValue, Session: session.id,
+		}))
+		p.holders[session.id] = true
+	}
+	p.rewrite = true
+	p.add(st)
+}
+
+// apply sends a plan, and answers its changes if it was applied.
+func (s *semaphore) apply(ctx context.Context, p *plan) error {
+	if len(p.steps) == 0 {
+		return nil
+	}
+	var ops api.TxnOps
+	for _, st := range p.steps {
+		ops = append(ops, st.ops...)
+	}
+	if p.rewrite {
+		c := content{Limit: p.v.limit, Holders: holders{set: p.holders, list: p.v.content.Holders.list}}
+		ops = append(ops, p.v.unchanged(s.l), p.v.writeLock(s.l, c))
+	}
+	err := s.l.txn(ctx, s.l.keys, ops)
+	switch classify(err) {
+	case applied:
+		for _, st := range p.steps {
+			st.c.answer(st.answer)
+		}
+	case unknown:
+		for _, st := range p.steps {
+			st.c.doubt = true
+		}
+	case conflict:
+		p.blame(err)
+	}
+	return err
+}
+
+// blame finds the sessions that have ended, for others to take their place. All
+// else that can be in conflict will look different next time.
+func (p *plan) blame(err error) {
+	for _, e := range txnErrors(err) {
+		if !strings.Contains(e.What, "invalid session") {
+			continue
+		}
+		i := e.OpIndex
+		for _, st := range p.steps {
+			if i < len(st.ops) && st.c.leave == nil {
+				st.c.sessions[i].lose(errors.New(e.What))
+			}
+			if i -= len(st.ops); i < 0 {
+				break
+			}
+		}
+	}
+}

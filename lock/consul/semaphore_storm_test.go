@@ -1,0 +1,340 @@
+package consul
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+
+	"onejob/internal/boottime"
+	"onejob/internal/testenv"
+	"onejob/lock"
+)
+
+// A witness counts who is inside, without a word from Consul. Who enters
+// connects to it, and says when it asked for its slot; the witness answers when
+// it has counted. Who leaves says so, and waits for the answer, before it gives
+// the slot back. Who is killed is gone with its connection.
+type witness struct {
+	listener net.Listener
+	wg       sync.WaitGroup
+
+	mu      sync.Mutex
+	limits  []limitFrom
+	inside  map[int]int // by process
+	count   int
+	most    int
+	entries int
+	over    []string
+}
+
+type limitFrom struct {
+	at    boottime.Instant
+	slots int
+}
+
+func newWitness(t *testing.T, slots int) *witness {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &witness{listener: listener, inside: map[int]int{}}
+	w.limit(slots)
+	w.wg.Go(func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			w.wg.Go(func() { w.serve(conn) })
+		}
+	})
+	return w
+}
+
+// limit says that so many may be inside from now on. A raise is told before it
+// is made, a fall after.
+func (w *witness) limit(slots int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.limits = append(w.limits, limitFrom{boottime.Now(), slots})
+}
+
+func (w *witness) serve(conn net.Conn) {
+	defer conn.Close()
+	var pid int
+	var asked int64
+	if _, err := fmt.Fscanln(conn, &pid, &asked); err != nil {
+		return
+	}
+	w.mu.Lock()
+	// It may have been granted by any limit since it asked.
+	allowed := 0
+	for i, l := range w.limits {
+		if i+1 == len(w.limits) || w.limits[i+1].at >= boottime.Instant(asked) {
+			allowed = max(allowed, l.slots)
+		}
+	}
+	w.inside[pid]++
+	w.count++
+	w.entries++
+	w.most = max(w.most, w.count)
+	if w.count > allowed {
+		w.over = append(w.over, fmt.Sprintf("entry %d: %d inside where %d may be", w.entries, w.count, allowed))
+	}
+	w.mu.Unlock()
+	fmt.Fprintln(conn, "in")
+	_, _ = bufio.NewReader(conn).ReadString('\n')
+	w.mu.Lock()
+	w.inside[pid]--
+	w.count--
+	w.mu.Unlock()
+	fmt.Fprintln(conn, "out")
+}
+
+// somebody returns a process that is inside, or 0.
+func (w *witness) somebody() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for pid, n := range w.inside {
+		if n > 0 {
+			return pid
+		}
+	}
+	return 0
+}
+
+func (w *witness) granted() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.entries
+}
+
+// contenderEnv makes this test binary a process that enters and leaves until its
+// standard input ends: it is set to the addresses of Consul and the witness, and
+// the prefix.
+const contenderEnv = "ONEJOB_TEST_CONTENDER"
+
+// TestContender is the body of the processes of TestStorm.
+func TestContender(t *testing.T) {
+	env := os.Getenv(contenderEnv)
+	if env == "" {
+		return // not such a process
+	}
+	if err := contend(strings.Fields(env)); err != nil {
+		fmt.Fprintln(os.Stderr, "contender:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+func contend(env []string) error {
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		cancel()
+	}()
+	client := api.DefaultConfig()
+	client.Address = env[0]
+	l, err := New(Config{
+		Client: client, Prefix: env[2], LockDelay: lockDelay,
+		CheckTTL: 2 * time.Second, Heartbeat: 300 * time.Millisecond, Margin: 300 * time.Millisecond,
+	})
+	if err != nil {
+		return err
+	}
+	runCtx, stop := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { _ = l.Run(runCtx) })
+	defer running.Wait()
+	defer stop()
+
+	errs := make([]error, 2)
+	together(len(errs), func(i int) { errs[i] = contendOne(ctx, l, env[1]) })
+	return errors.Join(errs...)
+}
+
+// contendOne enters and leaves, one at a time, until ctx ends.
+func contendOne(ctx context.Context, l *Locker, witness string) error {
+	s := l.Semaphores()
+	for {
+		if l.Ready(ctx) != nil {
+			return nil
+		}
+		asked := boottime.Now()
+		leases, err := s.Take(ctx, "k", 1, []byte(fmt.Sprint(os.Getpid())))
+		switch {
+		case ctx.Err() != nil:
+			for _, lease := range leases {
+				_ = lease.Release(ctx)
+			}
+			return nil
+		case errors.Is(err, lock.ErrFull), errors.Is(err, lock.ErrDelayed):
+			if err := s.Await(ctx, "k"); err != nil && ctx.Err() == nil {
+				return err
+			}
+			continue
+		case errors.Is(err, lock.ErrLost):
+			continue
+		case err != nil:
+			return err
+		}
+		if err := visit(witness, asked); err != nil {
+			return err
+		}
+		if err := leases[0].Release(ctx); err != nil && !errors.Is(err, lock.ErrLost) {
+			return err
+		}
+	}
+}
+
+// visit is inside for a moment, and counted.
+func visit(witness string, asked boottime.Instant) error {
+	conn, err := net.Dial("tcp", witness)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	r := bufio.NewReader(conn)
+	fmt.Fprintln(conn, os.Getpid(), int64(asked))
+	if _, err := r.ReadString('\n'); err != nil {
+		return err
+	}
+	time.Sleep(rand.N(8 * time.Millisecond)) // the work
+	fmt.Fprintln(conn, "leaving")
+	_, err = r.ReadString('\n')
+	return err
+}
+
+// contender is a process of the storm.
+type contender struct {
+	cmd   *exec.Cmd
+	stdin io.Closer
+}
+
+func startContender(t *testing.T, kv *testenv.KV, w *witness) *contender {
+	t.Helper()
+	c := &contender{cmd: exec.Command(os.Args[0], "-test.run=^TestContender$")}
+	c.cmd.Env = append(os.Environ(), contenderEnv+"="+kv.Addr+" "+w.listener.Addr().String()+" "+kv.Prefix)
+	c.cmd.Stdout, c.cmd.Stderr = os.Stderr, os.Stderr
+	var err error
+	if c.stdin, err = c.cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// TestStorm lets 8 processes fight for a few slots. Meanwhile the limit moves
+// between 1 and 5, and who is inside is killed with -9 now and then.
+func TestStorm(t *testing.T) {
+	t.Parallel()
+	const processes, kills, grants = 8, 3, 1000
+	kv := testenv.Consul(t)
+	l := start(t, config(t, kv))
+	s := l.Semaphores()
+	if err := s.Create(t.Context(), "k", 3); err != nil {
+		t.Fatal(err)
+	}
+	w := newWitness(t, 3)
+	contenders := map[int]*contender{}
+	add := func() {
+		c := startContender(t, kv, w)
+		contenders[c.cmd.Process.Pid] = c
+	}
+	defer func() {
+		for _, c := range contenders {
+			_ = c.cmd.Process.Kill()
+			_ = c.cmd.Wait()
+		}
+		w.listener.Close()
+		w.wg.Wait()
+	}()
+	for range processes {
+		add()
+	}
+
+	began := time.Now()
+	limit, resizes, killed := 3, 0, 0
+	// Every step comes after so many more grants, so that it hits a storm and
+	// not a queue of processes that are starting.
+	for step := 1; step <= 4*kills; step++ {
+		testenv.Eventually(t, patience, "more slots granted", func() bool { return w.granted() >= grants*step/(4*kills) })
+		to := 1 + rand.N(5)
+		if to > limit {
+			w.limit(to)
+		}
+		if err := s.Resize(t.Context(), "k", to); err != nil {
+			t.Fatal(err)
+		}
+		if to < limit {
+			w.limit(to)
+		}
+		limit = to
+		resizes++
+		if step%4 == 0 {
+			var pid int
+			testenv.Eventually(t, patience, "somebody inside", func() bool { pid = w.somebody(); return pid != 0 })
+			victim := contenders[pid]
+			delete(contenders, pid)
+			_ = victim.cmd.Process.Signal(syscall.SIGKILL)
+			_ = victim.cmd.Wait()
+			killed++
+			add()
+		}
+	}
+	took := time.Since(began)
+
+	for _, c := range contenders {
+		c.stdin.Close()
+	}
+	for pid, c := range contenders {
+		if err := c.cmd.Wait(); err != nil {
+			t.Errorf("contender %d: %v", pid, err)
+		}
+		delete(contenders, pid)
+	}
+	w.mu.Lock()
+	t.Logf("%d slots granted to %d processes in %v, at most %d at once; the limit was moved %d times, %d processes were killed inside",
+		w.entries, processes, took.Round(time.Millisecond), w.most, resizes, killed)
+	for _, over := range w.over {
+		t.Error(over)
+	}
+	if w.count != 0 || w.most < 3 {
+		t.Errorf("%d are inside at the end, and %d were at most", w.count, w.most)
+	}
+	w.mu.Unlock()
+
+	// Nothing leaked: all slots can be had once the dead are given up.
+	w.limit(5)
+	if err := s.Resize(t.Context(), "k", 5); err != nil {
+		t.Fatal(err)
+	}
+	var leases []lock.Lease
+	testenv.Eventually(t, patience, "all slots", func() bool {
+		var err error
+		leases, err = s.Take(t.Context(), "k", 5, nil)
+		return err == nil
+	})
+	for _, lease := range leases {
+		release(t, lease)
+	}
+	keys, _, err := kv.Client.KV().Keys(kv.Prefix+"/limits/", "", nil)
+	if err != nil || len(keys) != 1 || string(get(t, kv, "limits/k/.lock").Value) != `{"Limit":5,"Holders":{}}` {
+		t.Errorf("at the end there are the keys %q (%v)", keys, err)
+	}
+}

@@ -1,0 +1,137 @@
+package consul
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"onejob/lock"
+)
+
+// Await implements lock.Semaphores. Of all who wait for one semaphore in this
+// replica, one watches. Waiting goes on through Consul's absence. It waits for
+// one slot; who wants several asks again and again until they are free at once.
+func (s semaphores) Await(ctx context.Context, name string) error {
+	if err := lock.CheckSemaphore(name, 0); err != nil {
+		return err
+	}
+	sem := s.l.semaphore(name)
+	defer sem.done()
+	select {
+	case <-ctx.Done():
+	case <-sem.whenFreed():
+	case sem.watching <- struct{}{}:
+		err := sem.watch(ctx, 1)
+		if err == nil {
+			sem.tellFreed()
+		}
+		<-sem.watching // the next one watches, from a look of its own
+		if err != nil {
+			return err
+		}
+	}
+	// Who waits in other replicas was woken by the same change.
+	pause(ctx, time.Millisecond+rand.N(10*time.Millisecond))
+	return ctx.Err()
+}
+
+// until waits until no more slots are held than the limit says, less spare.
+func (s semaphores) until(ctx context.Context, name string, spare int) error {
+	if err := lock.CheckSemaphore(name, 0); err != nil {
+		return err
+	}
+	sem := s.l.semaphore(name)
+	defer sem.done()
+	return sem.watch(ctx, spare)
+}
+
+func (s *semaphore) whenFreed() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.freed
+}
+
+func (s *semaphore) tellFreed() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	close(s.freed)
+	s.freed = make(chan struct{})
+}
+
+// watch returns nil when so many slots are free.
+func (s *semaphore) watch(ctx context.Context, spare int) error {
+	for failures := 0; ; {
+		changed := s.l.Changed()
+		v, err := s.look(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case classify(err) == wrong:
+			return fmt.Errorf("wait for limit %s: %w", s.name, s.l.cfg.explain(err))
+		case err != nil:
+			failures++
+			pause(ctx, backoff(failures))
+		case v.usable() != nil:
+			return v.usable()
+		case v.full(v.held(), spare) == nil:
+			return nil
+		default:
+			failures = 0
+			if s.follow(ctx, v, spare, changed) {
+				return nil
+			}
+		}
+	}
+}
+
+// follow reports whether the .lock, which alone it watches, has so many slots
+// free. If not, it returns when the whole should be looked at again. A holder who dies leaves it as it was; that the replica died
+// shows in the census, and what does not show there is found by looking again
+// every few seconds.
+func (s *semaphore) follow(ctx context.Context, v *view, spare int, changed <-chan struct{}) bool {
+	wait := watchWait - rand.N(watchWait/4)
+	if v.lock == nil { // there is nothing to watch, but one can be made
+		wait = time.Second - rand.N(time.Second/4)
+	}
+	if v.next > 0 {
+		wait = min(wait, v.next)
+	}
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	wg.Go(func() {
+		select {
+		case <-changed:
+			cancel()
+		case <-ctx.Done():
+		}
+	})
+	if v.lock == nil {
+		<-ctx.Done()
+		return false
+	}
+	for at := v.lock.ModifyIndex; ctx.Err() == nil; {
+		q, stop := s.l.watching(ctx, at)
+		pair, meta, err := s.l.keys.KV().Get(v.lock.Key, q)
+		stop()
+		switch {
+		case err != nil:
+			pause(ctx, backoff(3))
+			return false
+		case pair == nil:
+			return false
+		}
+		c, err := decodeLock(pair)
+		if err != nil || c.Limit != v.content.Limit {
+			return false
+		}
+		if len(c.Holders.set)+spare <= v.limit {
+			return true
+		}
+		at = nextIndex(at, meta)
+	}
+	return false
+}

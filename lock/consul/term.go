@@ -1,0 +1,452 @@
+package consul
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/hashicorp/consul/api"
+	"go.uber.org/zap"
+
+	"onejob/internal/boottime"
+	"onejob/lock"
+)
+
+// A term is the life of one session.
+type term struct {
+	l       *Locker
+	id      string // of the session
+	service string // as which we are registered; empty with liveness ttl
+
+	ctx    context.Context // ends with trust in the session
+	cancel context.CancelCauseFunc
+
+	mu      sync.Mutex
+	trust   trust
+	trouble error             // of the last request that should have kept the session alive
+	leases  map[string]*lease // by key; one that is here reserves its key
+	slots   map[*slot]bool    // of semaphores
+	pool    []*slotSession    // for the slots
+	empty   chan struct{}     // closed when the term is over and the last lease gone
+}
+
+// begin registers the replica, creates a session and shows it to the others.
+func (l *Locker) begin(ctx context.Context) (*term, error) {
+	t := &term{l: l, trust: trust{never, never}, leases: map[string]*lease{}, slots: map[*slot]bool{}, empty: make(chan struct{})}
+	begun := false
+	defer func() {
+		if !begun {
+			t.bury(context.WithoutCancel(ctx))
+		}
+	}()
+
+	if l.cfg.Liveness == Check {
+		t.service = "onejob-" + uuid.NewString()
+		t.trust.check = l.cfg.check().Deadline(boottime.Now())
+		if err := l.register(ctx, t.service); err != nil {
+			return nil, fmt.Errorf("register service %s: %w", l.cfg.Service, err)
+		}
+	}
+
+	id, sent, err := l.createSession(ctx, t.sessionEntry("onejob "+l.cfg.Replica.Name))
+	if err != nil {
+		return nil, fmt.Errorf("create a session: %w", err)
+	}
+	t.id = id
+	t.trust.session = l.cfg.session().Deadline(sent)
+	if err := t.appear(ctx); err != nil {
+		return nil, err
+	}
+	t.ctx, t.cancel = context.WithCancelCause(context.Background())
+	begun = true
+	return t, nil
+}
+
+func checkID(service string) string { return "service:" + service }
+
+// register makes the replica a service with a TTL check. A check that nobody
+// feeds any more takes the registration with it after a minute.
+func (l *Locker) register(ctx context.Context, id string) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	return l.pulse.Agent().ServiceRegisterOpts(&api.AgentServiceRegistration{
+		ID:   id,
+		Name: l.cfg.Service,
+		Meta: map[string]string{"replica": l.cfg.Replica.Name, "version": l.cfg.Replica.Version},
+		Check: &api.AgentServiceCheck{
+			CheckID:                        checkID(id),
+			Name:                           "onejob replica " + l.cfg.Replica.Name,
+			TTL:                            l.cfg.CheckTTL.String(),
+			Status:                         api.HealthPassing,
+			DeregisterCriticalServiceAfter: "1m",
+		},
+	}, api.ServiceRegisterOpts{Token: l.token.current()}.WithContext(ctx))
+}
+
+// sessionEntry is what the term asks of a session.
+func (t *term) sessionEntry(name string) map[string]any {
+	entry := map[string]any{
+		"Name":      name,
+		"Behavior":  api.SessionBehaviorDelete,
+		"TTL":       t.l.cfg.SessionTTL.String(),
+		"LockDelay": t.l.cfg.LockDelay.String(),
+		// The default would tie the session to gossip's idea of the node, which
+		// has false alarms of its own. The library leaves an empty list out, so
+		// the request is written here.
+		"NodeChecks": []string{},
+	}
+	if t.service != "" {
+		entry["ServiceChecks"] = []api.ServiceCheck{{ID: checkID(t.service)}}
+	}
+	return entry
+}
+
+// createSession also returns the moment before the request that succeeded. The
+// agent tells the servers of a new check in its own time, so the first request
+// may come too early.
+func (l *Locker) createSession(ctx context.Context, entry map[string]any) (string, boottime.Instant, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	for try := 1; ; try++ {
+		sent := boottime.Now()
+		var out struct{ ID string }
+		_, err := l.pulse.Raw().Write("/v1/session/create", entry, &out, l.write(ctx))
+		if err == nil {
+			return out.ID, sent, nil
+		}
+		if !strings.Contains(err.Error(), "Missing check") && !strings.Contains(err.Error(), "critical state") {
+			return "", 0, err
+		}
+		pause(ctx, 20*time.Millisecond)
+		if ctx.Err() != nil {
+			return "", 0, err
+		}
+	}
+}
+
+// appear puts the replica's key there, which tells the others that the session
+// lives. It may be called again when somebody deleted the key.
+func (t *term) appear(ctx context.Context) error {
+	err := t.l.txn(ctx, t.l.pulse, api.TxnOps{{KV: &api.KVTxnOp{
+		Verb: api.KVLock, Key: t.l.replicaKey(t.id), Value: t.l.replicaJSON(), Session: t.id,
+	}}})
+	if err != nil {
+		return fmt.Errorf("write key %s: %w", t.l.replicaKey(t.id), err)
+	}
+	return nil
+}
+
+// deadline returns when the session ends unless it is kept alive, or when it
+// ended.
+func (t *term) deadline() boottime.Instant {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.trust.until()
+}
+
+// extend moves one of the deadlines after a request that was sent then was
+// acknowledged. If that came too late the session is lost, whatever Consul says.
+func (t *term) extend(which *boottime.Instant, timing lock.Timing, sent boottime.Instant) {
+	t.mu.Lock()
+	extended := t.trust.extend(which, boottime.Now(), timing.Deadline(sent))
+	t.mu.Unlock()
+	if !extended {
+		t.lose(fmt.Errorf("%w: the deadline passed before a heartbeat was acknowledged", lock.ErrLost))
+	}
+}
+
+// lose ends the term: from now on nobody believes in its session.
+func (t *term) lose(why error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.trust.end(boottime.Now())
+	t.cancel(why)
+}
+
+// failed remembers why a request did not keep the session alive.
+func (t *term) failed(what string, err error) {
+	t.l.log.Debug(what, zap.Error(err))
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.trouble = t.l.cfg.explain(err)
+}
+
+// live keeps the session alive until it is lost or ctx ends.
+func (t *term) live(ctx context.Context) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stop := context.AfterFunc(t.ctx, cancel)
+	defer stop()
+
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { t.expire(ctx) })
+	wg.Go(func() { every(ctx, t.l.cfg.Renew, t.renew) })
+	wg.Go(func() { every(ctx, t.l.cfg.Renew, t.renewPool) })
+	wg.Go(func() { every(ctx, t.l.cfg.Verify, func(ctx context.Context) bool { t.verify(ctx); return true }) })
+	wg.Go(func() { every(ctx, t.l.cfg.Verify, func(ctx context.Context) bool { t.verifySlots(ctx); return true }) })
+	if t.service != "" {
+		wg.Go(func() { every(ctx, t.l.cfg.Heartbeat, t.beat) })
+	}
+	<-ctx.Done()
+}
+
+// expire ends the term at its deadline. It looks twice a second at least,
+// because timers stand still while the machine is suspended and the deadline
+// does not.
+func (t *term) expire(ctx context.Context) {
+	for ctx.Err() == nil {
+		left := t.deadline().Until()
+		if left <= 0 {
+			t.mu.Lock()
+			why := fmt.Errorf("%w: no heartbeat was acknowledged in time", lock.ErrLost)
+			if t.trouble != nil {
+				why = fmt.Errorf("%w: %w", why, t.trouble)
+			}
+			t.mu.Unlock()
+			t.lose(why)
+			return
+		}
+		pause(ctx, min(left, t.expirePool(), 500*time.Millisecond))
+	}
+}
+
+// beat feeds the health check, at the local agent, and reports whether it could.
+func (t *term) beat(ctx context.Context) bool {
+	timing := t.l.cfg.check()
+	rctx, cancel := context.WithTimeout(ctx, max(timing.Heartbeat, timing.Slack()/2))
+	defer cancel()
+	sent := boottime.Now()
+	err := t.l.pulse.Agent().UpdateTTLOpts(checkID(t.service), "", api.HealthPassing, t.l.query(rctx))
+	switch {
+	case err == nil:
+		t.extend(&t.trust.check, timing, sent)
+		return true
+	case strings.Contains(err.Error(), "Unknown check ID"), strings.Contains(err.Error(), "does not have associated TTL"):
+		t.lose(fmt.Errorf("%w: the agent no longer knows the health check; was it restarted?", lock.ErrLost))
+	case ctx.Err() == nil:
+		t.failed("heartbeat_failed", fmt.Errorf("heartbeat: %w", err))
+	}
+	return false
+}
+
+// renew renews the session, at the servers, and reports whether it could.
+func (t *term) renew(ctx context.Context) bool {
+	timing := t.l.cfg.session()
+	rctx, cancel := context.WithTimeout(ctx, max(time.Second, timing.Slack()/2))
+	defer cancel()
+	sent := boottime.Now()
+	entry, _, err := t.l.pulse.Session().Renew(t.id, t.l.write(rctx))
+	switch {
+	case err == nil && entry == nil:
+		t.lose(fmt.Errorf("%w: Consul says that session %s has ended", lock.ErrLost, t.id))
+	case err == nil:
+		t.extend(&t.trust.session, timing, sent)
+		return true
+	case ctx.Err() == nil:
+		t.failed("renewal_failed", fmt.Errorf("renew session %s: %w", t.id, err))
+	}
+	return false
+}
+
+// lives asks whether the session still lives. If it has ended, so does the term.
+func (t *term) lives(ctx context.Context) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	entry, _, err := t.l.pulse.Session().Info(t.id, t.l.query(ctx))
+	if err == nil && entry == nil {
+		t.lose(fmt.Errorf("%w: session %s was ended from outside", lock.ErrLost, t.id))
+	}
+	return entry != nil, err
+}
+
+// reappear is called when the replica's key has vanished: the session has
+// ended, or somebody deleted just the key. If Consul cannot tell, the deadline
+// will.
+func (t *term) reappear(ctx context.Context) {
+	if alive, _ := t.lives(ctx); !alive {
+		return
+	}
+	if err := t.appear(ctx); err != nil {
+		t.l.log.Debug("replica_key_failed", zap.Error(err))
+	}
+}
+
+// verify looks at all keys of the term, without a Raft write: who finds a key
+// gone loses that lease alone. It also deletes the keys that nobody works under.
+// What cannot be looked at now is looked at next time.
+func (t *term) verify(ctx context.Context) {
+	t.mu.Lock()
+	leases := slices.Collect(maps.Values(t.leases))
+	t.mu.Unlock()
+	leases = slices.DeleteFunc(leases, func(ls *lease) bool {
+		s := ls.state.Load()
+		return s != stateHeld && s != stateStray
+	})
+	for chunk := range slices.Chunk(leases, maxBatch) {
+		ops := make(api.TxnOps, len(chunk))
+		for i, ls := range chunk {
+			ops[i] = &api.TxnOp{KV: &api.KVTxnOp{Verb: api.KVCheckSession, Key: ls.path, Session: t.id}}
+		}
+		rctx, cancel := context.WithTimeout(ctx, requestTimeout)
+		_, resp, _, err := t.l.keys.Txn().Txn(ops, t.l.query(rctx))
+		cancel()
+		if err != nil {
+			continue
+		}
+		gone := map[*lease]bool{}
+		for _, e := range resp.Errors {
+			// The other errors, a missing right for one, say nothing about the key.
+			if e.OpIndex < len(chunk) && notOurs(e.What) {
+				gone[chunk[e.OpIndex]] = true
+			}
+		}
+		// All keys go when the session does. That is another story.
+		if len(gone) > 0 {
+			if alive, _ := t.lives(ctx); !alive {
+				return
+			}
+		}
+		var left []*lease
+		for _, ls := range chunk {
+			switch stray := ls.state.Load() == stateStray; {
+			case stray && gone[ls]:
+				t.settle(ls, true)
+			case stray && len(resp.Errors) == len(gone):
+				left = append(left, ls)
+			case gone[ls]:
+				ls.revoke()
+			}
+		}
+		if len(left) > 0 {
+			t.l.deleteKeys(ctx, left)
+		}
+	}
+}
+
+// end gives everything back and lets Consul forget the replica.
+func (t *term) end(ctx context.Context) {
+	t.mu.Lock()
+	leases := slices.Collect(maps.Values(t.leases))
+	t.mu.Unlock()
+	leases = slices.DeleteFunc(leases, func(ls *lease) bool {
+		return !ls.state.CompareAndSwap(stateHeld, stateReleasing)
+	})
+	t.lose(fmt.Errorf("%w: the replica ends its session", lock.ErrLost))
+	// Keys first: those of a session that is destroyed stay locked for the
+	// lock-delay.
+	for chunk := range slices.Chunk(leases, maxBatch) {
+		t.l.deleteKeys(t.l.life, chunk)
+	}
+	t.leaveSlots()
+	t.bury(ctx)
+}
+
+// bury ends the session, if Consul still has it, and the registration.
+func (t *term) bury(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, farewell)
+	defer cancel()
+	var errs []error
+	if t.id != "" {
+		_, err := t.l.pulse.Session().Destroy(t.id, t.l.write(ctx))
+		errs = append(errs, err, t.buryPool(ctx))
+	}
+	if t.service != "" {
+		err := t.l.pulse.Agent().ServiceDeregisterOpts(t.service, t.l.query(ctx))
+		var status api.StatusError
+		if errors.As(err, &status) && status.Code == http.StatusNotFound {
+			err = nil
+		}
+		errs = append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil {
+		t.l.log.Debug("session_end_failed", zap.String("session", t.id), zap.Error(err))
+	}
+}
+
+// retire waits until the work of a lost term has ended, then ends the session
+// in case Consul still has it: others need not wait for it to expire. Work that
+// goes on for longer than Consul would have kept the session is not waited for;
+// nor is any once ctx ends. Its keys then go into the lock-delay.
+func (t *term) retire(ctx context.Context) {
+	t.mu.Lock()
+	maps.DeleteFunc(t.leases, func(_ string, ls *lease) bool { return ls.state.Load() == stateStray })
+	maps.DeleteFunc(t.slots, func(sl *slot, _ bool) bool { return sl.state.Load() == stateStray })
+	t.closeIfEmpty()
+	t.mu.Unlock()
+	timer := time.NewTimer(2 * t.l.cfg.SessionTTL)
+	defer timer.Stop()
+	select {
+	case <-t.empty:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	t.bury(context.WithoutCancel(ctx))
+}
+
+// count returns how many leases the term has.
+func (t *term) count() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.leases) + len(t.slots)
+}
+
+// reserve puts a lease on the term's list, unless another has its key.
+func (t *term) reserve(ls *lease) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if _, taken := t.leases[ls.path]; taken {
+		return false
+	}
+	t.leases[ls.path] = ls
+	return true
+}
+
+// settle is called when nobody works under a lease any more. If its key is gone
+// for sure the lease is taken off the list; if not, or if a request that we gave
+// up on may be applied still, verify will see to the key. A lost term has no
+// such worries: Consul deletes its keys with the session.
+func (t *term) settle(ls *lease, gone bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.ctx.Err() == nil && (!gone || ls.doubtful()) {
+		ls.state.Store(stateStray)
+		return
+	}
+	delete(t.leases, ls.path)
+	t.closeIfEmpty()
+}
+
+// closeIfEmpty tells retire that the last lease of a lost term is gone. t.mu is
+// held.
+func (t *term) closeIfEmpty() {
+	if len(t.leases)+len(t.slots) > 0 || t.ctx.Err() == nil {
+		return
+	}
+	select {
+	case <-t.empty:
+	default:
+		close(t.empty)
+	}
+}
+
+// every calls f at once and then at intervals of d, give or take a tenth, until
+// ctx ends. When f reports failure it is called again within a second.
+func every(ctx context.Context, d time.Duration, f func(context.Context) bool) {
+	for ctx.Err() == nil {
+		began := time.Now()
+		wait := d
+		if !f(ctx) {
+			wait = min(d, time.Second)
+		}
+		pause(ctx, wait-wait/10+rand.N(wait/10+1)-time.Since(began))
+	}
+}

@@ -1,0 +1,38 @@
+package consul
+
+import (
+	"math"
+
+	"onejob/internal/boottime"
+)
+
+// A trust is how long we may believe that a session lives: until the earlier of
+// two deadlines, each counted from the moment before the last acknowledged
+// request that kept the session alive was sent, and each a margin earlier than
+// what Consul waits for.
+type trust struct {
+	check   boottime.Instant // when the health check's patience ends
+	session boottime.Instant // when the session's TTL ends
+}
+
+// never is the deadline of what has none.
+const never = boottime.Instant(math.MaxInt64)
+
+// until returns the moment at which trust ends.
+func (t *trust) until() boottime.Instant { return min(t.check, t.session) }
+
+// extend moves one of the deadlines, never back, and reports whether it could.
+// Trust that has ended does not return, whichever deadline ended it and
+// whatever was acknowledged since: the keys may have changed hands.
+func (t *trust) extend(which *boottime.Instant, now, deadline boottime.Instant) bool {
+	if t.until() <= now {
+		return false
+	}
+	*which = max(*which, deadline)
+	return true
+}
+
+// end ends trust now, unless it has ended before.
+func (t *trust) end(now boottime.Instant) {
+	t.check = min(t.check, now)
+}

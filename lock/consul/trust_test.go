@@ -1,0 +1,68 @@
+package consul
+
+import (
+	"testing"
+
+	"onejob/internal/boottime"
+)
+
+func TestTrust(t *testing.T) {
+	t.Run("the earlier deadline counts", func(t *testing.T) {
+		for _, test := range []struct {
+			trust trust
+			want  boottime.Instant
+		}{
+			{trust{check: 10, session: 20}, 10},
+			{trust{check: 20, session: 10}, 10},
+			{trust{check: never, session: 10}, 10},
+		} {
+			if got := test.trust.until(); got != test.want {
+				t.Errorf("%+v ends at %d, want %d", test.trust, got, test.want)
+			}
+		}
+	})
+	t.Run("it is extended while it lasts", func(t *testing.T) {
+		tr := trust{check: 10, session: 20}
+		if !tr.extend(&tr.check, 9, 15) || tr.until() != 15 {
+			t.Errorf("it ends at %d, want 15", tr.until())
+		}
+		if !tr.extend(&tr.check, 9, 25) || tr.until() != 20 {
+			t.Errorf("it ends at %d, want 20, when the session does", tr.until())
+		}
+	})
+	t.Run("it is never shortened by an answer out of order", func(t *testing.T) {
+		tr := trust{check: 10, session: 20}
+		if !tr.extend(&tr.check, 5, 8) || tr.until() != 10 {
+			t.Errorf("it ends at %d, want 10", tr.until())
+		}
+	})
+	t.Run("a late answer never revives it", func(t *testing.T) {
+		for _, now := range []boottime.Instant{10, 11, 30} {
+			tr := trust{check: 10, session: 20}
+			if tr.extend(&tr.check, now, 100) {
+				t.Errorf("the check's answer at %d extended it", now)
+			}
+			if tr.extend(&tr.session, now, 100) {
+				t.Errorf("the session's answer at %d extended it, though the check's deadline had passed", now)
+			}
+			if tr.until() != 10 {
+				t.Errorf("it ends at %d, want 10", tr.until())
+			}
+		}
+	})
+	t.Run("what ended it stays", func(t *testing.T) {
+		tr := trust{check: 10, session: 20}
+		tr.end(5)
+		tr.end(7)
+		if tr.until() != 5 || tr.extend(&tr.check, 5, 100) || tr.until() != 5 {
+			t.Errorf("it ends at %d, want 5", tr.until())
+		}
+	})
+	t.Run("without a check the session alone counts for ever", func(t *testing.T) {
+		tr := trust{check: never, session: 10}
+		const year = boottime.Instant(365 * 24 * 3600 * 1e9)
+		if !tr.extend(&tr.session, 9, year) || !tr.extend(&tr.session, year-1, 2*year) || tr.until() != 2*year {
+			t.Errorf("it ends at %d, want %d", tr.until(), 2*year)
+		}
+	})
+}

@@ -1,0 +1,155 @@
+// Package lock says what it means to hold a lock, and what the rest of onejob
+// may believe about it.
+//
+// # What a lease promises
+//
+// A [Lease] is the right to work on one key. It is granted under a session,
+// which the replica keeps alive by heartbeats; when the session ends, for
+// whatever reason, all leases under it end with it. While the context of a
+// lease lives, nobody else was granted its key, under one assumption: that the
+// backend does not end a session before its TTL has passed since the last
+// heartbeat it received. The holder needs no message to learn that its lease is
+// over. It counts the TTL from the moment before it sent the last acknowledged
+// heartbeat, on its own machine's clock, and stops a margin earlier.
+//
+// A deadline that has passed stays passed: a heartbeat that is acknowledged
+// late never revives a lease, because the key may have changed hands meanwhile.
+//
+// # What it does not promise
+//
+// A process that is frozen, or a machine that is suspended, cannot look at its
+// clock. When it wakes, a statement or a request may slip out before it notices.
+// The lock-delay of the backend makes that rare; it is a cushion, not a
+// guarantee. What makes it harmless is the fence: a number that rises with every
+// claim, checked by Postgres in every status write, and handed to the work
+// itself for others to check.
+//
+// # Who is believed
+//
+// The backend is believed about who holds a key and which sessions live. The
+// machine's own clock (internal/boottime) is believed about how much time has
+// passed. No clock is compared with another machine's.
+package lock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"onejob/internal/boottime"
+)
+
+// Errors that callers branch on. What a backend returns wraps one of them.
+var (
+	// ErrHeld says that somebody else holds the key. It is an ordinary answer.
+	ErrHeld = errors.New("the lock is held")
+
+	// ErrDelayed says that nobody holds the key, but that its last holder died
+	// so recently that it might still be working. It is an ordinary answer.
+	ErrDelayed = errors.New("the last holder of the lock died a moment ago")
+
+	// ErrLost says that the session has ended, or may have: every lease under
+	// it is over.
+	ErrLost = errors.New("the session is lost")
+
+	// ErrRevoked says that one lease was ended from outside, by an operator who
+	// released or deleted its key, while the session lives on.
+	ErrRevoked = errors.New("the lock was taken away")
+
+	// ErrReleased is the cause with which a lease's context ends after the
+	// holder itself let go.
+	ErrReleased = errors.New("the lock was released")
+)
+
+// A Request asks for one lock.
+type Request struct {
+	// Session is the session under which the caller began, as Locker.Session
+	// told it. A request under another session than the present one is refused
+	// with ErrLost: the caller's world has ended meanwhile.
+	Session string
+
+	// Key is what must not overlap. It may be any text of 1 to 512 bytes.
+	Key string
+
+	// Value tells a person who looks at the key who holds it. It does not
+	// change while the lock is held, and should differ between acquisitions.
+	Value []byte
+}
+
+// A Locker grants leases under one session at a time, which it keeps alive.
+// Its methods may be called by many goroutines at once; calls that come
+// together are answered together.
+type Locker interface {
+	Elector
+
+	// Run keeps a session alive, and begins another when one is lost, until
+	// ctx ends. It then releases what is still held, ends the session and
+	// returns nil. It returns an error only for what waiting cannot mend.
+	Run(ctx context.Context) error
+
+	// Session returns the present session's ID, and "" while there is none.
+	Session() string
+
+	// Changed returns a channel that is closed when the set of live sessions
+	// changes, this replica's own included, or when a session has been dead
+	// for the lock-delay.
+	Changed() <-chan struct{}
+
+	// Dead returns those of sessions that have certainly ended, and stayed away
+	// for the lock-delay. A session that cannot be judged now is left out.
+	Dead(ctx context.Context, sessions []string) ([]string, error)
+
+	// Acquire asks once for one lock. Its errors are ErrHeld, ErrDelayed and
+	// ErrLost, or else the backend's own, in which case nothing is held.
+	Acquire(ctx context.Context, r Request) (Lease, error)
+}
+
+// A Lease is the right to work on what a key stands for.
+type Lease interface {
+	// Context ends when the lease does, with ErrLost, ErrRevoked or ErrReleased
+	// as its cause. That is before the backend can grant the key to another.
+	Context() context.Context
+
+	// Deadline returns the moment at which the lease ends unless the session
+	// is kept alive, or the one at which it ended. Once it has passed it never
+	// moves to a later one.
+	Deadline() boottime.Instant
+
+	// Release gives the key back. The work must have ended before. It returns
+	// ErrLost or ErrRevoked if there was nothing left to give back. It may be
+	// called twice; the second call does nothing.
+	Release(ctx context.Context) error
+}
+
+// Timing is the arithmetic of a lease, and what must hold for it to be safe.
+// The holder counts from the moment before it sent a heartbeat; the backend
+// counts from when it received it, which is later. So the holder stops first,
+// by at least the margin.
+type Timing struct {
+	TTL       time.Duration // how long the backend waits for a heartbeat
+	Heartbeat time.Duration // how often one is sent
+	Margin    time.Duration // how much earlier than the TTL the holder stops
+}
+
+// Deadline returns when a lease ends whose last acknowledged heartbeat was sent
+// at the given moment.
+func (t Timing) Deadline(sent boottime.Instant) boottime.Instant {
+	return sent.Add(t.TTL - t.Margin)
+}
+
+// Slack returns how late a heartbeat may be acknowledged before the lease ends.
+func (t Timing) Slack() time.Duration { return t.TTL - t.Margin - t.Heartbeat }
+
+// Check returns an error with the arithmetic in it if a lease with this timing
+// could not be kept, or not be given up in time.
+func (t Timing) Check(name string) error {
+	switch {
+	case t.TTL <= 0 || t.Heartbeat <= 0 || t.Margin <= 0:
+		return fmt.Errorf("%s: TTL %v, heartbeat %v and margin %v must all be above zero", name, t.TTL, t.Heartbeat, t.Margin)
+	case t.Slack() < t.Heartbeat:
+		return fmt.Errorf("%s: a lease lasts TTL %v - margin %v = %v after a heartbeat, which leaves no room for a lost one every %v: it must be at least twice the heartbeat, %v",
+			name, t.TTL, t.Margin, t.TTL-t.Margin, t.Heartbeat, 2*t.Heartbeat)
+	}
+	return nil
+}

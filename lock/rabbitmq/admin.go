@@ -1,0 +1,255 @@
+package rabbitmq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"onejob/lock"
+)
+
+const (
+	// mutexPatience is how long to wait for another administrator. One who died
+	// silently is noticed by the broker after two or three heartbeats.
+	mutexPatience = 40 * time.Second
+
+	// drainInterval is how often Drain looks, more or less.
+	drainInterval = 200 * time.Millisecond
+)
+
+// An office is where one semaphore is administered: a connection that has the
+// administration mutex and does the work. Who loses the mutex can do nothing any
+// more.
+type office struct {
+	visitor
+	names
+}
+
+// administer calls work with the administration mutex of a semaphore. When ctx
+// ends the work is cut short; what was done of it stays done.
+func (s *Semaphores) administer(ctx context.Context, what, name string, work func(o *office) error) error {
+	v, err := s.visit(ctx)
+	if err != nil {
+		return fmt.Errorf("%s limit %s: %w", what, name, err)
+	}
+	defer v.end()
+	o := &office{visitor: *v, names: s.cfg.names(name)}
+	if err = o.lock(ctx); err == nil {
+		err = work(o)
+	}
+	if err != nil && ctx.Err() != nil {
+		err = errors.Join(context.Cause(ctx), err)
+	}
+	if err != nil {
+		return fmt.Errorf("%s limit %s: %w", what, name, err)
+	}
+	return nil
+}
+
+// lock acquires the mutex, which is given back with the connection.
+func (o *office) lock(ctx context.Context) error {
+	for end := time.Now().Add(mutexPatience); ; {
+		err := o.line.do(func(ch *amqp.Channel) error { return declareOwn(ch, o.mutex()) })
+		switch {
+		case err == nil:
+			return nil
+		case !is(err, amqp.ResourceLocked):
+			return explain("declare queue "+o.mutex(), err)
+		case time.Now().After(end):
+			return fmt.Errorf("another administrator has been at work for %v: %w", mutexPatience, err)
+		}
+		pause(ctx, 20*time.Millisecond+rand.N(80*time.Millisecond))
+		if ctx.Err() != nil {
+			return err
+		}
+	}
+}
+
+// Create implements lock.Semaphores.
+func (s *Semaphores) Create(ctx context.Context, name string, slots int) error {
+	if err := lock.CheckSemaphore(name, slots); err != nil {
+		return err
+	}
+	return s.administer(ctx, "create", name, func(o *office) error {
+		switch _, err := o.look(ctx, o.names); {
+		case err == nil:
+			return lock.ErrExists
+		case !errors.Is(err, lock.ErrNoSemaphore):
+			return err
+		}
+		// A semaphore that was destroyed by force may have left holders who are
+		// about to let go, on any slot.
+		v := view{reach: -1, top: lock.MaxSlots}
+		if err := v.seek(ctx, o, o.names); err != nil {
+			return err
+		}
+		return o.resize(ctx, v, slots)
+	})
+}
+
+// Resize implements lock.Semaphores. The limit moves slot by slot, and is there
+// when Resize returns; after an error it may be anywhere in between.
+func (s *Semaphores) Resize(ctx context.Context, name string, slots int) error {
+	if err := lock.CheckSemaphore(name, slots); err != nil {
+		return err
+	}
+	return s.administer(ctx, "resize", name, func(o *office) error {
+		v, err := o.look(ctx, o.names)
+		if err != nil {
+			return err
+		}
+		return o.resize(ctx, v, slots)
+	})
+}
+
+// resize moves the limit from what v says, and clears away what lies beyond a
+// gap.
+func (o *office) resize(ctx context.Context, v view, slots int) error {
+	// Those who look must look far enough before anybody can be there.
+	if err := o.declare(o.reach(reachFor(max(slots, v.slots, v.highest())))); err != nil {
+		return err
+	}
+	edge := max(v.slots, slots)
+	beyond, err := o.exist(ctx, o.as(v.slots+1, edge+overshoot))
+	if err != nil {
+		return err
+	}
+	there := func(slot int) bool { return slot <= v.slots || beyond[slot-v.slots-1] }
+	for slot := edge + overshoot; slot > slots; slot-- {
+		if there(slot) {
+			if err := o.delete(o.a(slot)); err != nil {
+				return err
+			}
+		}
+	}
+	for slot := v.slots + 1; slot <= slots; slot++ {
+		if !there(slot) {
+			if err := o.declare(o.a(slot)); err != nil {
+				return err
+			}
+		}
+	}
+	return o.lowerReach(ctx, slots)
+}
+
+// lowerReach makes those who look spare what nobody holds any more. One who is
+// about to take a slot up there will find its A queue missing and step back.
+func (o *office) lowerReach(ctx context.Context, slots int) error {
+	v, err := look(ctx, o, o.names)
+	if err != nil {
+		return err
+	}
+	reach := reachFor(max(slots, v.highest()))
+	if err := o.declare(o.reach(reach)); err != nil {
+		return err
+	}
+	return o.deleteReaches(ctx, reach)
+}
+
+// deleteReaches deletes all reaches but one.
+func (o *office) deleteReaches(ctx context.Context, but int) error {
+	found, err := o.exist(ctx, o.reaches())
+	if err != nil {
+		return err
+	}
+	for i := len(reaches) - 1; i >= 0; i-- {
+		if found[i] && reaches[i] != but {
+			if err := o.delete(o.reach(reaches[i])); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Drain implements lock.Semaphores.
+func (s *Semaphores) Drain(ctx context.Context, name string) error {
+	if err := lock.CheckSemaphore(name, 0); err != nil {
+		return err
+	}
+	o, err := s.visit(ctx)
+	if err != nil {
+		return fmt.Errorf("drain limit %s: %w", name, err)
+	}
+	defer o.end()
+	for {
+		v, err := o.look(ctx, s.cfg.names(name))
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case err != nil:
+			return fmt.Errorf("drain limit %s: %w", name, err)
+		case len(v.taken) <= v.slots:
+			return nil
+		}
+		pause(ctx, drainInterval/2+rand.N(drainInterval))
+	}
+}
+
+// Destroy implements lock.Semaphores. Slots cannot be taken away from others over
+// AMQP: with force, their holders are asked to let go. Those of this package do
+// so at once; of other makes it is not known.
+func (s *Semaphores) Destroy(ctx context.Context, name string, force bool) error {
+	if err := lock.CheckSemaphore(name, 0); err != nil {
+		return err
+	}
+	return s.administer(ctx, "destroy", name, func(o *office) error {
+		v, err := o.look(ctx, o.names)
+		if err != nil {
+			return err
+		}
+		if len(v.taken) > 0 && !force {
+			return fmt.Errorf("%w: %d", lock.ErrInUse, len(v.taken))
+		}
+		slots := v.slots
+		if err := o.resize(ctx, v, 0); err != nil {
+			return err
+		}
+		// Nobody enters any more. Somebody may have in between.
+		if v, err = o.look(ctx, o.names); err != nil {
+			return err
+		}
+		if len(v.taken) > 0 && !force {
+			return errors.Join(fmt.Errorf("%w meanwhile: %d", lock.ErrInUse, len(v.taken)), o.resize(ctx, v, slots))
+		}
+		var letters []letter
+		for _, slot := range v.taken {
+			letters = append(letters, letter{to: o.b(slot), message: amqp.Publishing{Type: letterLeave, Expiration: "0"}})
+		}
+		if _, err := o.send(ctx, letters); err != nil {
+			return fmt.Errorf("revoke its slots: %w", err)
+		}
+		return o.deleteReaches(ctx, -1)
+	})
+}
+
+// declare makes a queue that outlives everybody.
+func (o *office) declare(queue string) error {
+	err := o.line.do(func(ch *amqp.Channel) error { return declareDurable(ch, queue) })
+	if is(err, amqp.ResourceLocked, amqp.PreconditionFailed) {
+		return fmt.Errorf("%w: %w", foreign(queue), err)
+	}
+	return explain("declare queue "+queue, err)
+}
+
+// delete deletes a queue and waits for the broker to say so. It is no error if
+// the queue is gone already. One that somebody consumes from is not ours.
+func (o *office) delete(queue string) error {
+	err := o.line.do(func(ch *amqp.Channel) error {
+		_, err := ch.QueueDelete(queue, true, false, false)
+		return err
+	})
+	if is(err, amqp.ResourceLocked, amqp.PreconditionFailed) {
+		return fmt.Errorf("%w: %w", foreign(queue), err)
+	}
+	return explain("delete queue "+queue, err)
+}
+
+// foreign is the error about a queue that is not what its name says.
+func foreign(queue string) error {
+	return fmt.Errorf("%w: queue %s is exclusive, in use, or of another kind", lock.ErrForeign, queue)
+}

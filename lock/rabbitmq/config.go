@@ -1,0 +1,111 @@
+package rabbitmq
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+	"go.uber.org/zap"
+
+	"onejob/lock"
+)
+
+// Config says how to reach RabbitMQ and how long things may take. The zero value
+// of every field means its default.
+//
+// The user needs the right to configure and to read queues below the prefix, and
+// to write to the default exchange: `^onejob/`, `^onejob/` and `^amq\.default$`.
+type Config struct {
+	URL string      // amqp:// or amqps://; default amqp://guest:guest@127.0.0.1:5672/
+	TLS *tls.Config // for amqps
+
+	Prefix string // of all queues; default onejob
+
+	// Names are the semaphores that List asks for: AMQP has no way to list
+	// queues.
+	Names []string
+
+	Heartbeat time.Duration // after how long of silence the broker may give up on us; whole seconds; default 10 s
+	Verify    time.Duration // how often held slots are looked at; default 3 s
+	Margin    time.Duration // how much earlier than the heartbeat the holder gives up; default 2 s
+
+	// Cooldown is how long a new connection takes no slots; the default is as
+	// long as a lease is believed, Heartbeat - Margin. With less, the restart of
+	// a broker may let too many in for the difference.
+	Cooldown time.Duration
+
+	Name string      // of the connections, as management shows them; default onejob
+	Log  *zap.Logger // default: none
+}
+
+// WithDefaults returns the configuration with every zero field filled.
+func (c Config) WithDefaults() Config {
+	def := func(d *time.Duration, v time.Duration) {
+		if *d == 0 {
+			*d = v
+		}
+	}
+	if c.URL == "" {
+		c.URL = "amqp://guest:guest@127.0.0.1:5672/"
+	}
+	if c.Prefix == "" {
+		c.Prefix = "onejob"
+	}
+	if c.Name == "" {
+		c.Name = "onejob"
+	}
+	def(&c.Heartbeat, 10*time.Second)
+	def(&c.Verify, 3*time.Second)
+	def(&c.Margin, 2*time.Second)
+	def(&c.Cooldown, c.Heartbeat-c.Margin)
+	if c.Log == nil {
+		c.Log = zap.NewNop()
+	}
+	return c
+}
+
+// timing is the arithmetic of a lease. The broker gives up after two heartbeats
+// at the earliest; that the TTL is but one leaves room for versions that do not.
+func (c Config) timing() lock.Timing {
+	return lock.Timing{TTL: c.Heartbeat, Heartbeat: c.Verify, Margin: c.Margin}
+}
+
+// Validate returns everything that is wrong with the configuration, with the
+// arithmetic where durations cannot be safe together.
+func (c Config) Validate() error {
+	c = c.WithDefaults()
+	var errs []error
+	add := func(format string, a ...any) { errs = append(errs, fmt.Errorf(format, a...)) }
+	if _, err := amqp.ParseURI(c.URL); err != nil {
+		add("rabbitmq.url: %w", err) // it does not quote the URL, which has a password in it
+	}
+	switch {
+	case len(c.Prefix) > 100:
+		add("rabbitmq.prefix: it is %d bytes long, more than 100", len(c.Prefix))
+	case strings.HasPrefix(c.Prefix, "/") || strings.HasSuffix(c.Prefix, "/"):
+		add("rabbitmq.prefix: %q must neither begin nor end with a slash", c.Prefix)
+	case strings.HasPrefix(c.Prefix, "amq."):
+		add("rabbitmq.prefix: %q begins with amq., which the broker keeps for itself", c.Prefix)
+	}
+	for _, name := range c.Names {
+		if err := lock.CheckSemaphore(name, 0); err != nil {
+			add("rabbitmq.names: %w", err)
+		}
+	}
+	if err := c.timing().Check("rabbitmq.heartbeat"); err != nil {
+		errs = append(errs, err)
+	}
+	if c.Heartbeat%time.Second != 0 || c.Heartbeat < time.Second || c.Heartbeat > time.Hour {
+		add("rabbitmq.heartbeat: %v is not whole seconds from 1s to 1h, as AMQP wants it", c.Heartbeat)
+	}
+	if c.Verify < 50*time.Millisecond {
+		add("rabbitmq.verify: %v is below 50ms, which would keep the broker busy", c.Verify)
+	}
+	if c.Cooldown < 0 {
+		add("rabbitmq.cooldown: %v is below zero", c.Cooldown)
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,62 @@
+package rabbitmq
+
+import (
+	"strconv"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+// names makes the names of one semaphore's queues. A semaphore's name has no
+// slash in it, so no two queues of any semaphores can be called the same.
+type names struct{ base string }
+
+func (c Config) names(semaphore string) names { return names{c.Prefix + "/" + semaphore + "/"} }
+
+func (n names) a(slot int) string      { return n.base + strconv.Itoa(slot) + "-A" }
+func (n names) b(slot int) string      { return n.base + strconv.Itoa(slot) + "-B" }
+func (n names) mutex() string          { return n.base + "admin" }
+func (n names) reach(slots int) string { return n.base + "reach-" + strconv.Itoa(slots) }
+
+// as and bs return the names of the A and B queues from..to, both included.
+func (n names) as(from, to int) []string { return span(n.a, from, to) }
+func (n names) bs(from, to int) []string { return span(n.b, from, to) }
+
+func span(name func(int) string, from, to int) []string {
+	var list []string
+	for slot := from; slot <= to; slot++ {
+		list = append(list, name(slot))
+	}
+	return list
+}
+
+// reaches are the numbers that a reach may be: zero and the powers of two, up to
+// the first that is not below lock.MaxSlots.
+var reaches = []int{0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}
+
+// reachFor returns the lowest reach that covers so many slots.
+func reachFor(slots int) int {
+	for _, reach := range reaches {
+		if reach >= slots {
+			return reach
+		}
+	}
+	return reaches[len(reaches)-1]
+}
+
+// arguments are those of every queue. The type is spelled out, as a virtual host
+// may have another default, and quorum queues cannot be exclusive. Nothing that
+// anybody sends to the queue stays in it.
+var arguments = amqp.Table{"x-queue-type": "classic", "x-max-length": 0}
+
+// declareDurable declares a queue that outlives everybody.
+func declareDurable(ch *amqp.Channel, name string) error {
+	_, err := ch.QueueDeclare(name, true, false, false, false, arguments)
+	return err
+}
+
+// declareOwn declares a queue that belongs to the channel's connection and goes
+// with it. If the connection has it already that is no error.
+func declareOwn(ch *amqp.Channel, name string) error {
+	_, err := ch.QueueDeclare(name, false, false, true, false, arguments)
+	return err
+}

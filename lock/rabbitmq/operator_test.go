@@ -1,0 +1,284 @@
+package rabbitmq
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"onejob/internal/testenv"
+	"onejob/lock"
+)
+
+// TestHole: an A queue deleted by hand ends the semaphore there for those who
+// come, and throws nobody out. The next change of the limit mends it.
+func TestHole(t *testing.T) {
+	t.Parallel()
+	v := testenv.RabbitMQ(t)
+	s := start(t, config(t, v))
+	if err := s.Create(t.Context(), "k", 4); err != nil {
+		t.Fatal(err)
+	}
+	leases, err := s.Take(t.Context(), "k", 4, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	deleteQueue(t, v, "onejob/k/2-A")
+	sem, err := s.Inspect(t.Context(), "k")
+	if err != nil || sem.Slots != 1 || len(sem.Holders) != 4 {
+		t.Errorf("with a hole: %+v, %v; want 1 slot and 4 holders", sem, err)
+	}
+	for i, lease := range leases {
+		if err := lease.Context().Err(); err != nil {
+			t.Errorf("a holder was thrown out: %v", context.Cause(lease.Context()))
+		}
+		if _, err := s.Take(t.Context(), "k", 1, nil); !errors.Is(err, lock.ErrFull) {
+			t.Errorf("with %d inside: got error %v, want %v", len(leases)-i, err, lock.ErrFull)
+		}
+		if err := lease.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, slots := range []int{2, 1, 5, 0} { // 3 and 4 were strays until now
+		if err := s.Resize(t.Context(), "k", slots); err != nil {
+			t.Fatal(err)
+		}
+		var want []string
+		for slot := range slots {
+			want = append(want, s.cfg.names("k").a(slot+1))
+		}
+		if got := aQueues(t, v); !slices.Equal(got, want) {
+			t.Errorf("with %d slots there are %q, want %q", slots, got, want)
+		}
+	}
+}
+
+func aQueues(t testing.TB, v *testenv.Vhost) []string {
+	return slices.DeleteFunc(v.Queues(t), func(queue string) bool { return !strings.HasSuffix(queue, "-A") })
+}
+
+// TestDeletedHolder: a B queue deleted by hand ends its lease, and whoever gets
+// the slot next keeps it when the first lets go.
+func TestDeletedHolder(t *testing.T) {
+	t.Parallel()
+	v := testenv.RabbitMQ(t)
+	a, z := start(t, config(t, v)), start(t, config(t, v))
+	if err := a.Create(t.Context(), "k", 1); err != nil {
+		t.Fatal(err)
+	}
+	first := take(t, a, "k")
+	deleteQueue(t, v, first.queue)
+	ended(t, first, lock.ErrRevoked)
+	second := take(t, z, "k")
+	if err := first.Release(t.Context()); !errors.Is(err, lock.ErrRevoked) {
+		t.Errorf("release: got error %v, want %v", err, lock.ErrRevoked)
+	}
+	if _, err := a.Take(t.Context(), "k", 1, nil); !errors.Is(err, lock.ErrFull) {
+		t.Errorf("take: got error %v, want %v", err, lock.ErrFull)
+	}
+	if err := second.Context().Err(); err != nil {
+		t.Errorf("the second lease ended: %v", context.Cause(second.Context()))
+	}
+	// The session's own queue is of no consequence.
+	deleteQueue(t, v, "onejob/.session/"+z.Session())
+	before := second.Deadline()
+	testenv.Eventually(t, patience, "the lease goes on", func() bool { return second.Deadline() > before.Add(time.Second) })
+	if err := second.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestClosedConnection: the broker closes the connection, and the leases end at
+// once, not when they would have run out.
+func TestClosedConnection(t *testing.T) {
+	t.Parallel()
+	v := testenv.RabbitMQ(t)
+	cfg := config(t, v)
+	cfg.Heartbeat, cfg.Verify = time.Minute, 10*time.Second
+	s := start(t, cfg)
+	if err := s.Create(t.Context(), "k", 1); err != nil {
+		t.Fatal(err)
+	}
+	lease := take(t, s, "k")
+	endSession(t, v, s.Session())
+	ended(t, lease, lock.ErrLost)
+	if cause := context.Cause(lease.Context()); !strings.Contains(cause.Error(), "the operator said so") {
+		t.Errorf("the cause does not tell the broker's reason: %v", cause)
+	}
+}
+
+// TestTwoAdministrators: many administrators at once leave what one of them made.
+func TestTwoAdministrators(t *testing.T) {
+	t.Parallel()
+	v := testenv.RabbitMQ(t)
+	s := create(t, config(t, v))
+	created := 0
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			err := s.Create(t.Context(), "k", 3)
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case err == nil:
+				created++
+			case !errors.Is(err, lock.ErrExists):
+				t.Errorf("create: %v", err)
+			}
+		})
+	}
+	wg.Wait()
+	if created != 1 {
+		t.Errorf("%d of 4 created it", created)
+	}
+	for i := range 4 {
+		wg.Go(func() {
+			for _, slots := range []int{i * 3, 9 - i, i} {
+				if err := s.Resize(t.Context(), "k", slots); err != nil {
+					t.Errorf("resize: %v", err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	sem, err := s.Inspect(t.Context(), "k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := aQueues(t, v); len(got) != sem.Slots || sem.Slots > 9 {
+		t.Errorf("with %d slots there are %q", sem.Slots, got)
+	}
+	if err := s.Destroy(t.Context(), "k", false); err != nil {
+		t.Error(err)
+	}
+	if queues := v.Queues(t); len(queues) != 0 {
+		t.Errorf("after the end there are %q", queues)
+	}
+}
+
+func TestListCannotGuess(t *testing.T) {
+	t.Parallel()
+	if _, err := create(t, Config{}).List(t.Context()); !errors.Is(err, ErrCannotList) {
+		t.Errorf("got error %v, want %v", err, ErrCannotList)
+	}
+}
+
+// TestDefaultTypeQuorum: in a virtual host where queues are quorum queues unless
+// said otherwise.
+func TestDefaultTypeQuorum(t *testing.T) {
+	t.Parallel()
+	v := testenv.RabbitMQ(t)
+	err := v.Server.Manage(t.Context(), http.MethodPut, "/vhosts/"+v.Name, map[string]string{"default_queue_type": "quorum"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := start(t, config(t, v))
+	if err := s.Create(t.Context(), "k", 1); err != nil {
+		t.Fatal(err)
+	}
+	lease := take(t, s, "k")
+	if sem, err := s.Inspect(t.Context(), "k"); err != nil || len(sem.Holders) != 1 || string(sem.Holders[0].Value) != t.Name() {
+		t.Errorf("inspect: %+v, %v", sem, err)
+	}
+	if err := lease.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestErrorsTellWhatToMend: each mistake of an operator.
+func TestErrorsTellWhatToMend(t *testing.T) {
+	t.Parallel()
+	v := testenv.RabbitMQ(t)
+	user := "user-" + v.Name
+	manage := func(method, path string, body any) {
+		t.Helper()
+		if err := v.Server.Manage(context.Background(), method, path, body, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	manage(http.MethodPut, "/users/"+user, map[string]string{"password": "secret", "tags": ""})
+	t.Cleanup(func() { manage(http.MethodDelete, "/users/"+user, nil) })
+	as := func(password, vhost string) Config {
+		cfg := config(t, v)
+		cfg.URL = "amqp://" + user + ":" + password + "@" + v.Server.Addr() + "/" + url.PathEscape(vhost)
+		return cfg
+	}
+	allow := func(configure, write, read string) func() {
+		return func() {
+			manage(http.MethodPut, "/permissions/"+v.Name+"/"+user, map[string]string{"configure": configure, "write": write, "read": read})
+		}
+	}
+	guest := create(t, config(t, v))
+	if err := guest.Create(t.Context(), "there", 1); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		name   string
+		cfg    Config
+		before func()
+		want   string
+	}{
+		{"password", as("wrong", v.Name), nil, "look at the user and the password"},
+		{"no such vhost", as("secret", "nowhere"), nil, "does the virtual host exist"},
+		{"vhost not allowed", as("secret", v.Name), nil, "may the user enter it"},
+		{"nothing allowed", as("secret", v.Name), allow("", "", ""), "must be allowed to configure and to read queues"},
+		{"write not allowed", as("secret", v.Name), allow(".*", "", ".*"), "to write to amq.default"},
+	} {
+		if test.before != nil {
+			test.before()
+		}
+		s := create(t, test.cfg)
+		err := s.Create(t.Context(), "k", 1)
+		if err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: got error %v, want one with %q", test.name, err, test.want)
+		} else if strings.Contains(err.Error(), "secret") {
+			t.Errorf("%s: the password is in the error: %v", test.name, err)
+		}
+	}
+
+	// What Config says is needed is enough.
+	allow("^onejob/", `^amq\.default$`, "^onejob/")()
+	s := start(t, as("secret", v.Name))
+	if err := s.Create(t.Context(), "k", 1); err != nil {
+		t.Error(err)
+	}
+	if err := take(t, s, "k").Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	allow("^onejob/", `^amq\.default$`, "")()
+	noRead := start(t, as("secret", v.Name))
+	if _, err := noRead.Take(t.Context(), "k", 1, nil); err == nil || !strings.Contains(err.Error(), "must be allowed") {
+		t.Errorf("without the right to read: %v", err)
+	}
+	if sem, err := guest.Inspect(t.Context(), "k"); err != nil || len(sem.Holders) != 0 {
+		t.Errorf("a slot that could not be taken is held: %+v, %v", sem, err)
+	}
+	if err := guest.Destroy(t.Context(), "k", false); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestShortHeartbeat: a broker that gives up on us earlier than we count on.
+func TestShortHeartbeat(t *testing.T) {
+	t.Parallel()
+	v := testenv.RabbitMQ(t)
+	cfg := config(t, v)
+	cfg.URL += "?heartbeat=1"
+	s := create(t, cfg)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	if err := s.Ready(ctx); err == nil || !strings.Contains(err.Error(), "insists on a heartbeat of 1s") {
+		t.Errorf("got error %v", err)
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}

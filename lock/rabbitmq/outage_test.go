@@ -1,0 +1,287 @@
+package rabbitmq
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"onejob/internal/servers"
+	"onejob/internal/testenv"
+	"onejob/lock"
+)
+
+// A muffler leads TCP to the broker until it is told to be silent: then it
+// forwards nothing, not even that a side has hung up.
+type muffler struct {
+	listener net.Listener
+	target   string
+	mu       sync.Mutex
+	silent   bool
+	conns    []net.Conn
+	wg       sync.WaitGroup
+}
+
+func newMuffler(t testing.TB, target string) *muffler {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &muffler{listener: listener, target: target}
+	m.wg.Go(func() {
+		for {
+			client, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			server, err := net.Dial("tcp", target)
+			if err != nil {
+				client.Close()
+				continue
+			}
+			m.mu.Lock()
+			m.conns = append(m.conns, client, server)
+			m.mu.Unlock()
+			m.wg.Go(func() { m.pump(client, server) })
+			m.wg.Go(func() { m.pump(server, client) })
+		}
+	})
+	t.Cleanup(func() {
+		listener.Close()
+		m.mu.Lock()
+		for _, c := range m.conns {
+			c.Close()
+		}
+		m.mu.Unlock()
+		m.wg.Wait()
+	})
+	return m
+}
+
+func (m *muffler) pump(from, to net.Conn) {
+	buffer := make([]byte, 32<<10)
+	for {
+		n, err := from.Read(buffer)
+		if m.quiet() {
+			if err != nil {
+				return
+			}
+			continue
+		}
+		if _, writeErr := to.Write(buffer[:n]); err != nil || writeErr != nil {
+			to.Close()
+			return
+		}
+	}
+}
+
+func (m *muffler) quiet() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.silent
+}
+
+func (m *muffler) silence() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.silent = true
+}
+
+// TestSilence: a holder that does not hear from the broker any more stops before
+// the broker gives its slot to another.
+func TestSilence(t *testing.T) {
+	t.Parallel()
+	v := testenv.RabbitMQ(t)
+	m := newMuffler(t, v.Server.Addr())
+	cfg := config(t, v)
+	cfg.Heartbeat, cfg.Verify, cfg.Margin = 2*time.Second, 200*time.Millisecond, 500*time.Millisecond
+	far := cfg
+	far.URL = strings.Replace(cfg.URL, v.Server.Addr(), m.listener.Addr().String(), 1)
+	a, z := start(t, far), start(t, cfg)
+	if err := z.Create(t.Context(), "k", 1); err != nil {
+		t.Fatal(err)
+	}
+	lease := take(t, a, "k")
+	began := time.Now()
+	m.silence()
+	granted := make(chan time.Duration, 1)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() {
+		taken := takeSoon(t, z, "k")
+		granted <- time.Since(began)
+		if lease.Context().Err() == nil {
+			t.Error("the slot was granted again before its holder stopped")
+		}
+		_ = taken.Release(context.Background())
+	})
+	ended(t, lease, lock.ErrLost)
+	stopped := time.Since(began)
+	if limit := cfg.Heartbeat; stopped > limit {
+		t.Errorf("the holder stopped after %v, later than the heartbeat of %v", stopped, limit)
+	}
+	if a.Session() != "" {
+		t.Error("there still is a session")
+	}
+	after := <-granted
+	t.Logf("with a heartbeat of %v the holder stopped %v after the silence began, and the slot was granted again after %v",
+		cfg.Heartbeat, stopped.Round(time.Millisecond), after.Round(time.Millisecond))
+	if after < 2*cfg.Heartbeat-cfg.Verify {
+		t.Errorf("the broker gave up after %v, earlier than two heartbeats", after)
+	}
+	if err := lease.Release(t.Context()); !errors.Is(err, lock.ErrLost) {
+		t.Errorf("release: got error %v, want %v", err, lock.ErrLost)
+	}
+}
+
+// TestStopInSilence: a broker that does not answer does not keep Run from
+// returning.
+func TestStopInSilence(t *testing.T) {
+	t.Parallel()
+	v := testenv.RabbitMQ(t)
+	m := newMuffler(t, v.Server.Addr())
+	cfg := config(t, v)
+	cfg.URL = strings.Replace(cfg.URL, v.Server.Addr(), m.listener.Addr().String(), 1)
+	cfg.Heartbeat, cfg.Verify = time.Minute, 50*time.Millisecond
+	s := create(t, cfg)
+	stop := run(t, s)
+	if err := s.Create(t.Context(), "k", 1); err != nil {
+		t.Fatal(err)
+	}
+	lease := take(t, s, "k")
+	m.silence()
+	last := lease.Deadline()
+	testenv.Eventually(t, patience, "an unanswered request", func() bool {
+		now := lease.Deadline()
+		still := now == last && time.Minute-now.Until() > 2*cfg.Margin
+		last = now
+		return still
+	})
+	began := time.Now()
+	released := make(chan error, 1)
+	go func() { released <- lease.Release(context.Background()) }()
+	stop()
+	if took := time.Since(began); took > 3*farewell {
+		t.Errorf("Run took %v to return", took)
+	}
+	if err := <-released; !errors.Is(err, lock.ErrLost) {
+		t.Errorf("release: got error %v, want %v", err, lock.ErrLost)
+	}
+}
+
+// TestBroker does to a broker what other tests would not like: it stops and dies,
+// and it has an alarm.
+func TestBroker(t *testing.T) {
+	t.Parallel()
+	broker, v := testenv.OwnRabbitMQ(t, servers.RabbitMQConfig{})
+	cfg := config(t, v)
+	cfg.Cooldown = 500 * time.Millisecond
+	s := create(t, cfg)
+	if err := s.Create(t.Context(), "k", 2); err != nil {
+		t.Fatal(err)
+	}
+	run(t, s)
+	if _, err := s.Take(t.Context(), "k", 1, nil); !errors.Is(err, lock.ErrDelayed) {
+		t.Errorf("take on a new connection: got error %v, want %v", err, lock.ErrDelayed)
+	}
+
+	t.Run("AlarmKeepsHolders", func(t *testing.T) {
+		lease := takeSoon(t, s, "k")
+		before := lease.Deadline()
+		if _, err := broker.Ctl(t.Context(), "set_vm_memory_high_watermark", "0.000001"); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := s.Take(ctx, "k", 1, nil); err == nil {
+			t.Error("a slot was taken during the alarm")
+		} else {
+			t.Logf("during the alarm: %v", err)
+		}
+		testenv.Eventually(t, patience, "the lease has outlived a heartbeat of silence", func() bool {
+			return lease.Context().Err() != nil || lease.Deadline().Sub(before) > cfg.Heartbeat
+		})
+		if err := lease.Context().Err(); err != nil {
+			t.Errorf("the lease ended: %v", context.Cause(lease.Context()))
+		}
+		if _, err := broker.Ctl(t.Context(), "set_vm_memory_high_watermark", "0.6"); err != nil {
+			t.Fatal(err)
+		}
+		second := takeSoon(t, s, "k")
+		for _, l := range []lock.Lease{lease, second} {
+			if err := l.Release(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+
+	for _, end := range []struct {
+		name string
+		how  func() error
+	}{
+		{"Stop", broker.Stop},
+		{"Kill", func() error { broker.Kill(); return nil }},
+	} {
+		t.Run(end.name, func(t *testing.T) {
+			lease, session := takeSoon(t, s, "k"), s.Session()
+			if err := end.how(); err != nil {
+				t.Fatal(err)
+			}
+			ended(t, lease, lock.ErrLost)
+			if _, err := s.Take(t.Context(), "k", 1, nil); !errors.Is(err, lock.ErrLost) {
+				t.Errorf("take without a broker: got error %v, want %v", err, lock.ErrLost)
+			}
+			if err := broker.Start(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			if err := s.Ready(ctx); err != nil {
+				t.Fatal(err)
+			}
+			if s.Session() == session {
+				t.Error("the session is the same as before")
+			}
+			sem, err := s.Inspect(t.Context(), "k")
+			if err != nil || sem.Slots != 2 || len(sem.Holders) != 0 {
+				t.Errorf("after the start: %+v, %v; want 2 slots and no holders", sem, err)
+			}
+			leases := []*slot{takeSoon(t, s, "k"), takeSoon(t, s, "k")}
+			for _, l := range leases {
+				if err := l.Release(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+}
+
+// TestNobodyListens: what does not answer does not keep anybody waiting for long.
+func TestNobodyListens(t *testing.T) {
+	t.Parallel()
+	v := testenv.RabbitMQ(t)
+	m := newMuffler(t, v.Server.Addr())
+	m.silence()
+	cfg := config(t, v)
+	cfg.URL = strings.Replace(cfg.URL, v.Server.Addr(), m.listener.Addr().String(), 1)
+	s := create(t, cfg)
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	began := time.Now()
+	if _, err := s.Inspect(ctx, "k"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("inspect: got error %v, want %v", err, context.DeadlineExceeded)
+	}
+	done := make(chan error, 1)
+	stopCtx, stop := context.WithCancel(t.Context())
+	go func() { done <- s.Run(stopCtx) }()
+	stop()
+	if err := <-done; err != nil {
+		t.Errorf("Run: %v", err)
+	}
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("that took %v", took)
+	}
+}

@@ -1,0 +1,214 @@
+package rabbitmq
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"onejob/lock"
+)
+
+// window is how many probes are on their way at once.
+const window = 256
+
+// requestTimeout bounds one look at any number of queues.
+const requestTimeout = 15 * time.Second
+
+// An observer tells which queues exist. The broker looks in the order of the
+// names.
+type observer interface {
+	exist(ctx context.Context, names []string) ([]bool, error)
+}
+
+// A prober finds out by publishing: a message that must be routed and cannot be
+// comes back before it is confirmed. Unlike a passive declaration that does not
+// close the channel when there is no such queue, nor when somebody else's
+// connection has it, and hundreds of probes take one round trip.
+//
+// The message expires on arrival, and a queue of ours keeps none anyway.
+type prober struct {
+	ch       *amqp.Channel
+	returned chan amqp.Return
+	closed   chan *amqp.Error
+}
+
+func newProber(w *wire) (*prober, error) {
+	ch, err := w.conn.Channel()
+	if err != nil {
+		return nil, err
+	}
+	if err := ch.Confirm(false); err != nil {
+		return nil, err
+	}
+	return &prober{
+		ch: ch,
+		// The library's reader waits for room here.
+		returned: ch.NotifyReturn(make(chan amqp.Return, window)),
+		closed:   ch.NotifyClose(make(chan *amqp.Error, 1)),
+	}, nil
+}
+
+// exist implements observer, for one caller at a time. After an error the prober
+// is of no use any more.
+func (p *prober) exist(ctx context.Context, names []string) ([]bool, error) {
+	found, err := p.send(ctx, probes(names))
+	if err != nil {
+		return nil, fmt.Errorf("look for queues: %w", err)
+	}
+	return found, nil
+}
+
+// A letter is a message to a queue.
+type letter struct {
+	to      string
+	message amqp.Publishing
+}
+
+// probes are letters that say nothing.
+func probes(queues []string) []letter {
+	letters := make([]letter, len(queues))
+	for i, queue := range queues {
+		letters[i] = letter{to: queue, message: amqp.Publishing{Expiration: "0"}}
+	}
+	return letters
+}
+
+// send sends letters, and tells which of them there is a queue for.
+func (p *prober) send(ctx context.Context, letters []letter) ([]bool, error) {
+	arrived := make([]bool, 0, len(letters))
+	for some := range slices.Chunk(letters, window) {
+		missing, err := p.sendSome(ctx, some)
+		if err != nil {
+			return nil, err
+		}
+		for _, l := range some {
+			arrived = append(arrived, !missing[l.to])
+		}
+	}
+	return arrived, nil
+}
+
+// sendSome returns to which queues there was no way.
+func (p *prober) sendSome(ctx context.Context, letters []letter) (missing map[string]bool, err error) {
+	confirmations := make([]*amqp.DeferredConfirmation, len(letters))
+	for i, l := range letters {
+		confirmations[i], err = p.ch.PublishWithDeferredConfirm("", l.to, true, false, l.message)
+		if err != nil {
+			return nil, p.why(ctx, err)
+		}
+	}
+	for i, confirmation := range confirmations {
+		acked, err := confirmation.WaitContext(ctx)
+		if err != nil {
+			return nil, context.Cause(ctx)
+		}
+		if !acked {
+			return nil, p.why(ctx, fmt.Errorf("the broker did not confirm a message to %s", letters[i].to))
+		}
+	}
+	// What is returned comes before its confirmation, on the same goroutine.
+	missing = map[string]bool{}
+	for len(p.returned) > 0 {
+		missing[(<-p.returned).RoutingKey] = true
+	}
+	return missing, nil
+}
+
+// why returns the broker's reason for closing the channel, if it has, else err.
+func (p *prober) why(ctx context.Context, err error) error {
+	if !p.ch.IsClosed() {
+		return err
+	}
+	select {
+	case reason := <-p.closed: // it comes a little later than the end
+		if reason != nil {
+			return explain("probe", reason)
+		}
+	case <-ctx.Done():
+	}
+	return err
+}
+
+// A scout is an observer with a connection of its own, made when it is needed and
+// again when it was lost. The connection publishes and holds nothing.
+type scout struct {
+	cfg  Config
+	turn chan struct{} // holds a token while the scout is out
+
+	wire   *wire
+	prober *prober
+	closed bool
+}
+
+func newScout(cfg Config) *scout { return &scout{cfg: cfg, turn: make(chan struct{}, 1)} }
+
+// exist implements observer, for any number of callers.
+func (s *scout) exist(ctx context.Context, names []string) ([]bool, error) {
+	return s.send(ctx, probes(names))
+}
+
+// send is prober.send.
+func (s *scout) send(ctx context.Context, letters []letter) ([]bool, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, requestTimeout,
+		fmt.Errorf("the broker confirmed no probe within %v; it takes no messages while it has an alarm", requestTimeout))
+	defer cancel()
+	select {
+	case s.turn <- struct{}{}:
+		defer func() { <-s.turn }()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	if s.closed {
+		return nil, lock.ErrLost
+	}
+	used := s.wire != nil
+	for {
+		arrived, err := s.try(ctx, letters)
+		if err == nil {
+			return arrived, nil
+		}
+		s.drop()
+		if !used || ctx.Err() != nil {
+			return nil, err
+		}
+		used = false // the connection may have been lost long ago
+	}
+}
+
+func (s *scout) try(ctx context.Context, letters []letter) ([]bool, error) {
+	if s.wire == nil {
+		w, err := dial(ctx, s.cfg, "probes")
+		if err != nil {
+			return nil, err
+		}
+		s.wire = w
+	}
+	// Whatever the library is doing, it does not outlast ctx.
+	defer context.AfterFunc(ctx, s.wire.cut)()
+	if s.prober == nil {
+		p, err := newProber(s.wire)
+		if err != nil {
+			return nil, err
+		}
+		s.prober = p
+	}
+	return s.prober.send(ctx, letters)
+}
+
+func (s *scout) drop() {
+	if s.wire != nil {
+		s.wire.cut()
+	}
+	s.wire, s.prober = nil, nil
+}
+
+// close ends the scout for good. It waits for the one who is out.
+func (s *scout) close() {
+	s.turn <- struct{}{}
+	defer func() { <-s.turn }()
+	s.drop()
+	s.closed = true
+}

@@ -1,0 +1,261 @@
+package rabbitmq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"onejob/lock"
+)
+
+// ErrCannotList says that List was given no names to look for.
+var ErrCannotList = errors.New("RabbitMQ cannot be asked for its queues: name the limits in the configuration")
+
+// Semaphores implements lock.Semaphores.
+//
+// To take slots it must Run. The rest needs no session: it works on a connection
+// of its own, which ends with the call.
+type Semaphores struct {
+	cfg   Config
+	log   *zap.Logger
+	scout *scout
+
+	mu      sync.Mutex
+	term    *term
+	changed chan struct{} // closed, and another one put there, when a slot is given back or a session begins or ends
+	lastErr error
+}
+
+var _ lock.Semaphores = (*Semaphores)(nil)
+
+// New returns Semaphores, or everything that is wrong with the configuration. It
+// does not talk to RabbitMQ.
+func New(cfg Config) (*Semaphores, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	cfg = cfg.WithDefaults()
+	return &Semaphores{cfg: cfg, log: cfg.Log, scout: newScout(cfg), changed: make(chan struct{})}, nil
+}
+
+// Run keeps a session alive, which is a connection, and begins another when one
+// is lost, until ctx ends. It then gives back what is still held and returns nil
+// within a few seconds. It may be called once.
+func (s *Semaphores) Run(ctx context.Context) error {
+	defer s.scout.close()
+	for failures := 0; ctx.Err() == nil; {
+		t, err := s.begin(ctx)
+		if err != nil {
+			if ctx.Err() != nil {
+				break
+			}
+			failures++
+			s.setError(err)
+			if failures == 1 || failures%30 == 0 {
+				s.log.Warn("rabbitmq_unavailable", zap.Error(err), zap.Int("failures", failures))
+			}
+			pause(ctx, backoff(failures))
+			continue
+		}
+		failures = 0
+		s.log.Info("rabbitmq_session_started", t.logFields()...)
+		s.enter(t)
+		t.live(ctx)
+		s.enter(nil)
+		if err := context.Cause(t.ctx); err != nil {
+			s.log.Warn("rabbitmq_session_lost", append(t.logFields(), zap.Error(err))...)
+		}
+		t.end()
+	}
+	return nil
+}
+
+// Ready returns nil as soon as there is a session. If ctx ends before, it returns
+// what keeps the session from coming.
+func (s *Semaphores) Ready(ctx context.Context) error {
+	for {
+		changed := s.Changed()
+		if s.current() != nil {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if s.lastErr != nil {
+				return fmt.Errorf("rabbitmq: %w", s.lastErr)
+			}
+			return errors.New("rabbitmq: no session yet")
+		}
+	}
+}
+
+// Session returns the present session's ID, and "" while there is none.
+func (s *Semaphores) Session() string {
+	if t := s.current(); t != nil {
+		return t.id
+	}
+	return ""
+}
+
+// Inspect implements lock.Semaphores. Holders are known by their B queue. They
+// are asked for the rest, and those of other makes do not answer, which takes a
+// second to find out.
+func (s *Semaphores) Inspect(ctx context.Context, name string) (lock.Semaphore, error) {
+	sem := lock.Semaphore{Name: name, Waiting: -1}
+	if err := lock.CheckSemaphore(name, 0); err != nil {
+		return sem, err
+	}
+	o, err := s.visit(ctx)
+	if err != nil {
+		return sem, err
+	}
+	defer o.end()
+	queues := s.cfg.names(name)
+	v, err := o.look(ctx, queues)
+	if err != nil {
+		return sem, fmt.Errorf("limit %s: %w", name, err)
+	}
+	sem.Slots = v.slots
+	var held []string
+	for _, number := range v.taken {
+		held = append(held, queues.b(number))
+	}
+	answers, err := ask(ctx, o.wire, o.prober, s.cfg.Prefix+"/.mail/", held)
+	if err != nil {
+		return sem, fmt.Errorf("limit %s: ask the holders: %w", name, err)
+	}
+	for _, queue := range held {
+		sem.Holders = append(sem.Holders, lock.SlotHolder{Session: queue, Value: answers[queue].Value, Since: answers[queue].Since})
+	}
+	return sem, nil
+}
+
+// List implements lock.Semaphores: of the names in the configuration it returns
+// those that exist. Without any it returns ErrCannotList.
+func (s *Semaphores) List(ctx context.Context) ([]string, error) {
+	if len(s.cfg.Names) == 0 {
+		return nil, ErrCannotList
+	}
+	o, err := s.visit(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer o.end()
+	list := []string{}
+	for _, name := range s.cfg.Names {
+		v, err := count(ctx, o, s.cfg.names(name))
+		if err != nil {
+			return nil, fmt.Errorf("limit %s: %w", name, err)
+		}
+		if v.there() {
+			list = append(list, name)
+		}
+	}
+	slices.Sort(list)
+	return slices.Compact(list), nil
+}
+
+// A visitor looks, on a connection of its own.
+type visitor struct {
+	*prober
+	*line
+	stop func() bool
+}
+
+// visit connects for as long as ctx lives, or until the visitor's end.
+func (s *Semaphores) visit(ctx context.Context) (*visitor, error) {
+	w, err := dial(ctx, s.cfg, "visitor")
+	if err != nil {
+		return nil, err
+	}
+	v := &visitor{line: &line{wire: w}, stop: context.AfterFunc(ctx, w.cut)}
+	if v.prober, err = newProber(w); err != nil {
+		v.end()
+		return nil, explain("open a channel", err)
+	}
+	return v, nil
+}
+
+// look views a semaphore that must be there.
+func (o *visitor) look(ctx context.Context, n names) (view, error) {
+	v, err := look(ctx, o, n)
+	switch {
+	case err != nil:
+		return v, err
+	case !v.there():
+		return v, lock.ErrNoSemaphore
+	}
+	return v, recognise(o.line, n, v)
+}
+
+func (o *visitor) end() {
+	o.stop()
+	o.wire.close()
+}
+
+// current returns the term that we may believe in now, or nil.
+func (s *Semaphores) current() *term {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.term == nil || s.term.deadline().Passed() {
+		return nil
+	}
+	return s.term
+}
+
+func (s *Semaphores) enter(t *term) {
+	s.mu.Lock()
+	s.term = t
+	if t != nil {
+		s.lastErr = nil
+	}
+	s.mu.Unlock()
+	s.signal()
+}
+
+func (s *Semaphores) setError(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lastErr = err
+}
+
+// Changed returns a channel that is closed when a session begins or ends, or a
+// slot is given back here.
+func (s *Semaphores) Changed() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.changed
+}
+
+// signal wakes everybody who waits on Changed.
+func (s *Semaphores) signal() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// backoff returns how long to wait after so many failures: 100 ms doubling up to
+// 2 s, with jitter, so that replicas do not come back in step.
+func backoff(failures int) time.Duration {
+	d := min(2*time.Second, 100*time.Millisecond<<min(failures-1, 5))
+	return d/2 + rand.N(d/2+1)
+}
+
+// pause waits for d, or for ctx to end.
+func pause(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}

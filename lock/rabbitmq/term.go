@@ -1,0 +1,254 @@
+package rabbitmq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"go.uber.org/zap"
+
+	"onejob/internal/boottime"
+	"onejob/lock"
+)
+
+// A term is the life of one connection that holds slots.
+type term struct {
+	s     *Semaphores
+	id    string // of the session, which is the connection
+	queue string // a queue that exists as long as the connection does
+	began boottime.Instant
+	wire  *wire
+	pulse *line // for all requests but the taking of slots
+
+	ctx    context.Context // ends when the connection does, or is no longer believed in
+	cancel context.CancelCauseFunc
+
+	mu    sync.Mutex
+	until boottime.Instant // it is believed in until then
+	slots map[string]*slot // by B queue; one that is here reserves it
+	over  bool             // no more slots
+
+	readers sync.WaitGroup // of letters, one for each slot
+}
+
+// begin connects.
+func (s *Semaphores) begin(ctx context.Context) (*term, error) {
+	id := uuid.NewString()
+	w, err := dial(ctx, s.cfg, "holder "+id)
+	if err != nil {
+		return nil, err
+	}
+	// The broker may want a shorter heartbeat, and would then give up on us
+	// earlier than we count on.
+	if agreed := w.conn.Config.Heartbeat; agreed < s.cfg.Heartbeat {
+		w.close()
+		return nil, fmt.Errorf("the broker, or the URL, insists on a heartbeat of %v, shorter than the %v that leases are counted by: set rabbitmq.heartbeat to it", agreed, s.cfg.Heartbeat)
+	}
+	t := &term{
+		s: s, id: id, queue: s.cfg.Prefix + "/.session/" + id, began: boottime.Now(),
+		wire: w, pulse: &line{wire: w},
+		slots: map[string]*slot{},
+	}
+	t.until = s.cfg.timing().Deadline(t.began)
+	stop := context.AfterFunc(ctx, w.cut)
+	err = t.pulse.do(func(ch *amqp.Channel) error { return declareOwn(ch, t.queue) })
+	if stop() && err == nil {
+		t.ctx, t.cancel = context.WithCancelCause(context.Background())
+		return t, nil
+	}
+	w.close()
+	return nil, errors.Join(ctx.Err(), explain("declare queue "+t.queue, err))
+}
+
+// live keeps the term going until it is lost or ctx ends.
+func (t *term) live(ctx context.Context) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer context.AfterFunc(t.ctx, cancel)()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	wg.Go(func() { t.fence(ctx) })
+	wg.Go(func() { every(ctx, t.s.cfg.Verify, t.beat) })
+	select {
+	case reason := <-t.wire.closed:
+		t.lose(fmt.Errorf("the connection was closed: %w", cause(reason)))
+	case <-ctx.Done():
+		// A request that is not answered must not keep us.
+		defer time.AfterFunc(farewell, t.wire.cut).Stop()
+		cancel()
+		wg.Wait()
+	}
+}
+
+// every calls f now and then, until ctx ends.
+func every(ctx context.Context, interval time.Duration, f func()) {
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			f()
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// fence ends the term when its time is over. It looks at the clock more often
+// than needed, as the timers of Go stand still while the machine sleeps.
+func (t *term) fence(ctx context.Context) {
+	for {
+		left := t.deadline().Until()
+		if left <= 0 {
+			t.lose(errors.New("the broker has not answered for too long"))
+			return
+		}
+		pause(ctx, min(left, t.s.cfg.Verify))
+		if ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+// beat asks the broker for every queue that is ours. An answer shows that the
+// connection lived when it was asked; that the queue is still ours, nobody
+// else's, is shown by passive declaration alone.
+func (t *term) beat() {
+	if err := t.probe(t.queue); is(err, amqp.NotFound) {
+		// Somebody deleted it. It only was there to be asked for.
+		_ = t.pulse.do(func(ch *amqp.Channel) error { return declareOwn(ch, t.queue) })
+	}
+	for _, s := range t.list() {
+		switch s.state.Load() {
+		case stateHeld:
+			s.check()
+		case stateLeftOver:
+			if s.state.CompareAndSwap(stateLeftOver, stateLeaving) {
+				_ = s.leave()
+			}
+		}
+		if t.ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+// probe asks for one queue, and moves the deadline for any answer.
+func (t *term) probe(queue string) error {
+	sent := boottime.Now()
+	err := t.pulse.do(func(ch *amqp.Channel) error {
+		_, err := ch.QueueDeclarePassive(queue, false, false, true, false, arguments)
+		return err
+	})
+	if err == nil || is(err, amqp.NotFound, amqp.ResourceLocked) {
+		t.extend(sent)
+	}
+	return err
+}
+
+// delete deletes a queue of ours and waits for the broker to say so. It is no
+// error if the queue is gone already.
+func (t *term) delete(queue string) error {
+	return t.pulse.do(func(ch *amqp.Channel) error {
+		_, err := ch.QueueDelete(queue, false, false, false)
+		return err
+	})
+}
+
+// extend moves the deadline after a request that was sent then was answered. A
+// deadline that has passed does not return.
+func (t *term) extend(sent boottime.Instant) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.until.Passed() {
+		t.until = max(t.until, t.s.cfg.timing().Deadline(sent))
+	}
+}
+
+func (t *term) deadline() boottime.Instant {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.until
+}
+
+// lose ends the term, and the connection: nobody is to wait for its last answer.
+func (t *term) lose(why error) {
+	t.close(why)
+	t.wire.cut()
+}
+
+// end ends the term in good order: the broker deletes our queues before it says
+// good-bye.
+func (t *term) end() {
+	t.close(errors.New("we are stopping"))
+	t.wire.close()
+	t.readers.Wait()
+}
+
+// close ends all leases.
+func (t *term) close(why error) {
+	t.mu.Lock()
+	t.until = min(t.until, boottime.Now())
+	t.over = true
+	t.mu.Unlock()
+	t.cancel(fmt.Errorf("%w: %w", lock.ErrLost, why))
+}
+
+// gone returns lock.ErrLost, with the reason, when the connection is. It may be
+// known here earlier than to live.
+func (t *term) gone() error {
+	if t.ctx.Err() == nil && t.wire.conn.IsClosed() {
+		return fmt.Errorf("%w: the connection was closed", lock.ErrLost)
+	}
+	return context.Cause(t.ctx)
+}
+
+// cooling reports whether the connection is too young to take slots.
+func (t *term) cooling() bool { return !t.began.Add(t.s.cfg.Cooldown).Passed() }
+
+// reserve enters a slot in the table and counts its reader, or reports that it
+// is there already.
+func (t *term) reserve(s *slot) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.over || t.slots[s.queue] != nil {
+		return false
+	}
+	t.readers.Add(1)
+	t.slots[s.queue] = s
+	return true
+}
+
+// remove takes a slot off the table.
+func (t *term) remove(s *slot) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.slots[s.queue] == s {
+		delete(t.slots, s.queue)
+	}
+}
+
+func (t *term) list() []*slot {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Collect(maps.Values(t.slots))
+}
+
+// cause is why a connection was closed.
+func cause(reason *amqp.Error) error {
+	if reason == nil {
+		return amqp.ErrClosed
+	}
+	return reason
+}
+
+// logFields tell one term from another.
+func (t *term) logFields() []zap.Field {
+	return []zap.Field{zap.String("session", t.id), zap.Int("leases", len(t.list()))}
+}

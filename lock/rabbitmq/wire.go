@@ -1,0 +1,134 @@
+package rabbitmq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+const (
+	// dialTimeout bounds the making of a connection.
+	dialTimeout = 10 * time.Second
+
+	// farewell bounds the orderly end of one.
+	farewell = 2 * time.Second
+)
+
+// A wire is one connection to the broker, and the socket below it: only closing
+// that ends a request which the broker does not answer.
+type wire struct {
+	conn   *amqp.Connection
+	socket net.Conn
+	closed chan *amqp.Error // why the connection ended; nil if we closed it
+}
+
+// dial connects. The role is added to the name that management shows.
+func dial(ctx context.Context, cfg Config, role string) (*wire, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, dialTimeout, fmt.Errorf("the broker did not answer within %v", dialTimeout))
+	defer cancel()
+	w := &wire{closed: make(chan *amqp.Error, 1)}
+	properties := amqp.NewConnectionProperties()
+	properties.SetClientConnectionName(cfg.Name + " " + role)
+	var stop func() bool
+	conn, err := amqp.DialConfig(cfg.URL, amqp.Config{
+		Heartbeat:       cfg.Heartbeat,
+		TLSClientConfig: cfg.TLS,
+		Properties:      properties,
+		// Recovery stays nil: see the package's comment.
+		Dial: func(network, address string) (net.Conn, error) {
+			var err error
+			w.socket, err = new(net.Dialer).DialContext(ctx, network, address)
+			if err == nil {
+				stop = context.AfterFunc(ctx, func() { w.socket.Close() })
+			}
+			return w.socket, err
+		},
+	})
+	if stop != nil && !stop() && err == nil {
+		conn.Close()
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		if w.socket != nil {
+			w.socket.Close()
+		}
+		if ctx.Err() != nil {
+			err = errors.Join(context.Cause(ctx), err)
+		}
+		return nil, explain("connect to RabbitMQ", err)
+	}
+	w.conn = conn
+	conn.NotifyClose(w.closed)
+	return w, nil
+}
+
+// close ends the connection in good order if the broker answers. When it returns
+// the broker has deleted the connection's exclusive queues, if it answered.
+func (w *wire) close() {
+	_ = w.conn.CloseDeadline(time.Now().Add(farewell))
+	w.cut()
+}
+
+// cut ends the connection without asking.
+func (w *wire) cut() { w.socket.Close() }
+
+// A line is a channel on a wire, for one request at a time, that is opened anew
+// after a request has failed, as that has closed it.
+type line struct {
+	wire *wire
+	mu   sync.Mutex
+	ch   *amqp.Channel
+}
+
+func (l *line) do(request func(*amqp.Channel) error) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ch == nil {
+		ch, err := l.wire.conn.Channel()
+		if err != nil {
+			return err
+		}
+		l.ch = ch
+	}
+	err := request(l.ch)
+	if err != nil {
+		_ = l.ch.Close()
+		l.ch = nil
+	}
+	return err
+}
+
+// is reports whether the broker refused a request with one of these codes.
+func is(err error, codes ...int) bool {
+	var refusal *amqp.Error
+	if !errors.As(err, &refusal) {
+		return false
+	}
+	for _, code := range codes {
+		if refusal.Code == code {
+			return true
+		}
+	}
+	return false
+}
+
+// explain says what was attempted, and for mistakes that an operator can mend
+// what to look at.
+func explain(what string, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, amqp.ErrVhost) || is(err, amqp.NotAllowed):
+		return fmt.Errorf("%s: %w: does the virtual host exist, and may the user enter it?", what, err)
+	case errors.Is(err, amqp.ErrCredentials):
+		return fmt.Errorf("%s: %w: look at the user and the password in the URL", what, err)
+	case is(err, amqp.AccessRefused):
+		return fmt.Errorf("%s: %w: the user must be allowed to configure and to read queues below the prefix, and to write to amq.default", what, err)
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}

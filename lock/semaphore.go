@@ -1,0 +1,110 @@
+package lock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+	"unicode/utf8"
+)
+
+// Errors of semaphores that callers branch on.
+var (
+	// ErrFull says that all slots are taken. It is an ordinary answer.
+	ErrFull = errors.New("all slots are taken")
+
+	// ErrNoSemaphore says that there is no semaphore of that name.
+	ErrNoSemaphore = errors.New("there is no such semaphore")
+
+	// ErrExists says that a semaphore of that name is there already.
+	ErrExists = errors.New("the semaphore is there already")
+
+	// ErrForeign says that what stands where the semaphore should be was written
+	// by somebody else, for another purpose. It is never overwritten.
+	ErrForeign = errors.New("what is there is no semaphore")
+
+	// ErrInUse says that a semaphore whose slots are held was not destroyed.
+	ErrInUse = errors.New("slots are held")
+)
+
+// MaxSlots is the highest limit that a semaphore may have, and MaxTake the most
+// slots that one call of Take may ask for.
+const (
+	MaxSlots = 10_000
+	MaxTake  = 100
+)
+
+// Semaphores are named limits: of each, at most so many slots are held at once,
+// across all replicas and whoever else takes part. Its methods may be called by
+// many goroutines at once.
+//
+// A semaphore outlives those who hold its slots. It is there until Destroy.
+type Semaphores interface {
+	// Create makes a semaphore, or returns ErrExists, or ErrForeign.
+	Create(ctx context.Context, name string, slots int) error
+
+	// Resize changes the limit, for all at once. A raise is felt at once. After
+	// a fall nobody enters until fewer than the new limit are inside; nobody is
+	// thrown out. Zero slots let nobody in.
+	Resize(ctx context.Context, name string, slots int) error
+
+	// Inspect returns how a semaphore stands.
+	Inspect(ctx context.Context, name string) (Semaphore, error)
+
+	// List returns the names of all semaphores, sorted.
+	List(ctx context.Context) ([]string, error)
+
+	// Drain waits until no more slots are held than the limit says.
+	Drain(ctx context.Context, name string) error
+
+	// Destroy removes a semaphore. It returns ErrInUse while slots are held,
+	// unless force says to revoke them.
+	Destroy(ctx context.Context, name string, force bool) error
+
+	// Take asks once for n slots, all or none, under the present session. Its
+	// errors are ErrFull, ErrNoSemaphore, ErrForeign, ErrDelayed and ErrLost, or
+	// the backend's own, in which case nothing is held. The value tells a person
+	// who looks who holds the slots. More than MaxTake slots are refused.
+	Take(ctx context.Context, name string, n int, value []byte) ([]Lease, error)
+
+	// Await returns nil when a slot may have come free, at once if one is. Who
+	// waits does not ask all the time, and not all at the same moment.
+	Await(ctx context.Context, name string) error
+}
+
+// Semaphore is how a semaphore stands.
+type Semaphore struct {
+	Name    string
+	Slots   int
+	Holders []SlotHolder
+	Waiting int // how many have shown that they want a slot and hold none; -1 if the backend cannot tell
+}
+
+// SlotHolder is who holds a slot.
+type SlotHolder struct {
+	Session string    // or what the backend knows a holder by
+	Value   []byte    // what the holder says of itself
+	Since   time.Time // zero if the backend does not tell
+}
+
+// CheckSemaphore returns an error if no semaphore can have that name or so many
+// slots. Names are 1 to 100 bytes of printable UTF-8 without slashes and white
+// space, and do not begin with a dot.
+func CheckSemaphore(name string, slots int) error {
+	switch {
+	case name == "" || len(name) > 100:
+		return fmt.Errorf("the name %.20q... of a limit has %d bytes, not 1 to 100", name, len(name))
+	case !utf8.ValidString(name):
+		return fmt.Errorf("the name %q of a limit is not valid UTF-8", name)
+	case name[0] == '.':
+		return fmt.Errorf("the name %q of a limit begins with a dot", name)
+	case slots < 0 || slots > MaxSlots:
+		return fmt.Errorf("limit %s: %d slots are not between 0 and %d", name, slots, MaxSlots)
+	}
+	for _, r := range name {
+		if r == '/' || r <= ' ' || r == 0x7f || r == 0xa0 || r == 0x2028 || r == 0x2029 {
+			return fmt.Errorf("the name %q of a limit has %q in it; no slashes, white space or control characters", name, r)
+		}
+	}
+	return nil
+}
