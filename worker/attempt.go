@@ -1,0 +1,278 @@
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime/debug"
+	"strconv"
+	"time"
+
+	"go.uber.org/zap"
+
+	"onejob/lock"
+	"onejob/tasks"
+)
+
+// attempt is the life of a claimed task: lock it, run it, write down how it
+// ended, let go, in this order.
+func (w *Worker) attempt(t *tasks.Task) {
+	defer w.poke() // there is room for another
+	w.attemptUnder(t, nil)
+}
+
+// attemptUnder is attempt under a slot of a limit as well, if slot is not nil.
+func (w *Worker) attemptUnder(t *tasks.Task, slot lock.Lease) {
+	lease, err := w.acquire(t)
+	if err != nil {
+		w.giveBack(t, err)
+		return
+	}
+	if slot != nil {
+		lease = newUnderSlot(lease, slot)
+	}
+	w.run(lease, t)
+	if err := lease.Release(context.Background()); err != nil && lease.Context().Err() == nil {
+		w.Log.Warn("release_failed", append(fields(t), zap.Error(err))...)
+	}
+}
+
+// acquire locks the task. A holder that is just finishing has completed its row
+// and not yet deleted its key; it is given a moment.
+func (w *Worker) acquire(t *tasks.Task) (lock.Lease, error) {
+	value, err := json.Marshal(struct {
+		Replica string    `json:"replica"`
+		TaskID  int64     `json:"task_id"`
+		Kind    string    `json:"kind"`
+		Fence   int64     `json:"fence"`
+		Started time.Time `json:"started"`
+	}{w.Replica, t.ID, t.Kind, t.Fence, time.Now().UTC()})
+	if err != nil {
+		return nil, err
+	}
+	request := lock.Request{Session: t.Session, Key: t.LockKey, Value: value}
+	for wait := 5 * time.Millisecond; ; wait *= 2 {
+		lease, err := w.Locks.Acquire(context.Background(), request)
+		if err == nil || !errors.Is(err, lock.ErrHeld) || wait > 320*time.Millisecond {
+			return lease, err
+		}
+		time.Sleep(wait)
+	}
+}
+
+// errUnheard is why a task is given back whose claim was never answered.
+var errUnheard = errors.New("the answer to the claim was lost")
+
+// giveBack returns a task whose attempt does not begin.
+func (w *Worker) giveBack(t *tasks.Task, why error) {
+	delay := time.Second
+	switch {
+	case errors.Is(why, lock.ErrHeld):
+		w.Log.Debug("lock_held", append(fields(t), zap.Error(why))...)
+	case errors.Is(why, lock.ErrDelayed):
+		w.Log.Debug("lock_delayed", append(fields(t), zap.Error(why))...)
+		delay = w.LockDelay
+	case errors.Is(why, errUnheard):
+		delay = 0
+	case errors.Is(why, lock.ErrLost):
+		w.Log.Debug("lock_without_session", append(fields(t), zap.Error(why))...)
+		delay = 0
+	default:
+		w.Log.Warn("lock_failed", append(fields(t), zap.Error(why))...)
+	}
+	for tries := 1; ; tries++ {
+		err := w.Store.Unclaim(context.Background(), t, jitter(delay))
+		if err == nil {
+			return
+		}
+		if tries == 1 {
+			w.Log.Warn("give_back_delayed", append(fields(t), zap.Error(err))...)
+		}
+		// As long as the session lives nobody else may take the row from us, so
+		// it must not be forgotten.
+		if w.giveUp.Err() != nil || w.Locks.Session() != t.Session {
+			return
+		}
+		sleep(w.giveUp, retryPause(tries))
+	}
+}
+
+// run runs the handler under the lease and makes durable how that ended.
+func (w *Worker) run(lease lock.Lease, t *tasks.Task) {
+	ctx, cancel := context.WithCancelCause(lease.Context())
+	defer cancel(nil)
+	defer w.running.enter(t.ID, cancel)()
+	timeout := t.Timeout
+	if timeout == 0 {
+		timeout = w.Timeout
+	}
+	if timeout > 0 {
+		var stop context.CancelFunc
+		ctx, stop = context.WithTimeoutCause(ctx, timeout, tasks.ErrTimeout)
+		defer stop()
+	}
+
+	a := &tasks.Attempt{Task: *t, Deadline: lease.Deadline, Output: tasks.NewOutput(0)}
+	a.Timeout = timeout
+	began := time.Now()
+	result, err := w.handle(ctx, lease, a)
+	took := time.Since(began)
+
+	ending := w.judge(t, result, err, context.Cause(ctx))
+	ending.Output = a.Output.String()
+	switch {
+	case errors.Is(err, tasks.ErrRefused):
+		w.Log.Warn("completion_refused", append(fields(t), zap.String("outcome", string(tasks.Succeeded)))...)
+	case result.Committed:
+		w.tell(t, ending, took)
+	default:
+		w.complete(lease, t, ending, took)
+	}
+}
+
+// handle calls the kind. The lease is looked at last: a goroutine may have
+// waited for its turn.
+func (w *Worker) handle(ctx context.Context, lease lock.Lease, a *tasks.Attempt) (result tasks.Result, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v", p)
+			fmt.Fprintf(a.Output, "panic: %v\n%s", p, debug.Stack())
+		}
+	}()
+	kind := w.Kinds[a.Kind]
+	if err := kind.Check(a.Payload); err != nil {
+		return tasks.Result{}, tasks.Permanent(err)
+	}
+	if lease.Deadline().Passed() {
+		return tasks.Result{}, lock.ErrLost
+	}
+	if ctx.Err() != nil {
+		return tasks.Result{}, context.Cause(ctx)
+	}
+	w.Log.Debug("task_started", fields(&a.Task)...)
+	return kind.Run(ctx, a)
+}
+
+// judge turns what the handler returned, and what ended its context, into an
+// ending. A handler that succeeded has succeeded, whatever came meanwhile.
+func (w *Worker) judge(t *tasks.Task, result tasks.Result, err, cause error) tasks.Ending {
+	e := tasks.Ending{ID: t.ID, Fence: t.Fence, Outcome: tasks.Succeeded, Next: tasks.StatusSucceeded, Result: result.Value}
+	if err == nil {
+		return e
+	}
+	e.Result, e.Error = nil, err.Error()
+	var exit *tasks.ExitError
+	if errors.As(err, &exit) {
+		e.ExitCode = &exit.Code
+	}
+	again := func(o tasks.Outcome) {
+		e.Outcome, e.Next = o, tasks.StatusFailed
+		if t.Attempt < t.MaxAttempts && !tasks.IsPermanent(err) {
+			e.Next, e.Delay = tasks.StatusPending, w.retryDelay(t.Attempt)
+			if d, ok := tasks.RetryDelay(err); ok {
+				e.Delay = max(e.Delay, d)
+			}
+		}
+	}
+	is := func(target error) bool { return errors.Is(cause, target) || errors.Is(err, target) }
+	switch {
+	case is(lock.ErrLost), is(lock.ErrRevoked), is(tasks.ErrLeaseEnded):
+		e.Outcome, e.Next, e.GiveBack, e.Delay = tasks.LeaseLost, tasks.StatusPending, true, w.LockDelay
+	case is(tasks.ErrCancelled):
+		e.Outcome, e.Next = tasks.Cancelled, tasks.StatusCancelled
+	case is(tasks.ErrShutdown):
+		e.Outcome, e.Next, e.GiveBack = tasks.Shutdown, tasks.StatusPending, true
+	case is(tasks.ErrTimeout):
+		again(tasks.TimedOut)
+	default:
+		again(tasks.Failed)
+	}
+	return e
+}
+
+// complete makes the ending durable. While Postgres is away it tries again, as
+// long as the lease holds; after that others may have the task, and one last
+// try under the fence is all that is left.
+func (w *Worker) complete(lease lock.Lease, t *tasks.Task, e tasks.Ending, took time.Duration) {
+	for tries := 1; ; tries++ {
+		last := lease.Context().Err() != nil || w.giveUp.Err() != nil
+		err := w.Store.Complete(context.Background(), e)
+		var spoilt *tasks.SpoiltError
+		switch {
+		case err == nil:
+			w.tell(t, e, took)
+			return
+		case errors.As(err, &spoilt):
+			w.tell(t, spoilt.Written, took)
+			return
+		case errors.Is(err, tasks.ErrRefused):
+			w.Log.Warn("completion_refused", append(fields(t), zap.String("outcome", string(e.Outcome)))...)
+			return
+		case last:
+			w.Log.Error("completion_abandoned", append(fields(t), zap.String("outcome", string(e.Outcome)), zap.Error(err))...)
+			return
+		case tries == 1:
+			w.Log.Warn("completion_delayed", append(fields(t), zap.String("outcome", string(e.Outcome)), zap.Error(err))...)
+		}
+		select {
+		case <-lease.Context().Done():
+		case <-w.giveUp.Done():
+		case <-time.After(retryPause(tries)):
+		}
+	}
+}
+
+// tell logs how an attempt ended.
+func (w *Worker) tell(t *tasks.Task, e tasks.Ending, took time.Duration) {
+	f := append(fields(t), zap.String("outcome", string(e.Outcome)), zap.Duration("took", took))
+	if e.Outcome == tasks.Succeeded {
+		w.Log.Info("task_succeeded", f...)
+		return
+	}
+	f = append(f, zap.String("error", e.Error))
+	switch {
+	case e.Outcome == tasks.LeaseLost:
+		w.Log.Warn("task_lease_lost", f...)
+	case e.Outcome == tasks.Shutdown:
+		w.Log.Info("task_given_back", f...)
+	case e.Outcome == tasks.Cancelled:
+		w.Log.Info("task_cancelled", f...)
+	case e.Next == tasks.StatusPending:
+		w.Log.Warn("task_will_be_retried", append(f, zap.Duration("in", e.Delay))...)
+	default:
+		w.Log.Error("task_failed", f...)
+	}
+}
+
+// retryDelay doubles with every attempt, up to the maximum, and is shortened by
+// up to a fifth, so that tasks that failed together do not return together.
+func (w *Worker) retryDelay(attempt int) time.Duration {
+	d := w.RetryMax
+	if shift := attempt - 1; shift < 40 && w.RetryBase<<shift > 0 {
+		d = min(d, w.RetryBase<<shift)
+	}
+	return jitter(d)
+}
+
+// jitter shortens d by up to a fifth.
+func jitter(d time.Duration) time.Duration {
+	if d <= 0 {
+		return 0
+	}
+	return d - rand.N(d/5+1)
+}
+
+// retryPause is how long to wait before asking a store again that was away.
+func retryPause(tries int) time.Duration {
+	return jitter(min(2*time.Second, 100*time.Millisecond<<min(tries-1, 5)))
+}
+
+func sharesLockKey(t *tasks.Task) bool { return t.LockKey != strconv.FormatInt(t.ID, 10) }
+
+// fields are what every line about a task carries.
+func fields(t *tasks.Task) []zap.Field {
+	return []zap.Field{zap.Int64("task_id", t.ID), zap.Int("attempt", t.Attempt), zap.String("kind", t.Kind),
+		zap.String("lock_key", t.LockKey), zap.Int64("fence", t.Fence)}
+}

@@ -1,0 +1,137 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"onejob/lock"
+	"onejob/tasks"
+)
+
+// LeaderStore is what a worker asks of the database while it leads.
+type LeaderStore interface {
+	DueSchedules(context.Context) (now time.Time, due []tasks.DueSchedule, err error)
+	MakeOccurrences(context.Context, tasks.DueSchedule, tasks.Plan) (current bool, made int, err error)
+	MarkSchedule(ctx context.Context, d tasks.DueSchedule, message string) error
+	UntilNextSchedule(ctx context.Context, atMost time.Duration) (time.Duration, error)
+	Purge(ctx context.Context, status tasks.Status, keep time.Duration, n int) (int, error)
+	PurgeOccurrences(ctx context.Context, keep time.Duration, n int) (int, error)
+}
+
+// lead does what one replica does for all, whenever it is the leader, until ctx
+// ends. Two leaders would do no harm: Postgres sees to it that a due time is
+// made once, and deleting what is old twice is the same as once.
+func (w *Worker) lead(ctx context.Context) {
+	_ = lock.Lead(ctx, w.Locks, func(ctx context.Context) error {
+		w.Log.Info("leading")
+		var wg sync.WaitGroup
+		wg.Go(func() { w.makeTasks(ctx) })
+		wg.Go(func() { w.deleteOld(ctx) })
+		wg.Wait()
+		w.Log.Info("not_leading", zap.Error(context.Cause(ctx)))
+		return nil
+	})
+}
+
+// makeTasks makes the tasks of schedules that come due. It looks every second,
+// which is also how soon a changed schedule takes effect.
+func (w *Worker) makeTasks(ctx context.Context) {
+	failing := false
+	for ctx.Err() == nil {
+		wait := time.Second
+		err := w.makeDue(ctx)
+		if err == nil {
+			wait, err = w.Store.UntilNextSchedule(ctx, wait)
+		}
+		if err != nil && ctx.Err() == nil && !failing {
+			w.Log.Warn("schedules_failed", zap.Error(err))
+		}
+		if failing = err != nil; failing {
+			wait = time.Second
+		}
+		sleep(ctx, wait)
+	}
+}
+
+// makeDue makes what is due of every schedule. What is wrong with one of them
+// does not stop the others.
+func (w *Worker) makeDue(ctx context.Context) error {
+	now, due, err := w.Store.DueSchedules(ctx)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, d := range due {
+		name := zap.String("schedule", d.Name)
+		s, err := tasks.ParseSchedule(d.Cron, d.Zone)
+		if err != nil {
+			w.Log.Error("schedule_invalid", name, zap.Error(err))
+			errs = append(errs, w.Store.MarkSchedule(ctx, d, err.Error()))
+			continue
+		}
+		p := d.Plan(s, now)
+		current, made, err := w.Store.MakeOccurrences(ctx, d, p)
+		if err != nil || !current { // not current: somebody changed it; the next round sees it as it is now
+			errs = append(errs, err)
+			continue
+		}
+		skipped := map[tasks.SkipReason]int{}
+		for _, o := range p.Occurrences {
+			if o.Skipped != tasks.NotSkipped {
+				skipped[o.Skipped]++
+			}
+		}
+		if p.Next.IsZero() {
+			w.Log.Warn("schedule_never_due", name, zap.String("cron", d.Cron))
+		}
+		if made > 0 {
+			w.Log.Debug("schedule_made", name, zap.Int("tasks", made))
+		}
+		for reason, n := range skipped {
+			w.Log.Warn("schedule_skipped", name, zap.String("reason", string(reason)), zap.Int("due_times", n))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// deleteOld deletes what has been kept for long enough, in small batches with a
+// rest in between, so that neither a snapshot is held for long nor the tasks
+// that wait are held up.
+func (w *Worker) deleteOld(ctx context.Context) {
+	const batch = 1000
+	purge := func(what string, keep time.Duration, f func(keep time.Duration, n int) (int, error)) {
+		total := 0
+		for ctx.Err() == nil {
+			n, err := f(keep, batch)
+			if err != nil {
+				if ctx.Err() == nil {
+					w.Log.Warn("retention_failed", zap.Error(err))
+				}
+				return
+			}
+			total += n
+			if n < batch {
+				break
+			}
+			sleep(ctx, 50*time.Millisecond)
+		}
+		if total > 0 {
+			w.Log.Info("retention_deleted", zap.String("what", what), zap.Int("rows", total))
+		}
+	}
+	for ctx.Err() == nil {
+		for status, keep := range map[tasks.Status]time.Duration{
+			tasks.StatusSucceeded: w.KeepSucceeded, tasks.StatusFailed: w.KeepFailed, tasks.StatusCancelled: w.KeepFailed,
+		} {
+			purge(string(status), keep, func(keep time.Duration, n int) (int, error) { return w.Store.Purge(ctx, status, keep, n) })
+		}
+		purge("occurrences", max(w.KeepSucceeded, w.KeepFailed), func(keep time.Duration, n int) (int, error) {
+			return w.Store.PurgeOccurrences(ctx, keep, n)
+		})
+		sleep(ctx, w.RetentionEvery)
+	}
+}

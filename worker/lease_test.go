@@ -1,0 +1,171 @@
+package worker_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"onejob/internal/boottime"
+	"onejob/lock"
+	"onejob/tasks"
+	"onejob/worker"
+)
+
+// The locker and the store of this file are fakes: a lease that runs out just
+// between its being granted and the handler's turn, or an ending that cannot be
+// written while the lease runs out, cannot be had from real servers at will.
+
+type fakeLocker struct {
+	ctx      context.Context
+	deadline boottime.Instant
+	changed  chan struct{}
+
+	mu       sync.Mutex
+	released bool
+}
+
+func (l *fakeLocker) Run(ctx context.Context) error { <-ctx.Done(); return nil }
+func (l *fakeLocker) Session() string               { return "session" }
+func (l *fakeLocker) Changed() <-chan struct{}      { return l.changed }
+func (l *fakeLocker) Dead(context.Context, []string) ([]string, error) {
+	return nil, nil
+}
+func (l *fakeLocker) Acquire(context.Context, lock.Request) (lock.Lease, error) { return l, nil }
+func (l *fakeLocker) Campaign(ctx context.Context) (lock.Lease, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+func (l *fakeLocker) Context() context.Context   { return l.ctx }
+func (l *fakeLocker) Deadline() boottime.Instant { return l.deadline }
+func (l *fakeLocker) Release(context.Context) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.released = true
+	return nil
+}
+
+type fakeStore struct {
+	worker.Store // what is not overridden is not called
+	task         *tasks.Task
+	once         sync.Once
+	endings      chan tasks.Ending
+	complete     func(tries int) error
+	tries        int
+}
+
+func (s *fakeStore) Claim(context.Context, tasks.Claim) (claimed []*tasks.Task, err error) {
+	s.once.Do(func() { claimed = []*tasks.Task{s.task} })
+	return claimed, nil
+}
+func (s *fakeStore) Complete(_ context.Context, e tasks.Ending) error {
+	s.tries++
+	if s.complete != nil {
+		if err := s.complete(s.tries); err != nil {
+			return err
+		}
+	}
+	s.endings <- e
+	return nil
+}
+func (s *fakeStore) Sessions(context.Context, string) ([]string, error)       { return nil, nil }
+func (s *fakeStore) UnknownKinds(context.Context, []string) ([]string, error) { return nil, nil }
+func (s *fakeStore) CancelRequests(context.Context, string) ([]int64, error)  { return nil, nil }
+func (s *fakeStore) Held(context.Context, string) ([]*tasks.Task, error)      { return nil, nil }
+func (s *fakeStore) DueLimits(context.Context, tasks.Claim) ([]string, error) { return nil, nil }
+func (s *fakeStore) Listen(ctx context.Context, _ func(tasks.Signal)) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// run runs a worker on one task until its ending is written.
+func run(t *testing.T, locks *fakeLocker, db *fakeStore, kind tasks.Kind) tasks.Ending {
+	t.Helper()
+	db.task = &tasks.Task{ID: 1, Kind: "k", LockKey: "1", Attempt: 1, MaxAttempts: 5, Fence: 1, Session: "session"}
+	db.endings = make(chan tasks.Ending, 1)
+	w := worker.Worker{Store: db, Locks: locks, Kinds: tasks.Kinds{"k": kind}, Replica: "r"}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- w.Run(ctx) }()
+	var e tasks.Ending
+	select {
+	case e = <-db.endings:
+	case <-time.After(patience):
+		t.Error("no ending was written")
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	return e
+}
+
+type kindFunc func(context.Context, *tasks.Attempt) (tasks.Result, error)
+
+func (kindFunc) Check(json.RawMessage) error { return nil }
+func (f kindFunc) Run(ctx context.Context, a *tasks.Attempt) (tasks.Result, error) {
+	return f(ctx, a)
+}
+
+// I2: no handler begins after the lease's deadline, although its context has
+// not ended yet.
+func TestHandlerDoesNotBeginAfterTheDeadline(t *testing.T) {
+	t.Parallel()
+	locks := &fakeLocker{ctx: context.Background(), deadline: boottime.Now(), changed: make(chan struct{})}
+	began := false
+	e := run(t, locks, &fakeStore{}, kindFunc(func(context.Context, *tasks.Attempt) (tasks.Result, error) {
+		began = true
+		return tasks.Result{}, nil
+	}))
+	if began {
+		t.Error("the handler began")
+	}
+	if e.Outcome != tasks.LeaseLost || e.Next != tasks.StatusPending || !e.GiveBack {
+		t.Errorf("ending: %+v", e)
+	}
+	if !locks.released {
+		t.Error("the lease was not released")
+	}
+}
+
+// I7: while Postgres is away the outcome is tried again as long as the lease
+// holds, and nothing is released before it is written.
+func TestOutcomeIsTriedAgainWhileTheLeaseHolds(t *testing.T) {
+	t.Parallel()
+	locks := &fakeLocker{ctx: context.Background(), deadline: boottime.Now().Add(time.Hour), changed: make(chan struct{})}
+	db := &fakeStore{complete: func(tries int) error {
+		locks.mu.Lock()
+		defer locks.mu.Unlock()
+		if locks.released {
+			t.Error("the lease was released before the outcome was written")
+		}
+		if tries < 4 {
+			return errors.New("no connection")
+		}
+		return nil
+	}}
+	e := run(t, locks, db, tasks.Noop{})
+	if e.Outcome != tasks.Succeeded || db.tries != 4 {
+		t.Errorf("ending after %d tries: %+v", db.tries, e)
+	}
+}
+
+// When the lease is over there is one last try under the fence, not more.
+func TestOutcomeIsAbandonedAfterTheLease(t *testing.T) {
+	t.Parallel()
+	ctx, lose := context.WithCancelCause(context.Background())
+	locks := &fakeLocker{ctx: ctx, deadline: boottime.Now().Add(time.Hour), changed: make(chan struct{})}
+	db := &fakeStore{complete: func(tries int) error {
+		if tries == 1 {
+			lose(lock.ErrLost)
+			return errors.New("no connection")
+		}
+		return nil
+	}}
+	e := run(t, locks, db, tasks.Noop{})
+	if e.Outcome != tasks.Succeeded || db.tries != 2 {
+		t.Errorf("ending after %d tries: %+v", db.tries, e)
+	}
+}

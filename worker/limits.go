@@ -1,0 +1,234 @@
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"onejob/internal/boottime"
+	"onejob/lock"
+	"onejob/tasks"
+)
+
+// tenure is how long a slot is kept for task after task. Others may wait for it,
+// some of whom are no replicas.
+const tenure = time.Second
+
+// limits is the state of serving rows with a limit. Each limit that has due rows
+// is served by a goroutine of its own, which waits for a slot so that the others
+// need not.
+type limits struct {
+	wg sync.WaitGroup
+
+	mu      sync.Mutex
+	serving map[string]bool   // whether somebody asked for it again meanwhile
+	told    map[string]string // what was said last of a limit that cannot be served
+}
+
+// unlimited returns the kinds whose rows have no limit unless they name one.
+func (w *Worker) unlimited() []string {
+	return slices.DeleteFunc(w.Kinds.Names(), func(kind string) bool { return w.KindLimits[kind] != "" })
+}
+
+// limitedBy returns the kinds whose rows have this limit unless they name one.
+func (w *Worker) limitedBy(name string) []string {
+	return slices.DeleteFunc(w.Kinds.Names(), func(kind string) bool { return w.KindLimits[kind] != name })
+}
+
+// serveLimits sees to it that every limit with due rows is served.
+func (w *Worker) serveLimits(ctx context.Context) {
+	due, err := w.Store.DueLimits(ctx, tasks.Claim{Kinds: w.Kinds.Names(), Queues: w.Queues})
+	if err == nil && len(w.KindLimits) > 0 {
+		limited := slices.DeleteFunc(w.Kinds.Names(), func(kind string) bool { return w.KindLimits[kind] == "" })
+		var kinds []string
+		kinds, err = w.Store.DueKinds(ctx, tasks.Claim{Kinds: limited, Queues: w.Queues})
+		for _, k := range kinds {
+			due = append(due, w.KindLimits[k])
+		}
+	}
+	if err != nil {
+		return // claim_failed tells of a database that is away
+	}
+	for _, name := range due {
+		if w.Limits == nil {
+			w.tellLimit(name, "limit_unserved", errors.New("this replica serves no limits"))
+			continue
+		}
+		w.limits.mu.Lock()
+		_, serving := w.limits.serving[name]
+		begin := !serving && w.running.take(1, w.Concurrency) == 1
+		if begin || serving {
+			w.limits.serving[name] = serving
+		}
+		w.limits.mu.Unlock()
+		if !begin {
+			continue
+		}
+		w.limits.wg.Go(func() {
+			w.serveLimit(ctx, name)
+			w.limits.mu.Lock()
+			defer w.limits.mu.Unlock()
+			if w.limits.serving[name] {
+				w.poke()
+			}
+			delete(w.limits.serving, name)
+		})
+	}
+}
+
+// serveLimit takes slots of a limit and starts tasks under them, until none is
+// due, there is no room, or ctx ends. Room for the first is taken already.
+func (w *Worker) serveLimit(ctx context.Context, name string) {
+	for room := 1; room == 1; room = w.running.take(1, w.Concurrency) {
+		slot, err := w.takeSlot(ctx, name)
+		if err != nil {
+			w.running.leave(1)
+			if !errors.Is(err, lock.ErrFull) && !errors.Is(err, lock.ErrDelayed) || w.Limits.Await(ctx, name) != nil {
+				return // the next tick tries again
+			}
+			continue
+		}
+		t := w.claimUnder(ctx, name)
+		if t == nil {
+			w.running.leave(1)
+			w.giveSlotBack(name, slot)
+			// What is due may wait for a lock key. Let that not be asked about at
+			// every turn.
+			sleep(ctx, 50*time.Millisecond)
+			return
+		}
+		w.limits.wg.Go(func() {
+			defer w.running.leave(1)
+			w.useSlot(ctx, name, slot, t)
+		})
+	}
+}
+
+// useSlot works on t and on what else is due under the slot, for a while.
+func (w *Worker) useSlot(ctx context.Context, name string, slot lock.Lease, t *tasks.Task) {
+	defer w.giveSlotBack(name, slot)
+	for until := time.Now().Add(tenure); t != nil; t = w.claimUnder(ctx, name) {
+		w.attemptUnder(t, slot)
+		w.running.end(t.Fence)
+		if ctx.Err() != nil || slot.Context().Err() != nil || time.Now().After(until) {
+			return
+		}
+	}
+}
+
+// takeSlot asks for one slot, and makes the limit if it is not there and the
+// configuration says how many slots it has.
+func (w *Worker) takeSlot(ctx context.Context, name string) (lock.Lease, error) {
+	value, err := json.Marshal(struct {
+		Replica string    `json:"replica"`
+		Started time.Time `json:"started"`
+	}{w.Replica, time.Now().UTC()})
+	if err != nil {
+		return nil, err
+	}
+	leases, err := w.Limits.Take(ctx, name, 1, value)
+	if errors.Is(err, lock.ErrNoSemaphore) {
+		slots, configured := w.LimitSlots[name]
+		if !configured {
+			w.tellLimit(name, "limit_unknown", err)
+			return nil, err
+		}
+		if err := w.Limits.Create(ctx, name, slots); err != nil && !errors.Is(err, lock.ErrExists) {
+			w.tellLimit(name, "limit_failed", err)
+			return nil, err
+		}
+		w.Log.Info("limit_created", zap.String("limit", name), zap.Int("slots", slots))
+		leases, err = w.Limits.Take(ctx, name, 1, value)
+	}
+	switch {
+	case err == nil:
+		w.tellLimit(name, "", nil)
+		return leases[0], nil
+	case !errors.Is(err, lock.ErrFull) && !errors.Is(err, lock.ErrLost) && !errors.Is(err, lock.ErrDelayed) && ctx.Err() == nil:
+		w.tellLimit(name, "limit_failed", err)
+	}
+	return nil, err
+}
+
+func (w *Worker) giveSlotBack(name string, slot lock.Lease) {
+	if err := slot.Release(context.Background()); err != nil && slot.Context().Err() == nil {
+		w.Log.Warn("slot_release_failed", zap.String("limit", name), zap.Error(err))
+	}
+	w.poke()
+}
+
+// claimUnder claims one task under a slot of the limit; nil if there is none. It
+// is noted as running; the caller says when it has ended.
+func (w *Worker) claimUnder(ctx context.Context, name string) *tasks.Task {
+	session := w.Locks.Session()
+	if session == "" {
+		return nil
+	}
+	claims := []tasks.Claim{{Limit: name, Kinds: w.Kinds.Names()}}
+	if kinds := w.limitedBy(name); len(kinds) > 0 {
+		claims = append(claims, tasks.Claim{Kinds: kinds})
+	}
+	for _, c := range claims {
+		c.Session, c.Replica, c.Queues, c.Max = session, w.Replica, w.Queues, 1
+		claimed, err := w.Store.Claim(ctx, c)
+		if err != nil {
+			if ctx.Err() == nil {
+				w.Log.Debug("limited_claim_failed", zap.String("limit", name), zap.Error(err))
+			}
+			return nil
+		}
+		if len(claimed) > 0 {
+			w.running.begin(claimed[0].Fence)
+			return claimed[0]
+		}
+	}
+	return nil
+}
+
+// tellLimit logs what keeps a limit from being served, once until it changes.
+func (w *Worker) tellLimit(name, event string, err error) {
+	w.limits.mu.Lock()
+	news := w.limits.told[name] != event
+	w.limits.told[name] = event
+	w.limits.mu.Unlock()
+	if !news {
+		return
+	}
+	switch event {
+	case "limit_unknown":
+		w.Log.Warn("limit_unknown", zap.String("limit", name), zap.Error(err))
+	case "limit_unserved":
+		w.Log.Warn("limit_unserved", zap.String("limit", name), zap.Error(err))
+	case "limit_failed":
+		w.Log.Warn("limit_failed", zap.String("limit", name), zap.Error(err))
+	}
+}
+
+// underSlot is the lease on a task that holds only as long as a slot does, too.
+type underSlot struct {
+	lock.Lease // on the task
+	slot       lock.Lease
+	ctx        context.Context
+	stop       func()
+}
+
+func newUnderSlot(lease, slot lock.Lease) *underSlot {
+	ctx, cancel := context.WithCancelCause(lease.Context())
+	unhook := context.AfterFunc(slot.Context(), func() { cancel(context.Cause(slot.Context())) })
+	return &underSlot{lease, slot, ctx, func() { unhook(); cancel(lock.ErrReleased) }}
+}
+
+func (u *underSlot) Context() context.Context { return u.ctx }
+
+func (u *underSlot) Deadline() boottime.Instant { return min(u.Lease.Deadline(), u.slot.Deadline()) }
+
+// Release releases the task's lock. The slot is its owner's to release.
+func (u *underSlot) Release(ctx context.Context) error {
+	u.stop()
+	return u.Lease.Release(ctx)
+}

@@ -1,0 +1,403 @@
+package worker_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"go.uber.org/zap/zaptest/observer"
+
+	"onejob/internal/testenv"
+	"onejob/lock/consul"
+	"onejob/store"
+	"onejob/tasks"
+	"onejob/worker"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+// patience is for what should take no time at all, on a machine that is busy.
+const patience = 60 * time.Second
+
+// A cluster is a database and a key prefix that the replicas of a test share.
+type cluster struct {
+	dsn  string
+	kv   *testenv.KV
+	pool *pgxpool.Pool
+}
+
+func newCluster(t *testing.T) *cluster {
+	t.Helper()
+	return clusterOn(t, testenv.Postgres(t), testenv.Consul(t))
+}
+
+func clusterOn(t *testing.T, db *testenv.DB, kv *testenv.KV) *cluster {
+	t.Helper()
+	c := &cluster{dsn: db.DSN, kv: kv, pool: db.Pool(t)}
+	s, err := store.Open(store.Config{DSN: c.dsn})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if err := s.Migrate(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// exec runs a statement.
+func (c *cluster) exec(t *testing.T, sql string, args ...any) {
+	t.Helper()
+	if _, err := c.pool.Exec(t.Context(), sql, args...); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+// get returns the single value that a query finds.
+func get[T any](t *testing.T, c *cluster, sql string, args ...any) T {
+	t.Helper()
+	var v T
+	if err := c.pool.QueryRow(t.Context(), sql, args...).Scan(&v); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+	return v
+}
+
+// insert adds a task by a plain INSERT and returns its id.
+func (c *cluster) insert(t *testing.T, columns string, values ...any) int64 {
+	t.Helper()
+	marks := make([]string, len(values))
+	for i := range values {
+		marks[i] = fmt.Sprintf("$%d", i+1)
+	}
+	return get[int64](t, c, fmt.Sprintf("INSERT INTO onejob.tasks (%s) VALUES (%s) RETURNING id", columns, strings.Join(marks, ", ")), values...)
+}
+
+// await waits until the task has the status.
+func (c *cluster) await(t *testing.T, id int64, status string) {
+	t.Helper()
+	var now, message string
+	deadline := time.Now().Add(patience)
+	for {
+		if err := c.pool.QueryRow(t.Context(), "SELECT status, coalesce(error, '') FROM onejob.tasks WHERE id = $1", id).Scan(&now, &message); err != nil {
+			t.Fatal(err)
+		}
+		if now == status {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("task %d is %s after %v, not %s; error %q", id, now, patience, status, message)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// awaitAll waits until every task is finished.
+func (c *cluster) awaitAll(t *testing.T, patience time.Duration) {
+	t.Helper()
+	testenv.Eventually(t, patience, "all tasks finished", func() bool {
+		return get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status IN ('pending', 'running')") == 0
+	})
+}
+
+// noOverlaps is what must hold at the end of every test.
+func (c *cluster) noOverlaps(t *testing.T) {
+	t.Helper()
+	if n := get[int](t, c, "SELECT count(*) FROM onejob.overlaps"); n != 0 {
+		t.Errorf("onejob.overlaps has %d rows", n)
+	}
+}
+
+// outcomes returns the outcomes of a task's attempts, in order.
+func (c *cluster) outcomes(t *testing.T, id int64) string {
+	t.Helper()
+	return get[string](t, c, "SELECT coalesce(string_agg(outcome, ' ' ORDER BY fence), '') FROM onejob.attempts WHERE task_id = $1", id)
+}
+
+// A replica is one that runs inside the test.
+type replica struct {
+	*worker.Worker
+	locks  *consul.Locker
+	store  *store.Store
+	events *observer.ObservedLogs
+	stop   func() error // ends Run and waits for it; twice is once
+}
+
+// lockConfig has short times, so that tests see sessions end.
+func (c *cluster) lockConfig() consul.Config {
+	client := api.DefaultConfig()
+	client.Address = c.kv.Addr
+	return consul.Config{Client: client, Prefix: c.kv.Prefix, CheckTTL: 4 * time.Second, Heartbeat: 500 * time.Millisecond,
+		Margin: 700 * time.Millisecond, LockDelay: time.Second, Verify: 300 * time.Millisecond}
+}
+
+// replica runs a replica until the test ends. change, if not nil, may change
+// it before it starts.
+func (c *cluster) replica(t *testing.T, name string, kinds tasks.Kinds, change func(*worker.Worker)) *replica {
+	t.Helper()
+	log, events := testenv.Logger(t)
+	cfg := c.lockConfig()
+	cfg.Log, cfg.Replica.Name = log, name
+	locks, err := consul.New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := store.Open(store.Config{DSN: c.dsn})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &replica{locks: locks, store: s, events: events}
+	r.Worker = &worker.Worker{Store: s, Locks: locks, Kinds: kinds, Replica: name, LockDelay: cfg.LockDelay, Log: log,
+		RetryBase: 10 * time.Millisecond, ShutdownGrace: 10 * time.Second}
+	if change != nil {
+		change(r.Worker)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- r.Run(ctx) }()
+	r.stop = sync.OnceValue(func() error {
+		cancel()
+		err := <-done
+		s.Close()
+		return err
+	})
+	t.Cleanup(func() {
+		if err := r.stop(); err != nil {
+			t.Errorf("replica %s: %v", name, err)
+		}
+	})
+	ready, cancelReady := context.WithTimeout(t.Context(), patience)
+	defer cancelReady()
+	if err := locks.Ready(ready); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// logged waits for an event and returns its fields.
+func (r *replica) logged(t *testing.T, event string) map[string]any {
+	t.Helper()
+	testenv.Eventually(t, patience, "log event "+event, func() bool { return r.events.FilterMessage(event).Len() > 0 })
+	return r.events.FilterMessage(event).All()[0].ContextMap()
+}
+
+// A process is a replica of its own, the real binary.
+type process struct {
+	cmd    *exec.Cmd
+	name   string
+	exited chan struct{}
+
+	mu     sync.Mutex
+	events []map[string]any
+}
+
+// process starts onejob serve with a configuration file and settings over it.
+func (c *cluster) process(t *testing.T, name, config string, settings ...string) *process {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "onejob.yaml")
+	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := &process{cmd: exec.Command(testenv.Binary(t), "serve", "--config", file), name: name, exited: make(chan struct{})}
+	p.cmd.Env = append(os.Environ(), append([]string{"ONEJOB_POSTGRES_DSN=" + c.dsn, "CONSUL_HTTP_ADDR=" + c.kv.Addr, "ONEJOB_CONSUL_PREFIX=" + c.kv.Prefix,
+		"ONEJOB_REPLICA=" + name, "ONEJOB_HTTP_LISTEN=", "ONEJOB_LOG_LEVEL=debug", "ONEJOB_LOG_FORMAT=json"}, settings...)...)
+	out, err := p.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.cmd.Stderr = os.Stderr
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer close(p.exited)
+		lines := bufio.NewScanner(out)
+		lines.Buffer(nil, 1<<20)
+		for lines.Scan() {
+			var event map[string]any
+			if json.Unmarshal(lines.Bytes(), &event) != nil {
+				event = map[string]any{"event": "no_json", "line": lines.Text()}
+			}
+			p.mu.Lock()
+			p.events = append(p.events, event)
+			p.mu.Unlock()
+		}
+		_ = p.cmd.Wait()
+	}()
+	t.Cleanup(func() {
+		p.signal(t, syscall.SIGCONT)
+		p.signal(t, syscall.SIGKILL)
+		<-p.exited
+		if t.Failed() {
+			for _, e := range p.events {
+				t.Log(name, e)
+			}
+		}
+	})
+	p.logged(t, "session_started")
+	return p
+}
+
+func (p *process) signal(t *testing.T, s syscall.Signal) {
+	t.Helper()
+	select {
+	case <-p.exited:
+	default:
+		if err := p.cmd.Process.Signal(s); err != nil && err != os.ErrProcessDone {
+			t.Errorf("signal %v to %s: %v", s, p.name, err)
+		}
+	}
+}
+
+// count returns how often an event was logged.
+func (p *process) count(event string) (n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, e := range p.events {
+		if e["event"] == event {
+			n++
+		}
+	}
+	return n
+}
+
+func (p *process) logged(t *testing.T, event string) {
+	t.Helper()
+	testenv.Eventually(t, patience, p.name+" logs "+event, func() bool { return p.count(event) > 0 })
+}
+
+// A witness is a file that commands append to, outside of everything that is
+// being tested. A line is: word, lock key, task, attempt, fence, pid.
+type witness struct{ path string }
+
+func newWitness(t *testing.T) witness {
+	t.Helper()
+	return witness{filepath.Join(t.TempDir(), "witness")}
+}
+
+type testimony struct {
+	word, key          string
+	task, attempt, pid int
+	fence              int64
+}
+
+func (w witness) read(t *testing.T) []testimony {
+	t.Helper()
+	b, err := os.ReadFile(w.path)
+	if err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	var all []testimony
+	for line := range strings.Lines(string(b)) {
+		var l testimony
+		if _, err := fmt.Sscan(line, &l.word, &l.key, &l.task, &l.attempt, &l.fence, &l.pid); err != nil {
+			t.Fatalf("witness: %q: %v", line, err)
+		}
+		all = append(all, l)
+	}
+	return all
+}
+
+// hold keeps second attempts inside until resume is called.
+func (w witness) hold(t *testing.T) (resume func()) {
+	t.Helper()
+	if err := os.WriteFile(w.path+".hold", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return func() { _ = os.Remove(w.path + ".hold") }
+}
+
+// count returns how many testimonies have the word.
+func (w witness) count(t *testing.T, word string) (n int) {
+	for _, l := range w.read(t) {
+		if l.word == word {
+			n++
+		}
+	}
+	return n
+}
+
+// judge finds two tasks inside of one lock key at once, by the order of the
+// lines alone. A task that was killed never says end: its begin is void as soon
+// as a later line of the same key says that its process is dead.
+func (w witness) judge(t *testing.T) (ended map[int]int) {
+	t.Helper()
+	inside := map[string]testimony{}
+	highest := map[string]int64{}
+	ended = map[int]int{}
+	for _, l := range w.read(t) {
+		switch l.word {
+		case "begin":
+			if other, ok := inside[l.key]; ok {
+				t.Errorf("task %d (fence %d) began while task %d (fence %d) was inside of lock key %s", l.task, l.fence, other.task, other.fence, l.key)
+			}
+			if l.fence <= highest[l.key] {
+				t.Errorf("lock key %s: fence %d came after %d", l.key, l.fence, highest[l.key])
+			}
+			inside[l.key], highest[l.key] = l, l.fence
+		case "end":
+			delete(inside, l.key)
+			ended[l.task]++
+		case "dead": // the predecessor, as its successor found it
+			delete(inside, l.key)
+		case "alive":
+			t.Errorf("task %d, attempt %d (fence %d) found the process of its predecessor alive", l.task, l.attempt, l.fence)
+		default:
+			t.Errorf("witness: what is %q?", l.word)
+		}
+	}
+	return ended
+}
+
+// config is a configuration whose commands testify. "quick" begins and ends.
+// "stuck" never ends in its first attempt, ignores SIGTERM, and keeps a child
+// in a session of its own that ignores it too; in its second it looks whether
+// those of the first are dead, and stays inside while the witness is on hold.
+func (w witness) config() string {
+	const say = `say() { echo "$1 $ONEJOB_LOCK_KEY $ONEJOB_TASK_ID $ONEJOB_ATTEMPT $ONEJOB_FENCE $$" >> "$W"; }; `
+	quick := say + `say begin; say end`
+	stuck := say + `trap "" TERM
+P="$W.$ONEJOB_TASK_ID"
+if [ -f "$P.pids" ]; then
+  for p in $(cat "$P.pids"); do
+    if kill -0 "$p" 2>/dev/null; then say alive; else say dead; fi
+  done
+  say begin
+  while [ -f "$W.hold" ]; do sleep 0.05; done
+  say end
+  exit 0
+fi
+setsid sh -c 'trap "" TERM; while :; do sleep 1; done' &
+echo "$$ $!" > "$P.new"; mv "$P.new" "$P.pids"
+say begin
+while :; do sleep 1; done`
+	command := func(name, script string) string {
+		quoted, err := json.Marshal(script)
+		if err != nil {
+			panic(err)
+		}
+		return fmt.Sprintf("      %s: {path: /bin/sh, args: [\"-c\", %s], env: {W: %q}, grace: 1s}\n", name, quoted, w.path)
+	}
+	return "kinds:\n  exec:\n    commands:\n" + command("quick", quick) + command("stuck", stuck)
+}
+
+// jsonField returns a text of a JSON object, "" if it is not there.
+func jsonField(raw []byte, name string) string {
+	var m map[string]any
+	if json.Unmarshal(raw, &m) != nil {
+		return ""
+	}
+	s, _ := m[name].(string)
+	return s
+}

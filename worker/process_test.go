@@ -1,0 +1,271 @@
+package worker_test
+
+import (
+	"context"
+	"fmt"
+	"syscall"
+	"testing"
+	"time"
+
+	"onejob/internal/servers"
+	"onejob/internal/testenv"
+)
+
+// Replicas here are processes of the real binary, and what they did is judged
+// by a file that the commands themselves write.
+
+// quickly are settings with which sessions end soon.
+var quickly = []string{"ONEJOB_CONSUL_CHECK_TTL=4s", "ONEJOB_CONSUL_HEARTBEAT=500ms", "ONEJOB_CONSUL_MARGIN=1s", "ONEJOB_CONSUL_LOCK_DELAY=1s", "ONEJOB_CONSUL_VERIFY=500ms"}
+
+func (c *cluster) stuck(t *testing.T, w witness) int64 {
+	t.Helper()
+	id := c.insert(t, "kind, payload, lock_key", "exec", `{"command": "stuck"}`, "shared")
+	testenv.Eventually(t, patience, "the command is inside", func() bool { return w.count(t, "begin") == 1 })
+	return id
+}
+
+// holder returns which of the processes works on the task, and the rest.
+func (c *cluster) holder(t *testing.T, id int64, all ...*process) (holder *process, others []*process) {
+	t.Helper()
+	name := get[string](t, c, "SELECT replica FROM onejob.tasks WHERE id = $1", id)
+	for _, p := range all {
+		if p.name == name {
+			holder = p
+		} else {
+			others = append(others, p)
+		}
+	}
+	if holder == nil {
+		t.Fatalf("task %d is held by %q", id, name)
+	}
+	return holder, others
+}
+
+func TestTenReplicasRaceForTasks(t *testing.T) {
+	t.Parallel()
+	c, w := newCluster(t), newWitness(t)
+	const n = 2000
+	c.exec(t, `INSERT INTO onejob.tasks (kind, payload, lock_key)
+               SELECT 'exec', '{"command": "quick"}', CASE WHEN i % 2 = 0 THEN 'key-' || i % 50 END
+                 FROM generate_series(1, $1) i`, n)
+	for i := range 10 {
+		c.process(t, fmt.Sprint("r", i), w.config(), "ONEJOB_WORKER_CONCURRENCY=8")
+	}
+	c.awaitAll(t, 90*time.Second)
+	ended := w.judge(t)
+	for id, times := range ended {
+		if times != 1 {
+			t.Errorf("task %d ended %d times", id, times)
+		}
+	}
+	if len(ended) != n {
+		t.Errorf("%d tasks ended, want %d", len(ended), n)
+	}
+	if got := get[int](t, c, "SELECT count(*) FROM onejob.attempts WHERE outcome = 'succeeded'"); got != n {
+		t.Errorf("%d accepted successes, want %d", got, n)
+	}
+	c.noOverlaps(t)
+}
+
+func TestKilledReplicaIsTakenOver(t *testing.T) {
+	t.Parallel()
+	c, w := newCluster(t), newWitness(t)
+	a, z := c.process(t, "a", w.config()), c.process(t, "z", w.config()) // with the default times
+	id := c.stuck(t, w)
+	holder, _ := c.holder(t, id, a, z)
+
+	killed := time.Now()
+	holder.signal(t, syscall.SIGKILL)
+	c.await(t, id, "succeeded")
+	took := time.Since(killed)
+	t.Logf("taken over and done %.2f s after kill -9", took.Seconds())
+	if took > 12*time.Second {
+		t.Errorf("the take-over took %v, want 12 s at most", took)
+	}
+	if w.count(t, "dead") != 2 {
+		t.Errorf("the second attempt found %d of 2 processes of the first dead", w.count(t, "dead"))
+	}
+	w.judge(t)
+	if got := c.outcomes(t, id); got != "crashed succeeded" {
+		t.Errorf("outcomes: %s", got)
+	}
+	if crashes := get[int](t, c, "SELECT crashes FROM onejob.tasks WHERE id = $1", id); crashes != 1 {
+		t.Errorf("crashes = %d, want 1", crashes)
+	}
+	c.noOverlaps(t)
+}
+
+func TestFrozenReplicaIsFencedOut(t *testing.T) {
+	t.Parallel()
+	c, w := newCluster(t), newWitness(t)
+	a, z := c.process(t, "a", w.config(), quickly...), c.process(t, "z", w.config(), quickly...)
+	id := c.stuck(t, w)
+	holder, _ := c.holder(t, id, a, z)
+
+	// The stale write must come while the successor works, when nothing but the
+	// fence tells the two apart.
+	resume := w.hold(t)
+	holder.signal(t, syscall.SIGSTOP)
+	testenv.Eventually(t, patience, "the second attempt is inside", func() bool { return w.count(t, "begin") == 2 })
+	before := get[string](t, c, "SELECT to_jsonb(t)::text FROM onejob.tasks t WHERE id = $1", id)
+	holder.signal(t, syscall.SIGCONT)
+	holder.logged(t, "completion_refused")
+	if after := get[string](t, c, "SELECT to_jsonb(t)::text FROM onejob.tasks t WHERE id = $1", id); after != before {
+		t.Errorf("the refused write changed the row from\n%s to\n%s", before, after)
+	}
+	resume()
+	c.await(t, id, "succeeded")
+
+	if w.count(t, "dead") != 2 {
+		t.Errorf("the second attempt found %d of 2 processes of the first dead", w.count(t, "dead"))
+	}
+	w.judge(t)
+	if got := c.outcomes(t, id); got != "crashed succeeded" {
+		t.Errorf("outcomes: %s", got)
+	}
+	c.noOverlaps(t)
+	// It comes back into the ring by itself.
+	testenv.Eventually(t, patience, "the frozen replica has a new session", func() bool { return holder.count("session_started") == 2 })
+}
+
+func TestSessionDestroyedByAnOperator(t *testing.T) {
+	t.Parallel()
+	c, w := newCluster(t), newWitness(t)
+	c.process(t, "a", w.config(), quickly...)
+	c.process(t, "z", w.config(), quickly...)
+	id := c.stuck(t, w)
+	session := get[string](t, c, "SELECT session::text FROM onejob.tasks WHERE id = $1", id)
+	if _, err := c.kv.Client.Session().Destroy(session, nil); err != nil {
+		t.Fatal(err)
+	}
+	c.await(t, id, "succeeded")
+	if w.count(t, "dead") != 2 {
+		t.Errorf("the second attempt found %d of 2 processes of the first dead", w.count(t, "dead"))
+	}
+	w.judge(t)
+	c.noOverlaps(t)
+}
+
+func TestOneKeyDeletedByAnOperator(t *testing.T) {
+	t.Parallel()
+	c, w := newCluster(t), newWitness(t)
+	a := c.process(t, "a", w.config(), quickly...)
+	id := c.stuck(t, w)
+	other := c.insert(t, "kind, payload, lock_key", "exec", `{"command": "stuck"}`, "unharmed")
+	testenv.Eventually(t, patience, "both commands are inside", func() bool { return w.count(t, "begin") == 2 })
+
+	if _, err := c.kv.Client.KV().Delete(c.kv.Prefix+"/tasks/shared", nil); err != nil {
+		t.Fatal(err)
+	}
+	c.await(t, id, "succeeded")
+	a.logged(t, "lock_revoked")
+	if got := c.outcomes(t, id); got != "lease_lost succeeded" {
+		t.Errorf("outcomes: %s", got)
+	}
+	if got := get[string](t, c, "SELECT status FROM onejob.tasks WHERE id = $1", other); got != "running" {
+		t.Errorf("the other task is %s, want running", got)
+	}
+	w.judge(t)
+}
+
+func TestConsulAwayAndBack(t *testing.T) {
+	t.Parallel()
+	server, kv := testenv.OwnConsul(t, servers.ConsulConfig{})
+	c, w := clusterOn(t, testenv.Postgres(t), kv), newWitness(t)
+	a := c.process(t, "a", w.config(), quickly...)
+	c.process(t, "z", w.config(), quickly...)
+	id := c.stuck(t, w)
+
+	if err := server.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	gone := time.Now()
+	testenv.Eventually(t, 20*time.Second, "the running work is stopped", func() bool {
+		return get[string](t, c, "SELECT status FROM onejob.tasks WHERE id = $1", id) == "pending"
+	})
+	t.Logf("stopped and given back %.1f s after Consul went away", time.Since(gone).Seconds())
+	c.exec(t, `INSERT INTO onejob.tasks (kind, payload) SELECT 'exec', '{"command": "quick"}' FROM generate_series(1, 20)`)
+	a.logged(t, "consul_unavailable")
+	// There is no event for nothing being claimed; the outage is what takes time.
+	time.Sleep(time.Until(gone.Add(30 * time.Second)))
+	if n := get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status <> 'pending'"); n != 0 {
+		t.Errorf("%d tasks were claimed while Consul was away", n)
+	}
+	if err := server.Start(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	c.awaitAll(t, patience)
+	if got := c.outcomes(t, id); got != "lease_lost succeeded" {
+		t.Errorf("outcomes: %s", got)
+	}
+	if attempt := get[int](t, c, "SELECT attempt FROM onejob.tasks WHERE id = $1", id); attempt != 1 {
+		t.Errorf("attempt = %d: the outage used one up", attempt)
+	}
+	ended := w.judge(t)
+	if len(ended) != 21 {
+		t.Errorf("%d tasks ended, want 21", len(ended))
+	}
+	c.noOverlaps(t)
+}
+
+func TestPostgresRestartsAmongCompletions(t *testing.T) {
+	t.Parallel()
+	server, db := testenv.OwnPostgres(t)
+	c, w := clusterOn(t, db, testenv.Consul(t)), newWitness(t)
+	const n = 400
+	c.exec(t, `INSERT INTO onejob.tasks (kind, payload) SELECT 'exec', '{"command": "quick"}' FROM generate_series(1, $1)`, n)
+	c.process(t, "a", w.config(), "ONEJOB_WORKER_CONCURRENCY=8")
+	c.process(t, "z", w.config(), "ONEJOB_WORKER_CONCURRENCY=8")
+	for _, at := range []int{n / 4, n / 2} {
+		testenv.Eventually(t, patience, "tasks are being worked on", func() bool { return w.count(t, "end") > at })
+		if err := server.Restart(context.Background(), servers.Immediate); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.pool.Reset()
+	c.awaitAll(t, patience)
+	ended := w.judge(t)
+	if len(ended) != n {
+		t.Errorf("%d tasks ended, want %d", len(ended), n)
+	}
+	if got := get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status = 'succeeded'"); got != n {
+		t.Errorf("%d tasks succeeded, want %d", got, n)
+	}
+	if got := get[int](t, c, "SELECT count(*) FROM onejob.attempts WHERE outcome = 'succeeded'"); got != n {
+		t.Errorf("%d successes in the history, want %d", got, n)
+	}
+	again := 0
+	for _, times := range ended {
+		again += times - 1
+	}
+	if again > 0 { // allowed by "at least once", yet sessions lived through it
+		t.Errorf("%d tasks were worked on again although no replica died", again)
+	}
+	c.noOverlaps(t)
+}
+
+func TestShutdownGivesWorkBack(t *testing.T) {
+	t.Parallel()
+	c, w := newCluster(t), newWitness(t)
+	settings := append([]string{"ONEJOB_WORKER_SHUTDOWN_GRACE=200ms"}, quickly...)
+	a, z := c.process(t, "a", w.config(), settings...), c.process(t, "z", w.config(), settings...)
+	id := c.stuck(t, w)
+	holder, _ := c.holder(t, id, a, z)
+
+	began := time.Now()
+	holder.signal(t, syscall.SIGTERM)
+	c.await(t, id, "succeeded")
+	<-holder.exited
+	t.Logf("given back and done elsewhere %.2f s after SIGTERM", time.Since(began).Seconds())
+	if code := holder.cmd.ProcessState.ExitCode(); code != 0 {
+		t.Errorf("exit code %d, want 0", code)
+	}
+	if got := c.outcomes(t, id); got != "shutdown succeeded" {
+		t.Errorf("outcomes: %s", got)
+	}
+	if attempt, crashes := get[int](t, c, "SELECT attempt FROM onejob.tasks WHERE id = $1", id), get[int](t, c, "SELECT crashes FROM onejob.tasks WHERE id = $1", id); attempt != 1 || crashes != 0 {
+		t.Errorf("attempt = %d, crashes = %d: the shutdown was counted", attempt, crashes)
+	}
+	w.judge(t)
+	c.noOverlaps(t)
+}

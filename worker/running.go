@@ -1,0 +1,123 @@
+package worker
+
+import (
+	"context"
+	"sync"
+)
+
+// running is what is under way: how much of the room is taken, and by what.
+type running struct {
+	mu     sync.Mutex
+	taken  int
+	fences map[int64]bool                    // of all attempts, from claim to release
+	tasks  map[int64]context.CancelCauseFunc // by id, those whose handler runs
+	ended  bool                              // no handler may run on: a shutdown's grace is over
+	why    error
+	idle   chan struct{} // closed when nothing is under way; nil while nobody waits
+}
+
+// take takes room for up to n attempts, as long as no more than most is taken,
+// and returns for how many.
+func (r *running) take(n, most int) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n = max(0, min(n, most-r.taken))
+	r.taken += n
+	return n
+}
+
+// leave gives back room for n attempts.
+func (r *running) leave(n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.taken -= n; r.taken == 0 && r.idle != nil {
+		close(r.idle)
+		r.idle = nil
+	}
+}
+
+// count returns how much room is taken.
+func (r *running) count() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.taken
+}
+
+// start runs f as the attempt with this fence, in a goroutine that done waits
+// for. The caller has taken room for it, which is given back.
+func (r *running) start(fence int64, f func()) {
+	r.begin(fence)
+	go func() {
+		defer r.leave(1)
+		defer r.end(fence)
+		f()
+	}()
+}
+
+// begin notes an attempt. It is called before anybody can ask for it.
+func (r *running) begin(fence int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.fences[fence] = true
+}
+
+func (r *running) end(fence int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.fences, fence)
+}
+
+// has reports whether the attempt with this fence is under way.
+func (r *running) has(fence int64) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.fences[fence]
+}
+
+// done returns a channel that is closed when nothing is under way. Nothing may
+// be started after it was called.
+func (r *running) done() <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c := make(chan struct{})
+	if r.taken == 0 {
+		close(c)
+	} else {
+		r.idle = c
+	}
+	return c
+}
+
+// enter makes a handler's context one that can be cancelled by the task's id,
+// until exit is called.
+func (r *running) enter(id int64, cancel context.CancelCauseFunc) (exit func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.ended {
+		cancel(r.why)
+	}
+	r.tasks[id] = cancel
+	return func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.tasks, id)
+	}
+}
+
+func (r *running) cancel(id int64, cause error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if cancel := r.tasks[id]; cancel != nil {
+		cancel(cause)
+	}
+}
+
+// cancelAll cancels all handlers, and those that begin from now on.
+func (r *running) cancelAll(cause error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ended, r.why = true, cause
+	for _, cancel := range r.tasks {
+		cancel(cause)
+	}
+}

@@ -1,0 +1,287 @@
+package worker_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"syscall"
+	"testing"
+	"time"
+
+	"onejob/internal/testenv"
+	"onejob/worker"
+)
+
+// schedule adds a schedule by a plain INSERT and returns its id.
+func (c *cluster) schedule(t *testing.T, columns string, values ...any) int64 {
+	t.Helper()
+	marks := ""
+	for i := range values {
+		marks += fmt.Sprintf(", $%d", i+1)
+	}
+	return get[int64](t, c, fmt.Sprintf("INSERT INTO onejob.schedules (%s) VALUES (%s) RETURNING id", columns, marks[2:]), values...)
+}
+
+func TestSchedules(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	began := make(chan string, 1000)
+	r := c.replica(t, "a", kinds(began), nil)
+	r.logged(t, "leading")
+
+	t.Run("EverySecond", func(t *testing.T) {
+		id := c.schedule(t, "name, cron, kind, payload, queue, priority, max_attempts", "tick", "* * * * * *", "greet", `{"Name": "you"}`, "q", 7, 2)
+		testenv.Eventually(t, patience, "three tasks are done", func() bool {
+			return get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE schedule_id = $1 AND status = 'succeeded'", id) >= 3
+		})
+		c.exec(t, "UPDATE onejob.schedules SET enabled = false WHERE id = $1", id)
+		if n := get[int](t, c, `SELECT count(*) FROM onejob.tasks t JOIN onejob.occurrences o ON o.task_id = t.id AND o.due_at = t.run_at
+                                 WHERE t.schedule_id = $1 AND t.queue = 'q' AND t.priority = 7 AND t.max_attempts = 2`, id); n < 3 {
+			t.Errorf("%d tasks are as the schedule says", n)
+		}
+		if n := get[int](t, c, `SELECT count(*) FROM (SELECT due_at - lag(due_at) OVER (ORDER BY due_at) AS gap FROM onejob.occurrences WHERE schedule_id = $1) g
+                                 WHERE gap <> interval '1 second'`, id); n != 0 {
+			t.Errorf("%d due times are missing", n)
+		}
+		last := get[time.Time](t, c, "SELECT max(due_at) FROM onejob.occurrences WHERE schedule_id = $1", id)
+		c.exec(t, "UPDATE onejob.schedules SET enabled = true, cron = '*/2 * * * * *' WHERE id = $1", id)
+		now := get[time.Time](t, c, "SELECT now()")
+		testenv.Eventually(t, patience, "it goes on", func() bool {
+			return get[bool](t, c, "SELECT EXISTS (SELECT FROM onejob.occurrences WHERE schedule_id = $1 AND due_at > $2)", id, now)
+		})
+		if n := get[int](t, c, "SELECT count(*) FROM onejob.occurrences WHERE schedule_id = $1 AND due_at > $2 AND due_at <= $3", id, last, now); n != 0 {
+			t.Errorf("%d due times of the past were made after the change", n)
+		}
+		c.exec(t, "DELETE FROM onejob.schedules WHERE id = $1", id)
+	})
+
+	t.Run("Missed", func(t *testing.T) {
+		// The last due time was handled two hours ago, and then nobody lived.
+		behind := func(name, missed string, limit int) int64 {
+			id := c.schedule(t, "name, cron, kind, on_missed, missed_cap", name, "*/10 * * * *", "noop", missed, limit)
+			c.exec(t, "UPDATE onejob.schedules SET next_at = date_trunc('hour', now()) - interval '2 hours' WHERE id = $1", id)
+			return id
+		}
+		skip, one, all, capped := behind("skip", "skip", 100), behind("one", "one", 100), behind("all", "all", 100), behind("capped", "all", 5)
+		for _, id := range []int64{skip, one, all, capped} {
+			testenv.Eventually(t, patience, "it has caught up", func() bool {
+				return get[bool](t, c, "SELECT next_at > now() FROM onejob.schedules WHERE id = $1", id)
+			})
+		}
+		count := func(id int64, what string) int {
+			return get[int](t, c, "SELECT count(*) FROM onejob.occurrences WHERE schedule_id = $1 AND "+what, id)
+		}
+		for _, id := range []int64{skip, one, all, capped} {
+			if n := count(id, "true"); n < 12 || n > 19 {
+				t.Errorf("schedule %d has %d occurrences, want those of 2 to 3 hours", id, n)
+			}
+			if n, tasks := count(id, "task_id IS NOT NULL"), get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE schedule_id = $1", id); n != tasks {
+				t.Errorf("schedule %d has %d occurrences with a task, and %d tasks", id, n, tasks)
+			}
+		}
+		// The last one may have come due less than a minute ago: that is in time.
+		if n := count(skip, "task_id IS NOT NULL"); n > 1 {
+			t.Errorf("skip made %d tasks", n)
+		}
+		if n := count(one, "task_id IS NOT NULL"); n != 1 {
+			t.Errorf("one made %d tasks", n)
+		}
+		if n := count(all, "skipped IS NOT NULL"); n != 0 {
+			t.Errorf("all skipped %d", n)
+		}
+		if n := count(capped, "task_id IS NOT NULL"); n < 5 || n > 6 {
+			t.Errorf("all with a cap of 5 made %d tasks", n)
+		}
+		if n := get[int](t, c, "SELECT count(*) FROM (SELECT due_at FROM onejob.occurrences WHERE schedule_id = $1 ORDER BY due_at LIMIT 5) o NATURAL JOIN onejob.occurrences x WHERE x.schedule_id = $1 AND task_id IS NOT NULL", capped); n != 5 {
+			t.Errorf("only %d of the oldest five were made", n)
+		}
+	})
+
+	t.Run("Overlap", func(t *testing.T) {
+		skip := c.schedule(t, "name, cron, kind, on_overlap", "o-skip", "* * * * * *", "wait", "skip")
+		queue := c.schedule(t, "name, cron, kind, on_overlap", "o-queue", "* * * * * *", "wait", "queue")
+		allow := c.schedule(t, "name, cron, kind, on_overlap", "o-allow", "* * * * * *", "wait", "allow")
+		testenv.Eventually(t, patience, "several due times each", func() bool {
+			return get[int](t, c, "SELECT count(*) FROM onejob.occurrences WHERE schedule_id = $1", skip) >= 4 &&
+				get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE schedule_id = $1", queue) >= 3 &&
+				get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE schedule_id = $1 AND status = 'running'", allow) >= 2
+		})
+		c.exec(t, "UPDATE onejob.schedules SET enabled = false WHERE name LIKE 'o-%'")
+		if n := get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE schedule_id = $1", skip); n != 1 {
+			t.Errorf("skip made %d tasks while one runs", n)
+		}
+		if n := get[int](t, c, "SELECT count(*) FROM onejob.occurrences WHERE schedule_id = $1 AND skipped <> 'overlap'", skip); n != 0 {
+			t.Errorf("%d were skipped for another reason", n)
+		}
+		if n := get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE schedule_id = $1 AND status = 'running'", queue); n > 1 {
+			t.Errorf("%d queued tasks run at once", n)
+		}
+		c.exec(t, "UPDATE onejob.tasks SET cancel_requested = true WHERE kind = 'wait'")
+	})
+
+	t.Run("BadOnesDoNotStopTheOthers", func(t *testing.T) {
+		// Postgres knows this zone and Go does not; this line has the right form.
+		zone := c.schedule(t, "name, cron, kind, time_zone", "bad zone", "* * * * * *", "noop", "UTC+3")
+		line := c.schedule(t, "name, cron, kind", "bad line", "99 * * * *", "noop")
+		never := c.schedule(t, "name, cron, kind", "never", "0 0 30 2 *", "noop")
+		good := c.schedule(t, "name, cron, kind", "good", "* * * * * *", "noop")
+		testenv.Eventually(t, patience, "the good one is made", func() bool {
+			return get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE schedule_id = $1", good) >= 2
+		})
+		for _, id := range []int64{zone, line} {
+			if get[string](t, c, "SELECT coalesce(error, '') FROM onejob.schedules WHERE id = $1", id) == "" {
+				t.Errorf("schedule %d is not marked", id)
+			}
+		}
+		if !get[bool](t, c, "SELECT next_at = 'infinity' FROM onejob.schedules WHERE id = $1", never) {
+			t.Error("30 February has a due time")
+		}
+		r.logged(t, "schedule_never_due")
+		if n := r.events.FilterMessage("schedule_invalid").Len(); n != 2 {
+			t.Errorf("schedule_invalid was logged %d times, want once for each of two", n)
+		}
+		c.exec(t, "UPDATE onejob.schedules SET cron = '* * * * * *' WHERE id = $1", line)
+		testenv.Eventually(t, patience, "the mended one is made", func() bool {
+			return get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE schedule_id = $1", line) >= 1
+		})
+	})
+
+	t.Run("NonsenseIsRefusedAtTheInsert", func(t *testing.T) {
+		for _, bad := range []string{
+			"('x', 'whenever', 'UTC', 'noop')", "('x', '* * *', 'UTC', 'noop')", "('x', '@reboot', 'UTC', 'noop')", "('x', '* * * * *', 'Europe/Nowhere', 'noop')",
+			"('x', '* * * * *', 'UTC', '')", "('good', '* * * * *', 'UTC', 'noop')", "('x', 'CRON_TZ=UTC * * * * *', 'UTC', 'noop')",
+		} {
+			if _, err := c.pool.Exec(t.Context(), "INSERT INTO onejob.schedules (name, cron, time_zone, kind) VALUES "+bad); err == nil {
+				t.Errorf("%s was accepted", bad)
+			}
+		}
+	})
+}
+
+func TestRetention(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.exec(t, `INSERT INTO onejob.tasks (kind, status, finished_at, keep_for)
+               SELECT 'noop', s, now() - age, keep
+                 FROM (VALUES ('succeeded', interval '2 hours', NULL::interval), ('failed', interval '2 hours', NULL), ('failed', interval '5 hours', NULL),
+                              ('cancelled', interval '5 hours', NULL), ('succeeded', interval '2 hours', interval '1 day'), ('succeeded', interval '10 min', interval '1 min')) AS v(s, age, keep),
+                      generate_series(1, 700)`)
+	c.exec(t, `INSERT INTO onejob.attempts (fence, task_id, attempt, lock_key, replica, session, started_at, finished_at, outcome)
+               SELECT nextval('onejob.fences'), id, 1, id::text, 'a', gen_random_uuid(), finished_at, finished_at, 'succeeded' FROM onejob.tasks`)
+	waiting := c.insert(t, "kind, run_at", "noop", time.Now().Add(-time.Hour*1000).Add(time.Hour*2000))
+	r := c.replica(t, "a", kinds(nil), func(w *worker.Worker) {
+		w.KeepSucceeded, w.KeepFailed, w.RetentionEvery = time.Hour, 3*time.Hour, 100*time.Millisecond
+	})
+	testenv.Eventually(t, patience, "what is old is gone", func() bool {
+		return get[int](t, c, "SELECT count(*) FROM onejob.tasks") == 2*700+1
+	})
+	if n := get[int](t, c, "SELECT count(*) FROM onejob.attempts"); n != 2*700 {
+		t.Errorf("%d attempts are left, want those of the tasks that are", n)
+	}
+	if got := get[string](t, c, "SELECT string_agg(DISTINCT status || coalesce(' ' || keep_for, ''), ', ' ORDER BY status || coalesce(' ' || keep_for, '')) FROM onejob.tasks WHERE id <> $1", waiting); got != "failed, succeeded 1 day" {
+		t.Errorf("left are: %s", got)
+	}
+	r.logged(t, "retention_deleted")
+}
+
+// Five replicas, twenty schedules of every second, and the leader suffers: each
+// due time has exactly one task or one recorded reason.
+func TestNoDueTimeIsLostOrMadeTwice(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	const schedules = 20
+	c.exec(t, `INSERT INTO onejob.schedules (name, cron, kind, on_missed)
+               SELECT 'every second ' || i, '* * * * * *', 'noop', (ARRAY['skip', 'one', 'all'])[1 + i % 3] FROM generate_series(1, $1) i`, schedules)
+	started := 0
+	ways := map[string]*testenv.Proxy{} // each one's own way to Consul
+	start := func() *process {
+		started++
+		name := fmt.Sprint("r", started)
+		ways[name] = testenv.NewProxy(t, c.kv.Addr)
+		return c.process(t, name, "", append([]string{"CONSUL_HTTP_ADDR=" + ways[name].Addr}, quickly...)...)
+	}
+	alive := map[string]*process{}
+	for range 5 {
+		p := start()
+		alive[p.name] = p
+	}
+	leader := func() *process {
+		var p *process
+		testenv.Eventually(t, patience, "somebody leads", func() bool {
+			pair, _, err := c.kv.Client.KV().Get(c.kv.Prefix+"/leader", nil)
+			if err != nil || pair == nil || pair.Session == "" {
+				return false
+			}
+			for name, candidate := range alive {
+				if jsonField(pair.Value, "name") == name {
+					p = candidate
+				}
+			}
+			return p != nil
+		})
+		return p
+	}
+	begun := get[time.Time](t, c, "SELECT clock_timestamp()")
+	faults := []string{"kill", "freeze", "resign", "cut", "session", "key", "kill", "freeze", "cut", "session", "resign", "key"}
+	rand.Shuffle(len(faults), func(i, j int) { faults[i], faults[j] = faults[j], faults[i] })
+	for _, fault := range faults {
+		p := leader()
+		made := func() int { return get[int](t, c, "SELECT count(*) FROM onejob.occurrences") }
+		before := made()
+		switch fault {
+		case "kill":
+			p.signal(t, syscall.SIGKILL)
+			delete(alive, p.name)
+			q := start()
+			alive[q.name] = q
+		case "freeze":
+			p.signal(t, syscall.SIGSTOP)
+		case "resign":
+			p.signal(t, syscall.SIGTERM)
+			<-p.exited
+			delete(alive, p.name)
+			q := start()
+			alive[q.name] = q
+		case "cut":
+			ways[p.name].Cut()
+		case "session", "key": // by an operator
+			pair, _, err := c.kv.Client.KV().Get(c.kv.Prefix+"/leader", nil)
+			if err != nil || pair == nil {
+				continue // it has just changed by itself
+			}
+			if fault == "key" {
+				_, err = c.kv.Client.KV().Delete(c.kv.Prefix+"/leader", nil)
+			} else {
+				_, err = c.kv.Client.Session().Destroy(pair.Session, nil)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		testenv.Eventually(t, patience, "due times are made again after "+fault, func() bool { return made() >= before+schedules })
+		switch fault {
+		case "freeze":
+			p.signal(t, syscall.SIGCONT)
+		case "cut":
+			ways[p.name].Heal()
+		}
+	}
+	testenv.Eventually(t, patience, "300 due times", func() bool { return get[int](t, c, "SELECT count(*) FROM onejob.occurrences") >= 300 })
+	c.exec(t, "UPDATE onejob.schedules SET enabled = false")
+	c.awaitAll(t, patience)
+
+	if n := get[int](t, c, `SELECT count(*) FROM (SELECT due_at - lag(due_at) OVER (PARTITION BY schedule_id ORDER BY due_at) AS gap FROM onejob.occurrences) g WHERE gap <> interval '1 second'`); n != 0 {
+		t.Errorf("%d due times are missing", n)
+	}
+	if n := get[int](t, c, "SELECT count(*) FROM (SELECT FROM onejob.tasks WHERE schedule_id IS NOT NULL GROUP BY schedule_id, run_at HAVING count(*) > 1) twice"); n != 0 {
+		t.Errorf("%d due times were made twice", n)
+	}
+	if n := get[int](t, c, `SELECT count(*) FROM onejob.occurrences o LEFT JOIN onejob.tasks t ON t.id = o.task_id AND t.status = 'succeeded'
+                             WHERE (o.skipped IS NULL) = (t.id IS NULL)`); n != 0 {
+		t.Errorf("%d due times have neither a task that succeeded nor a reason", n)
+	}
+	if n := get[int](t, c, "SELECT count(*) FROM onejob.tasks t WHERE schedule_id IS NOT NULL AND NOT EXISTS (SELECT FROM onejob.occurrences o WHERE o.task_id = t.id)"); n != 0 {
+		t.Errorf("%d tasks belong to no due time", n)
+	}
+	t.Logf("%d due times in %.0f s, %d of them skipped for a reason, after %d faults", get[int](t, c, "SELECT count(*) FROM onejob.occurrences"),
+		time.Since(begun).Seconds(), get[int](t, c, "SELECT count(*) FROM onejob.occurrences WHERE skipped IS NOT NULL"), len(faults))
+}

@@ -1,0 +1,439 @@
+package worker_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+
+	"onejob/internal/testenv"
+	"onejob/lock/consul"
+	"onejob/store"
+	"onejob/tasks"
+	"onejob/worker"
+)
+
+// Replicas here run inside the test, under the race detector.
+
+type none struct{}
+
+// kinds returns what most tests run. "wait" tells on began that it runs, and
+// waits until its context ends.
+func kinds(began chan<- string) tasks.Kinds {
+	k := tasks.Kinds{"noop": tasks.Noop{}}
+	tasks.Handle(k, "greet", func(_ context.Context, a *tasks.Attempt, p struct{ Name string }) (map[string]string, error) {
+		fmt.Fprintln(a.Output, "greeting", p.Name)
+		return map[string]string{"greeting": "hello " + p.Name}, nil
+	})
+	tasks.Handle(k, "fail", func(_ context.Context, a *tasks.Attempt, _ none) (none, error) {
+		return none{}, fmt.Errorf("attempt %d went wrong", a.Attempt)
+	})
+	tasks.Handle(k, "hopeless", func(context.Context, *tasks.Attempt, none) (none, error) {
+		return none{}, tasks.Permanent(errors.New("it will never work"))
+	})
+	tasks.Handle(k, "nul", func(context.Context, *tasks.Attempt, none) (string, error) { return "\x00", nil })
+	tasks.Handle(k, "panic", func(context.Context, *tasks.Attempt, none) (none, error) { panic("at the disco") })
+	tasks.Handle(k, "wait", func(ctx context.Context, a *tasks.Attempt, _ none) (none, error) {
+		if began != nil {
+			began <- a.Replica
+		}
+		<-ctx.Done()
+		return none{}, context.Cause(ctx)
+	})
+	return k
+}
+
+func TestOutcomes(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	began := make(chan string, 100)
+	r := c.replica(t, "a", kinds(began), nil)
+
+	t.Run("SuccessKeepsResultAndOutput", func(t *testing.T) {
+		id := c.insert(t, "kind, payload", "greet", `{"Name": "Zoë"}`)
+		c.await(t, id, "succeeded")
+		if got := get[string](t, c, "SELECT result->>'greeting' FROM onejob.tasks WHERE id = $1", id); got != "hello Zoë" {
+			t.Errorf("result: %q", got)
+		}
+		if got := get[string](t, c, "SELECT output FROM onejob.attempts WHERE task_id = $1", id); got != "greeting Zoë\n" {
+			t.Errorf("output: %q", got)
+		}
+	})
+	t.Run("FailureIsRetriedUntilMaxAttempts", func(t *testing.T) {
+		id := c.insert(t, "kind, max_attempts", "fail", 3)
+		c.await(t, id, "failed")
+		if got := c.outcomes(t, id); got != "failed failed failed" {
+			t.Errorf("outcomes: %s", got)
+		}
+		if got := get[string](t, c, "SELECT error FROM onejob.tasks WHERE id = $1", id); got != "attempt 3 went wrong" {
+			t.Errorf("error: %q", got)
+		}
+	})
+	t.Run("PermanentErrorIsNotRetried", func(t *testing.T) {
+		id := c.insert(t, "kind", "hopeless")
+		c.await(t, id, "failed")
+		if got := c.outcomes(t, id); got != "failed" {
+			t.Errorf("outcomes: %s", got)
+		}
+	})
+	t.Run("PayloadThatDoesNotFitFailsAtOnce", func(t *testing.T) {
+		id := c.insert(t, "kind, payload", "greet", `{"Name": 7}`)
+		c.await(t, id, "failed")
+		if got := c.outcomes(t, id); got != "failed" {
+			t.Errorf("outcomes: %s", got)
+		}
+		t.Log(get[string](t, c, "SELECT error FROM onejob.tasks WHERE id = $1", id))
+	})
+	t.Run("PanicFailsThatAttemptOnly", func(t *testing.T) {
+		id := c.insert(t, "kind, max_attempts", "panic", 2)
+		c.await(t, id, "failed")
+		if got := c.outcomes(t, id); got != "failed failed" {
+			t.Errorf("outcomes: %s", got)
+		}
+		c.await(t, c.insert(t, "kind", "noop"), "succeeded")
+	})
+	t.Run("ResultThatCannotBeKeptFailsTheTask", func(t *testing.T) {
+		id := c.insert(t, "kind", "nul")
+		c.await(t, id, "failed")
+		testenv.Eventually(t, patience, "task_failed is logged", func() bool {
+			return r.events.FilterMessage("task_failed").FilterField(zap.Int64("task_id", id)).Len() == 1
+		})
+	})
+	t.Run("Timeout", func(t *testing.T) {
+		id := c.insert(t, "kind, timeout, max_attempts", "wait", 50*time.Millisecond, 2)
+		c.await(t, id, "failed")
+		if got := c.outcomes(t, id); got != "timeout timeout" {
+			t.Errorf("outcomes: %s", got)
+		}
+		<-began
+		<-began
+	})
+	t.Run("CancelWaiting", func(t *testing.T) {
+		id := c.insert(t, "kind, run_at", "noop", time.Now().Add(time.Hour))
+		if !get[bool](t, c, "SELECT onejob.cancel($1)", id) {
+			t.Error("cancel said false")
+		}
+		c.await(t, id, "cancelled")
+		if get[bool](t, c, "SELECT onejob.cancel($1)", id) {
+			t.Error("cancelling twice said true")
+		}
+	})
+	t.Run("CancelRunning", func(t *testing.T) {
+		id := c.insert(t, "kind", "wait")
+		<-began
+		asked := time.Now()
+		c.exec(t, "UPDATE onejob.tasks SET cancel_requested = true WHERE id = $1", id)
+		c.await(t, id, "cancelled")
+		t.Logf("cancelled after %v", time.Since(asked))
+		if got := c.outcomes(t, id); got != "cancelled" {
+			t.Errorf("outcomes: %s", got)
+		}
+	})
+	t.Run("RetryStartsAnew", func(t *testing.T) {
+		id := c.insert(t, "kind", "hopeless")
+		c.await(t, id, "failed")
+		if !get[bool](t, c, "SELECT onejob.retry($1)", id) {
+			t.Error("retry said false")
+		}
+		testenv.Eventually(t, patience, "a second attempt", func() bool { return c.outcomes(t, id) == "failed failed" })
+	})
+	t.Run("UnknownKindWaitsAndIsReportedOnce", func(t *testing.T) {
+		id := c.insert(t, "kind", "later")
+		if got := r.logged(t, "kind_unknown")["kind"]; got != "later" {
+			t.Errorf("reported kind %v", got)
+		}
+		later := kinds(nil)
+		later["later"] = tasks.Noop{}
+		c.replica(t, "b", later, nil)
+		c.await(t, id, "succeeded")
+		if n := r.events.FilterMessage("kind_unknown").Len(); n != 1 {
+			t.Errorf("reported %d times", n)
+		}
+	})
+	t.Run("LockKeysAreReleased", func(t *testing.T) {
+		testenv.Eventually(t, patience, "no lock keys left", func() bool {
+			keys, _, err := c.kv.Client.KV().Keys(c.kv.Prefix+"/tasks/", "", nil)
+			return err == nil && len(keys) == 0
+		})
+	})
+	c.noOverlaps(t)
+}
+
+func TestQuarantine(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	// Running rows whose sessions have ended long ago.
+	orphan := `INSERT INTO onejob.tasks (kind, status, session, replica, fence, started_at, attempt, max_attempts, crashes)
+               VALUES ('noop', 'running', gen_random_uuid(), 'ghost', nextval('onejob.fences'), now(), $1, $2, $3) RETURNING id`
+	again := get[int64](t, c, orphan, 1, 5, 1)
+	poison := get[int64](t, c, orphan, 3, 5, 2)
+	spent := get[int64](t, c, orphan, 1, 1, 0)
+	r := c.replica(t, "a", kinds(nil), nil)
+	c.await(t, again, "succeeded")
+	c.await(t, poison, "failed")
+	c.await(t, spent, "failed")
+	if got := get[string](t, c, "SELECT error FROM onejob.tasks WHERE id = $1", poison); len(got) < 11 || got[:11] != "quarantined" {
+		t.Errorf("error of the quarantined task: %q", got)
+	}
+	if r.events.FilterMessage("task_quarantined").Len() != 1 {
+		t.Error("the quarantine was not logged once")
+	}
+	if got := c.outcomes(t, again); got != "crashed succeeded" {
+		t.Errorf("outcomes: %s", got)
+	}
+}
+
+func TestLongTasksAreNotRescued(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	began := make(chan string, 10)
+	a := c.replica(t, "a", kinds(began), nil)
+	id := c.insert(t, "kind", "wait")
+	<-began
+	c.exec(t, "UPDATE onejob.tasks SET started_at = now() - interval '100 days', run_at = now() - interval '101 days' WHERE id = $1", id)
+	b := c.replica(t, "b", kinds(began), nil)
+	for range 20 { // it has had every occasion to look for orphans
+		c.await(t, c.insert(t, "kind", "noop"), "succeeded")
+	}
+	if orphans, err := b.store.Sessions(t.Context(), b.locks.Session()); err != nil || len(orphans) != 1 {
+		t.Fatalf("sessions of running tasks: %v, %v", orphans, err)
+	} else if dead, err := b.locks.Dead(t.Context(), orphans); err != nil || len(dead) != 0 {
+		t.Errorf("a live session is called dead: %v, %v", dead, err)
+	}
+	if got := get[string](t, c, "SELECT replica FROM onejob.tasks WHERE id = $1 AND status = 'running'", id); got != "a" {
+		t.Errorf("the task is held by %q", got)
+	}
+	c.exec(t, "SELECT onejob.cancel($1)", id)
+	c.await(t, id, "cancelled")
+	_ = a
+}
+
+func TestPrioritiesAndQueues(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	var order []int64
+	k := tasks.Kinds{}
+	tasks.Handle(k, "note", func(_ context.Context, a *tasks.Attempt, _ none) (none, error) {
+		order = append(order, a.ID) // one slot: no two at once
+		return none{}, nil
+	})
+	low := c.insert(t, "kind, priority", "note", -5)
+	first := c.insert(t, "kind", "note")
+	second := c.insert(t, "kind", "note")
+	high := c.insert(t, "kind, priority", "note", 5)
+	future := c.insert(t, "kind, priority, run_at", "note", 100, time.Now().Add(time.Hour))
+	elsewhere := c.insert(t, "kind, queue", "note", "other")
+	r := c.replica(t, "a", k, func(w *worker.Worker) { w.Concurrency, w.Queues = 1, []string{"default"} })
+	c.await(t, low, "succeeded")
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if fmt.Sprint(order) != fmt.Sprint([]int64{high, first, second, low}) {
+		t.Errorf("ran in the order %v, want %v", order, []int64{high, first, second, low})
+	}
+	for _, id := range []int64{future, elsewhere} {
+		if got := get[string](t, c, "SELECT status FROM onejob.tasks WHERE id = $1", id); got != "pending" {
+			t.Errorf("task %d is %s, want pending", id, got)
+		}
+	}
+	c.replica(t, "all queues", k, nil)
+	c.await(t, elsewhere, "succeeded")
+}
+
+func TestClaimsNoMoreThanItCanStart(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	began := make(chan string, 10)
+	c.exec(t, "INSERT INTO onejob.tasks (kind) SELECT 'wait' FROM generate_series(1, 10)")
+	c.replica(t, "a", kinds(began), func(w *worker.Worker) { w.Concurrency = 2; w.ShutdownGrace = time.Millisecond })
+	<-began
+	<-began
+	if n := get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status = 'running'"); n != 2 {
+		t.Errorf("%d tasks are claimed with 2 slots", n)
+	}
+}
+
+func TestSharedLockKeysDoNotHideOtherTasks(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	began := make(chan string, 10)
+	c.exec(t, "INSERT INTO onejob.tasks (kind, lock_key) SELECT 'wait', 'busy' FROM generate_series(1, 500)")
+	free := c.insert(t, "kind", "noop")
+	own := c.insert(t, "kind, lock_key", "noop", "quiet")
+	c.replica(t, "a", kinds(began), func(w *worker.Worker) { w.ShutdownGrace = time.Millisecond })
+	<-began
+	c.await(t, free, "succeeded")
+	c.await(t, own, "succeeded")
+	if n := get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status = 'running'"); n != 1 {
+		t.Errorf("%d tasks of one lock key run at once", n)
+	}
+}
+
+func TestWorksWithoutNotifications(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.replica(t, "a", kinds(nil), func(w *worker.Worker) { w.PollOnly = true })
+	c.await(t, c.insert(t, "kind", "noop"), "succeeded")
+}
+
+func TestNotificationsSaveTheWait(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	began := make(chan string, 10)
+	r := c.replica(t, "a", kinds(began), func(w *worker.Worker) { w.Poll = "@every 10m" })
+	// The first poll was at the start; from now on only notifications wake it.
+	c.await(t, c.insert(t, "kind", "noop"), "succeeded")
+	id := c.insert(t, "kind", "wait")
+	<-began
+	c.exec(t, "SELECT onejob.cancel($1)", id)
+	c.await(t, id, "cancelled")
+	_ = r
+}
+
+func TestTwoReplicasWithOneName(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	a, b := c.replica(t, "twin", kinds(nil), nil), c.replica(t, "twin", kinds(nil), nil)
+	c.exec(t, "INSERT INTO onejob.tasks (kind) SELECT 'noop' FROM generate_series(1, 500)")
+	c.awaitAll(t, patience)
+	if a.locks.Session() == b.locks.Session() {
+		t.Error("they share a session")
+	}
+	if n := get[int](t, c, "SELECT count(DISTINCT session) FROM onejob.attempts"); n != 2 {
+		t.Logf("%d of them worked", n)
+	}
+	c.noOverlaps(t)
+}
+
+// I5: when the lock is free, the outcome is there.
+func TestOutcomeIsDurableBeforeTheLockIsReleased(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	r := c.replica(t, "a", kinds(nil), nil)
+	outsider, err := consul.New(c.lockConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 50 {
+		id := c.insert(t, "kind, lock_key", "noop", "k")
+		testenv.Eventually(t, patience, "the key is locked, or the task is done", func() bool {
+			session, _, err := outsider.Holder(t.Context(), "k")
+			if err != nil {
+				t.Fatal(err)
+			}
+			return session != "" || get[string](t, c, "SELECT status FROM onejob.tasks WHERE id = $1", id) == "succeeded"
+		})
+		testenv.Eventually(t, patience, "the key is free", func() bool {
+			session, _, err := outsider.Holder(t.Context(), "k")
+			if err != nil {
+				t.Fatal(err)
+			}
+			return session == ""
+		})
+		if got := get[string](t, c, "SELECT status FROM onejob.tasks WHERE id = $1", id); got != "succeeded" {
+			t.Fatalf("the key is free and task %d is %s", id, got)
+		}
+	}
+	_ = r
+}
+
+// I6 for the sql kind: the effect and the status are there together, or neither.
+func TestSQLTakesEffectExactlyOnce(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.exec(t, "CREATE TABLE effects (task bigint, fence bigint, note text)")
+	db, err := store.Open(store.Config{DSN: c.dsn})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(db.Close)
+	r := c.replica(t, "a", tasks.Kinds{"sql": tasks.SQL{Store: db, Statements: map[string]tasks.Statement{
+		"note":  {SQL: "INSERT INTO effects SELECT current_setting('onejob.task_id')::bigint, current_setting('onejob.fence')::bigint, $1", Params: []string{"note"}},
+		"typed": {SQL: "INSERT INTO effects (task) VALUES ($1::int)", Params: []string{"n"}},
+		"slow":  {SQL: "WITH wait AS (SELECT pg_sleep(0.5)) INSERT INTO effects SELECT 0, 0, 'slow' FROM wait"},
+	}}}, nil)
+
+	id := c.insert(t, "kind, payload", "sql", `{"statement": "note", "params": {"note": "it's done"}}`)
+	c.await(t, id, "succeeded")
+	if n := get[int](t, c, "SELECT count(*) FROM effects WHERE task = $1 AND note = 'it''s done'", id); n != 1 {
+		t.Errorf("%d effects, want 1", n)
+	}
+	for _, bad := range []string{`{"statement": "drop"}`, `{"statement": "note"}`, `{"statement": "note", "params": {"note": 1, "more": 2}}`,
+		`{"statement": "typed", "params": {"n": "seven"}}`, `[]`} {
+		id := c.insert(t, "kind, payload", "sql", bad)
+		c.await(t, id, "failed")
+		if got := c.outcomes(t, id); got != "failed" {
+			t.Errorf("%s: outcomes %s", bad, got)
+		}
+	}
+	// The row is taken away in the middle of the statement.
+	stale := c.insert(t, "kind, payload", "sql", `{"statement": "slow"}`)
+	testenv.Eventually(t, patience, "it runs", func() bool {
+		return get[bool](t, c, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE query LIKE '%pg_sleep(0.5)%' AND state = 'active' AND pid <> pg_backend_pid())")
+	})
+	c.exec(t, "UPDATE onejob.tasks SET fence = nextval('onejob.fences') WHERE id = $1", stale)
+	r.logged(t, "completion_refused")
+	if n := get[int](t, c, "SELECT count(*) FROM effects WHERE note = 'slow'"); n != 0 {
+		t.Errorf("a stale replica left %d effects", n)
+	}
+}
+
+func k0() tasks.Kinds { return tasks.Kinds{"noop": tasks.Noop{}} }
+
+// A claim whose answer is lost leaves rows that are ours and that we know
+// nothing of. The loss is made by hand: the rows are given our session.
+func TestUnheardClaimsAreGivenBack(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	r := c.replica(t, "a", kinds(nil), nil)
+	id := get[int64](t, c, `INSERT INTO onejob.tasks (kind, status, session, replica, fence, started_at, attempt)
+                            VALUES ('noop', 'running', $1, 'a', nextval('onejob.fences'), now(), 1) RETURNING id`, r.locks.Session())
+	c.await(t, id, "succeeded")
+	r.logged(t, "claim_unheard")
+	if attempt := get[int](t, c, "SELECT attempt FROM onejob.tasks WHERE id = $1", id); attempt != 1 {
+		t.Errorf("attempt = %d, want 1", attempt)
+	}
+}
+
+func TestManyTasksInOneProcess(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	const n, keys = 3000, 20
+	var inside [keys]atomic.Int32
+	k := tasks.Kinds{}
+	tasks.Handle(k, "look", func(_ context.Context, a *tasks.Attempt, p struct{ Key int }) (none, error) {
+		if now := inside[p.Key].Add(1); now != 1 {
+			t.Errorf("%d tasks of key %d at once", now, p.Key)
+		}
+		inside[p.Key].Add(-1)
+		return none{}, nil
+	})
+	c.exec(t, `INSERT INTO onejob.tasks (kind, lock_key, payload)
+               SELECT 'look', 'k' || i % $2, jsonb_build_object('Key', i % $2) FROM generate_series(1, $1) i`, n, keys)
+	for i := range 3 {
+		c.replica(t, fmt.Sprint("r", i), k, nil)
+	}
+	c.awaitAll(t, 2*patience)
+	if got := get[int](t, c, "SELECT count(*) FROM onejob.attempts WHERE outcome = 'succeeded'"); got != n {
+		t.Errorf("%d accepted successes, want %d", got, n)
+	}
+	c.noOverlaps(t)
+}
+
+func TestBadFieldsAreRefused(t *testing.T) {
+	for _, w := range []*worker.Worker{
+		{},
+		{Kinds: k0()},
+	} {
+		if err := w.Run(t.Context()); err == nil {
+			t.Errorf("Run of %+v: no error", w)
+		}
+	}
+	if _, err := worker.ParsePoll("every second"); err == nil {
+		t.Error("ParsePoll of nonsense: no error")
+	}
+}
