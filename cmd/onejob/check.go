@@ -1,0 +1,124 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"onejob/lock"
+	"onejob/lock/consul"
+	"onejob/store"
+	"onejob/tasks"
+)
+
+func checkCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "check",
+		Short: "Check the configuration, the connections, the rights and the schema, and say what to do",
+		Args:  cobra.NoArgs,
+	}
+	path := configFlag(c)
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		cfg, err := loadConfig(*path, os.Environ())
+		if err != nil {
+			return err
+		}
+		out, failed := c.OutOrStdout(), 0
+		report := func(what string, err error, good string) bool {
+			if err != nil {
+				failed++
+				text := strings.TrimPrefix(err.Error(), what+": ")
+				fmt.Fprintf(out, "FAIL  %s: %s\n", what, strings.ReplaceAll(text, "\n", "\n      "))
+				return false
+			}
+			fmt.Fprintf(out, "ok    %s: %s\n", what, good)
+			return true
+		}
+		report("configuration", nil, "no problems")
+		checkPostgres(c.Context(), cfg, report)
+		checkConsul(c.Context(), cfg, report)
+		if failed > 0 {
+			return fmt.Errorf("%s failed", plural(failed, "check"))
+		}
+		return nil
+	}
+	return c
+}
+
+func plural(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+type reporter func(what string, err error, good string) bool
+
+func checkPostgres(ctx context.Context, cfg Config, report reporter) {
+	db, err := store.Open(cfg.storeConfig())
+	if err != nil {
+		report("postgres", err, "")
+		return
+	}
+	defer db.Close()
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	version, err := db.Version(ctx)
+	if err != nil {
+		err = fmt.Errorf("%w; check postgres.dsn (ONEJOB_POSTGRES_DSN), and that the server is there and lets this user in", err)
+	}
+	if !report("postgres", err, "version "+version) {
+		return
+	}
+	err = db.CheckSchema(ctx)
+	if errors.Is(err, store.ErrSchema) && cfg.Postgres.Migrate {
+		if v, verr := db.SchemaVersion(ctx); verr == nil && v.Have < v.Want {
+			report("schema", nil, fmt.Sprintf("at version %d of %d; onejob serve will bring it up to date", v.Have, v.Want))
+			return
+		}
+	}
+	if report("schema", err, "right") {
+		report("rights in postgres", db.CheckRights(ctx), "all that is needed")
+	}
+	if cfg.Postgres.Listen {
+		listening, stop := context.WithCancel(ctx)
+		defer stop()
+		heard := false
+		err := db.Listen(listening, func(tasks.Signal) { heard = true; stop() })
+		if heard {
+			err = nil
+		}
+		report("listen", err, "notifications can be heard")
+	}
+}
+
+// checkConsul does once what a replica does: a session, a lock, and back.
+func checkConsul(ctx context.Context, cfg Config, report reporter) {
+	lockConfig := cfg.consulConfig()
+	lockConfig.Replica.Name += " (check)"
+	locks, err := consul.New(lockConfig)
+	if err != nil {
+		report("consul", err, "")
+		return
+	}
+	run, stop := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	go func() { done <- locks.Run(run) }()
+	defer func() { stop(); <-done }()
+
+	ready, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	if !report("consul", locks.Ready(ready), "a session can be kept at "+lockConfig.Client.Address) {
+		return
+	}
+	lease, err := locks.Acquire(ctx, lock.Request{Session: locks.Session(), Key: fmt.Sprintf(".check-%d-%d", os.Getpid(), time.Now().UnixNano()), Value: []byte(`{"check":true}`)})
+	if err == nil {
+		err = lease.Release(ctx)
+	}
+	report("lock", err, "keys below "+cfg.Consul.Prefix+" can be locked and released")
+}

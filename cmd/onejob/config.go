@@ -1,0 +1,400 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+	"github.com/knadh/koanf/parsers/yaml"
+	"github.com/knadh/koanf/providers/confmap"
+	"github.com/knadh/koanf/providers/file"
+	"github.com/knadh/koanf/v2"
+
+	"go.uber.org/zap"
+
+	"onejob/lock"
+	"onejob/lock/consul"
+	"onejob/lock/rabbitmq"
+	"onejob/store"
+	"onejob/tasks"
+	"onejob/worker"
+)
+
+// Config is everything that can be set. Each key is also a variable: ONEJOB_
+// and the path, in capitals, with underscores, such as ONEJOB_WORKER_QUEUES.
+type Config struct {
+	Replica      string        `koanf:"replica"`
+	StartTimeout time.Duration `koanf:"start_timeout"`
+
+	Postgres struct {
+		DSN       string `koanf:"dsn"`
+		ListenDSN string `koanf:"listen_dsn"`
+		Listen    bool   `koanf:"listen"`
+		MaxConns  int    `koanf:"max_conns"`
+		Migrate   bool   `koanf:"migrate"`
+	} `koanf:"postgres"`
+
+	Consul struct {
+		Address    string        `koanf:"address"`
+		Token      string        `koanf:"token"`
+		TokenFile  string        `koanf:"token_file"`
+		Prefix     string        `koanf:"prefix"`
+		Service    string        `koanf:"service"`
+		Liveness   string        `koanf:"liveness"`
+		CheckTTL   time.Duration `koanf:"check_ttl"`
+		Heartbeat  time.Duration `koanf:"heartbeat"`
+		SessionTTL time.Duration `koanf:"session_ttl"`
+		Renew      time.Duration `koanf:"renew"`
+		Margin     time.Duration `koanf:"margin"`
+		LockDelay  time.Duration `koanf:"lock_delay"`
+		Verify     time.Duration `koanf:"verify"`
+	} `koanf:"consul"`
+
+	Worker struct {
+		Concurrency   int           `koanf:"concurrency"`
+		Poll          string        `koanf:"poll"`
+		Queues        []string      `koanf:"queues"`
+		Timeout       time.Duration `koanf:"timeout"`
+		MaxCrashes    int           `koanf:"max_crashes"`
+		RetryBase     time.Duration `koanf:"retry_base"`
+		RetryMax      time.Duration `koanf:"retry_max"`
+		ShutdownGrace time.Duration `koanf:"shutdown_grace"`
+	} `koanf:"worker"`
+
+	Limits struct {
+		Backend     string            `koanf:"backend"`
+		RabbitMQURL string            `koanf:"rabbitmq_url"`
+		Slots       map[string]int    `koanf:"slots"`
+		Kinds       map[string]string `koanf:"kinds"`
+	} `koanf:"limits"`
+
+	Retention struct {
+		Succeeded time.Duration `koanf:"succeeded"`
+		Failed    time.Duration `koanf:"failed"`
+	} `koanf:"retention"`
+
+	HTTP struct {
+		Listen string `koanf:"listen"`
+	} `koanf:"http"`
+
+	Log struct {
+		Level  string `koanf:"level"`
+		Format string `koanf:"format"`
+	} `koanf:"log"`
+
+	Kinds struct {
+		Exec struct {
+			Commands map[string]tasks.Command `koanf:"commands"`
+		} `koanf:"exec"`
+		HTTP tasks.HTTPConfig `koanf:"http"`
+		SQL  tasks.SQL        `koanf:"sql"`
+	} `koanf:"kinds"`
+}
+
+// defaultListen is where health is answered unless it is set. When it is taken,
+// by another replica on this machine most likely, a free port is used.
+const defaultListen = "127.0.0.1:7677"
+
+// defaults is what config.example.yaml shows.
+func defaults() Config {
+	var c Config
+	c.StartTimeout = time.Minute
+	c.Postgres.Listen = true
+	c.Postgres.MaxConns = 8
+	c.Postgres.Migrate = true
+	lock := consul.Config{}.WithDefaults()
+	c.Consul.Prefix, c.Consul.Service, c.Consul.Liveness = lock.Prefix, lock.Service, string(lock.Liveness)
+	c.Consul.CheckTTL, c.Consul.Heartbeat = lock.CheckTTL, lock.Heartbeat
+	c.Consul.SessionTTL, c.Consul.Renew = lock.SessionTTL, lock.Renew
+	c.Consul.Margin, c.Consul.LockDelay, c.Consul.Verify = lock.Margin, lock.LockDelay, lock.Verify
+	c.Worker.Concurrency = 32
+	c.Limits.Backend = "consul"
+	c.Limits.Slots, c.Limits.Kinds = map[string]int{}, map[string]string{}
+	c.Worker.Poll = "@every 1s"
+	c.Worker.MaxCrashes = 3
+	c.Worker.RetryBase, c.Worker.RetryMax = time.Second, time.Hour
+	c.Worker.ShutdownGrace = 30 * time.Second
+	c.Retention.Succeeded, c.Retention.Failed = 7*24*time.Hour, 30*24*time.Hour
+	c.HTTP.Listen = defaultListen
+	c.Log.Level, c.Log.Format = "info", "auto"
+	c.Kinds.HTTP.ResponseLimit, c.Kinds.HTTP.Timeout = tasks.DefaultHTTPResponseLimit, tasks.DefaultHTTPTimeout
+	return c
+}
+
+// replicaName is a replica's name unless it is set: another one each time.
+func replicaName() string {
+	return cmp.Or(hostname(), "replica") + "-" + strings.ToLower(rand.Text()[:5])
+}
+
+// loadConfig reads the file, if path is not empty, and the environment over it.
+// It returns all problems at once.
+func loadConfig(path string, environ []string) (Config, error) {
+	const delimiter = "\x00" // names of commands and statements may hold dots
+	k := koanf.New(delimiter)
+	if path != "" {
+		if err := k.Load(file.Provider(path), yaml.Parser()); err != nil {
+			return Config{}, usage(fmt.Errorf("configuration %s: %w", path, readable(err)))
+		}
+	}
+	tree, origin, err := environment(environ)
+	problems := []error{err}
+	if err := k.Load(confmap.Provider(tree, delimiter), nil); err != nil {
+		problems = append(problems, err)
+	}
+
+	c := defaults()
+	problems = append(problems, decode("", k.Raw(), reflect.ValueOf(&c).Elem())...)
+	if c.Replica == "" {
+		c.Replica = replicaName()
+	}
+	problems = append(problems, c.validate())
+	if err := errors.Join(problems...); err != nil {
+		return Config{}, usage(problemList("configuration", path, origin, err))
+	}
+	return c, nil
+}
+
+// readable puts what the YAML parser says in the way of a person who writes
+// settings. It may repeat a value, where the whole file is one.
+func readable(err error) error {
+	if strings.Contains(err.Error(), "cannot unmarshal") {
+		return errors.New("it does not consist of settings, such as worker: {concurrency: 8}")
+	}
+	return err
+}
+
+// validate returns all that is wrong with c, each problem with the setting's
+// name in front.
+func (c *Config) validate() error {
+	var errs []error
+	add := func(format string, a ...any) { errs = append(errs, fmt.Errorf(format, a...)) }
+	join := func(prefix string, err error) {
+		for _, e := range flatten(err) {
+			add("%s%w", prefix, e)
+		}
+	}
+	if len(c.Replica) > 200 {
+		add("replica: the name is %d bytes long, more than 200", len(c.Replica))
+	}
+	if c.StartTimeout < time.Second {
+		add("start_timeout: %v is below 1s", c.StartTimeout)
+	}
+	if s, err := store.Open(c.storeConfig()); err != nil {
+		add("%w", err)
+	} else {
+		s.Close()
+	}
+	if c.Postgres.MaxConns < 2 || c.Postgres.MaxConns > 1000 {
+		add("postgres.max_conns: %d is not between 2 and 1000", c.Postgres.MaxConns)
+	}
+	join("", c.validateConsul())
+	if c.Worker.Concurrency < 1 || c.Worker.Concurrency > 10000 {
+		add("worker.concurrency: %d is not between 1 and 10000", c.Worker.Concurrency)
+	}
+	if _, err := worker.ParsePoll(c.Worker.Poll); err != nil {
+		add("worker.poll: %q: %w; write it as @every 1s or as a cron line", c.Worker.Poll, err)
+	}
+	if c.Worker.MaxCrashes < 1 {
+		add("worker.max_crashes: %d is not above zero", c.Worker.MaxCrashes)
+	}
+	if slices.Contains(c.Worker.Queues, "") {
+		add("worker.queues: a name is empty; leave the list empty to serve all queues")
+	}
+	if c.Worker.Timeout < 0 {
+		add("worker.timeout: %v is below zero", c.Worker.Timeout)
+	}
+	if c.Worker.ShutdownGrace <= 0 {
+		add("worker.shutdown_grace: %v is not above zero", c.Worker.ShutdownGrace)
+	}
+	if c.Worker.RetryBase <= 0 {
+		add("worker.retry_base: %v is not above zero", c.Worker.RetryBase)
+	}
+	if c.Worker.RetryMax < c.Worker.RetryBase {
+		add("worker.retry_max: %v is below worker.retry_base, %v", c.Worker.RetryMax, c.Worker.RetryBase)
+	}
+	switch c.Limits.Backend {
+	case "consul":
+	case "rabbitmq":
+		join("limits.rabbitmq_url: ", c.rabbitmqConfig().Validate())
+	default:
+		add("limits.backend: %q is neither consul nor rabbitmq", c.Limits.Backend)
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Limits.Slots)) {
+		if err := lock.CheckSemaphore(name, c.Limits.Slots[name]); err != nil {
+			add("limits.slots: %w", err)
+		}
+	}
+	for _, kind := range slices.Sorted(maps.Keys(c.Limits.Kinds)) {
+		if err := lock.CheckSemaphore(c.Limits.Kinds[kind], 0); err != nil {
+			add("limits.kinds: kind %s: %w", kind, err)
+		}
+	}
+	if c.Retention.Succeeded <= 0 {
+		add("retention.succeeded: %v is not above zero", c.Retention.Succeeded)
+	}
+	if c.Retention.Failed <= 0 {
+		add("retention.failed: %v is not above zero", c.Retention.Failed)
+	}
+	if c.HTTP.Listen != "" {
+		_, port, err := net.SplitHostPort(c.HTTP.Listen)
+		if err == nil {
+			_, err = net.LookupPort("tcp", port)
+		}
+		if err != nil {
+			add("http.listen: %w; write it as 127.0.0.1:7677, or leave it empty to answer nothing", err)
+		}
+	}
+	if !slices.Contains([]string{"debug", "info", "warn", "error"}, c.Log.Level) {
+		add("log.level: %q is none of debug, info, warn, error", c.Log.Level)
+	}
+	if !slices.Contains([]string{"auto", "json", "console"}, c.Log.Format) {
+		add("log.format: %q is none of auto, json, console", c.Log.Format)
+	}
+	join("kinds.exec: ", tasks.Exec{Commands: c.Kinds.Exec.Commands}.Validate())
+	_, err := tasks.NewHTTP(c.Kinds.HTTP)
+	join("kinds.http.", err)
+	join("kinds.sql: ", c.Kinds.SQL.Validate())
+	return errors.Join(errs...)
+}
+
+// validateConsul returns what is wrong with the settings of Consul, and with
+// Consul's own variables.
+func (c *Config) validateConsul() error {
+	var errs []error
+	for _, d := range []struct {
+		key   string
+		value time.Duration
+	}{
+		{"check_ttl", c.Consul.CheckTTL}, {"heartbeat", c.Consul.Heartbeat}, {"session_ttl", c.Consul.SessionTTL}, {"renew", c.Consul.Renew},
+		{"margin", c.Consul.Margin}, {"lock_delay", c.Consul.LockDelay}, {"verify", c.Consul.Verify},
+	} {
+		if d.value <= 0 {
+			errs = append(errs, fmt.Errorf("consul.%s: %v is not above zero", d.key, d.value))
+		}
+	}
+	for key, text := range map[string]string{"prefix": c.Consul.Prefix, "service": c.Consul.Service, "liveness": c.Consul.Liveness} {
+		if text == "" {
+			errs = append(errs, fmt.Errorf("consul.%s: it is empty", key))
+		}
+	}
+	if errs != nil {
+		return errors.Join(errs...) // the rest would be read from defaults in their place
+	}
+	_, err := consul.New(c.consulConfig())
+	return err
+}
+
+func (c *Config) storeConfig() store.Config {
+	return store.Config{DSN: c.Postgres.DSN, ListenDSN: c.Postgres.ListenDSN, MaxConns: c.Postgres.MaxConns}
+}
+
+func (c *Config) consulConfig() consul.Config {
+	client := api.DefaultConfig()
+	if c.Consul.Address != "" {
+		client.Address = c.Consul.Address
+	}
+	if c.Consul.Token != "" {
+		client.Token = c.Consul.Token
+	}
+	if c.Consul.TokenFile != "" {
+		client.TokenFile = c.Consul.TokenFile
+	}
+	return consul.Config{
+		Client:     client,
+		Prefix:     c.Consul.Prefix,
+		Service:    c.Consul.Service,
+		Liveness:   consul.Liveness(c.Consul.Liveness),
+		CheckTTL:   c.Consul.CheckTTL,
+		Heartbeat:  c.Consul.Heartbeat,
+		SessionTTL: c.Consul.SessionTTL,
+		Renew:      c.Consul.Renew,
+		Margin:     c.Consul.Margin,
+		LockDelay:  c.Consul.LockDelay,
+		Verify:     c.Consul.Verify,
+		Replica:    consul.Replica{Name: c.Replica, Version: version()},
+	}
+}
+
+func (c *Config) rabbitmqConfig() rabbitmq.Config {
+	names := slices.Concat(slices.Collect(maps.Keys(c.Limits.Slots)), slices.Collect(maps.Values(c.Limits.Kinds)))
+	slices.Sort(names)
+	return rabbitmq.Config{URL: c.Limits.RabbitMQURL, Prefix: "onejob", Names: slices.Compact(names), Name: "onejob " + c.Replica}
+}
+
+// limits returns the limits, and what must run for slots to be taken; nil if
+// that is the Locker alone.
+func (c *Config) limits(locks *consul.Locker, log *zap.Logger) (lock.Semaphores, func(context.Context) error, error) {
+	if c.Limits.Backend != "rabbitmq" {
+		return locks.Semaphores(), nil, nil
+	}
+	cfg := c.rabbitmqConfig()
+	cfg.Log = log
+	s, err := rabbitmq.New(cfg)
+	if err != nil {
+		return nil, nil, err
+	}
+	return s, s.Run, nil
+}
+
+// kinds returns what the configuration lets a replica run.
+func (c *Config) kinds(s *store.Store) (tasks.Kinds, error) {
+	http, err := tasks.NewHTTP(c.Kinds.HTTP)
+	if err != nil {
+		return nil, err
+	}
+	sql := c.Kinds.SQL
+	sql.Store = s
+	return tasks.Kinds{
+		"exec": tasks.Exec{Commands: c.Kinds.Exec.Commands},
+		"http": http,
+		"sql":  sql,
+		"noop": tasks.Noop{},
+	}, nil
+}
+
+// flatten returns the errors that were joined into err, however deep. An error
+// that wraps several and has words of its own is left whole.
+func flatten(err error) []error {
+	if err == nil {
+		return nil
+	}
+	joined, ok := err.(interface{ Unwrap() []error })
+	if !ok || errors.Join(joined.Unwrap()...).Error() != err.Error() {
+		return []error{err}
+	}
+	var all []error
+	for _, e := range joined.Unwrap() {
+		all = append(all, flatten(e)...)
+	}
+	return all
+}
+
+// problemList returns an error that lists what was joined into err, a line
+// each, under what it is about and the file's name. Settings that came from a
+// variable are given its name.
+func problemList(what, file string, origin map[string]string, err error) error {
+	var lines []string
+	for _, e := range flatten(err) {
+		line := strings.ReplaceAll(e.Error(), "\n", "\n    ")
+		if key, rest, ok := strings.Cut(line, ":"); ok && origin[key] != "" {
+			line = key + " (" + origin[key] + "):" + rest
+		}
+		lines = append(lines, line)
+	}
+	if file != "" {
+		what += " " + file
+	}
+	if len(lines) == 1 {
+		return fmt.Errorf("%s: %s", what, lines[0])
+	}
+	return fmt.Errorf("%s: %d problems:\n  - %s", what, len(lines), strings.Join(lines, "\n  - "))
+}

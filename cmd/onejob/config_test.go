@@ -1,0 +1,311 @@
+package main
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/knadh/koanf/parsers/yaml"
+
+	"onejob/tasks"
+)
+
+// fileWith returns the path of a file with this content.
+func fileWith(t *testing.T, content string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "onejob.yaml")
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// mustLoad loads a file with this content under these variables.
+func mustLoad(t *testing.T, content string, environ ...string) Config {
+	t.Helper()
+	c, err := loadConfig(fileWith(t, content), environ)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func TestExampleConfig(t *testing.T) {
+	const path = "../../config.example.yaml"
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	settingsPart, examples, ok := strings.Cut(string(raw), "# Examples of kinds:\n#\n")
+	if !ok {
+		t.Fatal("it has no examples of kinds")
+	}
+
+	t.Run("EqualsTheDefaults", func(t *testing.T) {
+		c, err := loadConfig(path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.Replica == "" {
+			t.Error("the replica was given no name")
+		}
+		c.Replica = ""
+		want := defaults()
+		want.Worker.Queues, want.Kinds.HTTP.Allow = []string{}, []string{} // written as []
+		want.Kinds.Exec.Commands, want.Kinds.SQL.Statements = map[string]tasks.Command{}, map[string]tasks.Statement{}
+		if !reflect.DeepEqual(c, want) {
+			t.Errorf("it holds\n%+v, not\n%+v", c, want)
+		}
+	})
+
+	t.Run("NamesEverySetting", func(t *testing.T) {
+		tree, err := yaml.Parser().Unmarshal(raw)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range settings(reflect.TypeFor[Config](), nil) {
+			if !names(tree, s.path) {
+				t.Errorf("%s is missing", s.key())
+			}
+		}
+	})
+
+	t.Run("ExplainsEverySetting", func(t *testing.T) {
+		for line := range strings.Lines(settingsPart) {
+			key, value, ok := strings.Cut(line, ":")
+			if ok && !strings.HasPrefix(line, "#") && strings.TrimSpace(value) != "" && !strings.Contains(value, " # ") {
+				t.Errorf("%s has no comment", strings.TrimSpace(key))
+			}
+		}
+	})
+
+	t.Run("ExamplesCanBeUsed", func(t *testing.T) {
+		examples = strings.ReplaceAll("\n"+examples, "\n# ", "\n")
+		c := mustLoad(t, strings.ReplaceAll(examples, "/usr/local/bin/backup", "/bin/true"))
+		if len(c.Kinds.Exec.Commands) == 0 || len(c.Kinds.HTTP.Allow) == 0 || len(c.Kinds.SQL.Statements) == 0 {
+			t.Errorf("an example is missing: %+v", c.Kinds)
+		}
+		tree, err := yaml.Parser().Unmarshal([]byte(examples))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range settings(reflect.TypeFor[tasks.Command](), []string{"kinds", "exec", "commands", "backup"}) {
+			if !names(tree, s.path) {
+				t.Errorf("%s is missing", s.key())
+			}
+		}
+	})
+}
+
+// names reports whether a tree has something at path.
+func names(tree map[string]any, path []string) bool {
+	value, ok := tree[path[0]]
+	if len(path) == 1 || !ok {
+		return ok
+	}
+	below, ok := value.(map[string]any)
+	return ok && names(below, path[1:])
+}
+
+func TestConfigSources(t *testing.T) {
+	t.Run("VariablesComeBeforeTheFile", func(t *testing.T) {
+		c := mustLoad(t, "worker: {concurrency: 3, poll: '@every 2s', queues: [x]}\nreplica: from the file",
+			"ONEJOB_WORKER_CONCURRENCY=4", "ONEJOB_WORKER_QUEUES=a, b", "ONEJOB_REPLICA=7", "ONEJOB_CONSUL_LOCK_DELAY=4s",
+			"ONEJOB_POSTGRES_LISTEN=false", "ONEJOB_KINDS_SQL_STATEMENTS={one.two: {sql: SELECT 1}}")
+		if c.Worker.Concurrency != 4 || c.Worker.Poll != "@every 2s" || c.Replica != "7" || c.Consul.LockDelay != 4*time.Second || c.Postgres.Listen ||
+			!slices.Equal(c.Worker.Queues, []string{"a", "b"}) || c.Kinds.SQL.Statements["one.two"].SQL != "SELECT 1" {
+			t.Errorf("got %+v", c)
+		}
+	})
+
+	t.Run("WhatIsLeftEmptyKeepsItsDefault", func(t *testing.T) {
+		c := mustLoad(t, "worker:\nconsul: {prefix: , margin: ~}\nhttp:\n  # listen: somewhere\n",
+			"ONEJOB_WORKER_CONCURRENCY=", "ONEJOB_WORKER_QUEUES=", "ONEJOB_WORKER_POLL=@every 3s")
+		want := defaults()
+		want.Replica, want.Worker.Poll = c.Replica, "@every 3s"
+		if !reflect.DeepEqual(c, want) {
+			t.Errorf("got\n%+v, not\n%+v", c, want)
+		}
+	})
+
+	t.Run("EmptyFile", func(t *testing.T) { mustLoad(t, "# nothing\n") })
+
+	t.Run("EmptyTextOfAVariableCounts", func(t *testing.T) {
+		if c := mustLoad(t, "", "ONEJOB_HTTP_LISTEN="); c.HTTP.Listen != "" {
+			t.Errorf("listens at %s", c.HTTP.Listen)
+		}
+	})
+
+	t.Run("VariablesOfOthersAreNotOurs", func(t *testing.T) {
+		mustLoad(t, "", "ONEJOB_TASK_ID=5", "ONEJOB_SERVICE_HOST=10.0.0.1", "ONEJOB_SERVICE_PORT=80", "ONEJOB_SERVICE_PORT_HTTP=80",
+			"ONEJOB_PORT=tcp://10.0.0.1:80", "ONEJOB_PORT_80_TCP=tcp://10.0.0.1:80", "ONEJOB_PORT_80_TCP_ADDR=10.0.0.1", "ONEJOB_WEB_SERVICE_HOST=10.0.0.1", "PATH=/bin")
+	})
+
+	t.Run("EverySettingHasAVariableOfItsOwn", func(t *testing.T) {
+		seen := map[string]string{}
+		for _, s := range settings(reflect.TypeFor[Config](), nil) {
+			if other := seen[s.variable()]; other != "" || slices.Contains(foreignVariables, s.variable()) {
+				t.Errorf("%s, of %s, means something else too: %s", s.variable(), s.key(), other)
+			}
+			seen[s.variable()] = s.key()
+		}
+	})
+}
+
+func TestConfigProblems(t *testing.T) {
+	for _, test := range []struct {
+		name    string
+		file    string
+		environ []string
+		want    []string // each a whole problem, or its beginning if it ends in ...
+	}{
+		{"UnknownKeys", "nonsense: 1\nworker: {concurency: 2}\nkinds: {exec: {commands: {true: {path: /bin/true, shell: yes}}}}", nil, []string{
+			"kinds.exec.commands.true.shell: there is no such setting; ...",
+			"nonsense: there is no such setting; ...",
+			"worker.concurency: there is no such setting; ...",
+		}},
+		{"WrongTypes", "worker: {concurrency: 8.5, queues: mail, poll: 5}\npostgres: text\nkinds: {http: {allow: [1]}}\nhttp: [1]\nlog: {level: 2026-01-01}", nil, []string{
+			"http: this is a list; it must be a block of settings",
+			"kinds.http.allow[0]: this is a number; it must be a text; put it in quotes",
+			"log.level: this is a date; it must be a text; put it in quotes",
+			"postgres: this is a text; it must be a block of settings",
+			"worker.concurrency: this is a number; it must be a whole number",
+			"worker.poll: this is a number; it must be a text; put it in quotes",
+			"worker.queues: this is a text; it must be a list, such as [a, b]",
+			"kinds.http.allow[0] ...",
+		}},
+		{"DurationsWithoutUnit", "start_timeout: 30\nworker: {timeout: '5'}", []string{"ONEJOB_CONSUL_MARGIN=1"}, []string{
+			"consul.margin (ONEJOB_CONSUL_MARGIN): this is a text; it must be a duration with a unit, such as 500ms, 30s or 1m30s",
+			"start_timeout: this is a number; it must be a duration with a unit, such as 500ms, 30s or 1m30s",
+			"worker.timeout: this is a text; it must be a duration with a unit, such as 500ms, 30s or 1m30s",
+		}},
+		{"DurationsThatAreNotSafeTogether", "consul: {check_ttl: 4s, heartbeat: 2s, session_ttl: 10s, renew: 5s}", nil, []string{
+			"consul.check_ttl: a lease lasts TTL 4s - margin 1s = 3s after a heartbeat, which leaves no room for a lost one every 2s: it must be at least twice the heartbeat, 4s",
+			"consul.session_ttl: a lease lasts TTL 10s - margin 1s = 9s after a heartbeat, which leaves no room for a lost one every 5s: it must be at least twice the heartbeat, 10s",
+		}},
+		{"OutOfRange", "start_timeout: 1ms\nreplica: " + strings.Repeat("x", 201) + "\npostgres: {max_conns: 1}\nconsul: {verify: -1s, service: ''}\n" +
+			"worker: {concurrency: 0, poll: often, max_crashes: 0, timeout: -1s, shutdown_grace: 0s, retry_base: 1m, retry_max: 1s, queues: ['']}\n" +
+			"retention: {succeeded: 0s, failed: -1h}\nhttp: {listen: nowhere}\nlog: {level: loud, format: xml}", nil, []string{
+			"replica: the name is 201 bytes long, more than 200",
+			"start_timeout: 1ms is below 1s",
+			"postgres.max_conns: 1 is not between 2 and 1000",
+			"consul.verify: -1s is not above zero",
+			"consul.service: it is empty",
+			"worker.concurrency: 0 is not between 1 and 10000",
+			`worker.poll: "often": ...`,
+			"worker.max_crashes: 0 is not above zero",
+			"worker.queues: a name is empty; leave the list empty to serve all queues",
+			"worker.timeout: -1s is below zero",
+			"worker.shutdown_grace: 0s is not above zero",
+			"worker.retry_max: 1s is below worker.retry_base, 1m0s",
+			"retention.succeeded: 0s is not above zero",
+			"retention.failed: -1h0m0s is not above zero",
+			"http.listen: address nowhere: missing port in address; write it as 127.0.0.1:7677, or leave it empty to answer nothing",
+			`log.level: "loud" is none of debug, info, warn, error`,
+			`log.format: "xml" is none of auto, json, console`,
+		}},
+		{"UnknownVariables", "", []string{"ONEJOB_WORKER_CONCURENCY=1", "ONEJOB_WORKER=1", "ONEJOB_WORKER_CONCURRENCY=[1"}, []string{
+			"variable ONEJOB_WORKER_CONCURENCY is no setting; ...",
+			"variable ONEJOB_WORKER is no setting; ...",
+			"variable ONEJOB_WORKER_CONCURRENCY: not to be read as YAML: ...",
+		}},
+		{"Kinds", "kinds: {exec: {commands: {a: {path: /no/such}, b: }}, http: {allow: [ftp://x]}, sql: {statements: {c: {params: [x]}}}}", nil, []string{
+			`kinds.exec: command "a": path: stat /no/such: no such file or directory`,
+			`kinds.exec: command "b": path is missing`,
+			`kinds.http.allow[0] "ftp://x": ...`,
+			`kinds.sql: statement "c" has no sql`,
+		}},
+		{"MissingTokenFile", "consul: {token_file: /no/such}", nil, []string{"consul token file: ..."}},
+		{"NoSettings", "just words", nil, []string{"it does not consist of settings, such as worker: {concurrency: 8}"}},
+		{"NoYAML", "worker: [", nil, []string{"yaml: ..."}},
+		{"TwiceTheSame", "replica: a\nreplica: b", nil, []string{"yaml: ..."}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			path := fileWith(t, test.file)
+			_, err := loadConfig(path, test.environ)
+			if exit, ok := errors.AsType[*exitError](err); !ok || exit.code != exitUsage {
+				t.Fatalf("got %v, which is no usage error", err)
+			}
+			rest, ok := strings.CutPrefix(err.Error(), "configuration "+path+": ")
+			if !ok {
+				t.Errorf("the file is not named: %v", err)
+			}
+			problems := []string{rest}
+			if head, list, ok := strings.Cut(rest, " problems:\n  - "); ok && len(head) < 3 {
+				problems = strings.Split(list, "\n  - ")
+			}
+			for _, want := range test.want {
+				i := slices.IndexFunc(problems, func(p string) bool {
+					beginning, open := strings.CutSuffix(want, "...")
+					return p == want || open && strings.HasPrefix(p, beginning)
+				})
+				if i < 0 {
+					t.Errorf("not told: %s", want)
+				} else {
+					problems = slices.Delete(problems, i, i+1)
+				}
+			}
+			if len(problems) > 0 {
+				t.Errorf("told as well: %q", problems)
+			}
+		})
+	}
+}
+
+// A password stands in the DSN, and in Consul's token; neither may be repeated
+// to somebody who reads an error.
+func TestConfigErrorsKeepSecrets(t *testing.T) {
+	const secret = "sEcReT"
+	for name, file := range map[string]string{
+		"PortIsNoNumber":      `postgres: {dsn: "postgres://me:sEcReT@host:port/db"}`,
+		"BadEscape":           `postgres: {dsn: "postgres://me:%zzsEcReT@host/db"}`,
+		"SpaceInHost":         `postgres: {dsn: "postgres://me:sEcReT@ho st/db"}`,
+		"SlashInPassword":     `postgres: {dsn: "postgres://me:a/sEcReT@host/db"}`,
+		"QuoteInPassword":     `postgres: {dsn: 'postgres://me:a"sEcReT@host:port/db'}`,
+		"UnknownSSLMode":      `postgres: {dsn: "postgres://me:sEcReT@host/db?sslmode=sEcReT"}`,
+		"BadPoolSetting":      `postgres: {dsn: "postgres://me:sEcReT@host/db?pool_max_conns=many"}`,
+		"NoURL":               `postgres: {dsn: "me:sEcReT@host/db"}`,
+		"OpenQuote":           `postgres: {dsn: "host=h password='sEcReT"}`,
+		"SpaceInKeyValue":     `postgres: {dsn: "host=h password=a sEcReT"}`,
+		"BadPort":             `postgres: {dsn: "host=h password=sEcReT port=many"}`,
+		"ListenDSN":           `postgres: {listen_dsn: "postgres://me:sEcReT@host:port/db"}`,
+		"OfAnotherType":       `postgres: {dsn: [sEcReT]}`,
+		"OneLevelUp":          `postgres: postgres://me:sEcReT@host/db`,
+		"WholeFile":           `sEcReT`,
+		"TokenIsNoText":       `consul: {token: [sEcReT]}`,
+		"TokenInPlaceOfBlock": `consul: sEcReT`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := loadConfig(fileWith(t, file), nil)
+			if err == nil {
+				t.Fatal("it was accepted")
+			}
+			if strings.Contains(err.Error(), secret) {
+				t.Errorf("told: %v", err)
+			}
+		})
+	}
+	t.Run("Variable", func(t *testing.T) {
+		_, err := loadConfig("", []string{"ONEJOB_POSTGRES_DSN=postgres://me:sEcReT@host:port/db"})
+		if err == nil || strings.Contains(err.Error(), secret) {
+			t.Errorf("told: %v", err)
+		}
+	})
+}
+
+func TestSettingsAreLeaves(t *testing.T) {
+	var keys []string
+	for _, s := range settings(reflect.TypeFor[Config](), nil) {
+		keys = append(keys, s.key())
+	}
+	for _, want := range []string{"replica", "consul.check_ttl", "kinds.exec.commands", "kinds.http.allow", "kinds.sql.statements"} {
+		if !slices.Contains(keys, want) {
+			t.Errorf("%s is missing among %v", want, keys)
+		}
+	}
+}

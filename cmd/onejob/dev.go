@@ -1,0 +1,282 @@
+package main
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+	"github.com/spf13/cobra"
+
+	"onejob/internal/servers"
+	"onejob/store"
+)
+
+// devConfig is what the replicas of "onejob dev" can run when no configuration
+// is given.
+const devConfig = `kinds:
+  exec:
+    commands:
+      sleep: {path: /bin/sleep, allow_args: true}
+      echo:  {path: /bin/echo,  allow_args: true}
+`
+
+func devCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "dev",
+		Short: "Try it: a private Postgres and Consul, and some replicas, until Ctrl-C",
+		Long: `Start a private Postgres, a private Consul and some replicas on this machine, and
+show their logs. Everything is gone when it ends: nothing is kept.
+
+With --env FILE the addresses are written to FILE as shell variables as soon as
+all is ready: ". FILE; psql $ONEJOB_POSTGRES_DSN".`,
+		Args: cobra.NoArgs,
+	}
+	path := configFlag(c)
+	replicas := c.Flags().Int("replicas", 3, "how many replicas")
+	envFile := c.Flags().String("env", "", "write the addresses to this `file`")
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		if *replicas < 0 || *replicas > 50 {
+			return usage(fmt.Errorf("--replicas: %d is not between 0 and 50", *replicas))
+		}
+		if _, err := loadConfig(*path, privateEnviron(os.Environ())); err != nil {
+			return err // now, rather than by each replica
+		}
+		return dev(c.Context(), *path, *replicas, *envFile, c.OutOrStdout(), c.ErrOrStderr())
+	}
+	return c
+}
+
+func dev(ctx context.Context, config string, replicas int, envFile string, stdout, stderr io.Writer) (err error) {
+	say := func(format string, a ...any) { fmt.Fprintf(stderr, format+"\n", a...) }
+	dir, err := os.MkdirTemp("", "onejob-dev-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	if config == "" {
+		config = filepath.Join(dir, "onejob.yaml")
+		if err := os.WriteFile(config, []byte(devConfig), 0o600); err != nil {
+			return err
+		}
+	}
+
+	say("starting Postgres ...")
+	pg, err := servers.StartPostgres(ctx, servers.PostgresConfig{Durable: true})
+	if err != nil {
+		return stopped(ctx, err)
+	}
+	defer func() { err = errors.Join(err, pg.Close()) }()
+	say("starting Consul ...")
+	consul, err := servers.StartConsul(ctx, servers.ConsulConfig{})
+	if err != nil {
+		return stopped(ctx, err)
+	}
+	defer func() { err = errors.Join(err, consul.Close()) }()
+
+	environ := append(privateEnviron(os.Environ()), "ONEJOB_CONFIG="+config,
+		"ONEJOB_POSTGRES_DSN="+pg.DSN("postgres"), "ONEJOB_POSTGRES_LISTEN_DSN=",
+		"CONSUL_HTTP_ADDR="+consul.Addr(), "ONEJOB_CONSUL_ADDRESS="+consul.Addr(), "ONEJOB_CONSUL_TOKEN=", "ONEJOB_CONSUL_TOKEN_FILE=")
+	cfg, err := loadConfig(config, environ)
+	if err != nil {
+		return err
+	}
+	if err := migrateNow(ctx, cfg); err != nil {
+		return stopped(ctx, err)
+	}
+
+	say("starting %d replicas ...", replicas)
+	running, err := startReplicas(replicas, environ, stdout)
+	defer func() { err = errors.Join(err, running.stop()) }()
+	if err != nil {
+		return err
+	}
+	ready := func(ctx context.Context) error {
+		return present(ctx, consul.Client(), cfg.Consul.Prefix+"/replicas/", replicas)
+	}
+	if err := running.await(ctx, ready); err != nil {
+		return stopped(ctx, err)
+	}
+
+	vars := fmt.Sprintf("export ONEJOB_POSTGRES_DSN='%s'\nexport CONSUL_HTTP_ADDR='%s'\nexport ONEJOB_CONFIG='%s'\nexport ONEJOB_DEV_PIDS='%s'\n",
+		pg.DSN("postgres"), consul.Addr(), config, strings.Join(running.pids(), " "))
+	if envFile != "" {
+		if err := writeWhole(envFile, vars); err != nil {
+			return err
+		}
+		defer os.Remove(envFile)
+	}
+	say("\nready; in another terminal:\n\n%s\n  psql \"$ONEJOB_POSTGRES_DSN\" -c \"INSERT INTO onejob.tasks (kind) VALUES ('noop')\"\n  onejob tasks list\n\nCtrl-C ends everything.\n", vars)
+	<-ctx.Done()
+	say("stopping; Ctrl-C again does not wait for running tasks ...")
+	return nil
+}
+
+// stopped returns err, or nil if it came because somebody said to stop.
+func stopped(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// privateEnviron returns environ without what leads to another Postgres or
+// Consul than the private ones.
+func privateEnviron(environ []string) []string {
+	return slices.DeleteFunc(slices.Clone(environ), func(entry string) bool {
+		name, _, _ := strings.Cut(entry, "=")
+		return strings.HasPrefix(name, "CONSUL_") || strings.HasPrefix(name, "PG") || name == "ONEJOB_REPLICA" ||
+			name == "ONEJOB_POSTGRES_DSN" || name == "ONEJOB_POSTGRES_LISTEN_DSN" ||
+			name == "ONEJOB_CONSUL_ADDRESS" || name == "ONEJOB_CONSUL_TOKEN" || name == "ONEJOB_CONSUL_TOKEN_FILE"
+	})
+}
+
+func migrateNow(ctx context.Context, cfg Config) error {
+	db, err := store.Open(cfg.storeConfig())
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	return db.Migrate(ctx, nil)
+}
+
+// present returns nil once there are n keys below prefix: each replica has one
+// while it has a session.
+func present(ctx context.Context, client *api.Client, prefix string, n int) error {
+	q := &api.QueryOptions{WaitTime: 10 * time.Second}
+	for {
+		keys, meta, err := client.KV().Keys(prefix, "", q.WithContext(ctx))
+		if err != nil || len(keys) >= n {
+			return err
+		}
+		q.WaitIndex = meta.LastIndex
+	}
+}
+
+// replicas are processes of this binary that serve.
+type replicas struct {
+	cmds    []*exec.Cmd
+	printed sync.WaitGroup // their output, and thereby their lives
+	ended   chan error     // the first that ended
+}
+
+// startReplicas starts n replicas, whose output goes to stdout, a whole line at
+// a time. What it returns must be stopped, also when there is an error.
+func startReplicas(n int, environ []string, stdout io.Writer) (*replicas, error) {
+	r := &replicas{ended: make(chan error, 1)}
+	self, err := os.Executable()
+	if err != nil {
+		return r, err
+	}
+	var printing sync.Mutex
+	for i := range n {
+		name := fmt.Sprintf("dev-%d", i+1)
+		cmd := exec.Command(self, "serve")
+		cmd.Env = append(slices.Clone(environ), "ONEJOB_REPLICA="+name, "ONEJOB_HTTP_LISTEN=127.0.0.1:0", "ONEJOB_LOG_FORMAT=console")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for us; we tell them
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			return r, err
+		}
+		cmd.Stderr = cmd.Stdout
+		if err := cmd.Start(); err != nil {
+			return r, err
+		}
+		r.cmds = append(r.cmds, cmd)
+		r.printed.Go(func() {
+			lines := bufio.NewScanner(out)
+			lines.Buffer(nil, 1<<20)
+			for lines.Scan() {
+				printing.Lock()
+				fmt.Fprintf(stdout, "%s | %s\n", name, lines.Text())
+				printing.Unlock()
+			}
+			_, _ = io.Copy(io.Discard, out) // after a line that is too long
+			err := cmd.Wait()
+			printing.Lock()
+			fmt.Fprintf(stdout, "%s has ended: %v\n", name, cmd.ProcessState)
+			printing.Unlock()
+			select {
+			case r.ended <- fmt.Errorf("%s has ended: %w", name, cmp.Or(err, errors.New("it stopped by itself"))):
+			default:
+			}
+		})
+	}
+	return r, nil
+}
+
+func (r *replicas) pids() []string {
+	var all []string
+	for _, cmd := range r.cmds {
+		all = append(all, strconv.Itoa(cmd.Process.Pid))
+	}
+	return all
+}
+
+// await returns nil when ready does, and an error if a replica ends before.
+func (r *replicas) await(ctx context.Context, ready func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- ready(ctx) }()
+	select {
+	case err := <-done:
+		return err
+	case err := <-r.ended:
+		cancel()
+		<-done
+		return err
+	}
+}
+
+// stop ends the replicas as systemd would, and returns when they are gone.
+func (r *replicas) stop() error {
+	for _, cmd := range r.cmds {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+	}
+	gone := make(chan struct{})
+	go func() { defer close(gone); r.printed.Wait() }()
+	hurry := make(chan os.Signal, 1)
+	signal.Notify(hurry, syscall.SIGINT, syscall.SIGTERM)
+	defer signal.Stop(hurry)
+	patience := time.After(45 * time.Second)
+	for {
+		select {
+		case <-gone:
+			return nil
+		case <-hurry: // they know that a second signal means it
+			for _, cmd := range r.cmds {
+				_ = cmd.Process.Signal(syscall.SIGTERM)
+			}
+		case <-patience:
+			for _, cmd := range r.cmds {
+				_ = cmd.Process.Kill()
+			}
+			<-gone
+			return errors.New("replicas did not stop within 45s and were killed")
+		}
+	}
+}
+
+// writeWhole writes a file that others may be waiting for: it is there whole or
+// not at all.
+func writeWhole(path, text string) error {
+	temporary := path + ".new"
+	if err := os.WriteFile(temporary, []byte(text), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(temporary, path)
+}

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"go.uber.org/zap"
+
+	"onejob/lock/consul"
+	"onejob/store"
+)
+
+// health answers /healthz, which says that the process is there, and /readyz,
+// which says whether it can work, and what keeps it from that if not.
+type health struct {
+	store *store.Store
+	locks atomic.Pointer[consul.Locker] // nil until it is known
+}
+
+// listen answers at address until stop is called, and returns where that is.
+func (h *health) listen(address string, log *zap.Logger) (where string, stop func(), err error) {
+	if address == "" {
+		return "", func() {}, nil
+	}
+	l, err := net.Listen("tcp", address)
+	if errors.Is(err, syscall.EADDRINUSE) && address == defaultListen {
+		log.Info("http_listen_taken", zap.String("address", address))
+		l, err = net.Listen("tcp", "127.0.0.1:0")
+	}
+	if err != nil {
+		return "", nil, fmt.Errorf("http.listen: %w; choose another address, or leave it empty to answer nothing", err)
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /readyz", h.ready)
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = server.Serve(l)
+	}()
+	return l.Addr().String(), func() { _ = server.Close(); <-done }, nil
+}
+
+func (h *health) ready(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), 3*time.Second)
+	defer cancel()
+	answer := map[string]string{"session": "live", "postgres": "reachable", "schema": "right"}
+	status := http.StatusOK
+	if locks := h.locks.Load(); locks == nil || locks.Session() == "" {
+		answer["session"], status = "none; is Consul there?", http.StatusServiceUnavailable
+	}
+	if err := h.store.Ping(ctx); err != nil {
+		answer["postgres"], answer["schema"], status = "unreachable", "unknown", http.StatusServiceUnavailable
+	} else if err := h.store.CheckSchema(ctx); err != nil {
+		answer["schema"], status = err.Error(), http.StatusServiceUnavailable
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(answer)
+}
+
+// healthCommand asks a replica's own /readyz, for health checks in images that
+// have nothing else to ask with.
+func healthCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "health",
+		Short: "Ask the replica on this machine whether it is ready; exit 0 if it is",
+		Args:  cobra.NoArgs,
+	}
+	path := configFlag(c)
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		cfg, err := loadConfig(*path, os.Environ())
+		if err != nil {
+			return err
+		}
+		host, port, err := net.SplitHostPort(cfg.HTTP.Listen)
+		if err != nil {
+			return usage(errors.New("http.listen is empty: the replica answers nothing"))
+		}
+		if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
+			host = "127.0.0.1"
+		}
+		ctx, cancel := context.WithTimeout(c.Context(), 5*time.Second)
+		defer cancel()
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+net.JoinHostPort(host, port)+"/readyz", nil)
+		if err != nil {
+			return err
+		}
+		client := http.Client{Transport: &http.Transport{}} // through no proxy
+		resp, err := client.Do(req)
+		if err != nil {
+			return fmt.Errorf("no replica answers: %w", err)
+		}
+		defer resp.Body.Close()
+		_, _ = io.Copy(c.OutOrStdout(), io.LimitReader(resp.Body, 4096))
+		if resp.StatusCode != http.StatusOK {
+			return errors.New("not ready")
+		}
+		return nil
+	}
+	return c
+}

@@ -1,0 +1,328 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+	"github.com/spf13/cobra"
+
+	"onejob/internal/boottime"
+	"onejob/internal/guard"
+	"onejob/lock"
+	"onejob/lock/consul"
+)
+
+func lockCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "lock [flags] KEY -- COMMAND [ARG...]",
+		Short: "Run any command under a lock; needs Consul alone",
+		Long: `Run any command while holding a lock, for the crontabs that people already have.
+It needs Consul alone: no Postgres, no configuration file. KEY is a lock key, the
+same one that tasks name in lock_key: the command and such a task exclude each
+other. With -n N, KEY is the name of a limit with N slots, as tasks name it in
+limit_name: as many run at once, commands and tasks together. A limit that is not
+there is made; it outlives the command.
+
+The command is killed before anybody else can get the lock, also when onejob
+itself is killed or frozen. Signals are passed on to it. The exit code is the
+command's own (128 plus the signal's number if a signal ended it), or
+  75   the lock was not to be had in time, or is held (--no-wait)
+  124  the lock was lost, and the command was killed
+  125  something else went wrong: Consul is away, the command cannot be started
+  143  a signal came while it waited for the lock
+  2    the command line is wrong`,
+		Example: `  onejob lock backup -- /usr/local/bin/backup --full
+  onejob lock --no-wait report -- ./report.sh
+  onejob lock -n 3 downloads -- ./fetch.sh`,
+		Args:                  cobra.MinimumNArgs(2),
+		DisableFlagsInUseLine: true,
+	}
+	c.Flags().SetInterspersed(false)
+	wait := c.Flags().Duration("wait", 0, "give up when the lock was not had for this `duration` (default: wait for ever)")
+	noWait := c.Flags().Bool("no-wait", false, "give up at once if the lock is held")
+	grace := c.Flags().Duration("grace", 5*time.Second, "between SIGTERM and SIGKILL when the command must end")
+	slots := c.Flags().IntP("slots", "n", 0, "KEY is a limit with `N` slots")
+	prefix := c.Flags().String("prefix", envOr("ONEJOB_CONSUL_PREFIX", "service/onejob"), "of the `keys` in Consul")
+	liveness := c.Flags().String("liveness", envOr("ONEJOB_CONSUL_LIVENESS", "check"), "check or ttl")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		if err := exclude(c, "wait", "no-wait"); err != nil {
+			return err
+		}
+		key, command := args[0], args[1:]
+		if command[0] == "--" { // pflag keeps it where flags may not be interspersed
+			command = command[1:]
+		}
+		switch {
+		case len(command) == 0:
+			return usage(errors.New("no command; write onejob lock KEY -- COMMAND"))
+		case strings.HasPrefix(command[0], "-"):
+			return usage(fmt.Errorf("%s stands where the command should; flags come before KEY", command[0]))
+		case key == "" || len(key) > 512:
+			return usage(fmt.Errorf("KEY is %d bytes long, not 1 to 512", len(key)))
+		case *wait < 0 || *grace < 0:
+			return usage(errors.New("--wait and --grace must not be below zero"))
+		}
+		if c.Flags().Changed("slots") {
+			if err := lock.CheckSemaphore(key, *slots); err != nil {
+				return usage(err)
+			}
+			if *slots == 0 {
+				return usage(errors.New("-n: with 0 slots the command would never run"))
+			}
+		}
+		path, err := exec.LookPath(command[0])
+		if err != nil {
+			return &exitError{exitLockError, err}
+		}
+		client := api.DefaultConfig()
+		if a := os.Getenv("ONEJOB_CONSUL_ADDRESS"); a != "" {
+			client.Address = a
+		}
+		if t := os.Getenv("ONEJOB_CONSUL_TOKEN"); t != "" {
+			client.Token = t
+		}
+		if f := os.Getenv("ONEJOB_CONSUL_TOKEN_FILE"); f != "" {
+			client.TokenFile = f
+		}
+		locks, err := consul.New(consul.Config{
+			Client: client, Prefix: *prefix, Liveness: consul.Liveness(*liveness),
+			Replica: consul.Replica{Name: "onejob lock " + key, Version: version()},
+		})
+		if err != nil {
+			return usage(problemList("lock", "", nil, err))
+		}
+		patience := *wait
+		if *noWait {
+			patience = -1
+		}
+		var p prize = wholeLock{locks, key}
+		if *slots > 0 {
+			p = oneSlot{locks.Semaphores(), key, *slots}
+		}
+		return runLocked(c, locks, p, patience, guard.Spec{Path: path, Args: command[1:], Env: os.Environ(), Grace: *grace,
+			Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}})
+	}
+	return c
+}
+
+// errStopped ends a wait for a lock.
+var errStopped = &exitError{128 + int(syscall.SIGTERM), errors.New("told to stop while waiting for the lock")}
+
+// A prize is what a command runs under.
+type prize interface {
+	// ask asks once for it. value tells others who holds it.
+	ask(ctx context.Context, value []byte) (lock.Lease, error)
+
+	// await returns when it may be worth asking again.
+	await(ctx context.Context) error
+
+	// notHad tells who has it, in place of err, with which ask was answered.
+	notHad(ctx context.Context, err error) error
+}
+
+// wholeLock is the lock on a key.
+type wholeLock struct {
+	locks *consul.Locker
+	key   string
+}
+
+func (p wholeLock) ask(ctx context.Context, value []byte) (lock.Lease, error) {
+	return p.locks.Acquire(ctx, lock.Request{Session: p.locks.Session(), Key: p.key, Value: value})
+}
+
+func (p wholeLock) await(ctx context.Context) error { return p.locks.Await(ctx, p.key) }
+
+// oneSlot is one of the slots of a limit.
+type oneSlot struct {
+	limits lock.Semaphores
+	name   string
+	slots  int
+}
+
+func (p oneSlot) ask(ctx context.Context, value []byte) (lock.Lease, error) {
+	s, err := p.limits.Inspect(ctx, p.name)
+	switch {
+	case errors.Is(err, lock.ErrNoSemaphore):
+		if err := p.limits.Create(ctx, p.name, p.slots); err != nil && !errors.Is(err, lock.ErrExists) {
+			return nil, err
+		}
+	case err != nil:
+		return nil, limitError(p.name, err)
+	case s.Slots != p.slots:
+		return nil, fmt.Errorf("limit %s has %d slots, not %d; use -n %d, or change it for all: onejob limits set %s %d", p.name, s.Slots, p.slots, s.Slots, p.name, p.slots)
+	}
+	leases, err := p.limits.Take(ctx, p.name, 1, value)
+	if err != nil {
+		return nil, err
+	}
+	return leases[0], nil
+}
+
+func (p oneSlot) await(ctx context.Context) error { return p.limits.Await(ctx, p.name) }
+
+func (p oneSlot) notHad(ctx context.Context, err error) error {
+	s, lookErr := p.limits.Inspect(ctx, p.name)
+	if lookErr != nil {
+		return err
+	}
+	return fmt.Errorf("all %d slots of limit %s are taken; onejob limits show %s tells by whom", s.Slots, p.name, p.name)
+}
+
+// runLocked runs a command under p. patience is how long to wait for that: for
+// ever if zero, not at all if below.
+func runLocked(c *cobra.Command, locks *consul.Locker, prize prize, patience time.Duration, spec guard.Spec) error {
+	run, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- locks.Run(run) }()
+	defer func() { stop(); <-done }()
+
+	// Until the command runs, signals are for us; then for the command.
+	waiting, stopWaiting := signal.NotifyContext(c.Context(), syscall.SIGHUP, syscall.SIGQUIT)
+	defer stopWaiting()
+	lease, err := obtain(waiting, locks, prize, patience)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = lease.Release(context.Background()) }()
+	signals := make(chan os.Signal, 16)
+	signal.Notify(signals, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGWINCH)
+	defer signal.Stop(signals)
+	if waiting.Err() != nil {
+		return errStopped
+	}
+
+	spec.Deadline = lease.Deadline()
+	p, err := guard.Start(spec)
+	if err != nil {
+		return &exitError{exitLockError, err}
+	}
+	ticker := time.NewTicker(100 * time.Millisecond)
+	defer ticker.Stop()
+	lost := lease.Context().Done()
+	var why error
+	for running := true; running; {
+		select {
+		case s := <-signals:
+			p.Signal(s.(syscall.Signal))
+		case <-ticker.C:
+			if why == nil {
+				p.Extend(lease.Deadline())
+			}
+		case <-lost:
+			// Others may have the lock after the lock-delay, or at once if
+			// somebody deleted the key: the grace is not for this.
+			why, lost = context.Cause(lease.Context()), nil
+			p.Extend(boottime.Now())
+		case <-p.Done():
+			running = false
+		}
+	}
+	exit, err := p.Wait()
+	switch {
+	case why != nil || exit.Reason == guard.LeaseEnded:
+		if why == nil {
+			why = lock.ErrLost
+		}
+		return &exitError{exitLockLost, fmt.Errorf("%w; the command was killed", why)}
+	case err != nil:
+		return &exitError{exitLockError, err}
+	case exit.Code != 0:
+		return &exitError{exit.Code, nil}
+	}
+	return nil
+}
+
+// obtain waits for p.
+func obtain(ctx context.Context, locks *consul.Locker, p prize, patience time.Duration) (lock.Lease, error) {
+	ready, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	if err := locks.Ready(ready); ctx.Err() != nil {
+		return nil, errStopped
+	} else if err != nil {
+		return nil, &exitError{exitLockError, err}
+	}
+	until := ctx
+	if patience > 0 {
+		var cancel context.CancelFunc
+		until, cancel = context.WithTimeout(ctx, patience)
+		defer cancel()
+	}
+	for {
+		value, err := json.Marshal(struct {
+			Replica string    `json:"replica"`
+			PID     int       `json:"pid"`
+			Started time.Time `json:"started"`
+		}{"onejob lock on " + hostname(), os.Getpid(), time.Now().UTC()})
+		if err != nil {
+			return nil, err
+		}
+		lease, err := p.ask(until, value)
+		switch {
+		case err == nil:
+			return lease, nil
+		case errors.Is(err, lock.ErrHeld), errors.Is(err, lock.ErrFull), errors.Is(err, lock.ErrDelayed):
+		case errors.Is(err, lock.ErrLost) && patience >= 0: // another session will come
+		case until.Err() == nil:
+			return nil, &exitError{exitLockError, err}
+		}
+		if patience >= 0 {
+			_ = p.await(until)
+		}
+		switch {
+		case ctx.Err() != nil:
+			return nil, errStopped
+		case patience < 0 || until.Err() != nil:
+			return nil, &exitError{exitNotLocked, p.notHad(ctx, err)}
+		}
+	}
+}
+
+func (p wholeLock) notHad(ctx context.Context, err error) error {
+	key := p.key
+	session, value, lookErr := p.locks.Holder(ctx, key)
+	if lookErr != nil || session == "" {
+		return err
+	}
+	var holder struct {
+		Replica string    `json:"replica"`
+		TaskID  int64     `json:"task_id"`
+		PID     int       `json:"pid"`
+		Started time.Time `json:"started"`
+	}
+	if json.Unmarshal(value, &holder) != nil || holder.Replica == "" {
+		return fmt.Errorf("lock %s is held by session %s: %q", key, session, value)
+	}
+	who := holder.Replica
+	switch {
+	case holder.TaskID != 0:
+		who = fmt.Sprintf("task %d on replica %s", holder.TaskID, who)
+	case holder.PID != 0:
+		who = fmt.Sprintf("%s, process %d", who, holder.PID)
+	}
+	return fmt.Errorf("lock %s is held by %s, since %s (session %s)", key, who, when(&holder.Started), session)
+}
+
+// hostname returns this machine's name, or "" if it has none.
+func hostname() string {
+	h, err := os.Hostname()
+	if err != nil {
+		return ""
+	}
+	return h
+}
+
+func envOr(name, otherwise string) string {
+	if v := os.Getenv(name); v != "" {
+		return v
+	}
+	return otherwise
+}

@@ -1,0 +1,95 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/buffer"
+	"go.uber.org/zap/zapcore"
+	"golang.org/x/term"
+)
+
+// newLogger writes JSON, or lines for people when it writes to a terminal.
+func newLogger(c Config, out io.Writer) *zap.Logger {
+	format := c.Log.Format
+	if f, ok := out.(*os.File); format == "auto" && ok && term.IsTerminal(int(f.Fd())) {
+		format = "console"
+	}
+	var encoder zapcore.Encoder
+	if format == "console" {
+		encoder = newLineEncoder()
+	} else {
+		e := zap.NewProductionEncoderConfig()
+		e.TimeKey, e.MessageKey = "time", "event"
+		e.EncodeTime = zapcore.RFC3339NanoTimeEncoder
+		e.EncodeDuration = zapcore.SecondsDurationEncoder
+		encoder = zapcore.NewJSONEncoder(e)
+	}
+	level, _ := zapcore.ParseLevel(c.Log.Level) // was validated
+	core := zapcore.NewCore(encoder, zapcore.Lock(zapcore.AddSync(out)), level)
+	return zap.New(core, zap.ErrorOutput(zapcore.Lock(os.Stderr))).With(zap.String("replica", c.Replica))
+}
+
+// lineEncoder writes an entry as a line for people:
+//
+//	15:04:05.000 INFO  task_succeeded task_id=5 kind=noop took=1.2ms replica=a
+//
+// What every line carries stands at its end.
+type lineEncoder struct {
+	*zapcore.MapObjectEncoder // what every line carries
+}
+
+func newLineEncoder() lineEncoder { return lineEncoder{zapcore.NewMapObjectEncoder()} }
+
+var lines = buffer.NewPool()
+
+func (e lineEncoder) Clone() zapcore.Encoder {
+	clone := newLineEncoder()
+	maps.Copy(clone.Fields, e.Fields)
+	return clone
+}
+
+func (e lineEncoder) EncodeEntry(entry zapcore.Entry, fields []zapcore.Field) (*buffer.Buffer, error) {
+	line := lines.Get()
+	fmt.Fprintf(line, "%s %-5s %s", entry.Time.Format("15:04:05.000"), entry.Level.CapitalString(), entry.Message)
+	for _, f := range fields {
+		one := zapcore.NewMapObjectEncoder()
+		f.AddTo(one)
+		delete(one.Fields, "errorVerbose") // the error once more
+		writePairs(line, one.Fields)
+	}
+	writePairs(line, e.Fields)
+	line.AppendByte('\n')
+	return line, nil
+}
+
+func writePairs(w io.Writer, pairs map[string]any) {
+	for _, key := range slices.Sorted(maps.Keys(pairs)) {
+		text := fmt.Sprint(pairs[key])
+		if d, ok := pairs[key].(time.Duration); ok {
+			text = rounded(d).String()
+		}
+		if text == "" || strings.ContainsFunc(text, func(r rune) bool { return r == ' ' || r == '"' || !unicode.IsPrint(r) }) {
+			text = strconv.Quote(text)
+		}
+		fmt.Fprintf(w, " %s=%s", key, text)
+	}
+}
+
+// rounded leaves the three or four digits that say something to a person.
+func rounded(d time.Duration) time.Duration {
+	for unit := time.Second; unit > 1; unit /= 1000 {
+		if d >= unit {
+			return d.Round(unit / 1000)
+		}
+	}
+	return d
+}

@@ -1,0 +1,151 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"onejob/tasks"
+)
+
+// dueTime is a due time as "preview" shows it.
+type dueTime struct {
+	DueAt time.Time `json:"due_at"`
+	Note  string    `json:"note,omitempty"` // what a clock change does to it
+}
+
+func schedulesPreview() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "preview NAME | --cron LINE",
+		Short: "Show the next due times of a schedule, or of a line",
+		Long: `Show the next due times of a schedule or, without a database, of a cron line, in
+its zone. Those that a clock change moves or repeats are marked.
+
+--from is a time such as 2026-10-25T02:30:00+01:00, or 2026-10-25T02:30 by the
+clock on the wall of the zone. An @every line counts from there.`,
+		Example: `  onejob schedules preview nightly
+  onejob schedules preview --cron '30 2 * * *' --time-zone Europe/Berlin --from 2026-03-28 -n 3`,
+		Args: cobra.MaximumNArgs(1),
+	}
+	path, output := configFlag(c), outputFlag(c)
+	n := c.Flags().IntP("number", "n", 10, "how many")
+	line := c.Flags().String("cron", "", "this `line` instead of a schedule's")
+	zone := c.Flags().String("time-zone", "UTC", "the line's `zone`")
+	from := c.Flags().String("from", "", "begin at this `time` instead of now")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		asJSON, err := output()
+		if err != nil {
+			return err
+		}
+		isLine := c.Flags().Changed("cron")
+		switch {
+		case isLine == (len(args) == 1):
+			return usage(errors.New("name a schedule, or give a line with --cron; one of the two"))
+		case !isLine && c.Flags().Changed("time-zone"):
+			return usage(errors.New("--time-zone belongs to --cron; a schedule has its own"))
+		case *n < 1 || *n > 10000:
+			return usage(fmt.Errorf("-n: %d is not between 1 and 10000", *n))
+		}
+		start := time.Now()
+		var known *time.Time // the next due time, where it is written down
+		if !isLine {
+			db, err := openStore(*path)
+			if err != nil {
+				return err
+			}
+			defer db.Close()
+			now, row, err := db.Schedule(c.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			if !row.Enabled {
+				fmt.Fprintf(c.ErrOrStderr(), "onejob: schedule %s is disabled; it would come due:\n", row.Name)
+			}
+			*line, *zone, start, known = row.Cron, row.TimeZone, now, row.NextAt
+		}
+		s, err := tasks.ParseSchedule(*line, *zone)
+		if err != nil {
+			return usage(err)
+		}
+		if *from != "" {
+			known = nil
+			if start, err = parseMoment(*from, *zone); err != nil {
+				return usage(fmt.Errorf("--from: %w", err))
+			}
+		}
+		dues := nextDueTimes(s, *line, *zone, start, known, *n)
+		if asJSON {
+			return printJSON(c.OutOrStdout(), dues)
+		}
+		if len(dues) == 0 {
+			fmt.Fprintf(c.OutOrStdout(), "%s never comes due: the calendar has no such time in the five years after %s\n", *line, inZone(&start, *zone))
+			return nil
+		}
+		t := tabwriter.NewWriter(c.OutOrStdout(), 0, 0, 2, ' ', tabwriter.DiscardEmptyColumns)
+		for _, d := range dues {
+			fmt.Fprint(t, d.DueAt.Format("Mon 2006-01-02 15:04:05 -07:00"))
+			if d.Note != "" {
+				fmt.Fprint(t, "\t", d.Note)
+			}
+			fmt.Fprintln(t)
+		}
+		return t.Flush()
+	}
+	return c
+}
+
+// nextDueTimes returns the next n due times of a line from start on. known is
+// its next due time if that is written down: an @every line goes on from there.
+func nextDueTimes(s tasks.Schedule, line, zone string, start time.Time, known *time.Time, n int) []dueTime {
+	loc := location(zone)
+	var due time.Time
+	switch {
+	case isEvery(line) && known != nil:
+		for due = *known; due.Before(start); {
+			due = s.Next(due)
+		}
+	case isEvery(line):
+		due = s.Next(start)
+	default:
+		due = s.Next(start.Add(-1))
+	}
+	dues := []dueTime{}
+	note := clockNotes(line, loc)
+	for ; len(dues) < n && !due.IsZero(); due = s.Next(due) {
+		due := due.In(loc)
+		dues = append(dues, dueTime{due, note(due)})
+	}
+	return dues
+}
+
+// clockNotes returns a function that says what a clock change does to a due time
+// of a line. It compares the line with itself in UTC, where every time that it
+// names comes once.
+func clockNotes(line string, loc *time.Location) func(due time.Time) string {
+	named, err := tasks.ParseSchedule(line, "UTC")
+	if err != nil || isEvery(line) {
+		return func(time.Time) string { return "" }
+	}
+	const minutes = "2006-01-02 15:04"
+	return func(due time.Time) string {
+		begin, end := due.ZoneBounds()
+		if due.Equal(begin) {
+			left, shown := onWall(begin.Add(-time.Second).In(loc)), onWall(due) // the last second before a gap, the first one after
+			if missing, _ := dueFrom(named, left.Add(time.Second), shown.Add(-time.Second), 1); len(missing) > 0 {
+				return missing[0].Format(minutes) + " does not exist: the clock is put forward"
+			}
+		}
+		if !end.IsZero() && !onWall(due).Before(onWall(end.In(loc))) {
+			return due.Format(minutes) + " comes twice: this is the first"
+		}
+		return ""
+	}
+}
+
+// onWall returns what the clock on the wall shows at t, as if it were UTC.
+func onWall(t time.Time) time.Time {
+	return time.Date(t.Year(), t.Month(), t.Day(), t.Hour(), t.Minute(), t.Second(), 0, time.UTC)
+}

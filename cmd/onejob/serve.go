@@ -1,0 +1,194 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"go.uber.org/zap"
+
+	"onejob/lock/consul"
+	"onejob/store"
+	"onejob/worker"
+)
+
+// configFlag adds --config to a command.
+func configFlag(c *cobra.Command) *string {
+	return c.Flags().StringP("config", "c", os.Getenv("ONEJOB_CONFIG"), "YAML `file` with settings")
+}
+
+func serveCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "serve",
+		Short: "Run a replica until SIGTERM or SIGINT",
+		Long: `Run a replica: claim due tasks, lock each in Consul, run it, write down how it
+ended. Start as many replicas as you like.
+
+SIGTERM or SIGINT: no more tasks are taken; what runs may go on for
+worker.shutdown_grace, is then cancelled and given back without using up an
+attempt. A second signal ends the grace at once.`,
+		Args: cobra.NoArgs,
+	}
+	path := configFlag(c)
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		cfg, err := loadConfig(*path, os.Environ())
+		if err != nil {
+			return err
+		}
+		return serve(c.Context(), cfg, c.OutOrStdout())
+	}
+	return c
+}
+
+// serve wires a replica together and runs it until ctx ends.
+func serve(ctx context.Context, cfg Config, out io.Writer) error {
+	log := newLogger(cfg, out)
+	defer func() { _ = log.Sync() }()
+
+	db, err := store.Open(cfg.storeConfig())
+	if err != nil {
+		return usage(err)
+	}
+	defer db.Close()
+
+	health := &health{store: db}
+	address, stopHealth, err := health.listen(cfg.HTTP.Listen, log)
+	if err != nil {
+		return err
+	}
+	defer stopHealth()
+
+	lockConfig := cfg.consulConfig()
+	lockConfig.Log = log
+	lockConfig.Replica.HTTP = address
+	locks, err := consul.New(lockConfig)
+	if err != nil {
+		return usage(err)
+	}
+	health.locks.Store(locks)
+	kinds, err := cfg.kinds(db)
+	if err != nil {
+		return usage(err)
+	}
+	limits, runLimits, err := cfg.limits(locks, log)
+	if err != nil {
+		return usage(err)
+	}
+	if runLimits != nil { // for longer than the replica, which gives its slots back
+		running, stop := context.WithCancel(context.WithoutCancel(ctx))
+		done := make(chan struct{})
+		go func() { defer close(done); _ = runLimits(running) }()
+		defer func() { stop(); <-done }()
+	}
+	replica := &worker.Worker{
+		Store:         db,
+		Locks:         locks,
+		Kinds:         kinds,
+		Replica:       cfg.Replica,
+		Concurrency:   cfg.Worker.Concurrency,
+		Queues:        cfg.Worker.Queues,
+		Poll:          cfg.Worker.Poll,
+		PollOnly:      !cfg.Postgres.Listen,
+		Timeout:       cfg.Worker.Timeout,
+		MaxCrashes:    cfg.Worker.MaxCrashes,
+		RetryBase:     cfg.Worker.RetryBase,
+		RetryMax:      cfg.Worker.RetryMax,
+		LockDelay:     cfg.Consul.LockDelay,
+		ShutdownGrace: cfg.Worker.ShutdownGrace,
+		Limits:        limits,
+		LimitSlots:    cfg.Limits.Slots,
+		KindLimits:    cfg.Limits.Kinds,
+		KeepSucceeded: cfg.Retention.Succeeded,
+		KeepFailed:    cfg.Retention.Failed,
+		Log:           log,
+	}
+	if err := replica.Init(); err != nil {
+		return usage(err)
+	}
+
+	if err := prepare(ctx, cfg, db, log); err != nil {
+		return stopped(ctx, err)
+	}
+	log.Info("replica_started", zap.String("version", version()), zap.Int("pid", os.Getpid()), zap.String("http", address),
+		zap.String("consul", lockConfig.Client.Address), zap.String("prefix", cfg.Consul.Prefix), zap.Int("concurrency", cfg.Worker.Concurrency))
+
+	// The first signal has ended ctx by the time that the second one comes.
+	again := make(chan os.Signal, 1)
+	stopListening := context.AfterFunc(ctx, func() { signal.Notify(again, syscall.SIGINT, syscall.SIGTERM) })
+	defer stopListening()
+	defer signal.Stop(again)
+
+	run, stop := context.WithCancelCause(ctx)
+	var starting sync.WaitGroup
+	defer starting.Wait()
+	defer stop(nil)
+	starting.Go(func() {
+		ready, cancel := context.WithTimeout(run, cfg.StartTimeout)
+		defer cancel()
+		if err := locks.Ready(ready); err != nil && run.Err() == nil {
+			stop(fmt.Errorf("no session within start_timeout (%v): %w", cfg.StartTimeout, err))
+		}
+	})
+	done := make(chan error, 1)
+	go func() { done <- replica.Run(run) }()
+	for {
+		select {
+		case <-again:
+			log.Warn("shutdown_hurried")
+			replica.Hurry()
+		case err := <-done:
+			if ctx.Err() == nil { // nobody told us to stop
+				err = errors.Join(context.Cause(run), err)
+			}
+			log.Info("replica_stopped")
+			return err
+		}
+	}
+}
+
+// prepare waits for Postgres and sees to the schema.
+func prepare(ctx context.Context, cfg Config, db *store.Store, log *zap.Logger) error {
+	deadline := time.Now().Add(cfg.StartTimeout)
+	var why error // of the last try that was not cut short
+	for tries := 0; ; tries++ {
+		try, cancel := context.WithDeadline(ctx, deadline)
+		err := db.Ping(try)
+		if err != nil && (try.Err() == nil || why == nil) {
+			why = err
+		}
+		cancel()
+		switch {
+		case err == nil && tries > 0:
+			log.Info("postgres_recovered")
+			fallthrough
+		case err == nil:
+			return migrate(ctx, cfg, db, log)
+		case ctx.Err() != nil:
+			return ctx.Err() // told to stop before it began
+		case !time.Now().Before(deadline):
+			return fmt.Errorf("no Postgres within start_timeout (%v): %w", cfg.StartTimeout, why)
+		case tries%10 == 0:
+			log.Warn("postgres_unavailable", zap.Error(err))
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(min(time.Second, time.Until(deadline))):
+		}
+	}
+}
+
+func migrate(ctx context.Context, cfg Config, db *store.Store, log *zap.Logger) error {
+	if !cfg.Postgres.Migrate {
+		return db.CheckSchema(ctx)
+	}
+	return db.Migrate(ctx, func(number int, name string) {
+		log.Info("migration_applied", zap.Int("number", number), zap.String("name", name))
+	})
+}

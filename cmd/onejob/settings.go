@@ -1,0 +1,226 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/knadh/koanf/parsers/yaml"
+)
+
+// How settings get from a file and from variables into a Config.
+
+// decode puts what was read into a setting or a block of them, and returns what
+// does not fit. What is left empty keeps its default. A value is accepted only
+// as what it was written as: 8 is no text, "8" and 8.5 are no whole numbers.
+// The errors do not repeat texts, which may be secrets at the wrong place.
+func decode(key string, from any, to reflect.Value) []error {
+	problem := func(want string) []error {
+		return []error{fmt.Errorf("%s: %s; it must be %s", cmp.Or(key, "the file"), written(from), want)}
+	}
+	if from == nil {
+		return nil
+	}
+	if to.Type() == reflect.TypeFor[time.Duration]() {
+		text, _ := from.(string)
+		d, err := time.ParseDuration(text)
+		if err != nil {
+			return problem("a duration with a unit, such as 500ms, 30s or 1m30s")
+		}
+		to.SetInt(int64(d))
+		return nil
+	}
+	var errs []error
+	switch value := reflect.ValueOf(from); to.Kind() {
+	case reflect.String:
+		text, ok := from.(string)
+		if !ok {
+			return problem("a text; put it in quotes")
+		}
+		to.SetString(text)
+	case reflect.Bool:
+		yes, ok := from.(bool)
+		if !ok {
+			return problem("true or false")
+		}
+		to.SetBool(yes)
+	case reflect.Int:
+		if !value.CanInt() {
+			return problem("a whole number")
+		}
+		to.SetInt(value.Int())
+	case reflect.Slice:
+		list, ok := from.([]any)
+		if !ok {
+			return problem("a list, such as [a, b]")
+		}
+		to.Set(reflect.MakeSlice(to.Type(), len(list), len(list)))
+		for i, item := range list {
+			errs = append(errs, decode(fmt.Sprintf("%s[%d]", key, i), item, to.Index(i))...)
+		}
+	case reflect.Map:
+		named, ok := from.(map[string]any)
+		if !ok {
+			return problem("a block with a name for each")
+		}
+		to.Set(reflect.MakeMap(to.Type()))
+		for _, name := range slices.Sorted(maps.Keys(named)) {
+			item := reflect.New(to.Type().Elem()).Elem()
+			errs = append(errs, decode(key+"."+name, named[name], item)...)
+			to.SetMapIndex(reflect.ValueOf(name), item)
+		}
+	case reflect.Struct:
+		block, ok := from.(map[string]any)
+		if !ok {
+			return problem("a block of settings")
+		}
+		for _, name := range slices.Sorted(maps.Keys(block)) {
+			below := strings.TrimPrefix(key+"."+name, ".")
+			if field, ok := fieldOf(to, name); ok {
+				errs = append(errs, decode(below, block[name], field)...)
+			} else {
+				errs = append(errs, fmt.Errorf("%s: there is no such setting; see config.example.yaml for those that there are", below))
+			}
+		}
+	default:
+		panic("no setting can be a " + to.Type().String())
+	}
+	return errs
+}
+
+func fieldOf(block reflect.Value, key string) (reflect.Value, bool) {
+	for i := range block.NumField() {
+		if tag := block.Type().Field(i).Tag.Get("koanf"); tag == key && tag != "-" {
+			return block.Field(i), true
+		}
+	}
+	return reflect.Value{}, false
+}
+
+// written names what stands in the place of something else.
+func written(value any) string {
+	switch value.(type) {
+	case string:
+		return "this is a text"
+	case bool:
+		return "this is true or false"
+	case []any:
+		return "this is a list"
+	case map[string]any:
+		return "this is a block"
+	case time.Time:
+		return "this is a date"
+	}
+	return "this is a number"
+}
+
+// environment returns the settings among environ as a tree of their paths, and
+// the variables that they came from. A variable that is empty counts as not
+// there, but for texts.
+func environment(environ []string) (tree map[string]any, origin map[string]string, err error) {
+	known := map[string]setting{}
+	for _, s := range settings(reflect.TypeFor[Config](), nil) {
+		known[s.variable()] = s
+	}
+	tree, origin = map[string]any{}, map[string]string{}
+	var errs []error
+	for _, entry := range environ {
+		name, text, _ := strings.Cut(entry, "=")
+		s, ok := known[name]
+		switch {
+		case !strings.HasPrefix(name, "ONEJOB_"), slices.Contains(foreignVariables, name):
+			continue
+		case !ok && kubernetes.MatchString(name):
+			continue
+		case !ok:
+			errs = append(errs, fmt.Errorf("variable %s is no setting; see config.example.yaml for those that there are", name))
+			continue
+		case text == "" && s.kind.Kind() != reflect.String:
+			continue
+		}
+		value, err := s.parse(text)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("variable %s: %w", name, err))
+			continue
+		}
+		origin[s.key()] = name
+		m := tree
+		for _, key := range s.path[:len(s.path)-1] {
+			if m[key] == nil {
+				m[key] = map[string]any{}
+			}
+			m = m[key].(map[string]any)
+		}
+		m[s.path[len(s.path)-1]] = value
+	}
+	return tree, origin, errors.Join(errs...)
+}
+
+// foreignVariables begin with ONEJOB_ and are no settings: those that a task's
+// process finds, which may well call onejob again, and those of the tools here.
+var foreignVariables = []string{
+	"ONEJOB_CONFIG", "ONEJOB_TASK_ID", "ONEJOB_ATTEMPT", "ONEJOB_FENCE", "ONEJOB_LOCK_KEY", "ONEJOB_DEADLINE", "ONEJOB_GUARD",
+	"ONEJOB_CONSUL_BIN", "ONEJOB_POSTGRES_BIN", "ONEJOB_DEV_PIDS",
+}
+
+// kubernetes matches the variables that Kubernetes puts into every container
+// for a Service named onejob or onejob-something.
+var kubernetes = regexp.MustCompile(`^ONEJOB_([A-Z0-9_]+_)?(SERVICE_(HOST|PORT(_.+)?)|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$`)
+
+// A setting is a leaf of Config.
+type setting struct {
+	path []string
+	kind reflect.Type
+}
+
+func (s setting) key() string { return strings.Join(s.path, ".") }
+
+func (s setting) variable() string {
+	return "ONEJOB_" + strings.ToUpper(strings.Join(s.path, "_"))
+}
+
+// parse reads the text of a variable: as it is where the setting is a text or
+// a duration, else as YAML. A list may also be written as a,b.
+func (s setting) parse(text string) (any, error) {
+	if s.kind.Kind() == reflect.String || s.kind == reflect.TypeFor[time.Duration]() {
+		return text, nil
+	}
+	if s.kind.Kind() == reflect.Slice && !strings.HasPrefix(strings.TrimSpace(text), "[") {
+		var list []any
+		for item := range strings.SplitSeq(text, ",") {
+			list = append(list, strings.TrimSpace(item))
+		}
+		return list, nil
+	}
+	m, err := yaml.Parser().Unmarshal([]byte("value: " + text))
+	if err != nil {
+		return nil, fmt.Errorf("not to be read as YAML: %w", err)
+	}
+	return m["value"], nil
+}
+
+// settings returns the leaves of a configuration's type. What a person names,
+// such as commands, is one leaf.
+func settings(t reflect.Type, path []string) []setting {
+	var all []setting
+	for i := range t.NumField() {
+		f := t.Field(i)
+		key := f.Tag.Get("koanf")
+		if key == "" || key == "-" {
+			continue
+		}
+		here := append(slices.Clone(path), key)
+		if f.Type.Kind() == reflect.Struct {
+			all = append(all, settings(f.Type, here)...)
+		} else {
+			all = append(all, setting{here, f.Type})
+		}
+	}
+	return all
+}
