@@ -7,7 +7,10 @@
 // waiting callers commits for all.
 package batch
 
-import "sync"
+import (
+	"runtime"
+	"sync"
+)
 
 // A Group commits values of type T together. Set its fields before the first
 // call of Do, and do not copy it afterwards.
@@ -25,6 +28,7 @@ type Group[T any] struct {
 	mu      sync.Mutex
 	active  int
 	waiting []*waiter[T]
+	unused  sync.Pool // of *waiter[T]
 }
 
 type waiter[T any] struct {
@@ -34,31 +38,41 @@ type waiter[T any] struct {
 
 // Do returns when a commit that carried v has returned.
 func (g *Group[T]) Do(v T) {
-	w := &waiter[T]{value: v}
 	g.mu.Lock()
 	if g.active < max(1, g.Parallel) {
 		g.active++
-		mates := g.take(g.Max - 1)
 		g.mu.Unlock()
-		g.lead(w, mates)
+		g.lead(v)
 		return
 	}
-	w.turn = make(chan bool, 1)
+	w, _ := g.unused.Get().(*waiter[T])
+	if w == nil {
+		w = &waiter[T]{turn: make(chan bool, 1)}
+	}
+	w.value = v
 	g.waiting = append(g.waiting, w)
 	g.mu.Unlock()
 
-	if lead := <-w.turn; lead {
-		g.mu.Lock()
-		mates := g.take(g.Max - 1)
-		g.mu.Unlock()
-		g.lead(w, mates)
+	lead := <-w.turn
+	*w = waiter[T]{turn: w.turn} // nobody else has it any more
+	g.unused.Put(w)
+	if lead {
+		g.lead(v)
 	}
 }
 
-// lead commits for w and its mates, then hands the lead to who waits longest.
-func (g *Group[T]) lead(w *waiter[T], mates []*waiter[T]) {
+// lead commits v and what waits, then hands the lead to who waits longest.
+//
+// It lets the goroutines that are ready to run go first: those that were started
+// or woken together with this one are about to arrive, and alone it costs
+// nothing.
+func (g *Group[T]) lead(v T) {
+	runtime.Gosched()
+	g.mu.Lock()
+	mates := g.take(g.Max - 1)
+	g.mu.Unlock()
 	values := make([]T, 0, 1+len(mates))
-	values = append(values, w.value)
+	values = append(values, v)
 	for _, m := range mates {
 		values = append(values, m.value)
 	}
