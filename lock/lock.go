@@ -117,8 +117,9 @@ type Lease interface {
 	Deadline() boottime.Instant
 
 	// Release gives the key back. The work must have ended before. It returns
-	// ErrLost or ErrRevoked if there was nothing left to give back. It may be
-	// called twice; the second call does nothing.
+	// ErrLost if the lease had ended before, and ErrRevoked if the key was taken
+	// away and that was noticed. It may be called twice; the second call does
+	// nothing.
 	Release(ctx context.Context) error
 }
 

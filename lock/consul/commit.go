@@ -13,8 +13,9 @@ import (
 	"onejob/lock"
 )
 
-// lockKeys locks the keys of leases in one transaction, and again without those
-// that Consul refused, until each lease has its answer in err.
+// lockKeys locks the keys of leases, in as few transactions as they fit into, and
+// again without those that Consul refused, until each lease has its answer in
+// err.
 //
 // Within one session a lock may be taken twice, and that changes nothing. So a
 // try whose answer was lost is simply repeated.
@@ -23,39 +24,65 @@ func (l *Locker) lockKeys(ctx context.Context, list []*lease) {
 		ls.err = context.Cause(ls.t.ctx)
 		return ls.err != nil
 	})
-	l.commit(ctx, "acquire", list, func(ls *lease) api.TxnOps {
-		return api.TxnOps{{KV: &api.KVTxnOp{Verb: api.KVLock, Key: ls.path, Value: ls.value, Session: ls.t.id}}}
-	}, func(ls *lease, what string, _ bool) error {
-		switch {
-		case strings.Contains(what, "lock delay"):
-			return fmt.Errorf("%s: %w", ls.key, lock.ErrDelayed)
-		case strings.Contains(what, "lock is already held"):
-			return fmt.Errorf("%s: %w", ls.key, lock.ErrHeld)
-		case strings.Contains(what, "invalid session"):
-			ls.t.lose(fmt.Errorf("%w: Consul says that session %s is invalid", lock.ErrLost, ls.t.id))
-			return fmt.Errorf("%s: %w: %s", ls.key, lock.ErrLost, what)
-		}
-		return fmt.Errorf("acquire lock %s: %w", ls.key, l.cfg.explain(errors.New(what)))
-	})
+	for len(list) > 0 {
+		n := fitting(list)
+		l.commit(ctx, "acquire", list[:n], 1, func(b []byte, ls *lease) []byte {
+			return appendOp(b, api.KVLock, ls.path, ls.t.id, ls.value, 0)
+		}, func(ls *lease, what string, _ bool) error {
+			switch {
+			case strings.Contains(what, "lock delay"):
+				return fmt.Errorf("%s: %w", ls.key, lock.ErrDelayed)
+			case strings.Contains(what, "lock is already held"):
+				return fmt.Errorf("%s: %w", ls.key, lock.ErrHeld)
+			case strings.Contains(what, "invalid session"):
+				ls.t.lose(fmt.Errorf("%w: Consul says that session %s is invalid", lock.ErrLost, ls.t.id))
+				return fmt.Errorf("%s: %w: %s", ls.key, lock.ErrLost, what)
+			}
+			return fmt.Errorf("acquire lock %s: %w", ls.key, l.cfg.explain(errors.New(what)))
+		})
+		list = list[n:]
+	}
 }
 
-// deleteKeys deletes the keys of leases in one transaction. A key that is not
-// ours any more is left alone, and its lease told so.
+// deleteKeys deletes the keys of leases. A key that another session holds is left
+// alone, and its lease told so.
+//
+// A key that is as we wrote it is ours, and deleting it takes one operation. If
+// somebody wrote to it meanwhile, or we never heard what we wrote, it takes a
+// look at the session as well.
 func (l *Locker) deleteKeys(ctx context.Context, list []*lease) {
-	l.commit(ctx, "release", list, func(ls *lease) api.TxnOps {
-		return api.TxnOps{
-			{KV: &api.KVTxnOp{Verb: api.KVCheckSession, Key: ls.path, Session: ls.t.id}},
-			{KV: &api.KVTxnOp{Verb: api.KVDelete, Key: ls.path}},
+	var known, others []*lease
+	for _, ls := range list {
+		if ls.index != 0 {
+			known = append(known, ls)
+		} else {
+			others = append(others, ls)
 		}
-	}, func(ls *lease, what string, again bool) error {
-		switch {
-		case !notOurs(what):
-			return fmt.Errorf("release lock %s: %w", ls.key, l.cfg.explain(errors.New(what)))
-		case again: // most likely it was our own deletion
+	}
+	for chunk := range slices.Chunk(known, maxBatch) {
+		l.commit(ctx, "release", chunk, 1, func(b []byte, ls *lease) []byte {
+			return appendOp(b, api.KVDeleteCAS, ls.path, "", nil, ls.index)
+		}, func(ls *lease, _ string, again bool) error {
+			if !again { // else it was our own deletion, most likely
+				others = append(others, ls)
+			}
 			return nil
-		}
-		return fmt.Errorf("%s: %w", ls.key, lock.ErrRevoked)
-	})
+		})
+	}
+	for chunk := range slices.Chunk(others, maxBatch/2) {
+		l.commit(ctx, "release", chunk, 2, func(b []byte, ls *lease) []byte {
+			b = appendOp(b, api.KVCheckSession, ls.path, ls.t.id, nil, 0)
+			return appendOp(append(b, ','), api.KVDelete, ls.path, "", nil, 0)
+		}, func(ls *lease, what string, again bool) error {
+			switch {
+			case !notOurs(what):
+				return fmt.Errorf("release lock %s: %w", ls.key, l.cfg.explain(errors.New(what)))
+			case again:
+				return nil
+			}
+			return fmt.Errorf("%s: %w", ls.key, lock.ErrRevoked)
+		})
+	}
 }
 
 // notOurs reports whether this is what a check-session says of a key that is
@@ -65,27 +92,35 @@ func notOurs(what string) bool {
 }
 
 // commit sends the operations of all leases in one transaction, at most three
-// times as long as Consul may be able to apply it, and within requestTimeout.
+// times as long as Consul may be able to apply it, and within requestTimeout. ops
+// appends those of one lease, so many of them, as JSON.
+//
 // It sends it again without those that Consul refuses, whose answer refused
 // tells from Consul's words; again says that an earlier try may have been
 // applied.
-func (l *Locker) commit(ctx context.Context, verb string, list []*lease, ops func(*lease) api.TxnOps, refused func(ls *lease, what string, again bool) error) {
+func (l *Locker) commit(ctx context.Context, verb string, list []*lease, operations int, ops func([]byte, *lease) []byte, refused func(ls *lease, what string, again bool) error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	again := false
 	for tries := 1; len(list) > 0; {
-		var all api.TxnOps
-		for _, ls := range list {
-			all = append(all, ops(ls)...)
+		body := append(make([]byte, 0, 512*len(list)), '[')
+		for i, ls := range list {
+			if i > 0 {
+				body = append(body, ',')
+			}
+			body = ops(body, ls)
 		}
-		err := l.txn(ctx, l.keys, all)
+		var written txnResults
+		err := l.txnJSON(ctx, append(body, ']'), &written)
 		answer := classify(err)
 		if answer == applied {
-			setErr(list, nil)
+			for i, ls := range list {
+				ls.err, ls.index = nil, written.index(i, ls.path)
+			}
 			return
 		}
 		if answer == conflict {
-			rest := split(list, len(all)/len(list), err, func(ls *lease, what string) { ls.err = refused(ls, what, again) })
+			rest := split(list, operations, err, func(ls *lease, what string) { ls.err = refused(ls, what, again) })
 			if len(rest) < len(list) {
 				list = rest
 				continue

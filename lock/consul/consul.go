@@ -26,10 +26,8 @@ const (
 	// and then the session.
 	farewell = 2 * time.Second
 
-	// maxBatch is how many locks are taken or given back in one transaction.
-	// Consul takes 128 operations, and a release is two; and 64 of the longest
-	// keys and values stay below the 512 KB that it takes in one request.
-	maxBatch = 64
+	// maxBatch is how many operations Consul takes in one transaction.
+	maxBatch = 128
 )
 
 // Locker implements lock.Locker.
@@ -248,15 +246,6 @@ func (l *Locker) query(ctx context.Context) *api.QueryOptions {
 func (l *Locker) write(ctx context.Context) *api.WriteOptions {
 	w := &api.WriteOptions{Token: l.token.current()}
 	return w.WithContext(ctx)
-}
-
-// txn applies operations, all or none. Unlike the library's own it keeps the
-// status code of a refusal.
-func (l *Locker) txn(ctx context.Context, client *api.Client, ops api.TxnOps) error {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	_, err := client.Raw().Write("/v1/txn", ops, nil, l.write(ctx))
-	return err
 }
 
 // replicaJSON is what stands in the replica's key.

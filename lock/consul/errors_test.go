@@ -125,7 +125,7 @@ func TestConsulsWords(t *testing.T) {
 		}
 	})
 	t.Run("more than 128 operations", func(t *testing.T) {
-		ops := make(api.TxnOps, 2*maxBatch+1)
+		ops := make(api.TxnOps, maxBatch+1)
 		for i := range ops {
 			ops[i] = op(api.KVDelete, key(fmt.Sprint("many-", i)), "")
 		}
@@ -136,19 +136,26 @@ func TestConsulsWords(t *testing.T) {
 			t.Errorf("%d operations: got error %v", len(ops)-1, err)
 		}
 	})
-	t.Run("the largest batch fits", func(t *testing.T) {
-		list := make([]*lease, maxBatch)
+	t.Run("the largest locks are taken, in as many transactions as it needs", func(t *testing.T) {
+		list := make([]*lease, 2*maxBatch)
 		for i := range list {
-			k := fmt.Sprintf("%02d", i) + strings.Repeat("<", maxKey-2) // the longest in JSON
+			k := fmt.Sprintf("%03d", i) + strings.Repeat("<", maxKey-3) // the longest in JSON
 			list[i] = &lease{t: l.current(), key: k, path: l.taskKey(k), value: make([]byte, maxValue)}
 		}
 		l.lockKeys(t.Context(), list)
-		if err := list[0].err; err != nil {
-			t.Errorf("lock: %v", err)
+		for _, ls := range list {
+			if ls.err != nil || ls.index == 0 {
+				t.Fatalf("lock: error %v, index %d", ls.err, ls.index)
+			}
 		}
 		l.deleteKeys(t.Context(), list)
-		if err := list[0].err; err != nil {
-			t.Errorf("delete: %v", err)
+		for _, ls := range list {
+			if ls.err != nil {
+				t.Fatalf("delete: %v", ls.err)
+			}
+		}
+		if keys, _, err := kv.Client.KV().Keys(l.taskKey(""), "", nil); len(keys) > 0 || err != nil {
+			t.Errorf("%d keys are left, error %v", len(keys), err)
 		}
 	})
 }

@@ -50,6 +50,7 @@ type lease struct {
 
 	// Written by the transactions that carry the lease, one at a time.
 	err   error            // the last one's answer
+	index uint64           // the key's ModifyIndex when it was locked; zero if not known
 	doubt boottime.Instant // when we gave up on one that may be applied still; zero if none
 }
 

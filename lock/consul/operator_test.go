@@ -89,7 +89,7 @@ func TestManyTogether(t *testing.T) {
 }
 
 // TestReleaseBatch releases keys in one transaction of which an operator has
-// deleted one, and given away another.
+// deleted one, given away another, and written to a third.
 func TestReleaseBatch(t *testing.T) {
 	t.Parallel()
 	kv := testenv.Consul(t)
@@ -98,24 +98,27 @@ func TestReleaseBatch(t *testing.T) {
 	other := start(t, cfg)
 	l := start(t, cfg)
 	var list []*lease
-	for _, key := range []string{"a", "deleted", "b", "given away", "c"} {
+	for _, key := range []string{"a", "deleted", "b", "given away", "written to", "c"} {
 		list = append(list, acquire(t, l, key).(*lease))
 	}
 	deleteKey(t, kv, "tasks/deleted")
 	deleteKey(t, kv, "tasks/given away")
 	theirs := acquire(t, other, "given away")
+	if _, err := kv.Client.KV().Put(&api.KVPair{Key: kv.Prefix + "/tasks/written to", Value: []byte("by hand")}, nil); err != nil {
+		t.Fatal(err)
+	}
 
 	l.deleteKeys(t.Context(), list)
 	for _, ls := range list {
 		var want error
-		if len(ls.key) > 1 {
+		if ls.key == "given away" {
 			want = lock.ErrRevoked
 		}
 		if !errors.Is(ls.err, want) {
 			t.Errorf("release %s: got error %v, want %v", ls.key, ls.err, want)
 		}
 	}
-	for _, key := range []string{"a", "b", "c"} {
+	for _, key := range []string{"a", "deleted", "b", "written to", "c"} {
 		if s := holder(t, kv, "tasks/"+key); s != "" {
 			t.Errorf("key %s is still held by %s", key, s)
 		}

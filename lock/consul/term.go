@@ -343,9 +343,7 @@ func (t *term) end(ctx context.Context) {
 	t.lose(fmt.Errorf("%w: the replica ends its session", lock.ErrLost))
 	// Keys first: those of a session that is destroyed stay locked for the
 	// lock-delay.
-	for chunk := range slices.Chunk(leases, maxBatch) {
-		t.l.deleteKeys(t.l.life, chunk)
-	}
+	t.l.deleteKeys(t.l.life, leases)
 	t.leaveSlots()
 	t.bury(ctx)
 }

@@ -1,0 +1,90 @@
+package consul
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"strconv"
+
+	"github.com/hashicorp/consul/api"
+)
+
+// maxTxn is how many bytes of JSON we send in one transaction; Consul takes
+// 512 KiB (txn_max_req_len).
+const maxTxn = 500_000
+
+// txn applies operations, all or none. Unlike the library's own it keeps the
+// status code of a refusal.
+func (l *Locker) txn(ctx context.Context, client *api.Client, ops api.TxnOps) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	_, err := client.Raw().Write("/v1/txn", ops, nil, l.write(ctx))
+	return err
+}
+
+// txnJSON is txn for operations that are JSON already, those of task locks: with
+// the library's types, half of what a task costs this process went into their
+// fields that are never used.
+func (l *Locker) txnJSON(ctx context.Context, ops json.RawMessage, out *txnResults) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	_, err := l.keys.Raw().Write("/v1/txn", ops, out, l.write(ctx))
+	return err
+}
+
+// appendOp appends an operation on a key as JSON. Session, value and index are
+// left out if they are empty.
+func appendOp(b []byte, verb api.KVOp, path, session string, value []byte, index uint64) []byte {
+	key, err := json.Marshal(path)
+	if err != nil {
+		panic(err) // a string
+	}
+	b = append(append(b, `{"KV":{"Verb":"`...), verb...)
+	b = append(append(b, `","Key":`...), key...)
+	if len(value) > 0 {
+		b = append(b, `,"Value":"`...)
+		b = base64.StdEncoding.AppendEncode(b, value)
+		b = append(b, '"')
+	}
+	if session != "" {
+		b = append(append(b, `,"Session":"`...), session...)
+		b = append(b, '"')
+	}
+	if index != 0 {
+		b = append(b, `,"Index":`...)
+		b = strconv.AppendUint(b, index, 10)
+	}
+	return append(b, "}}"...)
+}
+
+// fitting returns how many leases can be locked in one transaction, at least one.
+func fitting(list []*lease) int {
+	size := 0
+	for i, ls := range list {
+		// In JSON a byte of a key may be six, and three of a value are four.
+		if size += 150 + 6*len(ls.path) + 4*(len(ls.value)+2)/3; i > 0 && (size > maxTxn || i == maxBatch) {
+			return i
+		}
+	}
+	return len(list)
+}
+
+// txnResults is what Consul answers to a transaction that it applied: an entry
+// for every operation that leaves a key there.
+type txnResults struct {
+	Results []struct {
+		KV struct {
+			Key         string
+			ModifyIndex uint64
+		}
+	}
+}
+
+// index returns the ModifyIndex that operation i, which locked the key, has left;
+// zero if there is none.
+func (r txnResults) index(i int, path string) uint64 {
+	if i >= len(r.Results) || r.Results[i].KV.Key != path {
+		return 0
+	}
+	return r.Results[i].KV.ModifyIndex
+}
