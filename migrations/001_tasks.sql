@@ -84,8 +84,8 @@ CREATE UNIQUE INDEX unique_key_is_taken_by_a_pending_or_running_task ON onejob.t
     WHERE unique_key IS NOT NULL AND status IN ('pending', 'running');
 
 CREATE TABLE onejob.attempts (
-    fence       bigint      PRIMARY KEY,
     task_id     bigint      NOT NULL,
+    fence       bigint      NOT NULL,
     attempt     int,
     lock_key    text,
     replica     text,
@@ -97,13 +97,13 @@ CREATE TABLE onejob.attempts (
     exit_code   int,
     output      text,
 
+    PRIMARY KEY (task_id, fence),
     CONSTRAINT outcome_is_known
         CHECK (outcome IN ('succeeded', 'failed', 'timeout', 'lease_lost', 'crashed', 'cancelled', 'shutdown', 'refused')),
     CONSTRAINT only_a_refused_attempt_may_be_known_in_part
         CHECK (outcome = 'refused' OR num_nulls(attempt, lock_key, replica, session, started_at) = 0)
 );
 COMMENT ON TABLE onejob.attempts IS 'One row for every attempt that began, written when it ended. There is no foreign key to tasks: it would cost every attempt a row lock.';
-CREATE INDEX attempts_task ON onejob.attempts (task_id);
 
 CREATE VIEW onejob.overlaps AS
     WITH spans AS (

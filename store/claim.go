@@ -261,7 +261,7 @@ WITH orphans AS (
     SELECT fence, id, attempt, coalesce(lock_key, id::text), replica, session, started_at, now(), 'crashed',
            format('the session of replica %s ended', replica)
       FROM orphans
-        ON CONFLICT (fence) DO NOTHING
+        ON CONFLICT (task_id, fence) DO NOTHING
 ), verdicts AS (
     SELECT id, session AS dead_session, replica AS dead_replica,
            CASE WHEN cancel_requested         THEN 'cancelled'

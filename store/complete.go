@@ -69,7 +69,7 @@ WITH given AS (
            g.outcome, nullif(g.error, ''), g.code, nullif(g.output, '')
       FROM before b
       JOIN given g ON g.id = b.id AND g.fence = b.fence
-        ON CONFLICT (fence) DO NOTHING
+        ON CONFLICT (task_id, fence) DO NOTHING
 )
 SELECT fence FROM accepted`
 )
@@ -99,7 +99,7 @@ WITH given AS (
                                                                                       ELSE 'refused' END AS verdict
       FROM given g
       LEFT JOIN LATERAL (SELECT * FROM onejob.tasks    WHERE id    = g.id    LIMIT 1) t ON true
-      LEFT JOIN LATERAL (SELECT * FROM onejob.attempts WHERE fence = g.fence LIMIT 1) a ON true
+      LEFT JOIN LATERAL (SELECT * FROM onejob.attempts WHERE task_id = g.id AND fence = g.fence LIMIT 1) a ON true
 ), history AS (
     INSERT INTO onejob.attempts (fence, task_id, attempt, lock_key, replica, session, started_at, finished_at, outcome, error, exit_code, output)
     SELECT fence, id, CASE WHEN same THEN attempt END, CASE WHEN known THEN coalesce(lock_key, id::text) END,
@@ -109,7 +109,7 @@ WITH given AS (
       FROM verdicts
      WHERE verdict = 'refused'
      ORDER BY fence
-        ON CONFLICT (fence) DO NOTHING
+        ON CONFLICT (task_id, fence) DO NOTHING
 )
 SELECT fence, verdict FROM verdicts`
 
@@ -144,17 +144,44 @@ func patiently(f func() error) error {
 }
 
 // maxResult is the longest result that is kept: one statement carries those of
-// all who end together, and Postgres takes no more than 1 GiB.
+// several who end together, and Postgres takes no more than 1 GiB.
 const maxResult = 4 << 20
 
-func (s *Store) commitEndings(endings []*ending) {
-	ctx, cancel := s.bounded(context.Background())
-	defer cancel()
+// maxEndings and maxEndingBytes are how many endings one statement carries, and
+// how much of their results and outputs unless it is one alone.
+const (
+	maxEndings     = 512
+	maxEndingBytes = 32 << 20
+)
+
+// commitAll writes endings, in as few statements as they fit into.
+func (s *Store) commitAll(endings []*ending) {
 	for _, e := range endings {
 		if len(e.Result) > maxResult {
 			e.Ending = spoilt(e.Ending, fmt.Sprintf("it has %d bytes, of at most %d", len(e.Result), maxResult))
 		}
 	}
+	for len(endings) > 0 {
+		n := fitting(endings)
+		s.commitEndings(endings[:n])
+		endings = endings[n:]
+	}
+}
+
+// fitting returns how many endings go into one statement, at least one.
+func fitting(endings []*ending) int {
+	size := 0
+	for i, e := range endings {
+		if size += len(e.Result) + len(e.Output); i > 0 && size > maxEndingBytes {
+			return i
+		}
+	}
+	return len(endings)
+}
+
+func (s *Store) commitEndings(endings []*ending) {
+	ctx, cancel := s.bounded(context.Background())
+	defer cancel()
 	err := s.completeOrSettle(ctx, endings)
 	if err == nil {
 		return
@@ -199,8 +226,12 @@ func complete(ctx context.Context, db sender, sql string, endings []*ending) (re
 	if err != nil {
 		return nil, err
 	}
+	accepted := make(map[int64]bool, len(fences))
+	for _, f := range fences {
+		accepted[f] = true
+	}
 	for _, e := range endings {
-		if !slices.Contains(fences, e.Fence) {
+		if !accepted[e.Fence] {
 			rest = append(rest, e)
 		}
 	}

@@ -87,7 +87,7 @@ func Open(cfg Config) (*Store, error) {
 	if cfg.Timeout > 0 {
 		s.timeout = cfg.Timeout
 	}
-	s.endings = batch.Group[*ending]{Commit: s.commitEndings, Max: 128, Parallel: 2}
+	s.endings = batch.Group[*ending]{Commit: s.commitAll, Max: maxEndings}
 	s.returns = batch.Group[*returned]{Commit: s.commitReturns, Max: 128}
 	return s, nil
 }
