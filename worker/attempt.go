@@ -35,7 +35,7 @@ func (w *Worker) attemptUnder(t *tasks.Task, slot lock.Lease) {
 	}
 	w.run(lease, t)
 	if err := lease.Release(context.Background()); err != nil && lease.Context().Err() == nil {
-		w.Log.Warn("release_failed", append(fields(t), zap.Error(err))...)
+		w.Log.Warn("release_failed", fields(t, zap.Error(err))...)
 	}
 }
 
@@ -70,17 +70,17 @@ func (w *Worker) giveBack(t *tasks.Task, why error) {
 	delay := time.Second
 	switch {
 	case errors.Is(why, lock.ErrHeld):
-		w.Log.Debug("lock_held", append(fields(t), zap.Error(why))...)
+		w.Log.Debug("lock_held", fields(t, zap.Error(why))...)
 	case errors.Is(why, lock.ErrDelayed):
-		w.Log.Debug("lock_delayed", append(fields(t), zap.Error(why))...)
+		w.Log.Debug("lock_delayed", fields(t, zap.Error(why))...)
 		delay = w.LockDelay
 	case errors.Is(why, errUnheard):
 		delay = 0
 	case errors.Is(why, lock.ErrLost):
-		w.Log.Debug("lock_without_session", append(fields(t), zap.Error(why))...)
+		w.Log.Debug("lock_without_session", fields(t, zap.Error(why))...)
 		delay = 0
 	default:
-		w.Log.Warn("lock_failed", append(fields(t), zap.Error(why))...)
+		w.Log.Warn("lock_failed", fields(t, zap.Error(why))...)
 	}
 	for tries := 1; ; tries++ {
 		err := w.Store.Unclaim(context.Background(), t, jitter(delay))
@@ -88,7 +88,7 @@ func (w *Worker) giveBack(t *tasks.Task, why error) {
 			return
 		}
 		if tries == 1 {
-			w.Log.Warn("give_back_delayed", append(fields(t), zap.Error(err))...)
+			w.Log.Warn("give_back_delayed", fields(t, zap.Error(err))...)
 		}
 		// As long as the session lives nobody else may take the row from us, so
 		// it must not be forgotten.
@@ -124,7 +124,7 @@ func (w *Worker) run(lease lock.Lease, t *tasks.Task) {
 	ending.Output = a.Output.String()
 	switch {
 	case errors.Is(err, tasks.ErrRefused):
-		w.Log.Warn("completion_refused", append(fields(t), zap.String("outcome", string(tasks.Succeeded)))...)
+		w.Log.Warn("completion_refused", fields(t, zap.String("outcome", string(tasks.Succeeded)))...)
 	case result.Committed:
 		w.tell(t, ending, took)
 	default:
@@ -151,7 +151,9 @@ func (w *Worker) handle(ctx context.Context, lease lock.Lease, a *tasks.Attempt)
 	if ctx.Err() != nil {
 		return tasks.Result{}, context.Cause(ctx)
 	}
-	w.Log.Debug("task_started", fields(&a.Task)...)
+	if w.Log.Level() <= zap.DebugLevel {
+		w.Log.Debug("task_started", fields(&a.Task)...)
+	}
 	return kind.Run(ctx, a)
 }
 
@@ -208,13 +210,13 @@ func (w *Worker) complete(lease lock.Lease, t *tasks.Task, e tasks.Ending, took 
 			w.tell(t, spoilt.Written, took)
 			return
 		case errors.Is(err, tasks.ErrRefused):
-			w.Log.Warn("completion_refused", append(fields(t), zap.String("outcome", string(e.Outcome)))...)
+			w.Log.Warn("completion_refused", fields(t, zap.String("outcome", string(e.Outcome)))...)
 			return
 		case last:
-			w.Log.Error("completion_abandoned", append(fields(t), zap.String("outcome", string(e.Outcome)), zap.Error(err))...)
+			w.Log.Error("completion_abandoned", fields(t, zap.String("outcome", string(e.Outcome)), zap.Error(err))...)
 			return
 		case tries == 1:
-			w.Log.Warn("completion_delayed", append(fields(t), zap.String("outcome", string(e.Outcome)), zap.Error(err))...)
+			w.Log.Warn("completion_delayed", fields(t, zap.String("outcome", string(e.Outcome)), zap.Error(err))...)
 		}
 		select {
 		case <-lease.Context().Done():
@@ -226,7 +228,7 @@ func (w *Worker) complete(lease lock.Lease, t *tasks.Task, e tasks.Ending, took 
 
 // tell logs how an attempt ended.
 func (w *Worker) tell(t *tasks.Task, e tasks.Ending, took time.Duration) {
-	f := append(fields(t), zap.String("outcome", string(e.Outcome)), zap.Duration("took", took))
+	f := fields(t, zap.String("outcome", string(e.Outcome)), zap.Duration("took", took))
 	if e.Outcome == tasks.Succeeded {
 		w.Log.Info("task_succeeded", f...)
 		return
@@ -271,8 +273,10 @@ func retryPause(tries int) time.Duration {
 
 func sharesLockKey(t *tasks.Task) bool { return t.LockKey != strconv.FormatInt(t.ID, 10) }
 
-// fields are what every line about a task carries.
-func fields(t *tasks.Task) []zap.Field {
-	return []zap.Field{zap.Int64("task_id", t.ID), zap.Int("attempt", t.Attempt), zap.String("kind", t.Kind),
-		zap.String("lock_key", t.LockKey), zap.Int64("fence", t.Fence)}
+// fields are what every line about a task carries, and more.
+func fields(t *tasks.Task, more ...zap.Field) []zap.Field {
+	f := make([]zap.Field, 0, 8)
+	f = append(f, zap.Int64("task_id", t.ID), zap.Int("attempt", t.Attempt), zap.String("kind", t.Kind),
+		zap.String("lock_key", t.LockKey), zap.Int64("fence", t.Fence))
+	return append(f, more...)
 }

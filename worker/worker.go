@@ -194,7 +194,7 @@ func (w *Worker) claim(ctx context.Context) {
 		w.serveLimits(ctx) // first: they take little room, and would never get any after the others
 		for more := true; more && ctx.Err() == nil; {
 			session := w.Locks.Session()
-			room := w.running.take(128, w.Concurrency)
+			room := w.running.take(512, w.Concurrency)
 			if room == 0 || session == "" {
 				w.running.leave(room)
 				break // room that is given back, or a session, wakes us
