@@ -170,9 +170,29 @@ WITH picked AS (
 
 // Claim makes up to c.Max due tasks this session's own and returns them, the
 // most urgent first. An empty answer is an ordinary one.
+//
+// While there is more than it takes, it looks at no more rows than it needs. If
+// that gives too few, others were faster at them, and it looks further.
 func (s *Store) Claim(ctx context.Context, c tasks.Claim) ([]*tasks.Task, error) {
+	const close, far = 2, 8 // rows of each lane, for each that is wanted
+	if c.Limit != "" || !s.plenty.Load() {
+		return s.claimAmong(ctx, c, far)
+	}
+	claimed, err := s.claimAmong(ctx, c, close)
+	if err != nil || len(claimed) == c.Max {
+		return claimed, err
+	}
+	c.Max -= len(claimed)
+	more, err := s.claimAmong(ctx, c, far)
+	if len(claimed) > 0 {
+		err = nil // what was claimed is claimed
+	}
+	return append(claimed, more...), err
+}
+
+func (s *Store) claimAmong(ctx context.Context, c tasks.Claim, near int) ([]*tasks.Task, error) {
 	for try := 1; ; try++ {
-		claimed, err := s.claim(ctx, c)
+		claimed, err := s.claim(ctx, c, max(64, near*c.Max))
 		var pg *pgconn.PgError
 		if try < 5 && errors.As(err, &pg) && (pg.ConstraintName == "one_running_task_per_lock_key" || pg.Code == deadlock) {
 			continue
@@ -180,11 +200,14 @@ func (s *Store) Claim(ctx context.Context, c tasks.Claim) ([]*tasks.Task, error)
 		if err != nil {
 			return nil, fmt.Errorf("claim tasks: %w", err)
 		}
+		if c.Limit == "" {
+			s.plenty.Store(len(claimed) == c.Max)
+		}
 		return claimed, nil
 	}
 }
 
-func (s *Store) claim(ctx context.Context, c tasks.Claim) ([]*tasks.Task, error) {
+func (s *Store) claim(ctx context.Context, c tasks.Claim, near int) ([]*tasks.Task, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	type claimed struct {
@@ -205,7 +228,7 @@ func (s *Store) claim(ctx context.Context, c tasks.Claim) ([]*tasks.Task, error)
 		return claimed{t, runAt}, err
 	}, sql, pgx.NamedArgs{
 		"limit": c.Limit, "session": c.Session, "replica": c.Replica, "kinds": c.Kinds, "queues": notNil(c.Queues), "max": c.Max,
-		"near": max(8*c.Max, 64),
+		"near": near,
 	})
 	if err != nil {
 		return nil, err
