@@ -142,3 +142,27 @@ func BenchmarkClaim(bm *testing.B) {
 		})
 	}
 }
+
+// BenchmarkComplete makes so many tasks and their endings durable together: ns/op
+// is the time per task.
+func BenchmarkComplete(bm *testing.B) {
+	for _, together := range []int{1, 128, 512} {
+		bm.Run(fmt.Sprint(together), func(bm *testing.B) {
+			b := newBench(bm)
+			bm.ResetTimer()
+			for i := 0; i < bm.N; i += together {
+				bm.StopTimer()
+				b.sql(`INSERT INTO onejob.tasks (kind) SELECT 'noop' FROM generate_series(1, $1)`, together)
+				var endings []tasks.Ending
+				for _, task := range b.claimMax(together) {
+					endings = append(endings, succeeded(task))
+				}
+				if len(endings) != together {
+					bm.Fatalf("claimed %d of %d", len(endings), together)
+				}
+				bm.StartTimer()
+				b.gathered(endings)
+			}
+		})
+	}
+}

@@ -1,10 +1,13 @@
 package consul
 
 import (
+	"encoding/json"
 	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/hashicorp/consul/api"
 
 	"onejob/internal/testenv"
 )
@@ -33,6 +36,52 @@ func BenchmarkAcquireRelease(b *testing.B) {
 			})
 			b.StopTimer()
 			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "locks/s")
+		})
+	}
+}
+
+// BenchmarkTxn builds the body of a transaction that takes so many locks, and
+// reads the answer: ns/op is the time per lock.
+func BenchmarkTxn(b *testing.B) {
+	for _, locks := range []int{1, 128} {
+		var paths []string
+		var answer txnResults
+		for i := range locks {
+			paths = append(paths, fmt.Sprint("service/onejob/tasks/", 1000000+i))
+		}
+		value := []byte(`{"replica":"7f3a9c51","task_id":1000000,"kind":"noop","fence":2000000,"started":"2026-01-02T03:04:05.678901234Z"}`)
+		session := "0f9b2c1e-6a5d-4c38-9e7f-1b2a3c4d5e6f"
+		b.Run(fmt.Sprintf("build/%d", locks), func(b *testing.B) {
+			b.ReportAllocs()
+			for i := 0; i < b.N; i += locks {
+				body := append(make([]byte, 0, 512*locks), '[')
+				for _, path := range paths {
+					body = append(appendOp(body, api.KVLock, path, session, value, 0), ',')
+				}
+			}
+		})
+		for _, path := range paths {
+			r := txnResult{}
+			r.KV.Key, r.KV.ModifyIndex = path, 123456
+			answer.Results = append(answer.Results, r)
+		}
+		text, err := json.Marshal(answer)
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Run(fmt.Sprintf("read/%d", locks), func(b *testing.B) {
+			b.ReportAllocs()
+			for i := 0; i < b.N; i += locks {
+				var got txnResults
+				if err := json.Unmarshal(text, &got); err != nil {
+					b.Fatal(err)
+				}
+				for i, path := range paths {
+					if got.index(i, path) != 123456 {
+						b.Fatalf("no index of %s", path)
+					}
+				}
+			}
 		})
 	}
 }

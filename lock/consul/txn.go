@@ -71,12 +71,12 @@ func fitting(list []*lease) int {
 
 // txnResults is what Consul answers to a transaction that it applied: an entry
 // for every operation that leaves a key there.
-type txnResults struct {
-	Results []struct {
-		KV struct {
-			Key         string
-			ModifyIndex uint64
-		}
+type txnResults struct{ Results []txnResult }
+
+type txnResult struct {
+	KV struct {
+		Key         string
+		ModifyIndex uint64
 	}
 }
 
