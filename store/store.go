@@ -14,7 +14,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -48,8 +47,6 @@ type Store struct {
 	pool    *pgxpool.Pool
 	listen  *pgx.ConnConfig
 	timeout time.Duration
-
-	plenty atomic.Bool // the last claim got all that it asked for
 
 	endings batch.Group[*ending]
 	returns batch.Group[*returned]
@@ -122,17 +119,30 @@ type sender interface {
 }
 
 // query runs a statement of the hot path and collects its rows, in one round
-// trip and one transaction with a setting that lasts as long: no sequential
-// scans. Postgres keeps the plan of a prepared statement for later calls, and a
-// plan made while the tables were small, or empty, would read all of them when a
-// million rows have been inserted, until somebody analyzes them. The setting does
-// not outlive the transaction, so that nobody who shares a pooler sees it.
+// trip and one transaction with two settings that last as long.
 //
-// It only forbids; the statements are written so that an index remains, see
+// No sequential scans: Postgres keeps the plan of a prepared statement for later
+// calls, and a plan made while the tables were small, or empty, would read all of
+// them when a million rows have been inserted, until somebody analyzes them. And
+// that plan from the first call on: to plan anew for each of the first five, as
+// Postgres does to compare, takes longer than to run them. The settings do not
+// outlive the transaction, so that nobody who shares a pooler sees them.
+//
+// They only forbid; the statements are written so that an index remains, see
 // docs/decisions/claim.md.
-func query[T any](ctx context.Context, db sender, scan pgx.RowToFunc[T], sql string, args ...any) (list []T, err error) {
+func query[T any](ctx context.Context, db sender, scan pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
+	return queryAfter(ctx, db, scan, indexesOnly, nil, sql, args...)
+}
+
+const (
+	indexesOnly = `SELECT ` + settings
+	settings    = `set_config('enable_seqscan', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true)`
+)
+
+// queryAfter is query after another statement than indexesOnly.
+func queryAfter[T any](ctx context.Context, db sender, scan pgx.RowToFunc[T], first string, firstArgs []any, sql string, args ...any) (list []T, err error) {
 	var b pgx.Batch
-	b.Queue(`SELECT set_config('enable_seqscan', 'off', true)`)
+	b.Queue(first, firstArgs...)
 	b.Queue(sql, args...)
 	results := db.SendBatch(ctx, &b)
 	defer func() {
@@ -151,7 +161,11 @@ func query[T any](ctx context.Context, db sender, scan pgx.RowToFunc[T], sql str
 	return pgx.CollectRows(rows, scan)
 }
 
-const deadlock = "40P01" // the SQLSTATE
+// SQLSTATEs
+const (
+	deadlock    = "40P01"
+	lockTimeout = "55P03"
+)
 
 // unfit reports whether Postgres refuses the data of a statement, so that asking
 // again is no use: a data exception, an integrity constraint, or a limit of
