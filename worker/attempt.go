@@ -19,7 +19,6 @@ import (
 // attempt is the life of a claimed task: lock it, run it, write down how it
 // ended, let go, in this order.
 func (w *Worker) attempt(t *tasks.Task) {
-	defer w.poke() // there is room for another
 	w.attemptUnder(t, nil)
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -23,7 +24,9 @@ const tenure = time.Second
 // is served by a goroutine of its own, which waits for a slot so that the others
 // need not.
 type limits struct {
-	wg sync.WaitGroup
+	wg   sync.WaitGroup
+	news atomic.Bool // rows with a limit may have come due, or got room, since we looked
+	due  bool        // some were when we looked last; only claim's own
 
 	mu      sync.Mutex
 	serving map[string]bool   // whether somebody asked for it again meanwhile
@@ -40,8 +43,13 @@ func (w *Worker) limitedBy(name string) []string {
 	return slices.DeleteFunc(w.Kinds.Names(), func(kind string) bool { return w.KindLimits[kind] != name })
 }
 
-// serveLimits sees to it that every limit with due rows is served.
+// serveLimits sees to it that every limit with due rows is served. It asks only
+// when there is news, for who has no limits is to pay nothing for them: that an
+// attempt has ended is none, unless rows with a limit are waiting for its room.
 func (w *Worker) serveLimits(ctx context.Context) {
+	if !w.limits.news.Swap(false) {
+		return
+	}
 	due, err := w.Store.DueLimits(ctx, tasks.Claim{Kinds: w.Kinds.Names(), Queues: w.Queues})
 	if err == nil && len(w.KindLimits) > 0 {
 		limited := slices.DeleteFunc(w.Kinds.Names(), func(kind string) bool { return w.KindLimits[kind] == "" })
@@ -52,8 +60,9 @@ func (w *Worker) serveLimits(ctx context.Context) {
 		}
 	}
 	if err != nil {
-		return // claim_failed tells of a database that is away
+		return // claim_failed tells of a database that is away, and the next tick asks again
 	}
+	w.limits.due = len(due) > 0
 	for _, name := range due {
 		if w.Limits == nil {
 			w.tellLimit(name, "limit_unserved", errors.New("this replica serves no limits"))
@@ -66,6 +75,9 @@ func (w *Worker) serveLimits(ctx context.Context) {
 			w.limits.serving[name] = serving
 		}
 		w.limits.mu.Unlock()
+		if !begin && !serving {
+			w.limits.news.Store(true) // who leaves wakes us
+		}
 		if !begin {
 			continue
 		}
@@ -97,16 +109,19 @@ func (w *Worker) serveLimit(ctx context.Context, name string) {
 		if t == nil {
 			w.running.leave(1)
 			w.giveSlotBack(name, slot)
+			w.poke()
 			// What is due may wait for a lock key. Let that not be asked about at
 			// every turn.
 			sleep(ctx, 50*time.Millisecond)
 			return
 		}
 		w.limits.wg.Go(func() {
+			defer w.poke()
 			defer w.running.leave(1)
 			w.useSlot(ctx, name, slot, t)
 		})
 	}
+	w.limits.news.Store(true) // who leaves wakes us
 }
 
 // useSlot works on t and on what else is due under the slot, for a while.
@@ -159,7 +174,6 @@ func (w *Worker) giveSlotBack(name string, slot lock.Lease) {
 	if err := slot.Release(context.Background()); err != nil && slot.Context().Err() == nil {
 		w.Log.Warn("slot_release_failed", zap.String("limit", name), zap.Error(err))
 	}
-	w.poke()
 }
 
 // claimUnder claims one task under a slot of the limit; nil if there is none. It

@@ -44,10 +44,12 @@ func (r *running) count() int {
 }
 
 // start runs f as the attempt with this fence, in a goroutine that done waits
-// for. The caller has taken room for it, which is given back.
-func (r *running) start(fence int64, f func()) {
+// for. The caller has taken room for it, which is given back before left is
+// called.
+func (r *running) start(fence int64, f, left func()) {
 	r.begin(fence)
 	go func() {
+		defer left()
 		defer r.leave(1)
 		defer r.end(fence)
 		f()

@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime"
 	"sync"
 	"time"
 
@@ -179,6 +180,7 @@ func (w *Worker) Hurry() { w.hurried.Do(func() { close(w.hurry) }) }
 // claim takes tasks in, as many as there are free slots, until ctx ends.
 func (w *Worker) claim(ctx context.Context) {
 	failing := false
+	roomier := func() { notify(w.wake) } // there is room for another
 	unlimited := w.unlimited()
 	var audited time.Time
 	for {
@@ -191,8 +193,12 @@ func (w *Worker) claim(ctx context.Context) {
 			w.audit(ctx)
 			audited = time.Now()
 		}
-		w.serveLimits(ctx) // first: they take little room, and would never get any after the others
+		limited := w.limits.due
+		if limited { // first: they take little room, and would never get any after the others
+			w.serveLimits(ctx)
+		}
 		for more := true; more && ctx.Err() == nil; {
+			runtime.Gosched() // those who leave together make room for one claim
 			session := w.Locks.Session()
 			room := w.running.take(512, w.Concurrency)
 			if room == 0 || session == "" {
@@ -215,8 +221,11 @@ func (w *Worker) claim(ctx context.Context) {
 			more = len(claimed) == room
 			for _, t := range claimed {
 				more = more || sharesLockKey(t) // others of its lock key may hide what else is due
-				w.running.start(t.Fence, func() { w.attempt(t) })
+				w.running.start(t.Fence, func() { w.attempt(t) }, roomier)
 			}
+		}
+		if !limited {
+			w.serveLimits(ctx)
 		}
 	}
 }
@@ -237,7 +246,7 @@ func (w *Worker) audit(ctx context.Context) {
 		if !w.running.has(t.Fence) {
 			w.Log.Warn("claim_unheard", fields(t)...)
 			w.running.take(1, math.MaxInt)
-			w.running.start(t.Fence, func() { w.giveBack(t, errUnheard) })
+			w.running.start(t.Fence, func() { w.giveBack(t, errUnheard) }, w.poke)
 		}
 	}
 }
@@ -412,8 +421,11 @@ func (w *Worker) drain(giveUp context.CancelFunc) error {
 	return nil
 }
 
-// poke makes claim look for due tasks.
-func (w *Worker) poke() { notify(w.wake) }
+// poke makes claim look for due tasks, those with a limit too.
+func (w *Worker) poke() {
+	w.limits.news.Store(true)
+	notify(w.wake)
+}
 
 func notify(c chan struct{}) {
 	select {

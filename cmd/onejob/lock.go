@@ -19,6 +19,7 @@ import (
 	"onejob/internal/guard"
 	"onejob/lock"
 	"onejob/lock/consul"
+	"onejob/lock/rabbitmq"
 )
 
 func lockCommand() *cobra.Command {
@@ -32,12 +33,18 @@ other. With -n N, KEY is the name of a limit with N slots, as tasks name it in
 limit_name: as many run at once, commands and tasks together. A limit that is not
 there is made; it outlives the command.
 
+With -n the slots are taken where limits.backend of the configuration says, as
+"onejob limits" does; if that is RabbitMQ, Consul is not needed, and the command
+waits for 8 s more before it begins, because a new connection takes no slots
+earlier.
+
 The command is killed before anybody else can get the lock, also when onejob
 itself is killed or frozen. Signals are passed on to it. The exit code is the
 command's own (128 plus the signal's number if a signal ended it), or
   75   the lock was not to be had in time, or is held (--no-wait)
   124  the lock was lost, and the command was killed
-  125  something else went wrong: Consul is away, the command cannot be started
+  125  something else went wrong: Consul (or RabbitMQ) is away, the command cannot
+       be started
   143  a signal came while it waited for the lock
   2    the command line is wrong`,
 		Example: `  onejob lock backup -- /usr/local/bin/backup --full
@@ -51,6 +58,7 @@ command's own (128 plus the signal's number if a signal ended it), or
 	noWait := c.Flags().Bool("no-wait", false, "give up at once if the lock is held")
 	grace := c.Flags().Duration("grace", 5*time.Second, "between SIGTERM and SIGKILL when the command must end")
 	slots := c.Flags().IntP("slots", "n", 0, "KEY is a limit with `N` slots")
+	config := c.Flags().StringP("config", "c", os.Getenv("ONEJOB_CONFIG"), "with -n: YAML `file` with settings")
 	prefix := c.Flags().String("prefix", envOr("ONEJOB_CONSUL_PREFIX", "service/onejob"), "of the `keys` in Consul")
 	liveness := c.Flags().String("liveness", envOr("ONEJOB_CONSUL_LIVENESS", "check"), "check or ttl")
 	c.RunE = func(c *cobra.Command, args []string) error {
@@ -83,35 +91,73 @@ command's own (128 plus the signal's number if a signal ended it), or
 		if err != nil {
 			return &exitError{exitLockError, err}
 		}
-		client := api.DefaultConfig()
-		if a := os.Getenv("ONEJOB_CONSUL_ADDRESS"); a != "" {
-			client.Address = a
+		var p prize
+		if *slots > 0 {
+			p, err = slotOf(c, *config, key, *slots)
+		} else {
+			p, err = lockOn(key, *prefix, *liveness)
 		}
-		if t := os.Getenv("ONEJOB_CONSUL_TOKEN"); t != "" {
-			client.Token = t
-		}
-		if f := os.Getenv("ONEJOB_CONSUL_TOKEN_FILE"); f != "" {
-			client.TokenFile = f
-		}
-		locks, err := consul.New(consul.Config{
-			Client: client, Prefix: *prefix, Liveness: consul.Liveness(*liveness),
-			Replica: consul.Replica{Name: "onejob lock " + key, Version: version()},
-		})
 		if err != nil {
-			return usage(problemList("lock", "", nil, err))
+			return err
 		}
 		patience := *wait
 		if *noWait {
 			patience = -1
 		}
-		var p prize = wholeLock{locks, key}
-		if *slots > 0 {
-			p = oneSlot{locks.Semaphores(), key, *slots}
-		}
-		return runLocked(c, locks, p, patience, guard.Spec{Path: path, Args: command[1:], Env: os.Environ(), Grace: *grace,
+		return runLocked(c, p, patience, guard.Spec{Path: path, Args: command[1:], Env: os.Environ(), Grace: *grace,
 			Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}})
 	}
 	return c
+}
+
+// lockOn returns the lock on a key. It looks at no configuration file.
+func lockOn(key, prefix, liveness string) (prize, error) {
+	client := api.DefaultConfig()
+	if a := os.Getenv("ONEJOB_CONSUL_ADDRESS"); a != "" {
+		client.Address = a
+	}
+	if t := os.Getenv("ONEJOB_CONSUL_TOKEN"); t != "" {
+		client.Token = t
+	}
+	if f := os.Getenv("ONEJOB_CONSUL_TOKEN_FILE"); f != "" {
+		client.TokenFile = f
+	}
+	locks, err := consul.New(consul.Config{
+		Client: client, Prefix: prefix, Liveness: consul.Liveness(liveness),
+		Replica: consul.Replica{Name: "onejob lock " + key, Version: version()},
+	})
+	if err != nil {
+		return nil, usage(problemList("lock", "", nil, err))
+	}
+	return wholeLock{locks, key}, nil
+}
+
+// slotOf returns a slot of a limit, where the configuration has its limits. The
+// flags --prefix and --liveness go before it.
+func slotOf(c *cobra.Command, configPath, name string, slots int) (prize, error) {
+	cfg, err := loadConfig(configPath, os.Environ())
+	if err != nil {
+		return nil, err
+	}
+	for flag, setting := range map[string]*string{"prefix": &cfg.Consul.Prefix, "liveness": &cfg.Consul.Liveness} {
+		if c.Flags().Changed(flag) {
+			*setting = c.Flag(flag).Value.String()
+		}
+	}
+	if cfg.Limits.Backend == "rabbitmq" {
+		limits, err := rabbitmq.New(cfg.rabbitmqConfig())
+		if err != nil {
+			return nil, usage(err)
+		}
+		return &oneSlot{limits: limits, name: name, slots: slots, run: limits.Run, ready: limits.Cooled}, nil
+	}
+	lockConfig := cfg.consulConfig()
+	lockConfig.Replica.Name = "onejob lock " + name
+	locks, err := consul.New(lockConfig)
+	if err != nil {
+		return nil, usage(problemList("lock", "", nil, err))
+	}
+	return &oneSlot{limits: locks.Semaphores(), name: name, slots: slots, run: locks.Run, ready: locks.Ready}, nil
 }
 
 // errStopped ends a wait for a lock.
@@ -119,6 +165,12 @@ var errStopped = &exitError{128 + int(syscall.SIGTERM), errors.New("told to stop
 
 // A prize is what a command runs under.
 type prize interface {
+	// Run keeps alive what it is held by, until ctx ends.
+	Run(ctx context.Context) error
+
+	// Ready returns when it can be asked for.
+	Ready(ctx context.Context) error
+
 	// ask asks once for it. value tells others who holds it.
 	ask(ctx context.Context, value []byte) (lock.Lease, error)
 
@@ -131,45 +183,59 @@ type prize interface {
 
 // wholeLock is the lock on a key.
 type wholeLock struct {
-	locks *consul.Locker
-	key   string
+	*consul.Locker
+	key string
 }
 
 func (p wholeLock) ask(ctx context.Context, value []byte) (lock.Lease, error) {
-	return p.locks.Acquire(ctx, lock.Request{Session: p.locks.Session(), Key: p.key, Value: value})
+	return p.Acquire(ctx, lock.Request{Session: p.Session(), Key: p.key, Value: value})
 }
 
-func (p wholeLock) await(ctx context.Context) error { return p.locks.Await(ctx, p.key) }
+func (p wholeLock) await(ctx context.Context) error { return p.Await(ctx, p.key) }
 
 // oneSlot is one of the slots of a limit.
 type oneSlot struct {
-	limits lock.Semaphores
-	name   string
-	slots  int
+	limits     lock.Semaphores
+	name       string
+	slots      int
+	run, ready func(context.Context) error
+	there      bool // the limit was seen, with so many slots
 }
 
-func (p oneSlot) ask(ctx context.Context, value []byte) (lock.Lease, error) {
-	s, err := p.limits.Inspect(ctx, p.name)
-	switch {
-	case errors.Is(err, lock.ErrNoSemaphore):
-		if err := p.limits.Create(ctx, p.name, p.slots); err != nil && !errors.Is(err, lock.ErrExists) {
-			return nil, err
+func (p *oneSlot) Run(ctx context.Context) error   { return p.run(ctx) }
+func (p *oneSlot) Ready(ctx context.Context) error { return p.ready(ctx) }
+
+// ask makes the limit if it is not there. Only at first it must have as many
+// slots as the caller thinks: it may be changed while we wait.
+func (p *oneSlot) ask(ctx context.Context, value []byte) (lock.Lease, error) {
+	if !p.there {
+		s, err := p.limits.Inspect(ctx, p.name)
+		switch {
+		case errors.Is(err, lock.ErrNoSemaphore):
+			if err := p.limits.Create(ctx, p.name, p.slots); err != nil && !errors.Is(err, lock.ErrExists) {
+				return nil, err
+			}
+		case err != nil:
+			return nil, limitError(p.name, err)
+		case s.Slots != p.slots:
+			return nil, fmt.Errorf("limit %s has %d slots, not %d; use -n %d, or change it for all: onejob limits set %s %d", p.name, s.Slots, p.slots, s.Slots, p.name, p.slots)
 		}
-	case err != nil:
-		return nil, limitError(p.name, err)
-	case s.Slots != p.slots:
-		return nil, fmt.Errorf("limit %s has %d slots, not %d; use -n %d, or change it for all: onejob limits set %s %d", p.name, s.Slots, p.slots, s.Slots, p.name, p.slots)
+		p.there = true
 	}
 	leases, err := p.limits.Take(ctx, p.name, 1, value)
-	if err != nil {
+	switch {
+	case errors.Is(err, lock.ErrNoSemaphore): // it was deleted while we waited
+		p.there = false
+		return p.ask(ctx, value)
+	case err != nil:
 		return nil, err
 	}
 	return leases[0], nil
 }
 
-func (p oneSlot) await(ctx context.Context) error { return p.limits.Await(ctx, p.name) }
+func (p *oneSlot) await(ctx context.Context) error { return p.limits.Await(ctx, p.name) }
 
-func (p oneSlot) notHad(ctx context.Context, err error) error {
+func (p *oneSlot) notHad(ctx context.Context, err error) error {
 	s, lookErr := p.limits.Inspect(ctx, p.name)
 	if lookErr != nil {
 		return err
@@ -179,16 +245,16 @@ func (p oneSlot) notHad(ctx context.Context, err error) error {
 
 // runLocked runs a command under p. patience is how long to wait for that: for
 // ever if zero, not at all if below.
-func runLocked(c *cobra.Command, locks *consul.Locker, prize prize, patience time.Duration, spec guard.Spec) error {
+func runLocked(c *cobra.Command, prize prize, patience time.Duration, spec guard.Spec) error {
 	run, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- locks.Run(run) }()
+	go func() { done <- prize.Run(run) }()
 	defer func() { stop(); <-done }()
 
 	// Until the command runs, signals are for us; then for the command.
 	waiting, stopWaiting := signal.NotifyContext(c.Context(), syscall.SIGHUP, syscall.SIGQUIT)
 	defer stopWaiting()
-	lease, err := obtain(waiting, locks, prize, patience)
+	lease, err := obtain(waiting, prize, patience)
 	if err != nil {
 		return err
 	}
@@ -242,10 +308,10 @@ func runLocked(c *cobra.Command, locks *consul.Locker, prize prize, patience tim
 }
 
 // obtain waits for p.
-func obtain(ctx context.Context, locks *consul.Locker, p prize, patience time.Duration) (lock.Lease, error) {
+func obtain(ctx context.Context, p prize, patience time.Duration) (lock.Lease, error) {
 	ready, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
-	if err := locks.Ready(ready); ctx.Err() != nil {
+	if err := p.Ready(ready); ctx.Err() != nil {
 		return nil, errStopped
 	} else if err != nil {
 		return nil, &exitError{exitLockError, err}
@@ -288,7 +354,7 @@ func obtain(ctx context.Context, locks *consul.Locker, p prize, patience time.Du
 
 func (p wholeLock) notHad(ctx context.Context, err error) error {
 	key := p.key
-	session, value, lookErr := p.locks.Holder(ctx, key)
+	session, value, lookErr := p.Holder(ctx, key)
 	if lookErr != nil || session == "" {
 		return err
 	}

@@ -28,6 +28,10 @@ const (
 
 	// maxBatch is how many operations Consul takes in one transaction.
 	maxBatch = 128
+
+	// maxConns is how many connections are kept for the next request: one for
+	// each transaction that may be under way, and for each key that is watched.
+	maxConns = 16
 )
 
 // Locker implements lock.Locker.
@@ -95,6 +99,7 @@ func New(cfg Config) (*Locker, error) {
 	for i, c := range []**api.Client{&l.keys, &l.pulse} {
 		own := clientConfig
 		own.Transport = clientConfig.Transport.Clone() // each its own connections
+		own.Transport.MaxIdleConnsPerHost = max(own.Transport.MaxIdleConnsPerHost, maxConns)
 		l.transports[i] = own.Transport
 		client, err := api.NewClient(&own)
 		if err != nil {

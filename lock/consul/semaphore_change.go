@@ -71,7 +71,7 @@ func (s *semaphore) commit(list []*change) {
 
 // jitter keeps those apart who change the same .lock.
 func jitter(try int) time.Duration {
-	return time.Millisecond + rand.N(10*time.Millisecond<<min(try-1, 2))
+	return rand.N(2 * time.Millisecond << min(try-1, 4))
 }
 
 // plan is one try.

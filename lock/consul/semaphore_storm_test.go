@@ -24,15 +24,17 @@ import (
 )
 
 // A witness counts who is inside, without a word from Consul. Who enters
-// connects to it, and says when it asked for its slot; the witness answers when
-// it has counted. Who leaves says so, and waits for the answer, before it gives
-// the slot back. Who is killed is gone with its connection.
+// connects to it and says when it asked for its slot. It stays until the witness,
+// which has counted it out by then, tells it to leave; then it gives the slot
+// back. Who is killed is gone with its connection.
 type witness struct {
 	listener net.Listener
 	wg       sync.WaitGroup
 
 	mu      sync.Mutex
+	news    sync.Cond // something below has changed
 	limits  []limitFrom
+	hold    bool        // nobody leaves before as many are inside as may be
 	inside  map[int]int // by process
 	count   int
 	most    int
@@ -51,6 +53,7 @@ func newWitness(t *testing.T, slots int) *witness {
 		t.Fatal(err)
 	}
 	w := &witness{listener: listener, inside: map[int]int{}}
+	w.news.L = &w.mu
 	w.limit(slots)
 	w.wg.Go(func() {
 		for {
@@ -70,6 +73,15 @@ func (w *witness) limit(slots int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.limits = append(w.limits, limitFrom{boottime.Now(), slots})
+	w.news.Broadcast()
+}
+
+// keep says whether those inside stay until as many are as may be.
+func (w *witness) keep(hold bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.hold = hold
+	w.news.Broadcast()
 }
 
 func (w *witness) serve(conn net.Conn) {
@@ -95,13 +107,33 @@ func (w *witness) serve(conn net.Conn) {
 		w.over = append(w.over, fmt.Sprintf("entry %d: %d inside where %d may be", w.entries, w.count, allowed))
 	}
 	w.mu.Unlock()
-	fmt.Fprintln(conn, "in")
-	_, _ = bufio.NewReader(conn).ReadString('\n')
+
+	hungUp := false
+	var reading sync.WaitGroup
+	reading.Go(func() {
+		_, _ = conn.Read(make([]byte, 1)) // there is nothing to come
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		hungUp = true
+		w.news.Broadcast()
+	})
+	time.Sleep(rand.N(4 * time.Millisecond)) // the work
 	w.mu.Lock()
+	for !hungUp && w.hold && w.count <= w.limits[len(w.limits)-1].slots {
+		w.news.Wait()
+	}
 	w.inside[pid]--
 	w.count--
 	w.mu.Unlock()
-	fmt.Fprintln(conn, "out")
+	fmt.Fprintln(conn, "leave")
+	reading.Wait() // until it has hung up
+}
+
+// full reports whether as many are inside as may be.
+func (w *witness) full() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.count == w.limits[len(w.limits)-1].slots
 }
 
 // somebody returns a process that is inside, or 0.
@@ -150,7 +182,7 @@ func contend(env []string) error {
 	client.Address = env[0]
 	l, err := New(Config{
 		Client: client, Prefix: env[2], LockDelay: lockDelay,
-		CheckTTL: 2 * time.Second, Heartbeat: 300 * time.Millisecond, Margin: 300 * time.Millisecond,
+		CheckTTL: 3 * time.Second, Heartbeat: 300 * time.Millisecond, Margin: time.Second,
 	})
 	if err != nil {
 		return err
@@ -191,7 +223,7 @@ func contendOne(ctx context.Context, l *Locker, witness string) error {
 		case err != nil:
 			return err
 		}
-		if err := visit(witness, asked); err != nil {
+		if err := visit(leases[0].Context(), witness, asked); err != nil {
 			return err
 		}
 		if err := leases[0].Release(ctx); err != nil && !errors.Is(err, lock.ErrLost) {
@@ -200,21 +232,19 @@ func contendOne(ctx context.Context, l *Locker, witness string) error {
 	}
 }
 
-// visit is inside for a moment, and counted.
-func visit(witness string, asked boottime.Instant) error {
+// visit is inside until the witness says so, or the lease is over.
+func visit(ctx context.Context, witness string, asked boottime.Instant) error {
 	conn, err := net.Dial("tcp", witness)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	r := bufio.NewReader(conn)
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	fmt.Fprintln(conn, os.Getpid(), int64(asked))
-	if _, err := r.ReadString('\n'); err != nil {
-		return err
+	_, err = bufio.NewReader(conn).ReadString('\n')
+	if ctx.Err() != nil {
+		return nil
 	}
-	time.Sleep(rand.N(8 * time.Millisecond)) // the work
-	fmt.Fprintln(conn, "leaving")
-	_, err = r.ReadString('\n')
 	return err
 }
 
@@ -239,11 +269,11 @@ func startContender(t *testing.T, kv *testenv.KV, w *witness) *contender {
 	return c
 }
 
-// TestStorm lets 8 processes fight for a few slots. Meanwhile the limit moves
-// between 1 and 5, and who is inside is killed with -9 now and then.
+// TestStorm lets 8 processes, two contenders in each, fight for a few slots. The
+// limit moves between 1 and 5, and who is inside is killed with -9 now and then.
 func TestStorm(t *testing.T) {
 	t.Parallel()
-	const processes, kills, grants = 8, 3, 1000
+	const processes, rounds, perStep = 8, 6, 90
 	kv := testenv.Consul(t)
 	l := start(t, config(t, kv))
 	s := l.Semaphores()
@@ -257,6 +287,7 @@ func TestStorm(t *testing.T) {
 		contenders[c.cmd.Process.Pid] = c
 	}
 	defer func() {
+		w.keep(false)
 		for _, c := range contenders {
 			_ = c.cmd.Process.Kill()
 			_ = c.cmd.Wait()
@@ -269,32 +300,38 @@ func TestStorm(t *testing.T) {
 	}
 
 	began := time.Now()
-	limit, resizes, killed := 3, 0, 0
-	// Every step comes after so many more grants, so that it hits a storm and
-	// not a queue of processes that are starting.
-	for step := 1; step <= 4*kills; step++ {
-		testenv.Eventually(t, patience, "more slots granted", func() bool { return w.granted() >= grants*step/(4*kills) })
-		to := 1 + rand.N(5)
-		if to > limit {
-			w.limit(to)
-		}
-		if err := s.Resize(t.Context(), "k", to); err != nil {
-			t.Fatal(err)
-		}
-		if to < limit {
-			w.limit(to)
-		}
-		limit = to
-		resizes++
-		if step%4 == 0 {
-			var pid int
-			testenv.Eventually(t, patience, "somebody inside", func() bool { pid = w.somebody(); return pid != 0 })
-			victim := contenders[pid]
-			delete(contenders, pid)
-			_ = victim.cmd.Process.Signal(syscall.SIGKILL)
-			_ = victim.cmd.Wait()
-			killed++
-			add()
+	limit, moves, killed := 3, 0, 0
+	for range rounds {
+		fatal := rand.N(5)
+		for step, to := range rand.Perm(5) {
+			to++
+			// They fill the house, and may be killed there. Then the limit moves, and
+			// they come and go.
+			w.keep(true)
+			testenv.Eventually(t, 2*patience, fmt.Sprintf("all %d slots are held at once", limit), w.full)
+			if step == fatal {
+				pid := w.somebody()
+				victim := contenders[pid]
+				delete(contenders, pid)
+				_ = victim.cmd.Process.Signal(syscall.SIGKILL)
+				_ = victim.cmd.Wait()
+				killed++
+				add()
+			}
+			if to > limit {
+				w.limit(to)
+			}
+			if err := s.Resize(t.Context(), "k", to); err != nil {
+				t.Fatal(err)
+			}
+			if to < limit {
+				w.limit(to)
+			}
+			limit = to
+			moves++
+			w.keep(false)
+			enough := w.granted() + perStep
+			testenv.Eventually(t, 2*patience, "more slots are granted", func() bool { return w.granted() >= enough })
 		}
 	}
 	took := time.Since(began)
@@ -310,11 +347,11 @@ func TestStorm(t *testing.T) {
 	}
 	w.mu.Lock()
 	t.Logf("%d slots granted to %d processes in %v, at most %d at once; the limit was moved %d times, %d processes were killed inside",
-		w.entries, processes, took.Round(time.Millisecond), w.most, resizes, killed)
+		w.entries, processes, took.Round(time.Millisecond), w.most, moves, killed)
 	for _, over := range w.over {
 		t.Error(over)
 	}
-	if w.count != 0 || w.most < 3 {
+	if w.count != 0 || w.most != 5 {
 		t.Errorf("%d are inside at the end, and %d were at most", w.count, w.most)
 	}
 	w.mu.Unlock()

@@ -32,8 +32,6 @@ func (s semaphores) Await(ctx context.Context, name string) error {
 			return err
 		}
 	}
-	// Who waits in other replicas was woken by the same change.
-	pause(ctx, time.Millisecond+rand.N(10*time.Millisecond))
 	return ctx.Err()
 }
 
@@ -60,7 +58,18 @@ func (s *semaphore) tellFreed() {
 	s.freed = make(chan struct{})
 }
 
-// watch returns nil when so many slots are free.
+// turn returns how long to leave a free slot to others: who waits in other
+// replicas was woken by the same change. So they ask one after the other, some
+// milliseconds apart, and most of them see that the slot is gone without asking.
+func (s *semaphore) turn() time.Duration {
+	c := s.l.census
+	c.mu.Lock()
+	replicas := len(c.alive)
+	c.mu.Unlock()
+	return rand.N(time.Duration(min(max(replicas, 1), 30)) * 3 * time.Millisecond)
+}
+
+// watch returns nil when so many slots are free and it is our turn.
 func (s *semaphore) watch(ctx context.Context, spare int) error {
 	for failures := 0; ; {
 		changed := s.l.Changed()
@@ -76,7 +85,8 @@ func (s *semaphore) watch(ctx context.Context, spare int) error {
 		case v.usable() != nil:
 			return v.usable()
 		case v.full(v.held(), spare) == nil:
-			return nil
+			pause(ctx, s.turn())
+			return ctx.Err()
 		default:
 			failures = 0
 			if s.follow(ctx, v, spare, changed) {
@@ -86,10 +96,11 @@ func (s *semaphore) watch(ctx context.Context, spare int) error {
 	}
 }
 
-// follow reports whether the .lock, which alone it watches, has so many slots
-// free. If not, it returns when the whole should be looked at again. A holder who dies leaves it as it was; that the replica died
-// shows in the census, and what does not show there is found by looking again
-// every few seconds.
+// follow reports whether the .lock, which alone it watches, has had so many slots
+// free until our turn came. If not, it returns when the whole should be looked at
+// again. A holder who dies leaves it as it was; that the replica died shows in
+// the census, and what does not show there is found by looking again every few
+// seconds.
 func (s *semaphore) follow(ctx context.Context, v *view, spare int, changed <-chan struct{}) bool {
 	wait := watchWait - rand.N(watchWait/4)
 	if v.lock == nil { // there is nothing to watch, but one can be made
@@ -113,6 +124,7 @@ func (s *semaphore) follow(ctx context.Context, v *view, spare int, changed <-ch
 		<-ctx.Done()
 		return false
 	}
+	room := false // when we looked last
 	for at := v.lock.ModifyIndex; ctx.Err() == nil; {
 		q, stop := s.l.watching(ctx, at)
 		pair, meta, err := s.l.keys.KV().Get(v.lock.Key, q)
@@ -128,10 +140,17 @@ func (s *semaphore) follow(ctx context.Context, v *view, spare int, changed <-ch
 		if err != nil || c.Limit != v.content.Limit {
 			return false
 		}
-		if len(c.Holders.set)+spare <= v.limit {
+		before := room
+		room = len(c.Holders.set)+spare <= v.limit
+		switch {
+		case room && before:
 			return true
+		case room:
+			pause(ctx, s.turn())
+			at = 0 // what stands there now, changed or not
+		default:
+			at = nextIndex(at, meta)
 		}
-		at = nextIndex(at, meta)
 	}
 	return false
 }

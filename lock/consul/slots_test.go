@@ -147,7 +147,7 @@ func TestRobbedHolderWhoNeverLetsGo(t *testing.T) {
 				t.Fatal(err)
 			}
 			theirs := takeOne(t, other, "k")
-			if took, want := time.Since(began), lockDelay+other.cfg.Verify; took < want || took > want+2*time.Second {
+			if took, want := time.Since(began), lockDelay+other.cfg.Verify; took < want || took > want+5*time.Second { // sooner than by looking now and then
 				t.Errorf("the slot was granted anew after %v, want %v", took, want)
 			}
 			_ = lease.Release(t.Context())
@@ -328,7 +328,10 @@ func TestSessionsAreReused(t *testing.T) {
 	term.mu.Lock()
 	pool[3].idle = boottime.Now().Add(-2 * poolIdle)
 	term.mu.Unlock()
-	testenv.Eventually(t, 5*time.Second, "the idle one ends" /* and not by its TTL */, func() bool { return ends(pool[3]) })
+	testenv.Eventually(t, patience, "the idle one ends", func() bool { return ends(pool[3]) })
+	if p.count(func(s seen) bool { return s.path == "/v1/session/destroy/"+pool[3].id }) == 0 {
+		t.Error("it was left to its TTL")
+	}
 	if ends(pool[0]) {
 		t.Error("one that was just used has ended")
 	}
@@ -397,7 +400,7 @@ func TestWhatItCosts(t *testing.T) {
 	together(waiters, func(i int) { release(t, leases[i]) })
 	left := p.count(txns) - before - taken
 	t.Logf("%d slots: %d requests to take them one by one, %d to give them back", waiters, taken, left)
-	if taken > 20 || left > 20 {
+	if taken > waiters || left > waiters { // alone each would be two
 		t.Error("that is too many")
 	}
 	empty(t, l, kv)

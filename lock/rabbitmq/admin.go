@@ -133,6 +133,9 @@ func (o *office) resize(ctx context.Context, v view, slots int) error {
 			}
 		}
 	}
+	if _, err := o.send(ctx, rings(o.bell(), max(0, slots-v.slots))); err != nil {
+		return fmt.Errorf("tell those who wait: %w", err)
+	}
 	return o.lowerReach(ctx, slots)
 }
 
@@ -222,6 +225,13 @@ func (s *Semaphores) Destroy(ctx context.Context, name string, force bool) error
 		}
 		if _, err := o.send(ctx, letters); err != nil {
 			return fmt.Errorf("revoke its slots: %w", err)
+		}
+		err = o.line.do(func(ch *amqp.Channel) error {
+			_, err := ch.QueueDelete(o.bell(), false, false, false)
+			return err
+		})
+		if err != nil {
+			return explain("delete queue "+o.bell(), err)
 		}
 		return o.deleteReaches(ctx, -1)
 	})

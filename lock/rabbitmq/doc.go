@@ -9,6 +9,7 @@
 //	P/N/1-A, P/N/2-A, …       its slots: durable, there until an administrator removes them
 //	P/N/1-B, P/N/2-B, …       their holders: exclusive, gone with the holder's connection
 //	P/N/admin                 the administration mutex: exclusive too
+//	P/N/bell                  rung when a slot is given back; there while somebody waits
 //	P/N/reach-0, -1, -2, -4…  the highest says: nobody has a slot above this number
 //	P/.session/<id>           a connection that may hold slots
 //	P/.mail/<id>              where somebody who asks the holders waits for answers
@@ -18,7 +19,7 @@
 // own, if they call the queues so. Whether a queue exists is found out by
 // publishing to it, see prober.
 //
-// Two things are additions. The reach: a limit that falls from 5 to 2 leaves
+// Three things are additions. The reach: a limit that falls from 5 to 2 leaves
 // holders of 3, 4 and 5 inside, and the original lets two more in, on slots 1 and
 // 2. Here nobody enters while as many are inside as the limit says, so holders
 // above the limit must be counted, and the reach says how far to look. It also
@@ -27,6 +28,8 @@
 //
 // And letters: a holder reads what is sent to its B queue. That is how Inspect
 // learns who holds a slot, and how Destroy takes it away; see letter.
+//
+// And the bell, so that who waits need not look all the time; see bell.go.
 //
 // # What is promised
 //
@@ -63,8 +66,8 @@
 // moment enters. Taking a slot costs some three probes for each slot that there
 // is, and making or removing one some milliseconds, so this is for limits of some
 // hundreds: with ten thousand, to take takes seconds and to destroy minutes. A
-// policy of the broker that lets
-// queues expire ends semaphores; leave the prefix out of it.
+// policy of the broker that lets queues expire ends semaphores; leave the prefix
+// out of it.
 //
 // # Traps
 //

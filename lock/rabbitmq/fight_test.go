@@ -10,6 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -22,8 +24,8 @@ import (
 const fighterEnv = "ONEJOB_TEST_FIGHTER"
 
 // fight takes slots of the limit "ring" and gives them back, until it is killed
-// or its input ends. It tells the witness before it tries, when it is inside, and
-// before it lets go, and goes on when the witness has heard it.
+// or its input ends. It tells the witness before it tries, and when it is inside,
+// and goes on when the witness lets it: the second time, to let go.
 func fight() {
 	input := bufio.NewReader(os.Stdin)
 	tell := func(word string) {
@@ -49,19 +51,15 @@ func fight() {
 		tell("try")
 		leases, err := s.Take(ctx, "ring", 1, nil)
 		if errors.Is(err, lock.ErrFull) {
-			pause(ctx, rand.N(5*time.Millisecond))
+			if err := s.Await(ctx, "ring"); err != nil {
+				fail(err)
+			}
 			continue
 		}
 		if err != nil {
 			fail(err)
 		}
-		tell("in")
-		stay := 3 * time.Millisecond
-		if rand.N(10) == 0 {
-			stay = 200 * time.Millisecond // long enough to see the limit fall below one's slot
-		}
-		pause(ctx, rand.N(stay))
-		tell("out")
+		tell(fmt.Sprint("in ", leases[0].(*slot).number))
 		if err := leases[0].Release(ctx); err != nil {
 			fail(err)
 		}
@@ -71,7 +69,10 @@ func fight() {
 // A witness counts who is inside.
 type witness struct {
 	mu      sync.Mutex
-	limits  []int // all that were in force, the present one last; during a change, the higher
+	news    sync.Cond // something below has changed
+	limits  []int     // all that were in force, the present one last; during a change, the higher
+	hold    bool      // nobody leaves before as many are inside as may be
+	stay    *fighter  // or nil; does not leave at all
 	inside  int
 	entries int
 	most    int
@@ -82,17 +83,47 @@ func (w *witness) limit(n int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.limits = append(w.limits, n)
+	w.news.Broadcast()
+}
+
+// keep says whether those inside stay until as many are as may be.
+func (w *witness) keep(hold bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.hold = hold
+	w.news.Broadcast()
+}
+
+// let makes one fighter stay inside until the next call; nil makes none.
+func (w *witness) let(stay *fighter) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.stay = stay
+	w.news.Broadcast()
+}
+
+// full reports whether as many are inside as may be.
+func (w *witness) full() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.inside == w.limits[len(w.limits)-1]
+}
+
+func (w *witness) granted() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.entries
 }
 
 // A fighter is a process, as the witness knows it.
 type fighter struct {
-	w      *witness
-	cmd    *exec.Cmd
-	input  io.WriteCloser
-	since  int // the first limit that its present try may go by
-	inside bool
-	dead   bool
-	done   chan struct{}
+	w     *witness
+	cmd   *exec.Cmd
+	input io.WriteCloser
+	since int // the first limit that its present try may go by
+	slot  int // that it is inside by; 0 if it is not
+	dead  bool
+	done  chan struct{}
 }
 
 func (w *witness) send(t *testing.T, v *testenv.Vhost) *fighter {
@@ -123,6 +154,7 @@ func (w *witness) send(t *testing.T, v *testenv.Vhost) *fighter {
 	return f
 }
 
+// heard returns when the fighter may go on.
 func (f *fighter) heard(word string) {
 	w := f.w
 	w.mu.Lock()
@@ -130,20 +162,31 @@ func (f *fighter) heard(word string) {
 	if f.dead {
 		return
 	}
-	switch word {
-	case "try":
+	if word == "try" {
 		f.since = len(w.limits) - 1
-	case "in":
-		f.inside = true
-		w.inside++
-		w.entries++
-		w.most = max(w.most, w.inside)
-		if allowed := slices.Max(w.limits[f.since:]); w.inside > allowed {
-			w.wrong = append(w.wrong, fmt.Sprintf("entry %d: %d inside, where %d may be", w.entries, w.inside, allowed))
-		}
-	case "out":
-		f.inside = false
-		w.inside--
+		return
+	}
+	f.slot, _ = strconv.Atoi(strings.TrimPrefix(word, "in "))
+	w.inside++
+	w.entries++
+	w.most = max(w.most, w.inside)
+	if allowed := slices.Max(w.limits[f.since:]); w.inside > allowed {
+		w.wrong = append(w.wrong, fmt.Sprintf("entry %d: %d inside, where %d may be", w.entries, w.inside, allowed))
+	}
+	w.mu.Unlock()
+	time.Sleep(rand.N(3 * time.Millisecond)) // the work
+	w.mu.Lock()
+	for !f.dead && (w.stay == f || w.hold && w.inside <= w.limits[len(w.limits)-1]) {
+		w.news.Wait()
+	}
+	f.out()
+}
+
+// out counts the fighter out. w.mu is held.
+func (f *fighter) out() {
+	if f.slot != 0 {
+		f.slot = 0
+		f.w.inside--
 	}
 }
 
@@ -151,64 +194,77 @@ func (f *fighter) heard(word string) {
 func (f *fighter) leave(how func()) {
 	f.w.mu.Lock()
 	f.dead = true
-	if f.inside {
-		f.w.inside--
-	}
+	f.out()
+	f.w.news.Broadcast()
 	f.w.mu.Unlock()
 	how()
 	<-f.done
 }
 
-// TestFight lets eight processes fight for three slots. Some are killed, and the
-// limit is moved; nobody ever enters above it, and in the end nothing is left.
+// TestFight lets eight processes fight for a few slots. The limit moves between 1
+// and 5, and some are killed inside; nobody ever enters above the limit, and in
+// the end nothing is left.
 func TestFight(t *testing.T) {
 	t.Parallel()
-	const fighters, want = 8, 1000
+	const fighters, rounds, perStep = 8, 6, 70
 	v := testenv.RabbitMQ(t)
 	admin := create(t, config(t, v))
 	if err := admin.Create(t.Context(), "ring", 3); err != nil {
 		t.Fatal(err)
 	}
 	w := &witness{limits: []int{3}}
+	w.news.L = &w.mu
 	var all []*fighter
+	defer func() {
+		for _, f := range all {
+			f.leave(func() { f.input.Close() })
+		}
+	}()
 	for range fighters {
 		all = append(all, w.send(t, v))
 	}
 	began := time.Now()
-	killed, moved := 0, 0
-	tick := time.NewTicker(150 * time.Millisecond)
-	defer tick.Stop()
-	for limit, enough := 3, false; !enough; {
-		<-tick.C
-		next := 1 + rand.IntN(5)
-		w.limit(max(limit, next))
-		if err := admin.Resize(t.Context(), "ring", next); err != nil {
-			t.Fatal(err)
-		}
-		w.limit(next)
-		limit = next
-		moved++
-		if moved%4 == 0 {
-			victim := rand.IntN(fighters)
-			all[victim].leave(func() { all[victim].cmd.Process.Kill() })
-			killed++
-			all[victim] = w.send(t, v)
-		}
-		w.mu.Lock()
-		enough = w.entries >= want || len(w.wrong) > 0
-		w.mu.Unlock()
-		if time.Since(began) > 2*patience {
-			t.Errorf("only %d slots were taken in %v", w.entries, 2*patience)
-			break
+	limit, killed, moved := 3, 0, 0
+	for range rounds {
+		for step, to := range rand.Perm(5) {
+			to++
+			// They fill the ring, and may be killed there. Then the limit moves, and
+			// they come and go.
+			w.keep(true)
+			testenv.Eventually(t, 2*patience, fmt.Sprintf("all %d slots are held at once", limit), w.full)
+			if step%2 == 0 {
+				victim := w.highest(all)
+				all[victim].leave(func() { all[victim].cmd.Process.Kill() })
+				killed++
+				all[victim] = w.send(t, v)
+			}
+			if to > 1 { // who has the highest slot stays there, likely above the limit
+				w.let(all[w.highest(all)])
+			}
+			w.limit(max(limit, to))
+			if err := admin.Resize(t.Context(), "ring", to); err != nil {
+				t.Fatal(err)
+			}
+			w.limit(to)
+			limit = to
+			moved++
+			w.keep(false)
+			enough := w.granted() + perStep
+			testenv.Eventually(t, 2*patience, "more slots are taken", func() bool { return w.granted() >= enough })
+			w.let(nil)
 		}
 	}
 	t.Logf("%d slots taken in %v by %d processes, %d of them killed; the limit was moved %d times; at most %d were inside at once",
-		w.entries, time.Since(began).Round(time.Millisecond), fighters+killed, killed, moved, w.most)
+		w.granted(), time.Since(began).Round(time.Millisecond), fighters+killed, killed, moved, w.most)
 	for _, f := range all {
 		f.leave(func() { f.input.Close() })
 	}
+	all = nil
 	for _, wrong := range w.wrong {
 		t.Error(wrong)
+	}
+	if w.most != 5 {
+		t.Errorf("at most %d were inside at once, where 5 could be", w.most)
 	}
 
 	if err := admin.Resize(t.Context(), "ring", 3); err != nil {
@@ -218,9 +274,10 @@ func TestFight(t *testing.T) {
 		sem, err := admin.Inspect(t.Context(), "ring")
 		return err == nil && len(sem.Holders) == 0
 	})
-	want3 := []string{"onejob/ring/1-A", "onejob/ring/2-A", "onejob/ring/3-A"}
-	if queues := v.Queues(t); len(queues) != 4 || !slices.Equal(queues[:3], want3) {
-		t.Errorf("left are %q, want %q and a reach", queues, want3)
+	want := []string{"onejob/ring/1-A", "onejob/ring/2-A", "onejob/ring/3-A"}
+	left := slices.DeleteFunc(v.Queues(t), func(queue string) bool { return queue == "onejob/ring/bell" }) // gone soon
+	if len(left) != 4 || !slices.Equal(left[:3], want) {
+		t.Errorf("left are %q, want %q and a reach", left, want)
 	}
 	if err := admin.Destroy(t.Context(), "ring", false); err != nil {
 		t.Error(err)
@@ -228,4 +285,17 @@ func TestFight(t *testing.T) {
 	if queues := v.Queues(t); len(queues) != 0 {
 		t.Errorf("after the end there are %q", queues)
 	}
+}
+
+// highest returns who of all is inside by the highest slot.
+func (w *witness) highest(all []*fighter) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	top := 0
+	for i, f := range all {
+		if f.slot > all[top].slot {
+			top = i
+		}
+	}
+	return top
 }

@@ -15,6 +15,7 @@ func (c Config) names(semaphore string) names { return names{c.Prefix + "/" + se
 func (n names) a(slot int) string      { return n.base + strconv.Itoa(slot) + "-A" }
 func (n names) b(slot int) string      { return n.base + strconv.Itoa(slot) + "-B" }
 func (n names) mutex() string          { return n.base + "admin" }
+func (n names) bell() string           { return n.base + "bell" }
 func (n names) reach(slots int) string { return n.base + "reach-" + strconv.Itoa(slots) }
 
 // as and bs return the names of the A and B queues from..to, both included.

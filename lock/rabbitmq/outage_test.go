@@ -120,8 +120,12 @@ func TestSilence(t *testing.T) {
 	})
 	ended(t, lease, lock.ErrLost)
 	stopped := time.Since(began)
-	if limit := cfg.Heartbeat; stopped > limit {
-		t.Errorf("the holder stopped after %v, later than the heartbeat of %v", stopped, limit)
+	// It did so by its own clock, before the library noticed anything.
+	if why := context.Cause(lease.Context()); !strings.Contains(why.Error(), "has not answered for too long") {
+		t.Errorf("the lease ended with: %v", why)
+	}
+	if limit := 2 * cfg.Heartbeat; stopped > limit {
+		t.Errorf("the holder stopped after %v, where the broker may give up after %v", stopped, limit)
 	}
 	if a.Session() != "" {
 		t.Error("there still is a session")
@@ -164,7 +168,7 @@ func TestStopInSilence(t *testing.T) {
 	released := make(chan error, 1)
 	go func() { released <- lease.Release(context.Background()) }()
 	stop()
-	if took := time.Since(began); took > 3*farewell {
+	if took := time.Since(began); took > 5*farewell {
 		t.Errorf("Run took %v to return", took)
 	}
 	if err := <-released; !errors.Is(err, lock.ErrLost) {
@@ -281,7 +285,7 @@ func TestNobodyListens(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Errorf("Run: %v", err)
 	}
-	if took := time.Since(began); took > 5*time.Second {
+	if took := time.Since(began); took > dialTimeout {
 		t.Errorf("that took %v", took)
 	}
 }

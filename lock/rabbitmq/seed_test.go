@@ -259,7 +259,7 @@ func TestSeedsAmongUs(t *testing.T) {
 		time.Sleep(rand.N(2 * time.Millisecond)) // the longer inside, the likelier to meet somebody
 		inside.Add(-1)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
 	defer cancel()
 	var wg sync.WaitGroup
 	for range each {

@@ -97,6 +97,23 @@ func (s *Semaphores) Ready(ctx context.Context) error {
 	}
 }
 
+// Cooled is Ready, and returns when the session is old enough to take slots, too.
+func (s *Semaphores) Cooled(ctx context.Context) error {
+	for {
+		if err := s.Ready(ctx); err != nil {
+			return err
+		}
+		t := s.current()
+		switch {
+		case t == nil: // it was lost just now
+		case !t.cooling():
+			return nil
+		default:
+			pause(ctx, t.began.Add(s.cfg.Cooldown).Until())
+		}
+	}
+}
+
 // Session returns the present session's ID, and "" while there is none.
 func (s *Semaphores) Session() string {
 	if t := s.current(); t != nil {

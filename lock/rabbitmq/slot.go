@@ -147,6 +147,7 @@ func (s *slot) leave() error {
 		_ = s.ch.Close()
 		s.t.remove(s)
 		s.t.s.signal()
+		s.t.s.scout.ring(s.t.s.cfg.names(s.semaphore).bell())
 		return nil
 	case is(err, amqp.ResourceLocked):
 		_ = s.ch.Close()

@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"time"
 
+	amqp "github.com/rabbitmq/amqp091-go"
+
 	"onejob/lock"
 )
 
@@ -117,33 +119,49 @@ const (
 	longestWait  = time.Second
 )
 
-// Await implements lock.Semaphores. RabbitMQ does not tell when a queue goes, so
-// it looks, ever less often, but at once when a slot is given back here.
+// Await implements lock.Semaphores. It waits for the bell, and for a slot that is
+// given back here. As RabbitMQ does not tell when a queue goes, it also looks,
+// ever less often.
 func (s *Semaphores) Await(ctx context.Context, name string) error {
 	if err := lock.CheckSemaphore(name, 0); err != nil {
 		return err
 	}
+	queues := s.cfg.names(name)
+	var listening *term
+	var rung <-chan amqp.Delivery
+	stop := func() {}
+	defer func() { stop() }()
 	for wait := shortestWait; ; wait = min(2*wait, longestWait) {
 		changed := s.Changed()
 		if t := s.current(); t != nil && !t.cooling() {
-			v, err := look(ctx, s.scout, s.cfg.names(name))
+			v, err := look(ctx, s.scout, queues)
 			switch {
 			case err != nil:
 				return fmt.Errorf("limit %s: %w", name, err)
 			case !v.there():
 				return fmt.Errorf("limit %s: %w", name, lock.ErrNoSemaphore)
 			}
-			if err := recognise(t.pulse, s.cfg.names(name), v); err != nil {
+			if err := recognise(t.pulse, queues, v); err != nil {
 				return fmt.Errorf("limit %s: %w", name, err)
 			}
 			if v.room() > 0 {
 				return nil
+			}
+			if t != listening {
+				stop()
+				listening = t
+				rung, stop = t.listen(queues.bell())
+				continue // somebody may have rung just before
 			}
 		}
 		timer := time.NewTimer(wait/2 + rand.N(wait/2))
 		select {
 		case <-changed:
 			pause(ctx, rand.N(20*time.Millisecond)) // not all at the same moment
+		case _, ok := <-rung:
+			if !ok {
+				rung = nil
+			}
 		case <-timer.C:
 		case <-ctx.Done():
 		}

@@ -1,0 +1,58 @@
+package rabbitmq
+
+import (
+	"testing"
+	"time"
+
+	"onejob/internal/testenv"
+)
+
+// TestBell: one of those who wait, on whatever connection, hears of each slot
+// that is given back, or that a raise adds.
+func TestBell(t *testing.T) {
+	t.Parallel()
+	v := testenv.RabbitMQ(t)
+	a, y, z := start(t, config(t, v)), start(t, config(t, v)), start(t, config(t, v))
+	if err := a.Create(t.Context(), "k", 1); err != nil {
+		t.Fatal(err)
+	}
+	bell := a.cfg.names("k").bell()
+	first, stopFirst := y.current().listen(bell)
+	second, stopSecond := z.current().listen(bell)
+	heard := func(what string, n int) {
+		t.Helper()
+		for range n {
+			select {
+			case <-first:
+			case <-second:
+			case <-time.After(patience):
+				t.Fatalf("nobody heard of %s", what)
+			}
+		}
+		select {
+		case <-first:
+			t.Errorf("too many heard of %s", what)
+		case <-second:
+			t.Errorf("too many heard of %s", what)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+	for range 5 {
+		if err := take(t, a, "k").Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		heard("a slot that was given back", 1)
+	}
+	if err := a.Resize(t.Context(), "k", 4); err != nil {
+		t.Fatal(err)
+	}
+	heard("a raise by three", 3)
+	stopFirst()
+	stopSecond()
+	if err := a.Destroy(t.Context(), "k", false); err != nil {
+		t.Fatal(err)
+	}
+	if queues := v.Queues(t); len(queues) != 3 { // of the sessions
+		t.Errorf("left are %q", queues)
+	}
+}
