@@ -5,7 +5,7 @@ SHELL       := /bin/bash
 .DEFAULT_GOAL := help
 export GOFLAGS ?=
 
-.PHONY: help build test lint demo compose-test consul postgres rabbitmq clean
+.PHONY: help build test lint demo bench compose-test consul postgres rabbitmq clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -18,6 +18,10 @@ demo: build consul postgres ## Three replicas, one killed in the middle of its w
 
 test: consul postgres rabbitmq ## Run all tests, against real servers, under the race detector
 	go test -race -timeout 9m ./...
+	cd bench && go test -timeout 9m ./...
+
+bench: consul postgres ## Measure speed beside River and others (10 minutes; leave the machine alone meanwhile)
+	cd bench && go run .
 
 lint: ## Format, vet, staticcheck, tidy modules, shell syntax
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$unformatted" ] || { echo "not formatted with gofmt: $$unformatted" >&2; exit 1; }
@@ -25,6 +29,7 @@ lint: ## Format, vet, staticcheck, tidy modules, shell syntax
 	cd tools/lint && go build -o ../../bin/staticcheck honnef.co/go/tools/cmd/staticcheck
 	bin/staticcheck ./...
 	go mod tidy -diff
+	cd bench && go vet ./... && ../bin/staticcheck ./... && go mod tidy -diff
 	@for s in $$(git ls-files '*.sh' .ci/run); do bash -n "$$s"; done
 
 compose-test: ## Bring up docker-compose.yml, kill a container, look whether anything is lost

@@ -1,0 +1,214 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"onejob/bench/riverjobs"
+)
+
+// plan is how much is measured.
+type plan struct {
+	Dir          string        `json:"-"`
+	Out          string        `json:"-"`
+	Subjects     string        `json:"contests,omitempty"`
+	Rounds       int           `json:"rounds"`
+	Warm         int           `json:"warm_up_tasks"`
+	Tasks        int           `json:"tasks"`
+	NaiveTasks   int           `json:"naive_tasks"`
+	Shallow      int           `json:"waiting_rows_shallow"`
+	Deep         int           `json:"waiting_rows_deep"`
+	Finished     int           `json:"finished_rows"`
+	PickupTasks  int           `json:"pickup_tasks_per_round"`
+	EnqueueRows  int           `json:"enqueue_rows"`
+	IdleSettle   time.Duration `json:"idle_settle_ns"`
+	IdleWatch    time.Duration `json:"idle_watch_ns"`
+	EnqueueTimes int           `json:"enqueue_rounds"`
+	Patience     time.Duration `json:"patience_ns"`
+}
+
+func (p *plan) flags(flags *flag.FlagSet) {
+	flags.StringVar(&p.Dir, "dir", "/var/tmp", "folder on a disk for the servers' data")
+	flags.StringVar(&p.Out, "out", "results/latest.json", "file for the results")
+	flags.StringVar(&p.Subjects, "only", "", "only these contests, such as onejob,river; pick-up, idleness and enqueueing are left out then")
+	flags.IntVar(&onejobConcurrency, "concurrency", onejobConcurrency, "worker.concurrency of onejob")
+	flags.IntVar(&p.Rounds, "rounds", 5, "how often everything is measured")
+	flags.IntVar(&p.Warm, "warm", 2_000, "tasks that warm a subject up, uncounted")
+	flags.IntVar(&p.Tasks, "tasks", 40_000, "tasks that are counted in a round")
+	flags.IntVar(&p.NaiveTasks, "naive-tasks", 3_000, "the same for the naive way")
+	flags.IntVar(&p.Shallow, "shallow", 10_000, "waiting rows that many are compared with")
+	flags.IntVar(&p.Deep, "deep", 1_000_000, "many waiting rows")
+	flags.IntVar(&p.Finished, "finished", 1_000_000, "finished rows beside")
+	flags.IntVar(&p.PickupTasks, "pickup", 100, "tasks inserted one by one in a round")
+	flags.IntVar(&p.EnqueueRows, "enqueue", 100_000, "rows enqueued to see how fast that is")
+	flags.DurationVar(&p.Patience, "patience", 5*time.Second, "how long to wait, before each measurement, for others on the machine to become calm")
+	p.IdleSettle, p.IdleWatch, p.EnqueueTimes = 5*time.Second, 20*time.Second, 3
+}
+
+// makeQuick makes everything small.
+func (p *plan) makeQuick() {
+	p.Rounds, p.Warm, p.Tasks, p.NaiveTasks = 2, 500, 4_000, 500
+	p.Shallow, p.Deep, p.Finished = 1_000, 50_000, 50_000
+	p.PickupTasks, p.EnqueueRows, p.EnqueueTimes = 20, 10_000, 1
+	p.IdleSettle, p.IdleWatch = 2*time.Second, 3*time.Second
+}
+
+// contests are what is measured in every round. The plain run of onejob is what
+// most others are compared with.
+func (p *plan) contests() []contest {
+	all := []contest{
+		{name: "onejob", subject: onejobSubject, replicas: 1, tasks: p.Tasks},
+		{name: "river", subject: riverSubject, replicas: 1, tasks: p.Tasks},
+		{name: "naive", subject: naiveSubject, replicas: 1, tasks: p.NaiveTasks},
+		{name: "floor", subject: floorSubject, replicas: 1, tasks: p.Tasks},
+		{name: "shallow", subject: onejobSubject, replicas: 1, tasks: p.Tasks, template: "shallow", behind: p.Shallow},
+		{name: "deep", subject: onejobSubject, replicas: 1, tasks: p.Tasks, template: "deep", behind: p.Deep},
+		{name: "finished", subject: onejobSubject, replicas: 1, tasks: p.Tasks, template: "finished", before: p.Finished},
+		{name: "replicas3", subject: onejobSubject, replicas: 3, tasks: p.Tasks},
+		{name: "replicas8", subject: onejobSubject, replicas: 8, tasks: p.Tasks},
+	}
+	for i := range all {
+		all[i].warm, all[i].patience = p.Warm, p.Patience
+	}
+	if p.Subjects == "" {
+		return all
+	}
+	only := strings.Split(p.Subjects, ",")
+	return slices.DeleteFunc(all, func(c contest) bool { return !slices.Contains(only, c.name) })
+}
+
+// measured is all that a run has found.
+type measured struct {
+	contests map[string][]outcome // by name, one for each round
+	pickups  map[string][][]float64
+	enqueue  []float64
+	idle     *idleness
+	locks    map[string]lockCount // by contest
+}
+
+// runBench measures all that the plan asks for, and writes it down.
+func runBench(ctx context.Context, p plan) (err error) {
+	began := time.Now()
+	contests := p.contests()
+	if len(contests) == 0 {
+		return fmt.Errorf("there are no contests named %q", p.Subjects)
+	}
+	say("building onejob, starting Postgres")
+	g, err := prepareGround(ctx, p.Dir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, g.close()) }()
+	m := &machine{}
+	if err := m.look(ctx, g); err != nil {
+		return err
+	}
+	if err := p.templates(ctx, g, contests); err != nil {
+		return err
+	}
+	found := &measured{contests: map[string][]outcome{}, pickups: map[string][][]float64{}, locks: map[string]lockCount{}}
+	for round := range p.Rounds {
+		if err := p.round(ctx, g, found, round, contests); err != nil {
+			return err
+		}
+	}
+	if p.Subjects == "" {
+		if err := p.rest(ctx, g, found, contests); err != nil {
+			return err
+		}
+	}
+	r := found.report()
+	r["machine"], r["plan"], r["settings"] = m, p, settings()
+	r["measured_at"], r["took_s"] = began.UTC().Format(time.RFC3339), int(time.Since(began).Seconds())
+	printReport(r, found)
+	return writeJSON(p.Out, r)
+}
+
+// templates makes the databases that the runs copy.
+func (p *plan) templates(ctx context.Context, g *ground, contests []contest) error {
+	fills := map[string]func(context.Context, string) error{
+		onejobTable.template: migrateOnejob,
+		riverTable.template:  riverjobs.Migrate,
+		"shallow":            waiting(p.Warm + p.Tasks + p.Shallow),
+		"deep":               waiting(p.Warm + p.Tasks + p.Deep),
+		"finished":           finished(p.Finished),
+	}
+	made := map[string]bool{}
+	make := func(name string) error {
+		if made[name] {
+			return nil
+		}
+		made[name] = true
+		say("preparing database %s", name)
+		return g.template(ctx, name, fills[name])
+	}
+	for _, name := range []string{onejobTable.template, riverTable.template} {
+		if err := make(name); err != nil {
+			return err
+		}
+	}
+	for _, c := range contests {
+		if c.template != "" {
+			if err := make(c.template); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// round measures every contest once, and pick-up.
+func (p *plan) round(ctx context.Context, g *ground, found *measured, round int, contests []contest) error {
+	for _, c := range rotated(contests, round) {
+		o, err := g.measure(ctx, c, nil)
+		if err != nil {
+			return err
+		}
+		found.contests[c.name] = append(found.contests[c.name], o)
+		say("round %d of %d: %-9s %7.0f tasks/s, others used %2.0f %% of the machine", round+1, p.Rounds, c.name, o.Rate, 100*o.Others)
+	}
+	if p.Subjects != "" {
+		return nil
+	}
+	for _, k := range rotated(pickups, round) {
+		delays, err := g.measurePickup(ctx, k, p.PickupTasks)
+		if err != nil {
+			return err
+		}
+		found.pickups[k.name] = append(found.pickups[k.name], delays)
+		say("round %d of %d: pick-up of %s %.1f ms", round+1, p.Rounds, k.name, median(delays))
+	}
+	return nil
+}
+
+// rest measures what needs no comparison.
+func (p *plan) rest(ctx context.Context, g *ground, found *measured, contests []contest) error {
+	for _, c := range contests {
+		if c.replicas == 1 {
+			continue
+		}
+		// Apart, as counting takes time: the ratios are not made of these runs.
+		var locks lockCounter
+		if _, err := g.measure(ctx, c, &locks); err != nil {
+			return err
+		}
+		found.locks[c.name] = locks.lockCount
+		say("%s: %d of %d locks refused", c.name, locks.Refused, locks.Attempts)
+	}
+	for range p.EnqueueTimes {
+		rate, err := g.measureEnqueue(ctx, p.EnqueueRows)
+		if err != nil {
+			return err
+		}
+		found.enqueue = append(found.enqueue, rate)
+	}
+	say("watching an idle replica for %v", p.IdleWatch)
+	idle, err := g.measureIdle(ctx, p.IdleSettle, p.IdleWatch)
+	found.idle = &idle
+	return err
+}

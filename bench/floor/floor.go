@@ -1,0 +1,106 @@
+// Package floor is the least that a queue in this table costs: a claim of many
+// rows with SKIP LOCKED, and a completion of the same rows, in a loop. It has no
+// locks, no fences, no history of attempts, and nobody would take over from it.
+package floor
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+const pause = 20 * time.Millisecond // between looks at the table when nothing is due
+
+// Config says where the tasks are and how to work on them.
+type Config struct {
+	DSN   string // of Postgres
+	Loops int    // how many claim side by side
+	Batch int    // rows in a claim
+}
+
+// The planner keeps a generic plan; it must not be one for an empty table.
+const claimSQL = `
+WITH picked AS (
+    SELECT id
+      FROM onejob.tasks
+     WHERE status   = 'pending'
+       AND limit_name IS NULL
+       AND queue    = 'default'
+       AND priority = 0
+       AND kind     = 'noop'
+       AND (lock_key IS NULL) = true
+       AND run_at  <= now()
+     ORDER BY run_at, id
+     LIMIT $1
+       FOR UPDATE SKIP LOCKED
+)
+UPDATE onejob.tasks
+   SET status     = 'running',
+       attempt    = attempt + 1,
+       session    = '00000000-0000-0000-0000-000000000001',
+       started_at = now()
+ WHERE id = ANY (ARRAY(SELECT id FROM picked))
+RETURNING id`
+
+const completeSQL = `
+UPDATE onejob.tasks
+   SET status      = 'succeeded',
+       session     = NULL,
+       finished_at = now()
+ WHERE id = ANY ($1)`
+
+// Run works until ctx ends. It returns an error if Postgres does.
+func Run(ctx context.Context, c Config) error {
+	pc, err := pgxpool.ParseConfig(c.DSN)
+	if err != nil {
+		return fmt.Errorf("floor: %w", err)
+	}
+	pc.MaxConns = int32(c.Loops)
+	pc.ConnConfig.RuntimeParams["enable_seqscan"] = "off"
+	pool, err := pgxpool.NewWithConfig(ctx, pc)
+	if err != nil {
+		return fmt.Errorf("floor: %w", err)
+	}
+	defer pool.Close()
+	errs := make(chan error, c.Loops)
+	var loops sync.WaitGroup
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	for range c.Loops {
+		loops.Go(func() {
+			for ctx.Err() == nil {
+				n, err := batch(ctx, pool, c.Batch)
+				if err != nil && ctx.Err() == nil {
+					errs <- fmt.Errorf("floor: %w", err)
+					stop()
+				}
+				if n == 0 {
+					time.Sleep(pause)
+				}
+			}
+		})
+	}
+	loops.Wait()
+	close(errs)
+	return <-errs
+}
+
+// batch claims rows and completes them. It returns how many there were.
+func batch(ctx context.Context, pool *pgxpool.Pool, most int) (int, error) {
+	rows, err := pool.Query(ctx, claimSQL, most)
+	if err != nil {
+		return 0, fmt.Errorf("claim: %w", err)
+	}
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	if err != nil || len(ids) == 0 {
+		return 0, err
+	}
+	if _, err := pool.Exec(ctx, completeSQL, ids); err != nil {
+		return 0, fmt.Errorf("complete: %w", err)
+	}
+	return len(ids), nil
+}

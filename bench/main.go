@@ -1,0 +1,124 @@
+// Command bench measures onejob against its peers and against its own bars. It
+// starts a Postgres and a Consul of its own, with their defaults and their data
+// on a disk, and every subject in processes of its own. See README.md.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"onejob/bench/floor"
+	"onejob/bench/naive"
+	"onejob/bench/riverjobs"
+)
+
+const usage = `Usage:
+  bench [flags]          measure everything; writes results/latest.json
+  bench steady [flags]   keep one replica busy for long; writes results/steady.json
+  bench profile [flags]  write a CPU profile of a busy replica
+  bench naive [flags]    work on tasks as the post about exclusive workers does
+  bench river|floor|stamp [flags]   the other subjects; the first two commands start them
+
+bench COMMAND -h lists the flags.
+`
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	command, arguments := "", os.Args[1:]
+	if len(arguments) > 0 && arguments[0] != "" && arguments[0][0] != '-' {
+		command, arguments = arguments[0], arguments[1:]
+	}
+	commands := map[string]func(context.Context, *flag.FlagSet, []string) error{
+		"": benchCommand, "steady": steadyCommand, "profile": profileCommand,
+		"naive": naiveCommand, "river": riverCommand, "floor": floorCommand, "stamp": stampCommand,
+	}
+	run, ok := commands[command]
+	if !ok {
+		fmt.Fprint(os.Stderr, usage)
+		os.Exit(2)
+	}
+	flags := flag.NewFlagSet("bench "+command, flag.ExitOnError)
+	if err := run(ctx, flags, arguments); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func benchCommand(ctx context.Context, flags *flag.FlagSet, arguments []string) error {
+	var p plan
+	p.flags(flags)
+	quick := flags.Bool("quick", false, "two rounds of few tasks, to see whether it works; the figures mean little")
+	_ = flags.Parse(arguments)
+	if *quick {
+		p.makeQuick()
+	}
+	return runBench(ctx, p)
+}
+
+func steadyCommand(ctx context.Context, flags *flag.FlagSet, arguments []string) error {
+	var s steadyPlan
+	s.flags(flags)
+	_ = flags.Parse(arguments)
+	return runSteady(ctx, s)
+}
+
+func profileCommand(ctx context.Context, flags *flag.FlagSet, arguments []string) error {
+	var p profilePlan
+	p.flags(flags)
+	_ = flags.Parse(arguments)
+	return runProfile(ctx, p)
+}
+
+func naiveCommand(ctx context.Context, flags *flag.FlagSet, arguments []string) error {
+	var c naive.Config
+	flags.StringVar(&c.DSN, "dsn", "", "address of Postgres")
+	flags.StringVar(&c.Consul, "consul", "127.0.0.1:8500", "address of Consul")
+	flags.StringVar(&c.Prefix, "prefix", "service/naive", "prefix of the keys in Consul")
+	flags.IntVar(&c.Workers, "workers", naiveWorkers, "tasks at once")
+	flags.DurationVar(&c.Work, "work", 0, "how long a task takes")
+	_ = flags.Parse(arguments)
+	return naive.Run(ctx, c)
+}
+
+func riverCommand(ctx context.Context, flags *flag.FlagSet, arguments []string) error {
+	var c riverjobs.Config
+	flags.StringVar(&c.DSN, "dsn", "", "address of Postgres")
+	flags.BoolVar(&c.Default, "default", false, "River's default settings instead of those of its own benchmark")
+	_ = flags.Parse(arguments)
+	return riverjobs.Run(ctx, c)
+}
+
+func floorCommand(ctx context.Context, flags *flag.FlagSet, arguments []string) error {
+	var c floor.Config
+	flags.StringVar(&c.DSN, "dsn", "", "address of Postgres")
+	flags.IntVar(&c.Loops, "loops", floorLoops, "how many claim side by side")
+	flags.IntVar(&c.Batch, "batch", floorBatch, "rows in a claim")
+	_ = flags.Parse(arguments)
+	return floor.Run(ctx, c)
+}
+
+func stampCommand(ctx context.Context, flags *flag.FlagSet, arguments []string) error {
+	name := flags.String("subject", "onejob", "onejob, river or river-default")
+	dsn := flags.String("dsn", "", "address of Postgres")
+	consul := flags.String("consul", "127.0.0.1:8500", "address of Consul")
+	out := flags.String("out", "stamps.json", "file for the delays in milliseconds, written at the end")
+	profile := flags.String("profile", "", "file for a CPU profile")
+	_ = flags.Parse(arguments)
+	stop, err := profiling(*profile)
+	if err != nil {
+		return err
+	}
+	return errors.Join(runStamping(ctx, *name, *dsn, *consul, *out), stop())
+}
+
+// say tells how far things are.
+func say(format string, a ...any) {
+	fmt.Fprintf(os.Stderr, time.Now().Format("15:04:05 ")+format+"\n", a...)
+}

@@ -1,0 +1,125 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"time"
+)
+
+const (
+	pickupRate = 20 // INSERTs a second, on average
+	pickupWarm = 20 // uncounted
+)
+
+// A pickup is a subject whose time from INSERT to the start of the handler is
+// measured.
+type pickup struct {
+	name   string
+	jobs   table
+	consul bool
+	insert string // one statement that adds one task, sent at $1
+}
+
+var (
+	riverInsert = `
+WITH job AS (
+    INSERT INTO river_job (kind, args, max_attempts)
+    VALUES ('stamp', jsonb_build_object('sent', $1::bigint), 25)
+ RETURNING queue
+)
+SELECT pg_notify(concat(current_schema(), '.river_insert'), json_build_object('queue', queue)::text)
+  FROM job`
+
+	pickups = []pickup{
+		{"onejob", onejobTable, true, `INSERT INTO onejob.tasks (kind, payload) VALUES ('stamp', jsonb_build_object('sent', $1::bigint))`},
+		{"river", riverTable, false, riverInsert},
+		{"river-default", riverTable, false, riverInsert},
+	}
+)
+
+// measurePickup returns how many milliseconds after its INSERT each of n tasks
+// started, on an idle system. A clock starts just before the INSERT is sent.
+func (g *ground) measurePickup(ctx context.Context, p pickup, n int) (delays []float64, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, runTimeout, fmt.Errorf("pick-up of %s did not end within %v", p.name, runTimeout))
+	defer cancel()
+	also := func(f func() error) {
+		if e := f(); e != nil {
+			err = errors.Join(err, fmt.Errorf("pick-up of %s: %w", p.name, e))
+		}
+	}
+	database, err := g.database(ctx, p.jobs.template)
+	if err != nil {
+		return nil, err
+	}
+	defer also(func() error { return g.drop(database) })
+	at := place{ground: g, dsn: g.postgres.DSN(database)}
+	arguments := []string{"stamp", "-subject", p.name, "-dsn", at.dsn, "-out", at.file("stamps.json")}
+	if p.consul {
+		c, err := g.startConsul(ctx)
+		if err != nil {
+			return nil, err
+		}
+		defer also(c.Close)
+		arguments = append(arguments, "-consul", c.Addr())
+	}
+	f, err := connectFront(ctx, at.dsn, p.jobs)
+	if err != nil {
+		return nil, err
+	}
+	defer f.close()
+	replica, err := startProcess(p.name, at.file("stamp.log"), g.self, arguments...)
+	if err != nil {
+		return nil, err
+	}
+	if err := insertSingly(ctx, f, p.insert, n, replica); err != nil {
+		return nil, errors.Join(err, replica.stop())
+	}
+	if err := replica.stop(); err != nil { // it writes the stamps
+		return nil, err
+	}
+	text, err := os.ReadFile(at.file("stamps.json"))
+	if err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(text, &delays); err != nil {
+		return nil, err
+	}
+	if len(delays) != n {
+		return nil, fmt.Errorf("pick-up of %s: %d of %d tasks left a stamp", p.name, len(delays), n)
+	}
+	return delays, nil
+}
+
+// insertSingly inserts tasks one by one at random moments, and waits for the
+// last one's end.
+func insertSingly(ctx context.Context, f *front, insert string, n int, replica *process) error {
+	one := func(sent int64) error {
+		f.last++
+		_, err := f.conn.Exec(ctx, insert, sent)
+		return err
+	}
+	// The first one tells when the replica has come up.
+	for i := range pickupWarm {
+		if err := one(0); err != nil {
+			return err
+		}
+		if i == 0 {
+			if _, err := f.pass(ctx, f.last, []*process{replica}); err != nil {
+				return err
+			}
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	for range n {
+		time.Sleep(rand.N(2 * time.Second / pickupRate))
+		if err := one(time.Now().UnixNano()); err != nil {
+			return err
+		}
+	}
+	_, err := f.pass(ctx, f.last, []*process{replica})
+	return err
+}

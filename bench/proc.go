@@ -1,0 +1,103 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// What /proc tells of processes: time on the processor, memory, children.
+
+// tick is the unit of times in /proc/PID/stat; Linux tells programs 100 a second
+// on every machine.
+const tick = time.Second / 100
+
+// procStat is the part of /proc/PID/stat that is used here.
+type procStat struct {
+	parent int
+	own    time.Duration // user and system time of its threads
+	dead   time.Duration // the same of its children that it has waited for, and theirs
+}
+
+func readStat(pid int) (procStat, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return procStat{}, err
+	}
+	return parseStat(text)
+}
+
+// parseStat reads a line of /proc/PID/stat. The process's name, in brackets, may
+// hold anything, brackets too.
+func parseStat(text []byte) (procStat, error) {
+	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
+	const parent, utime, last = 1, 11, 14 // counted from the state, which follows the name
+	if len(fields) <= last {
+		return procStat{}, fmt.Errorf("%q is no line of /proc/PID/stat", text)
+	}
+	number := func(i int) time.Duration {
+		n, _ := strconv.ParseInt(fields[i], 10, 64)
+		return time.Duration(n)
+	}
+	return procStat{
+		parent: int(number(parent)),
+		own:    (number(utime) + number(utime+1)) * tick,
+		dead:   (number(utime+2) + number(utime+3)) * tick,
+	}, nil
+}
+
+// cpuTime returns the time on the processor that a process and all below it have
+// used, dead ones included, but not the living ones in except.
+func cpuTime(pid int, except ...int) (time.Duration, error) {
+	// The living are read first: one that dies in between is counted a moment
+	// late, and never twice.
+	var living time.Duration
+	for _, child := range childrenOf(pid) {
+		if !slices.Contains(except, child) {
+			if used, err := cpuTime(child, except...); err == nil {
+				living += used
+			}
+		}
+	}
+	s, err := readStat(pid)
+	if err != nil {
+		return 0, err
+	}
+	return s.own + s.dead + living, nil
+}
+
+// childrenOf returns the living children of all threads of a process.
+func childrenOf(pid int) []int {
+	var children []int
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	for _, file := range files {
+		text, _ := os.ReadFile(file)
+		for _, field := range strings.Fields(string(text)) {
+			if child, err := strconv.Atoi(field); err == nil {
+				children = append(children, child)
+			}
+		}
+	}
+	return children
+}
+
+// memory returns a figure of /proc/PID/status in MB: VmRSS is what is resident
+// now, VmHWM the most that ever was.
+func memory(pid int, what string) (float64, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(text)) {
+		if value, ok := strings.CutPrefix(line, what+":"); ok {
+			kb, err := strconv.ParseFloat(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 64)
+			return kb / 1024, err
+		}
+	}
+	return 0, fmt.Errorf("process %d has no %s", pid, what)
+}

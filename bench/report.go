@@ -1,0 +1,153 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+)
+
+// report is what is written to the file of results: the main figures by name,
+// each the median of the rounds, and below "spread" what the rounds said.
+type report map[string]any
+
+// compared are the ratios of throughput: each the first contest against the second.
+var compared = []struct{ key, numerator, denominator string }{
+	{"river_ratio", "onejob", "river"},
+	{"naive_ratio", "onejob", "naive"},
+	{"floor_ratio", "onejob", "floor"},
+	{"backlog_ratio", "deep", "shallow"},
+	{"finished_ratio", "finished", "onejob"},
+	{"replicas3_ratio", "replicas3", "onejob"},
+	{"replicas8_ratio", "replicas8", "onejob"},
+}
+
+// report makes the figures of what was measured.
+func (m *measured) report() report {
+	r, spreads := report{}, map[string]spread{}
+	put := func(key string, rounds []float64) {
+		if len(rounds) > 0 {
+			spreads[key] = spreadOf(rounds)
+			r[key] = spreads[key].Median
+		}
+	}
+	for _, c := range compared {
+		put(c.key, ratios(m.rates(c.numerator), m.rates(c.denominator)))
+	}
+	calm := map[string]spread{}
+	for _, c := range compared {
+		if rounds := ratios(m.calmRates(c.numerator, c.denominator)); len(rounds) > 0 {
+			calm[c.key] = spreadOf(rounds)
+		}
+	}
+	r["calm"] = calm
+	rates := map[string]spread{}
+	others := map[string]spread{}
+	for name, rounds := range m.contests {
+		rates[name] = spreadOf(m.rates(name))
+		others[name] = spreadOf(each(rounds, func(o outcome) float64 { return o.Others }))
+	}
+	r["others_share"] = others
+	r["tasks_per_second"], r["spread"], r["rounds"] = rates, spreads, m.contests
+
+	for _, p := range pickups {
+		prefix := map[string]string{"onejob": "", "river": "river_", "river-default": "river_default_"}[p.name]
+		put(prefix+"pickup_p50_ms", percentiles(m.pickups[p.name], 50))
+		put(prefix+"pickup_p99_ms", percentiles(m.pickups[p.name], 99))
+		// A percentile of all rounds together rests on more values than the
+		// median of one for each round.
+		if all := slices.Concat(m.pickups[p.name]...); len(all) > 0 {
+			r[prefix+"pickup_p50_ms"], r[prefix+"pickup_p99_ms"] = percentile(all, 50), percentile(all, 99)
+		}
+	}
+	m.costs(r, put)
+	for _, p := range []string{"p50", "p99"} {
+		if river, ok := r["river_pickup_"+p+"_ms"].(float64); ok {
+			r["pickup_"+p+"_ratio"] = r["pickup_"+p+"_ms"].(float64) / river
+		}
+	}
+	put("enqueue_rows_per_s", m.enqueue)
+	if m.idle != nil {
+		r["idle_cpu_percent"], r["idle_consul_requests_per_s"], r["rss_mb_idle"] = m.idle.CPUPercent, m.idle.RequestsPerS, m.idle.RSS
+		r["idle_postgres_cpu_percent"], r["idle_consul_cpu_percent"] = m.idle.PostgresPercent, m.idle.ConsulPercent
+	}
+	if len(m.locks) > 0 {
+		var all lockCount
+		for _, l := range m.locks {
+			all.Attempts += l.Attempts
+			all.Refused += l.Refused
+			all.Vain += l.Vain
+		}
+		r["wasted_lock_ratio"] = float64(all.Refused) / float64(max(1, all.Attempts))
+		r["vain_lock_ratio"] = float64(all.Vain) / float64(max(1, all.Attempts))
+		r["locks"] = m.locks
+	}
+	return r
+}
+
+// costs adds what a task costs, by process, and for the others what it costs them.
+func (m *measured) costs(r report, put func(string, []float64)) {
+	bySubject := map[string]map[string]float64{}
+	for name, rounds := range m.contests {
+		bySubject[name] = map[string]float64{}
+		for process := range rounds[0].CPU {
+			used := median(each(rounds, func(o outcome) float64 { return o.CPU[process] }))
+			bySubject[name][process] = used
+			bySubject[name]["all"] += used
+		}
+	}
+	r["cpu_us_per_task_by_contest"] = bySubject
+	if own := m.contests["onejob"]; len(own) > 0 {
+		cpu := bySubject["onejob"]
+		r["cpu_us_per_task"] = map[string]float64{"onejob": cpu["subject"], "postgres": cpu["postgres"], "consul": cpu["consul"]}
+		put("consul_writes_per_task", each(own, func(o outcome) float64 { return o.ConsulWrites }))
+		put("rss_mb_busy", each(own, func(o outcome) float64 { return o.PeakMB }))
+	}
+	if river := bySubject["river"]["all"]; river > 0 {
+		r["river_cpu_ratio"] = bySubject["onejob"]["all"] / river
+	}
+	for _, name := range []string{"replicas3", "replicas8"} {
+		if rounds := m.contests[name]; len(rounds) > 0 {
+			put(name+"_given_back_ratio", each(rounds, func(o outcome) float64 { return o.GivenBack }))
+		}
+	}
+}
+
+func (m *measured) rates(contest string) []float64 {
+	return each(m.contests[contest], func(o outcome) float64 { return o.Rate })
+}
+
+// calmRates returns the rates of two contests in those rounds in which others
+// left the machine to both.
+func (m *measured) calmRates(a, b string) (as, bs []float64) {
+	for i := range min(len(m.contests[a]), len(m.contests[b])) {
+		if a, b := m.contests[a][i], m.contests[b][i]; a.Others < calmShare && b.Others < calmShare {
+			as, bs = append(as, a.Rate), append(bs, b.Rate)
+		}
+	}
+	return as, bs
+}
+
+func each[T any](list []T, f func(T) float64) []float64 {
+	var out []float64
+	for _, item := range list {
+		out = append(out, f(item))
+	}
+	return out
+}
+
+func percentiles(rounds [][]float64, p float64) []float64 {
+	return each(rounds, func(delays []float64) float64 { return percentile(delays, p) })
+}
+
+// writeJSON writes a file for machines and people.
+func writeJSON(path string, value any) error {
+	text, err := json.MarshalIndent(value, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(path, append(text, '\n'), 0o644)
+}

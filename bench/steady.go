@@ -1,0 +1,250 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// steadyPlan is how one replica is kept busy for long, while it deletes what it
+// has done a little earlier.
+type steadyPlan struct {
+	Dir       string        `json:"-"`
+	Out       string        `json:"-"`
+	For       time.Duration `json:"for_ns"`
+	Window    time.Duration `json:"window_ns"` // at the beginning and at the end, which are compared
+	Every     time.Duration `json:"every_ns"`
+	Rate      float64       `json:"rate"`    // tasks a second; 0 keeps Waiting rows waiting
+	Waiting   int           `json:"waiting"` // rows that always wait, if there is no rate
+	Retention time.Duration `json:"retention_ns"`
+	Warm      time.Duration `json:"warm_up_ns"`
+}
+
+func (s *steadyPlan) flags(flags *flag.FlagSet) {
+	flags.StringVar(&s.Dir, "dir", "/var/tmp", "folder on a disk for the servers' data")
+	flags.StringVar(&s.Out, "out", "results/steady.json", "file for the results")
+	flags.DurationVar(&s.For, "for", 30*time.Minute, "how long")
+	flags.DurationVar(&s.Window, "window", 5*time.Minute, "how much of the beginning is compared with how much of the end")
+	flags.DurationVar(&s.Every, "every", 10*time.Second, "time between looks")
+	flags.Float64Var(&s.Rate, "rate", 0, "tasks enqueued a second; 0: as many as the replica does")
+	flags.IntVar(&s.Waiting, "waiting", 20_000, "tasks that always wait when there is no rate")
+	flags.DurationVar(&s.Retention, "retention", time.Minute, "how long finished tasks are kept")
+	flags.DurationVar(&s.Warm, "warm", 0, "how long to run before the beginning")
+}
+
+// A sample is one look at everything.
+type sample struct {
+	At           float64          `json:"at_s"`   // since the beginning
+	Done         int64            `json:"done"`   // tasks, since the beginning
+	Queued       int64            `json:"queued"` // tasks that are not done
+	Rate         float64          `json:"tasks_per_second"`
+	Bytes        map[string]int64 `json:"bytes"` // of tables and indexes
+	DeadRows     map[string]int64 `json:"dead_rows"`
+	ReplicaMB    float64          `json:"replica_rss_mb"`
+	ConsulMB     float64          `json:"consul_rss_mb"`
+	ReplicaCPU   float64          `json:"replica_cpu_percent"`
+	PostgresCPU  float64          `json:"postgres_cpu_percent"`
+	ConsulCPU    float64          `json:"consul_cpu_percent"`
+	ConsulWrites float64          `json:"consul_writes_per_s"`
+}
+
+// runSteady keeps one replica busy, and writes down how that went.
+func runSteady(ctx context.Context, s steadyPlan) (err error) {
+	if s.For < 2*s.Window {
+		return fmt.Errorf("-for %v is shorter than twice -window %v", s.For, s.Window)
+	}
+	also := func(f func() error) { err = errors.Join(err, f()) }
+	say("building onejob, starting Postgres and Consul")
+	g, err := prepareGround(ctx, s.Dir)
+	if err != nil {
+		return err
+	}
+	defer also(g.close)
+	about := &machine{}
+	if err := about.look(ctx, g); err != nil {
+		return err
+	}
+	if err := g.template(ctx, onejobTable.template, migrateOnejob); err != nil {
+		return err
+	}
+	database, err := g.database(ctx, onejobTable.template)
+	if err != nil {
+		return err
+	}
+	m := &meter{ground: g}
+	if m.consul, err = g.startConsul(ctx); err != nil {
+		return err
+	}
+	defer also(m.consul.Close)
+	at := place{ground: g, dsn: g.postgres.DSN(database), consul: m.consul.Addr()}
+	if m.front, err = connectFront(ctx, at.dsn, onejobTable); err != nil {
+		return err
+	}
+	defer m.front.close()
+	replica, err := startOnejob(at, onejobConcurrency, fmt.Sprintf("retention: {succeeded: %v}", s.Retention))
+	if err != nil {
+		return err
+	}
+	defer also(replica.stop)
+	m.processes = []*process{replica}
+
+	samples, err := s.watch(ctx, m)
+	if len(samples) == 0 {
+		return err
+	}
+	r := report{"samples": samples, "plan": s, "machine": about, "settings": settings()}
+	if err == nil {
+		first, last := rateBetween(samples, 0, s.Window), rateBetween(samples, s.For-s.Window, s.For)
+		r["first_tasks_per_second"], r["last_tasks_per_second"], r["steady_ratio"] = first, last, last/first
+		fmt.Printf("first %v: %.0f tasks/s, last: %.0f tasks/s, ratio %.3f (to reach: 0.95)\n", s.Window, first, last, last/first)
+	}
+	return errors.Join(err, writeJSON(s.Out, r))
+}
+
+// watch keeps the replica fed and looks at everything from time to time. It
+// returns what it has seen, also when it was told to stop.
+func (s *steadyPlan) watch(ctx context.Context, m *meter) (samples []sample, err error) {
+	feeder, err := pgx.ConnectConfig(ctx, m.front.conn.Config())
+	if err != nil {
+		return nil, err
+	}
+	defer feeder.Close(context.WithoutCancel(ctx))
+	if err := s.feed(ctx, feeder, m.front, 1); err != nil {
+		return nil, err
+	}
+	if _, err := m.front.pass(ctx, 1, m.processes); err != nil { // it has come up
+		return nil, err
+	}
+	for _, phase := range []time.Duration{s.Warm, s.For} {
+		if samples, err = s.phase(ctx, feeder, m, phase); err != nil {
+			break
+		}
+	}
+	return samples, err
+}
+
+// phase feeds and looks for a while.
+func (s *steadyPlan) phase(ctx context.Context, feeder *pgx.Conn, m *meter, length time.Duration) ([]sample, error) {
+	began, base, enqueued := time.Now(), m.front.at, 0
+	before, err := m.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	samples := []sample{{Queued: m.front.last - m.front.at}}
+	for next := s.Every; ; {
+		if err := m.front.look(ctx); err != nil {
+			return samples, err
+		}
+		if err := m.processes[0].alive(); err != nil {
+			return samples, err
+		}
+		elapsed := time.Since(began)
+		if elapsed >= next || elapsed >= length {
+			now, after, err := s.sample(ctx, m, before, began, base, samples[len(samples)-1])
+			if err != nil {
+				return samples, err
+			}
+			samples, before = append(samples, now), after
+			if next += s.Every; length == s.For {
+				say("%5.0f s: %6.0f tasks/s, %7d queued, replica %.0f MB, Consul %.0f MB, tables %d MB",
+					now.At, now.Rate, now.Queued, now.ReplicaMB, now.ConsulMB, now.Bytes["all"]>>20)
+			}
+		}
+		if elapsed >= length {
+			return samples, nil
+		}
+		more := s.Waiting - int(m.front.last-m.front.at)
+		if s.Rate > 0 {
+			more = int(s.Rate*elapsed.Seconds()) - enqueued
+		}
+		if more >= 1_000 || s.Rate > 0 && more > 0 {
+			if err := s.feed(ctx, feeder, m.front, more); err != nil {
+				return samples, err
+			}
+			enqueued += more
+		}
+		if err := sleep(ctx, lookEvery); err != nil {
+			return samples, err
+		}
+	}
+}
+
+func (s *steadyPlan) feed(ctx context.Context, feeder *pgx.Conn, f *front, n int) error {
+	if _, err := feeder.Exec(ctx, f.jobs.enqueue, n); err != nil {
+		return fmt.Errorf("enqueue: %w", err)
+	}
+	f.last += int64(n)
+	return nil
+}
+
+// sample looks at everything.
+func (s *steadyPlan) sample(ctx context.Context, m *meter, before reading, began time.Time, base int64, previous sample) (sample, reading, error) {
+	after, err := m.read(ctx)
+	if err != nil {
+		return sample{}, after, err
+	}
+	now := sample{At: time.Since(began).Seconds(), Done: m.front.at - base, Queued: m.front.last - m.front.at}
+	took := now.At - previous.At
+	percent := func(name string) float64 { return 100 * (after.cpu[name] - before.cpu[name]).Seconds() / took }
+	now.Rate = float64(now.Done-previous.Done) / took
+	now.ReplicaCPU, now.PostgresCPU, now.ConsulCPU = percent("subject"), percent("postgres"), percent("consul")
+	now.ConsulWrites = (after.writes - before.writes) / took
+	if now.ReplicaMB, err = memory(m.processes[0].pid(), "VmRSS"); err != nil {
+		return now, after, err
+	}
+	if now.ConsulMB, err = memory(m.consul.pid, "VmRSS"); err != nil {
+		return now, after, err
+	}
+	now.Bytes, now.DeadRows, err = sizes(ctx, m.front.conn)
+	return now, after, err
+}
+
+// sizes returns the bytes of onejob's tables and indexes and of all together,
+// and how many dead rows each table has, as far as Postgres knows.
+func sizes(ctx context.Context, conn *pgx.Conn) (bytes, dead map[string]int64, err error) {
+	rows, err := conn.Query(ctx, `
+SELECT c.relname, pg_relation_size(c.oid), coalesce(s.n_dead_tup, 0), c.relkind = 'r'
+  FROM pg_class c
+  LEFT JOIN pg_stat_all_tables s ON s.relid = c.oid
+ WHERE c.relnamespace = 'onejob'::regnamespace
+   AND c.relkind IN ('r', 'i')`)
+	if err != nil {
+		return nil, nil, err
+	}
+	bytes, dead = map[string]int64{}, map[string]int64{}
+	var name string
+	var size, n int64
+	var isTable bool
+	_, err = pgx.ForEachRow(rows, []any{&name, &size, &n, &isTable}, func() error {
+		bytes[name] = size
+		bytes["all"] += size
+		if isTable {
+			dead[name] = n
+		}
+		return nil
+	})
+	return bytes, dead, err
+}
+
+// rateBetween returns the tasks a second between two moments, as far as there
+// are samples of that time.
+func rateBetween(samples []sample, from, to time.Duration) float64 {
+	const early = 0.5 // seconds by which a sample may miss its moment
+	var first, last *sample
+	for i := range samples {
+		if s := &samples[i]; s.At >= from.Seconds()-early && s.At <= to.Seconds()+early {
+			if first == nil {
+				first = s
+			}
+			last = s
+		}
+	}
+	if first == last {
+		return 0
+	}
+	return float64(last.Done-first.Done) / (last.At - first.At)
+}

@@ -1,0 +1,70 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+func TestRateBetween(t *testing.T) {
+	samples := []sample{{At: 0, Done: 0}, {At: 10.1, Done: 1010}, {At: 20.2, Done: 3030}, {At: 30, Done: 3030}}
+	for _, c := range []struct {
+		from, to time.Duration
+		want     float64
+	}{
+		{0, 10 * time.Second, 100},
+		{0, 20 * time.Second, 150},
+		{10 * time.Second, 20 * time.Second, 200},
+		{0, 30 * time.Second, 101},
+		{21 * time.Second, 30 * time.Second, 0}, // one sample is no rate
+		{40 * time.Second, 50 * time.Second, 0},
+	} {
+		if got := rateBetween(samples, c.from, c.to); got < c.want-0.01 || got > c.want+0.01 {
+			t.Errorf("between %v and %v: got %v, want %v", c.from, c.to, got, c.want)
+		}
+	}
+}
+
+// A short steady run with a rate and one without, on real servers.
+func TestSteady(t *testing.T) {
+	for name, rate := range map[string]float64{"as fast as it can": 0, "at a rate": 500} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+			defer cancel()
+			var s steadyPlan
+			s.flags(flag.NewFlagSet("", flag.ContinueOnError))
+			s.Out, s.Rate = filepath.Join(t.TempDir(), "steady.json"), rate
+			s.For, s.Window, s.Every, s.Waiting, s.Retention = 4*time.Second, 2*time.Second, time.Second, 2_000, time.Second
+			if err := runSteady(ctx, s); err != nil {
+				t.Fatal(err)
+			}
+			text, err := os.ReadFile(s.Out)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got struct {
+				First   float64  `json:"first_tasks_per_second"`
+				Last    float64  `json:"last_tasks_per_second"`
+				Ratio   float64  `json:"steady_ratio"`
+				Samples []sample `json:"samples"`
+			}
+			if err := json.Unmarshal(text, &got); err != nil {
+				t.Fatal(err)
+			}
+			if len(got.Samples) < 4 || got.First <= 0 || got.Last <= 0 || got.Ratio <= 0 {
+				t.Fatalf("got %+v", got)
+			}
+			last := got.Samples[len(got.Samples)-1]
+			if last.Done <= 0 || last.Bytes["tasks"] <= 0 || last.ReplicaMB <= 0 || last.ConsulMB <= 0 {
+				t.Errorf("the last sample is %+v", last)
+			}
+			if rate > 0 && last.Done > int64(rate*last.At)+1 {
+				t.Errorf("%d tasks were done in %.1f s, more than were enqueued", last.Done, last.At)
+			}
+		})
+	}
+}
