@@ -47,9 +47,9 @@ WITH RECURSIVE lanes AS (
 //
 // A lock_key is reserved before a row with it is taken, see
 // onejob.reserve_lock_key. A row without one shares its key, its id, only with a
-// lock_key that happens to be the same number; if it becomes busy just now, the
-// unique index on running lock keys refuses, and Claim asks again with a new
-// snapshot.
+// lock_key that happens to be the same number; if it becomes busy just now, or
+// both are picked, the unique index on running lock keys refuses, and Claim asks
+// again for fewer, with a new snapshot.
 //
 // now() is when the transaction began, which is before the snapshot: a holder of
 // the same lock key may have finished in between. So an attempt starts at
@@ -192,22 +192,26 @@ func (s *Store) Claim(ctx context.Context, c tasks.Claim) ([]*tasks.Task, error)
 	if c.Limit != "" { // those are few, and come one by one
 		first, args = indexesOnly, nil
 	}
-	for try := 1; ; try++ {
+	for tries := 1; ; {
 		claimed, err := s.claim(ctx, c, first, args)
 		var pg *pgconn.PgError
-		if try < 5 && errors.As(err, &pg) {
-			switch {
-			case pg.Code == lockTimeout:
-				first, args = indexesOnly, nil
-				continue
-			case pg.ConstraintName == "one_running_task_per_lock_key", pg.Code == deadlock:
-				continue
-			}
-		}
-		if err != nil {
+		switch errors.As(err, &pg); {
+		case err == nil:
+			return claimed, nil
+		case pg == nil || tries == 5:
+			return nil, fmt.Errorf("claim tasks: %w", err)
+		case pg.Code == lockTimeout:
+			first, args = indexesOnly, nil
+			tries++
+		case pg.ConstraintName == "one_running_task_per_lock_key" && c.Max > 1:
+			// A row without a lock_key and one whose lock_key is that row's id: no
+			// statement can make both running. Fewer rows hold only one of them.
+			c.Max /= 2
+		case pg.ConstraintName == "one_running_task_per_lock_key", pg.Code == deadlock:
+			tries++
+		default:
 			return nil, fmt.Errorf("claim tasks: %w", err)
 		}
-		return claimed, nil
 	}
 }
 

@@ -195,6 +195,30 @@ func TestALockKeyThatIsAnotherTasksID(t *testing.T) {
 }
 
 // The reservation of a lock key must look at what is running now, not at what was
+// TestALockKeyThatIsADueTasksID has both due at once: they, and what else is due,
+// are claimed all the same.
+func TestALockKeyThatIsADueTasksID(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.sql(`INSERT INTO onejob.tasks (kind) SELECT 'noop' FROM generate_series(1, 7)`)
+	b.sql(`UPDATE onejob.tasks SET lock_key = '1' WHERE id = 4`)
+	b.sql(`UPDATE onejob.tasks SET lock_key = '6' WHERE id = 2`)
+	for left := 7; left > 0; {
+		list := b.claimMax(32)
+		if len(list) == 0 {
+			t.Fatalf("nothing is claimed of %d", left)
+		}
+		running := b.one(`SELECT count(*) = count(DISTINCT coalesce(lock_key, id::text)) FROM onejob.tasks WHERE status = 'running'`)
+		equal(t, "lock keys are running once", running, "true")
+		for _, task := range list {
+			if err := b.Complete(t.Context(), succeeded(task)); err != nil {
+				t.Fatal(err)
+			}
+			left--
+		}
+	}
+}
+
 // when the claim began: here the holder commits after the claim's snapshot.
 func TestALockKeyIsSeenBusyThatBecameSoDuringTheClaim(t *testing.T) {
 	t.Parallel()
