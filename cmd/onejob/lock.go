@@ -122,10 +122,17 @@ func lockOn(key, prefix, liveness string) (prize, error) {
 	if f := os.Getenv("ONEJOB_CONSUL_TOKEN_FILE"); f != "" {
 		client.TokenFile = f
 	}
-	locks, err := consul.New(consul.Config{
+	lockConfig := consul.Config{
 		Client: client, Prefix: prefix, Liveness: consul.Liveness(liveness),
 		Replica: consul.Replica{Name: "onejob lock " + key, Version: version()},
-	})
+	}.WithDefaults()
+	// The lock-delay is all that keeps others from the key when the session is
+	// destroyed and we cannot hear of it: it must be as long as the lease.
+	lockConfig.LockDelay = lockConfig.CheckTTL
+	if lockConfig.Liveness == consul.TTL {
+		lockConfig.LockDelay = lockConfig.SessionTTL
+	}
+	locks, err := consul.New(lockConfig)
 	if err != nil {
 		return nil, usage(problemList("lock", "", nil, err))
 	}

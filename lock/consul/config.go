@@ -3,7 +3,7 @@
 //
 // A [Locker] holds one session at a time, with delete behaviour, and every lock
 // is a key under it. Locks are taken and given back in transactions for all who
-// ask at the same moment, up to 64 in each, which cost Consul one Raft entry.
+// ask at the same moment, up to 128 in each, which cost Consul one Raft entry.
 //
 // Consul would grant a key twice within one session, so a Locker keeps a list of
 // its leases, and a key on it is refused here. In return a lock whose answer was
@@ -23,8 +23,8 @@
 // agent and cost no Raft write. The session's own TTL stays as the backstop for
 // the loss of a whole host, agent and replica together. With [TTL] there is the
 // session's TTL alone: it needs no stable agent, but Consul lets a session live
-// for up to twice its TTL, and no TTL may be below 10 s, so a take-over waits
-// for 20 s and more.
+// for up to twice its TTL, and no TTL may be below 10 s, and a take-over waits
+// for as long again: for 20 s and more.
 //
 // # Keys
 //

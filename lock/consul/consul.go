@@ -2,7 +2,6 @@ package consul
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -251,15 +250,6 @@ func (l *Locker) query(ctx context.Context) *api.QueryOptions {
 func (l *Locker) write(ctx context.Context) *api.WriteOptions {
 	w := &api.WriteOptions{Token: l.token.current()}
 	return w.WithContext(ctx)
-}
-
-// replicaJSON is what stands in the replica's key.
-func (l *Locker) replicaJSON() []byte {
-	b, err := json.Marshal(l.cfg.Replica)
-	if err != nil {
-		panic(err) // strings, a number and a time
-	}
-	return b
 }
 
 // backoff returns how long to wait after so many failures: 100 ms doubling up

@@ -97,3 +97,39 @@ func TestHolderKilled(t *testing.T) {
 		t.Errorf("the session was called dead %v after its end, before the lock-delay was over", dead-gone)
 	}
 }
+
+// TestUnheardEnd destroys the session of a replica that cannot hear of it. Until
+// its own deadline it works on, so nobody may call it dead before, however short
+// the lock-delay is.
+func TestUnheardEnd(t *testing.T) {
+	t.Parallel()
+	kv := testenv.Consul(t)
+	cfg := config(t, kv)
+	cfg.CheckTTL, cfg.LockDelay = 5*time.Second, 100*time.Millisecond
+	witness := start(t, cfg)
+	p := testenv.NewProxy(t, kv.Addr)
+	through := cfg
+	through.Client = api.DefaultConfig()
+	through.Client.Address = p.Addr
+	l := start(t, through)
+	lease := acquire(t, l, "k")
+	session := l.Session()
+	testenv.Eventually(t, patience, "the replica is seen", func() bool {
+		witness.census.mu.Lock()
+		defer witness.census.mu.Unlock()
+		return witness.census.alive[session] != ""
+	})
+
+	p.Cut()
+	if _, err := kv.Client.Session().Destroy(session, nil); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, patience, "the session is dead", func() bool {
+		dead, err := witness.Dead(t.Context(), []string{session})
+		return err == nil && len(dead) == 1
+	})
+	if left := lease.Deadline().Until(); left > 0 {
+		t.Errorf("the session was called dead %v before the lease of its holder ended", left)
+	}
+	_ = lease.Release(t.Context())
+}

@@ -165,7 +165,8 @@ func TestReplicaKeyDeleted(t *testing.T) {
 	seen := func() bool {
 		witness.census.mu.Lock()
 		defer witness.census.mu.Unlock()
-		return witness.census.alive[session]
+		_, alive := witness.census.alive[session]
+		return alive
 	}
 	notDead := func() {
 		t.Helper()
@@ -183,7 +184,7 @@ func TestReplicaKeyDeleted(t *testing.T) {
 	}
 
 	// A look that falls into the time when the key is away.
-	witness.census.update(t.Context(), map[string]bool{witness.Session(): true})
+	witness.census.update(t.Context(), map[string]string{witness.Session(): ""})
 	notDead()
 
 	// The lock-delay is counted from the session's end, and not from the time

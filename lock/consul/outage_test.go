@@ -307,7 +307,8 @@ func TestConsulRebuilt(t *testing.T) {
 	testenv.Eventually(t, patience, "the new session is seen", func() bool {
 		witness.census.mu.Lock()
 		defer witness.census.mu.Unlock()
-		return witness.census.alive[l.Session()]
+		_, alive := witness.census.alive[l.Session()]
+		return alive
 	})
 	testenv.Eventually(t, patience, "the old session is dead", func() bool {
 		dead, err := witness.Dead(t.Context(), []string{session, l.Session()})

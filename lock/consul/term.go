@@ -136,12 +136,26 @@ func (l *Locker) createSession(ctx context.Context, entry map[string]any) (strin
 // lives. It may be called again when somebody deleted the key.
 func (t *term) appear(ctx context.Context) error {
 	err := t.l.txn(ctx, t.l.pulse, api.TxnOps{{KV: &api.KVTxnOp{
-		Verb: api.KVLock, Key: t.l.replicaKey(t.id), Value: t.l.replicaJSON(), Session: t.id,
+		Verb: api.KVLock, Key: t.l.replicaKey(t.id), Value: t.card(), Session: t.id,
 	}}})
 	if err != nil {
 		return fmt.Errorf("write key %s: %w", t.l.replicaKey(t.id), err)
 	}
 	return nil
+}
+
+// card is what stands in the replica's key.
+type card struct {
+	Replica
+	Check string `json:"check,omitempty"` // the health check that the session hangs on
+}
+
+func (t *term) card() []byte {
+	c := card{Replica: t.l.cfg.Replica}
+	if t.service != "" {
+		c.Check = checkID(t.service)
+	}
+	return encode(c)
 }
 
 // deadline returns when the session ends unless it is kept alive, or when it
