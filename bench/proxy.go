@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httputil"
@@ -34,6 +35,7 @@ func startProxy(address string, see func(request []byte, status int, answer []by
 	transport.MaxIdleConnsPerHost = 100
 	onward := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: address})
 	onward.Transport = transport
+	onward.ErrorLog = log.New(io.Discard, "", 0) // it would tell of every watch that is given up
 	handler := func(w http.ResponseWriter, r *http.Request) {
 		p.requests.Add(1)
 		if see == nil || r.URL.Path != "/v1/txn" {
