@@ -5,7 +5,7 @@ SHELL       := /bin/bash
 .DEFAULT_GOAL := help
 export GOFLAGS ?=
 
-.PHONY: help build test lint demo bench compose-test consul postgres rabbitmq clean
+.PHONY: help build test lint demo bench chaos mutants compose-test consul postgres rabbitmq clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -25,12 +25,18 @@ bench: consul postgres ## Measure speed beside River and others (10 minutes; lea
 
 lint: ## Format, vet, staticcheck, tidy modules, shell syntax
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$unformatted" ] || { echo "not formatted with gofmt: $$unformatted" >&2; exit 1; }
-	go vet ./...
+	go vet ./... && go vet -tags mutants ./...
 	cd tools/lint && go build -o ../../bin/staticcheck honnef.co/go/tools/cmd/staticcheck
 	bin/staticcheck ./...
 	go mod tidy -diff
 	cd bench && go vet ./... && ../bin/staticcheck ./... && go mod tidy -diff
 	@for s in $$(git ls-files '*.sh' .ci/run); do bash -n "$$s"; done
+
+chaos: consul postgres rabbitmq ## Break everything while tasks run, and let a witness judge (DURATION=5m SEED= FAULTS= ...)
+	go run ./chaos
+
+mutants: consul postgres ## Switch off one protection at a time: each must be found guilty (15 minutes)
+	go test -tags mutants -timeout 60m -v -run 'Mutant' ./chaos
 
 compose-test: ## Bring up docker-compose.yml, kill a container, look whether anything is lost
 	@./scripts/compose-test.sh

@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"onejob/internal/mutant"
 	"onejob/tasks"
 )
 
@@ -222,6 +224,9 @@ func (s *Store) completeOrSettle(ctx context.Context, endings []*ending) error {
 // complete writes endings, all or none of those that are accepted, and returns
 // the others.
 func complete(ctx context.Context, db sender, sql string, endings []*ending) (rest []*ending, err error) {
+	if mutant.Fence {
+		sql = strings.NewReplacer("THEN fence = ANY (@fences) END", "THEN true END", "AND b.fence = g.fence", "", "RETURNING t.fence", "RETURNING g.fence").Replace(sql)
+	}
 	fences, err := query(ctx, db, pgx.RowTo[int64], sql, arguments(endings))
 	if err != nil {
 		return nil, err

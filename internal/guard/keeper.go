@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"onejob/internal/boottime"
+	"onejob/internal/mutant"
 )
 
 // The guard runs in an init function because it must be available in every
@@ -260,7 +261,7 @@ func (k *keeper) orphaned() {
 // counts as the command's own.
 func (k *keeper) stop(reason Reason, killAt boottime.Instant) {
 	k.reap()
-	if k.phase != running || k.gone {
+	if k.phase != running || k.gone || mutant.Guard {
 		return
 	}
 	k.phase, k.reason, k.killAt = stopping, reason, killAt

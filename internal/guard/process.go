@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"onejob/internal/boottime"
+	"onejob/internal/mutant"
 )
 
 // Process is a command under guard, as its daemon sees it. Its methods may be
@@ -249,7 +250,7 @@ func (p *Process) watchClock() {
 	tick := time.NewTicker(lapse / 2)
 	defer tick.Stop()
 	late := 0
-	for {
+	for !mutant.Guard {
 		select {
 		case <-p.reaped:
 			return

@@ -31,13 +31,16 @@ type ConsulConfig struct {
 	Extra string
 }
 
-// Consul is a private Consul server, a cluster of one. Its methods may be called
-// from several goroutines, one of which then waits for the other.
+// Consul is a private Consul server, a cluster of one or a member of a
+// [ConsulCluster]. Its methods may be called from several goroutines, one of
+// which then waits for the other.
 type Consul struct {
 	config    ConsulConfig
 	path      string
 	folder    *folder
+	host      string
 	ports     consulPorts
+	members   []string // all hosts of the cluster, if it has more than this one
 	client    *api.Client
 	closeIdle func() // closes the client's idle connections
 
@@ -58,16 +61,21 @@ func StartConsul(ctx context.Context, config ConsulConfig) (*Consul, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Consul{config: config, path: path, folder: folder}
-	err = startOnFreePorts(ctx, 3, func(ports []int) error { return c.create(ctx, ports) })
+	c := &Consul{config: config, path: path, folder: folder, host: localhost}
+	err = startOnFreePorts(ctx, 3, func(ports []int) error {
+		if err := c.prepare(ports); err != nil {
+			return err
+		}
+		return c.Start(ctx)
+	})
 	if err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
 	return c, nil
 }
 
-// create starts the server for the first time, on the given ports.
-func (c *Consul) create(ctx context.Context, ports []int) error {
+// prepare makes the server ready for its first start, on the given ports.
+func (c *Consul) prepare(ports []int) error {
 	c.ports = consulPorts{http: ports[0], server: ports[1], serf: ports[2]}
 	// What a try on other ports has left there names those ports.
 	if err := os.RemoveAll(c.data()); err != nil {
@@ -87,7 +95,7 @@ func (c *Consul) create(ctx context.Context, ports []int) error {
 	if err := c.connect(); err != nil {
 		return fmt.Errorf("start Consul: %w", err)
 	}
-	return c.Start(ctx)
+	return nil
 }
 
 func (c *Consul) settings() map[string]any {
@@ -96,8 +104,8 @@ func (c *Consul) settings() map[string]any {
 		"bootstrap_expect":     1,
 		"node_name":            c.node(),
 		"data_dir":             c.data(),
-		"bind_addr":            "127.0.0.1",
-		"client_addr":          "127.0.0.1",
+		"bind_addr":            c.host,
+		"client_addr":          c.host,
 		"log_level":            "warn",
 		"disable_update_check": true,
 		"connect":              map[string]any{"enabled": false},
@@ -111,6 +119,13 @@ func (c *Consul) settings() map[string]any {
 			"http": c.ports.http, "server": c.ports.server, "serf_lan": c.ports.serf,
 			"serf_wan": -1, "dns": -1, "https": -1, "grpc": -1, "grpc_tls": -1,
 		},
+	}
+	if len(c.members) > 0 {
+		settings["bootstrap_expect"] = len(c.members)
+		settings["retry_join"] = c.peers()
+		settings["retry_interval"] = "1s"
+		// A member that is killed comes back, and must be missed until then.
+		settings["autopilot"] = map[string]any{"cleanup_dead_servers": false}
 	}
 	if token := c.config.ManagementToken; token != "" {
 		settings["acl"] = map[string]any{
@@ -247,7 +262,7 @@ func (c *Consul) Close() error {
 
 // Addr is the host and port of the HTTP API. It does not change when the server
 // is stopped and started.
-func (c *Consul) Addr() string { return localAddress(c.ports.http) }
+func (c *Consul) Addr() string { return address(c.host, c.ports.http) }
 
 // Client returns a client of the server, the same on each call, that uses the
 // management token if there is one.

@@ -6,6 +6,7 @@ import (
 	"net"
 	"slices"
 	"strconv"
+	"strings"
 )
 
 // Ports are chosen below Linux's range for outgoing connections (32768 and up):
@@ -16,24 +17,31 @@ const (
 	highestPort = 32000
 )
 
-// freePorts returns n different ports of 127.0.0.1 that were free for both TCP
-// and UDP a moment ago. Another process may take one before the caller does.
-func freePorts(n int) ([]int, error) {
+// localhost is where servers listen that have no reason to be elsewhere.
+const localhost = "127.0.0.1"
+
+// freePorts returns n different ports that were free for both TCP and UDP a
+// moment ago, on each of the hosts; without hosts, on 127.0.0.1. Another process
+// may take one before the caller does.
+func freePorts(n int, hosts ...string) ([]int, error) {
+	if len(hosts) == 0 {
+		hosts = []string{localhost}
+	}
 	var ports []int
 	for range 1000 {
 		port := lowestPort + rand.IntN(highestPort-lowestPort)
-		if slices.Contains(ports, port) || !isFree(port) {
+		taken := func(host string) bool { return !isFree(address(host, port)) }
+		if slices.Contains(ports, port) || slices.ContainsFunc(hosts, taken) {
 			continue
 		}
 		if ports = append(ports, port); len(ports) == n {
 			return ports, nil
 		}
 	}
-	return nil, fmt.Errorf("found no %d free ports between %d and %d on 127.0.0.1", n, lowestPort, highestPort)
+	return nil, fmt.Errorf("found no %d free ports between %d and %d on %s", n, lowestPort, highestPort, strings.Join(hosts, ", "))
 }
 
-func isFree(port int) bool {
-	address := localAddress(port)
+func isFree(address string) bool {
 	tcp, err := net.Listen("tcp", address)
 	if err != nil {
 		return false
@@ -47,6 +55,6 @@ func isFree(port int) bool {
 	return true
 }
 
-func localAddress(port int) string {
-	return net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
-}
+func localAddress(port int) string { return address(localhost, port) }
+
+func address(host string, port int) string { return net.JoinHostPort(host, strconv.Itoa(port)) }

@@ -34,11 +34,12 @@ const (
 	startTries   = 5                // as ports may be taken between choosing and binding
 )
 
-// startOnFreePorts chooses n ports and calls start with them, and does so again
-// with other ports when somebody was faster at taking one.
-func startOnFreePorts(ctx context.Context, n int, start func(ports []int) error) error {
+// startOnFreePorts chooses n ports that are free on all hosts (127.0.0.1 if there
+// are none) and calls start with them, and does so again with other ports when
+// somebody was faster at taking one.
+func startOnFreePorts(ctx context.Context, n int, start func(ports []int) error, hosts ...string) error {
 	for try := 1; ; try++ {
-		ports, err := freePorts(n)
+		ports, err := freePorts(n, hosts...)
 		if err != nil {
 			return err
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/hashicorp/consul/api"
 
 	"onejob/internal/boottime"
+	"onejob/internal/mutant"
 )
 
 // census knows which sessions live. A blocking query on the replicas' keys
@@ -158,7 +159,7 @@ func (c *census) dead(ctx context.Context, sessions []string) (dead []string, er
 				return dead, err
 			}
 		}
-		if ended && boottime.Now().Sub(e.at) >= c.wait(e) {
+		if ended && (boottime.Now().Sub(e.at) >= c.wait(e) || mutant.LockDelay) {
 			dead = append(dead, s)
 		}
 	}

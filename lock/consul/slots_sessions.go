@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"onejob/internal/boottime"
+	"onejob/internal/mutant"
 	"onejob/lock"
 )
 
@@ -109,6 +110,9 @@ func (s *slotSession) hold(name string) *slot {
 func (s *slotSession) until() boottime.Instant {
 	s.t.mu.Lock()
 	defer s.t.mu.Unlock()
+	if mutant.SelfFencing {
+		return never
+	}
 	return s.deadline
 }
 

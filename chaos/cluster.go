@@ -1,0 +1,279 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"onejob/chaos/judge"
+	"onejob/chaos/witness"
+	"onejob/internal/proxy"
+	"onejob/internal/servers"
+)
+
+// consulPrefix is where onejob's keys are by default.
+const consulPrefix = "service/onejob"
+
+// cluster is everything that runs.
+type cluster struct {
+	dir  string // everything that is written
+	self string // this program
+	say  func(format string, a ...any)
+
+	postgres *servers.Postgres
+	consul   *servers.ConsulCluster
+	rabbitmq *servers.RabbitMQ // nil unless limits are kept there
+	operator *pgxpool.Pool     // a way of one's own to Postgres
+	replicas []*replica
+
+	witness *process
+	home    io.Closer // closing it sends the witness home
+	where   witness.Where
+	desk    witness.Desk
+
+	marks atomic.Int64
+
+	// One fault at a time takes servers away. What else goes on is up to the
+	// plan.
+	consulBusy   sync.Mutex
+	postgresBusy sync.Mutex
+	rabbitmqBusy sync.Mutex
+	rolling      sync.Mutex
+}
+
+func (c *cluster) nextMark() int { return int(c.marks.Add(1)) }
+
+// dsn is an address of the database under a name that the database can tell.
+func (c *cluster) dsn(application string) string {
+	return c.postgres.DSN("postgres") + "&application_name=" + application
+}
+
+// startCluster starts all but the replicas. What it returns must be closed, also
+// when there is an error.
+func startCluster(ctx context.Context, dir string, rabbitmq bool, say func(string, ...any)) (*cluster, error) {
+	c := &cluster{dir: dir, say: say}
+	var err error
+	if c.self, err = os.Executable(); err != nil {
+		return c, err
+	}
+	say("starting the witness, a Postgres and three Consul servers")
+	if err := c.startWitness(); err != nil {
+		return c, fmt.Errorf("start the witness: %w", err)
+	}
+	var all sync.WaitGroup
+	var pgErr, consulErr, rabbitErr error
+	all.Go(func() {
+		c.postgres, pgErr = servers.StartPostgres(ctx, servers.PostgresConfig{Dir: dir, Durable: true,
+			Settings: map[string]string{"max_connections": "200", "log_min_messages": "fatal"}})
+	})
+	all.Go(func() { c.consul, consulErr = servers.StartConsulCluster(ctx, servers.ConsulConfig{Dir: dir}) })
+	if rabbitmq {
+		all.Go(func() { c.rabbitmq, rabbitErr = servers.StartRabbitMQ(ctx, servers.RabbitMQConfig{Dir: dir}) })
+	}
+	all.Wait()
+	if err := errors.Join(pgErr, consulErr, rabbitErr); err != nil {
+		return c, err
+	}
+	config, err := pgxpool.ParseConfig(c.dsn(judge.Operator))
+	if err != nil {
+		return c, err
+	}
+	config.MaxConns = 8
+	c.operator, err = pgxpool.NewWithConfig(ctx, config)
+	return c, err
+}
+
+func (c *cluster) startWitness() error {
+	cmd := exec.Command(c.self, partWitness, filepath.Join(c.dir, "witness.json"))
+	in, home, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, told, err := os.Pipe()
+	if err != nil {
+		return errors.Join(err, home.Close())
+	}
+	defer out.Close()
+	cmd.Stdin, cmd.Stdout = in, told
+	c.home = home
+	c.witness, err = start(cmd, filepath.Join(c.dir, "witness.log"))
+	_ = told.Close()
+	if err != nil {
+		return err
+	}
+	if err := json.NewDecoder(out).Decode(&c.where); err != nil {
+		return err
+	}
+	c.desk = witness.Desk{URL: c.where.FarEnd}
+	return nil
+}
+
+// sendWitnessHome ends the witness and returns what it has seen.
+func (c *cluster) sendWitnessHome() (witness.Seen, error) {
+	_ = c.home.Close()
+	select {
+	case <-c.witness.exited:
+	case <-time.After(time.Minute):
+		return witness.Seen{}, errors.New("the witness does not go home")
+	}
+	return witness.Load(filepath.Join(c.dir, "witness.json"))
+}
+
+// addReplicas starts n replicas of s, spread over the Consul servers.
+func (c *cluster) addReplicas(s subject, name string, n int) error {
+	for i := range n {
+		r := &replica{c: c, subject: s, server: len(c.replicas) % len(c.consul.Servers)}
+		r.name = fmt.Sprintf("%s-%d", name, i+1)
+		c.replicas = append(c.replicas, r)
+		server := c.consul.Servers[r.server].Addr()
+		database, err := pgx.ParseConfig(c.dsn(r.name))
+		if err != nil {
+			return err
+		}
+		address := fmt.Sprintf("%s:%d", database.Host, database.Port)
+		var errs [2]error
+		r.consul, errs[0] = proxy.New(server)
+		r.postgres, errs[1] = proxy.New(address)
+		if err := errors.Join(errs[:]...); err != nil {
+			return err
+		}
+		r.place.consul = r.consul.Addr()
+		r.place.dsn = strings.Replace(c.dsn(r.name), address, r.postgres.Addr(), 1)
+		if c.rabbitmq != nil {
+			if r.rabbitmq, err = proxy.New(c.rabbitmq.Addr()); err != nil {
+				return err
+			}
+			r.place.rabbitmq = strings.Replace(c.rabbitmq.URL(""), c.rabbitmq.Addr(), r.rabbitmq.Addr(), 1)
+		}
+		if err := r.start(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// awaitReplicas returns when every replica has a session.
+func (c *cluster) awaitReplicas(ctx context.Context) error {
+	return eventually(ctx, time.Minute, "every replica has a session", func() error {
+		keys, _, err := c.consul.Servers[0].Client().KV().Keys(consulPrefix+"/replicas/", "", new(api.QueryOptions).WithContext(ctx))
+		if err == nil && len(keys) < len(c.replicas) {
+			err = fmt.Errorf("%d of %d have one", len(keys), len(c.replicas))
+		}
+		return err
+	})
+}
+
+// heal makes whole what faults may have left, though each heals itself.
+func (c *cluster) heal(ctx context.Context) error {
+	for _, r := range c.replicas {
+		for _, p := range r.ways() {
+			p.Heal(proxy.Both)
+		}
+		r.thaw()
+	}
+	err := errors.Join(c.consul.Start(ctx), c.postgres.Start(ctx))
+	if c.rabbitmq != nil {
+		err = errors.Join(err, c.rabbitmq.Start(ctx))
+	}
+	return err
+}
+
+// stopReplicas ends all replicas in good order.
+func (c *cluster) stopReplicas() error {
+	errs := make([]error, len(c.replicas))
+	var all sync.WaitGroup
+	for i, r := range c.replicas {
+		all.Go(func() { errs[i] = r.end() })
+	}
+	all.Wait()
+	return errors.Join(errs...)
+}
+
+// close ends whatever still runs. It may be called at any time.
+func (c *cluster) close() {
+	for _, r := range c.replicas {
+		r.mu.Lock()
+		r.ended = true
+		proc := r.proc
+		r.mu.Unlock()
+		proc.kill()
+		for _, p := range r.ways() {
+			_ = p.Close()
+		}
+	}
+	c.awaitCommands()
+	if c.operator != nil {
+		c.operator.Close()
+	}
+	if c.home != nil {
+		_ = c.home.Close()
+	}
+	c.witness.kill()
+	if c.postgres != nil {
+		_ = c.postgres.Close()
+	}
+	if c.consul != nil {
+		_ = c.consul.Close()
+	}
+	if c.rabbitmq != nil {
+		_ = c.rabbitmq.Close()
+	}
+}
+
+// awaitCommands waits until the guards of dead replicas have ended the commands
+// that still ran.
+func (c *cluster) awaitCommands() {
+	if len(c.replicas) == 0 || !c.witness.running() {
+		return
+	}
+	_ = eventually(context.Background(), 15*time.Second, "all commands have ended", func() error {
+		stays, err := c.desk.Inside()
+		if err == nil && slices.ContainsFunc(stays, func(s witness.Stay) bool { return s.PID != 0 }) {
+			err = errors.New("some run")
+		}
+		return err
+	})
+}
+
+// eventually calls f until it returns nil, or ctx ends, or patience does.
+func eventually(ctx context.Context, patience time.Duration, what string, f func() error) error {
+	deadline := time.Now().Add(patience)
+	for {
+		err := f()
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("not within %v: %s: %w", patience, what, err)
+		}
+		wait(ctx, 100*time.Millisecond)
+	}
+}
+
+// wait waits for d, or until ctx ends.
+func wait(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}

@@ -1,0 +1,154 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"onejob/chaos/witness"
+)
+
+// A kind of fault. Its run does harm, goes on for as long as the step says or
+// until ctx ends, and mends what it broke before it returns: without an error,
+// unless that did not work. errNothing means that there was nothing to hit.
+type kind struct {
+	name        string
+	what        string // for the summary
+	weight      int
+	least, most time.Duration
+	rabbitmq    bool // it is of RabbitMQ, which is there only if limits use it
+	run         func(ctx context.Context, h *hit) error
+}
+
+var errNothing = errors.New("there is nothing to hit just now")
+
+// kinds are all that there are.
+var kinds = slices.Concat(replicaFaults, linkFaults, consulFaults, postgresFaults, processFaults, rabbitmqFaults)
+
+// chooseKinds returns the kinds of these names; "all" and "none" are names too.
+func chooseKinds(names []string, rabbitmq bool) ([]*kind, error) {
+	var chosen []*kind
+	for _, name := range names {
+		name = strings.TrimSpace(name)
+		i := slices.IndexFunc(kinds, func(k *kind) bool { return k.name == name })
+		switch {
+		case name == "all":
+			for _, k := range kinds {
+				if rabbitmq || !k.rabbitmq {
+					chosen = append(chosen, k)
+				}
+			}
+		case name == "none":
+		case i < 0:
+			var known []string
+			for _, k := range kinds {
+				known = append(known, k.name)
+			}
+			return nil, fmt.Errorf("there is no fault %q; there are: all, none, %s", name, strings.Join(known, ", "))
+		case kinds[i].rabbitmq && !rabbitmq:
+			return nil, fmt.Errorf("fault %s: there is no RabbitMQ without LIMITS=rabbitmq", name)
+		default:
+			chosen = append(chosen, kinds[i])
+		}
+	}
+	return chosen, nil
+}
+
+// hit is one fault that is being done.
+type hit struct {
+	step
+	c    *cluster
+	rand *rand.Rand
+
+	about string // more about the target, for who reads along
+	mark  witness.Mark
+}
+
+// begins tells the witness, and everybody who reads along, that harm is about to
+// be done to target. What was not begun does not count.
+func (h *hit) begins(target string) error {
+	h.mark = witness.Mark{ID: h.c.nextMark(), Kind: h.Kind.name, Target: target, Alone: h.Alone}
+	line := fmt.Sprintf("%s: %s%s", h.Kind.name, target, h.about)
+	if h.Kind.most > 0 {
+		line += fmt.Sprintf(", for %.1f s", h.For.Seconds())
+	}
+	if h.Alone {
+		line += ", alone"
+	}
+	h.c.say("%s", line)
+	return h.c.desk.Begin(h.mark)
+}
+
+// lasts waits for as long as the fault goes on.
+func (h *hit) lasts(ctx context.Context) { wait(ctx, h.For) }
+
+// replica chooses one.
+func (h *hit) replica() *replica { return h.c.replicas[h.rand.IntN(len(h.c.replicas))] }
+
+// havoc does what the plan says until ctx ends, and returns when everything has
+// been mended. It fails as soon as something cannot be mended.
+type havoc struct {
+	c    *cluster
+	plan []step
+
+	mu     sync.Mutex
+	counts map[string]int // of what was done, by kind
+	missed int            // because there was nothing to hit
+}
+
+func (v *havoc) run(ctx context.Context) error {
+	v.counts = map[string]int{}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var going sync.WaitGroup
+	for _, s := range v.plan {
+		if s.Alone {
+			going.Wait()
+			wait(ctx, calm)
+		} else {
+			wait(ctx, s.After)
+		}
+		if ctx.Err() != nil {
+			break
+		}
+		going.Go(func() {
+			if err := v.do(ctx, s); err != nil {
+				cancel(fmt.Errorf("fault %s: %w", s.Kind.name, err))
+			}
+		})
+		if s.Alone {
+			going.Wait()
+			wait(ctx, aftermath)
+		}
+	}
+	if ctx.Err() == nil {
+		<-ctx.Done() // the plan is longer than the run, unless it has no faults
+	}
+	going.Wait()
+	if cause := context.Cause(ctx); cause != ctx.Err() {
+		return cause
+	}
+	return nil
+}
+
+// do does one fault and counts it.
+func (v *havoc) do(ctx context.Context, s step) error {
+	h := &hit{step: s, c: v.c, rand: rand.New(rand.NewPCG(s.Pick, 3))}
+	err := s.Kind.run(ctx, h)
+	if h.mark.ID != 0 {
+		err = errors.Join(err, v.c.desk.End(h.mark))
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if errors.Is(err, errNothing) {
+		v.missed++
+		return nil
+	}
+	v.counts[s.Kind.name]++
+	return err
+}

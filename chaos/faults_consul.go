@@ -1,0 +1,219 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+
+	"onejob/internal/proxy"
+	"onejob/internal/servers"
+)
+
+// Faults of Consul.
+var consulFaults = []*kind{
+	{name: "consul-kill", what: "kill -9 of the Consul leader", weight: 2, least: time.Second, most: 20 * time.Second, run: onLeader(killConsul)},
+	{name: "consul-freeze", what: "the Consul leader is frozen", weight: 2, least: time.Second, most: 30 * time.Second, run: onLeader(freezeConsul)},
+	{name: "consul-restart", what: "the Consul leader is restarted", weight: 1, least: 0, most: 5 * time.Second, run: onLeader(restartConsul)},
+	{name: "consul-follower", what: "kill -9 of another Consul server", weight: 1, least: time.Second, most: 20 * time.Second, run: onFollower(killConsul)},
+	{name: "consul-away", what: "all of Consul away", weight: 1, least: 5 * time.Second, most: 60 * time.Second, run: consulAway},
+	{name: "consul-restore", what: "a Consul snapshot restored from before", weight: 1, least: 5 * time.Second, most: 30 * time.Second, run: restoreConsul},
+	{name: "session-destroy", what: "an operator destroys a replica's session", weight: 2, run: destroySession},
+	{name: "session-unheard", what: "the same, when the replica cannot hear of it", weight: 2, least: 5 * time.Second, most: 20 * time.Second, run: destroyUnheard},
+	{name: "slot-destroy", what: "an operator destroys the sessions of slots", weight: 1, run: destroySlots},
+	{name: "key-delete", what: "an operator deletes keys", weight: 2, run: deleteKeys},
+}
+
+// consulPatience is for what is asked of a Consul that may be gone.
+const consulPatience = 5 * time.Second
+
+// onLeader does harm to the server that leads, if nobody does harm to another
+// just now.
+func onLeader(harm func(context.Context, *hit, *servers.Consul) error) func(context.Context, *hit) error {
+	return func(ctx context.Context, h *hit) error {
+		if !h.c.consulBusy.TryLock() {
+			return errNothing
+		}
+		defer h.c.consulBusy.Unlock()
+		leader, err := h.c.consul.Leader(ctx)
+		if err != nil {
+			return errNothing
+		}
+		if err := h.begins(leader.Addr()); err != nil {
+			return err
+		}
+		return harm(ctx, h, leader)
+	}
+}
+
+func onFollower(harm func(context.Context, *hit, *servers.Consul) error) func(context.Context, *hit) error {
+	return func(ctx context.Context, h *hit) error {
+		if !h.c.consulBusy.TryLock() {
+			return errNothing
+		}
+		defer h.c.consulBusy.Unlock()
+		leader, err := h.c.consul.Leader(ctx)
+		if err != nil {
+			return errNothing
+		}
+		for _, i := range h.rand.Perm(len(h.c.consul.Servers)) {
+			if s := h.c.consul.Servers[i]; s != leader {
+				if err := h.begins(s.Addr()); err != nil {
+					return err
+				}
+				return harm(ctx, h, s)
+			}
+		}
+		return errNothing
+	}
+}
+
+func killConsul(ctx context.Context, h *hit, s *servers.Consul) error {
+	s.Kill()
+	h.lasts(ctx)
+	return s.Start(context.WithoutCancel(ctx))
+}
+
+func freezeConsul(ctx context.Context, h *hit, s *servers.Consul) error {
+	if err := s.Freeze(); err != nil {
+		return err
+	}
+	h.lasts(ctx)
+	return s.Thaw()
+}
+
+func restartConsul(ctx context.Context, h *hit, s *servers.Consul) error {
+	if err := s.Stop(); err != nil {
+		return err
+	}
+	h.lasts(ctx)
+	return s.Start(context.WithoutCancel(ctx))
+}
+
+func consulAway(ctx context.Context, h *hit) error {
+	if !h.c.consulBusy.TryLock() {
+		return errNothing
+	}
+	defer h.c.consulBusy.Unlock()
+	if err := h.begins("all"); err != nil {
+		return err
+	}
+	for _, s := range h.c.consul.Servers {
+		s.Kill()
+	}
+	h.lasts(ctx)
+	return h.c.consul.Start(context.WithoutCancel(ctx))
+}
+
+// restoreConsul takes a snapshot, and restores it after a while. What the fault
+// is about is the moment of the restoring.
+func restoreConsul(ctx context.Context, h *hit) error {
+	client := h.c.consul.Servers[h.rand.IntN(3)].Client()
+	saving, cancel := context.WithTimeout(ctx, consulPatience)
+	defer cancel()
+	reader, _, err := client.Snapshot().Save((&api.QueryOptions{}).WithContext(saving))
+	if err != nil {
+		return errNothing
+	}
+	snapshot, err := io.ReadAll(reader)
+	_ = reader.Close()
+	if err != nil {
+		return errNothing
+	}
+	h.lasts(ctx)
+	if !h.c.consulBusy.TryLock() {
+		return errNothing
+	}
+	defer h.c.consulBusy.Unlock()
+	restoring, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*consulPatience)
+	defer cancel()
+	if err := h.begins("of before"); err != nil {
+		return err
+	}
+	if client.Snapshot().Restore((&api.WriteOptions{}).WithContext(restoring), bytes.NewReader(snapshot)) != nil {
+		return nil // it was applied or was not: harm enough
+	}
+	return nil
+}
+
+func destroySession(ctx context.Context, h *hit) error {
+	r := h.replica()
+	return h.destroy(ctx, r.name, func(s *api.SessionEntry) bool { return s.Name == "onejob "+r.name })
+}
+
+// destroyUnheard takes a replica's way to Consul away and destroys its session
+// in the same moment. All that the replica has to go by is its own clock.
+func destroyUnheard(ctx context.Context, h *hit) error {
+	r := h.replica()
+	r.consul.Cut(proxy.Both)
+	defer r.consul.Heal(proxy.Both)
+	err := h.destroy(ctx, r.name, func(s *api.SessionEntry) bool {
+		return s.Name == "onejob "+r.name || s.Name == "onejob slot "+r.name
+	})
+	if err != nil {
+		return err
+	}
+	h.lasts(ctx)
+	return nil
+}
+
+func destroySlots(ctx context.Context, h *hit) error {
+	return h.destroy(ctx, "slots", func(s *api.SessionEntry) bool {
+		return strings.HasPrefix(s.Name, "onejob slot ") && h.rand.IntN(2) == 0
+	})
+}
+
+// destroy destroys the sessions that are meant.
+func (h *hit) destroy(ctx context.Context, target string, meant func(*api.SessionEntry) bool) error {
+	ctx, cancel := context.WithTimeout(ctx, consulPatience)
+	defer cancel()
+	client := h.c.consul.Servers[h.rand.IntN(3)].Client()
+	all, _, err := client.Session().List((&api.QueryOptions{}).WithContext(ctx))
+	if err != nil {
+		return errNothing
+	}
+	begun := false
+	for _, s := range all {
+		if !meant(s) {
+			continue
+		}
+		if !begun {
+			if err := h.begins(target); err != nil {
+				return err
+			}
+			begun = true
+		}
+		_, _ = client.Session().Destroy(s.ID, (&api.WriteOptions{}).WithContext(ctx))
+	}
+	if !begun {
+		return errNothing
+	}
+	return nil
+}
+
+// deleteKeys deletes some of onejob's keys: locks most often, and now and then
+// the leader's, a replica's or a limit's.
+func deleteKeys(ctx context.Context, h *hit) error {
+	ctx, cancel := context.WithTimeout(ctx, consulPatience)
+	defer cancel()
+	client := h.c.consul.Servers[h.rand.IntN(3)].Client()
+	below := []string{"/tasks/", "/tasks/", "/tasks/", "/leader", "/replicas/", "/limits/"}[h.rand.IntN(6)]
+	keys, _, err := client.KV().Keys(consulPrefix+below, "", (&api.QueryOptions{}).WithContext(ctx))
+	if err != nil || len(keys) == 0 {
+		return errNothing
+	}
+	if err := h.begins(consulPrefix + below); err != nil {
+		return err
+	}
+	for _, i := range h.rand.Perm(len(keys))[:min(3, len(keys))] {
+		_, err := client.KV().Delete(keys[i], (&api.WriteOptions{}).WithContext(ctx))
+		if errors.Is(err, context.DeadlineExceeded) {
+			break
+		}
+	}
+	return nil
+}

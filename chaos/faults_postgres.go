@@ -1,0 +1,90 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"onejob/internal/servers"
+)
+
+// Faults of Postgres.
+var postgresFaults = []*kind{
+	{name: "postgres-kill", what: "Postgres falls (immediate) and comes back", weight: 1, least: 0, most: 10 * time.Second, run: killPostgres},
+	{name: "postgres-terminate", what: "an operator terminates a replica's connections", weight: 2, run: terminatePostgres},
+	{name: "postgres-slow", what: "Postgres' disk is slow: every commit waits", weight: 2, least: 2 * time.Second, most: 20 * time.Second, run: slowPostgres},
+	{name: "row-reset", what: "an operator makes running rows pending, by hand", weight: 1, run: resetRows},
+}
+
+func killPostgres(ctx context.Context, h *hit) error {
+	if !h.c.postgresBusy.TryLock() {
+		return errNothing
+	}
+	defer h.c.postgresBusy.Unlock()
+	if err := h.begins("the server"); err != nil {
+		return err
+	}
+	if h.rand.IntN(2) == 0 {
+		h.c.postgres.Kill()
+	} else if err := h.c.postgres.Stop(servers.Immediate); err != nil {
+		return err
+	}
+	h.lasts(ctx)
+	return h.c.postgres.Start(context.WithoutCancel(ctx))
+}
+
+func terminatePostgres(ctx context.Context, h *hit) error {
+	r := h.replica()
+	if err := h.begins(r.name); err != nil {
+		return err
+	}
+	return h.sql(ctx, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1`, r.name)
+}
+
+// slowPostgres lets every flush of the log wait, as long as Postgres allows, as
+// if the disk took so long.
+func slowPostgres(ctx context.Context, h *hit) error {
+	if !h.c.postgresBusy.TryLock() {
+		return errNothing
+	}
+	defer h.c.postgresBusy.Unlock()
+	if err := h.begins("the server"); err != nil {
+		return err
+	}
+	for _, s := range []string{`ALTER SYSTEM SET commit_siblings = 0`, fmt.Sprintf(`ALTER SYSTEM SET commit_delay = %d`, 20000+h.rand.IntN(80000)), `SELECT pg_reload_conf()`} {
+		_ = h.sql(ctx, s)
+	}
+	h.lasts(ctx)
+	return eventually(context.WithoutCancel(ctx), time.Minute, "Postgres' disk is mended", func() error {
+		for _, s := range []string{`ALTER SYSTEM RESET commit_delay`, `ALTER SYSTEM RESET commit_siblings`, `SELECT pg_reload_conf()`} {
+			if err := h.sql(context.WithoutCancel(ctx), s); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// resetRows does what somebody might who thinks that a task hangs. Whoever works
+// on it goes on, and holds the lock: nobody else may begin.
+func resetRows(ctx context.Context, h *hit) error {
+	if err := h.begins("some rows"); err != nil {
+		return err
+	}
+	return h.sql(ctx, `
+UPDATE onejob.tasks
+   SET status = 'pending', session = NULL, replica = NULL
+ WHERE id IN (SELECT id FROM onejob.tasks WHERE status = 'running' ORDER BY started_at LIMIT 5)`)
+}
+
+// sql does something as the operator. A Postgres that is gone has been harmed
+// already.
+func (h *hit) sql(ctx context.Context, statement string, args ...any) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	_, err := h.c.operator.Exec(ctx, statement, args...)
+	if err != nil {
+		return fmt.Errorf("%w: %w", errNothing, err)
+	}
+	return nil
+}

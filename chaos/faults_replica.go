@@ -1,0 +1,218 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+
+	"onejob/internal/proxy"
+)
+
+// killed is the fault whose take-over is measured.
+var killed = &kind{name: "kill", what: "kill -9 of a replica", weight: 4, least: time.Second, most: 10 * time.Second, run: killReplica}
+
+// Faults of replicas as processes.
+var replicaFaults = []*kind{
+	killed,
+	{name: "freeze", what: "SIGSTOP of a replica, and SIGCONT", weight: 5, least: time.Second, most: 60 * time.Second, run: freezeReplica},
+	{name: "term", what: "SIGTERM of a replica", weight: 2, least: time.Second, most: 5 * time.Second, run: stopReplica},
+	{name: "rolling", what: "a rolling restart of all replicas", weight: 1, least: time.Second, most: 3 * time.Second, run: rollReplicas},
+}
+
+func killReplica(ctx context.Context, h *hit) error {
+	r := h.replica()
+	proc := r.process()
+	if !proc.running() {
+		return errNothing
+	}
+	letGo := r.hold()
+	if err := h.begins(r.name); err != nil {
+		return err
+	}
+	proc.kill()
+	h.lasts(ctx)
+	return letGo()
+}
+
+func freezeReplica(ctx context.Context, h *hit) error {
+	r := h.replica()
+	if !r.freeze() {
+		return errNothing
+	}
+	defer r.thaw()
+	if err := h.begins(r.name); err != nil {
+		return err
+	}
+	h.lasts(ctx)
+	return nil
+}
+
+func stopReplica(ctx context.Context, h *hit) error {
+	r := h.replica()
+	if !r.process().running() {
+		return errNothing
+	}
+	if err := h.begins(r.name); err != nil {
+		return err
+	}
+	return r.restart(ctx, h.For)
+}
+
+func rollReplicas(ctx context.Context, h *hit) error {
+	if !h.c.rolling.TryLock() {
+		return errNothing
+	}
+	defer h.c.rolling.Unlock()
+	if err := h.begins("all"); err != nil {
+		return err
+	}
+	for _, r := range h.c.replicas {
+		if err := r.restart(ctx, h.For); err != nil {
+			return err
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return nil
+}
+
+// restart stops a replica as a service manager would, with some patience, and
+// starts it again after a while.
+func (r *replica) restart(ctx context.Context, down time.Duration) error {
+	letGo := r.hold()
+	r.process().stop(30 * time.Second)
+	wait(ctx, down)
+	return letGo()
+}
+
+// Faults of a replica's ways to the servers.
+var linkFaults = []*kind{
+	{name: "cut-consul", what: "a replica black-holed from Consul", weight: 3, least: time.Second, most: 40 * time.Second, run: link(toConsul, cut(proxy.Both))},
+	{name: "cut-postgres", what: "a replica black-holed from Postgres", weight: 3, least: time.Second, most: 40 * time.Second, run: link(toPostgres, cut(proxy.Both))},
+	{name: "cut-both", what: "a replica black-holed from both", weight: 2, least: time.Second, most: 40 * time.Second, run: link(toBoth, cut(proxy.Both))},
+	{name: "cut-up", what: "what a replica sends to one of them does not arrive", weight: 2, least: time.Second, most: 30 * time.Second, run: link(toEither, cut(proxy.Up))},
+	{name: "cut-down", what: "what one of them answers a replica does not arrive", weight: 2, least: time.Second, most: 30 * time.Second, run: link(toEither, cut(proxy.Down))},
+	{name: "slow", what: "a replica's links are slow", weight: 2, least: 2 * time.Second, most: 30 * time.Second, run: link(toEither, slow)},
+	{name: "reset", what: "a replica's connections are reset, again and again", weight: 2, least: time.Second, most: 15 * time.Second, run: link(toEither, reset)},
+}
+
+// A way chooses some of a replica's ways.
+type way func(h *hit, r *replica) (chosen []*proxy.Proxy, name string)
+
+func toConsul(_ *hit, r *replica) ([]*proxy.Proxy, string) { return []*proxy.Proxy{r.consul}, "consul" }
+func toPostgres(_ *hit, r *replica) ([]*proxy.Proxy, string) {
+	return []*proxy.Proxy{r.postgres}, "postgres"
+}
+func toBoth(_ *hit, r *replica) ([]*proxy.Proxy, string) {
+	return []*proxy.Proxy{r.consul, r.postgres}, "both"
+}
+
+func toEither(h *hit, r *replica) ([]*proxy.Proxy, string) {
+	return []way{toConsul, toPostgres, toBoth}[h.rand.IntN(3)](h, r)
+}
+
+// link is a fault of some of a replica's ways. Of two that overlap on one way
+// the first to end mends it.
+func link(to way, harm func(ctx context.Context, h *hit, p *proxy.Proxy)) func(context.Context, *hit) error {
+	return func(ctx context.Context, h *hit) error {
+		r := h.replica()
+		ways, name := to(h, r)
+		h.about = ", its way to " + name
+		if err := h.begins(r.name); err != nil {
+			return err
+		}
+		for _, p := range ways {
+			harm(ctx, h, p)
+		}
+		if h.Kind.name != "reset" {
+			h.lasts(ctx)
+		}
+		for _, p := range ways {
+			p.Heal(proxy.Both)
+		}
+		return nil
+	}
+}
+
+func cut(d proxy.Direction) func(context.Context, *hit, *proxy.Proxy) {
+	return func(_ context.Context, _ *hit, p *proxy.Proxy) { p.Cut(d) }
+}
+
+func slow(_ context.Context, h *hit, p *proxy.Proxy) {
+	p.Delay(proxy.Up, time.Duration(h.rand.IntN(800))*time.Millisecond)
+	p.Delay(proxy.Down, time.Duration(h.rand.IntN(800))*time.Millisecond)
+}
+
+func reset(ctx context.Context, h *hit, p *proxy.Proxy) {
+	for end := time.Now().Add(h.For); time.Now().Before(end) && ctx.Err() == nil; {
+		p.Reset()
+		wait(ctx, time.Duration(50+h.rand.IntN(1000))*time.Millisecond)
+	}
+}
+
+// Faults of single processes below a replica.
+var processFaults = []*kind{
+	{name: "child-kill", what: "kill -9 of a command alone", weight: 2, run: killChild},
+	{name: "guard-kill", what: "kill -9 of a guard alone", weight: 2, run: killGuard},
+}
+
+func killChild(_ context.Context, h *hit) error {
+	return h.killBelow(func(r *replica, pid, _ int) int { return pid })
+}
+
+func killGuard(_ context.Context, h *hit) error {
+	return h.killBelow(func(r *replica, _, parent int) int { return parent })
+}
+
+// killBelow kills a process that belongs to a command that runs. The replica is
+// kept alive and awake meanwhile: what a guard leaves behind is the daemon's to
+// kill, and nobody's if both die at once, which nobody promises.
+func (h *hit) killBelow(choose func(r *replica, pid, parent int) int) error {
+	stays, err := h.c.desk.Inside()
+	if err != nil {
+		return err
+	}
+	for _, i := range h.rand.Perm(len(stays)) {
+		s := stays[i]
+		if s.PID == 0 || s.Part != "" {
+			continue
+		}
+		for _, r := range h.c.replicas {
+			if r.name != s.Replica {
+				continue
+			}
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			if r.frozen != 0 || !r.proc.running() {
+				return errNothing
+			}
+			pid := choose(r, s.PID, s.Parent)
+			// Numbers are used again: it must be a process of ours.
+			if e := exe(pid); e == "" || e != h.c.self && e != exe(r.proc.cmd.Process.Pid) {
+				return errNothing
+			}
+			if err := h.begins(fmt.Sprintf("%s, task %d, pid %d", r.name, s.Task, pid)); err != nil {
+				return err
+			}
+			err := syscall.Kill(pid, syscall.SIGKILL)
+			time.Sleep(500 * time.Millisecond)
+			if err != nil && err != syscall.ESRCH {
+				return err
+			}
+			return nil
+		}
+	}
+	return errNothing
+}
+
+// exe is the program that a process runs; empty if there is no such process.
+func exe(pid int) string {
+	path, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
+	if err != nil {
+		return ""
+	}
+	return path
+}

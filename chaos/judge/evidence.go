@@ -1,0 +1,139 @@
+// Package judge says from evidence what went wrong in a run, and how often.
+//
+// The evidence is what the witness has seen, what was enqueued, and what the
+// database itself noted of every change of a row's status and of every effect of
+// an sql task. What onejob says of itself, its attempts and its logs, is not
+// asked; only how often it refused a write is counted from its logs, and nothing
+// is concluded from that.
+//
+// All moments are on one machine's clock. Those of the database are taken a
+// little before they become visible to others.
+package judge
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"time"
+
+	"onejob/chaos/witness"
+)
+
+// Evidence is all that there is to judge by.
+type Evidence struct {
+	witness.Seen
+
+	Enqueued    []Enqueued      `json:"enqueued"`
+	Transitions []Transition    `json:"transitions"` // in the order in which they were made
+	Effects     []Effect        `json:"effects"`
+	Final       map[int64]Final `json:"final"` // every row of the table at the end, by id
+	Schedules   []Schedule      `json:"schedules"`
+	Occurrences []Occurrence    `json:"occurrences"`
+	Limits      map[string]int  `json:"limits"` // slots
+	Refused     int             `json:"refused"`
+}
+
+// Enqueued is a task whose INSERT was acknowledged, or was found to have been
+// made after its answer was lost.
+type Enqueued struct {
+	Task      int64  `json:"task"`
+	Kind      string `json:"kind"`
+	Cancelled bool   `json:"cancelled"` // somebody asked for that
+}
+
+// Transition is one change of a row's status, noted by the database in the same
+// transaction.
+type Transition struct {
+	Task    int64        `json:"task"`
+	Kind    string       `json:"kind"`
+	Key     string       `json:"key"`
+	From    string       `json:"from"`
+	To      string       `json:"to"`
+	Fence   int64        `json:"fence"`   // of the row, after the change
+	Replica string       `json:"replica"` // that holds the row, or held it
+	At      witness.Time `json:"at"`
+	By      string       `json:"by"` // Operator, or anybody else
+}
+
+// Operator is who changes rows by hand.
+const Operator = "chaos-operator"
+
+// Effect is what an sql task did.
+type Effect struct {
+	Task  int64        `json:"task"`
+	Fence int64        `json:"fence"`
+	Key   string       `json:"key"`
+	Began witness.Time `json:"began"`
+}
+
+// Final is how a row was found at the end.
+type Final struct {
+	Status   string `json:"status"`
+	Schedule string `json:"schedule,omitempty"` // that made it
+	Error    string `json:"error,omitempty"`
+}
+
+// Schedule is due at every multiple of Every, from the first due time to the
+// last, both included.
+type Schedule struct {
+	Name  string        `json:"name"`
+	Every time.Duration `json:"every"`
+	First witness.Time  `json:"first"`
+	Last  witness.Time  `json:"last"`
+}
+
+// Occurrence is what became of a due time.
+type Occurrence struct {
+	Schedule string       `json:"schedule"`
+	Due      witness.Time `json:"due"`
+	Task     int64        `json:"task"`    // zero if none was made
+	Skipped  string       `json:"skipped"` // why not
+}
+
+// The statuses of a row.
+const (
+	pending   = "pending"
+	running   = "running"
+	succeeded = "succeeded"
+	failed    = "failed"
+	cancelled = "cancelled"
+)
+
+// The kinds of marks and of tasks that the judge knows. A replica that is frozen
+// does nothing until it thaws, and nothing can make a request that it has sent
+// or a goroutine that it has vanish meanwhile.
+const (
+	Frozen = "frozen" // of marks; the target is a replica
+	Kill   = "kill"   // of marks; the target is a replica
+
+	kindHTTP = "http"
+	kindExec = "exec"
+	kindSQL  = "sql"
+	kindNoop = "noop"
+)
+
+const (
+	// thawing is how long after a thaw a replica may take to notice: its timers
+	// have to fire, on a machine that is busy.
+	thawing = 2 * time.Second
+
+	// skew is how far the database's clock and the witness's may be apart: both
+	// are this machine's, but the witness's does not follow its steps.
+	skew = 100 * time.Millisecond
+
+	// leaving is how long after a row was given up its work may still be seen: a
+	// far end notices a closed connection late when the machine is busy.
+	leaving = time.Second
+)
+
+// Load reads evidence that was kept as JSON.
+func Load(path string) (e Evidence, err error) {
+	b, err := os.ReadFile(path)
+	if err == nil {
+		err = json.Unmarshal(b, &e)
+	}
+	if err != nil {
+		return e, fmt.Errorf("read evidence: %w", err)
+	}
+	return e, nil
+}

@@ -1,0 +1,412 @@
+package judge
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"onejob/chaos/witness"
+)
+
+// Verdict is what went wrong. Of the first numbers every one must be zero.
+type Verdict struct {
+	Overlaps           int        `json:"overlaps"`              // pairs of attempts of one lock key inside at once
+	LimitExcesses      int        `json:"limit_excesses"`        // times at which more were inside a limit than it has slots
+	Lost               int        `json:"lost"`                  // tasks that did not end in a final state
+	DoubleSuccess      int        `json:"double_success"`        // tasks that were accepted as succeeded twice
+	DoubleEffect       int        `json:"double_effect"`         // sql tasks whose effect is there twice, or without their success
+	DoubleRunning      int        `json:"double_running"`        // times at which two rows of one lock key were running
+	StaleAccepted      int        `json:"stale_accepted"`        // writes that were accepted and were not the holder's
+	OccurrencesMissing int        `json:"occurrences_missing"`   // due times without a task or a reason
+	OccurrencesDoubled int        `json:"occurrences_doubled"`   // due times with several tasks
+	Refused            int        `json:"refused"`               // writes that were refused; above zero where the fence was needed
+	FrozenHTTPInFlight int        `json:"frozen_http_in_flight"` // http attempts beside their successor, their replica being frozen
+	FrozenGoInFlight   int        `json:"frozen_go_in_flight"`   // the same for Go handlers, which did nothing meanwhile
+	Repeated           int        `json:"repeated"`              // tasks that did all their work more than once, as at-least-once allows
+	Stays              int        `json:"stays"`                 // attempts that the witness saw
+	TakeOvers          []TakeOver `json:"-"`
+
+	Violations []string `json:"violations"` // the first ones, in words
+}
+
+// TakeOver is how long it took until somebody else was inside after a replica's
+// death.
+type TakeOver struct {
+	Task  int64
+	Cause string // the kind of mark
+	Alone bool   // nothing else was going on
+	Took  time.Duration
+}
+
+// Guilty reports whether something happened that must not.
+func (v *Verdict) Guilty() bool {
+	return v.Overlaps+v.LimitExcesses+v.Lost+v.DoubleSuccess+v.DoubleEffect+v.DoubleRunning+
+		v.StaleAccepted+v.OccurrencesMissing+v.OccurrencesDoubled > 0
+}
+
+const maxViolations = 200
+
+func (v *Verdict) accuse(count *int, format string, a ...any) {
+	*count++
+	if len(v.Violations) < maxViolations {
+		v.Violations = append(v.Violations, fmt.Sprintf(format, a...))
+	}
+}
+
+// Judge says what the evidence says.
+func Judge(e Evidence) *Verdict {
+	h := newHistory(e)
+	v := &Verdict{Refused: e.Refused, Stays: len(h.attempts), Violations: []string{}}
+	h.overlaps(v)
+	h.stale(v)
+	h.limits(v)
+	h.ends(v)
+	h.statuses(v)
+	h.effects(v)
+	h.occurrences(v)
+	h.takeOvers(v)
+	return v
+}
+
+// history is the evidence, in the order in which it is needed.
+type history struct {
+	Evidence
+	attempts []*attempt         // by when they began
+	byFence  map[int64]*attempt // of those that the witness, or an effect, shows
+	byTask   map[int64][]*attempt
+	byKey    map[string][]*attempt
+	holder   map[int64]string // replica, by fence
+	frozen   map[string][]span
+}
+
+// attempt is one attempt's time inside, in one piece: from when the first of its
+// processes came until the last had left.
+type attempt struct {
+	witness.Claim
+	span
+	how string // of the attempt's own process
+}
+
+type span struct{ begin, end witness.Time }
+
+func (s span) meets(o span) bool { return s.begin < o.end && o.begin < s.end }
+
+func (s span) covers(o span) bool { return s.begin <= o.begin && o.end <= s.end }
+
+func newHistory(e Evidence) *history {
+	h := &history{Evidence: e, byFence: map[int64]*attempt{}, byTask: map[int64][]*attempt{}, byKey: map[string][]*attempt{},
+		holder: map[int64]string{}, frozen: map[string][]span{}}
+	success := map[int64]witness.Time{} // when, by fence
+	for _, t := range e.Transitions {
+		if t.To == running {
+			h.holder[t.Fence] = t.Replica
+		}
+		if t.To == succeeded {
+			success[t.Fence] = t.At
+		}
+	}
+	for _, m := range e.Marks {
+		if m.Kind == Frozen {
+			end := m.End
+			if end == 0 {
+				end = never
+			}
+			h.frozen[m.Target] = append(h.frozen[m.Target], span{m.Begin, end.Add(thawing)})
+		}
+	}
+	for _, s := range e.Stays {
+		h.add(s)
+	}
+	for _, f := range e.Effects {
+		if at, ok := success[f.Fence]; ok {
+			h.add(witness.Stay{Claim: witness.Claim{Task: f.Task, Fence: f.Fence, Key: f.Key, Kind: kindSQL}, Begin: f.Began, End: at, How: witness.Succeeded})
+		}
+	}
+	for _, a := range h.byFence {
+		a.Replica = cmp.Or(a.Replica, h.holder[a.Fence])
+		h.attempts = append(h.attempts, a)
+	}
+	slices.SortFunc(h.attempts, func(a, b *attempt) int { return cmp.Or(cmp.Compare(a.begin, b.begin), cmp.Compare(a.Fence, b.Fence)) })
+	for _, a := range h.attempts {
+		h.byTask[a.Task] = append(h.byTask[a.Task], a)
+		h.byKey[a.Key] = append(h.byKey[a.Key], a)
+	}
+	return h
+}
+
+const never = witness.Time(1 << 62)
+
+// add puts a stay to the others of its attempt.
+func (h *history) add(s witness.Stay) {
+	if s.How == witness.Open {
+		s.End = never
+	}
+	a := h.byFence[s.Fence]
+	if a == nil {
+		a = &attempt{Claim: s.Claim, span: span{s.Begin, s.End}}
+		h.byFence[s.Fence] = a
+	}
+	a.begin, a.end = min(a.begin, s.Begin), max(a.end, s.End)
+	if s.Part == "" {
+		a.how, a.Limit, a.Replica = s.How, s.Limit, s.Replica
+	}
+}
+
+// frozenDuring reports whether an attempt was one of those that a frozen replica
+// cannot end, for all of a span.
+func (h *history) frozenDuring(a *attempt, s span) bool {
+	if a.Kind == kindExec || a.Kind == kindSQL {
+		return false // the guard ends the one, the fence the other
+	}
+	return slices.ContainsFunc(h.frozen[a.Replica], func(f span) bool { return f.covers(s) })
+}
+
+func (v *Verdict) countFrozen(a *attempt) {
+	if a.Kind == kindHTTP {
+		v.FrozenHTTPInFlight++
+	} else {
+		v.FrozenGoInFlight++
+	}
+}
+
+// overlaps looks for two of one lock key inside at once. What a frozen replica
+// had begun is counted apart, if its fence was lower than its successor's.
+func (h *history) overlaps(v *Verdict) {
+	for key, all := range h.byKey {
+		var inside []*attempt
+		for _, b := range all {
+			inside = slices.DeleteFunc(inside, func(a *attempt) bool { return a.end <= b.begin })
+			for _, a := range inside {
+				both := span{b.begin, min(a.end, b.end)}
+				switch {
+				case a.Fence < b.Fence && h.frozenDuring(a, both):
+					v.countFrozen(a)
+				default:
+					v.accuse(&v.Overlaps, "overlap: lock key %s: %s and %s were inside at once for %v", key, a, b, both.end.Sub(both.begin))
+				}
+			}
+			inside = append(inside, b)
+		}
+	}
+}
+
+// stale looks at those whom the witness turned away because somebody with a
+// higher fence had been there before. Only who was frozen has an excuse.
+func (h *history) stale(v *Verdict) {
+	for _, s := range h.Stale {
+		a := &attempt{Claim: s.Claim}
+		a.Replica = cmp.Or(a.Replica, h.holder[a.Fence])
+		if h.frozenDuring(a, span{s.At, s.At}) {
+			v.countFrozen(a)
+			continue
+		}
+		v.accuse(&v.Overlaps, "overlap: lock key %s: %s came at %s, after somebody with a higher fence", s.Key, a, clock(s.At))
+	}
+}
+
+// limits looks for more inside than there are slots.
+func (h *history) limits(v *Verdict) {
+	for name, slots := range h.Limits {
+		type step struct {
+			at   witness.Time
+			more int
+			who  *attempt
+		}
+		var steps []step
+		for _, a := range h.attempts {
+			if a.Limit != name {
+				continue
+			}
+			for _, s := range h.awake(a) {
+				steps = append(steps, step{s.begin, 1, a}, step{s.end, -1, a})
+			}
+		}
+		slices.SortFunc(steps, func(a, b step) int { return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.more, b.more)) })
+		inside := map[*attempt]bool{}
+		for _, s := range steps {
+			if s.more < 0 {
+				delete(inside, s.who)
+				continue
+			}
+			inside[s.who] = true
+			if len(inside) > slots {
+				v.accuse(&v.LimitExcesses, "limit %s: %d inside of %d at %s: %v", name, len(inside), slots, clock(s.at), slices.Collect(maps.Keys(inside)))
+			}
+		}
+	}
+}
+
+// awake returns when an attempt was inside, without the times for which a frozen
+// replica is excused.
+func (h *history) awake(a *attempt) []span {
+	left := []span{a.span}
+	if a.Kind == kindExec || a.Kind == kindSQL {
+		return left
+	}
+	for _, f := range h.frozen[a.Replica] {
+		var next []span
+		for _, s := range left {
+			if s.begin >= f.begin || !s.meets(f) { // it came after the thaw, or was not touched
+				next = append(next, s)
+				continue
+			}
+			next = append(next, span{s.begin, f.begin})
+			if f.end < s.end {
+				next = append(next, span{f.end, s.end})
+			}
+		}
+		left = next
+	}
+	return left
+}
+
+// ends looks for tasks that are not over, or not there any more.
+func (h *history) ends(v *Verdict) {
+	for _, q := range h.Enqueued {
+		f, there := h.Final[q.Task]
+		switch {
+		case !there:
+			v.accuse(&v.Lost, "lost: task %d (%s) is not in the table", q.Task, q.Kind)
+		case f.Status == cancelled && !q.Cancelled:
+			v.accuse(&v.Lost, "lost: task %d (%s) is cancelled, and nobody asked for that", q.Task, q.Kind)
+		case f.Status != succeeded && f.Status != failed && f.Status != cancelled:
+			v.accuse(&v.Lost, "lost: task %d (%s) is still %s", q.Task, q.Kind, f.Status)
+		}
+	}
+	for _, all := range h.byTask {
+		times := 0
+		for _, a := range all {
+			if a.how == witness.Succeeded {
+				times++
+			}
+		}
+		if times > 1 {
+			v.Repeated++
+		}
+	}
+}
+
+// statuses looks at every change of a row's status.
+func (h *history) statuses(v *Verdict) {
+	successes := map[int64]int{}
+	busy := map[string]map[int64]bool{} // rows that are running, by lock key
+	for _, t := range h.Transitions {
+		if t.To == running {
+			if busy[t.Key] == nil {
+				busy[t.Key] = map[int64]bool{}
+			}
+			if busy[t.Key][t.Task] = true; len(busy[t.Key]) > 1 {
+				v.accuse(&v.DoubleRunning, "double running: lock key %s: tasks %v at %s", t.Key, slices.Sorted(maps.Keys(busy[t.Key])), clock(t.At))
+			}
+			continue
+		}
+		delete(busy[t.Key], t.Task)
+		if t.To == succeeded {
+			if successes[t.Task]++; successes[t.Task] == 2 {
+				v.accuse(&v.DoubleSuccess, "double success: task %d (%s), the second at %s", t.Task, t.Kind, clock(t.At))
+			}
+		}
+		if t.From == running && t.By != Operator {
+			h.accepted(v, t)
+		}
+	}
+}
+
+// accepted looks at a write that ended a row's running: it must have been the
+// holder's own, who had left, and nobody newer may have begun.
+func (h *history) accepted(v *Verdict, t Transition) {
+	a := h.byFence[t.Fence]
+	if t.To == succeeded && t.Kind != kindNoop && (a == nil || a.how != witness.Succeeded) {
+		v.accuse(&v.StaleAccepted, "stale accepted: task %d (%s) succeeded at %s under fence %d, whose holder was not seen to succeed: %v", t.Task, t.Kind, clock(t.At), t.Fence, a)
+		return
+	}
+	if a != nil && a.Kind != kindSQL && a.end > t.At.Add(leaving) && !h.frozenDuring(a, span{t.At, min(a.end, t.At.Add(leaving))}) {
+		v.accuse(&v.StaleAccepted, "stale accepted: task %d (%s) became %s at %s, while the holder of its fence was inside: %v", t.Task, t.Kind, t.To, clock(t.At), a)
+		return
+	}
+	for _, b := range h.byKey[t.Key] {
+		if b.Fence > t.Fence && b.begin.Add(skew) < t.At && t.To == succeeded {
+			v.accuse(&v.StaleAccepted, "stale accepted: task %d (%s) succeeded at %s under fence %d, after %v had begun", t.Task, t.Kind, clock(t.At), t.Fence, b)
+			return
+		}
+	}
+}
+
+// effects looks for what sql tasks did twice, or did without being done.
+func (h *history) effects(v *Verdict) {
+	times := map[int64]int{}
+	done := map[int64]bool{} // fences under which a row succeeded
+	for _, t := range h.Transitions {
+		if t.To == succeeded {
+			done[t.Fence] = true
+		}
+	}
+	for _, f := range h.Effects {
+		if times[f.Task]++; times[f.Task] == 2 {
+			v.accuse(&v.DoubleEffect, "double effect: task %d, the second under fence %d", f.Task, f.Fence)
+		} else if !done[f.Fence] {
+			v.accuse(&v.DoubleEffect, "double effect: task %d has an effect under fence %d, under which it did not succeed", f.Task, f.Fence)
+		}
+	}
+}
+
+// occurrences looks for due times of which nothing became.
+func (h *history) occurrences(v *Verdict) {
+	type due struct {
+		schedule string
+		at       witness.Time
+	}
+	found := map[due]Occurrence{}
+	made := map[string]int{}
+	for _, o := range h.Occurrences {
+		found[due{o.Schedule, o.Due}] = o
+		if o.Task != 0 {
+			made[o.Schedule]++
+		}
+	}
+	rows := map[string]int{}
+	for _, f := range h.Final {
+		if f.Schedule != "" {
+			rows[f.Schedule]++
+		}
+	}
+	for _, s := range h.Schedules {
+		for at := s.First; at <= s.Last; at = at.Add(s.Every) {
+			o, ok := found[due{s.Name, at}]
+			switch {
+			case !ok:
+				v.accuse(&v.OccurrencesMissing, "occurrence missing: schedule %s, due %s", s.Name, clock(at))
+			case o.Task == 0 && o.Skipped == "":
+				v.accuse(&v.OccurrencesMissing, "occurrence missing: schedule %s, due %s, has neither task nor reason", s.Name, clock(at))
+			case o.Task != 0 && h.Final[o.Task].Status == "":
+				v.accuse(&v.OccurrencesMissing, "occurrence missing: schedule %s, due %s: its task %d is not there", s.Name, clock(at), o.Task)
+			case o.Task != 0 && h.Final[o.Task].Status != succeeded && h.Final[o.Task].Status != failed:
+				v.accuse(&v.Lost, "lost: task %d of schedule %s is still %s", o.Task, s.Name, h.Final[o.Task].Status)
+			}
+		}
+		if rows[s.Name] > made[s.Name] {
+			v.OccurrencesDoubled += rows[s.Name] - made[s.Name]
+			v.Violations = append(v.Violations, fmt.Sprintf("occurrences doubled: schedule %s has %d tasks for %d due times", s.Name, rows[s.Name], made[s.Name]))
+		}
+	}
+}
+
+func (a *attempt) String() string {
+	if a == nil {
+		return "nobody"
+	}
+	who := fmt.Sprintf("task %d attempt %d fence %d (%s on %s", a.Task, a.Attempt, a.Fence, a.Kind, a.Replica)
+	if a.begin == 0 { // it was turned away
+		return who + ")"
+	}
+	end := "now"
+	if a.end < never {
+		end = clock(a.end)
+	}
+	return fmt.Sprintf("%s, %s to %s, %s)", who, clock(a.begin), end, cmp.Or(a.how, "unknown"))
+}
+
+// clock is how a moment is written in a violation, as it is in the logs.
+func clock(t witness.Time) string { return time.Unix(0, int64(t)).UTC().Format("15:04:05.000") }

@@ -1,0 +1,428 @@
+package judge
+
+import (
+	"encoding/json"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"onejob/chaos/witness"
+)
+
+// at is a moment of a handmade history, in seconds since it began.
+func at(seconds float64) witness.Time {
+	return witness.At(time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)).Add(time.Duration(seconds * float64(time.Second)))
+}
+
+// story is a history that is told one attempt at a time.
+type story struct{ Evidence }
+
+func newStory() *story {
+	return &story{Evidence{Final: map[int64]Final{}, Limits: map[string]int{"narrow": 2}}}
+}
+
+// enqueue adds a row.
+func (s *story) enqueue(task int64, kind string) {
+	s.Enqueued = append(s.Enqueued, Enqueued{Task: task, Kind: kind})
+	s.Final[task] = Final{Status: pending}
+}
+
+// claim is a row that becomes running.
+func (s *story) claim(c witness.Claim, when float64) {
+	s.change(c, pending, running, when, "")
+}
+
+// change is any change of a row's status.
+func (s *story) change(c witness.Claim, from, to string, when float64, by string) {
+	s.Transitions = append(s.Transitions, Transition{Task: c.Task, Kind: c.Kind, Key: c.Key, From: from, To: to, Fence: c.Fence, Replica: c.Replica, At: at(when), By: by})
+	s.Final[c.Task] = Final{Status: to}
+}
+
+func (s *story) stay(c witness.Claim, begin, end float64, how string) {
+	if c.Kind == kindHTTP {
+		c.Replica = ""
+	}
+	s.Stays = append(s.Stays, witness.Stay{Claim: c, Begin: at(begin), End: at(end), How: how})
+}
+
+// works is an attempt from the claim to the row's next status.
+func (s *story) works(c witness.Claim, begin, end float64, how, to string) {
+	s.claim(c, begin-0.1)
+	s.stay(c, begin, end, how)
+	s.change(c, running, to, end+0.1, "")
+}
+
+func (s *story) froze(replica string, begin, end float64) {
+	s.Marks = append(s.Marks, witness.Mark{ID: len(s.Marks) + 1, Kind: Frozen, Target: replica, Begin: at(begin), End: at(end)})
+}
+
+func claim(task, fence int64, kind, key, replica string) witness.Claim {
+	return witness.Claim{Task: task, Attempt: 1, Fence: fence, Kind: kind, Key: key, Replica: replica}
+}
+
+// good is a history in which nothing is wrong, though much has happened.
+func good() *story {
+	s := newStory()
+	for id, kind := range map[int64]string{1: "exec", 2: "go", 3: "http", 4: "sql", 5: "noop", 6: "exec"} {
+		s.enqueue(id, kind)
+	}
+	// Three of one key, one after the other.
+	s.works(claim(1, 1, "exec", "k", "a"), 1, 2, witness.Succeeded, succeeded)
+	s.works(claim(2, 2, "go", "k", "b"), 2.5, 3, witness.Failed, pending)
+	s.works(claim(2, 3, "go", "k", "b"), 4, 5, witness.Succeeded, succeeded)
+	// A replica was killed, and its http task taken over.
+	s.works(claim(3, 4, "http", "3", "a"), 6, 7, witness.Gone, pending)
+	s.Marks = append(s.Marks, witness.Mark{ID: 100, Kind: Kill, Target: "a", Alone: true, Begin: at(7), End: at(8)})
+	s.works(claim(3, 5, "http", "3", "b"), 14, 15, witness.Succeeded, succeeded)
+	// An sql task.
+	c := claim(4, 6, "sql", "k", "a")
+	s.claim(c, 15.9)
+	s.Effects = append(s.Effects, Effect{Task: 4, Fence: 6, Key: "k", Began: at(16)})
+	s.change(c, running, succeeded, 17, "")
+	// One that nobody sees at work.
+	c = claim(5, 7, "noop", "5", "a")
+	s.claim(c, 17)
+	s.change(c, running, succeeded, 17.1, "")
+	// A command whose replica was frozen: its guard ended it in time.
+	s.froze("a", 18, 40)
+	s.works(claim(6, 8, "exec", "6", "a"), 17.5, 22, witness.Gone, pending)
+	s.works(claim(6, 9, "exec", "6", "b"), 26, 27, witness.Succeeded, succeeded)
+
+	s.Schedules = []Schedule{{Name: "s", Every: time.Second, First: at(0), Last: at(2)}}
+	for i := range 3 {
+		o := Occurrence{Schedule: "s", Due: at(float64(i)), Task: int64(50 + i)}
+		if i == 1 {
+			o.Task, o.Skipped = 0, "missed"
+		} else {
+			s.Final[o.Task] = Final{Status: succeeded, Schedule: "s"}
+		}
+		s.Occurrences = append(s.Occurrences, o)
+	}
+	return s
+}
+
+func TestNothingIsFoundWhereNothingIs(t *testing.T) {
+	v := Judge(good().Evidence)
+	if v.Guilty() || len(v.Violations) > 0 {
+		t.Errorf("the judge found %+v", v)
+	}
+	if v.Stays != 8 {
+		t.Errorf("%d attempts, want 8", v.Stays)
+	}
+}
+
+// numbers are those of a verdict that are not zero, by their names in the report.
+func numbers(t *testing.T, v *Verdict) map[string]int {
+	t.Helper()
+	b, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all map[string]any
+	if err := json.Unmarshal(b, &all); err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]int{}
+	for name, value := range all {
+		if n, ok := value.(float64); ok && n != 0 && name != "stays" {
+			found[name] = int(n)
+		}
+	}
+	return found
+}
+
+// Each case spoils the good history in one way, and the judge must see that, and
+// nothing else.
+func TestEveryViolationIsFound(t *testing.T) {
+	type spoil struct {
+		how  func(s *story)
+		want map[string]int
+	}
+	for name, c := range map[string]spoil{
+		"two commands of one key": {func(s *story) {
+			s.enqueue(7, "exec")
+			s.works(claim(7, 20, "exec", "k2", "a"), 50, 52, witness.Succeeded, succeeded)
+			s.enqueue(8, "exec")
+			// The rows were not running at once: only the witness can tell.
+			s.stay(claim(8, 21, "exec", "k2", "b"), 51, 51.5, witness.Stopped)
+			s.Final[8] = Final{Status: failed}
+		}, map[string]int{"overlaps": 1, "stale_accepted": 1}}, // the first succeeded although the second had begun
+		"two attempts at one task, whose lock key is its id": {func(s *story) {
+			s.stay(claim(6, 30, "exec", "6", "b"), 26.5, 28, witness.Stopped)
+		}, map[string]int{"overlaps": 1, "stale_accepted": 1}},
+		"a process that a command left behind": {func(s *story) {
+			c := claim(6, 8, "exec", "6", "a")
+			c.Part = "child"
+			s.stay(c, 17.6, 26.5, witness.Gone)
+		}, map[string]int{"overlaps": 1, "stale_accepted": 1}}, // it was inside when the row was given up, too
+		"a command of a frozen replica, beside its successor": {func(s *story) {
+			s.Stays[slices.IndexFunc(s.Stays, func(s witness.Stay) bool { return s.Fence == 8 })].End = at(26.2)
+			s.Transitions[slices.IndexFunc(s.Transitions, func(t Transition) bool { return t.Fence == 8 && t.To == pending })].At = at(26.1)
+		}, map[string]int{"overlaps": 1}},
+		"a handler that was not frozen, beside its successor": {func(s *story) {
+			s.enqueue(7, "go")
+			s.works(claim(7, 20, "go", "7", "b"), 50, 59.5, witness.Stopped, pending)
+			s.stay(claim(7, 21, "go", "7", "a"), 59, 60, witness.Stopped)
+			s.Final[7] = Final{Status: failed}
+		}, map[string]int{"overlaps": 1}},
+		"a handler that thawed, and went on for too long": {func(s *story) {
+			s.froze("b", 51, 60)
+			s.enqueue(7, "go")
+			s.claim(claim(7, 20, "go", "7", "b"), 49)
+			s.stay(claim(7, 20, "go", "7", "b"), 50, 63, witness.Stopped)
+			s.change(claim(7, 20, "go", "7", "b"), running, pending, 59, "")
+			s.works(claim(7, 21, "go", "7", "a"), 59.5, 64, witness.Succeeded, succeeded)
+		}, map[string]int{"overlaps": 1}},
+		"a request of a frozen replica whose successor's fence was lower": {func(s *story) {
+			s.froze("b", 51, 70)
+			s.enqueue(7, "http")
+			s.claim(claim(7, 21, "http", "7", "b"), 49)
+			s.stay(claim(7, 21, "http", "7", "b"), 50, 61, witness.Gone)
+			s.stay(claim(7, 20, "http", "7", "a"), 60, 62, witness.Gone)
+			s.Final[7] = Final{Status: failed}
+		}, map[string]int{"overlaps": 1}},
+		"somebody with a lower fence, whose replica was not frozen": {func(s *story) {
+			s.Stale = append(s.Stale, witness.Stale{Claim: claim(2, 2, "go", "k", "b"), At: at(4.5)})
+		}, map[string]int{"overlaps": 1}},
+		"three inside a limit of two": {func(s *story) {
+			for i := range int64(3) {
+				c := claim(7+i, 20+i, "exec", "x"+string('0'+rune(i)), "a")
+				c.Limit = "narrow"
+				s.enqueue(c.Task, "exec")
+				s.works(c, 50+float64(i), 55+float64(i), witness.Succeeded, succeeded)
+			}
+		}, map[string]int{"limit_excesses": 1}},
+		"three inside a limit of two, one of which was frozen for a moment before": {func(s *story) {
+			s.froze("a", 51, 52)
+			for i := range int64(3) {
+				c := claim(7+i, 20+i, "go", "x"+string('0'+rune(i)), string('a'+rune(i)))
+				c.Limit = "narrow"
+				s.enqueue(c.Task, "go")
+				s.works(c, 50+3*float64(i), 58, witness.Succeeded, succeeded)
+			}
+		}, map[string]int{"limit_excesses": 1}},
+		"a task that is not there": {func(s *story) { delete(s.Final, 1) }, map[string]int{"lost": 1}},
+		"a task that is still running": {func(s *story) {
+			s.enqueue(7, "exec")
+			s.claim(claim(7, 20, "exec", "7", "a"), 50)
+		}, map[string]int{"lost": 1}},
+		"a task that is still pending": {func(s *story) { s.enqueue(7, "exec") }, map[string]int{"lost": 1}},
+		"a task that is cancelled without a request": {func(s *story) {
+			s.enqueue(7, "exec")
+			s.change(claim(7, 0, "exec", "7", ""), pending, cancelled, 50, "")
+		}, map[string]int{"lost": 1}},
+		"a task of a schedule that is still pending": {func(s *story) { s.Final[52] = Final{Status: pending, Schedule: "s"} }, map[string]int{"lost": 1}},
+		"a success that was accepted twice": {func(s *story) {
+			s.works(claim(1, 20, "exec", "k", "b"), 50, 51, witness.Succeeded, succeeded)
+		}, map[string]int{"double_success": 1, "repeated": 1}},
+		"an effect that is there twice": {func(s *story) {
+			s.Effects = append(s.Effects, s.Effects[0])
+		}, map[string]int{"double_effect": 1}},
+		"an effect without a success": {func(s *story) {
+			s.enqueue(7, "sql")
+			s.claim(claim(7, 20, "sql", "7", "a"), 50)
+			s.change(claim(7, 20, "sql", "7", "a"), running, failed, 51, "")
+			s.Effects = append(s.Effects, Effect{Task: 7, Fence: 20, Key: "7", Began: at(50.5)})
+		}, map[string]int{"double_effect": 1}},
+		"two rows of one key running": {func(s *story) {
+			for i := range int64(2) {
+				s.enqueue(7+i, "noop")
+				s.claim(claim(7+i, 20+i, "noop", "k9", "a"), 50)
+			}
+			for i := range int64(2) {
+				s.change(claim(7+i, 20+i, "noop", "k9", "a"), running, succeeded, 51, "")
+			}
+		}, map[string]int{"double_running": 1}},
+		"a success that nobody saw": {func(s *story) {
+			s.enqueue(7, "exec")
+			s.claim(claim(7, 20, "exec", "7", "a"), 50)
+			s.change(claim(7, 20, "exec", "7", "a"), running, succeeded, 51, "")
+		}, map[string]int{"stale_accepted": 1}},
+		"a success of a stale holder, written while the new one works": {func(s *story) {
+			s.enqueue(7, "exec")
+			s.works(claim(7, 20, "exec", "7", "a"), 50, 51, witness.Succeeded, pending)
+			s.claim(claim(7, 21, "exec", "7", "b"), 52)
+			s.stay(claim(7, 21, "exec", "7", "b"), 52.1, 60, witness.Stopped)
+			s.change(claim(7, 21, "exec", "7", "b"), running, succeeded, 53, "")
+		}, map[string]int{"stale_accepted": 1}},
+		"a failure of a stale holder, written while the new one works": {func(s *story) {
+			s.enqueue(7, "exec")
+			s.claim(claim(7, 21, "exec", "7", "b"), 52)
+			s.stay(claim(7, 21, "exec", "7", "b"), 52.1, 60, witness.Stopped)
+			s.change(claim(7, 21, "exec", "7", "b"), running, failed, 53, "")
+		}, map[string]int{"stale_accepted": 1}},
+		"a success under a fence of which a higher one had begun": {func(s *story) {
+			s.enqueue(7, "exec")
+			s.enqueue(8, "exec")
+			s.claim(claim(7, 20, "exec", "k3", "a"), 50)
+			s.stay(claim(7, 20, "exec", "k3", "a"), 50.1, 51, witness.Succeeded)
+			s.stay(claim(8, 21, "exec", "k3", "b"), 52, 53, witness.Stopped)
+			s.change(claim(7, 20, "exec", "k3", "a"), running, succeeded, 54, "")
+			s.Final[8] = Final{Status: failed}
+		}, map[string]int{"stale_accepted": 1}},
+		"a due time without an occurrence":           {func(s *story) { s.Occurrences = s.Occurrences[1:]; delete(s.Final, 50) }, map[string]int{"occurrences_missing": 1}},
+		"an occurrence with neither task nor reason": {func(s *story) { s.Occurrences[1].Skipped = "" }, map[string]int{"occurrences_missing": 1}},
+		"an occurrence whose task is not there":      {func(s *story) { delete(s.Final, 52) }, map[string]int{"occurrences_missing": 1}},
+		"a due time with two tasks":                  {func(s *story) { s.Final[53] = Final{Status: succeeded, Schedule: "s"} }, map[string]int{"occurrences_doubled": 1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := good()
+			c.how(s)
+			v := Judge(s.Evidence)
+			if got := numbers(t, v); !maps.Equal(got, c.want) {
+				t.Errorf("the judge found %v, want %v; it says\n\t%s", got, c.want, strings.Join(v.Violations, "\n\t"))
+			}
+			if !v.Guilty() {
+				t.Error("not guilty")
+			}
+		})
+	}
+}
+
+// What looks like a violation and is none.
+func TestExcuses(t *testing.T) {
+	for name, c := range map[string]struct {
+		how  func(s *story)
+		want map[string]int
+	}{
+		"a request of a frozen replica, beside its successor with a higher fence": {func(s *story) {
+			s.froze("b", 51, 70)
+			s.enqueue(7, "http")
+			s.claim(claim(7, 20, "http", "7", "b"), 49)
+			s.stay(claim(7, 20, "http", "7", "b"), 50, 61, witness.Succeeded)
+			s.change(claim(7, 20, "http", "7", "b"), running, pending, 59, "")
+			s.works(claim(7, 21, "http", "7", "a"), 60, 62, witness.Succeeded, succeeded)
+		}, map[string]int{"frozen_http_in_flight": 1, "repeated": 1}},
+		"a handler that was frozen, and noticed when it thawed": {func(s *story) {
+			s.froze("b", 51, 60)
+			s.enqueue(7, "go")
+			s.claim(claim(7, 20, "go", "7", "b"), 49)
+			s.stay(claim(7, 20, "go", "7", "b"), 50, 60.4, witness.Stopped)
+			s.change(claim(7, 20, "go", "7", "b"), running, pending, 59, "")
+			s.works(claim(7, 21, "go", "7", "a"), 59.5, 64, witness.Succeeded, succeeded)
+		}, map[string]int{"frozen_go_in_flight": 1}},
+		"a request that a frozen replica sends when it thaws": {func(s *story) {
+			s.froze("b", 3, 4.4)
+			s.Stale = append(s.Stale, witness.Stale{Claim: claim(2, 2, "http", "k", ""), At: at(4.5)})
+		}, map[string]int{"frozen_http_in_flight": 1}},
+		"somebody frozen under a slot": {func(s *story) {
+			s.froze("b", 51, 70)
+			for i := range int64(3) {
+				c := claim(7+i, 20+i, "go", "x"+string('0'+rune(i)), string('b'+rune(i)))
+				c.Limit = "narrow"
+				s.enqueue(c.Task, "go")
+				s.works(c, 50+2*float64(i), 55+float64(i), witness.Succeeded, succeeded)
+			}
+		}, map[string]int{}},
+		"one that begins under a slot as its replica thaws": {func(s *story) {
+			s.froze("b", 50, 51)
+			for i, begin := range []float64{51.5, 60, 60} {
+				c := claim(7+int64(i), 20+int64(i), "go", "x"+string('0'+rune(i)), "b")
+				c.Limit = "narrow"
+				s.enqueue(c.Task, "go")
+				s.works(c, begin, begin+1, witness.Succeeded, succeeded)
+			}
+		}, map[string]int{}},
+		"one comes as another leaves": {func(s *story) {
+			s.enqueue(7, "exec")
+			s.enqueue(8, "exec")
+			s.works(claim(7, 20, "exec", "k2", "a"), 50, 52, witness.Succeeded, succeeded)
+			s.works(claim(8, 21, "exec", "k2", "b"), 52.2, 53, witness.Succeeded, succeeded)
+		}, map[string]int{}},
+		"two processes of one attempt": {func(s *story) {
+			c := claim(1, 1, "exec", "k", "a")
+			c.Part = "child"
+			s.stay(c, 1.1, 1.9, witness.Succeeded)
+		}, map[string]int{}},
+		"an operator who makes a running row pending": {func(s *story) {
+			c := claim(7, 20, "exec", "7", "a")
+			s.enqueue(7, "exec")
+			s.claim(c, 50)
+			s.stay(c, 50.1, 60, witness.Succeeded)
+			s.change(c, running, pending, 52, Operator)
+			s.works(claim(7, 21, "exec", "7", "a"), 61, 62, witness.Succeeded, succeeded)
+		}, map[string]int{"repeated": 1}},
+		"a task that was cancelled on request": {func(s *story) {
+			s.Enqueued = append(s.Enqueued, Enqueued{Task: 7, Kind: "exec", Cancelled: true})
+			s.change(claim(7, 0, "exec", "7", ""), pending, cancelled, 50, "")
+		}, map[string]int{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := good()
+			c.how(s)
+			v := Judge(s.Evidence)
+			if got := numbers(t, v); !maps.Equal(got, c.want) {
+				t.Errorf("the judge found %v, want %v; it says\n\t%s", got, c.want, strings.Join(v.Violations, "\n\t"))
+			}
+			if v.Guilty() {
+				t.Error("guilty")
+			}
+		})
+	}
+}
+
+func TestTakeOvers(t *testing.T) {
+	v := Judge(good().Evidence)
+	var kills, freezes []time.Duration
+	for _, o := range v.TakeOvers {
+		switch o.Cause {
+		case Kill:
+			kills = append(kills, o.Took)
+			if !o.Alone {
+				t.Error("the kill was alone")
+			}
+		case Frozen:
+			freezes = append(freezes, o.Took)
+		}
+	}
+	// Task 3: killed at 7, its successor at 14. But it left just as the kill began.
+	if len(kills) != 0 {
+		t.Errorf("take-overs after the kill: %v; task 3 had left when it began", kills)
+	}
+	if want := []time.Duration{8 * time.Second}; !slices.Equal(freezes, want) {
+		t.Errorf("take-overs after the freeze: %v, want %v", freezes, want)
+	}
+	s := good()
+	s.Stays[slices.IndexFunc(s.Stays, func(s witness.Stay) bool { return s.Fence == 4 })].End = at(7.001)
+	v = Judge(s.Evidence)
+	if i := slices.IndexFunc(v.TakeOvers, func(o TakeOver) bool { return o.Cause == Kill }); i < 0 || v.TakeOvers[i].Took != 7*time.Second {
+		t.Errorf("take-overs %v, want one of 7 s after the kill", v.TakeOvers)
+	}
+}
+
+func TestQuantile(t *testing.T) {
+	times := []time.Duration{4, 1, 3, 2}
+	for q, want := range map[float64]time.Duration{0: 1, 0.5: 3, 0.99: 4, 1: 4} {
+		if got := Quantile(times, q); got != want {
+			t.Errorf("quantile %v is %d, want %d", q, got, want)
+		}
+	}
+	if got := Quantile(nil, 0.5); got != 0 {
+		t.Errorf("of nothing it is %d", got)
+	}
+}
+
+// Evidence is kept as JSON, and can be judged again.
+func TestEvidenceSurvivesAFile(t *testing.T) {
+	s := good()
+	s.stay(claim(6, 30, "exec", "6", "b"), 26.5, 28, witness.Stopped)
+	b, err := json.Marshal(s.Evidence)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "evidence.json")
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	e, err := Load(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := numbers(t, Judge(e)), numbers(t, Judge(s.Evidence)); !maps.Equal(got, want) || want["overlaps"] != 1 {
+		t.Errorf("judged again: %v, want %v", got, want)
+	}
+}

@@ -1,0 +1,62 @@
+package judge
+
+import (
+	"slices"
+	"time"
+
+	"onejob/chaos/witness"
+)
+
+// ends are the kinds of marks that end a replica's hold on its tasks if they go
+// on for long enough. What is shorter may pass unnoticed, as it should.
+var ends = map[string]time.Duration{
+	Kill:              0,
+	Frozen:            6 * time.Second,
+	"cut-consul":      6 * time.Second,
+	"cut-both":        6 * time.Second,
+	"session-destroy": 0,
+}
+
+// takeOvers measures how long it took, when a replica's hold ended, until
+// somebody else was inside in the place of a task of its own: from the beginning
+// of the harm until the same task began again, or another that had waited for
+// its lock key. Whoever ended by itself before that does not count, nor who works
+// under a limit, whose slots are waited for as well.
+func (h *history) takeOvers(v *Verdict) {
+	for _, m := range h.Marks {
+		least, ok := ends[m.Kind]
+		if !ok || m.End != 0 && m.End.Sub(m.Begin) < least {
+			continue
+		}
+		for _, a := range h.attempts {
+			if a.Replica != m.Target || a.Limit != "" || a.begin >= m.Begin || a.end <= m.Begin {
+				continue
+			}
+			if a.how == witness.Succeeded || a.how == witness.Failed {
+				continue
+			}
+			if b := h.next(a); b != nil {
+				v.TakeOvers = append(v.TakeOvers, TakeOver{Task: a.Task, Cause: m.Kind, Alone: m.Alone, Took: b.begin.Sub(m.Begin)})
+			}
+		}
+	}
+}
+
+// next returns the attempt that came after a under its lock key.
+func (h *history) next(a *attempt) *attempt {
+	all := h.byKey[a.Key]
+	if i := slices.Index(all, a); i+1 < len(all) {
+		return all[i+1]
+	}
+	return nil
+}
+
+// Quantile returns the shortest of the times that a part q of them do not
+// exceed; zero if there are none.
+func Quantile(times []time.Duration, q float64) time.Duration {
+	if len(times) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(times))
+	return sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]
+}

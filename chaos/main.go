@@ -1,0 +1,159 @@
+// Command chaos breaks everything that onejob stands on while tasks run, and
+// lets an outside witness judge. "make chaos" runs it.
+//
+//	DURATION=5m    how long tasks are enqueued and things are broken
+//	SEED=          of the choices; a run with the same seed makes them again
+//	FAULTS=        which kinds of faults, separated by commas; "none" for none
+//	RATE=30        tasks a second
+//	LIMITS=consul  where limits are kept: consul or rabbitmq
+//	DRAIN=5m       how long everything may take to come to an end when nothing is
+//	               broken any more; what has not by then is lost
+//	REPORT=        where the report goes; chaos/report.json if it is empty
+//	KEEP=          1 keeps the folder with logs and evidence, 0 does not; else it
+//	               is kept when something went wrong
+//
+// It exits with 0 if nothing happened that must not, with 1 if something did,
+// and with 2 if the run itself did not work. Everything that it starts ends with
+// it, whatever its end.
+//
+// run.go is the plot. The harness is honest about what it knows: the judge, in
+// the package beside it, gets what the witness saw and what the database itself
+// noted, and no word of onejob's own.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"onejob/chaos/witness"
+)
+
+// The program is started again in these parts, by its first argument.
+const (
+	partWitness = "witness" // FILE
+	partTask    = "task"    // what exec tasks run
+	partReplica = "replica" // a replica with Go handlers
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	part := ""
+	if len(os.Args) > 1 {
+		part = os.Args[1]
+	}
+	switch part {
+	case partWitness:
+		// Ctrl-C is for the harness, which closes stdin when it needs nobody to
+		// look any more.
+		signal.Ignore(syscall.SIGINT, syscall.SIGTERM)
+		exit(witness.Serve(os.Stdin, os.Stdout, os.Args[2]))
+	case partTask:
+		os.Exit(beTask(ctx))
+	case partReplica:
+		exit(beReplica(ctx))
+	case "":
+		os.Exit(chaos(ctx))
+	default:
+		fmt.Fprintln(os.Stderr, "chaos: it takes no arguments, only variables: DURATION, SEED, FAULTS, RATE, LIMITS, DRAIN, REPORT, KEEP")
+		os.Exit(2)
+	}
+}
+
+func exit(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "chaos:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+func chaos(ctx context.Context) int {
+	s, err := readSettings()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "chaos:", err)
+		return 2
+	}
+	r, err := run(ctx, s)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "chaos: the run did not work:", err)
+		return 2
+	}
+	fmt.Print(r.summary())
+	if r.Guilty() {
+		return 1
+	}
+	return 0
+}
+
+// settings are what the environment asks for.
+type settings struct {
+	Duration time.Duration
+	Seed     uint64
+	Kinds    []*kind // of faults
+	Rate     int     // tasks a second
+	Drain    time.Duration
+	RabbitMQ bool // limits are kept there
+	Report   string
+	Keep     string
+}
+
+func readSettings() (settings, error) {
+	s := settings{Report: os.Getenv("REPORT"), Keep: os.Getenv("KEEP")}
+	var errs []error
+	read := func(name, otherwise string, parse func(string) error) {
+		text := os.Getenv(name)
+		if text == "" {
+			text = otherwise
+		}
+		if err := parse(text); err != nil {
+			errs = append(errs, fmt.Errorf("%s=%s: %w", name, text, err))
+		}
+	}
+	duration := func(d *time.Duration) func(string) error {
+		return func(text string) (err error) {
+			if *d, err = time.ParseDuration(text); err == nil && *d < time.Second {
+				err = errors.New("it is below 1s")
+			}
+			return err
+		}
+	}
+	read("DURATION", "5m", duration(&s.Duration))
+	read("DRAIN", "5m", duration(&s.Drain))
+	read("SEED", strconv.FormatInt(time.Now().UnixNano()%1_000_000, 10), func(text string) (err error) {
+		s.Seed, err = strconv.ParseUint(text, 10, 64)
+		return err
+	})
+	read("RATE", "30", func(text string) (err error) {
+		if s.Rate, err = strconv.Atoi(text); err == nil && (s.Rate < 1 || s.Rate > 10000) {
+			err = errors.New("it is not between 1 and 10000")
+		}
+		return err
+	})
+	read("LIMITS", "consul", func(text string) error {
+		s.RabbitMQ = text == "rabbitmq"
+		if !s.RabbitMQ && text != "consul" {
+			return errors.New("it is neither consul nor rabbitmq")
+		}
+		return nil
+	})
+	read("FAULTS", "all", func(text string) (err error) {
+		s.Kinds, err = chooseKinds(strings.Split(text, ","), s.RabbitMQ)
+		return err
+	})
+	if s.Report == "" {
+		s.Report = filepath.Join("chaos", "report.json")
+		if _, err := os.Stat("chaos"); err != nil {
+			s.Report = "report.json"
+		}
+	}
+	return s, errors.Join(errs...)
+}

@@ -1,0 +1,87 @@
+//go:build mutants
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// A judge that cannot fail is worth nothing. Each mutant of onejob lacks one of
+// its protections; a short run with the fault that the protection is there for
+// must find it guilty, and of the right thing. "make mutants" runs this.
+func TestMutantsAreCaught(t *testing.T) {
+	for name, m := range map[string]struct {
+		mutant string
+		faults string
+		found  []string // numbers of the report, one of which is above zero
+	}{
+		"the fence in the status write": {"fence", "freeze", []string{"stale_accepted", "double_success"}},
+		"self-fencing":                  {"selffencing", "cut-consul", []string{"overlaps"}},
+		"the guard":                     {"guard", "kill,freeze", []string{"overlaps"}},
+		"the client-side lock-delay":    {"lockdelay", "session-unheard", []string{"overlaps", "limit_excesses"}},
+		"the unique index":              {"index", "none", []string{"double_running"}},
+		"the list of keys that are held by this process": {"list", "row-reset", []string{"overlaps"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, guilty := judged(t, m.mutant, m.faults)
+			if !guilty {
+				t.Errorf("the mutant was found not guilty: %v", r)
+			}
+			sum := 0.0
+			for _, number := range m.found {
+				n, ok := r[number].(float64)
+				if !ok {
+					t.Fatalf("the report has no %s", number)
+				}
+				sum += n
+			}
+			if sum == 0 {
+				t.Errorf("none of %v was found, but %v", m.found, r["violations"])
+			}
+			t.Logf("caught: %v", r["violations"].([]any)[0])
+		})
+	}
+}
+
+// The same faults do no harm to what is not a mutant.
+func TestNoMutantIsNotGuilty(t *testing.T) {
+	if r, guilty := judged(t, "", "freeze,cut-consul,kill,session-unheard,row-reset"); guilty {
+		t.Errorf("found guilty: %v", r["violations"])
+	}
+}
+
+// judged builds this program, and with it onejob, as a mutant, lets it run, and
+// returns its report.
+func judged(t *testing.T, mutant, faults string) (report map[string]any, guilty bool) {
+	t.Helper()
+	dir := t.TempDir()
+	binary, path := filepath.Join(dir, "chaos"), filepath.Join(dir, "report.json")
+	if out, err := exec.Command("go", "build", "-tags", "mutants", "-ldflags", "-X onejob/internal/mutant.name="+mutant, "-o", binary, "onejob/chaos").CombinedOutput(); err != nil {
+		t.Fatalf("build: %v\n%s", err, out)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, binary)
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // it cleans up
+	cmd.WaitDelay = time.Minute
+	cmd.Env = append(os.Environ(), "DURATION=60s", "DRAIN=2m", "SEED=1", "FAULTS="+faults, "KEEP=0", "REPORT="+path)
+	out, err := cmd.CombinedOutput()
+	if exit, ok := errors.AsType[*exec.ExitError](err); err != nil && (!ok || exit.ExitCode() != 1) {
+		t.Fatalf("the run did not work: %v\n%s", err, out)
+	}
+	b, readErr := os.ReadFile(path)
+	if readErr != nil {
+		t.Fatalf("%v\n%s", readErr, out)
+	}
+	if err := json.Unmarshal(b, &report); err != nil {
+		t.Fatal(err)
+	}
+	return report, err != nil
+}

@@ -1,0 +1,70 @@
+package main
+
+import (
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestTheSameSeedMakesTheSamePlan(t *testing.T) {
+	a, b := plan(7, kinds, time.Hour), plan(7, kinds, time.Hour)
+	if !reflect.DeepEqual(a, b) {
+		t.Error("two plans of one seed differ")
+	}
+	if reflect.DeepEqual(a, plan(8, kinds, time.Hour)) {
+		t.Error("plans of two seeds are the same")
+	}
+}
+
+func TestAPlanHasEverythingInIt(t *testing.T) {
+	steps := plan(1, kinds, time.Hour)
+	for _, k := range kinds {
+		of := func(alone bool) bool {
+			return slices.ContainsFunc(steps, func(s step) bool { return s.Kind == k && s.Alone == alone })
+		}
+		if !of(false) {
+			t.Errorf("%s is not among %d steps", k.name, len(steps))
+		}
+	}
+	for _, s := range steps {
+		if s.For < s.Kind.least || s.For > s.Kind.most {
+			t.Errorf("%s for %v, which is not between %v and %v", s.Kind.name, s.For, s.Kind.least, s.Kind.most)
+		}
+	}
+	if plan(1, nil, time.Hour) != nil {
+		t.Error("a plan without kinds has steps")
+	}
+}
+
+// A storm must end, whatever kinds it is made of.
+func TestPlansOfOneKindEnd(t *testing.T) {
+	for _, k := range kinds {
+		if n := len(plan(3, []*kind{k}, 10*time.Minute)); n < 10 || n > 1000 {
+			t.Errorf("%s: %d steps in ten minutes", k.name, n)
+		}
+	}
+}
+
+func TestChooseKinds(t *testing.T) {
+	chosen, err := chooseKinds(strings.Split("kill, freeze", ","), false)
+	if err != nil || len(chosen) != 2 || chosen[0].name != "kill" || chosen[1].name != "freeze" {
+		t.Errorf("chosen were %v, %v", chosen, err)
+	}
+	if all, err := chooseKinds([]string{"all"}, true); err != nil || len(all) != len(kinds) {
+		t.Errorf("all are %d, %v", len(all), err)
+	}
+	if some, err := chooseKinds([]string{"all"}, false); err != nil || len(some) != len(kinds)-len(rabbitmqFaults) {
+		t.Errorf("without RabbitMQ all are %d, %v", len(some), err)
+	}
+	if _, err := chooseKinds([]string{"rabbitmq-kill"}, false); err == nil {
+		t.Error("RabbitMQ can be killed without one")
+	}
+	if none, err := chooseKinds([]string{"none"}, false); err != nil || len(none) != 0 {
+		t.Errorf("none are %d, %v", len(none), err)
+	}
+	if _, err := chooseKinds([]string{"frieze"}, false); err == nil || !strings.Contains(err.Error(), "freeze") {
+		t.Errorf("an unknown name: %v", err)
+	}
+}

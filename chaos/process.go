@@ -1,0 +1,93 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"syscall"
+	"time"
+)
+
+// process is a program that the harness started. The kernel kills it when the
+// harness dies.
+type process struct {
+	cmd    *exec.Cmd
+	exited chan struct{} // closed when it has been waited for
+}
+
+// start runs cmd with its output at the end of the file log. cmd.Stdout may be
+// set; then only the errors go there.
+func start(cmd *exec.Cmd, log string) (*process, error) {
+	f, err := os.OpenFile(log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	cmd.Stderr = f
+	if cmd.Stdout == nil {
+		cmd.Stdout = f
+	}
+	// A group of its own: Ctrl-C is for the harness.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	p := &process{cmd: cmd, exited: make(chan struct{})}
+	started := make(chan error)
+	go func() {
+		// To the kernel a process's parent is the thread that started it.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		defer close(p.exited)
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			_ = cmd.Wait() // how it ended is in cmd.ProcessState
+		}
+	}()
+	if err := <-started; err != nil {
+		return nil, fmt.Errorf("start %s: %w", cmd.Path, err)
+	}
+	return p, nil
+}
+
+// running reports whether it has not ended. A nil process has.
+func (p *process) running() bool {
+	if p == nil {
+		return false
+	}
+	select {
+	case <-p.exited:
+		return false
+	default:
+		return true
+	}
+}
+
+func (p *process) signal(s syscall.Signal) {
+	if p.running() {
+		_ = p.cmd.Process.Signal(s)
+	}
+}
+
+// kill ends it with SIGKILL and waits until it is gone.
+func (p *process) kill() {
+	if p.running() {
+		_ = p.cmd.Process.Kill()
+		<-p.exited
+	}
+}
+
+// stop ends it with SIGTERM, and with SIGKILL if that takes longer than
+// patience, which it then reports.
+func (p *process) stop(patience time.Duration) (killed bool) {
+	if !p.running() {
+		return false
+	}
+	p.signal(syscall.SIGTERM)
+	select {
+	case <-p.exited:
+		return false
+	case <-time.After(patience):
+		p.kill()
+		return true
+	}
+}

@@ -1,0 +1,146 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"onejob/chaos/judge"
+	"onejob/chaos/witness"
+	"onejob/internal/proxy"
+)
+
+// replica is one process of a subject, with its own ways to the servers. It is
+// started again when it ends, as a service manager would, unless a fault wants
+// it down.
+type replica struct {
+	place
+	c        *cluster
+	subject  subject
+	server   int // which of the Consul servers it talks to
+	consul   *proxy.Proxy
+	postgres *proxy.Proxy
+	rabbitmq *proxy.Proxy // nil unless limits are kept there
+
+	mu     sync.Mutex
+	proc   *process
+	frozen int  // the mark's ID; zero if it is not frozen
+	down   int  // how many want it down
+	exits  int  // how often it ended by itself
+	ended  bool // it is not to be started any more
+}
+
+// ways are all that it has.
+func (r *replica) ways() []*proxy.Proxy {
+	return slices.DeleteFunc([]*proxy.Proxy{r.consul, r.postgres, r.rabbitmq}, func(p *proxy.Proxy) bool { return p == nil })
+}
+
+// log is where everything goes that it prints.
+func (r *replica) log() string { return filepath.Join(r.c.dir, "logs", r.name+".log") }
+
+// start starts it, unless it runs or somebody wants it down.
+func (r *replica) start() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.ended || r.down > 0 || r.proc.running() {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(r.log()), 0o755); err != nil {
+		return err
+	}
+	proc, err := start(r.subject.command(r.place), r.log())
+	if err != nil {
+		return err
+	}
+	r.proc = proc
+	go r.mind(proc)
+	return nil
+}
+
+// mind starts the replica again when it has ended and nobody meant it to.
+func (r *replica) mind(proc *process) {
+	<-proc.exited
+	r.mu.Lock()
+	r.thawed()
+	unmeant := !r.ended && r.down == 0 && r.proc == proc
+	if unmeant {
+		r.exits++
+	}
+	r.mu.Unlock()
+	if unmeant {
+		time.Sleep(time.Second)
+		_ = r.start() // it worked before
+	}
+}
+
+// hold keeps the replica down once it has ended, until the func that it returns
+// is called.
+func (r *replica) hold() (letGo func() error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.down++
+	return func() error {
+		r.mu.Lock()
+		r.down--
+		r.mu.Unlock()
+		return r.start()
+	}
+}
+
+func (r *replica) process() *process {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.proc
+}
+
+// freeze stops it with SIGSTOP, and its guards and commands not. It reports
+// whether it could: one that is down or frozen already cannot be.
+func (r *replica) freeze() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.frozen != 0 || !r.proc.running() {
+		return false
+	}
+	m := witness.Mark{ID: r.c.nextMark(), Kind: judge.Frozen, Target: r.name}
+	if r.c.desk.Begin(m) != nil {
+		return false
+	}
+	r.frozen = m.ID
+	r.proc.signal(syscall.SIGSTOP)
+	return true
+}
+
+// thaw ends a freeze.
+func (r *replica) thaw() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.frozen != 0 {
+		r.proc.signal(syscall.SIGCONT)
+		r.thawed()
+	}
+}
+
+// thawed notes that it is not frozen any more. r.mu is held.
+func (r *replica) thawed() {
+	if r.frozen != 0 {
+		_ = r.c.desk.End(witness.Mark{ID: r.frozen})
+		r.frozen = 0
+	}
+}
+
+// end stops the replica for good, and says what did not go well.
+func (r *replica) end() error {
+	r.mu.Lock()
+	r.ended = true
+	proc := r.proc
+	r.mu.Unlock()
+	r.thaw()
+	if proc.stop(45 * time.Second) {
+		return fmt.Errorf("replica %s did not stop within 45s", r.name)
+	}
+	return nil
+}

@@ -1,0 +1,85 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"onejob/chaos/witness"
+	"onejob/lock/consul"
+	"onejob/lock/rabbitmq"
+	"onejob/store"
+	"onejob/tasks"
+	"onejob/worker"
+)
+
+// beReplica is the life of a replica with Go handlers: a main of one's own on
+// onejob's packages, as users write it. It also runs commands.
+func beReplica(ctx context.Context) error {
+	name, witnessAddr := os.Getenv("ONEJOB_REPLICA"), os.Getenv(envWitness)
+	config := zap.NewProductionConfig()
+	config.Level.SetLevel(zap.DebugLevel)
+	config.Sampling = nil
+	config.EncoderConfig.MessageKey = "event"
+	config.EncoderConfig.TimeKey = "time"
+	config.EncoderConfig.EncodeTime = func(t time.Time, e zapcore.PrimitiveArrayEncoder) {
+		e.AppendString(t.UTC().Format("2006-01-02T15:04:05.000Z"))
+	}
+	config.OutputPaths = []string{"stdout"}
+	log, err := config.Build()
+	if err != nil {
+		return err
+	}
+	log = log.With(zap.String("replica", name))
+	defer func() { _ = log.Sync() }()
+
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	kinds := tasks.Kinds{
+		"exec": tasks.Exec{Commands: map[string]tasks.Command{"work": workCommand(self, witnessAddr)}},
+		"noop": tasks.Noop{},
+	}
+	tasks.Handle(kinds, "go", func(ctx context.Context, a *tasks.Attempt, w work) (any, error) {
+		c := witness.Claim{Task: a.ID, Attempt: a.Attempt, Fence: a.Fence, Key: a.LockKey, Limit: w.Limit, Kind: "go", Replica: a.Replica}
+		return nil, perform(ctx, witnessAddr, c, w)
+	})
+	db, err := store.Open(store.Config{DSN: os.Getenv("ONEJOB_POSTGRES_DSN")})
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	client := api.DefaultConfig()
+	client.Address = os.Getenv("ONEJOB_CONSUL_ADDRESS")
+	locks, err := consul.New(consul.Config{Client: client, Replica: consul.Replica{Name: name}, Log: log})
+	if err != nil {
+		return err
+	}
+	replica := worker.Worker{Store: db, Locks: locks, Kinds: kinds, Replica: name, Log: log,
+		Limits: locks.Semaphores(), LimitSlots: limitSlots, ShutdownGrace: shutdownGrace}
+	if url := os.Getenv("ONEJOB_LIMITS_RABBITMQ_URL"); url != "" {
+		names := slices.Sorted(maps.Keys(limitSlots))
+		limits, err := rabbitmq.New(rabbitmq.Config{URL: url, Prefix: "onejob", Names: names, Name: "onejob " + name, Log: log})
+		if err != nil {
+			return err
+		}
+		replica.Limits = limits
+		running, stop := context.WithCancel(context.WithoutCancel(ctx)) // for longer than the replica
+		done := make(chan struct{})
+		go func() { defer close(done); _ = limits.Run(running) }()
+		defer func() { stop(); <-done }()
+	}
+	log.Info("replica_started", zap.Int("pid", os.Getpid()))
+	if err := replica.Run(ctx); err != nil {
+		return fmt.Errorf("replica %s: %w", name, err)
+	}
+	return nil
+}

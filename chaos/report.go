@@ -1,0 +1,113 @@
+package main
+
+import (
+	"fmt"
+	"maps"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"onejob/chaos/judge"
+)
+
+// report is what is left of a run.
+type report struct {
+	Seed      uint64    `json:"seed"`
+	Started   time.Time `json:"started"`
+	DurationS float64   `json:"duration_s"` // of enqueueing and breaking
+	TotalS    float64   `json:"total_s"`
+	CPUs      int       `json:"cpus"`
+
+	Faults       int            `json:"faults"`
+	FaultKinds   map[string]int `json:"fault_kinds"`
+	FaultsMissed int            `json:"faults_missed"` // there was nothing to hit
+	Tasks        int            `json:"tasks"`
+	Statuses     map[string]int `json:"statuses"`
+	Errors       map[string]int `json:"errors"` // of failed tasks, by their beginnings
+
+	*judge.Verdict
+
+	TakeOvers        int     `json:"takeovers"`
+	TakeOverP50      float64 `json:"takeover_p50_s"`
+	TakeOverP99      float64 `json:"takeover_p99_s"`
+	TakeOverMax      float64 `json:"takeover_max_s"`
+	KillTakeOvers    int     `json:"takeovers_kill_alone"` // after a kill -9 while nothing else was going on
+	KillTakeOverP50  float64 `json:"takeover_kill_p50_s"`
+	KillTakeOverMax  float64 `json:"takeover_kill_max_s"`
+	OccurrencesFound int     `json:"occurrences"`
+}
+
+func newReport(s settings, began time.Time, h *havoc, e *judge.Evidence, v *judge.Verdict) *report {
+	r := &report{Seed: s.Seed, Started: began.UTC(), DurationS: s.Duration.Seconds(), TotalS: time.Since(began).Round(100 * time.Millisecond).Seconds(),
+		CPUs: runtime.NumCPU(), FaultKinds: h.counts, FaultsMissed: h.missed, Tasks: len(e.Final), Statuses: map[string]int{}, Errors: map[string]int{},
+		Verdict: v, TakeOvers: len(v.TakeOvers), OccurrencesFound: len(e.Occurrences)}
+	for _, n := range h.counts {
+		r.Faults += n
+	}
+	for _, f := range e.Final {
+		r.Statuses[f.Status]++
+		if f.Status == "failed" {
+			r.Errors[beginning(f.Error)]++
+		}
+	}
+	var all, kills []time.Duration
+	for _, t := range v.TakeOvers {
+		all = append(all, t.Took)
+		if t.Cause == judge.Kill && t.Alone {
+			kills = append(kills, t.Took)
+		}
+	}
+	seconds := func(d time.Duration) float64 { return d.Round(time.Millisecond).Seconds() }
+	r.TakeOverP50, r.TakeOverP99, r.TakeOverMax = seconds(judge.Quantile(all, 0.5)), seconds(judge.Quantile(all, 0.99)), seconds(judge.Quantile(all, 1))
+	r.KillTakeOvers = len(kills)
+	r.KillTakeOverP50, r.KillTakeOverMax = seconds(judge.Quantile(kills, 0.5)), seconds(judge.Quantile(kills, 1))
+	return r
+}
+
+// beginning is enough of an error to tell its kind.
+func beginning(text string) string {
+	text = strings.Map(func(r rune) rune {
+		if r >= '0' && r <= '9' {
+			return '#'
+		}
+		return r
+	}, text)
+	return text[:min(len(text), 60)]
+}
+
+func (r *report) summary() string {
+	var b strings.Builder
+	line := func(name string, value any, note string) { fmt.Fprintf(&b, "  %-26s %8v  %s\n", name, value, note) }
+	fmt.Fprintf(&b, "\n%d faults of %d kinds in %.0f s, seed %d\n", r.Faults, len(r.FaultKinds), r.DurationS, r.Seed)
+	for _, k := range slices.Sorted(maps.Keys(r.FaultKinds)) {
+		fmt.Fprintf(&b, "  %4d %s\n", r.FaultKinds[k], k)
+	}
+	fmt.Fprintf(&b, "\n%d tasks: %v; %d attempts seen by the witness\n\nmust be zero:\n", r.Tasks, r.Statuses, r.Stays)
+	line("overlaps", r.Overlaps, "two attempts of one lock key inside at once")
+	line("limit_excesses", r.LimitExcesses, "more inside a limit than it has slots")
+	line("lost", r.Lost, "tasks without an end")
+	line("double_success", r.DoubleSuccess, "tasks accepted as succeeded twice")
+	line("double_effect", r.DoubleEffect, "sql tasks that took effect twice")
+	line("double_running", r.DoubleRunning, "two rows of one lock key running at once")
+	line("stale_accepted", r.StaleAccepted, "accepted writes that were not the holder's")
+	line("occurrences_missing", r.OccurrencesMissing, fmt.Sprintf("of %d due times", r.OccurrencesFound))
+	line("occurrences_doubled", r.OccurrencesDoubled, "")
+	fmt.Fprintln(&b, "to know:")
+	line("refused", r.Refused, "writes that the fence kept out")
+	line("frozen_http_in_flight", r.FrozenHTTPInFlight, "requests of frozen replicas beside their successors'")
+	line("frozen_go_in_flight", r.FrozenGoInFlight, "Go handlers that were frozen beside their successors")
+	line("repeated", r.Repeated, "tasks that did their work more than once")
+	line("takeover_p50_s", r.TakeOverP50, fmt.Sprintf("of %d", r.TakeOvers))
+	line("takeover_p99_s", r.TakeOverP99, "")
+	line("takeover_max_s", r.TakeOverMax, "")
+	line("takeover_kill_p50_s", r.KillTakeOverP50, fmt.Sprintf("of %d after a kill -9 alone", r.KillTakeOvers))
+	line("takeover_kill_max_s", r.KillTakeOverMax, "")
+	if len(r.Violations) > 0 {
+		fmt.Fprintln(&b, "\nviolations:")
+		for _, v := range r.Violations[:min(30, len(r.Violations))] {
+			fmt.Fprintln(&b, " ", v)
+		}
+	}
+	return b.String()
+}

@@ -1,0 +1,187 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"onejob/chaos/judge"
+	"onejob/internal/mutant"
+)
+
+// run is the plot: start everything, enqueue and break things for a while, mend
+// everything, let it come to an end, and judge.
+func run(ctx context.Context, s settings) (_ *report, err error) {
+	dir, err := makeDir()
+	if err != nil {
+		return nil, err
+	}
+	began := time.Now()
+	say := func(format string, a ...any) {
+		fmt.Printf("%7.1f s  %s\n", time.Since(began).Seconds(), fmt.Sprintf(format, a...))
+	}
+	say("seed %d, %v, %d tasks a second; folder %s", s.Seed, s.Duration, s.Rate, dir)
+	var r *report
+	keep := func() bool {
+		wrong := err != nil && ctx.Err() == nil || r != nil && r.Guilty()
+		return s.Keep == "1" || s.Keep != "0" && wrong
+	}
+	defer func() {
+		if keep() {
+			fmt.Println("logs and evidence are kept in", dir)
+			return
+		}
+		_ = os.RemoveAll(dir)
+	}()
+
+	c, err := startCluster(ctx, dir, s.RabbitMQ, say)
+	defer c.close()
+	if err != nil {
+		return nil, err
+	}
+	if err := c.startSubjects(ctx); err != nil {
+		return nil, err
+	}
+	schedules, err := c.addSchedules(ctx)
+	if err != nil {
+		return nil, err
+	}
+
+	steps := plan(s.Seed, s.Kinds, s.Duration)
+	say("enqueueing, and breaking things")
+	work := newWorkload(c, s.Rate, s.Seed)
+	havoc := &havoc{c: c, plan: steps}
+	if err := c.storm(ctx, s.Duration, work, havoc); err != nil {
+		return nil, err
+	}
+
+	say("mending everything")
+	if err := c.heal(ctx); err != nil {
+		return nil, fmt.Errorf("mend everything: %w", err)
+	}
+	if err := c.endSchedules(ctx, schedules); err != nil {
+		return nil, err
+	}
+	say("waiting until everything has come to an end")
+	took := time.Now()
+	if err := c.drain(ctx, s.Drain); err != nil {
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		say("%v: the judge will tell", err)
+	}
+	say("everything was over after %.1f s", time.Since(took).Seconds())
+
+	evidence := judge.Evidence{Schedules: schedules, Limits: limitSlots}
+	if evidence.Enqueued, err = work.settle(ctx); err != nil {
+		return nil, err
+	}
+	if err := c.stopReplicas(); err != nil {
+		say("%v", err)
+	}
+	if err := c.readEvidence(ctx, &evidence); err != nil {
+		return nil, err
+	}
+	if evidence.Seen, err = c.sendWitnessHome(); err != nil {
+		return nil, err
+	}
+	if evidence.Refused, err = c.countLogged(`"event":"completion_refused"`); err != nil {
+		return nil, err
+	}
+
+	for _, r := range c.replicas {
+		if r.exits > 0 {
+			say("replica %s ended by itself %d times", r.name, r.exits)
+		}
+	}
+	r = newReport(s, began, havoc, &evidence, judge.Judge(evidence))
+	if keep() {
+		if err := writeJSON(filepath.Join(dir, "evidence.json"), evidence); err != nil {
+			return nil, err
+		}
+	}
+	return r, writeJSON(s.Report, r)
+}
+
+// makeDir makes a folder that the user that Postgres runs as can enter.
+func makeDir() (string, error) {
+	dir, err := os.MkdirTemp("/tmp", "chaos-")
+	if err != nil {
+		return "", err
+	}
+	return dir, os.Chmod(dir, 0o755)
+}
+
+// startSubjects starts the replicas and returns when all of them work.
+func (c *cluster) startSubjects(ctx context.Context) error {
+	c.say("building onejob, starting four daemons and two replicas with Go handlers")
+	daemon, own := &daemon{}, &goReplica{}
+	if err := errors.Join(daemon.prepare(ctx, c), own.prepare(ctx, c)); err != nil {
+		return err
+	}
+	sql := schemaSQL
+	if mutant.Index {
+		sql += notUniqueSQL
+	}
+	if _, err := c.operator.Exec(ctx, sql); err != nil {
+		return fmt.Errorf("let the database take notes: %w", err)
+	}
+	if err := errors.Join(c.addReplicas(daemon, "daemon", 4), c.addReplicas(own, "go", 2)); err != nil {
+		return err
+	}
+	return c.awaitReplicas(ctx)
+}
+
+// storm enqueues and breaks things for so long. It returns when every fault has
+// been mended by whoever did it.
+func (c *cluster) storm(ctx context.Context, long time.Duration, work *workload, havoc *havoc) error {
+	storm, cancel := context.WithTimeout(ctx, long)
+	defer cancel()
+	var wg sync.WaitGroup
+	wg.Go(func() { work.run(storm) })
+	err := havoc.run(storm)
+	cancel()
+	wg.Wait()
+	if err != nil {
+		return err
+	}
+	return ctx.Err()
+}
+
+// drain waits until no task is pending or running.
+func (c *cluster) drain(ctx context.Context, patience time.Duration) error {
+	return eventually(ctx, patience, "everything has come to an end", func() error {
+		var left int
+		err := c.operator.QueryRow(ctx, `SELECT count(*) FROM onejob.tasks WHERE status IN ('pending', 'running')`).Scan(&left)
+		if err == nil && left > 0 {
+			err = fmt.Errorf("%d tasks are pending or running", left)
+		}
+		return err
+	})
+}
+
+// countLogged counts a text in what the replicas have printed.
+func (c *cluster) countLogged(text string) (n int, err error) {
+	for _, r := range c.replicas {
+		b, err := os.ReadFile(r.log())
+		if err != nil {
+			return 0, err
+		}
+		n += bytes.Count(b, []byte(text))
+	}
+	return n, nil
+}
+
+func writeJSON(path string, v any) error {
+	b, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, append(b, '\n'), 0o644)
+}

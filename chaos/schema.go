@@ -1,0 +1,134 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"onejob/chaos/judge"
+	"onejob/chaos/witness"
+)
+
+// What the database notes by itself. A trigger is as far outside as one can be
+// and still see every change of a status exactly when it is committed, whoever
+// makes it.
+const schemaSQL = `
+CREATE SCHEMA chaos;
+
+CREATE TABLE chaos.transitions (
+    id      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    task    bigint NOT NULL,
+    kind    text   NOT NULL,
+    key     text   NOT NULL,
+    was     text   NOT NULL,
+    became  text   NOT NULL,
+    fence   bigint,
+    replica text,
+    at      timestamptz NOT NULL,
+    by      text   NOT NULL
+);
+
+CREATE FUNCTION chaos.note() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO chaos.transitions (task, kind, key, was, became, fence, replica, at, by)
+    VALUES (NEW.id, NEW.kind, coalesce(NEW.lock_key, NEW.id::text), OLD.status, NEW.status, NEW.fence,
+            coalesce(NEW.replica, OLD.replica), clock_timestamp(), current_setting('application_name'));
+    RETURN NULL;
+END $$;
+CREATE TRIGGER note AFTER UPDATE ON onejob.tasks
+    FOR EACH ROW WHEN (OLD.status <> NEW.status) EXECUTE FUNCTION chaos.note();
+
+CREATE TABLE chaos.effects (
+    id    bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    task  bigint NOT NULL,
+    fence bigint NOT NULL,
+    key   text   NOT NULL,
+    began timestamptz NOT NULL,
+    slept text
+);`
+
+// notUniqueSQL makes the mutant whose index keeps nothing out.
+const notUniqueSQL = `
+DROP INDEX onejob.one_running_task_per_lock_key;
+CREATE INDEX one_running_task_per_lock_key ON onejob.tasks ((coalesce(lock_key, id::text))) WHERE status = 'running';`
+
+// effectSQL is the statement of sql tasks. Nothing in the table keeps a second
+// effect out: that is for onejob to see to.
+const effectSQL = `
+INSERT INTO chaos.effects (task, fence, key, began, slept)
+SELECT current_setting('onejob.task_id')::bigint, current_setting('onejob.fence')::bigint, current_setting('onejob.lock_key'),
+       clock_timestamp(), pg_sleep($1::float8)::text`
+
+// readEvidence fills in what the database has to say.
+func (c *cluster) readEvidence(ctx context.Context, e *judge.Evidence) error {
+	var err error
+	read := func(what string, f func() error) {
+		if err == nil {
+			if err = f(); err != nil {
+				err = fmt.Errorf("read %s: %w", what, err)
+			}
+		}
+	}
+	read("transitions", func() (err error) {
+		e.Transitions, err = rows(ctx, c, `
+SELECT task, kind, key, was, became, coalesce(fence, 0), coalesce(replica, ''), at, by
+  FROM chaos.transitions
+ ORDER BY id`, func(row pgx.CollectableRow) (t judge.Transition, err error) {
+			var at time.Time
+			err = row.Scan(&t.Task, &t.Kind, &t.Key, &t.From, &t.To, &t.Fence, &t.Replica, &at, &t.By)
+			t.At = witness.At(at)
+			return t, err
+		})
+		return err
+	})
+	read("effects", func() (err error) {
+		e.Effects, err = rows(ctx, c, `SELECT task, fence, key, began FROM chaos.effects ORDER BY id`,
+			func(row pgx.CollectableRow) (f judge.Effect, err error) {
+				var began time.Time
+				err = row.Scan(&f.Task, &f.Fence, &f.Key, &began)
+				f.Began = witness.At(began)
+				return f, err
+			})
+		return err
+	})
+	read("tasks", func() error {
+		type row struct {
+			id int64
+			judge.Final
+		}
+		all, err := rows(ctx, c, `
+SELECT t.id, t.status, coalesce(s.name, ''), coalesce(t.error, '')
+  FROM onejob.tasks t
+  LEFT JOIN onejob.schedules s ON s.id = t.schedule_id`, func(r pgx.CollectableRow) (f row, err error) {
+			return f, r.Scan(&f.id, &f.Status, &f.Schedule, &f.Error)
+		})
+		e.Final = make(map[int64]judge.Final, len(all))
+		for _, f := range all {
+			e.Final[f.id] = f.Final
+		}
+		return err
+	})
+	read("occurrences", func() (err error) {
+		e.Occurrences, err = rows(ctx, c, `
+SELECT s.name, o.due_at, coalesce(o.task_id, 0), coalesce(o.skipped, '')
+  FROM onejob.occurrences o
+  JOIN onejob.schedules s ON s.id = o.schedule_id`, func(row pgx.CollectableRow) (o judge.Occurrence, err error) {
+			var due time.Time
+			err = row.Scan(&o.Schedule, &due, &o.Task, &o.Skipped)
+			o.Due = witness.At(due)
+			return o, err
+		})
+		return err
+	})
+	return err
+}
+
+func rows[T any](ctx context.Context, c *cluster, sql string, scan pgx.RowToFunc[T], args ...any) ([]T, error) {
+	found, err := c.operator.Query(ctx, sql, args...)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(found, scan)
+}

@@ -1,0 +1,139 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"onejob/chaos/witness"
+	"onejob/tasks"
+)
+
+// A subject is a kind of replica that is put to the test.
+type subject interface {
+	// prepare does once what all replicas of the subject need.
+	prepare(ctx context.Context, c *cluster) error
+	// command is how a replica is started. What it prints goes to its log.
+	command(p place) *exec.Cmd
+	// kinds are the kinds of tasks that it can run.
+	kinds() []string
+}
+
+// place is what a replica has for its own: a name, and its own way to the
+// servers.
+type place struct {
+	name   string
+	consul string // host and port
+	dsn    string // of Postgres
+
+	rabbitmq string // URL; empty unless limits are kept there
+}
+
+func (p place) environ() []string {
+	env := []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME"),
+		"ONEJOB_REPLICA=" + p.name, "ONEJOB_POSTGRES_DSN=" + p.dsn, "ONEJOB_CONSUL_ADDRESS=" + p.consul}
+	if p.rabbitmq != "" {
+		env = append(env, "ONEJOB_LIMITS_BACKEND=rabbitmq", "ONEJOB_LIMITS_RABBITMQ_URL="+p.rabbitmq)
+	}
+	return env
+}
+
+// What all replicas are set to. Everything about leases is as it is by default.
+const shutdownGrace = 5 * time.Second
+
+var limitSlots = map[string]int{"narrow": 2, "wide": 5}
+
+// daemon is "onejob serve".
+type daemon struct {
+	binary, config string
+}
+
+func (d *daemon) kinds() []string { return []string{"exec", "http", "sql", "noop"} }
+
+func (d *daemon) command(p place) *exec.Cmd {
+	cmd := exec.Command(d.binary, "serve", "--config", d.config)
+	cmd.Env = p.environ()
+	return cmd
+}
+
+// prepare builds the binary, as this program was built, brings the schema up to
+// date and writes the configuration. JSON is YAML.
+func (d *daemon) prepare(ctx context.Context, c *cluster) error {
+	d.binary, d.config = filepath.Join(c.dir, "onejob"), filepath.Join(c.dir, "onejob.yaml")
+	build := exec.CommandContext(ctx, "go", "build", "-tags", builtWith("-tags"), "-ldflags", builtWith("-ldflags"), "-o", d.binary, "onejob/cmd/onejob")
+	if out, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("build onejob: %w\n%s", err, out)
+	}
+	command := workCommand(c.self, c.where.Tasks)
+	settings := map[string]any{
+		"http":   map[string]any{"listen": "127.0.0.1:0"},
+		"log":    map[string]any{"level": "debug", "format": "json"},
+		"worker": map[string]any{"shutdown_grace": shutdownGrace.String()},
+		"limits": map[string]any{"slots": limitSlots},
+		"kinds": map[string]any{
+			"exec": map[string]any{"commands": map[string]any{"work": map[string]any{
+				"path": command.Path, "args": command.Args, "env": command.Env}}},
+			"http": map[string]any{"allow": []string{c.where.FarEnd}},
+			"sql": map[string]any{"statements": map[string]any{"effect": map[string]any{
+				"sql": effectSQL, "params": []string{"seconds"}}}},
+		},
+	}
+	b, err := json.MarshalIndent(settings, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(d.config, b, 0o600); err != nil {
+		return err
+	}
+	migrate := exec.CommandContext(ctx, d.binary, "migrate", "up")
+	migrate.Env = place{name: "migrate", dsn: c.dsn("migrate")}.environ()
+	if out, err := migrate.CombinedOutput(); err != nil {
+		return fmt.Errorf("onejob migrate up: %w\n%s", err, out)
+	}
+	return nil
+}
+
+// goReplica is a main of one's own with Go handlers: this program, as a replica.
+type goReplica struct {
+	self  string
+	where witness.Where
+}
+
+func (g *goReplica) kinds() []string { return []string{"exec", "go", "noop"} }
+
+func (g *goReplica) prepare(_ context.Context, c *cluster) error {
+	g.self, g.where = c.self, c.where
+	return nil
+}
+
+func (g *goReplica) command(p place) *exec.Cmd {
+	cmd := exec.Command(g.self, partReplica)
+	cmd.Env = append(p.environ(), envWitness+"="+g.where.Tasks)
+	return cmd
+}
+
+// workCommand is what exec tasks may run: this program, as a task.
+func workCommand(self, witnessAddr string) tasks.Command {
+	return tasks.Command{Path: self, Args: []string{partTask}, Env: map[string]string{envWitness: witnessAddr}}
+}
+
+// builtWith returns the flag with which this program was built, so that what it
+// builds is of the same kind.
+func builtWith(flag string) string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return ""
+	}
+	for _, s := range info.Settings {
+		if s.Key == flag {
+			return strings.TrimSpace(s.Value)
+		}
+	}
+	return ""
+}

@@ -1,0 +1,106 @@
+package witness
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+)
+
+// Interval is how often a task beats.
+const Interval = 50 * time.Millisecond
+
+// ErrStale is returned by Enter when somebody with a higher fence was there
+// before.
+var ErrStale = errors.New("somebody with a higher fence has been here")
+
+// message is what a task says, one a line. The witness answers a begin and an
+// end with a line of its own.
+type message struct {
+	Say   string `json:"say"` // begin, beat or end
+	Claim *Claim `json:"claim,omitempty"`
+	How   string `json:"how,omitempty"`
+}
+
+const (
+	sayBegin = "begin"
+	sayBeat  = "beat"
+	sayEnd   = "end"
+
+	answerYes   = "yes"
+	answerStale = "stale"
+)
+
+// Visit is one task's connection to the witness.
+type Visit struct {
+	conn    net.Conn
+	answers *bufio.Scanner
+}
+
+// Enter tells the witness at addr that c begins. When it returns without an
+// error, the task is inside.
+func Enter(ctx context.Context, addr string, c Claim) (*Visit, error) {
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("reach the witness: %w", err)
+	}
+	v := &Visit{conn: conn, answers: bufio.NewScanner(conn)}
+	answer, err := v.ask(message{Say: sayBegin, Claim: &c})
+	if err == nil && answer != answerYes {
+		err = ErrStale
+	}
+	if err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	return v, nil
+}
+
+// Stay beats for as long as d, or until ctx ends; it returns ctx's error then.
+func (v *Visit) Stay(ctx context.Context, d time.Duration) error {
+	done := time.NewTimer(d)
+	defer done.Stop()
+	tick := time.NewTicker(Interval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-done.C:
+			return ctx.Err()
+		case <-tick.C:
+			if err := v.say(message{Say: sayBeat}); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// Leave says how it ends, and returns when the witness has heard it.
+func (v *Visit) Leave(how string) error {
+	defer v.conn.Close()
+	_, err := v.ask(message{Say: sayEnd, How: how})
+	return err
+}
+
+func (v *Visit) ask(m message) (string, error) {
+	if err := v.say(m); err != nil {
+		return "", err
+	}
+	if !v.answers.Scan() {
+		return "", fmt.Errorf("the witness did not answer: %w", errors.Join(v.answers.Err(), net.ErrClosed))
+	}
+	return v.answers.Text(), nil
+}
+
+func (v *Visit) say(m message) error {
+	b, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	_, err = v.conn.Write(append(b, '\n'))
+	return err
+}

@@ -1,0 +1,300 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"onejob/chaos/judge"
+	"onejob/chaos/witness"
+)
+
+// row is a task as it is inserted.
+type row struct {
+	kind, payload       string
+	key, limit          *string
+	token               string // its unique_key, by which it is found when an answer was lost
+	maxAttempts         int
+	timeout             *string
+	priority, delayInMS int
+}
+
+// workload enqueues tasks by plain INSERTs and cancels some of them.
+type workload struct {
+	c     *cluster
+	rate  int
+	rand  *rand.Rand
+	kinds []string // that the subjects can run
+	long  []string // those of them that may take long
+
+	n        int
+	enqueued map[int64]*judge.Enqueued
+	recent   []int64
+	doubtful map[string]string // kind by token, of those whose INSERT was not answered
+	errors   int
+}
+
+func newWorkload(c *cluster, rate int, seed uint64) *workload {
+	w := &workload{c: c, rate: rate, rand: rand.New(rand.NewPCG(seed, 2)), enqueued: map[int64]*judge.Enqueued{}, doubtful: map[string]string{}}
+	for _, r := range c.replicas {
+		w.kinds = append(w.kinds, r.subject.kinds()...)
+	}
+	slices.Sort(w.kinds)
+	w.kinds = slices.Compact(w.kinds)
+	w.long = slices.DeleteFunc(slices.Clone(w.kinds), func(k string) bool { return k == "noop" || k == "sql" })
+	return w
+}
+
+// run enqueues until ctx ends.
+func (w *workload) run(ctx context.Context) {
+	const ticks = 10 // a second
+	tick := time.NewTicker(time.Second / ticks)
+	defer tick.Stop()
+	for due := 0.0; ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		due += float64(w.rate) / ticks
+		var batch []row
+		for ; due >= 1; due-- {
+			batch = append(batch, w.next())
+		}
+		w.insert(batch)
+		if w.rand.IntN(ticks) == 0 {
+			w.cancel()
+		}
+	}
+}
+
+// next is another task. Most are short. Some are long, so that there is always
+// something that a fault can catch in the middle.
+func (w *workload) next() row {
+	w.n++
+	t := row{token: fmt.Sprint("n", w.n), maxAttempts: 8, kind: w.kind()}
+	d := work{MS: 20 + w.rand.IntN(180)}
+	share := func(name string, n int) { key := fmt.Sprint(name, w.rand.IntN(n)); t.key = &key }
+	switch p := w.rand.IntN(40); {
+	case p < 3:
+		t.kind = w.long[w.rand.IntN(len(w.long))]
+		d.MS = 4000 + w.rand.IntN(16000)
+		if p == 0 {
+			share("long-", 12)
+		}
+	case p < 13:
+		share("short-", 12)
+	case p < 15:
+		name := []string{"narrow", "narrow", "wide"}[w.rand.IntN(3)] // the narrow one is full now and then
+		t.limit, d.Limit = &name, name
+		d.MS = 100 + w.rand.IntN(400)
+		if w.rand.IntN(5) == 0 {
+			d.MS = 3000 + w.rand.IntN(3000)
+		}
+	case p < 18:
+		d.Failures = 1 + w.rand.IntN(2)
+	case p == 18: // every attempt takes too long
+		limit := "1 second"
+		t.timeout, t.maxAttempts, d.MS = &limit, 2, 3000
+	case p == 19:
+		t.delayInMS = w.rand.IntN(5000)
+	case p == 20: // its id may be somebody's lock_key: one that is on its way just now
+		if len(w.recent) > 0 {
+			key := fmt.Sprint(w.recent[len(w.recent)-1] + int64(w.rand.IntN(3)))
+			t.key = &key
+		}
+	}
+	if t.limit != nil && t.kind == "sql" {
+		t.kind = "exec" // what an sql task does is seen when it is done, too late for a limit
+	}
+	if t.kind == "sql" || t.kind == "noop" {
+		t.timeout = nil
+	}
+	d.Stubborn, d.Child = w.rand.IntN(4) == 0, w.rand.IntN(6) == 0
+	t.priority = w.rand.IntN(3) / 2
+	t.payload = w.payload(t, d)
+	return t
+}
+
+// kind chooses one: processes are dear, and what does nothing is cheap.
+func (w *workload) kind() string {
+	weights := map[string]int{"exec": 10, "go": 20, "http": 25, "sql": 20, "noop": 25}
+	sum := 0
+	for _, k := range w.kinds {
+		sum += weights[k]
+	}
+	p := w.rand.IntN(sum)
+	for _, k := range w.kinds {
+		if p -= weights[k]; p < 0 {
+			return k
+		}
+	}
+	return w.kinds[0]
+}
+
+func (w *workload) payload(t row, d work) string {
+	var p any
+	switch t.kind {
+	case "exec":
+		d.Command = "work"
+		p = d
+	case "go":
+		p = work{MS: d.MS, Failures: d.Failures, Limit: d.Limit}
+	case "http":
+		key := ""
+		if t.key != nil {
+			key = *t.key
+		}
+		p = map[string]any{"url": w.c.where.WorkURL(key, d.Limit, time.Duration(d.MS)*time.Millisecond, d.Failures)}
+	case "sql":
+		seconds := min(float64(d.MS)/1000, 6)
+		p = map[string]any{"statement": "effect", "params": map[string]any{"seconds": seconds}}
+	default:
+		return "{}"
+	}
+	b, err := json.Marshal(p)
+	if err != nil {
+		panic(err) // there is nothing in it that JSON cannot have
+	}
+	return string(b)
+}
+
+// insert enqueues a batch in one statement. When the answer is lost, nobody
+// knows whether it was made; settle asks later.
+func (w *workload) insert(batch []row) {
+	if len(batch) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	var pending pgx.Batch
+	for _, t := range batch {
+		pending.Queue(`
+INSERT INTO onejob.tasks (kind, payload, lock_key, limit_name, unique_key, max_attempts, timeout, priority, run_at)
+VALUES ($1, $2, $3, $4, $5, $6, $7::text::interval, $8, now() + $9 * interval '1 millisecond')
+RETURNING id`, t.kind, t.payload, t.key, t.limit, t.token, t.maxAttempts, t.timeout, t.priority, t.delayInMS)
+	}
+	var ids []int64
+	err := pgx.BeginFunc(ctx, w.c.operator, func(tx pgx.Tx) error {
+		answers := tx.SendBatch(ctx, &pending)
+		defer answers.Close()
+		for range batch {
+			var id int64
+			if err := answers.QueryRow().Scan(&id); err != nil {
+				return err
+			}
+			ids = append(ids, id)
+		}
+		return answers.Close()
+	})
+	if err != nil {
+		w.errors++
+		for _, t := range batch {
+			w.doubtful[t.token] = t.kind
+		}
+		return
+	}
+	for i, id := range ids {
+		w.enqueued[id] = &judge.Enqueued{Task: id, Kind: batch[i].kind}
+	}
+	w.recent = append(w.recent, ids...)
+	w.recent = w.recent[max(0, len(w.recent)-60):]
+}
+
+// cancel cancels one of the last tasks, whatever it is doing.
+func (w *workload) cancel() {
+	if len(w.recent) == 0 {
+		return
+	}
+	id := w.recent[w.rand.IntN(len(w.recent))]
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	w.enqueued[id].Cancelled = true // also if the answer is lost
+	_, _ = w.c.operator.Exec(ctx, `SELECT onejob.cancel($1)`, id)
+}
+
+// settle finds out which of the INSERTs were made whose answer was lost, and
+// returns all that were.
+func (w *workload) settle(ctx context.Context) ([]judge.Enqueued, error) {
+	type made struct {
+		ID    int64
+		Token string
+	}
+	found, err := rows(ctx, w.c, `SELECT id, unique_key FROM onejob.tasks WHERE unique_key = ANY ($1)`,
+		pgx.RowToStructByPos[made], slices.Collect(maps.Keys(w.doubtful)))
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range found {
+		w.enqueued[m.ID] = &judge.Enqueued{Task: m.ID, Kind: w.doubtful[m.Token]}
+	}
+	list := make([]judge.Enqueued, 0, len(w.enqueued))
+	for _, id := range slices.Sorted(maps.Keys(w.enqueued)) {
+		list = append(list, *w.enqueued[id])
+	}
+	return list, nil
+}
+
+// Schedules that are in the table while a run goes on, every so many seconds.
+var scheduleSeconds = []int{1, 2, 3, 5}
+
+// addSchedules inserts the schedules and returns them when each has its first
+// due time.
+func (c *cluster) addSchedules(ctx context.Context) ([]judge.Schedule, error) {
+	for _, s := range scheduleSeconds {
+		_, err := c.operator.Exec(ctx, `
+INSERT INTO onejob.schedules (name, cron, kind, on_missed, missed_cap)
+VALUES ($1, $2, 'noop', 'all', 10000)`, fmt.Sprintf("every %d s", s), fmt.Sprintf("*/%d * * * * *", s))
+		if err != nil {
+			return nil, fmt.Errorf("add schedules: %w", err)
+		}
+	}
+	var list []judge.Schedule
+	err := eventually(ctx, time.Minute, "schedules have a due time", func() error {
+		list = nil
+		found, err := rows(ctx, c, `SELECT id, next_at FROM onejob.schedules ORDER BY id`, func(r pgx.CollectableRow) (at *time.Time, err error) {
+			var id int64
+			return at, r.Scan(&id, &at)
+		})
+		for i, at := range found {
+			if at == nil {
+				return fmt.Errorf("one has none")
+			}
+			every := scheduleSeconds[i]
+			list = append(list, judge.Schedule{Name: fmt.Sprintf("every %d s", every), Every: time.Duration(every) * time.Second, First: witness.At(*at)})
+		}
+		return err
+	})
+	return list, err
+}
+
+// endSchedules waits until every due time up to now has been looked at, and
+// disables the schedules. It fills in the last due times that count.
+func (c *cluster) endSchedules(ctx context.Context, list []judge.Schedule) error {
+	now := time.Now()
+	err := eventually(ctx, 2*time.Minute, "schedules are up to date", func() error {
+		var behind int
+		err := c.operator.QueryRow(ctx, `SELECT count(*) FROM onejob.schedules WHERE next_at <= $1`, now).Scan(&behind)
+		if err == nil && behind > 0 {
+			err = fmt.Errorf("%d are behind", behind)
+		}
+		return err
+	})
+	for i, s := range list {
+		n := (witness.At(now) - s.First) / witness.Time(s.Every)
+		list[i].Last = s.First + n*witness.Time(s.Every)
+	}
+	if _, stopErr := c.operator.Exec(ctx, `UPDATE onejob.schedules SET enabled = false`); stopErr != nil {
+		return stopErr
+	}
+	if err != nil {
+		c.say("%v: the judge will tell", err)
+	}
+	return nil
+}

@@ -1,0 +1,19 @@
+//go:build !mutants
+
+// Package mutant switches off, one at a time, what protects onejob, in builds
+// that are made to be found guilty: a test under faults that cannot tell them
+// from the real one is worth nothing. In every other build all of it is false,
+// and the compiler leaves it out.
+//
+//	go build -tags mutants -ldflags "-X onejob/internal/mutant.name=fence" ./cmd/onejob
+package mutant
+
+// What is switched off.
+const (
+	Fence       = false // endings are accepted under any fence
+	SelfFencing = false // a lease has no deadline of its own
+	Guard       = false // nobody stops commands
+	LockDelay   = false // tasks of an ended session are taken over at once
+	Index       = false // two rows of one lock key may be running
+	List        = false // a key may be taken twice within one session
+)

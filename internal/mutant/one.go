@@ -1,0 +1,14 @@
+//go:build mutants
+
+package mutant
+
+var name string // of the one that is switched off; the linker sets it
+
+var (
+	Fence       = name == "fence"
+	SelfFencing = name == "selffencing"
+	Guard       = name == "guard"
+	LockDelay   = name == "lockdelay"
+	Index       = name == "index"
+	List        = name == "list"
+)
