@@ -177,6 +177,9 @@ func (w *Worker) Run(ctx context.Context) error {
 // Hurry ends the grace of a shutdown: what still runs is cancelled now.
 func (w *Worker) Hurry() { w.hurried.Do(func() { close(w.hurry) }) }
 
+// maxClaim is how many tasks are claimed at once. More make a task no cheaper.
+const maxClaim = 512
+
 // claim takes tasks in, as many as there are free slots, until ctx ends.
 func (w *Worker) claim(ctx context.Context) {
 	failing := false
@@ -200,7 +203,7 @@ func (w *Worker) claim(ctx context.Context) {
 		for more := true; more && ctx.Err() == nil; {
 			runtime.Gosched() // those who leave together make room for one claim
 			session := w.Locks.Session()
-			room := w.running.take(512, w.Concurrency)
+			room := w.running.take(maxClaim, w.Concurrency)
 			if room == 0 || session == "" {
 				w.running.leave(room)
 				break // room that is given back, or a session, wakes us
