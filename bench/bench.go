@@ -35,7 +35,7 @@ type plan struct {
 func (p *plan) flags(flags *flag.FlagSet) {
 	flags.StringVar(&p.Dir, "dir", "/var/tmp", "folder on a disk for the servers' data")
 	flags.StringVar(&p.Out, "out", "results/latest.json", "file for the results")
-	flags.StringVar(&p.Subjects, "only", "", "only these contests, such as onejob,river; pick-up, idleness and enqueueing are left out then")
+	flags.StringVar(&p.Subjects, "only", "", "only these contests, such as onejob,river,pickup; idleness and enqueueing are left out then")
 	flags.IntVar(&onejobConcurrency, "concurrency", onejobConcurrency, "worker.concurrency of onejob")
 	flags.IntVar(&p.Rounds, "rounds", 5, "how often everything is measured")
 	flags.IntVar(&p.Warm, "warm", 2_000, "tasks that warm a subject up, uncounted")
@@ -82,10 +82,16 @@ func (p *plan) contests() []contest {
 	return slices.DeleteFunc(all, func(c contest) bool { return !slices.Contains(only, c.name) })
 }
 
+// pickUp reports whether pick-up is measured.
+func (p *plan) pickUp() bool {
+	return p.Subjects == "" || slices.Contains(strings.Split(p.Subjects, ","), "pickup")
+}
+
 // measured is all that a run has found.
 type measured struct {
 	contests map[string][]outcome // by name, one for each round
 	pickups  map[string][][]float64
+	claimed  []float64 // ms from INSERT to the claim of onejob's, all rounds together
 	enqueue  []float64
 	idle     *idleness
 	locks    map[string]lockCount // by contest
@@ -95,7 +101,7 @@ type measured struct {
 func runBench(ctx context.Context, p plan) (err error) {
 	began := time.Now()
 	contests := p.contests()
-	if len(contests) == 0 {
+	if len(contests) == 0 && !p.pickUp() {
 		return fmt.Errorf("there are no contests named %q", p.Subjects)
 	}
 	say("building onejob, starting Postgres")
@@ -172,14 +178,15 @@ func (p *plan) round(ctx context.Context, g *ground, found *measured, round int,
 		found.contests[c.name] = append(found.contests[c.name], o)
 		say("round %d of %d: %-9s %7.0f tasks/s, others used %2.0f %% of the machine", round+1, p.Rounds, c.name, o.Rate, 100*o.Others)
 	}
-	if p.Subjects != "" {
+	if !p.pickUp() {
 		return nil
 	}
 	for _, k := range rotated(pickups, round) {
-		delays, err := g.measurePickup(ctx, k, p.PickupTasks)
+		claimed, delays, err := g.measurePickup(ctx, k, p.PickupTasks)
 		if err != nil {
 			return err
 		}
+		found.claimed = append(found.claimed, claimed...)
 		found.pickups[k.name] = append(found.pickups[k.name], delays)
 		say("round %d of %d: pick-up of %s %.1f ms", round+1, p.Rounds, k.name, median(delays))
 	}

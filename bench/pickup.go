@@ -8,6 +8,8 @@ import (
 	"math/rand/v2"
 	"os"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 const (
@@ -22,6 +24,10 @@ type pickup struct {
 	jobs   table
 	consul bool
 	insert string // one statement that adds one task, sent at $1
+
+	// claimed selects how many ms after it was sent each task was claimed, just
+	// before that is committed; empty if the table does not tell.
+	claimed string
 }
 
 var (
@@ -35,15 +41,17 @@ SELECT pg_notify(concat(current_schema(), '.river_insert'), json_build_object('q
   FROM job`
 
 	pickups = []pickup{
-		{"onejob", onejobTable, true, `INSERT INTO onejob.tasks (kind, payload) VALUES ('stamp', jsonb_build_object('sent', $1::bigint))`},
-		{"river", riverTable, false, riverInsert},
-		{"river-default", riverTable, false, riverInsert},
+		{"onejob", onejobTable, true, `INSERT INTO onejob.tasks (kind, payload) VALUES ('stamp', jsonb_build_object('sent', $1::bigint))`,
+			`SELECT (extract(epoch FROM started_at) * 1000 - (payload ->> 'sent')::bigint / 1e6)::float8 FROM onejob.tasks WHERE (payload ->> 'sent')::bigint > 0`},
+		{"river", riverTable, false, riverInsert, ""},
+		{"river-default", riverTable, false, riverInsert, ""},
 	}
 )
 
 // measurePickup returns how many milliseconds after its INSERT each of n tasks
-// started, on an idle system. A clock starts just before the INSERT is sent.
-func (g *ground) measurePickup(ctx context.Context, p pickup, n int) (delays []float64, err error) {
+// was claimed, where that can be known, and started, on an idle system. A clock
+// starts just before the INSERT is sent.
+func (g *ground) measurePickup(ctx context.Context, p pickup, n int) (claimed, delays []float64, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, runTimeout, fmt.Errorf("pick-up of %s did not end within %v", p.name, runTimeout))
 	defer cancel()
 	also := func(f func() error) {
@@ -53,7 +61,7 @@ func (g *ground) measurePickup(ctx context.Context, p pickup, n int) (delays []f
 	}
 	database, err := g.database(ctx, p.jobs.template)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer also(func() error { return g.drop(database) })
 	at := place{ground: g, dsn: g.postgres.DSN(database)}
@@ -61,37 +69,46 @@ func (g *ground) measurePickup(ctx context.Context, p pickup, n int) (delays []f
 	if p.consul {
 		c, err := g.startConsul(ctx)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		defer also(c.Close)
 		arguments = append(arguments, "-consul", c.Addr())
 	}
 	f, err := connectFront(ctx, at.dsn, p.jobs)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer f.close()
 	replica, err := startProcess(p.name, at.file("stamp.log"), g.self, arguments...)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if err := insertSingly(ctx, f, p.insert, n, replica); err != nil {
-		return nil, errors.Join(err, replica.stop())
+		return nil, nil, errors.Join(err, replica.stop())
 	}
 	if err := replica.stop(); err != nil { // it writes the stamps
-		return nil, err
+		return nil, nil, err
+	}
+	if p.claimed != "" {
+		rows, err := f.conn.Query(ctx, p.claimed)
+		if err != nil {
+			return nil, nil, err
+		}
+		if claimed, err = pgx.CollectRows(rows, pgx.RowTo[float64]); err != nil {
+			return nil, nil, err
+		}
 	}
 	text, err := os.ReadFile(at.file("stamps.json"))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if err := json.Unmarshal(text, &delays); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if len(delays) != n {
-		return nil, fmt.Errorf("pick-up of %s: %d of %d tasks left a stamp", p.name, len(delays), n)
+		return nil, nil, fmt.Errorf("pick-up of %s: %d of %d tasks left a stamp", p.name, len(delays), n)
 	}
-	return delays, nil
+	return claimed, delays, nil
 }
 
 // insertSingly inserts tasks one by one at random moments, and waits for the

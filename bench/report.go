@@ -60,6 +60,9 @@ func (m *measured) report() report {
 			r[prefix+"pickup_p50_ms"], r[prefix+"pickup_p99_ms"] = percentile(all, 50), percentile(all, 99)
 		}
 	}
+	if len(m.claimed) > 0 {
+		r["pickup_claimed_p50_ms"] = percentile(m.claimed, 50)
+	}
 	m.costs(r, put)
 	for _, p := range []string{"p50", "p99"} {
 		if river, ok := r["river_pickup_"+p+"_ms"].(float64); ok {
