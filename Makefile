@@ -5,7 +5,7 @@ SHELL       := /bin/bash
 .DEFAULT_GOAL := help
 export GOFLAGS ?=
 
-.PHONY: help build test lint demo bench chaos mutants compose-test consul postgres rabbitmq clean
+.PHONY: help build test lint demo bench microbench chaos mutants compose-test consul postgres rabbitmq clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -22,6 +22,11 @@ test: consul postgres rabbitmq ## Run all tests, against real servers, under the
 
 bench: consul postgres ## Measure speed beside River and others (10 minutes; leave the machine alone meanwhile)
 	cd bench && go run .
+
+microbench: consul postgres ## The hot paths' own benchmarks, six times each, summed up by benchstat (6 minutes)
+	@mkdir -p bin
+	ONEJOB_BENCH_ROWS=100000 go test -p 1 -run xxx -count 6 -bench 'Claim|Complete|Txn|AcquireRelease|Group' ./store ./lock/consul ./internal/batch > bin/microbench.txt
+	cd bench && go tool benchstat ../bin/microbench.txt
 
 lint: ## Format, vet, staticcheck, tidy modules, shell syntax
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$unformatted" ] || { echo "not formatted with gofmt: $$unformatted" >&2; exit 1; }
