@@ -36,7 +36,14 @@ type report struct {
 	KillTakeOverP50  float64 `json:"takeover_kill_p50_s"`
 	KillTakeOverMax  float64 `json:"takeover_kill_max_s"`
 	OccurrencesFound int     `json:"occurrences"`
+
+	Leaks      []string          `json:"leaks"`                // what grew, and what was left over
+	Growth     []growth          `json:"growth"`               // of replicas that ran all the time
+	Goroutines map[string][2]int `json:"goroutines,omitempty"` // of idle replicas, before all work and after it
 }
+
+// Guilty reports whether something happened that must not.
+func (r *report) Guilty() bool { return r.Verdict.Guilty() || len(r.Leaks) > 0 }
 
 func newReport(s settings, began time.Time, h *havoc, e *judge.Evidence, v *judge.Verdict) *report {
 	r := &report{Seed: s.Seed, Started: began.UTC(), DurationS: s.Duration.Seconds(), TotalS: time.Since(began).Round(100 * time.Millisecond).Seconds(),
@@ -93,6 +100,7 @@ func (r *report) summary() string {
 	line("stale_accepted", r.StaleAccepted, "accepted writes that were not the holder's")
 	line("occurrences_missing", r.OccurrencesMissing, fmt.Sprintf("of %d due times", r.OccurrencesFound))
 	line("occurrences_doubled", r.OccurrencesDoubled, "")
+	line("leaks", len(r.Leaks), "what grew, or was left over when everything had ended")
 	fmt.Fprintln(&b, "to know:")
 	line("refused", r.Refused, "writes that the fence kept out")
 	line("frozen_http_in_flight", r.FrozenHTTPInFlight, "requests of frozen replicas beside their successors'")
@@ -103,6 +111,9 @@ func (r *report) summary() string {
 	line("takeover_max_s", r.TakeOverMax, "")
 	line("takeover_kill_p50_s", r.KillTakeOverP50, fmt.Sprintf("of %d after a kill -9 alone", r.KillTakeOvers))
 	line("takeover_kill_max_s", r.KillTakeOverMax, "")
+	for _, leak := range r.Leaks {
+		fmt.Fprintln(&b, "\nleak:", leak)
+	}
 	if len(r.Violations) > 0 {
 		fmt.Fprintln(&b, "\nviolations:")
 		for _, v := range r.Violations[:min(30, len(r.Violations))] {

@@ -53,11 +53,16 @@ func run(ctx context.Context, s settings) (_ *report, err error) {
 		return nil, err
 	}
 
+	leaks, err := startLeaks(ctx, c, len(s.Kinds) == 0)
+	if err != nil {
+		return nil, err
+	}
+
 	steps := plan(s.Seed, s.Kinds, s.Duration)
 	say("enqueueing, and breaking things")
 	work := newWorkload(c, s.Rate, s.Seed)
 	havoc := &havoc{c: c, plan: steps}
-	if err := c.storm(ctx, s.Duration, work, havoc); err != nil {
+	if err := c.storm(ctx, s.Duration, work, havoc, leaks); err != nil {
 		return nil, err
 	}
 
@@ -77,6 +82,9 @@ func run(ctx context.Context, s settings) (_ *report, err error) {
 		say("%v: the judge will tell", err)
 	}
 	say("everything was over after %.1f s", time.Since(took).Seconds())
+	if err := leaks.end(ctx); err != nil {
+		return nil, fmt.Errorf("look for what is left over: %w", err)
+	}
 
 	evidence := judge.Evidence{Schedules: schedules, Limits: limitSlots}
 	if evidence.Enqueued, err = work.settle(ctx); err != nil {
@@ -101,6 +109,8 @@ func run(ctx context.Context, s settings) (_ *report, err error) {
 		}
 	}
 	r = newReport(s, began, havoc, &evidence, judge.Judge(evidence))
+	r.Growth, r.Leaks = leaks.judge(s.Duration)
+	r.Goroutines = leaks.goroutines
 	if keep() {
 		if err := writeJSON(filepath.Join(dir, "evidence.json"), evidence); err != nil {
 			return nil, err
@@ -140,11 +150,12 @@ func (c *cluster) startSubjects(ctx context.Context) error {
 
 // storm enqueues and breaks things for so long. It returns when every fault has
 // been mended by whoever did it.
-func (c *cluster) storm(ctx context.Context, long time.Duration, work *workload, havoc *havoc) error {
+func (c *cluster) storm(ctx context.Context, long time.Duration, work *workload, havoc *havoc, leaks *leaks) error {
 	storm, cancel := context.WithTimeout(ctx, long)
 	defer cancel()
 	var wg sync.WaitGroup
 	wg.Go(func() { work.run(storm) })
+	wg.Go(func() { leaks.watch(storm) })
 	err := havoc.run(storm)
 	cancel()
 	wg.Wait()

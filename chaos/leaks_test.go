@@ -1,0 +1,76 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// A replica that uses more and more of something is found; one that only swings
+// is not, nor one that was restarted, whose beginnings are too many.
+func TestGrowthIsFound(t *testing.T) {
+	const long = 30 * time.Minute
+	looksOf := func(use func(i int) uses, pid func(i int) int) (looks []look) {
+		for i := range 360 {
+			looks = append(looks, look{time.Unix(0, 0).Add(time.Duration(i) * 5 * time.Second), pid(i), use(i)})
+		}
+		return looks
+	}
+	same := func(int) int { return 7 }
+	for name, use := range map[string]func(i int) uses{
+		"rss_mb":      func(i int) uses { return uses{30 + float64(i)/10} },
+		"threads":     func(i int) uses { return uses{30, 9 + float64(i)/20} },
+		"files":       func(i int) uses { return uses{30, 9, 20 + float64(i)/10} },
+		"children":    func(i int) uses { return uses{30, 9, 20, float64(i) / 20} },
+		"connections": func(i int) uses { return uses{30, 9, 20, 0, 2 + float64(i)/40} },
+	} {
+		r := &replica{place: place{name: "leaky"}}
+		l := &leaks{c: &cluster{replicas: []*replica{r}}, looks: map[*replica][]look{r: looksOf(use, same)}}
+		if all, found := l.judge(long); len(all) != 1 || len(found) != 1 || !strings.HasPrefix(found[0], "leaky: "+name) {
+			t.Errorf("%s: found %v in %v", name, found, all)
+		}
+		l.looks[r] = looksOf(use, func(i int) int { return i / 300 })
+		if all, found := l.judge(long); len(all)+len(found) != 0 {
+			t.Errorf("%s, restarted: found %v in %v", name, found, all)
+		}
+	}
+	r := &replica{place: place{name: "tight"}}
+	swings := func(i int) uses { return uses{30 + float64(i%20), 9 + float64(i%7), 20, float64(i % 5), 8} }
+	l := &leaks{c: &cluster{replicas: []*replica{r}}, looks: map[*replica][]look{r: looksOf(swings, same)}}
+	if all, found := l.judge(long); len(all) != 1 || len(found) != 0 {
+		t.Errorf("found %v in %v", found, all)
+	}
+}
+
+// What the kernel tells of this process changes with what it uses.
+func TestUsesOf(t *testing.T) {
+	before, err := usesOf(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	held := slices.Repeat([]byte{1}, 64<<20) // pages are there once they are written to
+	in, out, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	child := exec.Command("cat")
+	child.Stdin = in
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	after, err := usesOf(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if after[0] < before[0]+60 || after[1] < 1 || after[2] < before[2]+2 || after[3] != before[3]+1 {
+		t.Errorf("before %v, after %d MB, a pipe and a process more %v", before, len(held)>>20, after)
+	}
+	out.Close()
+	if err := child.Wait(); err != nil {
+		t.Fatal(err)
+	}
+}
