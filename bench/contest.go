@@ -32,6 +32,10 @@ type contest struct {
 	// front of them, and is not idle until the end. If it is zero, the counted
 	// tasks become visible all at once to an idle subject.
 	behind int
+
+	// meanwhile, if there is any, is called when the counted tasks are done and
+	// everything still runs.
+	meanwhile func(m *meter) error
 }
 
 // An outcome is what one contest gave in one round.
@@ -146,6 +150,11 @@ func (m *meter) count(ctx context.Context, c contest) (o outcome, err error) {
 	after, err := m.read(ctx)
 	if err != nil {
 		return o, err
+	}
+	if c.meanwhile != nil {
+		if err := c.meanwhile(m); err != nil {
+			return o, err
+		}
 	}
 	done := float64(f.at - from)
 	o.Rate = done / ended.Sub(began).Seconds()

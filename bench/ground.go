@@ -30,8 +30,9 @@ type ground struct {
 	names    int       // of databases, so far
 }
 
-// prepareGround builds onejob and starts Postgres.
-func prepareGround(ctx context.Context, dir string) (g *ground, err error) {
+// prepareGround builds onejob and starts Postgres, with its own defaults but for
+// the libraries that it is to load.
+func prepareGround(ctx context.Context, dir string, libraries ...string) (g *ground, err error) {
 	if err := onDisk(dir); err != nil {
 		return nil, err
 	}
@@ -55,7 +56,7 @@ func prepareGround(ctx context.Context, dir string) (g *ground, err error) {
 		Dir:     dir,
 		Durable: true,
 		// Back to Postgres' own default.
-		Settings: map[string]string{"dynamic_shared_memory_type": "posix"},
+		Settings: map[string]string{"dynamic_shared_memory_type": "posix", "shared_preload_libraries": strings.Join(libraries, ",")},
 	})
 	if err != nil {
 		return g, err

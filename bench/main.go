@@ -21,7 +21,7 @@ import (
 const usage = `Usage:
   bench [flags]          measure everything; writes results/latest.json
   bench steady [flags]   keep one replica busy for long; writes results/steady.json
-  bench profile [flags]  write a CPU profile of a busy replica
+  bench profile [flags]  profile a busy replica; see what Postgres and Consul count of their work
   bench naive [flags]    work on tasks as the post about exclusive workers does
   bench river|floor|stamp [flags]   the other subjects; the first two commands start them
 

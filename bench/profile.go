@@ -8,6 +8,10 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/pprof"
+	"slices"
+	"text/tabwriter"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // profilePlan is what to profile.
@@ -19,11 +23,12 @@ type profilePlan struct {
 func (p *profilePlan) flags(flags *flag.FlagSet) {
 	flags.StringVar(&p.Dir, "dir", "/var/tmp", "folder on a disk for the servers' data")
 	flags.StringVar(&p.Out, "out", "results/onejob.pprof", "file for the profile; go tool pprof reads it")
-	flags.IntVar(&p.Tasks, "tasks", 100_000, "tasks that are done meanwhile")
+	flags.IntVar(&p.Tasks, "tasks", 400_000, "tasks that are done meanwhile; Consul tells of intervals of 10 s")
 }
 
 // runProfile lets a replica of onejob, built from its packages and not from its
-// command, do tasks, and keeps a profile of where its processor time goes.
+// command, do tasks, and keeps a profile of where its processor time goes. It
+// prints what Postgres and Consul count of their own work meanwhile.
 func runProfile(ctx context.Context, p profilePlan) (err error) {
 	out, err := filepath.Abs(p.Out)
 	if err != nil {
@@ -32,7 +37,7 @@ func runProfile(ctx context.Context, p profilePlan) (err error) {
 	if err := os.MkdirAll(filepath.Dir(out), 0o755); err != nil {
 		return err
 	}
-	g, err := prepareGround(ctx, p.Dir)
+	g, err := prepareGround(ctx, p.Dir, "pg_stat_statements")
 	if err != nil {
 		return err
 	}
@@ -40,11 +45,17 @@ func runProfile(ctx context.Context, p profilePlan) (err error) {
 	if err := g.template(ctx, onejobTable.template, migrateOnejob); err != nil {
 		return err
 	}
+	if _, err := g.admin.Exec(ctx, `CREATE EXTENSION pg_stat_statements`); err != nil {
+		return fmt.Errorf("%w; Debian has it in the package of the server", err)
+	}
 	profiled := subject{"profiled", onejobTable, true, func(at place) (*process, error) {
 		return startProcess("profiled", at.file("profiled.log"), g.self, "stamp", "-subject", "onejob",
 			"-dsn", at.dsn, "-consul", at.consul, "-out", at.file("stamps.json"), "-profile", out)
 	}}
-	o, err := g.measure(ctx, contest{name: "profiled", subject: profiled, replicas: 1, warm: 2_000, tasks: p.Tasks}, nil)
+	const warm = 2_000
+	o, err := g.measure(ctx, contest{name: "profiled", subject: profiled, replicas: 1, warm: warm, tasks: p.Tasks, meanwhile: func(m *meter) error {
+		return errors.Join(m.printStatements(ctx, warm+p.Tasks), m.consul.printTelemetry())
+	}}, nil)
 	if err != nil {
 		return err
 	}
@@ -52,6 +63,52 @@ func runProfile(ctx context.Context, p profilePlan) (err error) {
 		o.Rate, o.CPU["subject"], o.CPU["postgres"], o.CPU["consul"], 100*o.Others)
 	fmt.Println("go tool pprof -top", out)
 	return nil
+}
+
+// printStatements prints what Postgres counted of the statements of so many
+// tasks.
+func (m *meter) printStatements(ctx context.Context, tasks int) error {
+	rows, err := m.ground.admin.Query(ctx, `
+SELECT CASE WHEN query ~ 'pg_advisory_xact_lock' THEN 'the turn to claim'
+            WHEN query ~ 'near AS'               THEN 'claim'
+            WHEN query ~ 'history AS'            THEN 'endings'
+            ELSE 'all others' END AS statement,
+       sum(calls)::float8, sum(total_exec_time)::float8, sum(shared_blks_hit + shared_blks_read)::float8,
+       sum(shared_blks_dirtied)::float8, sum(wal_records)::float8, sum(wal_bytes)::float8
+  FROM pg_stat_statements
+ WHERE dbid = (SELECT oid FROM pg_database WHERE datname = $1)
+   AND query !~* '^(vacuum|analyze|insert|checkpoint)'
+ GROUP BY 1
+ ORDER BY 3 DESC`, m.front.conn.Config().Database)
+	if err != nil {
+		return err
+	}
+	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "statement\ttasks a call\tms a call\tof a task: us\tpages read\tmade dirty\tWAL records\tWAL bytes")
+	var name string
+	var calls, ms, pages, dirtied, records, bytes float64
+	n := float64(tasks)
+	_, err = pgx.ForEachRow(rows, []any{&name, &calls, &ms, &pages, &dirtied, &records, &bytes}, func() error {
+		fmt.Fprintf(w, "%s\t%.0f\t%.2f\t%.1f\t%.1f\t%.2f\t%.1f\t%.0f\n", name, n/calls, ms/calls, 1000*ms/n, pages/n, dirtied/n, records/n, bytes/n)
+		return nil
+	})
+	return errors.Join(err, w.Flush())
+}
+
+// printTelemetry prints what Consul tells of its last 10 s.
+func (c *consul) printTelemetry() error {
+	metrics, err := c.Client().Agent().Metrics()
+	if err != nil {
+		return fmt.Errorf("ask Consul for its telemetry: %w", err)
+	}
+	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(w, "Consul's telemetry, the 10 s before %s\tcount\tms each\tat most\n", metrics.Timestamp)
+	for _, s := range metrics.Samples {
+		if slices.Contains([]string{"consul.txn.apply", "consul.raft.commitTime", "consul.raft.leader.dispatchLog", "consul.fsm.txn"}, s.Name) {
+			fmt.Fprintf(w, "%s\t%d\t%.2f\t%.2f\n", s.Name, s.Count, s.Mean, s.Max)
+		}
+	}
+	return w.Flush()
 }
 
 // profiling writes a profile of this program to a file until stop is called. No
