@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"onejob/internal/procfs"
 )
 
 // keys are those that readers of the results rely on.
@@ -84,7 +86,7 @@ func TestBenchStops(t *testing.T) {
 	if err != nil || len(left) > 0 {
 		t.Errorf("it left %v (%v)", left, err)
 	}
-	if children := childrenOf(os.Getpid()); len(children) > 0 {
+	if children := procfs.Children(os.Getpid()); len(children) > 0 {
 		t.Errorf("it left processes %v", children)
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"onejob/internal/procfs"
 )
 
 // runTimeout bounds one measurement.
@@ -168,7 +170,7 @@ func (m *meter) count(ctx context.Context, c contest) (o outcome, err error) {
 		o.GivenBack = 1 - done/claims
 	}
 	for _, p := range m.processes {
-		mb, err := memory(p.pid(), "VmHWM")
+		mb, err := procfs.Status(p.pid(), "VmHWM")
 		if err != nil {
 			return o, err
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"golang.org/x/sys/unix"
 
+	"onejob/internal/procfs"
 	"onejob/internal/servers"
 )
 
@@ -197,12 +198,12 @@ const consulSettings = `{"log_level": "info"}`
 // startConsul starts a Consul that nobody has used: what was deleted stays in
 // Consul's memory for 15 minutes, and no run should carry the others'.
 func (g *ground) startConsul(ctx context.Context) (*consul, error) {
-	before := childrenOf(os.Getpid())
+	before := procfs.Children(os.Getpid())
 	server, err := servers.StartConsul(ctx, servers.ConsulConfig{Dir: g.dir, Extra: consulSettings})
 	if err != nil {
 		return nil, err
 	}
-	for _, pid := range childrenOf(os.Getpid()) {
+	for _, pid := range procfs.Children(os.Getpid()) {
 		command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 		if !slices.Contains(before, pid) && strings.Contains(string(command), filepath.Dir(server.LogFile())) {
 			return &consul{server, pid}, nil

@@ -4,11 +4,12 @@ import (
 	"bytes"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"onejob/internal/procfs"
 )
 
 // What /proc tells of processes: time on the processor, memory, children.
@@ -57,7 +58,7 @@ func cpuTime(pid int, except ...int) (time.Duration, error) {
 	// The living are read first: one that dies in between is counted a moment
 	// late, and never twice.
 	var living time.Duration
-	for _, child := range childrenOf(pid) {
+	for _, child := range procfs.Children(pid) {
 		if !slices.Contains(except, child) {
 			if used, err := cpuTime(child, except...); err == nil {
 				living += used
@@ -69,35 +70,4 @@ func cpuTime(pid int, except ...int) (time.Duration, error) {
 		return 0, err
 	}
 	return s.own + s.dead + living, nil
-}
-
-// childrenOf returns the living children of all threads of a process.
-func childrenOf(pid int) []int {
-	var children []int
-	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
-	for _, file := range files {
-		text, _ := os.ReadFile(file)
-		for _, field := range strings.Fields(string(text)) {
-			if child, err := strconv.Atoi(field); err == nil {
-				children = append(children, child)
-			}
-		}
-	}
-	return children
-}
-
-// memory returns a figure of /proc/PID/status in MB: VmRSS is what is resident
-// now, VmHWM the most that ever was.
-func memory(pid int, what string) (float64, error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(text)) {
-		if value, ok := strings.CutPrefix(line, what+":"); ok {
-			kb, err := strconv.ParseFloat(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 64)
-			return kb / 1024, err
-		}
-	}
-	return 0, fmt.Errorf("process %d has no %s", pid, what)
 }

@@ -83,20 +83,3 @@ func TestCPUTimeCountsLivingChildren(t *testing.T) {
 		t.Errorf("with the child %v, without it %v, it says %+v", with, without, own)
 	}
 }
-
-func TestMemory(t *testing.T) {
-	now, err := memory(os.Getpid(), "VmRSS")
-	if err != nil {
-		t.Fatal(err)
-	}
-	most, err := memory(os.Getpid(), "VmHWM")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if now < 1 || most < now/2 {
-		t.Errorf("%v MB now, %v MB at most", now, most)
-	}
-	if _, err := memory(os.Getpid(), "VmNone"); err == nil {
-		t.Error("a figure that does not exist was found")
-	}
-}

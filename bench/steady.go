@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"onejob/internal/procfs"
 )
 
 // steadyPlan is how one replica is kept busy for long, while it deletes what it
@@ -193,10 +195,10 @@ func (s *steadyPlan) sample(ctx context.Context, m *meter, before reading, began
 	now.Rate = float64(now.Done-previous.Done) / took
 	now.ReplicaCPU, now.PostgresCPU, now.ConsulCPU = percent("subject"), percent("postgres"), percent("consul")
 	now.ConsulWrites = (after.writes - before.writes) / took
-	if now.ReplicaMB, err = memory(m.processes[0].pid(), "VmRSS"); err != nil {
+	if now.ReplicaMB, err = procfs.Status(m.processes[0].pid(), "VmRSS"); err != nil {
 		return now, after, err
 	}
-	if now.ConsulMB, err = memory(m.consul.pid, "VmRSS"); err != nil {
+	if now.ConsulMB, err = procfs.Status(m.consul.pid, "VmRSS"); err != nil {
 		return now, after, err
 	}
 	now.Bytes, now.DeadRows, err = sizes(ctx, m.front.conn)

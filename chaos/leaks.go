@@ -5,15 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/hashicorp/consul/api"
 	"github.com/jackc/pgx/v5"
+
+	"onejob/internal/procfs"
 )
 
 // Whether anything leaks is seen from outside as well: by what the kernel, the
@@ -231,34 +231,16 @@ func (c *cluster) countConnections(ctx context.Context) map[string]float64 {
 
 // usesOf reads what the kernel tells of a process.
 func usesOf(pid int) (u uses, err error) {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
+	var errs [2]error
+	u[0], errs[0] = procfs.Status(pid, "VmRSS")
+	u[1], errs[1] = procfs.Status(pid, "Threads")
+	if err := errors.Join(errs[:]...); err != nil {
 		return u, err
-	}
-	for line := range strings.Lines(string(status)) {
-		name, value, _ := strings.Cut(line, ":")
-		number, _ := strconv.ParseFloat(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 64)
-		switch name {
-		case "VmRSS":
-			u[0] = number / 1024
-		case "Threads":
-			u[1] = number
-		}
 	}
 	files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
-	if err != nil {
-		return u, err
-	}
 	u[2] = float64(len(files))
-	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
-	if err != nil {
-		return u, err
-	}
-	for _, thread := range threads {
-		children, _ := os.ReadFile(thread) // the thread may be gone
-		u[3] += float64(len(strings.Fields(string(children))))
-	}
-	return u, nil
+	u[3] = float64(len(procfs.Children(pid)))
+	return u, err
 }
 
 // countGoroutines asks the replica, which is idle, for the stacks of all its

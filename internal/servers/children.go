@@ -3,11 +3,11 @@ package servers
 import (
 	"fmt"
 	"os"
-	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
+
+	"onejob/internal/procfs"
 )
 
 // killChildren kills the children of parent, which is left stopped, to be killed
@@ -16,28 +16,13 @@ import (
 func killChildren(parent *os.Process) {
 	parent.Signal(syscall.SIGSTOP)
 	awaitState(parent.Pid, 'T')
-	children := childrenOf(parent.Pid)
+	children := procfs.Children(parent.Pid)
 	for _, pid := range children {
 		syscall.Kill(pid, syscall.SIGKILL)
 	}
 	for _, pid := range children {
 		awaitState(pid, 'Z')
 	}
-}
-
-// childrenOf returns the children of all threads of a process.
-func childrenOf(parent int) []int {
-	var children []int
-	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", parent))
-	for _, file := range files {
-		text, _ := os.ReadFile(file)
-		for _, field := range strings.Fields(string(text)) {
-			if pid, err := strconv.Atoi(field); err == nil {
-				children = append(children, pid)
-			}
-		}
-	}
-	return children
 }
 
 // awaitState waits until a process is in the given state, dead or gone. It does

@@ -18,6 +18,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"onejob/internal/procfs"
 )
 
 // parentFlag makes the test binary start servers, print them and wait to be
@@ -49,7 +51,7 @@ func TestPostgresIsStoppedAndStarted(t *testing.T) {
 		"fast":      func() error { return p.Stop(Fast) },
 		"immediate": func() error { return p.Stop(Immediate) },
 		"kill": func() error {
-			children := childrenOf(p.process.cmd.Process.Pid)
+			children := procfs.Children(p.process.cmd.Process.Pid)
 			if len(children) < 3 {
 				t.Errorf("only %d children were found", len(children))
 			}
@@ -276,7 +278,7 @@ func beParent() {
 	if err != nil {
 		panic(err)
 	}
-	pids := append(childrenOf(p.process.cmd.Process.Pid), p.process.cmd.Process.Pid, c.process.cmd.Process.Pid)
+	pids := append(procfs.Children(p.process.cmd.Process.Pid), p.process.cmd.Process.Pid, c.process.cmd.Process.Pid)
 	line := ""
 	for _, pid := range pids {
 		line += strconv.Itoa(pid) + " "

@@ -1,0 +1,57 @@
+package procfs_test
+
+import (
+	"os"
+	"os/exec"
+	"slices"
+	"testing"
+
+	"onejob/internal/procfs"
+)
+
+func TestStatus(t *testing.T) {
+	number := func(name string) float64 {
+		t.Helper()
+		n, err := procfs.Status(os.Getpid(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	if now, most := number("VmRSS"), number("VmHWM"); now < 1 || now > 10_000 || most < now/2 {
+		t.Errorf("%v MB now, %v MB at most", now, most)
+	}
+	if n := number("Pid"); int(n) != os.Getpid() {
+		t.Errorf("Pid is %v", n)
+	}
+	for _, name := range []string{"VmNone", "Name"} {
+		if n, err := procfs.Status(os.Getpid(), name); err == nil {
+			t.Errorf("%s is %v", name, n)
+		}
+	}
+	if _, err := procfs.Status(1<<30, "VmRSS"); err == nil {
+		t.Error("a process that cannot be has a size")
+	}
+}
+
+func TestChildren(t *testing.T) {
+	child := exec.Command("cat")
+	in, err := child.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := procfs.Children(os.Getpid())
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if now := procfs.Children(os.Getpid()); len(now) != len(before)+1 || !slices.Contains(now, child.Process.Pid) {
+		t.Errorf("children before %v, and with %d %v", before, child.Process.Pid, now)
+	}
+	_ = in.Close()
+	if err := child.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if now := procfs.Children(os.Getpid()); len(now) != len(before) {
+		t.Errorf("children before %v, and after the end of another %v", before, now)
+	}
+}
