@@ -16,12 +16,14 @@ import (
 	"onejob/bench/floor"
 	"onejob/bench/naive"
 	"onejob/bench/riverjobs"
+	"onejob/bench/scale"
 )
 
 const usage = `Usage:
   bench [flags]          measure everything; writes results/latest.json
   bench steady [flags]   keep one replica busy for long; writes results/steady.json
   bench profile [flags]  profile a busy replica; see what Postgres and Consul count of their work
+  bench scale [flags]    what larger setups would do, by a model that is checked against the results
   bench naive [flags]    work on tasks as the post about exclusive workers does
   bench river|floor|stamp [flags]   the other subjects; the first two commands start them
 
@@ -36,7 +38,7 @@ func main() {
 		command, arguments = arguments[0], arguments[1:]
 	}
 	commands := map[string]func(context.Context, *flag.FlagSet, []string) error{
-		"": benchCommand, "steady": steadyCommand, "profile": profileCommand,
+		"": benchCommand, "steady": steadyCommand, "profile": profileCommand, "scale": scaleCommand,
 		"naive": naiveCommand, "river": riverCommand, "floor": floorCommand, "stamp": stampCommand,
 	}
 	run, ok := commands[command]
@@ -74,6 +76,12 @@ func profileCommand(ctx context.Context, flags *flag.FlagSet, arguments []string
 	p.flags(flags)
 	_ = flags.Parse(arguments)
 	return runProfile(ctx, p)
+}
+
+func scaleCommand(_ context.Context, flags *flag.FlagSet, arguments []string) error {
+	results := flags.String("results", "results/latest.json", "file of results, to fit the model to and to check it against")
+	_ = flags.Parse(arguments)
+	return scale.Print(os.Stdout, *results)
 }
 
 func naiveCommand(ctx context.Context, flags *flag.FlagSet, arguments []string) error {
