@@ -120,36 +120,47 @@ SELECT id
 
 // task works on one task if nobody else does.
 func (r *runner) task(ctx context.Context, id int64) error {
-	session, _, err := r.consul.Session().Create(&api.SessionEntry{TTL: sessionTTL, Behavior: api.SessionBehaviorDelete}, nil)
-	if err != nil {
-		return fmt.Errorf("make a session: %w", err)
-	}
-	// RenewPeriodic destroys the session when it is told to end.
-	done := make(chan struct{})
-	var renewal sync.WaitGroup
-	renewal.Go(func() { _ = r.consul.Session().RenewPeriodic(sessionTTL, session, nil, done) })
-	defer renewal.Wait()
-	defer close(done)
-
 	key := r.Prefix + "/" + strconv.FormatInt(id, 10) + "/leader"
-	mine, _, err := r.consul.KV().Acquire(&api.KVPair{Key: key, Value: []byte(session), Session: session}, nil)
-	if err != nil {
-		return fmt.Errorf("acquire %s: %w", key, err)
-	}
-	if !mine {
-		return nil
-	}
-	began := time.Now()
-	time.Sleep(r.Work)
-	_, err = r.pool.Exec(ctx, `
+	_, err := Hold(ctx, r.consul, key, func(ctx context.Context) error {
+		began := time.Now()
+		time.Sleep(r.Work)
+		_, err := r.pool.Exec(ctx, `
 UPDATE onejob.tasks
    SET status      = 'succeeded',
        attempt     = attempt + 1,
        started_at  = $2,
        finished_at = now()
  WHERE id = $1`, id, began)
+		if err != nil {
+			return fmt.Errorf("write the status of task %d: %w", id, err)
+		}
+		return nil
+	})
+	return err
+}
+
+// Hold calls work while it holds key, with a session of its own, and reports
+// whether it got the key; who does not get it at once does not wait. As in the
+// post nobody tells work when the session ends before it does: ctx is handed on
+// as it is. The error is Consul's or work's.
+func Hold(ctx context.Context, consul *api.Client, key string, work func(context.Context) error) (mine bool, err error) {
+	session, _, err := consul.Session().Create(&api.SessionEntry{TTL: sessionTTL, Behavior: api.SessionBehaviorDelete}, nil)
 	if err != nil {
-		return fmt.Errorf("write the status of task %d: %w", id, err)
+		return false, fmt.Errorf("make a session: %w", err)
 	}
-	return nil
+	// RenewPeriodic destroys the session when it is told to end.
+	done := make(chan struct{})
+	var renewal sync.WaitGroup
+	renewal.Go(func() { _ = consul.Session().RenewPeriodic(sessionTTL, session, nil, done) })
+	defer renewal.Wait()
+	defer close(done)
+
+	mine, _, err = consul.KV().Acquire(&api.KVPair{Key: key, Value: []byte(session), Session: session}, nil)
+	if err != nil {
+		return false, fmt.Errorf("acquire %s: %w", key, err)
+	}
+	if !mine {
+		return false, nil
+	}
+	return true, work(ctx)
 }
