@@ -5,7 +5,7 @@ SHELL       := /bin/bash
 .DEFAULT_GOAL := help
 export GOFLAGS ?=
 
-.PHONY: help build test lint demo bench microbench chaos mutants compose-test consul postgres rabbitmq clean
+.PHONY: help build test lint demo bench microbench chaos compare mutants compose-test consul postgres rabbitmq clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -39,6 +39,9 @@ lint: ## Format, vet, staticcheck, tidy modules, shell syntax
 
 chaos: consul postgres rabbitmq ## Break everything while tasks run, and let a witness judge (DURATION=5m SEED= FAULTS= ...)
 	go run ./chaos
+
+compare: consul postgres ## The same run against two other ways (DURATION=6m SEED= FAULTS= ...; 40 minutes at most)
+	DURATION=$${DURATION:-6m} SUBJECTS=$${SUBJECTS:-onejob,naive,apilock} go run ./chaos
 
 mutants: consul postgres ## Switch off one protection at a time: each must be found guilty (15 minutes)
 	go test -tags mutants -timeout 60m -v -run 'Mutant' ./chaos

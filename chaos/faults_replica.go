@@ -164,7 +164,12 @@ func killChild(_ context.Context, h *hit) error {
 }
 
 func killGuard(_ context.Context, h *hit) error {
-	return h.killBelow(func(r *replica, _, parent int) int { return parent })
+	return h.killBelow(func(r *replica, _, parent int) int {
+		if parent == r.proc.cmd.Process.Pid {
+			return 0 // it has no guards
+		}
+		return parent
+	})
 }
 
 // killBelow kills a process that belongs to a command that runs. The replica is

@@ -8,13 +8,21 @@
 //	LIMITS=consul  where limits are kept: consul or rabbitmq
 //	DRAIN=5m       how long everything may take to come to an end when nothing is
 //	               broken any more; what has not by then is lost
+//	SUBJECTS=      who is put to the test, one after the other: onejob, naive,
+//	               apilock, separated by commas; onejob if it is empty
 //	REPORT=        where the report goes; chaos/report.json if it is empty
 //	KEEP=          1 keeps the folder with logs and evidence, 0 does not; else it
 //	               is kept when something went wrong
 //
-// It exits with 0 if nothing happened that must not, with 1 if something did,
-// and with 2 if the run itself did not work. Everything that it starts ends with
-// it, whatever its end.
+// The subjects besides onejob are two other ways of doing its tasks: a session of
+// Consul for each task, as in the post about mutually exclusive workers, and the
+// lock of Consul's own Go client. Each gets servers of its own, six replicas and
+// the same seed, and is judged by the same judge. They have neither limits nor
+// schedules, so their rows have none; what cannot hit them counts as missed.
+//
+// It exits with 0 if nothing happened that must not, with 1 if onejob did
+// something, and with 2 if the run itself did not work. Everything that it starts
+// ends with it, whatever its end.
 //
 // run.go is the plot. The harness is honest about what it knows: the judge, in
 // the package beside it, gets what the witness saw and what the database itself
@@ -63,7 +71,7 @@ func main() {
 	case "":
 		os.Exit(chaos(ctx))
 	default:
-		fmt.Fprintln(os.Stderr, "chaos: it takes no arguments, only variables: DURATION, SEED, FAULTS, RATE, LIMITS, DRAIN, REPORT, KEEP")
+		fmt.Fprintln(os.Stderr, "chaos: it takes no arguments, only variables: DURATION, SEED, FAULTS, RATE, LIMITS, DRAIN, SUBJECTS, REPORT, KEEP")
 		os.Exit(2)
 	}
 }
@@ -82,13 +90,27 @@ func chaos(ctx context.Context) int {
 		fmt.Fprintln(os.Stderr, "chaos:", err)
 		return 2
 	}
-	r, err := run(ctx, s)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "chaos: the run did not work:", err)
-		return 2
+	var all outcome
+	for _, name := range s.Subjects {
+		r, err := run(ctx, s, name)
+		if err != nil {
+			fmt.Fprintf(os.Stderr, "chaos: the run of %s did not work: %v\n", name, err)
+			return 2
+		}
+		all.Comparison = append(all.Comparison, newColumn(name, r))
+		if name == onejobName {
+			all.report = r
+			fmt.Print(r.summary())
+		}
+		if err := writeJSON(s.Report, all); err != nil {
+			fmt.Fprintln(os.Stderr, "chaos:", err)
+			return 2
+		}
 	}
-	fmt.Print(r.summary())
-	if r.Guilty() {
+	if compares(s.Subjects) {
+		fmt.Print(all.table())
+	}
+	if all.guilty() {
 		return 1
 	}
 	return 0
@@ -99,7 +121,8 @@ type settings struct {
 	Duration time.Duration
 	Seed     uint64
 	Kinds    []*kind // of faults
-	Rate     int     // tasks a second
+	Subjects []string
+	Rate     int // tasks a second
 	Drain    time.Duration
 	RabbitMQ bool // limits are kept there
 	Report   string
@@ -147,6 +170,10 @@ func readSettings() (settings, error) {
 	})
 	read("FAULTS", "all", func(text string) (err error) {
 		s.Kinds, err = chooseKinds(strings.Split(text, ","), s.RabbitMQ)
+		return err
+	})
+	read("SUBJECTS", onejobName, func(text string) (err error) {
+		s.Subjects, err = chooseSubjects(text)
 		return err
 	})
 	if s.Report == "" {

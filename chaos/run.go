@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -15,9 +14,10 @@ import (
 	"onejob/internal/mutant"
 )
 
-// run is the plot: start everything, enqueue and break things for a while, mend
-// everything, let it come to an end, and judge.
-func run(ctx context.Context, s settings) (_ *report, err error) {
+// run is the plot, once for each subject: start everything, enqueue and break
+// things for a while, mend everything, let it come to an end, and judge.
+func run(ctx context.Context, s settings, subject string) (_ *report, err error) {
+	ours := subject == onejobName
 	dir, err := makeDir()
 	if err != nil {
 		return nil, err
@@ -26,10 +26,10 @@ func run(ctx context.Context, s settings) (_ *report, err error) {
 	say := func(format string, a ...any) {
 		fmt.Printf("%7.1f s  %s\n", time.Since(began).Seconds(), fmt.Sprintf(format, a...))
 	}
-	say("seed %d, %v, %d tasks a second; folder %s", s.Seed, s.Duration, s.Rate, dir)
+	say("%s: seed %d, %v, %d tasks a second; folder %s", subject, s.Seed, s.Duration, s.Rate, dir)
 	var r *report
 	keep := func() bool {
-		wrong := err != nil && ctx.Err() == nil || r != nil && r.Guilty()
+		wrong := err != nil && ctx.Err() == nil || ours && r != nil && r.Guilty()
 		return s.Keep == "1" || s.Keep != "0" && wrong
 	}
 	defer func() {
@@ -45,22 +45,25 @@ func run(ctx context.Context, s settings) (_ *report, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := c.startSubjects(ctx); err != nil {
+	if err := c.startSubjects(ctx, subject); err != nil {
 		return nil, err
 	}
-	schedules, err := c.addSchedules(ctx)
-	if err != nil {
-		return nil, err
+	evidence := judge.Evidence{}
+	if ours { // the others have neither schedules nor limits
+		evidence.Limits = limitSlots
+		if evidence.Schedules, err = c.addSchedules(ctx); err != nil {
+			return nil, err
+		}
 	}
 
-	leaks, err := startLeaks(ctx, c, len(s.Kinds) == 0)
+	leaks, err := startLeaks(ctx, c, len(s.Kinds) == 0 && ours)
 	if err != nil {
 		return nil, err
 	}
 
 	steps := plan(s.Seed, s.Kinds, s.Duration)
 	say("enqueueing, and breaking things")
-	work := newWorkload(c, s.Rate, s.Seed)
+	work := newWorkload(c, s.Rate, s.Seed, subject)
 	havoc := &havoc{c: c, plan: steps}
 	if err := c.storm(ctx, s.Duration, work, havoc, leaks); err != nil {
 		return nil, err
@@ -70,23 +73,26 @@ func run(ctx context.Context, s settings) (_ *report, err error) {
 	if err := c.heal(ctx); err != nil {
 		return nil, fmt.Errorf("mend everything: %w", err)
 	}
-	if err := c.endSchedules(ctx, schedules); err != nil {
+	if err := c.endSchedules(ctx, evidence.Schedules); err != nil {
 		return nil, err
 	}
 	say("waiting until everything has come to an end")
 	took := time.Now()
-	if err := c.drain(ctx, s.Drain); err != nil {
-		if ctx.Err() != nil {
-			return nil, ctx.Err()
-		}
+	err = c.drain(ctx, s.Drain)
+	switch {
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
+	case err != nil:
 		say("%v: the judge will tell", err)
+	default:
+		say("everything was over after %.1f s", time.Since(took).Seconds())
 	}
-	say("everything was over after %.1f s", time.Since(took).Seconds())
-	if err := leaks.end(ctx); err != nil {
-		return nil, fmt.Errorf("look for what is left over: %w", err)
+	if ours && err == nil {
+		if err := leaks.end(ctx); err != nil {
+			return nil, fmt.Errorf("look for what is left over: %w", err)
+		}
 	}
 
-	evidence := judge.Evidence{Schedules: schedules, Limits: limitSlots}
 	if evidence.Enqueued, err = work.settle(ctx); err != nil {
 		return nil, err
 	}
@@ -109,14 +115,16 @@ func run(ctx context.Context, s settings) (_ *report, err error) {
 		}
 	}
 	r = newReport(s, began, havoc, &evidence, judge.Judge(evidence))
-	r.Growth, r.Leaks = leaks.judge(s.Duration)
+	if ours {
+		r.Growth, r.Leaks = leaks.judge(s.Duration)
+	}
 	r.Goroutines = leaks.goroutines
 	if keep() {
 		if err := writeJSON(filepath.Join(dir, "evidence.json"), evidence); err != nil {
 			return nil, err
 		}
 	}
-	return r, writeJSON(s.Report, r)
+	return r, nil
 }
 
 // makeDir makes a folder that the user that Postgres runs as can enter.
@@ -128,12 +136,19 @@ func makeDir() (string, error) {
 	return dir, os.Chmod(dir, 0o755)
 }
 
-// startSubjects starts the replicas and returns when all of them work.
-func (c *cluster) startSubjects(ctx context.Context) error {
-	c.say("building onejob, starting four daemons and two replicas with Go handlers")
-	daemon, own := &daemon{}, &goReplica{}
-	if err := errors.Join(daemon.prepare(ctx, c), own.prepare(ctx, c)); err != nil {
-		return err
+// startSubjects starts six replicas and returns when all of them work.
+func (c *cluster) startSubjects(ctx context.Context, name string) error {
+	all := []replicas{{&daemon{}, "daemon", 4}, {&goReplica{}, "go", 2}}
+	if name == onejobName {
+		c.say("building onejob, starting four daemons and two replicas with Go handlers")
+	} else {
+		c.say("building %s, starting six of it", name)
+		all = []replicas{{&rival{name: name}, name, 6}}
+	}
+	for _, r := range all {
+		if err := r.subject.prepare(ctx, c); err != nil {
+			return err
+		}
 	}
 	sql := schemaSQL
 	if mutant.Index {
@@ -142,8 +157,13 @@ func (c *cluster) startSubjects(ctx context.Context) error {
 	if _, err := c.operator.Exec(ctx, sql); err != nil {
 		return fmt.Errorf("let the database take notes: %w", err)
 	}
-	if err := errors.Join(c.addReplicas(daemon, "daemon", 4), c.addReplicas(own, "go", 2)); err != nil {
-		return err
+	for _, r := range all {
+		if err := c.addReplicas(r.subject, r.name, r.n); err != nil {
+			return err
+		}
+	}
+	if name != onejobName {
+		return c.awaitRivals(ctx)
 	}
 	return c.awaitReplicas(ctx)
 }

@@ -30,6 +30,11 @@ CREATE TABLE chaos.transitions (
     by      text   NOT NULL
 );
 
+CREATE TABLE chaos.begun (
+    fence   bigint PRIMARY KEY,
+    replica text   NOT NULL
+);
+
 CREATE FUNCTION chaos.note() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO chaos.transitions (task, kind, key, was, became, fence, replica, at, by)
@@ -40,13 +45,27 @@ END $$;
 CREATE TRIGGER note AFTER UPDATE ON onejob.tasks
     FOR EACH ROW WHEN (OLD.status <> NEW.status) EXECUTE FUNCTION chaos.note();
 
+-- A second success changes no status.
+CREATE TRIGGER note_success AFTER UPDATE OF status ON onejob.tasks
+    FOR EACH ROW WHEN (OLD.status = 'succeeded' AND NEW.status = 'succeeded') EXECUTE FUNCTION chaos.note();
+
+-- Others than onejob begin attempts at rows that stay as they are.
+CREATE FUNCTION chaos.note_begun() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO chaos.begun (fence, replica) VALUES (NEW.fence, NEW.replica) ON CONFLICT DO NOTHING;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER note_begun AFTER UPDATE OF fence ON onejob.tasks
+    FOR EACH ROW WHEN (OLD.status = NEW.status AND NEW.replica IS NOT NULL) EXECUTE FUNCTION chaos.note_begun();
+
 CREATE TABLE chaos.effects (
     id    bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     task  bigint NOT NULL,
     fence bigint NOT NULL,
     key   text   NOT NULL,
     began timestamptz NOT NULL,
-    slept text
+    slept text,
+    ended timestamptz NOT NULL
 );`
 
 // notUniqueSQL makes the mutant whose index keeps nothing out.
@@ -57,9 +76,9 @@ CREATE INDEX one_running_task_per_lock_key ON onejob.tasks ((coalesce(lock_key, 
 // effectSQL is the statement of sql tasks. Nothing in the table keeps a second
 // effect out: that is for onejob to see to.
 const effectSQL = `
-INSERT INTO chaos.effects (task, fence, key, began, slept)
+INSERT INTO chaos.effects (task, fence, key, began, slept, ended)
 SELECT current_setting('onejob.task_id')::bigint, current_setting('onejob.fence')::bigint, current_setting('onejob.lock_key'),
-       clock_timestamp(), pg_sleep($1::float8)::text`
+       clock_timestamp(), pg_sleep($1::float8)::text, clock_timestamp()`
 
 // readEvidence fills in what the database has to say.
 func (c *cluster) readEvidence(ctx context.Context, e *judge.Evidence) error {
@@ -83,12 +102,16 @@ SELECT task, kind, key, was, became, coalesce(fence, 0), coalesce(replica, ''), 
 		})
 		return err
 	})
+	read("attempts at rows that stayed pending", func() (err error) {
+		e.Begun, err = rows(ctx, c, `SELECT fence, replica FROM chaos.begun ORDER BY fence`, pgx.RowToStructByPos[judge.Begun])
+		return err
+	})
 	read("effects", func() (err error) {
-		e.Effects, err = rows(ctx, c, `SELECT task, fence, key, began FROM chaos.effects ORDER BY id`,
+		e.Effects, err = rows(ctx, c, `SELECT task, fence, key, began, ended FROM chaos.effects ORDER BY id`,
 			func(row pgx.CollectableRow) (f judge.Effect, err error) {
-				var began time.Time
-				err = row.Scan(&f.Task, &f.Fence, &f.Key, &began)
-				f.Began = witness.At(began)
+				var began, ended time.Time
+				err = row.Scan(&f.Task, &f.Fence, &f.Key, &began, &ended)
+				f.Began, f.Ended = witness.At(began), witness.At(ended)
 				return f, err
 			})
 		return err

@@ -25,6 +25,13 @@ type subject interface {
 	kinds() []string
 }
 
+// replicas are some of one subject.
+type replicas struct {
+	subject subject
+	name    string // of each, before its number
+	n       int
+}
+
 // place is what a replica has for its own: a name, and its own way to the
 // servers.
 type place struct {

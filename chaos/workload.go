@@ -33,6 +33,9 @@ type workload struct {
 	kinds []string // that the subjects can run
 	long  []string // those of them that may take long
 
+	limits bool // the subject has them; rows go without where it has not
+	spread int  // how many lock keys stand in for one
+
 	n        int
 	enqueued map[int64]*judge.Enqueued
 	recent   []int64
@@ -40,8 +43,12 @@ type workload struct {
 	errors   int
 }
 
-func newWorkload(c *cluster, rate int, seed uint64) *workload {
-	w := &workload{c: c, rate: rate, rand: rand.New(rand.NewPCG(seed, 2)), enqueued: map[int64]*judge.Enqueued{}, doubtful: map[string]string{}}
+func newWorkload(c *cluster, rate int, seed uint64, subject string) *workload {
+	w := &workload{c: c, rate: rate, rand: rand.New(rand.NewPCG(seed, 2)), limits: subject == onejobName, spread: 1,
+		enqueued: map[int64]*judge.Enqueued{}, doubtful: map[string]string{}}
+	if subject == "naive" {
+		w.spread = 40 // it leaves each key shut for Consul's lock-delay of 15 s, and would never be done with so few
+	}
 	for _, r := range c.replicas {
 		w.kinds = append(w.kinds, r.subject.kinds()...)
 	}
@@ -80,7 +87,13 @@ func (w *workload) next() row {
 	w.n++
 	t := row{token: fmt.Sprint("n", w.n), maxAttempts: 8, kind: w.kind()}
 	d := work{MS: 20 + w.rand.IntN(180)}
-	share := func(name string, n int) { key := fmt.Sprint(name, w.rand.IntN(n)); t.key = &key }
+	share := func(name string, n int) {
+		key := fmt.Sprint(name, w.rand.IntN(n))
+		if w.spread > 1 {
+			key = fmt.Sprint(key, "-", w.n%w.spread)
+		}
+		t.key = &key
+	}
 	switch p := w.rand.IntN(40); {
 	case p < 3:
 		t.kind = w.long[w.rand.IntN(len(w.long))]
@@ -112,6 +125,9 @@ func (w *workload) next() row {
 	}
 	if t.limit != nil && t.kind == "sql" {
 		t.kind = "exec" // what an sql task does is seen when it is done, too late for a limit
+	}
+	if !w.limits {
+		t.limit, d.Limit = nil, ""
 	}
 	if t.kind == "sql" || t.kind == "noop" {
 		t.timeout = nil

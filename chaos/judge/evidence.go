@@ -25,6 +25,7 @@ type Evidence struct {
 
 	Enqueued    []Enqueued      `json:"enqueued"`
 	Transitions []Transition    `json:"transitions"` // in the order in which they were made
+	Begun       []Begun         `json:"begun,omitempty"`
 	Effects     []Effect        `json:"effects"`
 	Final       map[int64]Final `json:"final"` // every row of the table at the end, by id
 	Schedules   []Schedule      `json:"schedules"`
@@ -41,8 +42,8 @@ type Enqueued struct {
 	Cancelled bool   `json:"cancelled"` // somebody asked for that
 }
 
-// Transition is one change of a row's status, noted by the database in the same
-// transaction.
+// Transition is one change of a row's status, or a success of a row that had
+// succeeded already, noted by the database in the same transaction.
 type Transition struct {
 	Task    int64        `json:"task"`
 	Kind    string       `json:"kind"`
@@ -55,6 +56,13 @@ type Transition struct {
 	By      string       `json:"by"` // Operator, or anybody else
 }
 
+// Begun is an attempt at a row whose status it did not change, as those of others
+// than onejob may be.
+type Begun struct {
+	Fence   int64  `json:"fence"`
+	Replica string `json:"replica"`
+}
+
 // Operator is who changes rows by hand.
 const Operator = "chaos-operator"
 
@@ -64,6 +72,7 @@ type Effect struct {
 	Fence int64        `json:"fence"`
 	Key   string       `json:"key"`
 	Began witness.Time `json:"began"`
+	Ended witness.Time `json:"ended"` // a little before it was committed
 }
 
 // Final is how a row was found at the end.

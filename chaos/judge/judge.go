@@ -98,13 +98,16 @@ func (s span) covers(o span) bool { return s.begin <= o.begin && o.end <= s.end 
 func newHistory(e Evidence) *history {
 	h := &history{Evidence: e, byFence: map[int64]*attempt{}, byTask: map[int64][]*attempt{}, byKey: map[string][]*attempt{},
 		holder: map[int64]string{}, frozen: map[string][]span{}}
-	success := map[int64]witness.Time{} // when, by fence
+	for _, b := range e.Begun {
+		h.holder[b.Fence] = b.Replica
+	}
+	success := map[int64]Transition{} // by fence
 	for _, t := range e.Transitions {
 		if t.To == running {
 			h.holder[t.Fence] = t.Replica
 		}
 		if t.To == succeeded {
-			success[t.Fence] = t.At
+			success[t.Fence] = t
 		}
 	}
 	for _, m := range e.Marks {
@@ -120,9 +123,15 @@ func newHistory(e Evidence) *history {
 		h.add(s)
 	}
 	for _, f := range e.Effects {
-		if at, ok := success[f.Fence]; ok {
-			h.add(witness.Stay{Claim: witness.Claim{Task: f.Task, Fence: f.Fence, Key: f.Key, Kind: kindSQL}, Begin: f.Began, End: at, How: witness.Succeeded})
+		t, ok := success[f.Fence]
+		if !ok {
+			continue
 		}
+		end := t.At
+		if t.From != running { // the status was written apart from the effect
+			end = f.Ended
+		}
+		h.add(witness.Stay{Claim: witness.Claim{Task: f.Task, Fence: f.Fence, Key: f.Key, Kind: kindSQL}, Begin: f.Began, End: end, How: witness.Succeeded})
 	}
 	for _, a := range h.byFence {
 		a.Replica = cmp.Or(a.Replica, h.holder[a.Fence])
@@ -308,14 +317,15 @@ func (h *history) statuses(v *Verdict) {
 				v.accuse(&v.DoubleSuccess, "double success: task %d (%s), the second at %s", t.Task, t.Kind, clock(t.At))
 			}
 		}
-		if t.From == running && t.By != Operator {
+		if (t.From == running || t.To == succeeded) && t.By != Operator {
 			h.accepted(v, t)
 		}
 	}
 }
 
-// accepted looks at a write that ended a row's running: it must have been the
-// holder's own, who had left, and nobody newer may have begun.
+// accepted looks at a write that ended a row's running, or called it succeeded:
+// it must have been the holder's own, who had left, and nobody newer may have
+// begun.
 func (h *history) accepted(v *Verdict, t Transition) {
 	a := h.byFence[t.Fence]
 	if t.To == succeeded && t.Kind != kindNoop && (a == nil || a.how != witness.Succeeded) {
@@ -334,9 +344,10 @@ func (h *history) accepted(v *Verdict, t Transition) {
 	}
 }
 
-// effects looks for what sql tasks did twice, or did without being done.
+// effects looks for what sql tasks did twice, or did without being done. A task
+// counts once, whatever it did.
 func (h *history) effects(v *Verdict) {
-	times := map[int64]int{}
+	seen, accused := map[int64]bool{}, map[int64]bool{}
 	done := map[int64]bool{} // fences under which a row succeeded
 	for _, t := range h.Transitions {
 		if t.To == succeeded {
@@ -344,9 +355,15 @@ func (h *history) effects(v *Verdict) {
 		}
 	}
 	for _, f := range h.Effects {
-		if times[f.Task]++; times[f.Task] == 2 {
+		second := seen[f.Task]
+		seen[f.Task] = true
+		if accused[f.Task] || !second && done[f.Fence] {
+			continue
+		}
+		accused[f.Task] = true
+		if second {
 			v.accuse(&v.DoubleEffect, "double effect: task %d, the second under fence %d", f.Task, f.Fence)
-		} else if !done[f.Fence] {
+		} else {
 			v.accuse(&v.DoubleEffect, "double effect: task %d has an effect under fence %d, under which it did not succeed", f.Task, f.Fence)
 		}
 	}

@@ -219,6 +219,27 @@ func TestEveryViolationIsFound(t *testing.T) {
 		"a success that was accepted twice": {func(s *story) {
 			s.works(claim(1, 20, "exec", "k", "b"), 50, 51, witness.Succeeded, succeeded)
 		}, map[string]int{"double_success": 1, "repeated": 1}},
+		"a success of a row that has succeeded": {func(s *story) {
+			s.stay(claim(6, 20, "exec", "6", "a"), 50, 51, witness.Succeeded)
+			s.change(claim(6, 20, "exec", "6", "a"), succeeded, succeeded, 51.1, "")
+		}, map[string]int{"double_success": 1, "repeated": 1}},
+		"a stale success of a row that has succeeded": {func(s *story) {
+			s.change(claim(6, 8, "exec", "6", "a"), succeeded, succeeded, 50, "")
+		}, map[string]int{"double_success": 1, "stale_accepted": 1}},
+		"a row that was pending all the time, and succeeded by one who was not the newest": {func(s *story) {
+			s.enqueue(7, "go")
+			s.stay(claim(7, 20, "go", "7", "a"), 50, 51, witness.Succeeded)
+			s.stay(claim(7, 21, "go", "7", "b"), 52, 53, witness.Stopped)
+			s.change(claim(7, 20, "go", "7", "a"), pending, succeeded, 54, "")
+		}, map[string]int{"stale_accepted": 1}},
+		"an effect whose success was written apart from it, after somebody newer had begun": {func(s *story) {
+			s.enqueue(7, "sql")
+			s.enqueue(8, "go")
+			s.Effects = append(s.Effects, Effect{Task: 7, Fence: 20, Key: "k4", Began: at(50), Ended: at(51)})
+			s.stay(claim(8, 21, "go", "k4", "b"), 51.5, 51.8, witness.Succeeded)
+			s.change(claim(8, 21, "go", "k4", "b"), pending, succeeded, 51.9, "")
+			s.change(claim(7, 20, "sql", "k4", "a"), pending, succeeded, 52, "")
+		}, map[string]int{"stale_accepted": 1}}, // and no overlap: the effect was over
 		"an effect that is there twice": {func(s *story) {
 			s.Effects = append(s.Effects, s.Effects[0])
 		}, map[string]int{"double_effect": 1}},
@@ -296,6 +317,14 @@ func TestExcuses(t *testing.T) {
 			s.stay(claim(7, 20, "http", "7", "b"), 50, 61, witness.Succeeded)
 			s.change(claim(7, 20, "http", "7", "b"), running, pending, 59, "")
 			s.works(claim(7, 21, "http", "7", "a"), 60, 62, witness.Succeeded, succeeded)
+		}, map[string]int{"frozen_http_in_flight": 1, "repeated": 1}},
+		"a request of a frozen replica that leaves its rows pending": {func(s *story) {
+			s.froze("b", 51, 70)
+			s.enqueue(7, "http")
+			s.Begun = append(s.Begun, Begun{Fence: 20, Replica: "b"}, Begun{Fence: 21, Replica: "a"})
+			s.stay(claim(7, 20, "http", "7", "b"), 50, 61, witness.Succeeded)
+			s.stay(claim(7, 21, "http", "7", "a"), 60, 62, witness.Succeeded)
+			s.change(claim(7, 21, "http", "7", "a"), pending, succeeded, 62.1, "")
 		}, map[string]int{"frozen_http_in_flight": 1, "repeated": 1}},
 		"a handler that was frozen, and noticed when it thawed": {func(s *story) {
 			s.froze("b", 51, 60)

@@ -1,0 +1,83 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"onejob/chaos/witness"
+	"onejob/store"
+)
+
+// What SUBJECTS may name: onejob, and other ways of doing its tasks, to compare
+// it with. Those run in bench/rival.
+const onejobName = "onejob"
+
+var subjectNames = []string{onejobName, "naive", "apilock"}
+
+// chooseSubjects returns the names in a list with commas.
+func chooseSubjects(text string) (chosen []string, err error) {
+	for name := range strings.SplitSeq(text, ",") {
+		name = strings.TrimSpace(name)
+		if !slices.Contains(subjectNames, name) {
+			return nil, fmt.Errorf("there is no subject %q; there are: %s", name, strings.Join(subjectNames, ", "))
+		}
+		if slices.Contains(chosen, name) {
+			return nil, fmt.Errorf("%s is there twice", name)
+		}
+		chosen = append(chosen, name)
+	}
+	return chosen, nil
+}
+
+// rival is another way than onejob, by its name. It knows neither limits nor
+// schedules, and has no sessions of its own to be recognised by.
+type rival struct {
+	name   string
+	binary string
+	self   string
+	where  witness.Where
+}
+
+func (r *rival) kinds() []string { return []string{"exec", "go", "http", "sql", "noop"} }
+
+// prepare builds the binary and brings the schema up to date.
+func (r *rival) prepare(ctx context.Context, c *cluster) error {
+	r.binary, r.self, r.where = filepath.Join(c.dir, "rival"), c.self, c.where
+	root, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "onejob").Output()
+	if err != nil {
+		return fmt.Errorf("find the folder of bench/rival: %w", err)
+	}
+	bench := filepath.Join(string(bytes.TrimSpace(root)), "bench")
+	if out, err := exec.CommandContext(ctx, "go", "build", "-C", bench, "-o", r.binary, "./rival").CombinedOutput(); err != nil {
+		return fmt.Errorf("build bench/rival: %w\n%s", err, out)
+	}
+	db, err := store.Open(store.Config{DSN: c.dsn("migrate")})
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	return db.Migrate(ctx, nil)
+}
+
+func (r *rival) command(p place) *exec.Cmd {
+	cmd := exec.Command(r.binary, r.name)
+	cmd.Env = append(p.environ(), envWitness+"="+r.where.Tasks, "CHAOS_COMMAND="+r.self, "CHAOS_EFFECT="+effectSQL)
+	return cmd
+}
+
+// awaitRivals returns when every replica has said that it works.
+func (c *cluster) awaitRivals(ctx context.Context) error {
+	return eventually(ctx, time.Minute, "every replica has started", func() error {
+		n, err := c.countLogged("rival_started")
+		if err == nil && n < len(c.replicas) {
+			err = fmt.Errorf("%d of %d have", n, len(c.replicas))
+		}
+		return err
+	})
+}
