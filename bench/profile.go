@@ -95,11 +95,12 @@ SELECT CASE WHEN query ~ 'pg_advisory_xact_lock' THEN 'the turn to claim'
 	return errors.Join(err, w.Flush())
 }
 
-// printTelemetry prints what Consul tells of its last 10 s.
+// printTelemetry prints what Consul tells of its last 10 s, if it does.
 func (c *consul) printTelemetry() error {
 	metrics, err := c.Client().Agent().Metrics()
-	if err != nil {
-		return fmt.Errorf("ask Consul for its telemetry: %w", err)
+	if err != nil { // as when its first 10 s are not over
+		fmt.Println("Consul's telemetry cannot be had:", err)
+		return nil
 	}
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(w, "Consul's telemetry, the 10 s before %s\tcount\tms each\tat most\n", metrics.Timestamp)

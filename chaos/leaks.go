@@ -169,7 +169,7 @@ SELECT (SELECT count(*) FROM pg_stat_activity
 // judge returns what each replica used that was not restarted, and says what
 // grew and what was left over.
 func (l *leaks) judge(long time.Duration) (all []growth, found []string) {
-	found = l.found
+	found = append([]string{}, l.found...) // empty, and not null, in the report
 	for _, r := range l.c.replicas {
 		looks := l.looks[r]
 		if len(looks) == 0 || looks[0].pid != looks[len(looks)-1].pid || looks[len(looks)-1].at.Sub(looks[0].at) < long*9/10 {
