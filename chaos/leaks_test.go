@@ -1,13 +1,24 @@
 package main
 
 import (
+	"context"
 	"os"
 	"os/exec"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/hashicorp/consul/api"
 )
+
+// TestMain lets this binary be the witness, which the harness starts it as.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == partWitness {
+		main()
+	}
+	os.Exit(m.Run())
+}
 
 // A replica that uses more and more of something is found; one that only swings
 // is not, nor one that was restarted, whose beginnings are too many.
@@ -72,5 +83,65 @@ func TestUsesOf(t *testing.T) {
 	out.Close()
 	if err := child.Wait(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// Everything that may be left over is found, on real servers.
+func TestWhatIsLeftOverIsFound(t *testing.T) {
+	dir, err := makeDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	c, err := startCluster(t.Context(), dir, false, t.Logf)
+	defer c.close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := startLeaks(t.Context(), c, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := c.consul.Servers[0].Client()
+	put := func(key string) {
+		t.Helper()
+		if _, err := client.KV().Put(&api.KVPair{Key: consulPrefix + key}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("/limits/narrow/.lock") // it stays when nobody is inside
+	if err := l.leftOver(t.Context()); err != nil {
+		t.Errorf("nothing was left: %v", err)
+	}
+	tx, err := c.operator.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	for _, left := range []struct {
+		what  string
+		leave func() error
+	}{
+		{"1 keys in Consul, service/onejob/tasks/7", func() error { put("/tasks/7"); return nil }},
+		{"1 keys in Consul, service/onejob/limits/narrow/a-session", func() error { put("/limits/narrow/a-session"); return nil }},
+		{"1 sessions in Consul, 0 before", func() error {
+			_, _, err := client.Session().CreateNoChecks(&api.SessionEntry{}, nil)
+			return err
+		}},
+		{"0 transactions and 1 advisory locks", func() error {
+			_, err := tx.Exec(t.Context(), `SELECT pg_advisory_xact_lock(1)`)
+			return err
+		}},
+		{"1 transactions and 1 advisory locks", func() error {
+			_, err := tx.Exec(t.Context(), `SELECT set_config('application_name', 'daemon-1', false), pg_sleep(2.1)`)
+			return err
+		}},
+	} {
+		if err := left.leave(); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.leftOver(t.Context()); err == nil || !strings.Contains(err.Error(), left.what) {
+			t.Errorf("found %v, not %s", err, left.what)
+		}
 	}
 }
