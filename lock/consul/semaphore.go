@@ -27,7 +27,9 @@
 // the lock-delay, counted from when Consul first told us that the session has
 // ended. Where a person deleted the entry of a live session, or a .lock under
 // its holders, we wait for Config.Verify as well: so long its holder may take to
-// notice. Meanwhile the slot counts as held.
+// notice. Meanwhile the slot counts as held. A .lock that "consul lock" deleted
+// when everybody had left looks the same as one that a person deleted with all
+// entries, so whoever of ours comes next waits for that long, too.
 //
 // What is in .lock and cannot be understood to the last field is lock.ErrForeign
 // and never overwritten; slots below it are revoked, since nothing proves them.

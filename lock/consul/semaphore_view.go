@@ -87,7 +87,7 @@ type view struct {
 	// Of the holders without an entry, those that count no longer, and those
 	// that do because they might still be working.
 	gone, dying map[string]bool
-	robbed      bool          // there is no .lock, and who has an entry may still be working
+	robbed      bool          // there is no .lock, and who was in it may still be working
 	next        time.Duration // when one that is dying may be gone, without a word of Consul's; zero if none is
 }
 
@@ -202,7 +202,9 @@ func (s *semaphore) judge(ctx context.Context, v *view) {
 			missing[session] = true
 		}
 	}
-	if v.lock == nil && len(v.entries) > 0 {
+	// Who deletes the whole folder takes the entries away as well. Only the record
+	// says then that somebody may be inside.
+	if v.lock == nil && (len(v.entries) > 0 || v.setting != nil) {
 		missing[noLock] = true
 	}
 

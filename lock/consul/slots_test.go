@@ -103,7 +103,7 @@ func TestForeignFlags(t *testing.T) {
 		notOne(t, l, "other", lock.ErrForeign)
 	}
 	put(t, kv, "limit-settings/other", `{"limit":1}`) // by hand will do
-	release(t, takeOne(t, l, "other"))
+	release(t, awaitOne(t, l, "other"))
 }
 
 // TestLockDeleted deletes the .lock under a holder: he is told, and nobody of
@@ -122,7 +122,7 @@ func TestLockDeleted(t *testing.T) {
 	if err := lease.Release(t.Context()); !errors.Is(err, lock.ErrRevoked) {
 		t.Errorf("release: got error %v, want %v", err, lock.ErrRevoked)
 	}
-	release(t, takeOne(t, other, "k"))
+	release(t, awaitOne(t, other, "k"))
 	empty(t, l, kv)
 }
 
@@ -133,6 +133,11 @@ func TestRobbedHolderWhoNeverLetsGo(t *testing.T) {
 	for name, rob := range map[string]func(kv *testenv.KV, session string){
 		"no .lock": func(kv *testenv.KV, _ string) { deleteKey(t, kv, "limits/k/.lock") },
 		"no entry": func(kv *testenv.KV, session string) { deleteKey(t, kv, "limits/k/"+session) },
+		"neither": func(kv *testenv.KV, _ string) { // as "consul kv delete -recurse" does
+			if _, err := kv.Client.KV().DeleteTree(kv.Prefix+"/limits/", nil); err != nil {
+				t.Fatal(err)
+			}
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
