@@ -208,6 +208,7 @@ func (t *term) live(ctx context.Context) {
 	wg.Go(func() { every(ctx, t.l.cfg.Renew, t.renewPool) })
 	wg.Go(func() { every(ctx, t.l.cfg.Verify, func(ctx context.Context) bool { t.verify(ctx); return true }) })
 	wg.Go(func() { every(ctx, t.l.cfg.Verify, func(ctx context.Context) bool { t.verifySlots(ctx); return true }) })
+	wg.Go(func() { t.sweepStrays(ctx) })
 	if t.service != "" {
 		wg.Go(func() { every(ctx, t.l.cfg.Heartbeat, t.beat) })
 	}

@@ -1,0 +1,113 @@
+package consul
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+	"go.uber.org/zap"
+
+	"onejob/lock"
+)
+
+// A stray is a key, or a slot, that one of our sessions holds in Consul and that
+// nobody here works under. A snapshot that is restored brings them: what was held
+// when it was taken is held again, by a session that has lived on, though we have
+// let go since. To others it looks like any lock whose holder lives, and would
+// stay for as long as we do. So every replica looks for its own.
+const (
+	// straysEvery is how often, in Config.Verify: once a minute by default.
+	straysEvery = 20
+
+	// straysShare is how much of the time looking may take, as one in so many. All
+	// keys of all replicas are read for it.
+	straysShare = 500
+)
+
+// sweepStrays looks for strays from time to time, until ctx ends.
+func (t *term) sweepStrays(ctx context.Context) {
+	var took time.Duration
+	for {
+		pause(ctx, max(straysEvery*t.l.cfg.Verify, straysShare*took))
+		if ctx.Err() != nil {
+			return
+		}
+		began := time.Now()
+		t.findStrays(ctx)
+		took = time.Since(began)
+	}
+}
+
+// findStrays puts strays on the lists of the term, where verify and verifySlots
+// find them and see to them. What is on a list before Consul is asked, or after,
+// is no stray.
+func (t *term) findStrays(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	t.mu.Lock()
+	leases := maps.Clone(t.leases)
+	slots := map[string]bool{}
+	pool := map[string]*slotSession{}
+	for _, s := range t.pool {
+		pool[s.id] = s
+		for name := range s.at {
+			slots[t.l.limitEntry(name, s.id)] = true
+		}
+	}
+	t.mu.Unlock()
+
+	for _, pair := range t.list(ctx, t.l.taskKey("")) {
+		if pair.Session == t.id && leases[pair.Key] == nil {
+			t.adoptKey(pair)
+		}
+	}
+	if len(pool) == 0 {
+		return
+	}
+	for _, pair := range t.list(ctx, t.l.limitsFolder()) {
+		if s := pool[pair.Session]; s != nil && !slots[pair.Key] {
+			t.adoptSlot(pair, s)
+		}
+	}
+}
+
+// list returns all keys in a folder, none if that cannot be had now.
+func (t *term) list(ctx context.Context, folder string) api.KVPairs {
+	pairs, _, err := t.l.keys.KV().List(folder, t.l.query(ctx))
+	if err != nil {
+		t.l.log.Debug("sweep_failed", zap.Error(fmt.Errorf("list %s: %w", folder, err)))
+	}
+	return pairs
+}
+
+// adoptKey puts a stray key on the list, unless it is there by now.
+func (t *term) adoptKey(pair *api.KVPair) {
+	ls := &lease{t: t, key: strings.TrimPrefix(pair.Key, t.l.taskKey("")), path: pair.Key, index: pair.ModifyIndex}
+	ls.ctx, ls.cancel = context.WithCancelCause(t.ctx)
+	ls.cancel(lock.ErrReleased)
+	ls.state.Store(stateStray)
+	if t.reserve(ls) {
+		t.l.log.Warn("stray_lock", zap.String("lock_key", ls.key), zap.String("session", t.id))
+	}
+}
+
+// adoptSlot puts a stray slot on the list, unless its session has one of that
+// semaphore by now.
+func (t *term) adoptSlot(pair *api.KVPair, s *slotSession) {
+	name, _, _ := strings.Cut(strings.TrimPrefix(pair.Key, t.l.limitsFolder()), "/")
+	sl := &slot{session: s, name: name}
+	sl.ctx, sl.cancel = context.WithCancelCause(s.ctx)
+	sl.cancel(lock.ErrReleased)
+	sl.state.Store(stateStray)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s.at[name] || s.ctx.Err() != nil {
+		return
+	}
+	s.at[name] = true
+	t.slots[sl] = true
+	t.l.log.Warn("stray_slot", zap.String("limit", name), zap.String("session", s.id))
+}

@@ -1,0 +1,64 @@
+package consul
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"testing"
+	"time"
+
+	"onejob/internal/servers"
+	"onejob/internal/testenv"
+	"onejob/lock"
+)
+
+// A snapshot brings back a lock and a slot that were held when it was taken, and
+// have been given back since. Their session lives on, so nobody but its replica
+// may release them, and it does. What is held now and was held then stays held.
+func TestStraysOfARestoredSnapshotAreReleased(t *testing.T) {
+	t.Parallel()
+	_, kv := testenv.OwnConsul(t, servers.ConsulConfig{})
+	holder, other := start(t, config(t, kv)), start(t, config(t, kv))
+	if err := holder.Semaphores().Create(t.Context(), "k", 1); err != nil {
+		t.Fatal(err)
+	}
+	if err := holder.Semaphores().Create(t.Context(), "busy", 1); err != nil {
+		t.Fatal(err)
+	}
+	before, stays := acquire(t, holder, "given-back"), acquire(t, holder, "kept")
+	slotBefore, slotStays := takeOne(t, holder, "k"), takeOne(t, holder, "busy")
+
+	snapshot, _, err := kv.Client.Snapshot().Save(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	saved, err := io.ReadAll(snapshot)
+	if err := errors.Join(err, snapshot.Close()); err != nil {
+		t.Fatal(err)
+	}
+	release(t, before)
+	release(t, slotBefore)
+	if err := kv.Client.Snapshot().Restore(nil, bytes.NewReader(saved)); err != nil {
+		t.Fatal(err)
+	}
+	if pair := get(t, kv, "tasks/given-back"); pair == nil || pair.Session != holder.Session() {
+		t.Fatalf("after the restore the key is %+v, not the holder's", pair)
+	}
+	if _, err := try(other, "given-back"); !errors.Is(err, lock.ErrHeld) {
+		t.Errorf("another's try: got error %v, want %v", err, lock.ErrHeld)
+	}
+	notOne(t, other, "k", lock.ErrFull)
+
+	within := straysEvery*holder.cfg.Verify + 10*time.Second
+	testenv.Eventually(t, within, "the key is released", func() bool { return get(t, kv, "tasks/given-back") == nil })
+	release(t, acquire(t, other, "given-back"))
+	testenv.Eventually(t, within, "the slot is released", func() bool { return len(look(t, other, "k").Holders) == 0 })
+	release(t, awaitOne(t, other, "k"))
+
+	for _, lease := range []lock.Lease{stays, slotStays} {
+		if lease.Context().Err() != nil {
+			t.Errorf("what was kept has ended: %v", lease.Context().Err())
+		}
+		release(t, lease)
+	}
+}
