@@ -65,7 +65,7 @@ func newReport(s settings, began time.Time, h *havoc, e *judge.Evidence, v *judg
 			kills = append(kills, t.Took)
 		}
 	}
-	seconds := func(d time.Duration) float64 { return d.Round(time.Millisecond).Seconds() }
+	seconds := func(d time.Duration) float64 { return float64(d.Milliseconds()) / 1000 }
 	r.TakeOverP50, r.TakeOverP99, r.TakeOverMax = seconds(judge.Quantile(all, 0.5)), seconds(judge.Quantile(all, 0.99)), seconds(judge.Quantile(all, 1))
 	r.KillTakeOvers = len(kills)
 	r.KillTakeOverP50, r.KillTakeOverMax = seconds(judge.Quantile(kills, 0.5)), seconds(judge.Quantile(kills, 1))
