@@ -77,7 +77,7 @@ func TestSpoiltUnderHolders(t *testing.T) {
 				t.Errorf("the .lock is %q, among %q (%v)", got, keys, err)
 			}
 			deleteKey(t, kv, "limits/k/.lock")
-			release(t, takeOne(t, l, "k"))
+			release(t, awaitOne(t, l, "k"))
 		})
 	}
 }
