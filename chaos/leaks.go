@@ -57,7 +57,7 @@ type leaks struct {
 
 	// Goroutines of an idle replica by its name, before there was any work and
 	// after it. Who is asked for them dies of it, so they are only asked for when
-	// there are no faults.
+	// there are no faults, in a run that is long enough.
 	goroutines map[string][2]int
 	found      []string
 }

@@ -56,7 +56,7 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 		}
 	}
 
-	leaks, err := startLeaks(ctx, c, len(s.Kinds) == 0 && ours)
+	leaks, err := startLeaks(ctx, c, ours && len(s.Kinds) == 0 && s.Duration >= longEnough)
 	if err != nil {
 		return nil, err
 	}
