@@ -105,6 +105,7 @@ func (r *report) summary() string {
 	line("refused", r.Refused, "writes that the fence kept out")
 	line("frozen_http_in_flight", r.FrozenHTTPInFlight, "requests of frozen replicas beside their successors'")
 	line("frozen_go_in_flight", r.FrozenGoInFlight, "Go handlers that were frozen beside their successors")
+	line("two_hands", r.TwoHands, "overlaps made by ending a session and resetting its row")
 	line("repeated", r.Repeated, "tasks that did their work more than once")
 	line("takeover_p50_s", r.TakeOverP50, fmt.Sprintf("of %d", r.TakeOvers))
 	line("takeover_p99_s", r.TakeOverP99, "")

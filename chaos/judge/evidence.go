@@ -115,11 +115,16 @@ const (
 	Frozen = "frozen" // of marks; the target is a replica
 	Kill   = "kill"   // of marks; the target is a replica
 
+	SessionDestroy = "session-destroy" // of marks: an operator ends a replica's session
+	SessionUnheard = "session-unheard" // the same, when the replica cannot hear of it
+
 	kindHTTP = "http"
 	kindExec = "exec"
 	kindSQL  = "sql"
 	kindNoop = "noop"
 )
+
+var endings = []string{SessionDestroy, SessionUnheard}
 
 const (
 	// thawing is how long after a thaw a replica may take to notice: its timers

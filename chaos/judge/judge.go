@@ -24,6 +24,7 @@ type Verdict struct {
 	Refused            int        `json:"refused"`               // writes that were refused; above zero where the fence was needed
 	FrozenHTTPInFlight int        `json:"frozen_http_in_flight"` // http attempts beside their successor, their replica being frozen
 	FrozenGoInFlight   int        `json:"frozen_go_in_flight"`   // the same for Go handlers, which did nothing meanwhile
+	TwoHands           int        `json:"two_hands"`             // overlaps that an operator made by ending a session and resetting its row, see history.twoHands
 	Repeated           int        `json:"repeated"`              // tasks that did all their work more than once, as at-least-once allows
 	Stays              int        `json:"stays"`                 // attempts that the witness saw
 	TakeOvers          []TakeOver `json:"-"`
@@ -192,6 +193,8 @@ func (h *history) overlaps(v *Verdict) {
 				switch {
 				case a.Fence < b.Fence && h.frozenDuring(a, both):
 					v.countFrozen(a)
+				case h.twoHands(a, b):
+					v.TwoHands++
 				default:
 					v.accuse(&v.Overlaps, "overlap: lock key %s: %s and %s were inside at once for %v", key, a, b, both.end.Sub(both.begin))
 				}
@@ -199,6 +202,23 @@ func (h *history) overlaps(v *Verdict) {
 			inside = append(inside, b)
 		}
 	}
+}
+
+// twoHands reports whether an operator, while a was inside and before b of another
+// replica began, both ended the session of a's replica and made a's row pending
+// by hand. The session's end frees the key after the lock-delay, which is shorter
+// than the lease of a replica that cannot hear of it; the running row keeps
+// others out until that is over, and he has taken it away.
+func (h *history) twoHands(a, b *attempt) bool {
+	if a.Replica == b.Replica || a.Fence > b.Fence {
+		return false
+	}
+	reset := slices.ContainsFunc(h.Transitions, func(t Transition) bool {
+		return t.Fence == a.Fence && t.From == running && t.By == Operator && t.At < b.begin
+	})
+	return reset && slices.ContainsFunc(h.Marks, func(m witness.Mark) bool {
+		return slices.Contains(endings, m.Kind) && m.Target == a.Replica && a.begin < m.Begin && m.Begin < b.begin
+	})
 }
 
 // stale looks at those whom the witness turned away because somebody with a

@@ -285,6 +285,12 @@ func TestEveryViolationIsFound(t *testing.T) {
 			s.change(claim(7, 20, "exec", "k3", "a"), running, succeeded, 54, "")
 			s.Final[8] = Final{Status: failed}
 		}, map[string]int{"stale_accepted": 1}},
+		"a row that was reset, begun by the same replica": {func(s *story) {
+			handsOn(s, SessionUnheard, "a")
+		}, map[string]int{"overlaps": 1}},
+		"a row that was reset, and no session ended": {func(s *story) {
+			handsOn(s, "freeze-thaw", "b")
+		}, map[string]int{"overlaps": 1}},
 		"a due time without an occurrence":           {func(s *story) { s.Occurrences = s.Occurrences[1:]; delete(s.Final, 50) }, map[string]int{"occurrences_missing": 1}},
 		"an occurrence with neither task nor reason": {func(s *story) { s.Occurrences[1].Skipped = "" }, map[string]int{"occurrences_missing": 1}},
 		"an occurrence whose task is not there":      {func(s *story) { delete(s.Final, 52) }, map[string]int{"occurrences_missing": 1}},
@@ -375,6 +381,9 @@ func TestExcuses(t *testing.T) {
 			s.change(c, running, pending, 52, Operator)
 			s.works(claim(7, 21, "exec", "7", "a"), 61, 62, witness.Succeeded, succeeded)
 		}, map[string]int{"repeated": 1}},
+		"an operator who ends a session and resets its row": {func(s *story) {
+			handsOn(s, SessionUnheard, "b")
+		}, map[string]int{"two_hands": 1}},
 		"a task that was cancelled on request": {func(s *story) {
 			s.Enqueued = append(s.Enqueued, Enqueued{Task: 7, Kind: "exec", Cancelled: true})
 			s.change(claim(7, 0, "exec", "7", ""), pending, cancelled, 50, "")
@@ -392,6 +401,21 @@ func TestExcuses(t *testing.T) {
 			}
 		})
 	}
+}
+
+// handsOn lets an operator reset the row of an attempt on replica a, and do
+// something else to that replica; then somebody begins another task of the key
+// while the first is still inside.
+func handsOn(s *story, kind, somebody string) {
+	c := claim(7, 20, "exec", "k3", "a")
+	s.enqueue(7, "exec")
+	s.enqueue(8, "exec")
+	s.claim(c, 50)
+	s.stay(c, 50.1, 60, witness.Gone)
+	s.Marks = append(s.Marks, witness.Mark{ID: len(s.Marks) + 1, Kind: kind, Target: "a", Begin: at(51), End: at(58)})
+	s.change(c, running, pending, 52, Operator)
+	s.works(claim(8, 21, "exec", "k3", somebody), 59, 62, witness.Succeeded, succeeded)
+	s.Final[7] = Final{Status: failed}
 }
 
 func TestTakeOvers(t *testing.T) {
