@@ -76,6 +76,11 @@ WITH given AS (
 SELECT fence FROM accepted`
 )
 
+// hashJoins comes before completeSQL. Of a list that it is given Postgres expects
+// ten elements, whatever it has, and for ten it would look up each row by its id
+// and in the list of all ids: for 512, that took as long as everything else.
+const hashJoins = indexesOnly + `, set_config('enable_nestloop', 'off', true)`
+
 // settleSQL says what to think of the endings that completeSQL did not accept.
 // It is a statement of its own because it needs a snapshot of its own: what made
 // completeSQL wait, or skip a row, is seen only by a later one.
@@ -227,7 +232,7 @@ func complete(ctx context.Context, db sender, sql string, endings []*ending) (re
 	if mutant.Fence {
 		sql = strings.NewReplacer("THEN fence = ANY (@fences) END", "THEN true END", "AND b.fence = g.fence", "", "RETURNING t.fence", "RETURNING g.fence").Replace(sql)
 	}
-	fences, err := query(ctx, db, pgx.RowTo[int64], sql, arguments(endings))
+	fences, err := queryAfter(ctx, db, pgx.RowTo[int64], hashJoins, nil, sql, arguments(endings))
 	if err != nil {
 		return nil, err
 	}
