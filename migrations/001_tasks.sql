@@ -80,6 +80,10 @@ CREATE INDEX tasks_pending_by_limit ON onejob.tasks (limit_name, priority DESC, 
 -- the running rows, which are few, are found.
 CREATE UNIQUE INDEX one_running_task_per_lock_key ON onejob.tasks ((coalesce(lock_key, id::text))) WHERE status = 'running';
 
+-- Every replica looks once a second which of its own tasks shall be cancelled,
+-- and should not read all that are running for that.
+CREATE INDEX tasks_to_cancel ON onejob.tasks (session) WHERE status = 'running' AND cancel_requested;
+
 CREATE UNIQUE INDEX unique_key_is_taken_by_a_pending_or_running_task ON onejob.tasks (unique_key)
     WHERE unique_key IS NOT NULL AND status IN ('pending', 'running');
 

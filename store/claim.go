@@ -170,7 +170,7 @@ WITH picked AS (
 )` + takeSQL
 
 // turnSQL comes before claimSQL in its transaction, and lets those who claim from
-// the same queues do it one after the other, for turnTimeout at most.
+// the same queues do it one after the other.
 //
 // It is for speed alone. Side by side, each would lock rows that another has
 // claimed since its snapshot was taken, to no avail, and keep them locked from
@@ -181,14 +181,23 @@ SELECT ` + settings + `,
        set_config('lock_timeout', $1, true),
        pg_advisory_xact_lock(hashtextextended($2, 20180914))`
 
-// turnTimeout is how long a claim waits for its turn. Claims take milliseconds; a
-// longer one is that of a replica that was frozen in the middle of it.
-const turnTimeout = 100 * time.Millisecond
+// How long a claim waits for its turn before it goes without. Claims take
+// milliseconds, and those of many busy replicas on a slow server a second
+// until all had their turn. A longer one is that of a replica that was frozen in
+// the middle of it, and after one such wait it is expected to be there still.
+const (
+	turnTimeout      = 3 * time.Second
+	turnTimeoutAgain = 100 * time.Millisecond
+)
 
 // Claim makes up to c.Max due tasks this session's own and returns them, the
 // most urgent first. An empty answer is an ordinary one.
 func (s *Store) Claim(ctx context.Context, c tasks.Claim) ([]*tasks.Task, error) {
-	first, args := turnSQL, []any{fmt.Sprint(turnTimeout.Milliseconds()), "onejob claims " + strings.Join(slices.Sorted(slices.Values(c.Queues)), "\x1f")}
+	wait := min(turnTimeout, s.timeout/4) // the claim itself needs time, too
+	if s.turnStuck.Load() {
+		wait = turnTimeoutAgain
+	}
+	first, args := turnSQL, []any{fmt.Sprint(wait.Milliseconds()), "onejob claims " + strings.Join(slices.Sorted(slices.Values(c.Queues)), "\x1f")}
 	if c.Limit != "" { // those are few, and come one by one
 		first, args = indexesOnly, nil
 	}
@@ -197,10 +206,14 @@ func (s *Store) Claim(ctx context.Context, c tasks.Claim) ([]*tasks.Task, error)
 		var pg *pgconn.PgError
 		switch errors.As(err, &pg); {
 		case err == nil:
+			if first == turnSQL {
+				s.turnStuck.Store(false)
+			}
 			return claimed, nil
 		case pg == nil || tries == 5:
 			return nil, fmt.Errorf("claim tasks: %w", err)
 		case pg.Code == lockTimeout:
+			s.turnStuck.Store(true)
 			first, args = indexesOnly, nil
 			tries++
 		case pg.ConstraintName == "one_running_task_per_lock_key" && c.Max > 1:

@@ -14,6 +14,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -47,6 +48,8 @@ type Store struct {
 	pool    *pgxpool.Pool
 	listen  *pgx.ConnConfig
 	timeout time.Duration
+
+	turnStuck atomic.Bool // the last claim waited for its turn in vain
 
 	endings batch.Group[*ending]
 	returns batch.Group[*returned]
