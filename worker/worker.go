@@ -254,12 +254,11 @@ func (w *Worker) audit(ctx context.Context) {
 	}
 }
 
-// tick looks for due tasks and for orphans at every poll.
+// tick looks for due tasks at every poll.
 func (w *Worker) tick(ctx context.Context) {
 	unknown := map[string]bool{}
 	for n := 0; ctx.Err() == nil; n++ {
 		w.poke()
-		w.takeOver(ctx)
 		if n%5 == 0 {
 			w.reportUnknown(ctx, unknown)
 		}
@@ -272,43 +271,50 @@ func (w *Worker) tick(ctx context.Context) {
 	}
 }
 
-// heed looks for orphans when sessions come and go.
+// heed looks for orphans when sessions come and go: that is when there may be
+// any. After a look that failed, or found some, it soon looks again, and
+// otherwise now and then, because each look reads all that is running.
 func (w *Worker) heed(ctx context.Context) {
 	for {
 		changed := w.Locks.Changed()
 		w.poke()
-		w.takeOver(ctx)
+		again := time.Second
+		if w.takeOver(ctx) {
+			again = 10 * time.Second
+		}
 		select {
 		case <-changed:
+		case <-time.After(again):
 		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-// takeOver takes tasks from replicas that died.
-func (w *Worker) takeOver(ctx context.Context) {
+// takeOver takes tasks from replicas that died. It reports whether it could look
+// at all, and found none.
+func (w *Worker) takeOver(ctx context.Context) (none bool) {
 	mine := w.Locks.Session()
 	if mine == "" {
-		return
+		return false
 	}
 	sessions, err := w.Store.Sessions(ctx, mine)
-	if err != nil || len(sessions) == 0 {
-		return // claim_failed tells of a database that is away
+	if err != nil {
+		return false // claim_failed tells of a database that is away
 	}
 	dead, err := w.Locks.Dead(ctx, sessions)
 	if err != nil && ctx.Err() == nil {
 		w.Log.Debug("sessions_unclear", zap.Error(err))
 	}
 	if len(dead) == 0 {
-		return
+		return err == nil
 	}
 	orphans, err := w.Store.TakeOver(ctx, dead, w.MaxCrashes)
 	if err != nil {
 		if ctx.Err() == nil {
 			w.Log.Warn("take_over_failed", zap.Error(err))
 		}
-		return
+		return false
 	}
 	for _, o := range orphans {
 		fields := []zap.Field{zap.Int64("task_id", o.ID), zap.String("kind", o.Kind), zap.Int("attempt", o.Attempt), zap.String("lock_key", o.LockKey),
@@ -323,6 +329,7 @@ func (w *Worker) takeOver(ctx context.Context) {
 		}
 	}
 	w.poke()
+	return false
 }
 
 // reportUnknown tells, once for each, of kinds that wait for a replica that
