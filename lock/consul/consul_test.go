@@ -35,7 +35,7 @@ func config(t testing.TB, kv *testenv.KV) Config {
 	client.Address = kv.Addr
 	return Config{
 		Client: client, Prefix: kv.Prefix, Log: log,
-		CheckTTL: 2 * time.Second, Heartbeat: 300 * time.Millisecond, Margin: 300 * time.Millisecond,
+		CheckTTL: 4 * time.Second, Heartbeat: 300 * time.Millisecond, Margin: 300 * time.Millisecond,
 		SessionTTL: 10 * time.Second, Renew: time.Second,
 		LockDelay: lockDelay, Verify: 200 * time.Millisecond,
 	}

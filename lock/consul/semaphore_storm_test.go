@@ -182,7 +182,7 @@ func contend(env []string) error {
 	client.Address = env[0]
 	l, err := New(Config{
 		Client: client, Prefix: env[2], LockDelay: lockDelay,
-		CheckTTL: 3 * time.Second, Heartbeat: 300 * time.Millisecond, Margin: time.Second,
+		CheckTTL: 5 * time.Second, Heartbeat: 300 * time.Millisecond, Margin: time.Second,
 	})
 	if err != nil {
 		return err
@@ -214,11 +214,14 @@ func contendOne(ctx context.Context, l *Locker, witness string) error {
 			}
 			return nil
 		case errors.Is(err, lock.ErrFull), errors.Is(err, lock.ErrDelayed):
-			if err := s.Await(ctx, "k"); err != nil && ctx.Err() == nil {
+			if err := s.Await(ctx, "k"); err != nil && ctx.Err() == nil && !errors.Is(err, context.DeadlineExceeded) {
 				return err
 			}
 			continue
 		case errors.Is(err, lock.ErrLost):
+			continue
+		case errors.Is(err, context.DeadlineExceeded): // Consul is slow on a machine that is busy
+			fmt.Fprintln(os.Stderr, "contender tries again:", err)
 			continue
 		case err != nil:
 			return err
@@ -226,8 +229,8 @@ func contendOne(ctx context.Context, l *Locker, witness string) error {
 		if err := visit(leases[0].Context(), witness, asked); err != nil {
 			return err
 		}
-		if err := leases[0].Release(ctx); err != nil && !errors.Is(err, lock.ErrLost) {
-			return err
+		if err := leases[0].Release(ctx); err != nil && !errors.Is(err, lock.ErrLost) && !errors.Is(err, context.DeadlineExceeded) {
+			return err // what was not given back in time comes free with its session
 		}
 	}
 }
