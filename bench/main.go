@@ -23,7 +23,7 @@ const usage = `Usage:
   bench [flags]          measure everything; writes results/latest.json
   bench steady [flags]   keep one replica busy for long; writes results/steady.json
   bench profile [flags]  profile a busy replica; see what Postgres and Consul count of their work
-  bench scale [flags]    what larger setups would do, by a model that is checked against the results
+  bench scale [flags]    what larger setups would do, by a model that is checked against what was measured
   bench naive [flags]    work on tasks as the post about exclusive workers does
   bench river|floor|stamp [flags]   the other subjects; the first two commands start them
 
@@ -79,9 +79,8 @@ func profileCommand(ctx context.Context, flags *flag.FlagSet, arguments []string
 }
 
 func scaleCommand(_ context.Context, flags *flag.FlagSet, arguments []string) error {
-	results := flags.String("results", "results/latest.json", "file of results, to fit the model to and to check it against")
 	_ = flags.Parse(arguments)
-	return scale.Print(os.Stdout, *results)
+	return scale.Print(os.Stdout)
 }
 
 func naiveCommand(ctx context.Context, flags *flag.FlagSet, arguments []string) error {

@@ -18,11 +18,13 @@ import (
 type profilePlan struct {
 	Dir, Out string
 	Tasks    int
+	Replicas int
 }
 
 func (p *profilePlan) flags(flags *flag.FlagSet) {
 	flags.StringVar(&p.Dir, "dir", "/var/tmp", "folder on a disk for the servers' data")
 	flags.StringVar(&p.Out, "out", "results/onejob.pprof", "file for the profile; go tool pprof reads it")
+	flags.IntVar(&p.Replicas, "replicas", 1, "replicas that do them; the first one's profile is kept")
 	flags.IntVar(&p.Tasks, "tasks", 400_000, "tasks that are done meanwhile; Consul tells of intervals of 10 s")
 }
 
@@ -49,11 +51,14 @@ func runProfile(ctx context.Context, p profilePlan) (err error) {
 		return fmt.Errorf("%w; Debian has it in the package of the server", err)
 	}
 	profiled := subject{"profiled", onejobTable, true, func(at place) (*process, error) {
-		return startProcess("profiled", at.file("profiled.log"), g.self, "stamp", "-subject", "onejob",
-			"-dsn", at.dsn, "-consul", at.consul, "-out", at.file("stamps.json"), "-profile", out)
+		args := []string{"stamp", "-subject", "onejob", "-dsn", at.dsn, "-consul", at.consul, "-out", at.file("stamps.json")}
+		if at.number == 1 {
+			args = append(args, "-profile", out)
+		}
+		return startProcess("profiled", at.file("profiled.log"), g.self, args...)
 	}}
 	const warm = 2_000
-	o, err := g.measure(ctx, contest{name: "profiled", subject: profiled, replicas: 1, warm: warm, tasks: p.Tasks, meanwhile: func(m *meter) error {
+	o, err := g.measure(ctx, contest{name: "profiled", subject: profiled, replicas: p.Replicas, warm: warm, tasks: p.Tasks, meanwhile: func(m *meter) error {
 		return errors.Join(m.printStatements(ctx, warm+p.Tasks), m.consul.printTelemetry())
 	}}, nil)
 	if err != nil {
@@ -72,6 +77,8 @@ func (m *meter) printStatements(ctx context.Context, tasks int) error {
 SELECT CASE WHEN query ~ 'pg_advisory_xact_lock' THEN 'the turn to claim'
             WHEN query ~ 'near AS'               THEN 'claim'
             WHEN query ~ 'history AS'            THEN 'endings'
+            WHEN query ~ 'DISTINCT session'      THEN 'whose tasks run'
+            WHEN query ~ 'AND session = '        THEN 'own running tasks'
             ELSE 'all others' END AS statement,
        sum(calls)::float8, sum(total_exec_time)::float8, sum(shared_blks_hit + shared_blks_read)::float8,
        sum(shared_blks_dirtied)::float8, sum(wal_records)::float8, sum(wal_bytes)::float8

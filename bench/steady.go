@@ -1,10 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -24,6 +26,8 @@ type steadyPlan struct {
 	Waiting   int           `json:"waiting"` // rows that always wait, if there is no rate
 	Retention time.Duration `json:"retention_ns"`
 	Warm      time.Duration `json:"warm_up_ns"`
+
+	yardstick yardstick
 }
 
 func (s *steadyPlan) flags(flags *flag.FlagSet) {
@@ -52,6 +56,7 @@ type sample struct {
 	PostgresCPU  float64          `json:"postgres_cpu_percent"`
 	ConsulCPU    float64          `json:"consul_cpu_percent"`
 	ConsulWrites float64          `json:"consul_writes_per_s"`
+	YardstickMS  float64          `json:"yardstick_ms"` // what the same work took each time: the machine's own speed
 }
 
 // runSteady keeps one replica busy, and writes down how that went.
@@ -94,6 +99,7 @@ func runSteady(ctx context.Context, s steadyPlan) (err error) {
 	defer also(replica.stop)
 	m.processes = []*process{replica}
 
+	s.yardstick = newYardstick()
 	samples, err := s.watch(ctx, m)
 	if len(samples) == 0 {
 		return err
@@ -103,6 +109,9 @@ func runSteady(ctx context.Context, s steadyPlan) (err error) {
 		first, last := rateBetween(samples, 0, s.Window), rateBetween(samples, s.For-s.Window, s.For)
 		r["first_tasks_per_second"], r["last_tasks_per_second"], r["steady_ratio"] = first, last, last/first
 		fmt.Printf("first %v: %.0f tasks/s, last: %.0f tasks/s, ratio %.3f (to reach: 0.95)\n", s.Window, first, last, last/first)
+		began, ended := yardstickBetween(samples, 0, s.Window), yardstickBetween(samples, s.For-s.Window, s.For)
+		r["first_yardstick_ms"], r["last_yardstick_ms"], r["steady_ratio_by_yardstick"] = began, ended, last*ended/(first*began)
+		fmt.Printf("the same work took %.0f ms in the first, %.0f in the last; ratio of tasks for that time %.3f\n", began, ended, last*ended/(first*began))
 	}
 	return errors.Join(err, writeJSON(s.Out, r))
 }
@@ -201,6 +210,11 @@ func (s *steadyPlan) sample(ctx context.Context, m *meter, before reading, began
 	if now.ConsulMB, err = procfs.Status(m.consul.pid, "VmRSS"); err != nil {
 		return now, after, err
 	}
+	yard, err := s.yardstick.measure()
+	if err != nil {
+		return now, after, err
+	}
+	now.YardstickMS = yard.Seconds() * 1000
 	now.Bytes, now.DeadRows, err = sizes(ctx, m.front.conn)
 	return now, after, err
 }
@@ -232,21 +246,37 @@ SELECT c.relname, pg_relation_size(c.oid), coalesce(s.n_dead_tup, 0), c.relkind 
 	return bytes, dead, err
 }
 
+// between returns the samples of that time. The first of them looks back.
+func between(samples []sample, from, to time.Duration) []sample {
+	const early = 0.5 // seconds by which a sample may miss its moment
+	first, _ := slices.BinarySearchFunc(samples, from.Seconds()-early, sampleAt)
+	last, _ := slices.BinarySearchFunc(samples, to.Seconds()+early, sampleAt)
+	return samples[first:last]
+}
+
+func sampleAt(s sample, at float64) int { return cmp.Compare(s.At, at) }
+
 // rateBetween returns the tasks a second between two moments, as far as there
 // are samples of that time.
 func rateBetween(samples []sample, from, to time.Duration) float64 {
-	const early = 0.5 // seconds by which a sample may miss its moment
-	var first, last *sample
-	for i := range samples {
-		if s := &samples[i]; s.At >= from.Seconds()-early && s.At <= to.Seconds()+early {
-			if first == nil {
-				first = s
-			}
-			last = s
-		}
-	}
-	if first == last {
+	list := between(samples, from, to)
+	if len(list) < 2 {
 		return 0
 	}
+	first, last := list[0], list[len(list)-1]
 	return float64(last.Done-first.Done) / (last.At - first.At)
+}
+
+// yardstickBetween returns the mean of what the yardstick took after the first of
+// the same samples.
+func yardstickBetween(samples []sample, from, to time.Duration) float64 {
+	list := between(samples, from, to)
+	if len(list) < 2 {
+		return 0
+	}
+	sum := 0.0
+	for _, s := range list[1:] {
+		sum += s.YardstickMS
+	}
+	return sum / float64(len(list)-1)
 }

@@ -71,8 +71,9 @@ func BenchmarkSchedules(b *testing.B) {
 	}
 }
 
-// BenchmarkRunning measures what every replica asks once a second, twice, about
-// the tasks that run anywhere.
+// BenchmarkRunning measures what every replica asks about the tasks that run
+// anywhere: every 10 s whose they are, and every 5 s which are its own. What it
+// asks every second, which of its own shall be cancelled, reads none of them.
 func BenchmarkRunning(b *testing.B) {
 	for _, replicas := range []int{8, 80, 800} {
 		b.Run(fmt.Sprint(replicas), func(b *testing.B) {
@@ -86,7 +87,9 @@ SELECT 'noop', 'running', 1, nextval('onejob.fences'), now(), ('00000000-0000-00
 			for b.Loop() {
 				sessions := each(b, 50, func() error { _, err := db.Sessions(b.Context(), mine); return err })
 				cancels := each(b, 50, func() error { _, err := db.CancelRequests(b.Context(), mine); return err })
+				held := each(b, 50, func() error { _, err := db.Held(b.Context(), "00000000-0000-0000-0000-ffffffffffff"); return err })
 				b.ReportMetric(milliseconds(sessions), "ms/sessions")
+				b.ReportMetric(milliseconds(held), "ms/held")
 				b.ReportMetric(milliseconds(cancels), "ms/cancels")
 			}
 		})

@@ -1,11 +1,11 @@
 package scale
 
 import (
-	"cmp"
+	_ "embed"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
-	"os"
 	"slices"
 )
 
@@ -16,57 +16,74 @@ import (
 // less of it moves no processor time by more than a tenth.
 var requests = Costs{Replica: Cost{Request: 170}, Postgres: Cost{Request: 365}, Consul: Cost{Request: 385}, Empty: 120, Limits: 45, Disk: 300}
 
-// cpus is how many processors the bench's machine has.
+// cpus is how many processors the machines of the bench have.
 const cpus = 2
 
-// Measured is what the file of results says of a contest: medians of its rounds.
+// measuredFile is what the model is held against: rounds of "go run ." in bench, as
+// they stand in its file of results, and beside them the processor time of a task,
+// in µs, that "go run . -only onejob -concurrency N" printed on the same machine,
+// one after the other. Where the machine is not quiet, those are not comparable.
+//
+//go:embed measured.json
+var measuredFile []byte
+
+// A Bench is what one machine said.
+type Bench struct {
+	Name          string
+	Quiet         bool // the machine kept its speed meanwhile
+	Contests      map[string]Measured
+	ByConcurrency map[int]float64 // µs of processor time of a task: one replica
+}
+
+// Measured is what was measured of a contest: medians of its rounds.
 type Measured struct {
 	Rate, Replica, Postgres, Consul, Entries float64
 }
 
-// Read returns what a file of results says, by contest.
-func Read(path string) (map[string]Measured, error) {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
-	var file struct {
-		Machine struct{ Cores int }
-		Rounds  map[string][]struct {
+// Benches returns what was measured, on one machine after the other.
+func Benches() ([]Bench, error) {
+	var file []struct {
+		Name          string          `json:"name"`
+		Measured      string          `json:"measured_at"`
+		Code          string          `json:"onejob_commit"`
+		Quiet         bool            `json:"quiet"`
+		ByConcurrency map[int]float64 `json:"us_by_concurrency"`
+		Rounds        map[string][]struct {
 			Rate float64            `json:"tasks_per_second"`
 			CPU  map[string]float64 `json:"cpu_us_per_task"`
 			KV   float64            `json:"consul_writes_per_task"`
 		} `json:"rounds"`
 	}
-	if err := json.Unmarshal(text, &file); err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+	if err := json.Unmarshal(measuredFile, &file); err != nil {
+		return nil, fmt.Errorf("measured.json: %w", err)
 	}
-	if file.Machine.Cores != cpus {
-		return nil, fmt.Errorf("%s is of a machine with %d processors; the figures by hand are of one with %d", path, file.Machine.Cores, cpus)
-	}
-	all := map[string]Measured{}
-	for _, name := range []string{"onejob", "replicas3", "replicas8"} {
-		rounds := file.Rounds[name]
-		if len(rounds) == 0 {
-			return nil, fmt.Errorf("%s has no rounds of %s", path, name)
-		}
-		median := func(figure func(i int) float64) float64 {
-			list := make([]float64, len(rounds))
-			for i := range rounds {
-				list[i] = figure(i)
+	var benches []Bench
+	for _, m := range file {
+		b := Bench{fmt.Sprintf("%s, %s, at commit %s", m.Name, m.Measured[:10], m.Code), m.Quiet, map[string]Measured{}, m.ByConcurrency}
+		for _, name := range []string{"onejob", "replicas3", "replicas8"} {
+			rounds := m.Rounds[name]
+			if len(rounds) == 0 {
+				return nil, fmt.Errorf("measured.json: %s has no rounds of %s", m.Name, name)
 			}
-			slices.Sort(list)
-			return (list[len(list)/2] + list[(len(list)-1)/2]) / 2
+			median := func(figure func(i int) float64) float64 {
+				list := make([]float64, len(rounds))
+				for i := range rounds {
+					list[i] = figure(i)
+				}
+				slices.Sort(list)
+				return (list[len(list)/2] + list[(len(list)-1)/2]) / 2
+			}
+			b.Contests[name] = Measured{
+				Rate:     median(func(i int) float64 { return rounds[i].Rate }),
+				Replica:  median(func(i int) float64 { return rounds[i].CPU["subject"] }),
+				Postgres: median(func(i int) float64 { return rounds[i].CPU["postgres"] }),
+				Consul:   median(func(i int) float64 { return rounds[i].CPU["consul"] }),
+				Entries:  median(func(i int) float64 { return rounds[i].KV }),
+			}
 		}
-		all[name] = Measured{
-			Rate:     median(func(i int) float64 { return rounds[i].Rate }),
-			Replica:  median(func(i int) float64 { return rounds[i].CPU["subject"] }),
-			Postgres: median(func(i int) float64 { return rounds[i].CPU["postgres"] }),
-			Consul:   median(func(i int) float64 { return rounds[i].CPU["consul"] }),
-			Entries:  median(func(i int) float64 { return rounds[i].KV }),
-		}
+		benches = append(benches, b)
 	}
-	return all, nil
+	return benches, nil
 }
 
 // A Fitted model agrees with the bench in a few figures.
@@ -85,7 +102,8 @@ type Fitted struct {
 // Fit makes it agree with one replica that works on 2,000 tasks at once (what items
 // cost with the processor time of each process, Machine with the rate) and with one
 // that works on 128, whose groups are small: Alone.
-func Fit(one Measured) Fitted {
+func Fit(b Bench) Fitted {
+	one := b.Contests["onejob"]
 	f := Fitted{requests, cpus, 1}
 	for range 12 {
 		f.Replica.Request, f.Postgres.Request, f.Consul.Request = f.Alone*requests.Replica.Request, f.Alone*requests.Postgres.Request, f.Alone*requests.Consul.Request
@@ -94,7 +112,7 @@ func Fit(one Measured) Fitted {
 		f.Postgres.Item = max(0, f.Postgres.Item+(one.Postgres-r.Postgres)/2)
 		f.Consul.Item = max(0, f.Consul.Item+(one.Consul-r.Consul)/2)
 		f.Machine = min(cpus, f.Machine*one.Rate/r.Rate)
-		f.Alone *= math.Sqrt(byHand[128] / f.bench(1, 128).All())
+		f.Alone *= math.Sqrt(b.ByConcurrency[128] / f.bench(1, 128).All())
 	}
 	return f
 }
@@ -121,17 +139,13 @@ const (
 	entries      = "Raft entries/task"
 )
 
-// byHand are figures that are not in the file of results: µs of processor time a
-// task, by "go run . -only onejob -concurrency N" in bench, noted in one sitting.
-var byHand = map[int]float64{128: 186, 256: 150, 512: 116, 4000: 96}
-
 // Check returns all points.
-func (f Fitted) Check(measured map[string]Measured) (points []Point) {
+func (f Fitted) Check(b Bench) (points []Point) {
 	for _, s := range []struct {
 		name     string
 		replicas int
 	}{{"onejob", 1}, {"replicas3", 3}, {"replicas8", 8}} {
-		m, r := measured[s.name], f.bench(s.replicas, 2_000)
+		m, r := b.Contests[s.name], f.bench(s.replicas, 2_000)
 		setup, fitted := fmt.Sprintf("%d x 2,000", s.replicas), s.replicas == 1
 		points = append(points,
 			Point{setup, "us/task, replicas", fitted, m.Replica, r.Replica},
@@ -141,9 +155,9 @@ func (f Fitted) Check(measured map[string]Measured) (points []Point) {
 			Point{setup, rate, fitted, m.Rate, r.Rate},
 			Point{setup, entries, false, m.Entries, r.Entries})
 	}
-	for n, all := range byHand {
+	for _, n := range slices.Sorted(maps.Keys(b.ByConcurrency)) {
+		all := b.ByConcurrency[n]
 		points = append(points, Point{fmt.Sprintf("1 x %5d", n), allProcesses, n == 128, all, f.bench(1, n).All()})
 	}
-	slices.SortStableFunc(points[18:], func(a, b Point) int { return cmp.Compare(a.Setup, b.Setup) })
 	return points
 }

@@ -46,7 +46,7 @@ const (
 // What the benchmarks of this package measured, on 2 processors.
 const (
 	sessionsRow  = 0.46e-6 // s of Postgres for each running row: what sessions hold tasks (BenchmarkRunning)
-	cancelsRow   = 0.10e-6 // the same: which of mine shall be cancelled; and which are mine, every 5 s
+	heldRow      = 0.10e-6 // the same: which of them are mine
 	dueTime      = 0.5e-3  // s, to make one due time (BenchmarkSchedules)
 	scheduleRow  = 0.22e-6 // s, for each schedule that a leader looks at
 	insertsLimit = 3_400.0 // single INSERTs a second that notify, of 8 clients (BenchmarkInserts)
@@ -55,6 +55,8 @@ const (
 	rest         = 50e-3   // s, between two deletions: worker
 	tombstone    = 1_500.0 // bytes of Consul's memory for a key that was locked and deleted (BenchmarkTombstones)
 	tombstoneTTL = 15 * 60 // s, Consul
+	reapEvery    = 30.0    // s, Consul, rounded up for each tombstone
+	reapOne      = 2.5e-6  // s in which no lock is granted, for each tombstone there is: docs/performance.md, half an hour
 	kept         = 6.0     // connections to its agent that a replica keeps, limits apart (BenchmarkFullLimits)
 	semaphore    = 250.0   // slots of one limit that are granted in a second: docs/decisions/limits.md
 )
@@ -68,8 +70,8 @@ type Demand struct {
 // demands are what grows with something else than the processor time of tasks.
 var demands = []Demand{
 	{"Postgres: max_connections", func(l Load) float64 { return l.Replicas * poolAndListen / maxConnections }},
-	{"Postgres: looks at running rows, 8 cores", func(l Load) float64 { // each replica's at all rows, once a second
-		return l.Replicas * (sessionsRow + 1.2*cancelsRow) * l.Replicas * l.Concurrency / postgresCores
+	{"Postgres: looks at running rows, 8 cores", func(l Load) float64 { // each replica's at all rows, every 10 and 5 s
+		return l.Replicas * (sessionsRow/10 + heldRow/5) * l.Replicas * l.Concurrency / postgresCores
 	}},
 	{"Postgres: INSERTs that notify", func(l Load) float64 { return l.Rate / insertsLimit }},
 	{"Postgres: disk for 7 days, 1 TB", func(l Load) float64 { return l.Rate * retention * finishedRow / postgresDisk }},
@@ -77,6 +79,7 @@ var demands = []Demand{
 	{"leader: a minute's due times in a minute", func(l Load) float64 { return l.Schedules * dueTime / onTime }},
 	{"leader: looking at schedules", func(l Load) float64 { return l.Schedules * scheduleRow }},
 	{"Consul: tombstones, 16 GB", func(l Load) float64 { return l.Rate * tombstoneTTL * tombstone / consulMemory }},
+	{"Consul: removing tombstones", func(l Load) float64 { return l.Rate * (tombstoneTTL + reapEvery) * reapOne / reapEvery }},
 	{"agent: connections of one address", func(l Load) float64 { return (kept + l.Limits) / agentConns }},
 	{"Consul: slots of one limit that change hands", func(l Load) float64 { return l.Slots / semaphore }}, // each once a second
 }

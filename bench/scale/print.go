@@ -6,29 +6,32 @@ import (
 	"text/tabwriter"
 )
 
-// Print checks the model against a file of results, and tells what it says of
-// sizes that nobody has measured.
-func Print(out io.Writer, path string) error {
-	measured, err := Read(path)
+// Print checks the model against what was measured, and tells what it says of
+// sizes that nobody has measured: fitted to the first machine.
+func Print(out io.Writer) error {
+	benches, err := Benches()
 	if err != nil {
 		return err
 	}
-	f := Fit(measured["onejob"])
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	line := func(format string, a ...any) { fmt.Fprintf(w, format+"\n", a...) }
 
-	line("The model against what was measured (%s, and by hand):\n", path)
-	line("replicas x concurrency\tfigure\tmeasured\tmodel\tdeviation")
-	for _, p := range f.Check(measured) {
-		deviation := fmt.Sprintf("%+.0f %%", 100*p.Deviation())
-		if p.Fitted {
-			deviation = "fitted"
+	for _, b := range benches {
+		f := Fit(b)
+		line("The model against what was measured on %s:\n", b.Name)
+		line("replicas x concurrency\tfigure\tmeasured\tmodel\tdeviation")
+		for _, p := range f.Check(b) {
+			deviation := fmt.Sprintf("%+.0f %%", 100*p.Deviation())
+			if p.Fitted {
+				deviation = "fitted"
+			}
+			line("%s\t%s\t%.4g\t%.4g\t%s", p.Setup, p.Figure, p.Measured, p.Model, deviation)
 		}
-		line("%s\t%s\t%.4g\t%.4g\t%s", p.Setup, p.Figure, p.Measured, p.Model, deviation)
+		line("\nµs of a request and of an item in it: replica %.0f + %.1f, Postgres %.0f + %.1f, Consul %.0f + %.1f; %.2f of the 2 processors in use\n",
+			f.Replica.Request, f.Replica.Item, f.Postgres.Request, f.Postgres.Item, f.Consul.Request, f.Consul.Item, f.Machine)
 	}
-	line("\nµs of a request and of an item in it: replica %.0f + %.1f, Postgres %.0f + %.1f, Consul %.0f + %.1f; %.2f of the 2 processors in use\n",
-		f.Replica.Request, f.Replica.Item, f.Postgres.Request, f.Postgres.Item, f.Consul.Request, f.Consul.Item, f.Machine)
 
+	f := Fit(benches[0])
 	line("On machines of their own (%s), as many tasks as they do:\n", assumed)
 	line("replicas\tconcurrency\ttasks/s\tin a claim\tin an ending\tin a transaction\tbusy: claims' turn\tConsul's applying\tPostgres\tConsul\treplica\tlongest wait for the turn, ms")
 	for _, s := range [][2]int{{1, 32}, {1, 256}, {1, 2000}, {8, 32}, {8, 256}, {8, 2000}, {80, 32}, {80, 256}, {800, 32}} {
