@@ -1,6 +1,7 @@
 package testenv
 
 import (
+	"cmp"
 	"context"
 	"testing"
 
@@ -43,9 +44,8 @@ func Consul(t testing.TB) *KV {
 // unless config has Extra settings of its own.
 func OwnConsul(t testing.TB, config servers.ConsulConfig) (*servers.Consul, *KV) {
 	t.Helper()
-	if config.Extra == "" {
-		config.Extra = consulExtra
-	}
+	config.Extra = cmp.Or(config.Extra, consulExtra)
+	config.Dir = cmp.Or(config.Dir, memory())
 	server, err := servers.StartConsul(t.Context(), config)
 	if err != nil {
 		t.Fatalf("testenv: %v", err)

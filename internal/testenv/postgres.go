@@ -11,7 +11,7 @@ import (
 	"onejob/internal/servers"
 )
 
-const cleanupTimeout = 15 * time.Second
+const cleanupTimeout = time.Minute
 
 // DB is an empty database that belongs to one test.
 type DB struct {
@@ -30,7 +30,7 @@ func Postgres(t testing.TB) *DB {
 // a database on it. Both are gone when the test ends.
 func OwnPostgres(t testing.TB) (*servers.Postgres, *DB) {
 	t.Helper()
-	server, err := servers.StartPostgres(t.Context(), servers.PostgresConfig{})
+	server, err := servers.StartPostgres(t.Context(), servers.PostgresConfig{Dir: memory()})
 	if err != nil {
 		t.Fatalf("testenv: %v", err)
 	}

@@ -1,6 +1,7 @@
 package testenv
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/http"
@@ -11,7 +12,7 @@ import (
 )
 
 var sharedRabbitMQ = &shared[*servers.RabbitMQ]{start: func() (*servers.RabbitMQ, error) {
-	return servers.StartRabbitMQ(context.Background(), servers.RabbitMQConfig{})
+	return servers.StartRabbitMQ(context.Background(), servers.RabbitMQConfig{Dir: memory()})
 }}
 
 // Vhost is a virtual host of RabbitMQ that belongs to one test.
@@ -40,6 +41,7 @@ func RabbitMQ(t testing.TB) *Vhost {
 // virtual host. It is gone when the test ends.
 func OwnRabbitMQ(t testing.TB, config servers.RabbitMQConfig) (*servers.RabbitMQ, *Vhost) {
 	t.Helper()
+	config.Dir = cmp.Or(config.Dir, memory())
 	server, err := servers.StartRabbitMQ(t.Context(), config)
 	if err != nil {
 		t.Fatalf("testenv: %v", err)

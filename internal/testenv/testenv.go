@@ -25,6 +25,7 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"onejob/internal/servers"
 )
@@ -33,12 +34,13 @@ import (
 var (
 	sharedPostgres = &shared[*servers.Postgres]{start: func() (*servers.Postgres, error) {
 		return servers.StartPostgres(context.Background(), servers.PostgresConfig{
+			Dir: memory(),
 			// Many tests at once have a pool each.
 			Settings: map[string]string{"max_connections": "300"},
 		})
 	}}
 	sharedConsul = &shared[*servers.Consul]{start: func() (*servers.Consul, error) {
-		return servers.StartConsul(context.Background(), servers.ConsulConfig{Extra: consulExtra})
+		return servers.StartConsul(context.Background(), servers.ConsulConfig{Dir: memory(), Extra: consulExtra})
 	}}
 )
 
@@ -103,6 +105,19 @@ func (s *shared[S]) close() error {
 
 // random returns a word that no other test has.
 func random() string { return strings.ToLower(rand.Text()[:12]) }
+
+// memory returns a folder that lies in memory, where there is room for servers, or
+// "" for the usual one. What the tests stop and kill are processes, never the
+// machine, so nothing is lost there that a disk would keep; and a disk that others
+// use too makes a server silent for seconds, which is a fault of its own.
+func memory() string {
+	const shm, room = "/dev/shm", 4 << 30
+	var fs unix.Statfs_t
+	if err := unix.Statfs(shm, &fs); err != nil || fs.Type != unix.TMPFS_MAGIC || fs.Bavail*uint64(fs.Bsize) < room {
+		return ""
+	}
+	return shm
+}
 
 // closeAtEnd closes a server of one test when the test ends.
 func closeAtEnd(t testing.TB, server interface{ Close() error }) {
