@@ -28,6 +28,7 @@ type steadyPlan struct {
 	Warm      time.Duration `json:"warm_up_ns"`
 
 	yardstick yardstick
+	pauses    pauses
 }
 
 func (s *steadyPlan) flags(flags *flag.FlagSet) {
@@ -57,6 +58,13 @@ type sample struct {
 	ConsulCPU    float64          `json:"consul_cpu_percent"`
 	ConsulWrites float64          `json:"consul_writes_per_s"`
 	YardstickMS  float64          `json:"yardstick_ms"` // what the same work took each time: the machine's own speed
+
+	// All from the start on.
+	Removals     int     `json:"consul_tombstone_removals"`
+	RemovingS    float64 `json:"consul_tombstone_removal_s"` // for so long they stopped Consul's state machine
+	LongestS     float64 `json:"consul_tombstone_removal_longest_s"`
+	SessionsLost int     `json:"sessions_lost"`
+	LeasesLost   int     `json:"leases_lost"` // by attempts at a task
 }
 
 // runSteady keeps one replica busy, and writes down how that went.
@@ -99,7 +107,7 @@ func runSteady(ctx context.Context, s steadyPlan) (err error) {
 	defer also(replica.stop)
 	m.processes = []*process{replica}
 
-	s.yardstick = newYardstick()
+	s.yardstick, s.pauses = newYardstick(), pauses{consul: m.consul, log: replica.log}
 	samples, err := s.watch(ctx, m)
 	if len(samples) == 0 {
 		return err
@@ -146,9 +154,15 @@ func (s *steadyPlan) phase(ctx context.Context, feeder *pgx.Conn, m *meter, leng
 		return nil, err
 	}
 	samples := []sample{{Queued: m.front.last - m.front.at}}
+	var followed time.Time
 	for next := s.Every; ; {
 		if err := m.front.look(ctx); err != nil {
 			return samples, err
+		}
+		if time.Since(followed) >= metricsEvery {
+			if followed, err = time.Now(), s.pauses.follow(); err != nil {
+				return samples, err
+			}
 		}
 		if err := m.processes[0].alive(); err != nil {
 			return samples, err
@@ -161,8 +175,8 @@ func (s *steadyPlan) phase(ctx context.Context, feeder *pgx.Conn, m *meter, leng
 			}
 			samples, before = append(samples, now), after
 			if next += s.Every; length == s.For {
-				say("%5.0f s: %6.0f tasks/s, %7d queued, replica %.0f MB, Consul %.0f MB, tables %d MB",
-					now.At, now.Rate, now.Queued, now.ReplicaMB, now.ConsulMB, now.Bytes["all"]>>20)
+				say("%5.0f s: %6.0f tasks/s, %7d queued, replica %.0f MB, Consul %.0f MB, tables %d MB; tombstones removed %d times in %.1f s, %d leases lost",
+					now.At, now.Rate, now.Queued, now.ReplicaMB, now.ConsulMB, now.Bytes["all"]>>20, now.Removals, now.RemovingS, now.LeasesLost)
 			}
 		}
 		if elapsed >= length {
@@ -215,6 +229,11 @@ func (s *steadyPlan) sample(ctx context.Context, m *meter, before reading, began
 		return now, after, err
 	}
 	now.YardstickMS = yard.Seconds() * 1000
+	if err := s.pauses.count(); err != nil {
+		return now, after, err
+	}
+	now.Removals, now.RemovingS, now.LongestS = s.pauses.removals, s.pauses.removing.Seconds(), s.pauses.longest.Seconds()
+	now.SessionsLost, now.LeasesLost = s.pauses.sessionsLost, s.pauses.leasesLost
 	now.Bytes, now.DeadRows, err = sizes(ctx, m.front.conn)
 	return now, after, err
 }

@@ -1,0 +1,69 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+)
+
+// pauses adds up what keeps a replica from its locks, and what that costs it.
+type pauses struct {
+	consul  *consul
+	counted string // the interval of Consul's metrics that was added last
+
+	removals int           // how often Consul removed tombstones
+	removing time.Duration // for so long its state machine did nothing else
+	longest  time.Duration
+
+	log          string // of the replica
+	read         int64  // so much of it
+	sessionsLost int
+	leasesLost   int
+}
+
+// metricsEvery is more often than Consul's metrics begin a new interval, which
+// they do every 10 s: of each only the last complete one can be read.
+const metricsEvery = 3 * time.Second
+
+// follow adds what Consul has measured since it was called last, provided that
+// this was no longer than metricsEvery ago.
+func (p *pauses) follow() error {
+	metrics, err := p.consul.Client().Agent().Metrics()
+	if err != nil {
+		return fmt.Errorf("metrics of Consul: %w", err)
+	}
+	if metrics.Timestamp == p.counted {
+		return nil
+	}
+	p.counted = metrics.Timestamp
+	const milliseconds = float64(time.Millisecond)
+	for _, s := range metrics.Samples {
+		if strings.HasSuffix(s.Name, ".fsm.tombstone") {
+			p.removals += s.Count
+			p.removing += time.Duration(s.Sum * milliseconds)
+			p.longest = max(p.longest, time.Duration(s.Max*milliseconds))
+		}
+	}
+	return nil
+}
+
+// count adds what the replica has written to its log since it was called last.
+func (p *pauses) count() error {
+	file, err := os.Open(p.log)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	text, err := io.ReadAll(io.NewSectionReader(file, p.read, 1<<40))
+	if err != nil {
+		return err
+	}
+	whole := text[:bytes.LastIndexByte(text, '\n')+1] // the last line may not be written to its end
+	p.read += int64(len(whole))
+	p.sessionsLost += bytes.Count(whole, []byte("session_lost"))
+	p.leasesLost += bytes.Count(whole, []byte("task_lease_lost"))
+	return nil
+}
