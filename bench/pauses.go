@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"fmt"
 	"io"
 	"os"
 	"strings"
@@ -13,6 +12,7 @@ import (
 type pauses struct {
 	consul  *consul
 	counted string // the interval of Consul's metrics that was added last
+	unread  int    // how often they could not be had
 
 	removals int           // how often Consul removed tombstones
 	removing time.Duration // for so long its state machine did nothing else
@@ -29,14 +29,16 @@ type pauses struct {
 const metricsEvery = 3 * time.Second
 
 // follow adds what Consul has measured since it was called last, provided that
-// this was no longer than metricsEvery ago.
-func (p *pauses) follow() error {
+// this was no longer than metricsEvery ago. Consul fails to print an interval in
+// which one of its values was no number, as in its first seconds.
+func (p *pauses) follow() {
 	metrics, err := p.consul.Client().Agent().Metrics()
 	if err != nil {
-		return fmt.Errorf("metrics of Consul: %w", err)
+		p.unread++
+		return
 	}
 	if metrics.Timestamp == p.counted {
-		return nil
+		return
 	}
 	p.counted = metrics.Timestamp
 	const milliseconds = float64(time.Millisecond)
@@ -47,7 +49,6 @@ func (p *pauses) follow() error {
 			p.longest = max(p.longest, time.Duration(s.Max*milliseconds))
 		}
 	}
-	return nil
 }
 
 // count adds what the replica has written to its log since it was called last.

@@ -22,8 +22,9 @@ type steadyPlan struct {
 	For       time.Duration `json:"for_ns"`
 	Window    time.Duration `json:"window_ns"` // at the beginning and at the end, which are compared
 	Every     time.Duration `json:"every_ns"`
-	Rate      float64       `json:"rate"`    // tasks a second; 0 keeps Waiting rows waiting
-	Waiting   int           `json:"waiting"` // rows that always wait, if there is no rate
+	Rate      float64       `json:"rate"`      // tasks a second; 0 keeps Waiting rows waiting
+	Waiting   int           `json:"waiting"`   // rows that always wait, if there is no rate
+	LockKeys  int           `json:"lock_keys"` // that the tasks use in turn; 0: none, each is its own
 	Retention time.Duration `json:"retention_ns"`
 	Warm      time.Duration `json:"warm_up_ns"`
 
@@ -39,6 +40,7 @@ func (s *steadyPlan) flags(flags *flag.FlagSet) {
 	flags.DurationVar(&s.Every, "every", 10*time.Second, "time between looks")
 	flags.Float64Var(&s.Rate, "rate", 0, "tasks enqueued a second; 0: as many as the replica does")
 	flags.IntVar(&s.Waiting, "waiting", 20_000, "tasks that always wait when there is no rate")
+	flags.IntVar(&s.LockKeys, "lock-keys", 0, "how many lock_keys the tasks have in turn; 0: they have none")
 	flags.DurationVar(&s.Retention, "retention", time.Minute, "how long finished tasks are kept")
 	flags.DurationVar(&s.Warm, "warm", 0, "how long to run before the beginning")
 }
@@ -60,6 +62,7 @@ type sample struct {
 	YardstickMS  float64          `json:"yardstick_ms"` // what the same work took each time: the machine's own speed
 
 	// All from the start on.
+	Unread       int     `json:"consul_metrics_unread"` // times that they could not be had
 	Removals     int     `json:"consul_tombstone_removals"`
 	RemovingS    float64 `json:"consul_tombstone_removal_s"` // for so long they stopped Consul's state machine
 	LongestS     float64 `json:"consul_tombstone_removal_longest_s"`
@@ -71,6 +74,9 @@ type sample struct {
 func runSteady(ctx context.Context, s steadyPlan) (err error) {
 	if s.For < 2*s.Window {
 		return fmt.Errorf("-for %v is shorter than twice -window %v", s.For, s.Window)
+	}
+	if s.LockKeys < 0 || s.LockKeys > 0 && s.LockKeys < s.Waiting {
+		return fmt.Errorf("-lock-keys %d is fewer than -waiting %d: tasks would wait for each other", s.LockKeys, s.Waiting)
 	}
 	also := func(f func() error) { err = errors.Join(err, f()) }
 	say("building onejob, starting Postgres and Consul")
@@ -160,9 +166,8 @@ func (s *steadyPlan) phase(ctx context.Context, feeder *pgx.Conn, m *meter, leng
 			return samples, err
 		}
 		if time.Since(followed) >= metricsEvery {
-			if followed, err = time.Now(), s.pauses.follow(); err != nil {
-				return samples, err
-			}
+			s.pauses.follow()
+			followed = time.Now()
 		}
 		if err := m.processes[0].alive(); err != nil {
 			return samples, err
@@ -199,7 +204,16 @@ func (s *steadyPlan) phase(ctx context.Context, feeder *pgx.Conn, m *meter, leng
 }
 
 func (s *steadyPlan) feed(ctx context.Context, feeder *pgx.Conn, f *front, n int) error {
-	if _, err := feeder.Exec(ctx, f.jobs.enqueue, n); err != nil {
+	var err error
+	if s.LockKeys == 0 {
+		_, err = feeder.Exec(ctx, f.jobs.enqueue, n)
+	} else {
+		_, err = feeder.Exec(ctx, `
+INSERT INTO onejob.tasks (kind, lock_key)
+SELECT 'noop', 'key-' || (($2::bigint + i) % $3)
+  FROM generate_series(1, $1) AS i`, n, f.last, s.LockKeys)
+	}
+	if err != nil {
 		return fmt.Errorf("enqueue: %w", err)
 	}
 	f.last += int64(n)
@@ -232,7 +246,8 @@ func (s *steadyPlan) sample(ctx context.Context, m *meter, before reading, began
 	if err := s.pauses.count(); err != nil {
 		return now, after, err
 	}
-	now.Removals, now.RemovingS, now.LongestS = s.pauses.removals, s.pauses.removing.Seconds(), s.pauses.longest.Seconds()
+	now.Unread, now.Removals = s.pauses.unread, s.pauses.removals
+	now.RemovingS, now.LongestS = s.pauses.removing.Seconds(), s.pauses.longest.Seconds()
 	now.SessionsLost, now.LeasesLost = s.pauses.sessionsLost, s.pauses.leasesLost
 	now.Bytes, now.DeadRows, err = sizes(ctx, m.front.conn)
 	return now, after, err

@@ -43,13 +43,19 @@ func TestYardstickBetween(t *testing.T) {
 
 // A short steady run with a rate and one without, on real servers.
 func TestSteady(t *testing.T) {
-	for name, rate := range map[string]float64{"as fast as it can": 0, "at a rate": 500} {
+	for name, c := range map[string]struct {
+		rate     float64
+		lockKeys int
+	}{
+		"as fast as it can": {}, "at a rate": {rate: 500}, "with lock keys": {lockKeys: 5_000},
+	} {
 		t.Run(name, func(t *testing.T) {
+			rate := c.rate
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()
 			var s steadyPlan
 			s.flags(flag.NewFlagSet("", flag.ContinueOnError))
-			s.Out, s.Rate = filepath.Join(t.TempDir(), "steady.json"), rate
+			s.Out, s.Rate, s.LockKeys = filepath.Join(t.TempDir(), "steady.json"), rate, c.lockKeys
 			s.For, s.Window, s.Every, s.Waiting, s.Retention = 4*time.Second, 2*time.Second, time.Second, 2_000, time.Second
 			if err := runSteady(ctx, s); err != nil {
 				t.Fatal(err)
