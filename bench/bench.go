@@ -39,7 +39,7 @@ func (p *plan) flags(flags *flag.FlagSet) {
 	flags.IntVar(&onejobConcurrency, "concurrency", onejobConcurrency, "worker.concurrency of onejob")
 	flags.IntVar(&p.Rounds, "rounds", 5, "how often everything is measured")
 	flags.IntVar(&p.Warm, "warm", 2_000, "tasks that warm a subject up, uncounted")
-	flags.IntVar(&p.Tasks, "tasks", 40_000, "tasks that are counted in a round")
+	flags.IntVar(&p.Tasks, "tasks", 120_000, "tasks that are counted in a round")
 	flags.IntVar(&p.NaiveTasks, "naive-tasks", 3_000, "the same for the naive way")
 	flags.IntVar(&p.Shallow, "shallow", 10_000, "waiting rows that many are compared with")
 	flags.IntVar(&p.Deep, "deep", 1_000_000, "many waiting rows")
