@@ -1,7 +1,6 @@
 package store
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,166 +10,28 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"onejob/tasks"
 )
 
-// lanesSQL begins a statement with the lanes that have waiting rows: one probe of
-// tasks_pending for each (a loose index scan).
-const lanesSQL = `
-WITH RECURSIVE lanes AS (
-    (SELECT queue, priority, kind, lock_key IS NULL AS keyless
-       FROM onejob.tasks
-      WHERE status = 'pending'
-        AND limit_name IS NULL
-      ORDER BY queue, priority, kind, (lock_key IS NULL)
-      LIMIT 1)
- UNION ALL
-    SELECT next.*
-      FROM lanes l
-     CROSS JOIN LATERAL (
-           SELECT queue, priority, kind, lock_key IS NULL
-             FROM onejob.tasks
-            WHERE status = 'pending'
-              AND limit_name IS NULL
-              AND (queue, priority, kind, (lock_key IS NULL)) > (l.queue, l.priority, l.kind, l.keyless)
-            ORDER BY queue, priority, kind, (lock_key IS NULL)
-            LIMIT 1) next
-)`
-
-// Every lane shows its first due rows, @near of them. Of those that share a
-// lock_key only the first can be claimed, and none if the key is busy; where such
-// rows fill what a lane shows, the lane is asked for the first row of each key
-// instead. Then the best of all lanes are locked, one after the other, until
-// there are enough. What others have locked is skipped: that is why a lane shows
-// more rows than are wanted.
+// A claim has three steps, sent to Postgres together and answered in one round
+// trip:
 //
-// A lock_key is reserved before a row with it is taken, see
-// onejob.reserve_lock_key. A row without one shares its key, its id, only with a
-// lock_key that happens to be the same number; if it becomes busy just now, or
-// both are picked, the unique index on running lock keys refuses, and Claim asks
-// again for fewer, with a new snapshot.
+//	choose  lock the most urgent rows that can be had       \ one transaction,
+//	take    make them running, under new fences             / which commits here
+//	read    their payloads
 //
-// now() is when the transaction began, which is before the snapshot: a holder of
-// the same lock key may have finished in between. So an attempt starts at
-// clock_timestamp(), after its row was locked and its key was seen free.
-//
-// The subqueries with LIMIT 1, where NOT EXISTS would do, keep the planner from
-// a join: it would read all that is running, or by a bad guess the whole table.
-// And the CASE hides from it that tasks_pending could find a row by its id, which
-// looks right only while the table is empty. See docs/decisions/claim.md.
-const claimSQL = lanesSQL + `, near AS (
-    SELECT l.*, t.*
-      FROM lanes l
-     CROSS JOIN LATERAL (
-           SELECT id, run_at, lock_key
-             FROM onejob.tasks
-            WHERE status   = 'pending'
-              AND limit_name IS NULL
-              AND queue    = l.queue
-              AND priority = l.priority
-              AND kind     = l.kind
-              AND (lock_key IS NULL) = l.keyless
-              AND run_at  <= now()
-            ORDER BY run_at, id
-            LIMIT @near) t
-     WHERE l.kind = ANY (@kinds)
-       AND (cardinality(@queues::text[]) = 0 OR l.queue = ANY (@queues))
-), heads AS (
-    SELECT *
-      FROM (SELECT DISTINCT ON (lock_key) id, priority, run_at, lock_key
-              FROM near
-             WHERE NOT keyless
-             ORDER BY lock_key, priority DESC, run_at, id) h
-     WHERE (SELECT true FROM onejob.tasks r
-             WHERE r.status = 'running' AND coalesce(r.lock_key, r.id::text) = h.lock_key LIMIT 1) IS NULL
-), clogged AS (
-    SELECT queue, priority, kind
-      FROM near
-     WHERE NOT keyless
-       AND (SELECT count(*) FROM heads) < @max
-     GROUP BY queue, priority, kind
-    HAVING count(*) = @near
-), keys AS (
-    SELECT c.*, ''::text AS lock_key, NULL::timestamptz AS run_at, NULL::bigint AS id, 0 AS place
-      FROM clogged c
- UNION ALL
-    SELECT k.queue, k.priority, k.kind, next.*, k.place + 1
-      FROM keys k
-     CROSS JOIN LATERAL (
-           SELECT lock_key, run_at, id
-             FROM onejob.tasks
-            WHERE status   = 'pending'
-              AND limit_name IS NULL
-              AND queue    = k.queue
-              AND priority = k.priority
-              AND kind     = k.kind
-              AND lock_key > k.lock_key
-            ORDER BY lock_key, run_at, id
-            LIMIT 1) next
-     WHERE k.place < 500
-), candidates AS (
-    SELECT id, priority, run_at
-      FROM near
-     WHERE keyless
- UNION ALL
-    SELECT id, priority, run_at
-      FROM (SELECT DISTINCT ON (lock_key) id, priority, run_at
-              FROM (SELECT id, priority, run_at, lock_key
-                      FROM heads
-                 UNION ALL
-                    SELECT id, priority, run_at, lock_key
-                      FROM keys
-                     WHERE run_at <= now()) both_ways
-             ORDER BY lock_key, priority DESC, run_at, id) one_a_key
-), picked AS (
-    SELECT t.id
-      FROM (SELECT * FROM candidates ORDER BY priority DESC, run_at, id) c
-     CROSS JOIN LATERAL (
-           SELECT id
-             FROM onejob.tasks p
-            WHERE id = c.id
-              AND CASE WHEN status <> 'pending' OR run_at > now() THEN false
-                       WHEN lock_key IS NOT NULL THEN onejob.reserve_lock_key(lock_key)
-                       ELSE (SELECT true FROM onejob.tasks r
-                              WHERE r.status = 'running' AND coalesce(r.lock_key, r.id::text) = p.id::text LIMIT 1) IS NULL END
-              FOR UPDATE SKIP LOCKED) t
-     LIMIT @max
-)` + takeSQL
+// Nothing that a user wrote is converted or sent before the commit: the answers
+// to choose and take are some tens of bytes a row. So no row can make a claim
+// fail, and a client that is frozen or cut off while it receives payloads holds no
+// lock, no turn and no transaction that others wait for.
 
-// takeSQL ends a statement that has picked rows: they become this session's own.
-const takeSQL = `
-UPDATE onejob.tasks t
-   SET status     = 'running',
-       attempt    = t.attempt + 1,
-       fence      = nextval('onejob.fences'),
-       session    = @session,
-       replica    = @replica,
-       started_at = clock_timestamp()
- WHERE t.id = ANY (ARRAY(SELECT id FROM picked))
-RETURNING t.id, t.kind, t.payload, t.queue, t.priority, coalesce(t.lock_key, t.id::text), t.attempt, t.max_attempts,
-          t.crashes, coalesce((extract(epoch FROM t.timeout) * 1000000)::bigint, 0), t.fence, t.run_at, t.created_at`
+// beginSQL fixes the isolation level: under any other, a claim would see the rows
+// as they were before it had its turn.
+const beginSQL = `BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE`
 
-// Rows with a limit are claimed under a slot of that limit, few at a time.
-const claimLimitedSQL = `
-WITH picked AS (
-    SELECT id
-      FROM onejob.tasks p
-     WHERE status     = 'pending'
-       AND limit_name = @limit
-       AND run_at    <= now()
-       AND kind       = ANY (@kinds)
-       AND (cardinality(@queues::text[]) = 0 OR queue = ANY (@queues))
-       AND CASE WHEN lock_key IS NOT NULL THEN onejob.reserve_lock_key(lock_key)
-                ELSE (SELECT true FROM onejob.tasks r
-                       WHERE r.status = 'running' AND coalesce(r.lock_key, r.id::text) = p.id::text LIMIT 1) IS NULL END
-     ORDER BY priority DESC, run_at, id
-     LIMIT @max
-       FOR UPDATE SKIP LOCKED
-)` + takeSQL
-
-// turnSQL comes before claimSQL in its transaction, and lets those who claim from
-// the same queues do it one after the other.
+// turnSQL lets those who claim from the same queues do it one after the other.
 //
 // It is for speed alone. Side by side, each would lock rows that another has
 // claimed since its snapshot was taken, to no avail, and keep them locked from
@@ -179,7 +40,23 @@ WITH picked AS (
 const turnSQL = `
 SELECT ` + settings + `,
        set_config('lock_timeout', $1, true),
-       pg_advisory_xact_lock(hashtextextended($2, 20180914))`
+       pg_advisory_xact_lock(hashtextextended($2, 20180914::bigint))`
+
+// takeSQL makes the chosen rows this session's own.
+const takeSQL = `
+UPDATE onejob.tasks
+   SET status     = 'running',
+       attempt    = least(attempt + 1, 1000000),
+       fence      = nextval('onejob.fences'::regclass),
+       session    = @session,
+       replica    = @replica,
+       started_at = clock_timestamp()
+ WHERE id = ANY (current_setting('onejob.claimed')::bigint[])
+RETURNING id, fence, pg_column_size(payload)`
+
+// forgetSQL leaves the connection as it was: somebody else may be next, behind a
+// pooler.
+const forgetSQL = `SELECT set_config('onejob.claimed', '', false)`
 
 // How long a claim waits for its turn before it goes without. Claims take
 // milliseconds, and those of many busy replicas on a slow server a second
@@ -190,267 +67,213 @@ const (
 	turnTimeoutAgain = 100 * time.Millisecond
 )
 
+// maxLooks is how often one call of Claim looks when it finds nothing at first. Each
+// look is a transaction of its own and has its turn.
+const maxLooks = 4
+
+// taken is a row that was made running, and not yet read.
+type taken struct {
+	id, fence int64
+	size      int // of the payload as it is stored, perhaps compressed, in bytes
+}
+
 // Claim makes up to c.Max due tasks this session's own and returns them, the
 // most urgent first. An empty answer is an ordinary one.
-func (s *Store) Claim(ctx context.Context, c tasks.Claim) ([]*tasks.Task, error) {
-	wait := min(turnTimeout, s.timeout/4) // the claim itself needs time, too
-	if s.turnStuck.Load() {
-		wait = turnTimeoutAgain
+//
+// A row that Postgres cannot make running, or whose payload cannot be read, is no
+// error: it is among Refused, and has failed with Postgres' words if those could be
+// written. Rows for whose payloads c.MaxBytes has no room are requeued. Together
+// with an error there may be tasks, and there may be rows that are the session's own
+// and not among them: Held returns those.
+func (s *Store) Claim(ctx context.Context, c tasks.Claim) (tasks.Claimed, error) {
+	turn := turn{wait: min(turnTimeout, s.timeout/4), name: strings.Join(slices.Sorted(slices.Values(c.Queues)), "\x1f")} // the claim itself needs time, too
+	switch {
+	case c.Limit != "": // those are few, and come one by one
+		turn.wait = 0
+	case s.turnStuck.Load():
+		turn.wait = turnTimeoutAgain
 	}
-	first, args := turnSQL, []any{fmt.Sprint(wait.Milliseconds()), "onejob claims " + strings.Join(slices.Sorted(slices.Values(c.Queues)), "\x1f")}
-	if c.Limit != "" { // those are few, and come one by one
-		first, args = indexesOnly, nil
-	}
-	for tries := 1; ; {
-		claimed, err := s.claim(ctx, c, first, args)
+	lanes := s.lanesOf(c)
+	look := lanes.look(c.Max)
+	for tries, looks := 1, 1; ; {
+		r, err := s.claimOnce(ctx, c, look, turn)
 		var pg *pgconn.PgError
 		switch errors.As(err, &pg); {
 		case err == nil:
-			if first == turnSQL {
+			if turn.wait > 0 {
 				s.turnStuck.Store(false)
 			}
-			return claimed, nil
+			lanes.looked(look, r.chosen)
+			if r.chosen.picked == 0 && r.chosen.more && looks < maxLooks && ctx.Err() == nil {
+				look = lanes.look(c.Max)
+				looks++
+				continue
+			}
+			return s.readRest(ctx, c, r)
 		case pg == nil || tries == 5:
-			return nil, fmt.Errorf("claim tasks: %w", err)
+			return tasks.Claimed{}, fmt.Errorf("claim tasks: %w", err)
 		case pg.Code == lockTimeout:
 			s.turnStuck.Store(true)
-			first, args = indexesOnly, nil
+			turn.wait = 0
 			tries++
-		case pg.ConstraintName == "one_running_task_per_lock_key" && c.Max > 1:
+		case pg.ConstraintName == "one_running_task_per_lock_key" && look.max > 1:
 			// A row without a lock_key and one whose lock_key is that row's id: no
 			// statement can make both running. Fewer rows hold only one of them.
-			c.Max /= 2
+			look.max /= 2
 		case pg.ConstraintName == "one_running_task_per_lock_key", pg.Code == deadlock:
 			tries++
+		case unfit(pg) && look.max > 1:
+			look.max /= 2 // until it is one row that Postgres refuses
+		case unfit(pg):
+			return s.refuse(ctx, c, look, turn, pg)
 		default:
-			return nil, fmt.Errorf("claim tasks: %w", err)
+			return tasks.Claimed{}, fmt.Errorf("claim tasks: %w", err)
 		}
 	}
 }
 
-func (s *Store) claim(ctx context.Context, c tasks.Claim, first string, args []any) ([]*tasks.Task, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	type claimed struct {
-		task  *tasks.Task
-		runAt time.Time
-	}
-	sql := claimSQL
-	if c.Limit != "" {
-		sql = claimLimitedSQL
-	}
-	list, err := queryAfter(ctx, s.pool, func(row pgx.CollectableRow) (claimed, error) {
-		t := &tasks.Task{Session: c.Session, Replica: c.Replica}
-		var micros int64
-		var runAt time.Time
-		err := row.Scan(&t.ID, &t.Kind, &t.Payload, &t.Queue, &t.Priority, &t.LockKey, &t.Attempt, &t.MaxAttempts,
-			&t.Crashes, &micros, &t.Fence, &runAt, &t.CreatedAt)
-		t.Timeout = time.Duration(micros) * time.Microsecond
-		return claimed{t, runAt}, err
-	}, first, args, sql, pgx.NamedArgs{
-		"limit": c.Limit, "session": c.Session, "replica": c.Replica, "kinds": c.Kinds, "queues": notNil(c.Queues), "max": c.Max,
-		"near": max(64, 2*c.Max),
-	})
-	if err != nil {
-		return nil, err
-	}
-	slices.SortFunc(list, func(a, b claimed) int {
-		return cmp.Or(cmp.Compare(b.task.Priority, a.task.Priority), a.runAt.Compare(b.runAt), cmp.Compare(a.task.ID, b.task.ID))
-	})
-	out := make([]*tasks.Task, len(list))
-	for i, c := range list {
-		out[i] = c.task
-	}
-	return out, nil
+// turn says whose turn a claim waits for, and for how long; zero means not at all.
+type turn struct {
+	wait time.Duration
+	name string
 }
 
-// Sessions returns the sessions, other than mine, that hold running tasks.
-func (s *Store) Sessions(ctx context.Context, mine string) ([]string, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	sessions, err := query(ctx, s.pool, pgx.RowTo[string], `
-SELECT DISTINCT session::text
-  FROM onejob.tasks
- WHERE status = 'running'
-   AND session::text <> $1`, mine)
-	if err != nil {
-		return nil, fmt.Errorf("list the sessions of running tasks: %w", err)
+func (t turn) queue(b *pgx.Batch) {
+	if t.wait == 0 {
+		b.Queue(indexesOnly)
+		return
 	}
-	return sessions, nil
+	b.Queue(turnSQL, fmt.Sprint(t.wait.Milliseconds()), "onejob claims "+t.name)
 }
 
-// TakeOver takes the running tasks of dead sessions from them: they become due
-// again, or fail when they have ended maxCrashes replicas or used up their
-// attempts. Two replicas may do it at once; each task is moved by one of them,
-// and as neither waits for a row, no order is needed against deadlocks.
-func (s *Store) TakeOver(ctx context.Context, dead []string, maxCrashes int) ([]tasks.Orphan, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	orphans, err := query(ctx, s.pool, func(row pgx.CollectableRow) (tasks.Orphan, error) {
-		var o tasks.Orphan
-		var micros int64
-		err := row.Scan(&o.ID, &o.Kind, &o.LockKey, &o.Attempt, &o.Crashes, &o.Fence, &o.Replica, &o.Next, &micros)
-		o.Since = time.Duration(micros) * time.Microsecond
-		return o, err
-	}, `
-WITH orphans AS (
-    SELECT id, fence, attempt, max_attempts, crashes, lock_key, replica, session, started_at, cancel_requested
-      FROM onejob.tasks
-     WHERE status = 'running'
-       AND session = ANY ($1::uuid[])
-     LIMIT 1000
-       FOR UPDATE SKIP LOCKED
-), history AS (
-    INSERT INTO onejob.attempts (fence, task_id, attempt, lock_key, replica, session, started_at, finished_at, outcome, error)
-    SELECT fence, id, attempt, coalesce(lock_key, id::text), replica, session, started_at, now(), 'crashed',
-           format('the session of replica %s ended', replica)
-      FROM orphans
-        ON CONFLICT (task_id, fence) DO NOTHING
-), verdicts AS (
-    SELECT id, session AS dead_session, replica AS dead_replica,
-           CASE WHEN cancel_requested         THEN 'cancelled'
-                WHEN crashes + 1 >= $2        THEN 'failed'
-                WHEN attempt >= max_attempts  THEN 'failed'
-                                              ELSE 'pending' END AS next,
-           CASE WHEN crashes + 1 >= $2
-                THEN format('quarantined: %s replicas died while they worked on it, the last was %s; see what it does to them, then onejob tasks retry %s', crashes + 1, replica, id)
-                ELSE format('replica %s died during attempt %s of %s', replica, attempt, max_attempts) END AS error
-      FROM orphans
-)
-UPDATE onejob.tasks t
-   SET status      = v.next,
-       crashes     = t.crashes + 1,
-       error       = v.error,
-       session     = NULL,
-       replica     = NULL,
-       finished_at = CASE WHEN v.next <> 'pending' THEN now() END
-  FROM verdicts v
- WHERE t.id = v.id
-   AND t.id = ANY (ARRAY(SELECT id FROM orphans))
-RETURNING t.id, t.kind, coalesce(t.lock_key, t.id::text), t.attempt, t.crashes, t.fence, v.dead_replica, t.status,
-          (extract(epoch FROM now() - t.started_at) * 1000000)::bigint`, dead, maxCrashes)
-	if err != nil {
-		return nil, fmt.Errorf("take over tasks: %w", err)
-	}
-	return orphans, nil
+// round is what came of one round trip.
+type round struct {
+	chosen chosen
+	read   []claimed
+	unread []taken // rows that are ours too, and whose payloads did not come along
 }
 
-// UnknownKinds returns the kinds of waiting tasks that are not among known.
-func (s *Store) UnknownKinds(ctx context.Context, known []string) ([]string, error) {
+// claimOnce chooses, takes and reads. After an error nothing was taken, unless the
+// connection broke.
+func (s *Store) claimOnce(ctx context.Context, c tasks.Claim, l look, turn turn) (r round, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	kinds, err := query(ctx, s.pool, pgx.RowTo[string], lanesSQL+`
-SELECT DISTINCT kind FROM lanes WHERE kind <> ALL ($1)`, notNil(known))
+	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("look for unknown kinds: %w", err)
+		return r, err
 	}
-	return kinds, nil
+	defer release(conn)
+
+	var b pgx.Batch
+	b.Queue(beginSQL)
+	turn.queue(&b)
+	b.Queue(chooseSQL(c.Limit), l.arguments(c, s.avoid.list()))
+	b.Queue(takeSQL, pgx.NamedArgs{"session": c.Session, "replica": c.Replica})
+	b.Queue(`COMMIT`)
+	b.Queue(indexesOnly)
+	b.Queue(readSQL, readArguments(nil, c.Session, maxFirstBytes))
+	b.Queue(forgetSQL)
+	results := conn.SendBatch(ctx, &b)
+	defer results.Close()
+	for range 2 { // begin and turn
+		if _, err := results.Exec(); err != nil {
+			return r, err
+		}
+	}
+	if r.chosen, err = readChosen(results); err != nil {
+		return r, err
+	}
+	rows, err := results.Query()
+	if err != nil {
+		return r, err
+	}
+	if r.unread, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (t taken, err error) {
+		return t, row.Scan(&t.id, &t.fence, &t.size)
+	}); err != nil {
+		return r, err
+	}
+	if _, err := results.Exec(); err != nil { // the commit
+		return r, err
+	}
+	// From here on the rows are ours. What could not be read is asked for again.
+	if _, err := results.Exec(); err != nil {
+		return r, nil
+	}
+	if rows, err := results.Query(); err == nil {
+		if list, err := pgx.CollectRows(rows, scanClaimed(c)); err == nil {
+			r.read, r.unread = list, without(r.unread, list)
+		}
+	}
+	return r, nil
 }
 
-// DueLimits returns the names of limits under which rows are due that c would
-// claim. Whether their lock keys are free is not asked.
-func (s *Store) DueLimits(ctx context.Context, c tasks.Claim) ([]string, error) {
+// release gives a connection back. One whose transaction has failed is still in it.
+func release(conn *pgxpool.Conn) {
+	if pg := conn.Conn().PgConn(); pg.TxStatus() != 'I' && !pg.IsClosed() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_, _ = conn.Exec(ctx, `ROLLBACK`) // or else the pool closes it
+	}
+	conn.Release()
+}
+
+// refuse finds the one row for which a claim of one fails, and fails it with
+// Postgres' words. Where those cannot be written either, the row is left alone from
+// now on.
+func (s *Store) refuse(ctx context.Context, c tasks.Claim, l look, turn turn, why *pgconn.PgError) (tasks.Claimed, error) {
+	id, err := s.firstChoice(ctx, c, l, turn)
+	if err != nil || id == 0 { // it is gone, or cannot be had any more
+		return tasks.Claimed{More: err == nil}, err
+	}
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	names, err := query(ctx, s.pool, pgx.RowTo[string], `
-WITH RECURSIVE names AS (
-    (SELECT limit_name
-       FROM onejob.tasks
-      WHERE status = 'pending'
-        AND limit_name IS NOT NULL
-      ORDER BY limit_name
-      LIMIT 1)
- UNION ALL
-    SELECT next.limit_name
-      FROM names n
-     CROSS JOIN LATERAL (
-           SELECT limit_name
-             FROM onejob.tasks
-            WHERE status = 'pending'
-              AND limit_name > n.limit_name
-            ORDER BY limit_name
-            LIMIT 1) next
-)
-SELECT limit_name
-  FROM names n
- WHERE (SELECT true
-          FROM onejob.tasks
-         WHERE status     = 'pending'
-           AND limit_name = n.limit_name
-           AND run_at    <= now()
-           AND kind       = ANY ($1)
-           AND (cardinality($2::text[]) = 0 OR queue = ANY ($2))
-         LIMIT 1)`, c.Kinds, notNil(c.Queues))
-	if err != nil {
-		return nil, fmt.Errorf("look for limits with due tasks: %w", err)
+	failed, err := query(ctx, s.pool, pgx.RowTo[int64], `
+UPDATE onejob.tasks
+   SET status      = 'failed',
+       finished_at = statement_timestamp(),
+       error       = $2
+ WHERE id = $1
+   AND status = 'pending'
+RETURNING id`, id, "Postgres refuses to make this task running: "+words(why))
+	if err != nil && !unfit(err) {
+		return tasks.Claimed{}, fmt.Errorf("claim tasks: fail task %d: %w", id, err)
 	}
-	return names, nil
+	if len(failed) == 0 {
+		s.avoid.add(id)
+	}
+	return tasks.Claimed{More: true, Refused: []tasks.RowError{{ID: id, Failed: len(failed) > 0, Err: errors.New(words(why))}}}, nil
 }
 
-// DueKinds returns those of c.Kinds of which rows without a limit of their own
-// are due.
-func (s *Store) DueKinds(ctx context.Context, c tasks.Claim) ([]string, error) {
+// words are what Postgres says of a row.
+func words(why *pgconn.PgError) string {
+	return fmt.Sprintf("%s (SQLSTATE %s)", tasks.Text(why.Message), why.Code)
+}
+
+// firstChoice returns the row that a claim of one would take, and takes nothing.
+func (s *Store) firstChoice(ctx context.Context, c tasks.Claim, l look, turn turn) (id int64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	kinds, err := query(ctx, s.pool, pgx.RowTo[string], lanesSQL+`
-SELECT DISTINCT kind
-  FROM lanes l
- WHERE kind = ANY ($1)
-   AND (cardinality($2::text[]) = 0 OR queue = ANY ($2))
-   AND (SELECT true
-          FROM onejob.tasks
-         WHERE status   = 'pending'
-           AND limit_name IS NULL
-           AND queue    = l.queue
-           AND priority = l.priority
-           AND kind     = l.kind
-           AND (lock_key IS NULL) = l.keyless
-           AND run_at  <= now()
-         LIMIT 1)`, c.Kinds, notNil(c.Queues))
+	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("look for due kinds: %w", err)
+		return 0, fmt.Errorf("claim tasks: %w", err)
 	}
-	return kinds, nil
-}
-
-// CancelRequests returns those running tasks of session that somebody wants
-// cancelled.
-func (s *Store) CancelRequests(ctx context.Context, session string) ([]int64, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	ids, err := query(ctx, s.pool, pgx.RowTo[int64], `
-SELECT id
-  FROM onejob.tasks
- WHERE status = 'running'
-   AND session = $1
-   AND cancel_requested`, session)
-	if err != nil {
-		return nil, fmt.Errorf("look for cancel requests: %w", err)
+	defer release(conn)
+	l.max = 1
+	var b pgx.Batch
+	b.Queue(beginSQL)
+	turn.queue(&b)
+	b.Queue(chooseSQL(c.Limit), l.arguments(c, s.avoid.list()))
+	b.Queue(`SELECT coalesce((current_setting('onejob.claimed')::bigint[])[1], 0)`)
+	b.Queue(`ROLLBACK`)
+	results := conn.SendBatch(ctx, &b)
+	defer results.Close()
+	for range 3 {
+		if _, err := results.Exec(); err != nil {
+			return 0, fmt.Errorf("claim tasks: %w", err)
+		}
 	}
-	return ids, nil
-}
-
-// Held returns the running tasks of session: enough of each to give it back.
-func (s *Store) Held(ctx context.Context, session string) ([]*tasks.Task, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	held, err := query(ctx, s.pool, func(row pgx.CollectableRow) (*tasks.Task, error) {
-		t := &tasks.Task{Session: session}
-		return t, row.Scan(&t.ID, &t.Kind, &t.LockKey, &t.Attempt, &t.Fence)
-	}, `
-SELECT id, kind, coalesce(lock_key, id::text), attempt, fence
-  FROM onejob.tasks
- WHERE status = 'running'
-   AND session = $1`, session)
-	if err != nil {
-		return nil, fmt.Errorf("list held tasks: %w", err)
+	if err := results.QueryRow().Scan(&id); err != nil {
+		return 0, fmt.Errorf("claim tasks: %w", err)
 	}
-	return held, nil
-}
-
-func notNil(s []string) []string {
-	if s == nil {
-		return []string{}
-	}
-	return s
+	return id, nil
 }

@@ -57,7 +57,7 @@ func TestClaimServesItsQueues(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	equal(t, "what was claimed", ids(list), want)
+	equal(t, "what was claimed", ids(list.Tasks), want)
 }
 
 // Whether a task is due is for Postgres' clock alone to say, and a session's time
@@ -112,7 +112,7 @@ func TestConcurrentClaimersTakeEachTaskOnce(t *testing.T) {
 					return
 				}
 				mu.Lock()
-				for _, task := range list {
+				for _, task := range list.Tasks {
 					all = append(all, task.ID)
 				}
 				mu.Unlock()
@@ -144,11 +144,12 @@ func TestSharedLockKeysUnderSixteenClaimers(t *testing.T) {
 				if finished {
 					return
 				}
-				list, err := b.Claim(t.Context(), tasks.Claim{Session: uuid.NewString(), Replica: "r", Kinds: []string{"noop"}, Max: 5})
+				claimed, err := b.Claim(t.Context(), tasks.Claim{Session: uuid.NewString(), Replica: "r", Kinds: []string{"noop"}, Max: 5})
 				if err != nil {
 					t.Error(err)
 					return
 				}
+				list := claimed.Tasks
 				mu.Lock()
 				for _, task := range list {
 					if running[task.LockKey] != 0 {
@@ -292,7 +293,7 @@ func TestTakeOver(t *testing.T) {
 			sessions, err := b.Sessions(t.Context(), alive.session)
 			equal(t, "the others' sessions", fmt.Sprint(sessions, err), fmt.Sprint([]string{b.session}, nil))
 
-			orphans, err := b.TakeOver(t.Context(), []string{b.session}, 3)
+			orphans, _, err := b.TakeOver(t.Context(), []string{b.session}, 3)
 			if err != nil || len(orphans) != 1 || orphans[0].ID != task.ID || orphans[0].Fence != task.Fence || orphans[0].Replica != "one" {
 				t.Fatalf("orphans %+v, %v", orphans, err)
 			}
@@ -302,7 +303,7 @@ func TestTakeOver(t *testing.T) {
 			}
 			equal(t, "the history", b.history(task), "crashed")
 			equal(t, "the row of the living", b.row(untouched, "status"), "running")
-			if again, err := b.TakeOver(t.Context(), []string{b.session}, 3); err != nil || len(again) != 0 {
+			if again, _, err := b.TakeOver(t.Context(), []string{b.session}, 3); err != nil || len(again) != 0 {
 				t.Errorf("taken over again: %v, %v", again, err)
 			}
 
@@ -325,7 +326,7 @@ func TestTenReplicasTakeOverAtOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 10 {
 		wg.Go(func() {
-			if _, err := b.TakeOver(t.Context(), []string{b.session}, 3); err != nil {
+			if _, _, err := b.TakeOver(t.Context(), []string{b.session}, 3); err != nil {
 				t.Error(err)
 			}
 		})

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"onejob/internal/mutant"
 	"onejob/tasks"
@@ -193,7 +194,8 @@ func (s *Store) commitEndings(endings []*ending) {
 	if err == nil {
 		return
 	}
-	pg, bad := unfit(err)
+	var pg *pgconn.PgError
+	bad := unfit(err) && errors.As(err, &pg)
 	switch e := endings[0]; {
 	case bad && len(endings) > 1:
 		// One of them is to blame; it must not take the others along.

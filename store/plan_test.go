@@ -33,7 +33,7 @@ func TestPlansMadeOnASmallTableStayGood(t *testing.T) {
 	for _, before := range []struct{ name, statement string }{
 		{"Empty", `DELETE FROM onejob.tasks`},
 		{"AllDone", `UPDATE onejob.tasks SET status = 'succeeded', session = NULL, finished_at = now()`},
-		{"AllRunning", `UPDATE onejob.tasks SET status = 'running', session = gen_random_uuid(), replica = 'r', started_at = now()`},
+		{"AllRunning", `UPDATE onejob.tasks SET status = 'running', session = gen_random_uuid(), replica = 'r', fence = id, started_at = now()`},
 	} {
 		t.Run(before.name, func(t *testing.T) {
 			t.Parallel()
@@ -65,7 +65,7 @@ func TestPlansMadeOnASmallTableStayGood(t *testing.T) {
 				if _, err := b.Sessions(t.Context(), b.session); err != nil {
 					t.Fatal(err)
 				}
-				if _, err := b.TakeOver(t.Context(), []string{b.session}, 3); err != nil {
+				if _, _, err := b.TakeOver(t.Context(), []string{b.session}, 3); err != nil {
 					t.Fatal(err)
 				}
 				if _, err := b.UnknownKinds(t.Context(), nil); err != nil {

@@ -71,13 +71,12 @@ WITH schedule AS (
 )
 SELECT EXISTS (SELECT FROM schedule), (SELECT count(*) FROM made)`
 
-// insertTasks makes the tasks of occurrences, as their schedule is now. A lock
-// key takes no control characters; a name does.
+// insertTasks makes the tasks of occurrences, as their schedule is now.
 const insertTasks = `
     INSERT INTO onejob.tasks (id, kind, payload, queue, priority, run_at, lock_key, limit_name, max_attempts, timeout, keep_for, schedule_id)
     OVERRIDING SYSTEM VALUE
     SELECT o.task_id, s.kind, s.payload, s.queue, s.priority, o.due_at,
-           CASE WHEN s.on_overlap = 'queue' THEN coalesce(s.lock_key, 'schedule ' || regexp_replace(s.name, '[[:cntrl:]]', '?', 'g')) ELSE s.lock_key END,
+           CASE WHEN s.on_overlap = 'queue' THEN coalesce(s.lock_key, 'schedule ' || s.name) ELSE s.lock_key END,
            s.limit_name, s.max_attempts, s.timeout, s.keep_for, s.id
       FROM occurrences o
       JOIN schedule s ON s.id = o.schedule_id

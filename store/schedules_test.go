@@ -129,11 +129,15 @@ func TestMakeOccurrences(t *testing.T) {
 	})
 
 	t.Run("AnyNameCanQueue", func(t *testing.T) {
-		b.schedule("two\nlines", hoursAgo(1), "on_overlap = 'queue'", "on_missed = 'one'")
-		d, p := b.due("two\nlines")
+		b.schedule("two words/🕰", hoursAgo(1), "on_overlap = 'queue'", "on_missed = 'one'")
+		d, p := b.due("two words/🕰")
 		_, made := b.make(d, p)
 		equal(t, "tasks made", made, 1)
-		equal(t, "lock key", b.one(`SELECT lock_key FROM onejob.tasks WHERE schedule_id = $1`, d.ID), "schedule two?lines")
+		equal(t, "lock key", b.one(`SELECT lock_key FROM onejob.tasks WHERE schedule_id = $1`, d.ID), "schedule two words/🕰")
+		_, err := b.try(`INSERT INTO onejob.schedules (name, cron, kind) VALUES (E'two\nlines', '@daily', 'noop')`)
+		if err == nil || !strings.Contains(err.Error(), "name_has_no_control_characters") {
+			t.Errorf("a name of two lines: %v", err)
+		}
 	})
 }
 

@@ -128,7 +128,7 @@ func TestRights(t *testing.T) {
 	if err := poor.Unclaim(t.Context(), list[1], 0); err != nil {
 		t.Error(err)
 	}
-	if _, err := poor.TakeOver(t.Context(), []string{b.session}, 3); err != nil {
+	if _, _, err := poor.TakeOver(t.Context(), []string{b.session}, 3); err != nil {
 		t.Error(err)
 	}
 	if err := poor.CheckSchema(t.Context()); err != nil {

@@ -14,6 +14,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -50,6 +52,8 @@ type Store struct {
 	timeout time.Duration
 
 	turnStuck atomic.Bool // the last claim waited for its turn in vain
+	avoid     idSet       // rows that Postgres refuses to change
+	remember  memory      // where claims go on
 
 	endings batch.Group[*ending]
 	returns batch.Group[*returned]
@@ -171,17 +175,41 @@ const (
 )
 
 // unfit reports whether Postgres refuses the data of a statement, so that asking
-// again is no use: a data exception, an integrity constraint, or a limit of
-// Postgres itself.
-func unfit(err error) (*pgconn.PgError, bool) {
+// again is no use: a data exception, an integrity constraint, a limit of Postgres
+// itself, or an error that a trigger of the user's raises.
+func unfit(err error) bool {
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) && len(pg.Code) == 5 {
 		switch pg.Code[:2] {
-		case "22", "23", "54":
-			return pg, true
+		case "22", "23", "54", "P0":
+			return true
 		}
 	}
-	return nil, false
+	return false
+}
+
+// idSet is a set of rows, those that came last of a thousand.
+type idSet struct {
+	mu  sync.Mutex
+	ids []int64
+}
+
+func (s *idSet) add(id int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if slices.Contains(s.ids, id) {
+		return
+	}
+	if len(s.ids) == 1000 {
+		s.ids = s.ids[1:]
+	}
+	s.ids = append(s.ids, id)
+}
+
+func (s *idSet) list() []int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]int64{}, s.ids...)
 }
 
 // sanitized returns an error that a person understands and that holds no

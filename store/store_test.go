@@ -108,7 +108,7 @@ func (b *bench) claimMax(most int) []*tasks.Task {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	return list
+	return list.Tasks
 }
 
 // claimed inserts a task and claims it.

@@ -15,20 +15,30 @@ func TestNonsenseIsRefusedByName(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	wrong := map[string][]string{
-		"status_is_pending_running_succeeded_failed_or_cancelled": {"status='done'"},
-		"kind_is_1_to_100_characters":                             {"kind=''", "kind=repeat('k', 101)"},
-		"queue_is_1_to_100_characters":                            {"queue=''", "queue=repeat('q', 101)"},
-		"priority_is_between_minus_1000_and_1000":                 {"priority=1001", "priority=-1001"},
-		"max_attempts_is_between_1_and_1000":                      {"max_attempts=0", "max_attempts=1001"},
-		"attempt_and_crashes_are_not_negative":                    {"attempt=-1", "crashes=-1"},
-		"timeout_is_above_zero":                                   {"timeout='0'", "timeout='-1 s'"},
-		"lock_key_is_1_to_512_bytes_without_control_characters":   {"lock_key=''", "lock_key=repeat('é', 257)", `lock_key=E'a\nb'`},
-		"limit_name_is_1_to_100_characters":                       {"limit_name=''", "limit_name=repeat('l', 101)"},
-		"unique_key_is_1_to_512_bytes":                            {"unique_key=''", "unique_key=repeat('é', 257)"},
-		"payload_is_at_most_4_mib":                                {"payload=to_jsonb(repeat('x', 4 << 20))"},
-		"only_a_running_task_has_a_session":                       {"status='running'", "session=gen_random_uuid()"},
-		"keep_for_is_not_negative":                                {"keep_for='-1 s'"},
-		"only_a_finished_task_has_finished_at":                    {"status='failed'", "finished_at=now()"},
+		"status_is_pending_running_succeeded_failed_or_cancelled":         {"status='done'"},
+		"kind_is_1_to_100_characters":                                     {"kind=''", "kind=repeat('k', 101)"},
+		"queue_is_1_to_100_characters":                                    {"queue=''", "queue=repeat('q', 101)"},
+		"priority_is_between_minus_1000_and_1000":                         {"priority=1001", "priority=-1001"},
+		"max_attempts_is_between_1_and_1000":                              {"max_attempts=0", "max_attempts=1001"},
+		"attempt_and_crashes_are_not_negative":                            {"attempt=-1", "crashes=-1"},
+		"attempt_and_crashes_are_at_most_a_million":                       {"attempt=1000001", "crashes=2147483647"},
+		"timeout_is_above_zero":                                           {"timeout='0'", "timeout='-1 s'"},
+		"timeout_is_at_most_100_years":                                    {"timeout='101 years'", "timeout='178000000 years'"},
+		"run_at_is_from_year_1_to_9999_or_infinity":                       {"run_at='-infinity'", "run_at='0001-01-01 BC'", "run_at='10000-01-01 UTC'"},
+		"lock_key_is_1_to_512_bytes_without_control_characters":           {"lock_key=''", "lock_key=repeat('é', 257)", `lock_key=E'a\nb'`},
+		"limit_name_is_1_to_100_bytes":                                    {"limit_name=''", "limit_name=repeat('é', 51)"},
+		"unique_key_is_1_to_512_bytes":                                    {"unique_key=''", "unique_key=repeat('é', 257)"},
+		"payload_is_at_most_4_mib":                                        {"payload=to_jsonb(repeat('x', 4 << 20))", "payload='[1e131071]'::jsonb || (SELECT jsonb_agg(1e131071) FROM generate_series(1, 40))"},
+		"kind_has_no_control_characters":                                  {`kind=E'a\tb'`, `kind=E'\x1b[31m'`},
+		"queue_has_no_control_characters":                                 {`queue=E'a\nb'`},
+		"limit_name_begins_with_no_dot_and_has_no_slash_space_or_control": {"limit_name='.lock'", "limit_name='a/b'", "limit_name='a b'", `limit_name=E'a\u00a0b'`, `limit_name=E'a\u2028'`, `limit_name=E'a\nb'`},
+		"only_a_running_task_has_a_session":                               {"session=gen_random_uuid()"},
+		"keep_for_is_not_negative":                                        {"keep_for='-1 s'"},
+		"only_a_finished_task_has_finished_at":                            {"status='failed'", "finished_at=now()"},
+	}
+	for _, at := range []string{"created_at", "started_at", "finished_at"} {
+		c := "created_started_and_finished_at_are_from_year_1_to_9999"
+		wrong[c] = append(wrong[c], at+"='infinity'", at+"='-infinity'", at+"='10000-01-01 UTC'")
 	}
 	for constraint, columns := range wrong {
 		for _, c := range columns {
@@ -44,7 +54,17 @@ func TestNonsenseIsRefusedByName(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range b.sql(`SELECT conname FROM pg_constraint WHERE conrelid = 'onejob.tasks'::regclass AND contype = 'c'`) {
+	for _, task := range []string{"session = NULL", "replica = NULL", "fence = NULL", "started_at = NULL"} {
+		_, err := b.try(`UPDATE onejob.tasks SET `+task+` WHERE id = $1`, b.inState(tasks.StatusRunning).ID)
+		var pg *pgconn.PgError
+		const constraint = "a_running_task_has_session_replica_fence_and_started_at"
+		if !errors.As(err, &pg) || pg.ConstraintName != constraint {
+			t.Errorf("%s: %v, want %s", task, err, constraint)
+		}
+		wrong[constraint] = []string{task}
+	}
+	for _, name := range b.sql(`SELECT conname FROM pg_constraint WHERE conrelid = 'onejob.tasks'::regclass AND contype = 'c'
+		UNION SELECT tgname FROM pg_trigger WHERE tgrelid = 'onejob.tasks'::regclass AND tgfoid = 'onejob.refuse'::regproc`) {
 		if wrong[name] == nil {
 			t.Errorf("nothing here violates %s", name)
 		}

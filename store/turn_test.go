@@ -1,6 +1,7 @@
 package store_test
 
 import (
+	"context"
 	"net/url"
 	"testing"
 	"time"
@@ -11,9 +12,8 @@ import (
 	"onejob/tasks"
 )
 
-// A replica that is frozen, or cut off, in the middle of receiving what it has
-// claimed keeps its turn and its rows. The others get what is left, after they
-// have waited for their turn: once for long, and then for a moment each time.
+// A replica that is frozen, or cut off, while it receives the payloads of what it has
+// claimed holds nothing that others wait for: no turn, no row, no transaction.
 func TestAStuckClaimHoldsNobodyUp(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -33,50 +33,65 @@ func TestAStuckClaimHoldsNobodyUp(t *testing.T) {
 	stuck := *b
 	stuck.Store = open(t, store.Config{DSN: address.String(), MaxConns: 1, Timeout: time.Minute})
 	equal(t, "tasks before there are any", len(stuck.claimMax(1)), 0) // its statements are prepared
+	// Compressed a payload has some 12 KB, so that all of them come with the claim.
 	b.sql(`INSERT INTO onejob.tasks (kind, priority, payload)
-SELECT 'noop', 1, jsonb_build_object('a', repeat('a', 1000000)) FROM generate_series(1, 32)`)
-	b.sql(`INSERT INTO onejob.tasks (kind) SELECT 'noop' FROM generate_series(1, 12)`)
+SELECT 'noop', 1, jsonb_build_object('a', repeat('a', 1000000)) FROM generate_series(1, 20)`)
+	b.sql(`INSERT INTO onejob.tasks (kind) SELECT 'noop' FROM generate_series(1, 4)`)
 	if _, err := stuck.Sessions(t.Context(), b.session); err != nil { // the pool need not look whether the connection is alive
 		t.Fatal(err)
 	}
 	way.Cut(proxy.Down)
-	answered := make(chan error, 1)
+	answered := make(chan int, 1)
 	go func() {
-		_, err := stuck.Claim(t.Context(), tasks.Claim{Session: b.session, Replica: "stuck", Kinds: []string{"noop"}, Max: 32})
-		answered <- err
+		claimed, err := stuck.Claim(t.Context(), tasks.Claim{Session: b.session, Replica: "stuck", Kinds: []string{"noop"}, Max: 20})
+		if err != nil {
+			t.Errorf("the stuck claim: %v", err)
+		}
+		answered <- len(claimed.Tasks)
 	}()
 	testenv.Eventually(t, 10*time.Second, "the answer does not come through", func() bool {
 		return b.one(`SELECT count(*) FROM pg_stat_activity WHERE application_name = 'stuck' AND wait_event = 'ClientWrite'`) == "1"
 	})
-	const turns = `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`
-	equal(t, "turns that are taken", b.one(turns), "1")
-
-	claim := func() time.Duration {
-		began := time.Now()
-		if n := len(b.claimMax(4)); n != 4 {
-			t.Fatalf("another claim got %d tasks, not 4", n)
-		}
-		return time.Since(began)
-	}
-	if took := claim(); took > 10*time.Second {
-		t.Errorf("another claim took %v", took)
-	}
-	if !b.TurnStuck() {
-		t.Error("the turn is not held to be stuck")
-	}
-	for range 2 { // it need not wait that long again
-		if took := claim(); took > 2*time.Second {
-			t.Errorf("a claim after that took %v", took)
-		}
+	equal(t, "locks on rows, keys and turns", b.one(`
+SELECT count(*)
+  FROM pg_locks
+ WHERE database = (SELECT oid FROM pg_database WHERE datname = current_database())
+   AND (locktype = 'advisory' OR mode NOT IN ('AccessShareLock', 'ExclusiveLock'))
+   AND pid = (SELECT pid FROM pg_stat_activity WHERE application_name = 'stuck')`), "0")
+	equal(t, "rows that are claimed", b.one(`SELECT count(*) FROM onejob.tasks WHERE status = 'running'`), "20")
+	equal(t, "tasks that another claim gets", len(b.claimMax(9)), 4)
+	if b.TurnStuck() {
+		t.Error("the turn is held to be stuck")
 	}
 	way.Heal(proxy.Both)
-	if err := <-answered; err != nil {
-		t.Errorf("the stuck claim: %v", err)
+	equal(t, "tasks that the stuck claim gets in the end", <-answered, 20)
+}
+
+// Anybody who may connect can take the lock that stands for the turn. Claims wait for
+// it once for long, and then for a moment each time until they have had it again.
+func TestATurnThatNeverComes(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.sql(`INSERT INTO onejob.tasks (kind) SELECT 'noop' FROM generate_series(1, 16)`)
+	conn, err := b.pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
 	}
-	testenv.Eventually(t, 10*time.Second, "the turn is over", func() bool {
-		return b.one(turns) == "0"
-	})
-	equal(t, "tasks that are left", len(b.claimMax(4)), 0) // and this one had its turn
+	defer conn.Release()
+	exec := func(sql string) {
+		if _, err := conn.Exec(context.WithoutCancel(t.Context()), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exec(`SELECT pg_advisory_lock(hashtextextended('onejob claims ', 20180914))`)
+	for n := range 3 {
+		equal(t, "tasks that a claim gets", len(b.claimMax(4)), 4)
+		if !b.TurnStuck() {
+			t.Errorf("after claim %d the turn is not held to be stuck", n)
+		}
+	}
+	exec(`SELECT pg_advisory_unlock_all()`)
+	equal(t, "tasks that are left", len(b.claimMax(8)), 4) // and this one had its turn
 	if b.TurnStuck() {
 		t.Error("the turn is still held to be stuck")
 	}

@@ -10,6 +10,24 @@ type Claim struct {
 	Queues  []string // what it serves; empty means all
 	Limit   string   // only tasks with this limit_name; empty means only those without one
 	Max     int      // how many it can start
+
+	// MaxBytes is how much text of payloads the replica has room for; tasks beyond it
+	// are requeued. One task is always read. Zero means any amount.
+	MaxBytes int
+}
+
+// Claimed is the answer to a claim.
+type Claimed struct {
+	Tasks   []*Task    // the most urgent first
+	Refused []RowError // rows that could not be claimed or read, each because of what it holds
+	More    bool       // there may be more that is due; ask again at once
+}
+
+// RowError is what is wrong with one row. It is nobody else's error.
+type RowError struct {
+	ID     int64
+	Failed bool // the row has failed and says why; or else it was left as it is
+	Err    error
 }
 
 // Orphan is a task whose replica died, and what became of it.

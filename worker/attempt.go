@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime/debug"
-	"strconv"
 	"time"
 
 	"go.uber.org/zap"
@@ -73,7 +72,7 @@ func (w *Worker) giveBack(t *tasks.Task, why error) {
 	case errors.Is(why, lock.ErrDelayed):
 		w.Log.Debug("lock_delayed", fields(t, zap.Error(why))...)
 		delay = w.LockDelay
-	case errors.Is(why, errUnheard):
+	case errors.Is(why, errUnheard), errors.Is(why, tasks.ErrShutdown):
 		delay = 0
 	case errors.Is(why, lock.ErrLost):
 		w.Log.Debug("lock_without_session", fields(t, zap.Error(why))...)
@@ -102,7 +101,7 @@ func (w *Worker) giveBack(t *tasks.Task, why error) {
 func (w *Worker) run(lease lock.Lease, t *tasks.Task) {
 	ctx, cancel := context.WithCancelCause(lease.Context())
 	defer cancel(nil)
-	defer w.running.enter(t.ID, cancel)()
+	defer w.running.enter(t.ID, t.Fence, cancel)()
 	timeout := t.Timeout
 	if timeout == 0 {
 		timeout = w.Timeout
@@ -269,8 +268,6 @@ func jitter(d time.Duration) time.Duration {
 func retryPause(tries int) time.Duration {
 	return jitter(min(2*time.Second, 100*time.Millisecond<<min(tries-1, 5)))
 }
-
-func sharesLockKey(t *tasks.Task) bool { return t.LockKey != strconv.FormatInt(t.ID, 10) }
 
 // fields are what every line about a task carries, and more.
 func fields(t *tasks.Task, more ...zap.Field) []zap.Field {

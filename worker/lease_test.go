@@ -56,8 +56,8 @@ type fakeStore struct {
 	tries        int
 }
 
-func (s *fakeStore) Claim(context.Context, tasks.Claim) (claimed []*tasks.Task, err error) {
-	s.once.Do(func() { claimed = []*tasks.Task{s.task} })
+func (s *fakeStore) Claim(context.Context, tasks.Claim) (claimed tasks.Claimed, err error) {
+	s.once.Do(func() { claimed.Tasks = []*tasks.Task{s.task} })
 	return claimed, nil
 }
 func (s *fakeStore) Complete(_ context.Context, e tasks.Ending) error {
@@ -74,7 +74,8 @@ func (s *fakeStore) Sessions(context.Context, string) ([]string, error)       { 
 func (s *fakeStore) UnknownKinds(context.Context, []string) ([]string, error) { return nil, nil }
 func (s *fakeStore) CancelRequests(context.Context, string) ([]int64, error)  { return nil, nil }
 func (s *fakeStore) Held(context.Context, string) ([]*tasks.Task, error)      { return nil, nil }
-func (s *fakeStore) DueLimits(context.Context, tasks.Claim) ([]string, error) { return nil, nil }
+func (s *fakeStore) Limited(context.Context) (bool, error)                    { return false, nil }
+func (s *fakeStore) LookBehind(context.Context, tasks.Claim) (bool, error)    { return false, nil }
 func (s *fakeStore) Listen(ctx context.Context, _ func(tasks.Signal)) error {
 	<-ctx.Done()
 	return ctx.Err()

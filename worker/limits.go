@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -20,27 +21,118 @@ import (
 // some of whom are no replicas.
 const tenure = time.Second
 
+// findEvery is how often limits that are not known yet are looked for, and
+// missingFor how long one that was not there is left alone.
+const (
+	findEvery  = time.Second
+	missingFor = 30 * time.Second
+	maxTold    = 1000
+)
+
 // limits is the state of serving rows with a limit. Each limit that has due rows
 // is served by a goroutine of its own, which waits for a slot so that the others
-// need not.
+// need not. Names that rows have and limits have not cost them nothing: only known
+// ones are asked for.
 type limits struct {
-	wg   sync.WaitGroup
-	news atomic.Bool // rows with a limit may have come due, or got room, since we looked
-	due  bool        // some were when we looked last; only claim's own
+	wg     sync.WaitGroup
+	none   []string            // kinds whose rows have no limit unless they name one
+	byName map[string][]string // kinds whose rows have this limit unless they name one
+	news   atomic.Bool         // rows with a limit may have come due, or got room, since we looked
+	due    bool                // some were when we looked last; only claim's own
 
 	mu      sync.Mutex
-	serving map[string]bool   // whether somebody asked for it again meanwhile
-	told    map[string]string // what was said last of a limit that cannot be served
+	known   map[string]bool      // limits that are there, or that we make
+	missing map[string]time.Time // names that were no limit, and when
+	serving map[string]bool      // whether somebody asked for it again meanwhile
+	told    map[string]string    // what was said last of a limit that cannot be served
 }
 
-// unlimited returns the kinds whose rows have no limit unless they name one.
-func (w *Worker) unlimited() []string {
-	return slices.DeleteFunc(w.Kinds.Names(), func(kind string) bool { return w.KindLimits[kind] != "" })
+func (l *limits) init(kinds []string, slots map[string]int, byKind map[string]string) {
+	l.known, l.missing, l.serving, l.told, l.byName = map[string]bool{}, map[string]time.Time{}, map[string]bool{}, map[string]string{}, map[string][]string{}
+	for name := range slots {
+		l.known[name] = true
+	}
+	for _, kind := range kinds {
+		if name := byKind[kind]; name == "" {
+			l.none = append(l.none, kind)
+		} else {
+			l.byName[name] = append(l.byName[name], kind)
+		}
+	}
 }
 
-// limitedBy returns the kinds whose rows have this limit unless they name one.
-func (w *Worker) limitedBy(name string) []string {
-	return slices.DeleteFunc(w.Kinds.Names(), func(kind string) bool { return w.KindLimits[kind] != name })
+// names returns the known limits.
+func (l *limits) names() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Sorted(maps.Keys(l.known))
+}
+
+// note notes whether there is such a limit. It reports whether that is new.
+func (l *limits) note(name string, there bool) (news bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	news = l.known[name] != there
+	if there {
+		l.known[name] = true
+		delete(l.missing, name)
+	} else {
+		delete(l.known, name)
+		l.missing[name] = time.Now()
+	}
+	return news
+}
+
+// passedOver returns the names that need not be looked for: known ones, and those
+// that have lately been found missing.
+func (l *limits) passedOver() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	maps.DeleteFunc(l.missing, func(_ string, at time.Time) bool { return time.Since(at) > missingFor })
+	return slices.AppendSeq(slices.Collect(maps.Keys(l.known)), maps.Keys(l.missing))
+}
+
+// findLimits looks for limits that waiting rows name and that are not known, a few at
+// a time, until ctx ends.
+func (w *Worker) findLimits(ctx context.Context) {
+	const few = 20
+	for ctx.Err() == nil {
+		if some, err := w.Store.Limited(ctx); err == nil && some { // claim_failed tells of a database that is away
+			w.findSome(ctx, few)
+		}
+		sleep(ctx, findEvery)
+	}
+}
+
+func (w *Worker) findSome(ctx context.Context, few int) {
+	if w.Limits != nil {
+		if list, err := w.Limits.List(ctx); err == nil { // all of them, where the backend can tell
+			for _, name := range list {
+				if w.limits.note(name, true) {
+					w.poke()
+				}
+			}
+		}
+	}
+	names, err := w.Store.UnknownLimits(ctx, w.limits.passedOver(), few)
+	if err != nil {
+		return
+	}
+	for _, name := range names {
+		if w.Limits == nil {
+			w.limits.note(name, false)
+			w.tellLimit(name, "limit_unserved", errors.New("this replica serves no limits"))
+			continue
+		}
+		switch _, err := w.Limits.Inspect(ctx, name); {
+		case errors.Is(err, lock.ErrNoSemaphore):
+			w.limits.note(name, false)
+			w.tellLimit(name, "limit_unknown", err)
+		case ctx.Err() == nil: // whatever is wrong with it, who takes a slot says so
+			w.limits.note(name, true)
+			w.poke()
+		}
+	}
 }
 
 // serveLimits sees to it that every limit with due rows is served. It asks only
@@ -50,8 +142,12 @@ func (w *Worker) serveLimits(ctx context.Context) {
 	if !w.limits.news.Swap(false) {
 		return
 	}
-	due, err := w.Store.DueLimits(ctx, tasks.Claim{Kinds: w.Kinds.Names(), Queues: w.Queues})
-	if err == nil && len(w.KindLimits) > 0 {
+	var due []string
+	var err error
+	if known := w.limits.names(); len(known) > 0 {
+		due, err = w.Store.DueLimits(ctx, tasks.Claim{Kinds: w.Kinds.Names(), Queues: w.Queues}, known)
+	}
+	if err == nil && len(w.limits.byName) > 0 {
 		limited := slices.DeleteFunc(w.Kinds.Names(), func(kind string) bool { return w.KindLimits[kind] == "" })
 		var kinds []string
 		kinds, err = w.Store.DueKinds(ctx, tasks.Claim{Kinds: limited, Queues: w.Queues})
@@ -150,6 +246,7 @@ func (w *Worker) takeSlot(ctx context.Context, name string) (lock.Lease, error) 
 	if errors.Is(err, lock.ErrNoSemaphore) {
 		slots, configured := w.LimitSlots[name]
 		if !configured {
+			w.limits.note(name, false)
 			w.tellLimit(name, "limit_unknown", err)
 			return nil, err
 		}
@@ -177,37 +274,60 @@ func (w *Worker) giveSlotBack(name string, slot lock.Lease) {
 }
 
 // claimUnder claims one task under a slot of the limit; nil if there is none. It
-// is noted as running; the caller says when it has ended.
+// is noted as running; the caller says when it has ended. As in claimSome, a claim
+// that has begun is finished.
 func (w *Worker) claimUnder(ctx context.Context, name string) *tasks.Task {
-	session := w.Locks.Session()
-	if session == "" {
-		return nil
-	}
 	claims := []tasks.Claim{{Limit: name, Kinds: w.Kinds.Names()}}
-	if kinds := w.limitedBy(name); len(kinds) > 0 {
+	if kinds := w.limits.byName[name]; len(kinds) > 0 {
 		claims = append(claims, tasks.Claim{Kinds: kinds})
 	}
 	for _, c := range claims {
-		c.Session, c.Replica, c.Queues, c.Max = session, w.Replica, w.Queues, 1
-		claimed, err := w.Store.Claim(ctx, c)
-		if err != nil {
-			if ctx.Err() == nil {
-				w.Log.Debug("limited_claim_failed", zap.String("limit", name), zap.Error(err))
+		for more := true; more; {
+			var t *tasks.Task
+			if t, more = w.claimOne(ctx, name, c); t != nil {
+				return t
 			}
-			return nil
-		}
-		if len(claimed) > 0 {
-			w.running.begin(claimed[0].Fence)
-			return claimed[0]
 		}
 	}
 	return nil
+}
+
+func (w *Worker) claimOne(ctx context.Context, name string, c tasks.Claim) (t *tasks.Task, more bool) {
+	session := w.Locks.Session()
+	bytes := w.running.reserve(MaxPayload, MaxPayload, w.PayloadMemory)
+	defer w.running.unreserve(bytes)
+	if session == "" || bytes == 0 || ctx.Err() != nil {
+		return nil, false
+	}
+	w.claiming.RLock()
+	defer w.claiming.RUnlock()
+	c.Session, c.Replica, c.Queues, c.Max = session, w.Replica, w.Queues, 1
+	claimed, err := w.Store.Claim(context.WithoutCancel(ctx), c)
+	w.reportRefused(claimed.Refused)
+	if err != nil {
+		w.unheard.Store(true)
+		w.Log.Debug("limited_claim_failed", zap.String("limit", name), zap.Error(err))
+	}
+	if len(claimed.Tasks) == 0 {
+		return nil, claimed.More && err == nil
+	}
+	t = claimed.Tasks[0]
+	w.running.begin(t.Fence, len(t.Payload))
+	if ctx.Err() != nil {
+		w.giveBack(t, tasks.ErrShutdown)
+		w.running.end(t.Fence)
+		return nil, false
+	}
+	return t, false
 }
 
 // tellLimit logs what keeps a limit from being served, once until it changes.
 func (w *Worker) tellLimit(name, event string, err error) {
 	w.limits.mu.Lock()
 	news := w.limits.told[name] != event
+	if len(w.limits.told) > maxTold {
+		clear(w.limits.told) // somebody invents names
+	}
 	w.limits.told[name] = event
 	w.limits.mu.Unlock()
 	if !news {

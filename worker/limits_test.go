@@ -214,14 +214,14 @@ type asked struct {
 	claims, limits atomic.Int32
 }
 
-func (a *asked) Claim(ctx context.Context, c tasks.Claim) ([]*tasks.Task, error) {
+func (a *asked) Claim(ctx context.Context, c tasks.Claim) (tasks.Claimed, error) {
 	a.claims.Add(1)
 	return a.Store.Claim(ctx, c)
 }
 
-func (a *asked) DueLimits(ctx context.Context, c tasks.Claim) ([]string, error) {
+func (a *asked) DueLimits(ctx context.Context, c tasks.Claim, names []string) ([]string, error) {
 	a.limits.Add(1)
-	return a.Store.DueLimits(ctx, c)
+	return a.Store.DueLimits(ctx, c, names)
 }
 
 // Who has no limits does not pay for them with a question at every claim.

@@ -9,11 +9,17 @@ import (
 type running struct {
 	mu     sync.Mutex
 	taken  int
-	fences map[int64]bool                    // of all attempts, from claim to release
-	tasks  map[int64]context.CancelCauseFunc // by id, those whose handler runs
-	ended  bool                              // no handler may run on: a shutdown's grace is over
+	bytes  int               // of payloads, held or reserved
+	fences map[int64]int     // of all attempts, from claim to release, and the bytes of their payloads
+	tasks  map[int64]handler // by fence, those whose handler runs
+	ended  bool              // no handler may run on: a shutdown's grace is over
 	why    error
 	idle   chan struct{} // closed when nothing is under way; nil while nobody waits
+}
+
+type handler struct {
+	task   int64
+	cancel context.CancelCauseFunc
 }
 
 // take takes room for up to n attempts, as long as no more than most is taken,
@@ -43,11 +49,31 @@ func (r *running) count() int {
 	return r.taken
 }
 
+// reserve reserves memory for payloads: up to n bytes, as long as no more than most
+// is held, and nothing at all if that leaves less than least. It returns how much.
+func (r *running) reserve(n, least, most int) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if n = min(n, most-r.bytes); n < least {
+		return 0
+	}
+	r.bytes += n
+	return n
+}
+
+// unreserve gives back what reserve returned. What was read meanwhile is counted by
+// begin.
+func (r *running) unreserve(n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.bytes -= n
+}
+
 // start runs f as the attempt with this fence, in a goroutine that done waits
 // for. The caller has taken room for it, which is given back before left is
 // called.
-func (r *running) start(fence int64, f, left func()) {
-	r.begin(fence)
+func (r *running) start(fence int64, bytes int, f, left func()) {
+	r.begin(fence, bytes)
 	go func() {
 		defer left()
 		defer r.leave(1)
@@ -56,16 +82,19 @@ func (r *running) start(fence int64, f, left func()) {
 	}()
 }
 
-// begin notes an attempt. It is called before anybody can ask for it.
-func (r *running) begin(fence int64) {
+// begin notes an attempt, and the bytes of its payload, until end. It is called
+// before anybody can ask for it.
+func (r *running) begin(fence int64, bytes int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.fences[fence] = true
+	r.fences[fence] = bytes
+	r.bytes += bytes
 }
 
 func (r *running) end(fence int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.bytes -= r.fences[fence]
 	delete(r.fences, fence)
 }
 
@@ -73,7 +102,8 @@ func (r *running) end(fence int64) {
 func (r *running) has(fence int64) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.fences[fence]
+	_, is := r.fences[fence]
+	return is
 }
 
 // done returns a channel that is closed when nothing is under way. Nothing may
@@ -91,26 +121,29 @@ func (r *running) done() <-chan struct{} {
 }
 
 // enter makes a handler's context one that can be cancelled by the task's id,
-// until exit is called.
-func (r *running) enter(id int64, cancel context.CancelCauseFunc) (exit func()) {
+// until exit is called. A task may have two handlers here for a while: one whose
+// lease was lost and that does not heed its context, and its successor.
+func (r *running) enter(id, fence int64, cancel context.CancelCauseFunc) (exit func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.ended {
 		cancel(r.why)
 	}
-	r.tasks[id] = cancel
+	r.tasks[fence] = handler{id, cancel}
 	return func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		delete(r.tasks, id)
+		delete(r.tasks, fence)
 	}
 }
 
 func (r *running) cancel(id int64, cause error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if cancel := r.tasks[id]; cancel != nil {
-		cancel(cause)
+	for _, h := range r.tasks {
+		if h.task == id {
+			h.cancel(cause)
+		}
 	}
 }
 
@@ -119,7 +152,7 @@ func (r *running) cancelAll(cause error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.ended, r.why = true, cause
-	for _, cancel := range r.tasks {
-		cancel(cause)
+	for _, h := range r.tasks {
+		h.cancel(cause)
 	}
 }

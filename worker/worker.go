@@ -15,7 +15,9 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/robfig/cron/v3"
@@ -27,15 +29,18 @@ import (
 
 // Store is what a worker asks of the database.
 type Store interface {
-	Claim(context.Context, tasks.Claim) ([]*tasks.Task, error)
+	Claim(context.Context, tasks.Claim) (tasks.Claimed, error)
+	LookBehind(context.Context, tasks.Claim) (some bool, err error)
 	Unclaim(ctx context.Context, t *tasks.Task, delay time.Duration) error
 	Complete(context.Context, tasks.Ending) error
 	Sessions(ctx context.Context, mine string) ([]string, error)
-	TakeOver(ctx context.Context, dead []string, maxCrashes int) ([]tasks.Orphan, error)
+	TakeOver(ctx context.Context, dead []string, maxCrashes int) ([]tasks.Orphan, []tasks.RowError, error)
 	UnknownKinds(ctx context.Context, known []string) ([]string, error)
 	CancelRequests(ctx context.Context, session string) ([]int64, error)
 	Held(ctx context.Context, session string) ([]*tasks.Task, error)
-	DueLimits(context.Context, tasks.Claim) ([]string, error)
+	Limited(context.Context) (bool, error)
+	DueLimits(ctx context.Context, c tasks.Claim, names []string) ([]string, error)
+	UnknownLimits(ctx context.Context, known []string, n int) ([]string, error)
 	DueKinds(context.Context, tasks.Claim) ([]string, error)
 	Listen(ctx context.Context, wake func(tasks.Signal)) error
 	LeaderStore
@@ -50,6 +55,7 @@ type Worker struct {
 
 	Replica       string        // our name in rows and logs
 	Concurrency   int           // how many tasks run at once; default 32
+	PayloadMemory int           // bytes of payloads of tasks that are held at once; default 128 MiB, at least MaxPayload
 	Queues        []string      // which queues to serve; default all
 	Poll          string        // a cron spec for looking at the table; default @every 1s
 	PollOnly      bool          // do not LISTEN
@@ -82,8 +88,16 @@ type Worker struct {
 	hurried  sync.Once
 	giveUp   context.Context // ends when a shutdown will not wait any longer
 	running  running
+	payloads payloads // claim's own
 	limits   limits
+
+	// A claim whose answer is lost leaves rows that are ours and that nobody runs.
+	unheard  atomic.Bool  // there may be some
+	claiming sync.RWMutex // held by claims until their tasks are noted; audit takes it alone
 }
+
+// MaxPayload is the longest payload of a task, in bytes.
+const MaxPayload = 4 << 20
 
 // ParsePoll returns when to look at the table, by a cron spec whose seconds may
 // be left out, or a descriptor such as @every 5s.
@@ -101,6 +115,7 @@ func (w *Worker) Init() error {
 		return errors.New("worker: Store, Locks and at least one of Kinds are required")
 	}
 	setDefault(&w.Concurrency, 32)
+	setDefault(&w.PayloadMemory, 128<<20)
 	setDefault(&w.Poll, "@every 1s")
 	setDefault(&w.MaxCrashes, 3)
 	setDefault(&w.RetryBase, time.Second)
@@ -118,10 +133,12 @@ func (w *Worker) Init() error {
 	if w.Concurrency < 0 || w.MaxCrashes < 0 || w.Timeout < 0 || w.RetryBase < 0 || w.ShutdownGrace < 0 {
 		return errors.New("worker: a number or duration is below zero")
 	}
+	if w.PayloadMemory < MaxPayload {
+		return fmt.Errorf("worker: PayloadMemory %d is below %d, the longest payload", w.PayloadMemory, MaxPayload)
+	}
 	w.wake, w.look, w.hurry = make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{})
-	w.running.fences = map[int64]bool{}
-	w.limits.serving, w.limits.told = map[string]bool{}, map[string]string{}
-	w.running.tasks = map[int64]context.CancelCauseFunc{}
+	w.running.fences, w.running.tasks = map[int64]int{}, map[int64]handler{}
+	w.limits.init(w.Kinds.Names(), w.LimitSlots, w.KindLimits)
 	return nil
 }
 
@@ -157,6 +174,9 @@ func (w *Worker) Run(ctx context.Context) error {
 	helping.Go(func() { w.tick(intake) })
 	helping.Go(func() { w.heed(intake) })
 	helping.Go(func() { w.lead(intake) })
+	helping.Go(func() { w.lookBehind(intake) })
+	helping.Go(func() { w.suspect(intake) })
+	helping.Go(func() { w.findLimits(intake) })
 	helping.Go(func() { w.watchCancels(work) })
 	if !w.PollOnly {
 		helping.Go(func() { w.listen(work) })
@@ -183,49 +203,33 @@ const maxClaim = 512
 // claim takes tasks in, as many as there are free slots, until ctx ends.
 func (w *Worker) claim(ctx context.Context) {
 	failing := false
-	roomier := func() { notify(w.wake) } // there is room for another
-	unlimited := w.unlimited()
-	var audited time.Time
 	for {
 		select {
 		case <-ctx.Done():
+			w.audit(ctx)
 			return
 		case <-w.wake:
 		}
-		if time.Since(audited) > 5*time.Second {
-			w.audit(ctx)
-			audited = time.Now()
-		}
+		w.audit(ctx)
 		limited := w.limits.due
 		if limited { // first: they take little room, and would never get any after the others
 			w.serveLimits(ctx)
 		}
 		for more := true; more && ctx.Err() == nil; {
 			runtime.Gosched() // those who leave together make room for one claim
-			session := w.Locks.Session()
-			room := w.running.take(maxClaim, w.Concurrency)
-			if room == 0 || session == "" {
-				w.running.leave(room)
-				break // room that is given back, or a session, wakes us
-			}
-			claimed, err := w.Store.Claim(ctx, tasks.Claim{Session: session, Replica: w.Replica, Kinds: unlimited, Queues: w.Queues, Max: room})
-			w.running.leave(room - len(claimed))
-			if err != nil {
-				if ctx.Err() == nil && !failing {
-					w.Log.Warn("claim_failed", zap.Error(err))
-				}
-				failing = true
-				break // the next tick tries again
-			}
-			if failing {
+			var asked bool
+			var err error
+			more, asked, err = w.claimSome(ctx)
+			switch {
+			case err != nil && !failing:
+				w.Log.Warn("claim_failed", zap.Error(err))
+			case err == nil && asked && failing:
 				w.Log.Info("claim_recovered")
-				failing = false
 			}
-			more = len(claimed) == room
-			for _, t := range claimed {
-				more = more || sharesLockKey(t) // others of its lock key may hide what else is due
-				w.running.start(t.Fence, func() { w.attempt(t) }, roomier)
+			if asked {
+				failing = err != nil
 			}
+			more = more && err == nil // or else the next tick tries again
 		}
 		if !limited {
 			w.serveLimits(ctx)
@@ -233,23 +237,124 @@ func (w *Worker) claim(ctx context.Context) {
 	}
 }
 
+// claimSome claims as many tasks as there is room for and starts them. It reports
+// whether to ask again at once, and whether it asked at all.
+//
+// A claim that has begun is finished, whether or not ctx ends meanwhile: to give up
+// on its answer would leave tasks that are ours and that nobody runs.
+func (w *Worker) claimSome(ctx context.Context) (more, asked bool, err error) {
+	session := w.Locks.Session()
+	room := w.running.take(maxClaim, w.Concurrency)
+	bytes := w.running.reserve(w.PayloadMemory, MaxPayload, w.PayloadMemory)
+	defer w.running.unreserve(bytes)
+	if room == 0 || bytes == 0 || session == "" {
+		w.running.leave(room)
+		return false, false, nil // room that is given back, or a session, wakes us
+	}
+	w.claiming.RLock()
+	defer w.claiming.RUnlock()
+	c := tasks.Claim{Session: session, Replica: w.Replica, Kinds: w.limits.none, Queues: w.Queues, Max: w.payloads.fit(room, bytes), MaxBytes: bytes}
+	claimed, err := w.Store.Claim(context.WithoutCancel(ctx), c)
+	w.running.leave(room - len(claimed.Tasks))
+	w.reportRefused(claimed.Refused)
+	w.payloads.saw(claimed.Tasks)
+	for _, t := range claimed.Tasks {
+		run := func() { w.attempt(t) }
+		if ctx.Err() != nil {
+			run = func() { w.giveBack(t, tasks.ErrShutdown) }
+		}
+		w.running.start(t.Fence, len(t.Payload), run, func() { notify(w.wake) })
+	}
+	if err != nil {
+		w.unheard.Store(true)
+	}
+	return claimed.More, true, err
+}
+
+// reportRefused logs rows that Postgres refuses to change. Each is refused once: it
+// has failed, or is left alone.
+func (w *Worker) reportRefused(rows []tasks.RowError) {
+	for _, r := range rows {
+		w.Log.Error("row_refused", zap.Int64("task_id", r.ID), zap.Bool("failed", r.Failed), zap.Error(r.Err))
+	}
+}
+
 // audit gives back tasks that Postgres says are ours and that we know nothing
 // of: the answer to a claim was lost on the way. Without it they would wait for
-// the end of our session. It runs between claims, never beside one.
+// the end of our session.
 func (w *Worker) audit(ctx context.Context) {
+	if !w.unheard.Load() {
+		return
+	}
+	w.claiming.Lock() // what is being claimed is not yet known either
+	defer w.claiming.Unlock()
 	session := w.Locks.Session()
 	if session == "" {
 		return
 	}
-	held, err := w.Store.Held(ctx, session)
+	w.unheard.Store(false)
+	held, err := w.Store.Held(context.WithoutCancel(ctx), session)
 	if err != nil {
+		w.unheard.Store(true)
 		return // claim_failed tells of a database that is away
 	}
 	for _, t := range held {
 		if !w.running.has(t.Fence) {
 			w.Log.Warn("claim_unheard", fields(t)...)
 			w.running.take(1, math.MaxInt)
-			w.running.start(t.Fence, func() { w.giveBack(t, errUnheard) }, w.poke)
+			w.running.start(t.Fence, 0, func() { w.giveBack(t, errUnheard) }, w.poke)
+		}
+	}
+}
+
+// suspect looks now and then for tasks that are ours and that nobody here knows of,
+// although every claim was answered: somebody's hand may have made them so. Each look
+// reads all that is running; it is the audit that acts.
+func (w *Worker) suspect(ctx context.Context) {
+	for ctx.Err() == nil {
+		began := time.Now()
+		if session := w.Locks.Session(); session != "" {
+			held, err := w.Store.Held(ctx, session)
+			unknown := func(t *tasks.Task) bool { return !w.running.has(t.Fence) }
+			if err == nil && slices.ContainsFunc(held, unknown) { // claim_failed tells of a database that is away
+				w.unheard.Store(true)
+				notify(w.wake)
+			}
+		}
+		sleep(ctx, max(5*time.Second, 50*time.Since(began)))
+	}
+}
+
+// payloads knows how long payloads have been of late, so that no more tasks are
+// claimed than can be read.
+type payloads struct{ mean float64 }
+
+// fit returns how many tasks of so much room fit into so many bytes, at least one.
+func (p *payloads) fit(room, bytes int) int {
+	if float64(room)*p.mean <= float64(bytes) {
+		return room
+	}
+	return max(1, int(float64(bytes)/p.mean))
+}
+
+func (p *payloads) saw(list []*tasks.Task) {
+	if len(list) == 0 {
+		return
+	}
+	sum := 0
+	for _, t := range list {
+		sum += len(t.Payload)
+	}
+	p.mean += (float64(sum)/float64(len(list)) - p.mean) / 2
+}
+
+// lookBehind looks for due tasks that claims pass over, until ctx ends.
+func (w *Worker) lookBehind(ctx context.Context) {
+	for ctx.Err() == nil {
+		sleep(ctx, time.Second)
+		some, err := w.Store.LookBehind(ctx, tasks.Claim{Kinds: w.limits.none, Queues: w.Queues})
+		if err == nil && some { // claim_failed tells of a database that is away
+			w.poke()
 		}
 	}
 }
@@ -309,7 +414,8 @@ func (w *Worker) takeOver(ctx context.Context) (none bool) {
 	if len(dead) == 0 {
 		return err == nil
 	}
-	orphans, err := w.Store.TakeOver(ctx, dead, w.MaxCrashes)
+	orphans, refused, err := w.Store.TakeOver(ctx, dead, w.MaxCrashes)
+	w.reportRefused(refused)
 	if err != nil {
 		if ctx.Err() == nil {
 			w.Log.Warn("take_over_failed", zap.Error(err))

@@ -108,7 +108,7 @@ func BenchmarkEmptyClaim(b *testing.B) {
 				return err
 			}
 			limits := func() error {
-				_, err := db.DueLimits(b.Context(), tasks.Claim{Kinds: []string{"noop"}})
+				_, err := db.DueLimits(b.Context(), tasks.Claim{Kinds: []string{"noop"}}, []string{"limit"})
 				return err
 			}
 			for b.Loop() {

@@ -1,0 +1,441 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"onejob/tasks"
+)
+
+// chooseSQL returns the statement that locks the rows to take, leaves their ids in
+// the setting onejob.claimed, and says how far it looked.
+//
+// The order is (priority DESC, run_at, id) over all lanes; see onejob.lane for what
+// a lane is. A loose index scan finds the lanes in the order of their priority, with
+// the first row of each, one probe a lane, and ends below the priority at which
+// there are enough. The lanes whose first rows are most urgent show some of their
+// rows: the first shows @show, the second half as many, the third a third. That is
+// some five times what one lane alone would show, however many lanes there are, and
+// no row is passed over: what is claimed ends where a lane that has more to show
+// stops (bound).
+//
+// Rows are then locked in order until there are @max. What others have locked is
+// skipped. A lock_key is reserved before a row with it is taken, see
+// onejob.reserve_lock_key, and of each key only the first row counts. A row without
+// one shares its key, its id, only with a lock_key that happens to be the same
+// number; if that becomes busy just now, or both are picked, the unique index on
+// running lock keys refuses, and Claim asks again for fewer.
+//
+// What could not be had does not hide what is behind it. The statement reports, for
+// each lane, up to where all rows are dealt with, and the lock keys of those that it
+// left (ends); as marks they tell the next one where to go on. The first row of
+// each key that was left is asked for by name (freed).
+//
+// now() is when the transaction began, which is before it had its turn. So rows are
+// due by statement_timestamp().
+//
+// The subqueries with LIMIT 1, where NOT EXISTS would do, keep the planner from
+// a join: it would read all that is running, or by a bad guess the whole table.
+// And the CASE hides from it that tasks_pending could find a row by its id, which
+// looks right only while the table is empty. See docs/decisions/claim.md.
+func chooseSQL(limit string) string {
+	if limit == "" {
+		return chooseUnlimited
+	}
+	return chooseLimited
+}
+
+var (
+	chooseUnlimited = strings.ReplaceAll(choose, "{limit}", "limit_name IS NULL")
+	chooseLimited   = strings.ReplaceAll(choose, "{limit}", "limit_name = @limit")
+)
+
+const choose = `
+WITH RECURSIVE marks AS MATERIALIZED (
+    SELECT lane, busy::jsonb AS busy,
+           least(run_at, statement_timestamp() - @margin * interval '1 microsecond') AS run_at,
+           CASE WHEN run_at <= statement_timestamp() - @margin * interval '1 microsecond' THEN id ELSE 0 END AS id
+      FROM unnest(@lanes::bigint[], @run_ats::timestamptz[], @ids::bigint[], @busy::text[]) AS m(lane, run_at, id, busy)
+), lanes AS (
+    SELECT (-1)::bigint AS lane, NULL::timestamptz AS run_at, NULL::bigint AS id, NULL::jsonb AS busy, false AS marked, false AS served, 0 AS due, 0 AS above
+ UNION ALL
+    SELECT next.lane, next.run_at, next.id, next.busy, next.marked, s.served, l.due + s.served::int,
+           CASE WHEN next.lane >> 52 > l.lane >> 52 THEN l.due ELSE l.above END
+      FROM lanes l
+      LEFT JOIN LATERAL (SELECT * FROM marks WHERE lane > l.lane ORDER BY lane LIMIT 1) m ON true
+     CROSS JOIN LATERAL (
+          (SELECT onejob.lane(priority, queue, kind, lock_key IS NULL), kind, queue, run_at, id, NULL::jsonb, false
+             FROM onejob.tasks
+            WHERE status = 'pending'
+              AND {limit}
+              AND onejob.lane(priority, queue, kind, lock_key IS NULL) > l.lane
+              AND onejob.lane(priority, queue, kind, lock_key IS NULL) < coalesce(m.lane, 9223372036854775807)
+            ORDER BY onejob.lane(priority, queue, kind, lock_key IS NULL), run_at, id
+            LIMIT 1)
+       UNION ALL
+          (SELECT m.lane, t.kind, t.queue, t.run_at, t.id, m.busy, true
+             FROM (SELECT WHERE m.lane IS NOT NULL) marked
+             LEFT JOIN LATERAL (
+                  SELECT kind, queue, run_at, id
+                    FROM onejob.tasks
+                   WHERE status = 'pending'
+                     AND {limit}
+                     AND onejob.lane(priority, queue, kind, lock_key IS NULL) = m.lane
+                     AND (run_at, id) > (m.run_at, m.id)
+                   ORDER BY run_at, id
+                   LIMIT 1) t ON true)
+            LIMIT 1) next(lane, kind, queue, run_at, id, busy, marked)
+     CROSS JOIN LATERAL (
+          SELECT coalesce(next.run_at <= statement_timestamp()
+                      AND next.kind = ANY (@kinds)
+                      AND (cardinality(@queues::text[]) = 0 OR next.queue = ANY (@queues)), false) AS served) s
+     WHERE l.above < @max
+), heads AS MATERIALIZED (
+    SELECT *, (CASE WHEN marked THEN @walk::bigint ELSE @show::bigint END - 1) / row_number() OVER urgency + 1 AS allotted
+      FROM lanes
+     WHERE served
+    WINDOW urgency AS (ORDER BY lane >> 52, run_at, id)
+     ORDER BY lane >> 52, run_at, id
+     LIMIT @max
+), shown AS MATERIALIZED (
+    SELECT h.lane, h.lane >> 52 AS urgency, t.run_at, t.id, t.lock_key, t.place = h.allotted AS last, coalesce(h.busy ? t.lock_key, false) AS known
+      FROM heads h
+     CROSS JOIN LATERAL (
+           SELECT run_at, id, lock_key, row_number() OVER (ORDER BY run_at, id) AS place
+             FROM onejob.tasks
+            WHERE status = 'pending'
+              AND {limit}
+              AND onejob.lane(priority, queue, kind, lock_key IS NULL) = h.lane
+              AND (run_at, id) >= (h.run_at, h.id)
+              AND run_at <= statement_timestamp()
+            ORDER BY run_at, id
+            LIMIT h.allotted) t
+), bound AS MATERIALIZED (
+    SELECT urgency, run_at, id FROM shown WHERE last ORDER BY urgency, run_at, id LIMIT 1
+), freed AS (
+    SELECT m.lane >> 52 AS urgency, t.run_at, t.id, k.lock_key
+      FROM marks m
+     CROSS JOIN LATERAL jsonb_object_keys(m.busy) AS k(lock_key)
+     CROSS JOIN LATERAL (
+           SELECT run_at, id
+             FROM onejob.tasks
+            WHERE status = 'pending'
+              AND {limit}
+              AND onejob.lane(priority, queue, kind, lock_key IS NULL) = m.lane
+              AND lock_key = k.lock_key
+            ORDER BY run_at, id
+            LIMIT 1) t
+     WHERE t.run_at <= statement_timestamp()
+       AND (SELECT true FROM onejob.tasks r
+             WHERE r.status = 'running' AND coalesce(r.lock_key, r.id::text) = k.lock_key LIMIT 1) IS NULL
+), candidates AS (
+    SELECT urgency, run_at, id FROM shown WHERE lock_key IS NULL
+ UNION ALL
+    SELECT urgency, run_at, id
+      FROM (SELECT DISTINCT ON (lock_key) urgency, run_at, id
+              FROM (SELECT urgency, run_at, id, lock_key FROM shown WHERE lock_key IS NOT NULL AND NOT known
+                 UNION ALL
+                    SELECT urgency, run_at, id, lock_key FROM freed) keyed
+             ORDER BY lock_key, urgency, run_at, id) first_of_its_key
+), picked AS MATERIALIZED (
+    SELECT c.*
+      FROM (SELECT c.*
+              FROM candidates c
+              LEFT JOIN bound b ON true
+             WHERE NOT @strictly OR b.id IS NULL OR (c.urgency, c.run_at, c.id) <= (b.urgency, b.run_at, b.id)
+             ORDER BY c.urgency, c.run_at, c.id) c
+     CROSS JOIN LATERAL (
+           SELECT id
+             FROM onejob.tasks p
+            WHERE id = c.id
+              AND CASE WHEN status <> 'pending' OR run_at > statement_timestamp() OR id = ANY (@avoid)
+                         OR ({limit}) IS NOT TRUE OR kind <> ALL (@kinds) OR cardinality(@queues) > 0 AND queue <> ALL (@queues) THEN false
+                       WHEN lock_key IS NOT NULL THEN onejob.reserve_lock_key(lock_key)
+                       ELSE (SELECT true FROM onejob.tasks r
+                              WHERE r.status = 'running' AND coalesce(r.lock_key, r.id::text) = p.id::text LIMIT 1) IS NULL END
+              FOR NO KEY UPDATE SKIP LOCKED) t
+     LIMIT @max
+), reached AS MATERIALIZED (
+    SELECT urgency, run_at, id
+      FROM (SELECT * FROM bound WHERE @strictly
+         UNION ALL
+           (SELECT * FROM picked WHERE (SELECT count(*) FROM picked) = @max ORDER BY urgency DESC, run_at DESC, id DESC LIMIT 1)) both_ends
+     ORDER BY urgency, run_at, id
+     LIMIT 1
+), dealt_with AS MATERIALIZED (
+    SELECT s.lane, s.run_at, s.id, CASE WHEN p.id IS NULL AND NOT s.known THEN s.lock_key END AS busy
+      FROM shown s
+      LEFT JOIN reached r ON true
+      LEFT JOIN picked p ON p.id = s.id
+     WHERE r.id IS NULL OR (s.urgency, s.run_at, s.id) <= (r.urgency, r.run_at, r.id)
+), ends AS (
+    SELECT DISTINCT ON (lane) lane, run_at, id
+      FROM dealt_with
+     ORDER BY lane, run_at DESC, id DESC
+     LIMIT 32
+), busy AS (
+    SELECT lane, array_agg(busy) AS keys
+      FROM (SELECT DISTINCT lane, busy FROM dealt_with WHERE busy IS NOT NULL LIMIT 64) few
+     GROUP BY lane
+)
+SELECT set_config('onejob.claimed', (SELECT coalesce(array_agg(id), '{}') FROM picked)::text, false),
+       (SELECT count(*) FROM picked),
+       EXISTS (SELECT FROM bound) OR (SELECT count(*) FROM heads) = @max,
+       e.lanes, e.run_ats, e.ids, e.keys,
+       (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::bigint
+  FROM (SELECT array_agg(lane) AS lanes, array_agg(run_at) AS run_ats, array_agg(id) AS ids, array_agg(to_jsonb(keys)) AS keys
+          FROM ends LEFT JOIN busy USING (lane)) e`
+
+// chosen is the answer to chooseSQL.
+type chosen struct {
+	picked int
+	more   bool // than what was looked at
+	ends   map[int64]mark
+	took   time.Duration // by Postgres' clock
+}
+
+// A mark is a place in a lane. All rows up to it were taken, or could not be had:
+// those whose lock key was busy by its key, the others because somebody had locked
+// them.
+type mark struct {
+	runAt time.Time
+	id    int64
+	busy  map[string]bool
+}
+
+func readChosen(results pgx.BatchResults) (c chosen, err error) {
+	var lanes, ids []int64
+	var runAts []time.Time
+	var keys [][]string
+	var claimed string
+	var micros int64
+	if err := results.QueryRow().Scan(&claimed, &c.picked, &c.more, &lanes, &runAts, &ids, &keys, &micros); err != nil {
+		return c, err
+	}
+	c.took = time.Duration(micros) * time.Microsecond
+	c.ends = make(map[int64]mark, len(lanes))
+	for i, lane := range lanes {
+		m := mark{runAt: runAts[i], id: ids[i], busy: map[string]bool{}}
+		for _, k := range keys[i] {
+			m.busy[k] = true
+		}
+		c.ends[lane] = m
+	}
+	return c, nil
+}
+
+// memory is what is remembered of the lanes, for each sort of claim.
+type memory struct {
+	mu   sync.Mutex
+	sort map[string]*lanes
+}
+
+func (s *Store) lanesOf(c tasks.Claim) *lanes {
+	name := strings.Join([]string{c.Limit, strings.Join(c.Kinds, "\x1f"), strings.Join(c.Queues, "\x1f")}, "\x1e")
+	s.remember.mu.Lock()
+	defer s.remember.mu.Unlock()
+	l := s.remember.sort[name]
+	if l == nil {
+		if s.remember.sort == nil || len(s.remember.sort) == maxSorts {
+			s.remember.sort = map[string]*lanes{}
+		}
+		l = &lanes{watched: c.Limit == ""}
+		s.remember.sort[name] = l
+	}
+	return l
+}
+
+// lanes remembers where claims of one sort go on. To forget is always right: the
+// next claim begins at the first row of each lane and finds what there is.
+type lanes struct {
+	mu      sync.Mutex
+	marks   map[int64]mark
+	since   time.Time     // when a claim last began without marks
+	cost    time.Duration // of that one, and of those after it that found nothing
+	walk    int           // what it was in the last look
+	empty   bool          // the last claim found nothing, and there is more to look at
+	dear    bool          // beginning without marks costs much
+	watched bool          // LookBehind looks after them
+}
+
+const (
+	// From a claim that began without marks to the next one so many times its cost
+	// passes at least, so that looking at rows that cannot be had, or at what is left
+	// in the index of those that are gone, never takes more than a twentieth.
+	restFactor = 20
+
+	// A claim that takes longer than this is not repeated for the sake of looking
+	// from the beginning. LookBehind does that, beside the claims.
+	dearCost = 5 * time.Millisecond
+
+	// maxWalk is how many rows of a lane a look passes over that cannot be had. When
+	// it has come to that, it takes what other lanes have, although that may be less
+	// urgent than what it has not yet seen.
+	maxWalk = 8192
+
+	// A transaction that inserts rows may commit after others whose rows are younger.
+	// So the claim looks again at what came due within the last second.
+	margin = time.Second
+
+	maxSorts    = 256 // of claims: limits, that is
+	maxMarks    = 64
+	maxBusyKeys = 256 // in one lane
+)
+
+// A look is one use of what is remembered.
+type look struct {
+	max      int
+	show     int // rows of the first lane
+	walk     int // the same, for a lane in which it goes on
+	strictly bool
+	margin   time.Duration
+	marks    map[int64]mark
+}
+
+// look returns what the next claim of up to most tasks begins with.
+func (l *lanes) look(most int) look {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	base := max(16, most)
+	if now := time.Now(); !l.empty && !l.dear && now.Sub(l.since) > restFactor*l.cost || len(l.marks) == 0 {
+		l.marks, l.since, l.cost, l.dear, l.empty = nil, now, 0, false, false
+	}
+	k := look{max: most, show: base, walk: base, marks: maps.Clone(l.marks), margin: margin}
+	if l.empty { // it goes on where the last one ended
+		k.margin = 0
+		k.walk = min(maxWalk, max(base, l.walk*8))
+	}
+	k.strictly = k.walk < maxWalk
+	return k
+}
+
+// looked remembers what came of a look.
+func (l *lanes) looked(k look, c chosen) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(k.marks) == 0 || l.empty {
+		l.cost += c.took
+		l.dear = l.watched && l.cost >= dearCost
+	}
+	l.empty = c.picked == 0 && c.more
+	l.walk = k.walk
+	if l.marks == nil {
+		l.marks = map[int64]mark{}
+	}
+	for lane, m := range c.ends {
+		old := l.marks[lane]
+		maps.Copy(m.busy, old.busy)
+		if m.before(old) { // two claims at once
+			m.runAt, m.id = old.runAt, old.id
+		}
+		if len(m.busy) > maxBusyKeys {
+			delete(l.marks, lane)
+			continue
+		}
+		l.marks[lane] = m
+	}
+	if len(l.marks) > maxMarks {
+		l.marks, l.empty = nil, false
+	}
+}
+
+// behindSQL returns, for each mark, the first row before it that is waiting for
+// nothing that is known: it came after the claim had passed.
+const behindSQL = `
+SELECT m.lane, t.run_at, t.id
+  FROM unnest($1::bigint[], $2::timestamptz[], $3::bigint[], $4::text[]) AS m(lane, run_at, id, busy)
+ CROSS JOIN LATERAL (
+       SELECT run_at, id
+         FROM onejob.tasks
+        WHERE status = 'pending'
+          AND limit_name IS NULL
+          AND onejob.lane(priority, queue, kind, lock_key IS NULL) = m.lane
+          AND (run_at, id) <= (m.run_at, m.id)
+          AND NOT coalesce(m.busy::jsonb ? lock_key, false)
+        ORDER BY run_at, id
+        LIMIT 1) t`
+
+// LookBehind looks for due tasks that claims like c would pass over because they
+// became due, or free, behind where those go on: when a transaction that inserted
+// them was slow to commit, or one that had locked them has ended. It does so where
+// the claims do not, because for them it takes too long, and no more often than is
+// worth it; call it every second. It reports whether there are any.
+func (s *Store) LookBehind(ctx context.Context, c tasks.Claim) (some bool, err error) {
+	l := s.lanesOf(c)
+	marks, due := l.behind()
+	if !due {
+		return false, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	began := time.Now()
+	type row struct {
+		Lane  int64
+		RunAt time.Time
+		ID    int64
+	}
+	a := look{marks: marks}.arguments(c, nil)
+	rows, err := query(ctx, s.pool, pgx.RowToStructByPos[row], behindSQL, a["lanes"], a["run_ats"], a["ids"], a["busy"])
+	if err != nil {
+		return false, fmt.Errorf("look behind claims: %w", err)
+	}
+	found := make(map[int64]mark, len(rows))
+	for _, r := range rows {
+		found[r.Lane] = mark{runAt: r.RunAt, id: r.ID - 1}
+	}
+	l.lookedBehind(found, time.Since(began))
+	return len(found) > 0, nil
+}
+
+// behind returns the marks to look behind, if it is time.
+func (l *lanes) behind() (marks map[int64]mark, due bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.dear || time.Since(l.since) < restFactor*l.cost {
+		return nil, false
+	}
+	return maps.Clone(l.marks), true
+}
+
+// lookedBehind lets claims go on from what was found. Where looking was cheap they
+// do it themselves again.
+func (l *lanes) lookedBehind(found map[int64]mark, took time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.since, l.cost = time.Now(), took
+	if took < dearCost {
+		l.marks, l.dear, l.empty = nil, false, false
+		return
+	}
+	for lane, m := range found {
+		old, known := l.marks[lane]
+		if known && m.before(old) {
+			m.busy = old.busy
+			l.marks[lane] = m
+		}
+	}
+}
+
+func (m mark) before(o mark) bool {
+	return m.runAt.Before(o.runAt) || m.runAt.Equal(o.runAt) && m.id < o.id
+}
+
+func (k look) arguments(c tasks.Claim, avoid []int64) pgx.NamedArgs {
+	n := len(k.marks)
+	lanes, runAts, ids, busy := make([]int64, 0, n), make([]time.Time, 0, n), make([]int64, 0, n), make([]string, 0, n)
+	for lane, m := range k.marks {
+		keys, _ := json.Marshal(m.busy) // a map of this type always can be
+		lanes, runAts, ids, busy = append(lanes, lane), append(runAts, m.runAt), append(ids, m.id), append(busy, string(keys))
+	}
+	return pgx.NamedArgs{
+		"limit": c.Limit, "kinds": c.Kinds, "queues": notNil(c.Queues), "max": k.max, "show": k.show, "walk": k.walk, "strictly": k.strictly,
+		"lanes": lanes, "run_ats": runAts, "ids": ids, "busy": busy, "margin": k.margin.Microseconds(), "avoid": avoid,
+	}
+}

@@ -1,0 +1,150 @@
+package store
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"onejob/tasks"
+)
+
+// lanesSQL begins a statement with the lanes that have waiting rows without a limit,
+// and the first row of each: one probe of tasks_pending for each (a loose index scan).
+const lanesSQL = `
+WITH RECURSIVE lanes AS (
+    (SELECT onejob.lane(priority, queue, kind, lock_key IS NULL) AS lane, queue, kind, run_at
+       FROM onejob.tasks
+      WHERE status = 'pending'
+        AND limit_name IS NULL
+      ORDER BY onejob.lane(priority, queue, kind, lock_key IS NULL), run_at, id
+      LIMIT 1)
+ UNION ALL
+    SELECT next.*
+      FROM lanes l
+     CROSS JOIN LATERAL (
+           SELECT onejob.lane(priority, queue, kind, lock_key IS NULL), queue, kind, run_at
+             FROM onejob.tasks
+            WHERE status = 'pending'
+              AND limit_name IS NULL
+              AND onejob.lane(priority, queue, kind, lock_key IS NULL) > l.lane
+            ORDER BY onejob.lane(priority, queue, kind, lock_key IS NULL), run_at, id
+            LIMIT 1) next
+)`
+
+// UnknownKinds returns the kinds of waiting tasks that are not among known.
+func (s *Store) UnknownKinds(ctx context.Context, known []string) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	kinds, err := query(ctx, s.pool, pgx.RowTo[string], lanesSQL+`
+SELECT DISTINCT kind FROM lanes WHERE kind <> ALL ($1)`, notNil(known))
+	if err != nil {
+		return nil, fmt.Errorf("look for unknown kinds: %w", err)
+	}
+	return kinds, nil
+}
+
+// DueKinds returns those of c.Kinds of which rows without a limit of their own
+// are due.
+func (s *Store) DueKinds(ctx context.Context, c tasks.Claim) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	kinds, err := query(ctx, s.pool, pgx.RowTo[string], lanesSQL+`
+SELECT DISTINCT kind
+  FROM lanes
+ WHERE kind = ANY ($1)
+   AND (cardinality($2::text[]) = 0 OR queue = ANY ($2))
+   AND run_at <= now()`, c.Kinds, notNil(c.Queues))
+	if err != nil {
+		return nil, fmt.Errorf("look for due kinds: %w", err)
+	}
+	return kinds, nil
+}
+
+// Limited reports whether rows with a limit are waiting.
+func (s *Store) Limited(ctx context.Context) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	some, err := query(ctx, s.pool, pgx.RowTo[bool], `
+SELECT true
+  FROM onejob.tasks
+ WHERE status = 'pending'
+   AND limit_name IS NOT NULL
+ LIMIT 1`)
+	if err != nil {
+		return false, fmt.Errorf("look for tasks with a limit: %w", err)
+	}
+	return len(some) > 0, nil
+}
+
+// DueLimits returns those of names under which rows are due that c would claim.
+// Whether their lock keys are free is not asked. The cost is that of the lanes of
+// these limits: what waits under other names is not looked at.
+func (s *Store) DueLimits(ctx context.Context, c tasks.Claim, names []string) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	due, err := query(ctx, s.pool, pgx.RowTo[string], `
+WITH RECURSIVE lanes AS (
+    SELECT name, (-1)::bigint AS lane, NULL::text AS queue, NULL::text AS kind, NULL::timestamptz AS run_at
+      FROM unnest($1::text[]) AS n(name)
+ UNION ALL
+    SELECT l.name, next.*
+      FROM lanes l
+     CROSS JOIN LATERAL (
+           SELECT onejob.lane(priority, queue, kind, lock_key IS NULL), queue, kind, run_at
+             FROM onejob.tasks
+            WHERE status = 'pending'
+              AND limit_name = l.name
+              AND onejob.lane(priority, queue, kind, lock_key IS NULL) > l.lane
+            ORDER BY onejob.lane(priority, queue, kind, lock_key IS NULL), run_at, id
+            LIMIT 1) next
+)
+SELECT DISTINCT name
+  FROM lanes
+ WHERE run_at <= now()
+   AND kind = ANY ($2)
+   AND (cardinality($3::text[]) = 0 OR queue = ANY ($3))`, notNil(names), c.Kinds, notNil(c.Queues))
+	if err != nil {
+		return nil, fmt.Errorf("look for limits with due tasks: %w", err)
+	}
+	return due, nil
+}
+
+// UnknownLimits returns up to n names of limits that waiting tasks have and that
+// are not among known, in the order of the alphabet.
+func (s *Store) UnknownLimits(ctx context.Context, known []string, n int) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	names, err := query(ctx, s.pool, pgx.RowTo[string], `
+WITH RECURSIVE names AS (
+    (SELECT limit_name, (limit_name <> ALL ($1))::int AS unknown
+       FROM onejob.tasks
+      WHERE status = 'pending'
+        AND limit_name IS NOT NULL
+      ORDER BY limit_name
+      LIMIT 1)
+ UNION ALL
+    SELECT next.limit_name, n.unknown + (next.limit_name <> ALL ($1))::int
+      FROM names n
+     CROSS JOIN LATERAL (
+           SELECT limit_name
+             FROM onejob.tasks
+            WHERE status = 'pending'
+              AND limit_name > n.limit_name
+            ORDER BY limit_name
+            LIMIT 1) next
+     WHERE n.unknown < $2
+)
+SELECT limit_name FROM names WHERE limit_name <> ALL ($1)`, notNil(known), n)
+	if err != nil {
+		return nil, fmt.Errorf("look for unknown limits: %w", err)
+	}
+	return names, nil
+}
+
+func notNil(s []string) []string {
+	if s == nil {
+		return []string{}
+	}
+	return s
+}

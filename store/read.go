@@ -1,0 +1,177 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"onejob/tasks"
+)
+
+// maxPayload is the longest payload that runs, in bytes of its text. A row with a
+// longer one is from before the table refused them.
+const maxPayload = 4 << 20
+
+// Payloads are read in portions of so many bytes as they are stored, or of one row.
+// The first portion comes with the claim; most are smaller.
+const (
+	maxFirstBytes = 256 << 10
+	maxReadBytes  = 1 << 20
+)
+
+// readSQL reads rows that were claimed: those of @ids, or those that the claim in
+// the same round trip has left in onejob.claimed, the most urgent first, as many as
+// @bytes allow. Sizes are those of the stored values, which cost nothing to know.
+const readSQL = `
+SELECT id, fence, kind, queue, priority, coalesce(lock_key, id::text), attempt, max_attempts, crashes, timeout, run_at, created_at,
+       octet_length(body), CASE WHEN octet_length(body) <= @max_payload THEN body END
+  FROM (SELECT *, sum(pg_column_size(payload)) OVER (ORDER BY priority DESC, run_at, id ROWS UNBOUNDED PRECEDING) AS bytes
+          FROM onejob.tasks
+         WHERE id = ANY (coalesce(@ids, current_setting('onejob.claimed')::bigint[]))
+           AND CASE WHEN status = 'running' THEN session = @session END) t
+ CROSS JOIN LATERAL (SELECT payload::text AS body OFFSET 0) b
+ WHERE bytes <= @bytes`
+
+func readArguments(ids []int64, session string, bytes int) pgx.NamedArgs {
+	return pgx.NamedArgs{"ids": ids, "session": session, "bytes": bytes, "max_payload": maxPayload}
+}
+
+// claimed is a task as it was read, and where it stood in the order of claims.
+type claimed struct {
+	*tasks.Task
+	runAt  time.Time
+	length int // of the payload's text
+}
+
+// scanClaimed scans values of which none can be out of range: what a row holds is
+// brought within what Go can carry, and an infinite time is the zero time.
+func scanClaimed(c tasks.Claim) pgx.RowToFunc[claimed] {
+	return func(row pgx.CollectableRow) (claimed, error) {
+		t := claimed{Task: &tasks.Task{Session: c.Session, Replica: c.Replica}}
+		var timeout pgtype.Interval
+		var runAt, createdAt pgtype.Timestamptz
+		err := row.Scan(&t.ID, &t.Fence, &t.Kind, &t.Queue, &t.Priority, &t.LockKey, &t.Attempt, &t.MaxAttempts, &t.Crashes,
+			&timeout, &runAt, &createdAt, &t.length, (*[]byte)(&t.Payload))
+		t.Timeout, t.runAt, t.CreatedAt = duration(timeout), runAt.Time, createdAt.Time
+		return t, err
+	}
+}
+
+// duration returns an interval as Postgres' extract(epoch ...) reckons it: a year
+// has 365.25 days, a month 30. What Go cannot hold is the longest that it can.
+func duration(i pgtype.Interval) time.Duration {
+	days := float64(i.Months/12)*365.25 + float64(i.Months%12)*30 + float64(i.Days)
+	micros := days*24*3600*1e6 + float64(i.Microseconds)
+	if micros >= float64(math.MaxInt64/1000) {
+		return math.MaxInt64
+	}
+	return time.Duration(micros) * time.Microsecond
+}
+
+// readRest reads what did not come along with the claim, in portions, and requeues
+// what there is no room for.
+func (s *Store) readRest(ctx context.Context, c tasks.Claim, r round) (tasks.Claimed, error) {
+	out := tasks.Claimed{More: r.chosen.more}
+	list, bytes := r.read, 0
+	for _, t := range list {
+		bytes += t.length
+	}
+	rest := r.unread
+	var err error
+	for len(rest) > 0 && err == nil && (c.MaxBytes <= 0 || bytes < c.MaxBytes) {
+		n := portion(rest)
+		var read []claimed
+		read, err = s.readPortion(ctx, c, rest[:n], &out)
+		for _, t := range read {
+			bytes += t.length
+		}
+		list = append(list, read...)
+		rest = rest[n:]
+	}
+	for _, t := range rest { // no room, or no Postgres
+		out.More = true
+		if e := s.Unclaim(ctx, &tasks.Task{ID: t.id, Fence: t.fence}, 0); e != nil {
+			err = errors.Join(err, e)
+		}
+	}
+	slices.SortFunc(list, func(a, b claimed) int {
+		return cmp.Or(cmp.Compare(b.Priority, a.Priority), a.runAt.Compare(b.runAt), cmp.Compare(a.ID, b.ID))
+	})
+	for _, t := range list {
+		if t.Payload == nil {
+			s.failUnread(ctx, t.ID, t.Fence, fmt.Sprintf("the payload has %d bytes, of at most %d", t.length, maxPayload), &out)
+			continue
+		}
+		out.Tasks = append(out.Tasks, t.Task)
+	}
+	return out, err
+}
+
+// portion returns how many rows are read together, at least one.
+func portion(rest []taken) int {
+	size := 0
+	for i, t := range rest {
+		if size += t.size; i > 0 && size > maxReadBytes {
+			return i
+		}
+	}
+	return len(rest)
+}
+
+// readPortion reads rows together or, if Postgres cannot read one of them, each on
+// its own. A row that is not the session's own any more is left out.
+func (s *Store) readPortion(ctx context.Context, c tasks.Claim, rows []taken, out *tasks.Claimed) ([]claimed, error) {
+	ids := make([]int64, len(rows))
+	for i, t := range rows {
+		ids[i] = t.id
+	}
+	read, err := s.read(ctx, c, ids)
+	var pg *pgconn.PgError
+	switch {
+	case err == nil:
+		return read, nil
+	case !unfit(err):
+		return nil, fmt.Errorf("read claimed tasks: %w", err)
+	case len(rows) == 1:
+		errors.As(err, &pg)
+		s.failUnread(ctx, rows[0].id, rows[0].fence, "the payload cannot be read: "+words(pg), out)
+		return nil, nil
+	}
+	var list []claimed
+	for _, t := range rows {
+		read, err := s.readPortion(ctx, c, []taken{t}, out)
+		if err != nil {
+			return list, err
+		}
+		list = append(list, read...)
+	}
+	return list, nil
+}
+
+func (s *Store) read(ctx context.Context, c tasks.Claim, ids []int64) ([]claimed, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	return query(ctx, s.pool, scanClaimed(c), readSQL, readArguments(ids, c.Session, math.MaxInt32))
+}
+
+// failUnread fails a claimed task that cannot be handed to anybody.
+func (s *Store) failUnread(ctx context.Context, id, fence int64, why string, out *tasks.Claimed) {
+	err := s.Complete(ctx, tasks.Ending{ID: id, Fence: fence, Outcome: tasks.Failed, Next: tasks.StatusFailed, Error: why})
+	out.Refused = append(out.Refused, tasks.RowError{ID: id, Failed: err == nil, Err: errors.New(why)})
+}
+
+func without(all []taken, read []claimed) []taken {
+	known := make(map[int64]bool, len(read))
+	for _, t := range read {
+		known[t.ID] = true
+	}
+	return slices.DeleteFunc(all, func(t taken) bool { return known[t.id] })
+}

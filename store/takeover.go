@@ -1,0 +1,166 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"onejob/tasks"
+)
+
+// Sessions returns the sessions, other than mine, that hold running tasks.
+func (s *Store) Sessions(ctx context.Context, mine string) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	sessions, err := query(ctx, s.pool, pgx.RowTo[string], `
+SELECT DISTINCT session::text
+  FROM onejob.tasks
+ WHERE status = 'running'
+   AND session::text <> $1`, mine)
+	if err != nil {
+		return nil, fmt.Errorf("list the sessions of running tasks: %w", err)
+	}
+	return sessions, nil
+}
+
+// TakeOver takes the running tasks of dead sessions from them: they become due
+// again, or fail when they have ended maxCrashes replicas or used up their
+// attempts. Two replicas may do it at once; each task is moved by one of them,
+// and as neither waits for a row, no order is needed against deadlocks.
+//
+// A row that Postgres refuses to change does not keep the others: it stays as it is,
+// is among the refused, and is left alone from then on.
+func (s *Store) TakeOver(ctx context.Context, dead []string, maxCrashes int) (orphans []tasks.Orphan, refused []tasks.RowError, err error) {
+	orphans, err = s.takeOver(ctx, dead, nil, maxCrashes)
+	if !unfit(err) {
+		return orphans, nil, err
+	}
+	ids, err := s.heldBy(ctx, dead)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, id := range ids {
+		one, err := s.takeOver(ctx, dead, []int64{id}, maxCrashes)
+		var pg *pgconn.PgError
+		switch {
+		case unfit(err) && errors.As(err, &pg):
+			s.avoid.add(id)
+			refused = append(refused, tasks.RowError{ID: id, Err: errors.New(words(pg))})
+		case err != nil:
+			return orphans, refused, err
+		}
+		orphans = append(orphans, one...)
+	}
+	return orphans, refused, nil
+}
+
+// heldBy returns the running tasks of dead sessions.
+func (s *Store) heldBy(ctx context.Context, dead []string) ([]int64, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	ids, err := query(ctx, s.pool, pgx.RowTo[int64], `
+SELECT id
+  FROM onejob.tasks
+ WHERE status = 'running'
+   AND session = ANY ($1::uuid[])
+   AND id <> ALL ($2)
+ LIMIT 1000`, dead, s.avoid.list())
+	if err != nil {
+		return nil, fmt.Errorf("take over tasks: %w", err)
+	}
+	return ids, nil
+}
+
+// takeOver is TakeOver for all tasks of dead sessions, or for some, all or none.
+func (s *Store) takeOver(ctx context.Context, dead []string, ids []int64, maxCrashes int) ([]tasks.Orphan, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	orphans, err := query(ctx, s.pool, func(row pgx.CollectableRow) (tasks.Orphan, error) {
+		var o tasks.Orphan
+		var micros int64
+		err := row.Scan(&o.ID, &o.Kind, &o.LockKey, &o.Attempt, &o.Crashes, &o.Fence, &o.Replica, &o.Next, &micros)
+		o.Since = time.Duration(micros) * time.Microsecond
+		return o, err
+	}, `
+WITH orphans AS (
+    SELECT id, fence, attempt, max_attempts, crashes, lock_key, replica, session, started_at, cancel_requested
+      FROM onejob.tasks
+     WHERE status = 'running'
+       AND session = ANY ($1::uuid[])
+       AND id <> ALL ($3)
+       AND ($4::bigint[] IS NULL OR id = ANY ($4))
+     LIMIT 1000
+       FOR NO KEY UPDATE SKIP LOCKED
+), history AS (
+    INSERT INTO onejob.attempts (fence, task_id, attempt, lock_key, replica, session, started_at, finished_at, outcome, error)
+    SELECT fence, id, attempt, coalesce(lock_key, id::text), replica, session, started_at, now(), 'crashed',
+           format('the session of replica %s ended', replica)
+      FROM orphans
+        ON CONFLICT (task_id, fence) DO NOTHING
+), verdicts AS (
+    SELECT id, session AS dead_session, replica AS dead_replica,
+           CASE WHEN cancel_requested         THEN 'cancelled'
+                WHEN crashes + 1 >= $2        THEN 'failed'
+                WHEN attempt >= max_attempts  THEN 'failed'
+                                              ELSE 'pending' END AS next,
+           CASE WHEN crashes + 1 >= $2
+                THEN format('quarantined: %s replicas died while they worked on it, the last was %s; see what it does to them, then onejob tasks retry %s', crashes + 1, replica, id)
+                ELSE format('replica %s died during attempt %s of %s', replica, attempt, max_attempts) END AS error
+      FROM orphans
+)
+UPDATE onejob.tasks t
+   SET status      = v.next,
+       crashes     = least(t.crashes + 1, 1000000),
+       error       = v.error,
+       session     = NULL,
+       replica     = NULL,
+       finished_at = CASE WHEN v.next <> 'pending' THEN now() END
+  FROM verdicts v
+ WHERE t.id = v.id
+   AND t.id = ANY (ARRAY(SELECT id FROM orphans))
+RETURNING t.id, t.kind, coalesce(t.lock_key, t.id::text), t.attempt, t.crashes, t.fence, v.dead_replica, t.status,
+          (extract(epoch FROM now() - t.started_at) * 1000000)::bigint`, dead, maxCrashes, s.avoid.list(), ids)
+	if err != nil {
+		return nil, fmt.Errorf("take over tasks: %w", err)
+	}
+	return orphans, nil
+}
+
+// CancelRequests returns those running tasks of session that somebody wants
+// cancelled.
+func (s *Store) CancelRequests(ctx context.Context, session string) ([]int64, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	ids, err := query(ctx, s.pool, pgx.RowTo[int64], `
+SELECT id
+  FROM onejob.tasks
+ WHERE status = 'running'
+   AND session = $1
+   AND cancel_requested`, session)
+	if err != nil {
+		return nil, fmt.Errorf("look for cancel requests: %w", err)
+	}
+	return ids, nil
+}
+
+// Held returns the running tasks of session: enough of each to give it back.
+func (s *Store) Held(ctx context.Context, session string) ([]*tasks.Task, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	held, err := query(ctx, s.pool, func(row pgx.CollectableRow) (*tasks.Task, error) {
+		t := &tasks.Task{Session: session}
+		return t, row.Scan(&t.ID, &t.Kind, &t.LockKey, &t.Attempt, &t.Fence)
+	}, `
+SELECT id, kind, coalesce(lock_key, id::text), attempt, fence
+  FROM onejob.tasks
+ WHERE status = 'running'
+   AND session = $1`, session)
+	if err != nil {
+		return nil, fmt.Errorf("list held tasks: %w", err)
+	}
+	return held, nil
+}
