@@ -190,7 +190,7 @@ SELECT set_config('onejob.claimed', (SELECT coalesce(array_agg(id), '{}') FROM p
        EXISTS (SELECT FROM bound) OR (SELECT count(*) FROM heads) = @max,
        e.lanes, e.run_ats, e.ids, e.keys,
        (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::bigint
-  FROM (SELECT array_agg(lane) AS lanes, array_agg(run_at) AS run_ats, array_agg(id) AS ids, array_agg(to_jsonb(keys)) AS keys
+  FROM (SELECT array_agg(lane) AS lanes, array_agg(greatest(run_at, '0001-01-01 UTC')) AS run_ats, array_agg(id) AS ids, array_agg(to_jsonb(keys)) AS keys
           FROM ends LEFT JOIN busy USING (lane)) e`
 
 // chosen is the answer to chooseSQL.
@@ -349,7 +349,7 @@ func (l *lanes) looked(k look, c chosen) {
 // behindSQL returns, for each mark, the first row before it that is waiting for
 // nothing that is known: it came after the claim had passed.
 const behindSQL = `
-SELECT m.lane, t.run_at, t.id
+SELECT m.lane, greatest(t.run_at, '0001-01-01 UTC'), t.id
   FROM unnest($1::bigint[], $2::timestamptz[], $3::bigint[], $4::text[]) AS m(lane, run_at, id, busy)
  CROSS JOIN LATERAL (
        SELECT run_at, id

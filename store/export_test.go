@@ -5,3 +5,13 @@ func (s *Store) TurnStuck() bool { return s.turnStuck.Load() }
 
 // ErrLocked is what Complete gives up with while another transaction has the row.
 var ErrLocked = errLocked
+
+// Forget lets the next claim begin at the first row of each lane.
+func (s *Store) Forget() {
+	s.remember.mu.Lock()
+	defer s.remember.mu.Unlock()
+	s.remember.sort = nil
+}
+
+// Duration is what a row's timeout is for Go.
+var Duration = duration

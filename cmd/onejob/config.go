@@ -61,6 +61,7 @@ type Config struct {
 
 	Worker struct {
 		Concurrency   int           `koanf:"concurrency"`
+		PayloadMemory int           `koanf:"payload_memory"`
 		Poll          string        `koanf:"poll"`
 		Queues        []string      `koanf:"queues"`
 		Timeout       time.Duration `koanf:"timeout"`
@@ -117,6 +118,7 @@ func defaults() Config {
 	c.Consul.SessionTTL, c.Consul.Renew = lock.SessionTTL, lock.Renew
 	c.Consul.Margin, c.Consul.LockDelay, c.Consul.Verify = lock.Margin, lock.LockDelay, lock.Verify
 	c.Worker.Concurrency = 32
+	c.Worker.PayloadMemory = 128 << 20
 	c.Limits.Backend = "consul"
 	c.Limits.Slots, c.Limits.Kinds = map[string]int{}, map[string]string{}
 	c.Worker.Poll = "@every 1s"
@@ -197,6 +199,9 @@ func (c *Config) validate() error {
 		add("postgres.max_conns: %d is not between 2 and 1000", c.Postgres.MaxConns)
 	}
 	join("", c.validateConsul())
+	if c.Worker.PayloadMemory < worker.MaxPayload {
+		add("worker.payload_memory: %d bytes are less than %d, the longest payload", c.Worker.PayloadMemory, worker.MaxPayload)
+	}
 	if c.Worker.Concurrency < 1 || c.Worker.Concurrency > 10000 {
 		add("worker.concurrency: %d is not between 1 and 10000", c.Worker.Concurrency)
 	}

@@ -189,13 +189,14 @@ func TestConfigProblems(t *testing.T) {
 			"consul.session_ttl: a lease lasts TTL 10s - margin 1s = 9s after a heartbeat, which leaves no room for a lost one every 5s: it must be at least twice the heartbeat, 10s",
 		}},
 		{"OutOfRange", "start_timeout: 1ms\nreplica: " + strings.Repeat("x", 201) + "\npostgres: {max_conns: 1}\nconsul: {verify: -1s, service: ''}\n" +
-			"worker: {concurrency: 0, poll: often, max_crashes: 0, timeout: -1s, shutdown_grace: 0s, retry_base: 1m, retry_max: 1s, queues: ['']}\n" +
+			"worker: {concurrency: 0, payload_memory: 4194303, poll: often, max_crashes: 0, timeout: -1s, shutdown_grace: 0s, retry_base: 1m, retry_max: 1s, queues: ['']}\n" +
 			"retention: {succeeded: 0s, failed: -1h}\nhttp: {listen: nowhere}\nlog: {level: loud, format: xml}", nil, []string{
 			"replica: the name is 201 bytes long, more than 200",
 			"start_timeout: 1ms is below 1s",
 			"postgres.max_conns: 1 is not between 2 and 1000",
 			"consul.verify: -1s is not above zero",
 			"consul.service: it is empty",
+			"worker.payload_memory: 4194303 bytes are less than 4194304, the longest payload",
 			"worker.concurrency: 0 is not between 1 and 10000",
 			`worker.poll: "often": ...`,
 			"worker.max_crashes: 0 is not above zero",

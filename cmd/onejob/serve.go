@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
 	"runtime/debug"
@@ -12,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	memlimit "github.com/KimMachineGun/automemlimit/memlimit"
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
@@ -54,13 +56,27 @@ attempt. A second signal ends the grace at once.`,
 // the replica's CPU time went into collecting it (docs/performance.md).
 const gcPercent = 400
 
-// serve wires a replica together and runs it until ctx ends.
-func serve(ctx context.Context, cfg Config, out io.Writer) error {
+// limitMemory sets how the heap may grow: far over what is in use, as long as that is
+// little, but not to where the kernel ends the process. The limit is nine tenths of
+// what the cgroup allows, or the machine has; a GOMEMLIMIT takes its place.
+func limitMemory(log *zap.Logger) {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
+	limit, err := memlimit.SetGoMemLimitWithOpts(memlimit.WithRatio(0.9), memlimit.WithLogger(slog.New(slog.DiscardHandler)),
+		memlimit.WithProvider(memlimit.ApplyFallback(memlimit.FromCgroup, memlimit.FromSystem)))
+	if err != nil {
+		log.Debug("memory_unlimited", zap.Error(err))
+		return
+	}
+	log.Debug("memory_limited", zap.Int64("bytes", limit))
+}
+
+// serve wires a replica together and runs it until ctx ends.
+func serve(ctx context.Context, cfg Config, out io.Writer) error {
 	log := newLogger(cfg, out)
 	defer func() { _ = log.Sync() }()
+	limitMemory(log)
 
 	db, err := store.Open(cfg.storeConfig())
 	if err != nil {
@@ -103,6 +119,7 @@ func serve(ctx context.Context, cfg Config, out io.Writer) error {
 		Kinds:         kinds,
 		Replica:       cfg.Replica,
 		Concurrency:   cfg.Worker.Concurrency,
+		PayloadMemory: cfg.Worker.PayloadMemory,
 		Queues:        cfg.Worker.Queues,
 		Poll:          cfg.Worker.Poll,
 		PollOnly:      !cfg.Postgres.Listen,

@@ -1,0 +1,289 @@
+package store_test
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"onejob/internal/testenv"
+	"onejob/store"
+	"onejob/tasks"
+)
+
+// refusing plants a trigger that refuses some changes of rows of kind "other".
+func (b *bench) refusing(condition string) {
+	b.t.Helper()
+	b.sql(`CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE numeric_value_out_of_range USING MESSAGE = 'not this one'; END $$`)
+	b.sql(`CREATE TRIGGER refuse BEFORE UPDATE ON onejob.tasks FOR EACH ROW WHEN (NEW.kind = 'other' AND ` + condition + `) EXECUTE FUNCTION public.refuse()`)
+}
+
+// A row that Postgres refuses to make running fails, and says why; those around it
+// are claimed.
+func TestOneRefusedRowStopsNoClaim(t *testing.T) {
+	t.Parallel()
+	for _, limit := range []string{"", "limit_name='l'"} {
+		b := newBench(t)
+		b.refusing(`NEW.status = 'running'`)
+		columns := func(more ...string) []string {
+			if limit != "" {
+				more = append(more, limit)
+			}
+			return more
+		}
+		first := b.insert(columns("priority=9")...)
+		bad := b.insert(columns("priority=5", "kind='other'")...)
+		last := b.insert(columns()...)
+		var got, refused []string
+		for range 10 {
+			c := tasks.Claim{Session: b.session, Replica: "one", Kinds: []string{"noop", "other"}, Max: 9}
+			if limit != "" {
+				c.Limit = "l"
+			}
+			claimed, err := b.Claim(t.Context(), c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if s := ids(claimed.Tasks); s != "" {
+				got = append(got, s)
+			}
+			for _, r := range claimed.Refused {
+				refused = append(refused, fmt.Sprint(r.ID, r.Failed, strings.Contains(r.Err.Error(), "not this one (SQLSTATE 22003)")))
+			}
+		}
+		equal(t, "what was claimed", strings.Join(got, " "), first+" "+last)
+		equal(t, "what was refused", strings.Join(refused, "; "), bad+" true true")
+		equal(t, "the row", b.one(`SELECT status || ': ' || error FROM onejob.tasks WHERE id = $1::text::bigint`, bad),
+			"failed: Postgres refuses to make this task running: not this one (SQLSTATE 22003)")
+	}
+}
+
+// A row that cannot even be failed is left alone.
+func TestARowThatCannotBeChangedIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.refusing(`true`)
+	bad := b.insert("priority=5", "kind='other'")
+	good := b.insert()
+	var got []string
+	refused := 0
+	for range 10 {
+		claimed, err := b.Claim(t.Context(), tasks.Claim{Session: b.session, Replica: "one", Kinds: []string{"noop", "other"}, Max: 9})
+		if err != nil {
+			t.Fatal(err)
+		}
+		refused += len(claimed.Refused)
+		if s := ids(claimed.Tasks); s != "" {
+			got = append(got, s)
+		}
+	}
+	equal(t, "what was claimed", strings.Join(got, " "), good)
+	equal(t, "how often it was refused", refused, 1)
+	equal(t, "the row", b.one(`SELECT status FROM onejob.tasks WHERE id = $1::text::bigint`, bad), "pending")
+}
+
+// A row that Postgres refuses to take over keeps no others of its session, nor those
+// of other dead sessions.
+func TestOneRefusedRowStopsNoTakeOver(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	other := *b
+	other.session = "6f1ed002-ab59-42fb-a0b4-0123456789ab"
+	bad, mine, theirs := b.claimed("kind='other'"), b.claimed(), other.claimed()
+	b.refusing(`NEW.status <> 'running'`)
+	taken := map[int64]bool{}
+	refusals := 0
+	for range 3 {
+		orphans, refused, err := b.TakeOver(t.Context(), []string{b.session, other.session}, 3)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, o := range orphans {
+			taken[o.ID] = true
+		}
+		for _, r := range refused {
+			refusals++
+			equal(t, "the refused row", r.ID, bad.ID)
+		}
+	}
+	equal(t, "what was taken over", fmt.Sprint(taken), fmt.Sprint(map[int64]bool{mine.ID: true, theirs.ID: true}))
+	equal(t, "how often it was refused", refusals, 1)
+}
+
+// Rows from before the table refused them.
+func TestRowsFromBefore(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	for _, constraint := range []string{"run_at_is_from_year_1_to_9999_or_infinity", "created_started_and_finished_at_are_from_year_1_to_9999",
+		"timeout_is_at_most_100_years", "attempt_and_crashes_are_at_most_a_million"} {
+		b.sql(`ALTER TABLE onejob.tasks DROP CONSTRAINT ` + constraint)
+	}
+	b.sql(`DROP TRIGGER payload_is_at_most_4_mib ON onejob.tasks`)
+	for _, columns := range []string{"run_at='-infinity'", "created_at='infinity'", "created_at='-infinity'", "timeout='178000000 years'",
+		"timeout='213503 days 23:34:34.709552'", "attempt=1000000", "crashes=2147483647", "run_at='4713-01-01 BC'"} {
+		b.Forget() // or else it may look behind the last one only later
+		task := b.claimed(columns)
+		if task.Timeout < 0 {
+			t.Errorf("%s: the timeout is %v", columns, task.Timeout)
+		}
+		if err := b.Complete(t.Context(), succeeded(task)); err != nil {
+			t.Errorf("%s: %v", columns, err)
+		}
+	}
+	large := b.insert(`payload=to_jsonb(repeat('x', 5 << 20))`)
+	claimed, err := b.Claim(t.Context(), tasks.Claim{Session: b.session, Replica: "one", Kinds: []string{"noop"}, Max: 9})
+	if err != nil || len(claimed.Refused) != 1 || fmt.Sprint(claimed.Refused[0].ID) != large {
+		t.Fatalf("a claim of a payload that is too long: %+v, %v", claimed, err)
+	}
+	equal(t, "its row", b.one(`SELECT status || ': ' || error FROM onejob.tasks WHERE id = $1::text::bigint`, large),
+		"failed: the payload has 5242882 bytes, of at most 4194304")
+	b.sql(`INSERT INTO onejob.tasks (kind, status, session, replica, fence, started_at, crashes) VALUES ('noop', 'running', $1, 'r', 1, now(), 2147483647)`, "6f1ed002-ab59-42fb-a0b4-0123456789ab")
+	b.sql(`INSERT INTO onejob.tasks (kind, status, session, replica, fence, started_at) VALUES ('noop', 'running', $1, 'r', 2, 'infinity')`, "6f1ed002-ab59-42fb-a0b4-0123456789ab")
+	mine := *b
+	mine.session = "6f1ed002-ab59-42fb-a0b4-0123456789ab"
+	healthy := mine.claimed()
+	if _, _, err := b.TakeOver(t.Context(), []string{mine.session}, 3); err != nil {
+		t.Error(err)
+	}
+	equal(t, "a healthy row of the same session", b.row(healthy, "status"), "pending")
+}
+
+// Payloads are read in portions, and rows for which there is no room are requeued.
+func TestPayloadsInPortions(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	random := make([]byte, 250_000)
+	_, _ = rand.Read(random)
+	payload := `"` + hex.EncodeToString(random) + `"` // half a megabyte that cannot be compressed to less than half
+	for i := range 20 {
+		b.sql(`INSERT INTO onejob.tasks (kind, payload, priority) VALUES ('noop', $1, $2)`, payload, -i)
+	}
+	claim := func(bytes int) []*tasks.Task {
+		t.Helper()
+		claimed, err := b.Claim(t.Context(), tasks.Claim{Session: b.session, Replica: "one", Kinds: []string{"noop"}, Max: 20, MaxBytes: bytes})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return claimed.Tasks
+	}
+	few := claim(1 << 20)
+	if n := len(few); n < 2 || n > 6 {
+		t.Errorf("a megabyte has room for %d", n)
+	}
+	equal(t, "the rows that are running", b.one(`SELECT count(*) FROM onejob.tasks WHERE status = 'running'`), fmt.Sprint(len(few)))
+	equal(t, "attempts used up by the rest", b.one(`SELECT max(attempt) FROM onejob.tasks WHERE status = 'pending'`), "0")
+	for i, task := range append(few, claim(0)...) {
+		equal(t, "the place in the order", int(task.Priority), -i)
+		equal(t, "the length of a payload", len(task.Payload), len(payload))
+	}
+	equal(t, "the rows that are running", b.one(`SELECT count(*) FROM onejob.tasks WHERE status = 'running'`), "20")
+}
+
+// Whoever locks rows, or references them, keeps nobody from the others.
+func TestAnOpenTransactionHidesNothing(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.sql(`INSERT INTO onejob.tasks (kind, run_at) SELECT 'noop', now() - interval '1 hour' + i * interval '1 ms' FROM generate_series(1, 3000) i`)
+	b.sql(`CREATE TABLE public.mine (task bigint REFERENCES onejob.tasks)`)
+	tx, err := b.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(t.Context())
+	if _, err := tx.Exec(t.Context(), `INSERT INTO public.mine SELECT id FROM onejob.tasks ORDER BY id LIMIT 100`); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "the first row that is claimed beside foreign keys", b.claimMax(4)[0].ID, int64(1))
+	if _, err := tx.Exec(t.Context(), `UPDATE onejob.tasks SET payload = '1' WHERE id BETWEEN 5 AND 2900`); err != nil {
+		t.Fatal(err)
+	}
+	got := 0
+	for range 40 {
+		for _, task := range b.claimMax(32) {
+			if task.ID < 2901 {
+				t.Fatalf("task %d was claimed, which is locked", task.ID)
+			}
+			got++
+		}
+	}
+	equal(t, "tasks claimed behind 2,896 locked ones", got, 100)
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, time.Minute, "what was locked is claimed", func() bool {
+		if _, err := b.LookBehind(t.Context(), tasks.Claim{Kinds: []string{"noop", "other"}}); err != nil {
+			t.Fatal(err)
+		}
+		got += len(b.claimMax(512))
+		return got == 2996
+	})
+}
+
+// Rows that become due, or free, behind where claims go on.
+func TestLookBehind(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.claimed("lock_key='busy'", "run_at=now() - interval '1 day'")
+	b.sql(`INSERT INTO onejob.tasks (kind, run_at, lock_key) SELECT 'noop', now() - interval '1 hour' + i * interval '1 ms', 'busy' FROM generate_series(1, 60000) i`)
+	last := b.insert("lock_key='other'")
+	testenv.Eventually(t, time.Minute, "the row behind 60,000 is claimed", func() bool { return ids(b.claimMax(9)) == last })
+	late := b.insert("lock_key='late'", "run_at=now() - interval '2 hours'")
+	testenv.Eventually(t, time.Minute, "the row before them is claimed", func() bool {
+		if _, err := b.LookBehind(t.Context(), tasks.Claim{Kinds: []string{"noop", "other"}}); err != nil {
+			t.Fatal(err)
+		}
+		return ids(b.claimMax(9)) == late
+	})
+	urgent := b.insert("priority=1", "lock_key='urgent'")
+	equal(t, "an urgent row", ids(b.claimMax(9)), urgent)
+}
+
+// One lock key under a limit, with more rows than anybody would look at.
+func TestADeepLockKeyUnderALimit(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	c := tasks.Claim{Session: b.session, Replica: "one", Kinds: []string{"noop"}, Limit: "l", Max: 1}
+	claim := func() string {
+		for range 100 {
+			claimed, err := b.Claim(t.Context(), c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(claimed.Tasks) > 0 || !claimed.More {
+				return ids(claimed.Tasks)
+			}
+		}
+		t.Fatal("there is always more")
+		return ""
+	}
+	first := b.insert("limit_name='l'", "lock_key='deep'", "run_at=now() - interval '1 day'")
+	equal(t, "the first of the key", claim(), first)
+	b.sql(`INSERT INTO onejob.tasks (kind, limit_name, lock_key, run_at) SELECT 'noop', 'l', 'deep', now() - interval '1 hour' FROM generate_series(1, 20000)`)
+	equal(t, "what there is while the key is busy", claim(), "")
+	behind := b.insert("limit_name='l'", "lock_key='other'")
+	equal(t, "what is behind it", claim(), behind)
+
+	b.sql(`INSERT INTO onejob.tasks (kind, limit_name) SELECT 'noop', 'unknown-' || i FROM generate_series(1, 3000) i`)
+	due, err := b.DueLimits(t.Context(), c, []string{"l", "none"})
+	equal(t, "the limits that are due", fmt.Sprint(due, err), "[l] <nil>")
+	unknown, err := b.UnknownLimits(t.Context(), []string{"l", "unknown-1"}, 3)
+	equal(t, "some that nobody knows", fmt.Sprint(unknown, err), "[unknown-10 unknown-100 unknown-1000] <nil>")
+	none, err := b.UnknownLimits(t.Context(), append(b.sql(`SELECT DISTINCT limit_name FROM onejob.tasks WHERE limit_name IS NOT NULL`), "x"), 3)
+	equal(t, "none that nobody knows", fmt.Sprint(none, err), "[] <nil>")
+}
+
+func TestDurations(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	for _, text := range []string{"1 microsecond", "1 year", "13 months 5 days 00:00:01.5", "100 years", "290 years"} {
+		var i pgtype.Interval
+		if err := b.pool.QueryRow(t.Context(), `SELECT $1::text::interval`, text).Scan(&i); err != nil {
+			t.Fatal(err)
+		}
+		equal(t, text, fmt.Sprint(store.Duration(i).Microseconds()), b.one(`SELECT (extract(epoch FROM $1::text::interval) * 1000000)::bigint`, text))
+	}
+}
