@@ -278,7 +278,7 @@ const (
 	// maxWalk is how many rows of a lane a look passes over that cannot be had. When
 	// it has come to that, it takes what other lanes have, although that may be less
 	// urgent than what it has not yet seen.
-	maxWalk = 8192
+	maxWalk = 4096
 
 	// A transaction that inserts rows may commit after others whose rows are younger.
 	// So the claim looks again at what came due within the last second.

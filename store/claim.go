@@ -67,9 +67,9 @@ const (
 	turnTimeoutAgain = 100 * time.Millisecond
 )
 
-// maxLooks is how often one call of Claim looks when it finds nothing at first. Each
-// look is a transaction of its own and has its turn.
-const maxLooks = 4
+// searchTime is for how long one call of Claim goes on when it finds nothing at first
+// and there is more to look at. Each look is a transaction of its own and has its turn.
+const searchTime = 10 * time.Millisecond
 
 // taken is a row that was made running, and not yet read.
 type taken struct {
@@ -95,7 +95,7 @@ func (s *Store) Claim(ctx context.Context, c tasks.Claim) (tasks.Claimed, error)
 	}
 	lanes := s.lanesOf(c)
 	look := lanes.look(c.Max)
-	for tries, looks := 1, 1; ; {
+	for tries, began := 1, time.Now(); ; {
 		r, err := s.claimOnce(ctx, c, look, turn)
 		var pg *pgconn.PgError
 		switch errors.As(err, &pg); {
@@ -104,9 +104,8 @@ func (s *Store) Claim(ctx context.Context, c tasks.Claim) (tasks.Claimed, error)
 				s.turnStuck.Store(false)
 			}
 			lanes.looked(look, r.chosen)
-			if r.chosen.picked == 0 && r.chosen.more && looks < maxLooks && ctx.Err() == nil {
+			if r.chosen.picked == 0 && r.chosen.more && time.Since(began) < searchTime {
 				look = lanes.look(c.Max)
-				looks++
 				continue
 			}
 			return s.readRest(ctx, c, r)

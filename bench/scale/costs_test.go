@@ -165,8 +165,9 @@ func BenchmarkRows(b *testing.B) {
 		execute(b, db, `CHECKPOINT`)
 		written = number(b, db, wal)
 		for done := 0; done < n; {
-			list, err := db.Claim(b.Context(), tasks.Claim{Session: "00000000-0000-0000-0000-000000000001", Replica: "replica-1", Kinds: []string{"noop"}, Max: 512})
+			claimed, err := db.Claim(b.Context(), tasks.Claim{Session: "00000000-0000-0000-0000-000000000001", Replica: "replica-1", Kinds: []string{"noop"}, Max: 512})
 			check(b, err)
+			list := claimed.Tasks
 			done += len(list)
 			all(len(list), func(i int) {
 				check(b, db.Complete(b.Context(), tasks.Ending{ID: list[i].ID, Fence: list[i].Fence, Outcome: tasks.Succeeded, Next: tasks.StatusSucceeded}))
@@ -209,9 +210,10 @@ func BenchmarkRequests(b *testing.B) {
 			b.ReportMetric((own(b)-here).Seconds()*1e6/(2*n), "for-"+server+"-us")
 		}
 		measure("postgres", func(int) {
-			list, err := db.Claim(b.Context(), tasks.Claim{Session: "00000000-0000-0000-0000-000000000001", Replica: "replica-1", Kinds: []string{"noop"}, Max: 1})
+			claimed, err := db.Claim(b.Context(), tasks.Claim{Session: "00000000-0000-0000-0000-000000000001", Replica: "replica-1", Kinds: []string{"noop"}, Max: 1})
 			check(b, err)
-			check(b, db.Complete(b.Context(), tasks.Ending{ID: list[0].ID, Fence: list[0].Fence, Outcome: tasks.Succeeded, Next: tasks.StatusSucceeded}))
+			task := claimed.Tasks[0]
+			check(b, db.Complete(b.Context(), tasks.Ending{ID: task.ID, Fence: task.Fence, Outcome: tasks.Succeeded, Next: tasks.StatusSucceeded}))
 		})
 		measure("consul", func(i int) { check(b, acquire(b, l, i).Release(b.Context())) })
 	}

@@ -1,0 +1,99 @@
+package scale_test
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"onejob/store"
+	"onejob/tasks"
+)
+
+// claims claims until there is nothing more or enough, and returns how many tasks
+// that gave and the longest of the claims.
+func claims(b *testing.B, db *store.Store, c tasks.Claim) (got int, longest time.Duration) {
+	b.Helper()
+	c.Session, c.Replica, c.Kinds = "00000000-0000-0000-0000-000000000001", "replica-1", []string{"noop"}
+	most := c.Max
+	for more := true; more && got < most; {
+		c.Max = most - got
+		began := time.Now()
+		claimed, err := db.Claim(b.Context(), c)
+		longest = max(longest, time.Since(began))
+		check(b, err)
+		got += len(claimed.Tasks)
+		more = claimed.More
+	}
+	return got, longest
+}
+
+func median(list []time.Duration) time.Duration {
+	slices.Sort(list)
+	return list[len(list)/2]
+}
+
+// BenchmarkClaimFromManyLanes measures a claim of 64 from 200,000 due rows that
+// stand in so many priorities, or queues.
+func BenchmarkClaimFromManyLanes(b *testing.B) {
+	for _, spread := range []struct{ name, columns string }{
+		{"OneLane", `0, 'default'`},
+		{"Priorities100", `i % 100, 'default'`},
+		{"Priorities2000", `i % 2000 - 1000, 'default'`},
+		{"Queues100", `0, 'queue ' || i % 100`},
+		{"Queues2000", `0, 'queue ' || i % 2000`},
+		{"Queues2000InTurn", `0, 'queue ' || i / 100`}, // each queue's rows at once
+	} {
+		b.Run(spread.name, func(b *testing.B) {
+			db := database(b, nil)
+			claims(b, db, tasks.Claim{Max: 64}) // its plan is that of an empty table
+			execute(b, db, `INSERT INTO onejob.tasks (kind, run_at, priority, queue)
+SELECT 'noop', now() - interval '1 hour' + i * interval '1 ms', `+spread.columns+` FROM generate_series(1, 200000) i`)
+			var took []time.Duration
+			for b.Loop() {
+				for range 50 {
+					began := time.Now()
+					got, _ := claims(b, db, tasks.Claim{Max: 64})
+					took = append(took, time.Since(began))
+					if got != 64 {
+						b.Fatalf("claimed %d", got)
+					}
+				}
+			}
+			b.ReportMetric(milliseconds(median(took)), "ms/claim-of-64")
+		})
+	}
+}
+
+// BenchmarkDeepLockKey measures looks at a limit under which 100,000 rows wait for
+// one lock key: the longest of those after which a row behind them is found, and
+// what a look takes from then on.
+func BenchmarkDeepLockKey(b *testing.B) {
+	db := database(b, nil)
+	c := tasks.Claim{Max: 1, Limit: "limit"}
+	execute(b, db, `INSERT INTO onejob.tasks (kind, limit_name, lock_key, run_at)
+SELECT 'noop', 'limit', 'deep', now() - interval '1 hour' FROM generate_series(1, 100001) i`)
+	if got, _ := claims(b, db, c); got != 1 {
+		b.Fatalf("claimed %d", got)
+	}
+	execute(b, db, `INSERT INTO onejob.tasks (kind, limit_name) SELECT 'noop', 'unknown ' || i FROM generate_series(1, 0) i`)
+	var looks, longest []time.Duration
+	for b.Loop() {
+		for i := range 20 {
+			execute(b, db, `INSERT INTO onejob.tasks (kind, limit_name, lock_key) VALUES ('noop', 'limit', 'other')`)
+			got, took := claims(b, db, c)
+			if got != 1 {
+				b.Fatalf("claimed %d", got)
+			}
+			execute(b, db, `UPDATE onejob.tasks SET status = 'succeeded', session = NULL, finished_at = now() WHERE status = 'running' AND lock_key = 'other'`)
+			longest = append(longest, took)
+			_ = i
+			began := time.Now()
+			_, err := db.DueLimits(b.Context(), tasks.Claim{Kinds: []string{"noop"}}, []string{"limit"})
+			check(b, err)
+			claims(b, db, c)
+			looks = append(looks, time.Since(began))
+		}
+	}
+	b.ReportMetric(milliseconds(slices.Max(longest)), "ms/longest-claim")
+	b.ReportMetric(milliseconds(median(looks)), "ms/look")
+}

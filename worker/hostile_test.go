@@ -1,0 +1,147 @@
+package worker_test
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"pgregory.net/rapid"
+
+	"onejob/internal/testenv"
+	"onejob/store"
+	"onejob/worker"
+)
+
+// hostileRow draws the columns and values of an INSERT, over the whole range that
+// Postgres can hold. Many are refused; what is not must harm no other row.
+func hostileRow(r *rapid.T) (columns []string, values []any) {
+	set := func(column string, value any) { columns, values = append(columns, column), append(values, value) }
+	one := func(column string, of ...any) {
+		if rapid.IntRange(0, 9).Draw(r, column) == 0 {
+			set(column, rapid.SampledFrom(of).Draw(r, column))
+		}
+	}
+	word := rapid.StringOf(rapid.RuneFrom([]rune("aé🕰'\"\\%/.: \u00a0\u202e"))).Draw(r, "word")
+	kind := rapid.SampledFrom([]string{"noop", "noop", "note", "exec", "http", "sql", "mystery", word}).Draw(r, "kind")
+	set("kind", kind)
+	one("payload", `{}`, `null`, `[]`, `"x"`, `1e400`, `{"command": "no"}`, `{"a": "\u202e"}`, strings.Repeat("[", 3000)+strings.Repeat("]", 3000), `"`+strings.Repeat("x", 100_000)+`"`)
+	one("queue", "default", "other", word, strings.Repeat("q", 100))
+	one("priority", math.MinInt16, -1000, 0, 1000, math.MaxInt16)
+	times := []any{"-infinity", "infinity", "4713-01-01 BC", "0001-01-01 UTC", "1970-01-01 UTC", "9999-12-31 UTC", "294276-01-01 UTC", "now", "tomorrow"}
+	one("run_at", times...)
+	one("created_at", times...)
+	one("lock_key", "1", "k", "..", "../leader", word, strings.Repeat("🕰", 128))
+	one("limit_name", "none", ".lock", word, strings.Repeat("l", 100))
+	one("unique_key", word+uuid.NewString(), "")
+	one("attempt", -1, 0, 999_999, 1_000_000, math.MaxInt32)
+	one("max_attempts", 0, 1, 1000, math.MaxInt32)
+	one("crashes", -1, 0, 2, 1_000_000, math.MaxInt32)
+	intervals := []any{"0", "1 microsecond", "1 day", "100 years", "178000000 years", "213503 days 23:34:34.709552", "-1 year"}
+	one("timeout", intervals...)
+	one("keep_for", intervals...)
+	// What only onejob writes: in one row of four, and mostly as it would.
+	if rapid.IntRange(0, 3).Draw(r, "written by hand") == 0 {
+		status := rapid.SampledFrom([]string{"running", "running", "succeeded", "failed", "cancelled"}).Draw(r, "status")
+		set("status", status)
+		mostly := func(column string, of ...any) {
+			if rapid.IntRange(0, 9).Draw(r, column) > 0 {
+				set(column, rapid.SampledFrom(of).Draw(r, column))
+			}
+		}
+		mostly("fence", math.MinInt64, 0, 1, math.MaxInt64)
+		mostly("started_at", append(times, "now", "now", "now")...)
+		if status == "running" {
+			mostly("session", uuid.NewString(), uuid.Nil.String())
+			mostly("replica", "", "r", word)
+		} else {
+			mostly("finished_at", append(times, "now", "now", "now")...)
+		}
+	}
+	one("cancel_requested", true, false)
+	one("result", `{}`, `1e400`)
+	one("schedule_id", -1, 1, math.MaxInt64)
+	return columns, values
+}
+
+// Every healthy row among hostile ones runs, and people can look at all of them.
+func TestHealthyRowsAmongHostileOnes(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	a := c.limited(t, "a", kinds(nil), func(w *worker.Worker) { w.LimitSlots = map[string]int{"good": 2} })
+	accepted, refused := 0, 0
+	defer func() { t.Logf("%d rows were accepted, %d refused", accepted, refused) }()
+	rapid.Check(t, func(r *rapid.T) {
+		for range 40 {
+			columns, values := hostileRow(r)
+			marks := make([]string, len(values))
+			for i, v := range values {
+				marks[i] = fmt.Sprintf("$%d", i+1)
+				values[i] = fmt.Sprint(v) // every type reads itself from text
+			}
+			sql := fmt.Sprintf("INSERT INTO onejob.tasks (%s) VALUES (%s)", strings.Join(columns, ", "), strings.Join(marks, ", "))
+			if tag, err := c.pool.Exec(t.Context(), sql, values...); err == nil && tag.RowsAffected() == 1 {
+				accepted++
+			} else {
+				refused++
+			}
+		}
+		var healthy []int64
+		for i := range 6 {
+			columns, values := "kind, priority", []any{"noop", i - 3}
+			switch i % 3 {
+			case 1:
+				columns, values = columns+", lock_key", append(values, "healthy")
+			case 2:
+				columns, values = columns+", limit_name", append(values, "good")
+			}
+			healthy = append(healthy, c.insert(t, columns, values...))
+		}
+		for _, id := range healthy {
+			c.await(t, id, "succeeded")
+		}
+		list, err := a.store.List(t.Context(), store.Filter{Limit: 60})
+		if err != nil {
+			r.Fatal(err)
+		}
+		for _, row := range list {
+			if _, _, err := a.store.Show(t.Context(), row.ID); err != nil {
+				r.Fatal(err)
+			}
+		}
+		if _, _, err := a.store.TakeOver(t.Context(), []string{uuid.NewString()}, 3); err != nil {
+			r.Fatal(err)
+		}
+	})
+}
+
+// A replica is frozen while it receives what it has claimed. Until its session ends
+// its rows are its own; all others are nobody's business of its.
+func TestAReplicaFrozenInItsClaim(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	// As stored they are small, so that many come with the claim; on their way they are not.
+	c.exec(t, `INSERT INTO onejob.tasks (kind, payload) SELECT 'noop', to_jsonb(repeat('x', 300000)) FROM generate_series(1, 3000)`)
+	f := c.process(t, "f", "", "ONEJOB_WORKER_CONCURRENCY=64", "ONEJOB_CONSUL_CHECK_TTL=10m", "ONEJOB_CONSUL_SESSION_TTL=20m")
+	testenv.Eventually(t, patience, "f has claimed", func() bool {
+		return get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status = 'running'") > 0
+	})
+	f.signal(t, syscall.SIGSTOP)
+	g := c.process(t, "g", "")
+	stopped := time.Now()
+	g.logged(t, "task_succeeded")
+	t.Logf("the other replica had its first success %.2f s after it was there", time.Since(stopped).Seconds())
+	testenv.Eventually(t, 2*patience, "all is done but what the frozen replica holds", func() bool {
+		return get[bool](t, c, "SELECT NOT EXISTS (SELECT FROM onejob.tasks WHERE status = 'pending' OR status = 'running' AND replica <> 'f')")
+	})
+	held := get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status = 'running'")
+	t.Logf("it holds %d tasks, and g did the rest in %.2f s", held, time.Since(stopped).Seconds())
+	f.signal(t, syscall.SIGCONT)
+	c.awaitAll(t, patience)
+	if n := get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status = 'succeeded' AND attempt = 1"); n != 3000 {
+		t.Errorf("%d of 3000 succeeded in their first attempt", n)
+	}
+}
