@@ -15,9 +15,14 @@ import (
 	"onejob/chaos/witness"
 )
 
-// work is what a task of the kinds exec and go is told to do, in its payload.
+// execPayload is the payload of an exec task.
+type execPayload struct {
+	Command string `json:"command"`
+	Data    work   `json:"data"`
+}
+
+// work is what a task of the kinds exec and go is told to do.
 type work struct {
-	Command  string `json:"command,omitempty"`  // exec alone
 	MS       int    `json:"ms"`                 // how long it takes
 	Failures int    `json:"failures,omitempty"` // the first attempts fail
 	Limit    string `json:"limit,omitempty"`    // the row's, for the witness
@@ -61,10 +66,11 @@ func beTask(ctx context.Context) int {
 }
 
 func execTask(ctx context.Context) error {
-	var w work
-	if err := json.NewDecoder(os.Stdin).Decode(&w); err != nil {
+	var p execPayload
+	if err := json.NewDecoder(os.Stdin).Decode(&p); err != nil {
 		return err
 	}
+	w := p.Data
 	c := witness.Claim{Key: os.Getenv("ONEJOB_LOCK_KEY"), Limit: w.Limit, Kind: "exec", Replica: os.Getenv("ONEJOB_REPLICA"),
 		Part: os.Getenv(envPart), PID: os.Getpid(), Parent: os.Getppid()}
 	var errs [3]error
@@ -93,7 +99,7 @@ func execTask(ctx context.Context) error {
 // has a session of its own and does not mind SIGTERM.
 func startChild(w work) (*exec.Cmd, error) {
 	w.Child, w.Stubborn, w.Failures = false, true, 0
-	payload, err := json.Marshal(w)
+	payload, err := json.Marshal(execPayload{Data: w})
 	if err != nil {
 		return nil, err
 	}

@@ -158,8 +158,7 @@ func (w *workload) payload(t row, d work) string {
 	var p any
 	switch t.kind {
 	case "exec":
-		d.Command = "work"
-		p = d
+		p = execPayload{Command: "work", Data: d}
 	case "go":
 		p = work{MS: d.MS, Failures: d.Failures, Limit: d.Limit}
 	case "http":

@@ -64,6 +64,60 @@ type retryAfterError struct {
 
 func (e *retryAfterError) Unwrap() error { return e.error }
 
+// Requeue marks an error that is not the task's fault: the task goes back to
+// pending without using up an attempt, however many it has left, and is not due
+// again before d has passed. A d of zero leaves the delay to the worker. An
+// error that is [Permanent] as well fails the task. Requeue(d, nil) is nil.
+func Requeue(d time.Duration, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &requeueError{err, d}
+}
+
+// RequeueDelay returns the delay that [Requeue] asked for in err or in one that
+// it wraps, and whether it did.
+func RequeueDelay(err error) (time.Duration, bool) {
+	var r *requeueError
+	if errors.As(err, &r) {
+		return r.after, true
+	}
+	return 0, false
+}
+
+type requeueError struct {
+	error
+	after time.Duration
+}
+
+func (e *requeueError) Unwrap() error { return e.error }
+
+// ErrUnknown is in the error of a [Kind.Check] whose payload is well-formed but
+// names something that this replica's configuration lacks: a command, a
+// statement, an endpoint. Another replica may have it, so the task waits for one
+// instead of failing. Return an [*UnknownError] to say what is missing.
+var ErrUnknown = errors.New("unknown to this replica")
+
+// UnknownError is an [ErrUnknown] with the name of what this replica lacks.
+type UnknownError struct {
+	Name string // as in the log; no secrets
+	Err  error  // what is missing and where to configure it
+}
+
+func (e *UnknownError) Error() string { return e.Err.Error() }
+
+// Unwrap returns ErrUnknown and the cause.
+func (e *UnknownError) Unwrap() []error { return []error{ErrUnknown, e.Err} }
+
+// refused returns err, with which a payload did not pass Check, as an error of
+// Run: what this replica lacks is requeued, everything else fails the task.
+func refused(err error) error {
+	if errors.Is(err, ErrUnknown) {
+		return Requeue(0, err)
+	}
+	return Permanent(err)
+}
+
 // ExitError is the failure of an exec task's process.
 type ExitError struct {
 	Code int // the exit code, or 128 plus the signal's number

@@ -35,7 +35,10 @@ var ErrLeaseEnded = errors.New("the lease ran out")
 // Exec is the kind that runs the commands of its configuration as processes.
 // A payload chooses one by name:
 //
-//	{"command": "backup", "args": ["nightly"], "anything": "else"}
+//	{"command": "backup", "args": ["nightly"], "data": {"any": "JSON"}}
+//
+// Other fields are refused: a misspelt "args" would run the command without its
+// arguments. What else the command is to know goes into data.
 //
 // Whoever can write rows can choose among the commands, and add arguments to
 // those that allow it, but cannot run anything else: no shell is involved.
@@ -150,8 +153,9 @@ func (c Command) problems() []error {
 	return all
 }
 
-// Check refuses payloads that choose no command that is configured here, or
-// arguments that it does not allow.
+// Check refuses payloads that choose no command, arguments that it does not
+// allow, and unknown fields. A command that is not configured here is an
+// [ErrUnknown].
 func (e Exec) Check(payload json.RawMessage) error {
 	_, _, err := e.choose(payload)
 	return err
@@ -164,26 +168,22 @@ func (e Exec) choose(payload json.RawMessage) (name string, args []string, err e
 	if err := json.Unmarshal(payload, &fields); err != nil || fields == nil {
 		return "", nil, errors.New(`payload: not an object such as {"command": "backup"}`)
 	}
+	if err := checkFields(payload, "command", "args", "data"); err != nil {
+		return "", nil, err
+	}
 	raw, ok := fields["command"]
 	if !ok {
 		return "", nil, fmt.Errorf("payload: it names no command; %s", e.known())
 	}
 	var chosen *string
 	if err := json.Unmarshal(raw, &chosen); err != nil || chosen == nil {
-		return "", nil, fmt.Errorf("payload: command is %s instead of a string; %s", raw, e.known())
-	}
-	command, ok := e.Commands[*chosen]
-	if !ok {
-		return "", nil, fmt.Errorf("payload: there is no command %q; %s", *chosen, e.known())
+		return "", nil, fmt.Errorf("payload: command is %.100s instead of a string; %s", raw, e.known())
 	}
 	var given []*string
 	if raw, ok := fields["args"]; ok {
 		if err := json.Unmarshal(raw, &given); err != nil {
 			return "", nil, errors.New("payload: args is not an array of strings")
 		}
-	}
-	if len(given) > 0 && !command.AllowArgs {
-		return "", nil, fmt.Errorf("payload: command %q takes no args; its allow_args is not set", *chosen)
 	}
 	for i, arg := range given {
 		if arg == nil {
@@ -193,6 +193,17 @@ func (e Exec) choose(payload json.RawMessage) (name string, args []string, err e
 			return "", nil, fmt.Errorf("payload: args[%d] contains a NUL character, which no process can be given", i)
 		}
 		args = append(args, *arg)
+	}
+	if *chosen == "" {
+		return "", nil, fmt.Errorf("payload: command is empty; %s", e.known())
+	}
+	// Last, after all that every replica would refuse: what only this one lacks.
+	command, ok := e.Commands[*chosen]
+	if !ok {
+		return "", nil, &UnknownError{*chosen, fmt.Errorf("payload: there is no command %.100q; %s", *chosen, e.known())}
+	}
+	if len(args) > 0 && !command.AllowArgs {
+		return "", nil, fmt.Errorf("payload: command %q takes no args; its allow_args is not set", *chosen)
 	}
 	return *chosen, args, nil
 }
@@ -210,7 +221,7 @@ func (e Exec) known() string {
 func (e Exec) Run(ctx context.Context, a *Attempt) (Result, error) {
 	name, args, err := e.choose(a.Payload)
 	if err != nil {
-		return Result{}, Permanent(err)
+		return Result{}, refused(err)
 	}
 	c := e.Commands[name]
 	if c.Grace == 0 {

@@ -96,24 +96,29 @@ func TestExecCheck(t *testing.T) {
 		"mail":   {Path: "/bin/true", AllowArgs: true},
 	}}
 	for payload, want := range map[string]string{
-		`{"command": "backup"}`:                              "",
-		`{"command": "backup", "args": []}`:                  "",
-		`{"command": "backup", "args": null, "more": {}}`:    "",
-		`{"command": "mail", "args": ["", "-x", "$HOME ä"]}`: "",
+		`{"command": "backup"}`:                                      "",
+		`{"command": "backup", "args": []}`:                          "",
+		`{"command": "backup", "args": null, "data": {"more": [1]}}`: "",
+		`{"command": "mail", "args": ["", "-x", "$HOME ä"]}`:         "",
 
-		``:                                     "not an object",
-		`null`:                                 "not an object",
-		`[]`:                                   "not an object",
-		`"backup"`:                             "not an object",
-		`{}`:                                   "it names no command; configured are: backup, mail",
-		`{"Command": "backup"}`:                "it names no command",
-		`{"command": null}`:                    "instead of a string",
-		`{"command": 1}`:                       "command is 1 instead of a string",
-		`{"command": "rm"}`:                    `there is no command "rm"; configured are: backup, mail`,
-		`{"command": "backup", "args": ["x"]}`: `command "backup" takes no args`,
-		`{"command": "mail", "args": "x"}`:     "args is not an array of strings",
-		`{"command": "mail", "args": [1]}`:     "args is not an array of strings",
-		`{"command": "mail", "args": [["x"]]}`: "args is not an array of strings",
+		``:                                   "not an object",
+		`null`:                               "not an object",
+		`[]`:                                 "not an object",
+		`"backup"`:                           "not an object",
+		`{}`:                                 "it names no command; configured are: backup, mail",
+		`{"Command": "backup"}`:              `unknown field "Command"; allowed are command, args, data`,
+		`{"command": "mail", "arg": ["x"]}`:  `unknown field "arg"; allowed are command, args, data`,
+		`{"command": "mail", "ARGS": ["x"]}`: `unknown field "ARGS"; allowed are command, args, data`,
+		`{"command": "rm", "arg": ["x"]}`:    `unknown field "arg"`, // wherever rm is known
+		`{"command": "mail", "args": ["x"], "args": []}`: `the field "args" is given twice`,
+		`{"command": ""}`:                               "command is empty",
+		`{"command": null}`:                             "instead of a string",
+		`{"command": 1}`:                                "command is 1 instead of a string",
+		`{"command": "rm"}`:                             `there is no command "rm"; configured are: backup, mail`,
+		`{"command": "backup", "args": ["x"]}`:          `command "backup" takes no args`,
+		`{"command": "mail", "args": "x"}`:              "args is not an array of strings",
+		`{"command": "mail", "args": [1]}`:              "args is not an array of strings",
+		`{"command": "mail", "args": [["x"]]}`:          "args is not an array of strings",
 		`{"command": "mail", "args": ["x", null]}`:      "args[1] is null",
 		`{"command": "mail", "args": ["x", "a\u0000"]}`: "args[1] contains a NUL",
 	} {
@@ -127,8 +132,13 @@ func TestExecCheck(t *testing.T) {
 		if want != "" {
 			a := attempt()
 			a.Payload = json.RawMessage(payload)
-			if _, err := e.Run(t.Context(), a); !tasks.IsPermanent(err) {
-				t.Errorf("Run of %s: error %v is not permanent", payload, err)
+			unknown := strings.Contains(want, "there is no command") // another replica may have it
+			if errors.Is(err, tasks.ErrUnknown) != unknown {
+				t.Errorf("%s: is %v an ErrUnknown? want %v", payload, err, unknown)
+			}
+			_, err := e.Run(t.Context(), a)
+			if _, requeued := tasks.RequeueDelay(err); requeued != unknown || tasks.IsPermanent(err) == unknown {
+				t.Errorf("Run of %s: %v: is it to be requeued? %v, want %v", payload, err, requeued, unknown)
 			}
 		}
 	}
@@ -223,7 +233,7 @@ func TestExecOutputLimit(t *testing.T) {
 func TestExecArgsAndStdin(t *testing.T) {
 	t.Parallel()
 	a := attempt()
-	a.Payload = json.RawMessage(`{"command":  "it", "args": ["a b", "", "$HOME"], "text": "` + strings.Repeat("x", 1<<20) + `"}`)
+	a.Payload = json.RawMessage(`{"command":  "it", "args": ["a b", "", "$HOME"], "data": "` + strings.Repeat("x", 1<<20) + `"}`)
 	a.Output = tasks.NewOutput(4 << 20)
 	e := shell(`printf '<%s>' "$@"; cat`, func(c *tasks.Command) {
 		c.AllowArgs = true

@@ -2,6 +2,7 @@ package tasks
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,7 +17,7 @@ func FuzzPayload(f *testing.F) {
 	call := newHTTP(f, HTTPConfig{Allow: []string{"https://example.com/v1"}})
 	query := SQL{Statements: map[string]Statement{"touch": {SQL: "SELECT $1", Params: []string{"id"}}}}
 	for _, seed := range []string{
-		`{"command": "plain"}`, `{"command": "open", "args": ["a", "\u0000"]}`, `{"command": "plain", "args": []}`,
+		`{"command": "plain"}`, `{"command": "open", "args": ["a", "\u0000"]}`, `{"command": "plain", "args": [], "data": 1}`,
 		`{"url": "https://example.com/v1/x", "method": "PUT", "headers": {"A": "b"}, "body": {"a": 1}}`,
 		`{"statement": "touch", "params": {"id": 1}}`, `{"statement": "touch", "params": {"id": null, "x": 2}}`,
 		`null`, `[]`, `"x"`, `{`, "", "{\"command\": \"\xff\"}",
@@ -31,11 +32,16 @@ func FuzzPayload(f *testing.F) {
 			if err != nil || !isObject || len(args) > 0 && name != "open" {
 				t.Errorf("exec accepts %q: command %q with %q, %v", payload, name, args, err)
 			}
+			for field := range object {
+				if !slices.Contains([]string{"command", "args", "data"}, field) {
+					t.Errorf("exec accepts %q: it does nothing with %q", payload, field)
+				}
+			}
 			if strings.Contains(strings.Join(args, ""), "\x00") {
 				t.Errorf("exec accepts %q: no process can be given %q", payload, args)
 			}
 		}
-		if call.Check(payload) == nil && (!isObject || len(object["url"]) == 0 && !hasFold(object, "url")) {
+		if call.Check(payload) == nil && (!isObject || len(object["url"]) == 0) {
 			t.Errorf("http accepts %q", payload)
 		}
 		if query.Check(payload) == nil {
@@ -44,15 +50,6 @@ func FuzzPayload(f *testing.F) {
 			}
 		}
 	})
-}
-
-func hasFold(object map[string]json.RawMessage, key string) bool {
-	for k := range object {
-		if strings.EqualFold(k, key) {
-			return true
-		}
-	}
-	return false
 }
 
 // FuzzSchedule checks that a cron line is refused or has due times that rise.

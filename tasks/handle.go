@@ -7,7 +7,9 @@ import (
 )
 
 // Handle makes a kind of a typed Go function and puts it under name. The
-// payload is decoded into a P; one that does not fit fails the task at once.
+// payload is decoded into a P; one that does not fit fails the task at once. So
+// does one with a field that P has no place for, such as a misspelt one; to
+// accept those take a [Lenient] of P, or a type with an UnmarshalJSON of its own.
 // What fn returns besides the error is kept as the task's result, as JSON.
 //
 // fn must return soon after ctx has ended: nobody can stop a goroutine from
@@ -50,11 +52,4 @@ func (h handler[P, R]) Run(ctx context.Context, a *Attempt) (Result, error) {
 		raw = nil
 	}
 	return Result{Value: raw}, nil
-}
-
-func decode(payload json.RawMessage, into any) error {
-	if err := json.Unmarshal(payload, into); err != nil {
-		return fmt.Errorf("payload: %w", err)
-	}
-	return nil
 }

@@ -6,12 +6,20 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"onejob/tasks"
 )
 
 type greeting struct {
 	Name string `json:"name"`
+}
+
+type drawing struct {
+	greeting
+	Size   struct{ Width int } `json:"size,omitzero"`
+	At     time.Time
+	Hidden int `json:"-"`
 }
 
 func TestHandle(t *testing.T) {
@@ -30,6 +38,12 @@ func TestHandle(t *testing.T) {
 	tasks.Handle(kinds, "impossible", func(context.Context, *tasks.Attempt, greeting) (func(), error) {
 		return func() {}, nil
 	})
+	tasks.Handle(kinds, "draw", func(context.Context, *tasks.Attempt, *drawing) (struct{}, error) { return struct{}{}, nil })
+	tasks.Handle(kinds, "none", func(context.Context, *tasks.Attempt, struct{}) (struct{}, error) { return struct{}{}, nil })
+	tasks.Handle(kinds, "lenient", func(_ context.Context, _ *tasks.Attempt, p tasks.Lenient[greeting]) (string, error) {
+		return p.Value.Name, nil
+	})
+	tasks.Handle(kinds, "map", func(_ context.Context, _ *tasks.Attempt, p map[string]int) (int, error) { return len(p), nil })
 	run := func(kind, payload string) (tasks.Result, error) {
 		return kinds[kind].Run(t.Context(), &tasks.Attempt{Task: tasks.Task{Payload: json.RawMessage(payload)}})
 	}
@@ -59,6 +73,40 @@ func TestHandle(t *testing.T) {
 		}
 		if err := kinds["greet"].Check(json.RawMessage(`{"name": "you"}`)); err != nil {
 			t.Errorf("Check of a good one: %v", err)
+		}
+	})
+	t.Run("refuses fields that the payload type does not have", func(t *testing.T) {
+		for payload, want := range map[string]string{
+			`{"name": "you", "imge": "typo"}`:               `payload: unknown field "imge"; allowed are name, size, At`,
+			`{"name": "you", "size": {"widht": 7}}`:         `payload: unknown field "widht"`,
+			`{"name": "you", "size": {"width": 7}}`:         "",
+			`{"name": "you", "At": "2026-01-02T00:00:00Z"}`: "",
+			`{"name": "you"} {}`:                            `payload: something follows the JSON value`,
+		} {
+			got := ""
+			if err := kinds["draw"].Check(json.RawMessage(payload)); err != nil {
+				got = err.Error()
+			}
+			if got != want {
+				t.Errorf("Check of %s: %q, want %q", payload, got, want)
+			}
+			if _, err := run("draw", payload); tasks.IsPermanent(err) != (want != "") {
+				t.Errorf("Run of %s: %v", payload, err)
+			}
+		}
+		if err := kinds["none"].Check(json.RawMessage(`{"a": 1}`)); err == nil || err.Error() != `payload: unknown field "a"; no fields are allowed` {
+			t.Errorf("Check of a field where there are none: %v", err)
+		}
+	})
+	t.Run("accepts them for Lenient and for maps", func(t *testing.T) {
+		if result, err := run("lenient", `{"name": "you", "imge": "typo"}`); err != nil || string(result.Value) != `"you"` {
+			t.Errorf("Lenient: %s, %v", result.Value, err)
+		}
+		if err := kinds["lenient"].Check(json.RawMessage(`{"name": 1}`)); err == nil {
+			t.Error("Lenient accepts a name that is a number")
+		}
+		if result, err := run("map", `{"a": 1}`); err != nil || string(result.Value) != "1" {
+			t.Errorf("map: %s, %v", result.Value, err)
 		}
 	})
 	t.Run("a value that JSON cannot carry is permanent", func(t *testing.T) {

@@ -120,7 +120,8 @@ func NewHTTP(c HTTPConfig) (*HTTP, error) {
 	return h, nil
 }
 
-// Check refuses a payload that is not a request, or one that may not be sent.
+// Check refuses a payload that is not a request, or one that may not be sent. A
+// URL that the allow-list does not lead to is an [ErrUnknown].
 func (h *HTTP) Check(payload json.RawMessage) error {
 	_, err := h.parse(payload)
 	return err
@@ -130,7 +131,7 @@ func (h *HTTP) Check(payload json.RawMessage) error {
 func (h *HTTP) Run(ctx context.Context, a *Attempt) (Result, error) {
 	out, err := h.parse(a.Payload)
 	if err != nil {
-		return Result{}, Permanent(err)
+		return Result{}, refused(err)
 	}
 	if a.Timeout == 0 {
 		cause := fmt.Errorf("%w of %s; a task that needs longer sets its own timeout", ErrTimeout, h.timeout)
@@ -230,14 +231,14 @@ func (h *HTTP) parse(payload json.RawMessage) (*outgoing, error) {
 		Body     json.RawMessage   `json:"body"`
 		BodyText *string           `json:"body_text"`
 	}
-	d := json.NewDecoder(bytes.NewReader(payload))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&p); err != nil {
+	if err := checkFields(payload, "url", "method", "headers", "body", "body_text"); err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(payload, &p); err != nil {
 		if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 			return nil, fmt.Errorf("payload: %s cannot be a JSON %s", cmp.Or(wrong.Field, "it"), wrong.Value)
 		}
-		return nil, fmt.Errorf("payload: %s; it takes url, method, headers, and body or body_text",
-			strings.TrimPrefix(err.Error(), "json: "))
+		return nil, fmt.Errorf("payload: %w", err)
 	}
 	if p.URL == "" {
 		return nil, errors.New("payload: url is missing")
@@ -246,8 +247,8 @@ func (h *HTTP) parse(payload json.RawMessage) (*outgoing, error) {
 	if err != nil {
 		return nil, fmt.Errorf("url: %w", errors.Unwrap(err)) // without the URL, which may hold a password
 	}
-	if err := h.allow.check(u); err != nil {
-		return nil, fmt.Errorf("url %s: %w", shown(u), err)
+	if _, err := locate(u); err != nil {
+		return nil, fmt.Errorf("url %.300s: %w", shown(u), err)
 	}
 	if p.Body != nil && p.BodyText != nil {
 		return nil, errors.New("payload: body and body_text exclude each other")
@@ -275,6 +276,10 @@ func (h *HTTP) parse(payload json.RawMessage) (*outgoing, error) {
 	}
 	if contentType != "" && out.header["Content-Type"] == nil {
 		out.header.Set("Content-Type", contentType)
+	}
+	// Last, after all that every replica would refuse: what only this one lacks.
+	if err := h.allow.check(u); err != nil {
+		return nil, &UnknownError{u.Scheme + "://" + u.Host, fmt.Errorf("url %.300s: %w", shown(u), err)}
 	}
 	return out, nil
 }

@@ -1,7 +1,6 @@
 package tasks
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -64,14 +63,18 @@ type sqlPayload struct {
 
 func (k SQL) parse(payload json.RawMessage) (Statement, []any, error) {
 	var p sqlPayload
-	dec := json.NewDecoder(bytes.NewReader(payload))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(&p); err != nil {
+	if err := checkFields(payload, "statement", "params"); err != nil {
+		return Statement{}, nil, err
+	}
+	if err := json.Unmarshal(payload, &p); err != nil {
 		return Statement{}, nil, fmt.Errorf(`payload: %w; write {"statement": NAME, "params": {...}}`, err)
+	}
+	if p.Statement == "" {
+		return Statement{}, nil, errors.New(`payload: it names no statement; write {"statement": NAME, "params": {...}}`)
 	}
 	s, ok := k.Statements[p.Statement]
 	if !ok {
-		return Statement{}, nil, fmt.Errorf("payload: statement %q is not in the configuration (kinds.sql.statements), which has %q", p.Statement, slices.Sorted(maps.Keys(k.Statements)))
+		return Statement{}, nil, &UnknownError{p.Statement, fmt.Errorf("payload: statement %.100q is not in the configuration (kinds.sql.statements), which has %q", p.Statement, slices.Sorted(maps.Keys(k.Statements)))}
 	}
 	args := make([]any, len(s.Params))
 	for i, name := range s.Params {
@@ -101,8 +104,9 @@ func sqlText(raw json.RawMessage) any {
 	return *s
 }
 
-// Check refuses a payload that names no statement of the configuration, or
-// whose parameters are not the statement's.
+// Check refuses a payload that names no statement, that has unknown fields, or
+// whose parameters are not the statement's. A statement that is not configured
+// here is an [ErrUnknown].
 func (k SQL) Check(payload json.RawMessage) error {
 	_, _, err := k.parse(payload)
 	return err
@@ -113,7 +117,7 @@ func (k SQL) Check(payload json.RawMessage) error {
 func (k SQL) Run(ctx context.Context, a *Attempt) (Result, error) {
 	s, args, err := k.parse(a.Payload)
 	if err != nil {
-		return Result{}, Permanent(err)
+		return Result{}, refused(err)
 	}
 	err = k.Store.CompleteWith(ctx, &a.Task, func(ctx context.Context, tx pgx.Tx) (json.RawMessage, error) {
 		tag, err := tx.Exec(ctx, s.SQL, args...)

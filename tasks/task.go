@@ -74,11 +74,13 @@ type Result struct {
 type Kind interface {
 	// Check returns an error if the payload can never be run, for a reason
 	// that a person can act on. The task then fails without another attempt.
+	// If the error wraps [ErrUnknown], only this replica cannot run it: the
+	// task then waits for one that can, and uses up no attempt.
 	Check(payload json.RawMessage) error
 
 	// Run works on a task whose payload passed Check, and returns when nothing
 	// of that work goes on any more. An error fails the attempt; see
-	// [Permanent] and [RetryAfter] for what happens next.
+	// [Permanent], [RetryAfter] and [Requeue] for what happens next.
 	Run(ctx context.Context, a *Attempt) (Result, error)
 }
 

@@ -63,7 +63,8 @@ func (w *Worker) acquire(t *tasks.Task) (lock.Lease, error) {
 // errUnheard is why a task is given back whose claim was never answered.
 var errUnheard = errors.New("the answer to the claim was lost")
 
-// giveBack returns a task whose attempt does not begin.
+// giveBack returns a task whose attempt does not begin. It uses up no attempt and
+// leaves no row in the history.
 func (w *Worker) giveBack(t *tasks.Task, why error) {
 	delay := time.Second
 	switch {
@@ -74,6 +75,9 @@ func (w *Worker) giveBack(t *tasks.Task, why error) {
 		delay = w.LockDelay
 	case errors.Is(why, errUnheard), errors.Is(why, tasks.ErrShutdown):
 		delay = 0
+	case errors.Is(why, tasks.ErrUnknown):
+		w.reportUnknownName(t, why)
+		delay = requeueDelay(t, time.Now())
 	case errors.Is(why, lock.ErrLost):
 		w.Log.Debug("lock_without_session", fields(t, zap.Error(why))...)
 		delay = 0
@@ -118,6 +122,11 @@ func (w *Worker) run(lease lock.Lease, t *tasks.Task) {
 	result, err := w.handle(ctx, lease, a)
 	took := time.Since(began)
 
+	var notBegun errNotBegun
+	if errors.As(err, &notBegun) {
+		w.giveBack(t, notBegun)
+		return
+	}
 	ending := w.judge(t, result, err, context.Cause(ctx))
 	ending.Output = a.Output.String()
 	switch {
@@ -140,7 +149,9 @@ func (w *Worker) handle(ctx context.Context, lease lock.Lease, a *tasks.Attempt)
 		}
 	}()
 	kind := w.Kinds[a.Kind]
-	if err := kind.Check(a.Payload); err != nil {
+	if err := kind.Check(a.Payload); errors.Is(err, tasks.ErrUnknown) {
+		return tasks.Result{}, errNotBegun{err}
+	} else if err != nil {
 		return tasks.Result{}, tasks.Permanent(err)
 	}
 	if lease.Deadline().Passed() {
@@ -167,6 +178,7 @@ func (w *Worker) judge(t *tasks.Task, result tasks.Result, err, cause error) tas
 	if errors.As(err, &exit) {
 		e.ExitCode = &exit.Code
 	}
+	delay, requeue := tasks.RequeueDelay(err)
 	again := func(o tasks.Outcome) {
 		e.Outcome, e.Next = o, tasks.StatusFailed
 		if t.Attempt < t.MaxAttempts && !tasks.IsPermanent(err) {
@@ -186,6 +198,11 @@ func (w *Worker) judge(t *tasks.Task, result tasks.Result, err, cause error) tas
 		e.Outcome, e.Next, e.GiveBack = tasks.Shutdown, tasks.StatusPending, true
 	case is(tasks.ErrTimeout):
 		again(tasks.TimedOut)
+	case requeue && !tasks.IsPermanent(err):
+		e.Outcome, e.Next, e.GiveBack, e.Delay = tasks.Failed, tasks.StatusPending, true, delay
+		if delay <= 0 {
+			e.Delay = jitter(requeueDelay(t, time.Now()))
+		}
 	default:
 		again(tasks.Failed)
 	}
@@ -239,6 +256,8 @@ func (w *Worker) tell(t *tasks.Task, e tasks.Ending, took time.Duration) {
 		w.Log.Info("task_given_back", f...)
 	case e.Outcome == tasks.Cancelled:
 		w.Log.Info("task_cancelled", f...)
+	case e.Next == tasks.StatusPending && e.GiveBack:
+		w.Log.Warn("task_requeued", append(f, zap.Duration("in", e.Delay))...)
 	case e.Next == tasks.StatusPending:
 		w.Log.Warn("task_will_be_retried", append(f, zap.Duration("in", e.Delay))...)
 	default:

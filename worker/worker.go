@@ -94,6 +94,8 @@ type Worker struct {
 	// A claim whose answer is lost leaves rows that are ours and that nobody runs.
 	unheard  atomic.Bool  // there may be some
 	claiming sync.RWMutex // held by claims until their tasks are noted; audit takes it alone
+
+	unknownKinds, unknownNames reported
 }
 
 // MaxPayload is the longest payload of a task, in bytes.
@@ -361,11 +363,10 @@ func (w *Worker) lookBehind(ctx context.Context) {
 
 // tick looks for due tasks at every poll.
 func (w *Worker) tick(ctx context.Context) {
-	unknown := map[string]bool{}
 	for n := 0; ctx.Err() == nil; n++ {
 		w.poke()
 		if n%5 == 0 {
-			w.reportUnknown(ctx, unknown)
+			w.reportUnknown(ctx)
 		}
 		now := time.Now()
 		next := w.schedule.Next(now)
@@ -436,21 +437,6 @@ func (w *Worker) takeOver(ctx context.Context) (none bool) {
 	}
 	w.poke()
 	return false
-}
-
-// reportUnknown tells, once for each, of kinds that wait for a replica that
-// knows them.
-func (w *Worker) reportUnknown(ctx context.Context, told map[string]bool) {
-	kinds, err := w.Store.UnknownKinds(ctx, w.Kinds.Names())
-	if err != nil {
-		return // claim_failed tells of a database that is away
-	}
-	for _, k := range kinds {
-		if !told[k] {
-			told[k] = true
-			w.Log.Warn("kind_unknown", zap.String("kind", k), zap.Strings("known", w.Kinds.Names()))
-		}
-	}
 }
 
 // listen keeps a listener going until ctx ends.

@@ -4,6 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -51,7 +55,18 @@ func TestOutcomes(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	began := make(chan string, 100)
-	r := c.replica(t, "a", kinds(began), nil)
+	k := kinds(began)
+	var calls atomic.Int32
+	tasks.Handle(k, "notyet", func(context.Context, *tasks.Attempt, none) (none, error) {
+		if calls.Add(1) < 3 {
+			return none{}, tasks.Requeue(time.Millisecond, errors.New("not yet"))
+		}
+		return none{}, nil
+	})
+	tasks.Handle(k, "never", func(context.Context, *tasks.Attempt, none) (none, error) {
+		return none{}, tasks.Requeue(time.Millisecond, tasks.Permanent(errors.New("never")))
+	})
+	r := c.replica(t, "a", k, nil)
 
 	t.Run("SuccessKeepsResultAndOutput", func(t *testing.T) {
 		id := c.insert(t, "kind, payload", "greet", `{"Name": "Zoë"}`)
@@ -154,6 +169,26 @@ func TestOutcomes(t *testing.T) {
 			t.Errorf("reported %d times", n)
 		}
 	})
+	t.Run("RequeueUsesUpNoAttempt", func(t *testing.T) {
+		id := c.insert(t, "kind, max_attempts", "notyet", 1)
+		c.await(t, id, "succeeded")
+		if got := c.outcomes(t, id); got != "failed failed succeeded" {
+			t.Errorf("outcomes: %s", got)
+		}
+		if got := get[int](t, c, "SELECT attempt FROM onejob.tasks WHERE id = $1", id); got != 1 {
+			t.Errorf("attempt: %d, want 1", got)
+		}
+		if n := r.events.FilterMessage("task_requeued").FilterField(zap.Int64("task_id", id)).Len(); n != 2 {
+			t.Errorf("task_requeued was logged %d times, want 2", n)
+		}
+	})
+	t.Run("RequeueThatIsPermanentFails", func(t *testing.T) {
+		id := c.insert(t, "kind", "never")
+		c.await(t, id, "failed")
+		if got := c.outcomes(t, id); got != "failed" {
+			t.Errorf("outcomes: %s", got)
+		}
+	})
 	t.Run("LockKeysAreReleased", func(t *testing.T) {
 		testenv.Eventually(t, patience, "no lock keys left", func() bool {
 			keys, _, err := c.kv.Client.KV().Keys(c.kv.Prefix+"/tasks/", "", nil)
@@ -161,6 +196,103 @@ func TestOutcomes(t *testing.T) {
 		})
 	})
 	c.noOverlaps(t)
+}
+
+// What a replica's configuration lacks, another's may have: while a configuration
+// is rolled out, tasks wait for the replicas that have the new one already.
+func TestNamesThatAReplicaLacksWaitForOneThatKnowsThem(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.exec(t, "CREATE TABLE effects (task text)")
+	received := make(chan struct{}, 100)
+	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { received <- struct{}{} }))
+	t.Cleanup(server.Close)
+	db, err := store.Open(store.Config{DSN: c.dsn})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(db.Close)
+	configured := func(commands map[string]tasks.Command, statements map[string]tasks.Statement, allow ...string) tasks.Kinds {
+		call, err := tasks.NewHTTP(tasks.HTTPConfig{Allow: allow})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return tasks.Kinds{"noop": tasks.Noop{}, "exec": tasks.Exec{Commands: commands}, "sql": tasks.SQL{Statements: statements, Store: db}, "http": call}
+	}
+	old := c.replica(t, "old", configured(map[string]tasks.Command{"known": {Path: "/bin/true"}}, nil), nil)
+
+	var ids []int64
+	for range 5 { // one attempt each: a single one that counts fails the task
+		ids = append(ids,
+			c.insert(t, "kind, payload, max_attempts", "exec", `{"command": "new"}`, 1),
+			c.insert(t, "kind, payload, max_attempts", "sql", `{"statement": "new"}`, 1),
+			c.insert(t, "kind, payload, max_attempts", "http", fmt.Sprintf(`{"url": "%s/new?token=s3cret"}`, server.URL), 1))
+	}
+	wrong := c.insert(t, "kind, payload", "exec", `{"command": "new", "arg": ["typo"]}`)
+	c.await(t, wrong, "failed") // nowhere could it run
+	testenv.Eventually(t, patience, "each task was claimed and put back", func() bool {
+		return get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE id = ANY ($1) AND fence IS NOT NULL AND status = 'pending' AND attempt = 0 AND run_at > created_at", ids) == len(ids)
+	})
+	if n := get[int](t, c, "SELECT count(*) FROM onejob.attempts WHERE task_id = ANY ($1)", ids); n != 0 {
+		t.Errorf("attempts that did not begin have left %d rows", n)
+	}
+	c.await(t, c.insert(t, "kind, payload", "exec", `{"command": "known"}`), "succeeded")
+
+	c.replica(t, "new", configured(map[string]tasks.Command{"new": {Path: "/bin/true"}},
+		map[string]tasks.Statement{"new": {SQL: "INSERT INTO effects SELECT current_setting('onejob.task_id')"}}, server.URL), nil)
+	for _, id := range ids {
+		c.await(t, id, "succeeded")
+		if got := c.outcomes(t, id); got != "succeeded" {
+			t.Errorf("outcomes: %s", got)
+		}
+	}
+	if n := get[int](t, c, "SELECT count(*) FROM effects"); n != 5 || len(received) != 5 {
+		t.Errorf("%d effects and %d requests, want 5 of each", n, len(received))
+	}
+	named := map[string]string{}
+	for _, e := range old.events.FilterMessage("name_unknown").All() {
+		f := e.ContextMap()
+		kind := f["kind"].(string)
+		if named[kind] != "" {
+			t.Errorf("%s: reported a second time: %v", kind, f)
+		}
+		named[kind] = fmt.Sprint(f["name"])
+		if strings.Contains(fmt.Sprint(f), "s3cret") {
+			t.Errorf("the log has the query of a URL: %v", f)
+		}
+	}
+	want := map[string]string{"exec": "new", "sql": "new", "http": server.URL}
+	if !maps.Equal(named, want) {
+		t.Errorf("reported %v, want %v", named, want)
+	}
+	c.noOverlaps(t)
+}
+
+// Whoever may INSERT must not be able to fill the log, or the memory.
+func TestOnlySoManyUnknownNamesAreReported(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.exec(t, "INSERT INTO onejob.tasks (kind, payload) SELECT 'exec', jsonb_build_object('command', 'c' || i || repeat('x', 1000)) FROM generate_series(1, 400) i")
+	c.exec(t, "INSERT INTO onejob.tasks (kind) SELECT 'k' || i FROM generate_series(1, 20000) i")
+	r := c.replica(t, "a", tasks.Kinds{"noop": tasks.Noop{}, "exec": tasks.Exec{}}, nil)
+	if f := r.logged(t, "kinds_unknown"); f["unknown"] != int64(20000) {
+		t.Errorf("kinds_unknown: %v", f)
+	}
+	r.logged(t, "names_unknown")
+	c.await(t, c.insert(t, "kind", "noop"), "succeeded")
+	testenv.Eventually(t, patience, "each task was claimed and put back", func() bool {
+		return get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE kind = 'exec' AND fence IS NOT NULL") == 400
+	})
+	for event, want := range map[string]int{"kind_unknown": 256, "kinds_unknown": 1, "name_unknown": 256, "names_unknown": 1} {
+		if n := r.events.FilterMessage(event).Len(); n != want {
+			t.Errorf("%s was logged %d times, want %d", event, n, want)
+		}
+	}
+	for _, e := range r.events.FilterMessage("name_unknown").All() {
+		if n := len(fmt.Sprint(e.ContextMap())); n > 2000 {
+			t.Fatalf("a line of %d bytes: %v", n, e.ContextMap())
+		}
+	}
 }
 
 func TestQuarantine(t *testing.T) {
@@ -362,7 +494,7 @@ func TestSQLTakesEffectExactlyOnce(t *testing.T) {
 	if n := get[int](t, c, "SELECT count(*) FROM effects WHERE task = $1 AND note = 'it''s done'", id); n != 1 {
 		t.Errorf("%d effects, want 1", n)
 	}
-	for _, bad := range []string{`{"statement": "drop"}`, `{"statement": "note"}`, `{"statement": "note", "params": {"note": 1, "more": 2}}`,
+	for _, bad := range []string{`{"params": {"note": 1}}`, `{"statement": "note"}`, `{"statement": "note", "params": {"note": 1, "more": 2}}`,
 		`{"statement": "typed", "params": {"n": "seven"}}`, `[]`} {
 		id := c.insert(t, "kind, payload", "sql", bad)
 		c.await(t, id, "failed")

@@ -24,9 +24,10 @@ func TestReadPlace(t *testing.T) {
 
 func TestParsePayload(t *testing.T) {
 	for text, want := range map[string]payload{
-		`{}`: {},
-		`{"command": "work", "ms": 150, "failures": 2}`: {MS: 150, Failures: 2},
-		`{"url": "http://h/work?ms=1"}`:                 {URL: "http://h/work?ms=1"},
+		`{}`:                         {},
+		`{"ms": 150, "failures": 2}`: {MS: 150, Failures: 2},
+		`{"command": "work", "data": {"ms": 150}}`: {}, // for the command alone
+		`{"url": "http://h/work?ms=1"}`:            {URL: "http://h/work?ms=1"},
 	} {
 		if p, err := parsePayload([]byte(text)); err != nil || p != want {
 			t.Errorf("%s: got %+v, %v; want %+v", text, p, err, want)

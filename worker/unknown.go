@@ -1,0 +1,101 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"onejob/tasks"
+)
+
+// A replica reports each name that rows ask for and that it does not know once.
+// Whoever can INSERT chooses the names, so their number and their length are
+// bounded: an hour after maxReported names the list begins anew.
+const (
+	maxReported   = 256
+	reportedAgain = time.Hour
+	maxName       = 200 // bytes of a name that count
+)
+
+// reported remembers which names were reported. The zero value is ready.
+type reported struct {
+	mu    sync.Mutex
+	names map[string]bool
+	full  time.Time // since when there is no room for more
+}
+
+// first reports whether name is to be reported now, and whether it is to be
+// reported now that there are more than are reported.
+func (r *reported) first(name string) (tell, tellMore bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.full.IsZero() && time.Since(r.full) > reportedAgain {
+		r.names, r.full = nil, time.Time{}
+	}
+	switch {
+	case r.names[name]:
+		return false, false
+	case len(r.names) < maxReported:
+		if r.names == nil {
+			r.names = map[string]bool{}
+		}
+		r.names[name] = true
+		return true, false
+	case r.full.IsZero():
+		r.full = time.Now()
+		return false, true
+	}
+	return false, false
+}
+
+// reportUnknown reports kinds that wait for a replica that knows them.
+func (w *Worker) reportUnknown(ctx context.Context) {
+	kinds, err := w.Store.UnknownKinds(ctx, w.Kinds.Names())
+	if err != nil {
+		return // claim_failed tells of a database that is away
+	}
+	for _, k := range kinds {
+		switch tell, more := w.unknownKinds.first(k); {
+		case tell:
+			w.Log.Warn("kind_unknown", zap.String("kind", k), zap.Strings("known", w.Kinds.Names()))
+		case more:
+			w.Log.Warn("kinds_unknown", zap.Int("reported", maxReported), zap.Int("unknown", len(kinds)))
+		}
+	}
+}
+
+// errNotBegun wraps an [tasks.ErrUnknown] of a payload whose handler was not
+// called.
+type errNotBegun struct{ error }
+
+func (e errNotBegun) Unwrap() error { return e.error }
+
+// reportUnknownName logs what a task names and this replica lacks.
+func (w *Worker) reportUnknownName(t *tasks.Task, err error) {
+	var name string
+	var unknown *tasks.UnknownError
+	if errors.As(err, &unknown) {
+		name = unknown.Name[:min(len(unknown.Name), maxName)]
+	}
+	switch tell, more := w.unknownNames.first(t.Kind + "\x00" + name); {
+	case tell:
+		w.Log.Warn("name_unknown", fields(t, zap.String("name", name), zap.Error(err))...)
+	case more:
+		w.Log.Warn("names_unknown", zap.Int("reported", maxReported))
+	}
+}
+
+// requeueDelay is how long a task waits that is requeued for a reason that may
+// last: a tenth of its age, from 1 s to 30 s. So a replica that can run it gets
+// its turn within seconds, while a row that nobody can run moves less and less
+// often.
+//
+// The age is the difference of two clocks, Postgres' and ours. If they disagree
+// the task waits too short or too long, within these bounds; nothing else depends
+// on it.
+func requeueDelay(t *tasks.Task, now time.Time) time.Duration {
+	return min(max(now.Sub(t.CreatedAt)/10, time.Second), 30*time.Second)
+}
