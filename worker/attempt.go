@@ -77,7 +77,7 @@ func (w *Worker) giveBack(t *tasks.Task, why error) {
 		delay = 0
 	case errors.Is(why, tasks.ErrUnknown):
 		w.reportUnknownName(t, why)
-		delay = requeueDelay(t, time.Now())
+		delay = w.requeues.next(t.ID)
 	case errors.Is(why, lock.ErrLost):
 		w.Log.Debug("lock_without_session", fields(t, zap.Error(why))...)
 		delay = 0
@@ -201,7 +201,7 @@ func (w *Worker) judge(t *tasks.Task, result tasks.Result, err, cause error) tas
 	case requeue && !tasks.IsPermanent(err):
 		e.Outcome, e.Next, e.GiveBack, e.Delay = tasks.Failed, tasks.StatusPending, true, delay
 		if delay <= 0 {
-			e.Delay = jitter(requeueDelay(t, time.Now()))
+			e.Delay = jitter(w.requeues.next(t.ID))
 		}
 	default:
 		again(tasks.Failed)

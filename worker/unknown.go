@@ -87,15 +87,3 @@ func (w *Worker) reportUnknownName(t *tasks.Task, err error) {
 		w.Log.Warn("names_unknown", zap.Int("reported", maxReported))
 	}
 }
-
-// requeueDelay is how long a task waits that is requeued for a reason that may
-// last: a tenth of its age, from 1 s to 30 s. So a replica that can run it gets
-// its turn within seconds, while a row that nobody can run moves less and less
-// often.
-//
-// The age is the difference of two clocks, Postgres' and ours. If they disagree
-// the task waits too short or too long, within these bounds; nothing else depends
-// on it.
-func requeueDelay(t *tasks.Task, now time.Time) time.Duration {
-	return min(max(now.Sub(t.CreatedAt)/10, time.Second), 30*time.Second)
-}

@@ -5,8 +5,6 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"onejob/tasks"
 )
 
 func TestReportedNamesAreBounded(t *testing.T) {
@@ -49,20 +47,40 @@ func TestNamesAreReportedOnce(t *testing.T) {
 	})
 }
 
-func TestRequeueDelayGrowsWithTheAge(t *testing.T) {
-	now := time.Now()
-	for age, want := range map[time.Duration]time.Duration{
-		-time.Hour:       time.Second, // the clocks disagree
-		0:                time.Second,
-		10 * time.Second: time.Second,
-		50 * time.Second: 5 * time.Second,
-		time.Hour:        30 * time.Second,
-	} {
-		if got := requeueDelay(&tasks.Task{CreatedAt: now.Add(-age)}, now); got != want {
-			t.Errorf("a task that is %v old waits %v, want %v", age, got, want)
+func TestRequeueDelayGrows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var r requeues
+		for _, want := range []int{1, 2, 4, 8, 16, 30, 30} {
+			if got := r.next(7); got != time.Duration(want)*time.Second {
+				t.Errorf("it waits %v, want %d s", got, want)
+			}
+			time.Sleep(time.Minute)
 		}
-	}
-	if got := requeueDelay(&tasks.Task{}, now); got != 30*time.Second {
-		t.Errorf("a task of unknown age waits %v", got)
-	}
+		if got := r.next(8); got != requeueMin {
+			t.Errorf("another task waits %v", got)
+		}
+	})
+}
+
+func TestRequeuedTasksAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var r requeues
+		round := func(from int64) (last time.Duration) {
+			for id := from; id < from+20000; id++ {
+				last = r.next(id)
+			}
+			if len(r.tasks) != maxRequeued {
+				t.Errorf("%d tasks are remembered, want %d", len(r.tasks), maxRequeued)
+			}
+			return last
+		}
+		if got := round(0); got != requeueMax {
+			t.Errorf("a task beyond those that are remembered waits %v", got)
+		}
+		time.Sleep(requeueForgotten + time.Second)
+		if got := r.next(50000); got != requeueMin {
+			t.Errorf("a new task waits %v, although the old ones are gone", got)
+		}
+		round(100000)
+	})
 }

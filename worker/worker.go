@@ -95,6 +95,8 @@ type Worker struct {
 	unheard  atomic.Bool  // there may be some
 	claiming sync.RWMutex // held by claims until their tasks are noted; audit takes it alone
 
+	requeues requeues
+
 	unknownKinds, unknownNames reported
 }
 
