@@ -23,7 +23,7 @@ type Row struct {
 	Status          string          `json:"status" db:"status"`
 	Queue           string          `json:"queue" db:"queue"`
 	Priority        int16           `json:"priority" db:"priority"`
-	RunAt           time.Time       `json:"run_at" db:"run_at"`
+	RunAt           Time            `json:"run_at" db:"run_at"`
 	LockKey         *string         `json:"lock_key" db:"lock_key"`
 	LimitName       *string         `json:"limit_name" db:"limit_name"`
 	UniqueKey       *string         `json:"unique_key" db:"unique_key"`
@@ -34,12 +34,12 @@ type Row struct {
 	Fence           *int64          `json:"fence" db:"fence"`
 	Session         *string         `json:"session" db:"session"`
 	Replica         *string         `json:"replica" db:"replica"`
-	StartedAt       *time.Time      `json:"started_at" db:"started_at"`
-	FinishedAt      *time.Time      `json:"finished_at" db:"finished_at"`
+	StartedAt       *Time           `json:"started_at" db:"started_at"`
+	FinishedAt      *Time           `json:"finished_at" db:"finished_at"`
 	Result          json.RawMessage `json:"result" db:"result"`
 	Error           *string         `json:"error" db:"error"`
 	CancelRequested bool            `json:"cancel_requested" db:"cancel_requested"`
-	CreatedAt       time.Time       `json:"created_at" db:"created_at"`
+	CreatedAt       Time            `json:"created_at" db:"created_at"`
 }
 
 const rowColumns = `id, kind, payload, status, queue, priority, run_at, lock_key, limit_name, unique_key, attempt, max_attempts, crashes,
@@ -48,44 +48,16 @@ const rowColumns = `id, kind, payload, status, queue, priority, run_at, lock_key
 // AttemptRow is an attempt as people see it. What is not known of a refused one
 // is empty.
 type AttemptRow struct {
-	Fence      int64     `json:"fence" db:"fence"`
-	Attempt    int       `json:"attempt" db:"attempt"`
-	Replica    string    `json:"replica" db:"replica"`
-	Session    string    `json:"session" db:"session"`
-	StartedAt  time.Time `json:"started_at" db:"started_at"`
-	FinishedAt time.Time `json:"finished_at" db:"finished_at"`
-	Outcome    string    `json:"outcome" db:"outcome"`
-	Error      *string   `json:"error" db:"error"`
-	ExitCode   *int      `json:"exit_code" db:"exit_code"`
-	Output     *string   `json:"output" db:"output"`
-}
-
-// Filter chooses tasks; an empty field chooses all.
-type Filter struct {
-	Status string
-	Kind   string
-	Queue  string
-	Limit  int
-}
-
-// List returns tasks, the newest first.
-func (s *Store) List(ctx context.Context, f Filter) ([]Row, error) {
-	rows, err := s.pool.Query(ctx, `
-SELECT `+rowColumns+`
-  FROM onejob.tasks
- WHERE ($1 = '' OR status = $1)
-   AND ($2 = '' OR kind   = $2)
-   AND ($3 = '' OR queue  = $3)
- ORDER BY id DESC
- LIMIT $4`, f.Status, f.Kind, f.Queue, f.Limit)
-	if err != nil {
-		return nil, fmt.Errorf("list tasks: %w", err)
-	}
-	list, err := pgx.CollectRows(rows, pgx.RowToStructByName[Row])
-	if err != nil {
-		return nil, fmt.Errorf("list tasks: %w", err)
-	}
-	return list, nil
+	Fence      int64   `json:"fence" db:"fence"`
+	Attempt    int     `json:"attempt" db:"attempt"`
+	Replica    string  `json:"replica" db:"replica"`
+	Session    string  `json:"session" db:"session"`
+	StartedAt  Time    `json:"started_at" db:"started_at"`
+	FinishedAt Time    `json:"finished_at" db:"finished_at"`
+	Outcome    string  `json:"outcome" db:"outcome"`
+	Error      *string `json:"error" db:"error"`
+	ExitCode   *int    `json:"exit_code" db:"exit_code"`
+	Output     *string `json:"output" db:"output"`
 }
 
 // Show returns one task and its attempts, the oldest first, or ErrNoTask.
@@ -125,6 +97,7 @@ type NewTask struct {
 	Priority    int
 	Delay       time.Duration
 	RunAt       time.Time
+	Parked      bool // run_at is infinity: it waits until somebody changes that
 	LockKey     string
 	LimitName   string
 	UniqueKey   string
@@ -145,14 +118,14 @@ SELECT onejob.enqueue(kind         => $1,
                       payload      => coalesce($2::jsonb, '{}'),
                       queue        => coalesce(nullif($3, ''), 'default'),
                       priority     => $4,
-                      run_at       => coalesce($5, now() + $6 * interval '1 microsecond'),
+                      run_at       => coalesce(CASE WHEN $12 THEN 'infinity'::timestamptz END, $5, now() + $6 * interval '1 microsecond'),
                       lock_key     => nullif($7, ''),
                       limit_name   => nullif($8, ''),
                       unique_key   => nullif($9, ''),
                       max_attempts => coalesce(nullif($10, 0), 5),
                       timeout      => nullif($11, 0) * interval '1 microsecond')`,
 		n.Kind, nullable(n.Payload), n.Queue, n.Priority, runAt, n.Delay.Microseconds(), n.LockKey, n.LimitName, n.UniqueKey,
-		n.MaxAttempts, n.Timeout.Microseconds()).Scan(&id)
+		n.MaxAttempts, n.Timeout.Microseconds(), n.Parked).Scan(&id)
 	if err != nil {
 		return 0, fmt.Errorf("enqueue: %w", err)
 	}

@@ -39,23 +39,23 @@ type ScheduleRow struct {
 	OnOverlap   string          `json:"on_overlap" db:"on_overlap"`
 	NextAt      *time.Time      `json:"next_at" db:"next_at"`     // nil if it has yet to be worked out, or never comes
 	NeverDue    bool            `json:"never_due" db:"never_due"` // next_at is infinity
-	LastAt      *time.Time      `json:"last_at" db:"last_at"`
+	LastAt      *Time           `json:"last_at" db:"last_at"`
 	Error       *string         `json:"error" db:"error"`
-	CreatedAt   time.Time       `json:"created_at" db:"created_at"`
+	CreatedAt   Time            `json:"created_at" db:"created_at"`
 }
 
 const scheduleColumns = `id, name, cron, time_zone, kind, payload, queue, priority, lock_key, limit_name, max_attempts, timeout::text, keep_for::text,
        enabled, on_missed, missed_cap, on_overlap, CASE WHEN isfinite(next_at) THEN next_at END AS next_at, coalesce(next_at = 'infinity', false) AS never_due,
-       CASE WHEN isfinite(last_at) THEN last_at END AS last_at, error, created_at`
+       last_at, error, created_at`
 
 // OccurrenceRow is a due time as people see it: it has a task, or a reason why
 // there is none.
 type OccurrenceRow struct {
-	DueAt   time.Time `json:"due_at" db:"due_at"`
-	TaskID  *int64    `json:"task_id" db:"task_id"`
-	Status  *string   `json:"status" db:"status"` // of the task; nil if retention has deleted it
-	Skipped *string   `json:"skipped" db:"skipped"`
-	MadeAt  time.Time `json:"made_at" db:"made_at"`
+	DueAt   Time    `json:"due_at" db:"due_at"`
+	TaskID  *int64  `json:"task_id" db:"task_id"`
+	Status  *string `json:"status" db:"status"` // of the task; nil if retention has deleted it
+	Skipped *string `json:"skipped" db:"skipped"`
+	MadeAt  Time    `json:"made_at" db:"made_at"`
 }
 
 // Schedules returns all schedules by their names.

@@ -33,7 +33,7 @@ func checkCommand() *cobra.Command {
 			if err != nil {
 				failed++
 				text := strings.TrimPrefix(err.Error(), what+": ")
-				fmt.Fprintf(out, "FAIL  %s: %s\n", what, strings.ReplaceAll(text, "\n", "\n      "))
+				fmt.Fprintf(out, "FAIL  %s: %s\n", what, strings.ReplaceAll(printableLines(text), "\n", "\n      "))
 				return false
 			}
 			fmt.Fprintf(out, "ok    %s: %s\n", what, good)

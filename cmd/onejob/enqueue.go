@@ -36,7 +36,7 @@ that is said on stderr, and the exit code is 0.`,
 	f.StringVarP(&payload, "payload", "p", "{}", "`JSON`, @FILE, or - for stdin")
 	f.StringVarP(&n.Queue, "queue", "q", "", "`name` of the queue (default \"default\")")
 	f.Int16Var(&priority, "priority", 0, "a `number`; higher runs first, -1000 to 1000")
-	f.StringVar(&runAt, "run-at", "", "not before this `time`, as 2006-01-02T15:04:05Z")
+	f.StringVar(&runAt, "run-at", "", "not before this `time`, as 2006-01-02T15:04:05Z; infinity parks it")
 	f.DurationVar(&n.Delay, "in", 0, "not before this `duration` has passed")
 	f.StringVar(&n.LockKey, "lock-key", "", "`key` of what must not overlap (default: the task itself)")
 	f.StringVar(&n.LimitName, "limit", "", "run under a slot of this limit")
@@ -53,7 +53,7 @@ that is said on stderr, and the exit code is 0.`,
 			return usage(err)
 		}
 		n.Payload = raw
-		if runAt != "" {
+		if n.Parked = runAt == "infinity"; runAt != "" && !n.Parked {
 			if n.RunAt, err = time.Parse(time.RFC3339, runAt); err != nil {
 				return usage(fmt.Errorf("--run-at: %q is no time such as 2006-01-02T15:04:05Z", runAt))
 			}

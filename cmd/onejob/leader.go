@@ -53,7 +53,7 @@ cannot be asked; 2 the command line or the configuration is wrong.`,
 			return locks.WatchLeader(c.Context(), func(l *consul.Leader) { _ = lines.Encode(viewOf(l)) })
 		case *watch:
 			return locks.WatchLeader(c.Context(), func(l *consul.Leader) {
-				fmt.Fprintf(out, "%s  %s\n", time.Now().Format(time.TimeOnly), leads(l))
+				printf(out, "%s  %s\n", time.Now().Format(time.TimeOnly), leads(l))
 			})
 		case asJSON:
 			err = printJSON(out, viewOf(leader))
@@ -85,10 +85,10 @@ func viewOf(l *consul.Leader) any {
 
 func showLeader(w io.Writer, l *consul.Leader) {
 	if foreign(l) {
-		fmt.Fprintln(w, leads(l))
+		printf(w, "%s\n", leads(l))
 		return
 	}
-	fmt.Fprintf(w, "%s leads\n  host     %s\n  pid      %d\n  http     %s\n  version  %s\n  since    %s\n  session  %s\n",
+	printf(w, "%s leads\n  host     %s\n  pid      %d\n  http     %s\n  version  %s\n  since    %s\n  session  %s\n",
 		l.Name, l.Host, l.PID, l.HTTP, l.Version, when(&l.Since), l.Session)
 }
 

@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"strconv"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -120,12 +119,12 @@ func limitsList() *cobra.Command {
 		if asJSON {
 			return errors.Join(printJSON(c.OutOrStdout(), views), failed)
 		}
-		t := tabwriter.NewWriter(c.OutOrStdout(), 0, 0, 2, ' ', 0)
-		fmt.Fprintln(t, "NAME\tSLOTS\tHELD\tWAITING")
+		t := newTable(c.OutOrStdout())
+		t.row("NAME", "SLOTS", "HELD", "WAITING")
 		for _, v := range views {
-			fmt.Fprintf(t, "%s\t%d\t%d\t%s\n", v.Name, v.Slots, v.Held, waiting(v.Waiting))
+			t.row(v.Name, v.Slots, v.Held, waiting(v.Waiting))
 		}
-		return errors.Join(t.Flush(), failed)
+		return errors.Join(t.flush(), failed)
 	}
 	return c
 }
@@ -163,14 +162,14 @@ func limitsShow() *cobra.Command {
 }
 
 func showLimit(w io.Writer, v limitView) {
-	fmt.Fprintf(w, "limit    %s\nslots    %d\nheld     %d\nwaiting  %s\n", v.Name, v.Slots, v.Held, waiting(v.Waiting))
+	printf(w, "limit    %s\nslots    %d\nheld     %d\nwaiting  %s\n", v.Name, v.Slots, v.Held, waiting(v.Waiting))
 	for _, h := range v.Holders {
-		fmt.Fprintf(w, "\nsession %s", h.Session)
+		printf(w, "\nsession %s", h.Session)
 		if h.Since != nil {
-			fmt.Fprintf(w, ", since %s", when(h.Since))
+			printf(w, ", since %s", when(h.Since))
 		}
 		if len(h.Value) > 0 {
-			fmt.Fprintf(w, "\n  %s", firstLine(string(h.Value), 200))
+			printf(w, "\n  %s", firstLine(string(h.Value), 200))
 		}
 		fmt.Fprintln(w)
 	}

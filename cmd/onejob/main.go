@@ -61,11 +61,11 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	var chosen *exitError
 	if errors.As(err, &chosen) {
 		if chosen.err != nil {
-			fmt.Fprintln(stderr, "onejob:", chosen.err)
+			fmt.Fprintln(stderr, "onejob:", printableLines(chosen.err.Error()))
 		}
 		return chosen.code
 	}
-	fmt.Fprintln(stderr, "onejob:", explain(err))
+	fmt.Fprintln(stderr, "onejob:", printableLines(explain(err)))
 	return exitFailure
 }
 

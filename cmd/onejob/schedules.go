@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -51,13 +50,12 @@ func schedulesList() *cobra.Command {
 			}
 			return printJSON(c.OutOrStdout(), rows)
 		}
-		t := tabwriter.NewWriter(c.OutOrStdout(), 0, 0, 2, ' ', 0)
-		fmt.Fprintln(t, "NAME\tCRON\tZONE\tKIND\tENABLED\tNEXT\tLAST\tERROR")
+		t := newTable(c.OutOrStdout())
+		t.row("NAME", "CRON", "ZONE", "KIND", "ENABLED", "NEXT", "LAST", "ERROR")
 		for _, r := range rows {
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%v\t%s\t%s\t%s\n", firstLine(r.Name, 40), r.Cron, r.TimeZone, r.Kind, r.Enabled,
-				next(r), inZone(r.LastAt, r.TimeZone), firstLine(or(r.Error), 60))
+			t.row(firstLine(r.Name, 40), r.Cron, r.TimeZone, r.Kind, r.Enabled, next(r), inZoneStored(r.LastAt, r.TimeZone), firstLine(or(r.Error), 60))
 		}
-		return t.Flush()
+		return t.flush()
 	}
 	return c
 }
@@ -105,49 +103,46 @@ func schedulesShow() *cobra.Command {
 }
 
 func showSchedule(w io.Writer, r store.ScheduleRow, occurrences []store.OccurrenceRow) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	line := func(name string, value any) {
-		if s := fmt.Sprint(value); s != "" {
-			fmt.Fprintf(t, "%s\t%s\n", name, s)
-		}
-	}
-	line("schedule", r.Name)
-	line("cron", r.Cron)
-	line("time zone", r.TimeZone)
-	line("enabled", r.Enabled)
-	line("error", or(r.Error))
-	line("next", next(r))
-	line("last", inZone(r.LastAt, r.TimeZone))
+	t := newTable(w)
+	t.line("schedule", r.Name)
+	t.line("cron", r.Cron)
+	t.line("time zone", r.TimeZone)
+	t.line("enabled", r.Enabled)
+	t.line("error", or(r.Error))
+	t.line("next", next(r))
+	t.line("last", inZoneStored(r.LastAt, r.TimeZone))
 	onMissed := r.OnMissed
 	if onMissed == tasks.MissedAll {
 		onMissed += fmt.Sprintf(", at most %d", r.MissedCap)
 	}
-	line("on missed", onMissed)
-	line("on overlap", r.OnOverlap)
-	line("kind", r.Kind)
-	line("payload", firstLine(string(r.Payload), 200))
-	line("queue", r.Queue)
-	line("priority", r.Priority)
-	line("lock key", or(r.LockKey))
-	line("limit", or(r.LimitName))
-	line("max attempts", r.MaxAttempts)
-	line("timeout", or(r.Timeout))
-	line("keep for", or(r.KeepFor))
-	line("created", inZone(&r.CreatedAt, r.TimeZone))
+	t.line("on missed", onMissed)
+	t.line("on overlap", r.OnOverlap)
+	t.line("kind", r.Kind)
+	t.line("payload", firstLine(string(r.Payload), 200))
+	t.line("queue", r.Queue)
+	t.line("priority", r.Priority)
+	t.line("lock key", or(r.LockKey))
+	t.line("limit", or(r.LimitName))
+	t.line("max attempts", r.MaxAttempts)
+	t.line("timeout", or(r.Timeout))
+	t.line("keep for", or(r.KeepFor))
+	t.line("created", inZoneStored(&r.CreatedAt, r.TimeZone))
 	if len(occurrences) > 0 {
-		fmt.Fprint(t, "\nDUE\tTASK\tSTATUS\n")
+		fmt.Fprintln(t.w)
+		t.row("DUE", "TASK", "STATUS")
 	}
 	for _, o := range occurrences {
+		due := inZoneStored(&o.DueAt, r.TimeZone)
 		switch {
 		case o.TaskID == nil:
-			fmt.Fprintf(t, "%s\t\tskipped: %s\n", inZone(&o.DueAt, r.TimeZone), or(o.Skipped))
+			t.row(due, "", "skipped: "+or(o.Skipped))
 		case o.Status == nil:
-			fmt.Fprintf(t, "%s\t%d\tdeleted since\n", inZone(&o.DueAt, r.TimeZone), *o.TaskID)
+			t.row(due, *o.TaskID, "deleted since")
 		default:
-			fmt.Fprintf(t, "%s\t%d\t%s\n", inZone(&o.DueAt, r.TimeZone), *o.TaskID, *o.Status)
+			t.row(due, *o.TaskID, *o.Status)
 		}
 	}
-	return t.Flush()
+	return t.flush()
 }
 
 // schedulesEnable makes a command that enables or disables the schedules named.
@@ -167,10 +162,10 @@ func schedulesEnable(verb, short string, enabled bool) *cobra.Command {
 				return err
 			}
 			if found {
-				fmt.Fprintf(c.OutOrStdout(), "schedule %s is %sd\n", name, verb)
+				printf(c.OutOrStdout(), "schedule %s is %sd\n", name, verb)
 			} else {
 				failed = true
-				fmt.Fprintf(c.ErrOrStderr(), "onejob: schedule %s: %v\n", name, store.ErrNoSchedule)
+				printf(c.ErrOrStderr(), "onejob: schedule %s: %v\n", name, store.ErrNoSchedule)
 			}
 		}
 		if failed {
@@ -188,15 +183,6 @@ func next(r store.ScheduleRow) string {
 		return "never"
 	}
 	return inZone(r.NextAt, r.TimeZone)
-}
-
-// inZone shows a time by the clock on the wall of a zone, in UTC if there is no
-// such zone here.
-func inZone(t *time.Time, zone string) string {
-	if t == nil {
-		return ""
-	}
-	return t.In(location(zone)).Format("2006-01-02 15:04:05 -07:00")
 }
 
 func location(zone string) *time.Location {

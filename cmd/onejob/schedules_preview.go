@@ -62,7 +62,7 @@ clock on the wall of the zone. An @every line counts from there.`,
 				return err
 			}
 			if !row.Enabled {
-				fmt.Fprintf(c.ErrOrStderr(), "onejob: schedule %s is disabled; it would come due:\n", row.Name)
+				printf(c.ErrOrStderr(), "onejob: schedule %s is disabled; it would come due:\n", row.Name)
 			}
 			*line, *zone, start, known = row.Cron, row.TimeZone, now, row.NextAt
 		}
@@ -81,7 +81,7 @@ clock on the wall of the zone. An @every line counts from there.`,
 			return printJSON(c.OutOrStdout(), dues)
 		}
 		if len(dues) == 0 {
-			fmt.Fprintf(c.OutOrStdout(), "%s never comes due: the calendar has no such time in the five years after %s\n", *line, inZone(&start, *zone))
+			printf(c.OutOrStdout(), "%s never comes due: the calendar has no such time in the five years after %s\n", *line, inZone(&start, *zone))
 			return nil
 		}
 		t := tabwriter.NewWriter(c.OutOrStdout(), 0, 0, 2, ' ', tabwriter.DiscardEmptyColumns)

@@ -3,15 +3,14 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/spf13/cobra"
 
 	"onejob/store"
@@ -25,32 +24,30 @@ func tasksCommand() *cobra.Command {
 	return c
 }
 
-// outputFlag adds -o to a command that lists something.
-func outputFlag(c *cobra.Command) func() (asJSON bool, err error) {
-	o := c.Flags().StringP("output", "o", "text", "text or json")
-	return func() (bool, error) {
-		switch *o {
-		case "text", "json":
-			return *o == "json", nil
-		}
-		return false, usage(fmt.Errorf("--output: %q is neither text nor json", *o))
-	}
-}
-
-func printJSON(w io.Writer, v any) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	return e.Encode(v)
-}
-
 func tasksList() *cobra.Command {
-	c := &cobra.Command{Use: "list", Short: "List tasks, the newest first", Args: cobra.NoArgs}
+	c := &cobra.Command{
+		Use:   "list",
+		Short: "List tasks, the newest first",
+		Long: `List tasks, the newest first, a page at a time. Where there are more, stderr says
+which --before leads to the next page; -o json has it as next_before, which is
+null on the last page.
+
+--status failed and cancelled are found by an index, running and pending ones too
+as long as there are not thousands of them. For every other filter the newest
+tasks are looked at, --scan of them at most, so that a list never keeps Postgres
+busy for long. If that ends before the page is full, stderr says where to go on.`,
+		Example: `  onejob tasks list --status failed --kind exec
+  onejob tasks list --status failed -o json | jq '.tasks[].id'`,
+		Args: cobra.NoArgs,
+	}
 	path, output := configFlag(c), outputFlag(c)
 	var f store.Filter
 	c.Flags().StringVar(&f.Status, "status", "", "only pending, running, succeeded, failed or cancelled ones")
 	c.Flags().StringVar(&f.Kind, "kind", "", "only this kind")
 	c.Flags().StringVar(&f.Queue, "queue", "", "only this queue")
-	c.Flags().IntVar(&f.Limit, "limit", 50, "at most this many")
+	c.Flags().IntVar(&f.Limit, "limit", 50, fmt.Sprintf("at most this many, 1 to %d", mostListed))
+	c.Flags().Int64Var(&f.Before, "before", 0, "only tasks older than the one with this `ID`")
+	c.Flags().IntVar(&f.Scan, "scan", store.DefaultScan, "how many tasks to look at, at most")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		asJSON, err := output()
 		if err != nil {
@@ -59,33 +56,71 @@ func tasksList() *cobra.Command {
 		if statuses := []string{"", "pending", "running", "succeeded", "failed", "cancelled"}; !slices.Contains(statuses, f.Status) {
 			return usage(fmt.Errorf("--status: %q is none of%s", f.Status, strings.Join(statuses, " ")))
 		}
-		if f.Limit < 1 {
+		switch {
+		case f.Limit < 1:
 			return usage(fmt.Errorf("--limit: %d is not above zero", f.Limit))
+		case f.Limit > mostListed:
+			return usage(fmt.Errorf("--limit: %d is above %d; use pages, see --before", f.Limit, mostListed))
+		case f.Scan < 1:
+			return usage(fmt.Errorf("--scan: %d is not above zero", f.Scan))
+		case c.Flags().Changed("before") && f.Before < 1:
+			return usage(fmt.Errorf("--before: %d is not a task ID", f.Before))
 		}
 		db, err := openStore(*path)
 		if err != nil {
 			return err
 		}
 		defer db.Close()
-		rows, err := db.List(c.Context(), f)
+		page, err := db.List(c.Context(), f)
 		if err != nil {
 			return err
 		}
+		switch {
+		case page.Cut:
+			fmt.Fprintf(c.ErrOrStderr(), "onejob: looked at tasks down to ID %d; continue with --before %[1]d, or look at more with --scan\n", page.Next)
+		case page.Next != 0:
+			fmt.Fprintf(c.ErrOrStderr(), "onejob: there are more; the next page is --before %d\n", page.Next)
+		}
 		if asJSON {
-			if rows == nil {
-				rows = []store.Row{}
-			}
-			return printJSON(c.OutOrStdout(), rows)
+			return printJSON(c.OutOrStdout(), pageViewOf(page))
 		}
-		t := tabwriter.NewWriter(c.OutOrStdout(), 0, 0, 2, ' ', 0)
-		fmt.Fprintln(t, "ID\tKIND\tSTATUS\tQUEUE\tPRIORITY\tATTEMPT\tRUN AT\tREPLICA\tERROR")
-		for _, r := range rows {
-			fmt.Fprintf(t, "%d\t%s\t%s\t%s\t%d\t%d/%d\t%s\t%s\t%s\n", r.ID, r.Kind, r.Status, r.Queue, r.Priority, r.Attempt, r.MaxAttempts,
-				when(&r.RunAt), or(r.Replica), firstLine(or(r.Error), 60))
+		t := newTable(c.OutOrStdout())
+		t.row("ID", "KIND", "STATUS", "QUEUE", "PRIORITY", "ATTEMPT", "RUN AT", "REPLICA", "ERROR")
+		for _, r := range page.Rows {
+			t.row(r.ID, r.Kind, r.Status, r.Queue, r.Priority, fmt.Sprintf("%d/%d", r.Attempt, r.MaxAttempts),
+				runAt(r), or(r.Replica), firstLine(or(r.Error), 60))
 		}
-		return t.Flush()
+		return t.flush()
 	}
 	return c
+}
+
+// mostListed is the longest page.
+const mostListed = 10_000
+
+// pageView is what -o json shows of a page.
+type pageView struct {
+	Tasks      []store.Row `json:"tasks"`
+	NextBefore *int64      `json:"next_before"` // nil on the last page
+}
+
+func pageViewOf(p store.Page) pageView {
+	v := pageView{Tasks: p.Rows}
+	if v.Tasks == nil {
+		v.Tasks = []store.Row{}
+	}
+	if p.Next != 0 {
+		v.NextBefore = &p.Next
+	}
+	return v
+}
+
+// runAt says when a task is due. One that waits until infinity is parked.
+func runAt(r store.Row) string {
+	if r.RunAt.Infinite == pgtype.Infinity && r.Status == "pending" {
+		return "parked"
+	}
+	return whenStored(&r.RunAt)
 }
 
 func tasksShow() *cobra.Command {
@@ -118,56 +153,63 @@ func tasksShow() *cobra.Command {
 				Attempts []store.AttemptRow `json:"attempts"`
 			}{row, attempts})
 		}
-		showTask(c.OutOrStdout(), row, attempts)
-		return nil
+		return showTask(c.OutOrStdout(), row, attempts)
 	}
 	return c
 }
 
-func showTask(w io.Writer, r store.Row, attempts []store.AttemptRow) {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	line := func(name string, value any) {
-		if s := fmt.Sprint(value); s != "" {
-			fmt.Fprintf(t, "%s\t%s\n", name, s)
-		}
-	}
-	line("task", r.ID)
-	line("kind", r.Kind)
-	line("status", r.Status)
+func showTask(w io.Writer, r store.Row, attempts []store.AttemptRow) error {
+	t := newTable(w)
+	t.line("task", r.ID)
+	t.line("kind", r.Kind)
+	t.line("status", r.Status)
 	if r.CancelRequested && r.Status == "running" {
-		line("", "somebody asked to cancel it")
+		t.line("", "somebody asked to cancel it")
 	}
-	line("payload", firstLine(string(r.Payload), 200))
-	line("queue", r.Queue)
-	line("priority", r.Priority)
-	line("lock key", or(r.LockKey))
-	line("limit", or(r.LimitName))
-	line("unique key", or(r.UniqueKey))
-	line("attempts", fmt.Sprintf("%d of %d", r.Attempt, r.MaxAttempts))
+	t.line("payload", firstLine(string(r.Payload), 200))
+	t.line("queue", r.Queue)
+	t.line("priority", r.Priority)
+	t.line("lock key", or(r.LockKey))
+	t.line("limit", or(r.LimitName))
+	t.line("unique key", or(r.UniqueKey))
+	t.line("attempts", fmt.Sprintf("%d of %d", r.Attempt, r.MaxAttempts))
 	if r.Crashes > 0 {
-		line("crashes", r.Crashes)
+		t.line("crashes", r.Crashes)
 	}
-	line("timeout", or(r.Timeout))
-	line("created", when(&r.CreatedAt))
-	line("run at", when(&r.RunAt))
-	line("started", when(r.StartedAt))
-	line("finished", when(r.FinishedAt))
-	line("replica", or(r.Replica))
-	line("result", firstLine(string(r.Result), 200))
-	line("error", or(r.Error))
-	_ = t.Flush()
+	t.line("timeout", or(r.Timeout))
+	t.line("created", whenStored(&r.CreatedAt))
+	t.line("run at", runAt(r))
+	t.line("started", whenStored(r.StartedAt))
+	t.line("finished", whenStored(r.FinishedAt))
+	t.line("replica", or(r.Replica))
+	t.line("result", firstLine(string(r.Result), 200))
+	t.line("error", or(r.Error))
+	if err := t.flush(); err != nil {
+		return err
+	}
 	for _, a := range attempts {
-		fmt.Fprintf(w, "\nattempt %d: %s on %s, %s, took %v, fence %d\n", a.Attempt, a.Outcome, a.Replica, when(&a.StartedAt),
-			a.FinishedAt.Sub(a.StartedAt).Round(time.Millisecond), a.Fence)
-		if a.ExitCode != nil {
-			fmt.Fprintf(w, "  exit code: %d\n", *a.ExitCode)
-		}
-		if a.Error != nil {
-			fmt.Fprintf(w, "  error: %s\n", *a.Error)
-		}
-		if a.Output != nil {
-			fmt.Fprintf(w, "  output:\n    %s\n", strings.ReplaceAll(strings.TrimRight(*a.Output, "\n"), "\n", "\n    "))
-		}
+		showAttempt(w, a)
+	}
+	return nil
+}
+
+func showAttempt(w io.Writer, a store.AttemptRow) {
+	replica, took := a.Replica, "an unknown time"
+	if replica == "" {
+		replica = "an unknown replica"
+	}
+	if d, ok := a.FinishedAt.Sub(a.StartedAt); ok {
+		took = d.Round(time.Millisecond).String()
+	}
+	printf(w, "\nattempt %d: %s on %s, %s, took %s, fence %d\n", a.Attempt, a.Outcome, replica, whenStored(&a.StartedAt), took, a.Fence)
+	if a.ExitCode != nil {
+		printf(w, "  exit code: %d\n", *a.ExitCode)
+	}
+	if a.Error != nil {
+		printf(w, "  error: %s\n", *a.Error)
+	}
+	if a.Output != nil {
+		fmt.Fprintf(w, "  output:\n    %s\n", strings.ReplaceAll(printableLines(strings.TrimRight(*a.Output, "\n")), "\n", "\n    "))
 	}
 }
 
@@ -217,23 +259,4 @@ func taskID(s string) (int64, error) {
 	return id, nil
 }
 
-func when(t *time.Time) string {
-	if t == nil {
-		return ""
-	}
-	return t.Local().Format("2006-01-02 15:04:05.000")
-}
-
 func or(s *string) string { return *cmp.Or(s, new(string)) }
-
-// firstLine returns the beginning of s, for a table.
-func firstLine(s string, n int) string {
-	s, _, more := strings.Cut(s, "\n")
-	if r := []rune(s); len(r) > n {
-		s, more = string(r[:n]), true
-	}
-	if more {
-		s += " ..."
-	}
-	return s
-}

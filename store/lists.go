@@ -1,0 +1,224 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// Lists of tasks, for people. A table may hold many millions of them, and is
+// busy with other things, so no statement here reads more than some thousands of
+// rows, whatever is asked for, and none runs for longer than listTimeout.
+//
+// What has an index is found by it: running and pending rows as long as there
+// are no more than listFew, failed and cancelled ones always. Everything else is
+// looked for among the newest tasks, listWindow at a time. No index serves these,
+// because every task would pay for it on its way from INSERT to succeeded.
+const (
+	listTimeout = 5 * time.Second
+	listWindow  = 2000
+	listFew     = 5000
+)
+
+// DefaultScan is how many tasks List looks at, at most, if Filter.Scan is zero.
+const DefaultScan = 200_000
+
+// Filter chooses tasks; an empty field chooses all.
+type Filter struct {
+	Status string
+	Kind   string
+	Queue  string
+
+	Limit  int   // how many are wanted; above zero
+	Before int64 // only those with a lower id; zero means all
+	Scan   int   // how many to look at, at most; zero means DefaultScan
+}
+
+// Page is what List found.
+type Page struct {
+	Rows []Row
+
+	// Next is the Filter.Before with which the list goes on; zero means that
+	// there are no more tasks.
+	Next int64
+
+	// Cut says that List stopped before the page was full, because it had looked
+	// at Filter.Scan tasks. Rows holds all there are from Next on.
+	Cut bool
+}
+
+// List returns tasks, the newest first.
+func (s *Store) List(ctx context.Context, f Filter) (Page, error) {
+	if f.Scan == 0 {
+		f.Scan = DefaultScan
+	}
+	if f.Before == 0 {
+		f.Before = math.MaxInt64
+	}
+	ids, next, cut, err := s.listIDs(ctx, f)
+	if err != nil {
+		return Page{}, listError(err)
+	}
+	rows, err := s.listRows(ctx, f, ids)
+	if err != nil {
+		return Page{}, listError(err)
+	}
+	return Page{rows, next, cut}, nil
+}
+
+// listIDs returns the ids of one page, and what else Page says.
+func (s *Store) listIDs(ctx context.Context, f Filter) (ids []int64, next int64, cut bool, err error) {
+	page := func() ([]int64, int64, bool, error) {
+		if len(ids) > f.Limit { // one more than was wanted, to know that there is one
+			ids = ids[:f.Limit]
+			return ids, ids[f.Limit-1], false, nil
+		}
+		return ids, 0, false, nil
+	}
+	if f.Status == "pending" || f.Status == "running" {
+		var all bool
+		if ids, all, err = s.listFewIDs(ctx, f); err != nil || all {
+			if err != nil {
+				return nil, 0, false, err
+			}
+			return page()
+		}
+	}
+	before := f.Before
+	for looked := 0; ; {
+		size := listWindow
+		if f.Kind == "" && f.Queue == "" && (f.Status == "" || hasIndex(f.Status)) {
+			size = f.Limit + 1 // the filter chooses all of them
+		}
+		w, err := s.listWindowIDs(ctx, f, before, size, f.Limit+1-len(ids))
+		if err != nil {
+			return nil, 0, false, err
+		}
+		ids = append(ids, w.IDs...)
+		looked += w.Looked
+		switch {
+		case len(ids) > f.Limit || w.Looked < size:
+			return page()
+		case looked >= f.Scan:
+			return ids, w.Last, true, nil
+		}
+		before = w.Last
+	}
+}
+
+// listFewIDs returns the ids of the first f.Limit+1 pending or running tasks, if
+// there are few enough of that status to look at all of them.
+//
+// The rows are chosen by nothing that an index other than those of pending and
+// running rows could serve; the rest of the filter comes after.
+func (s *Store) listFewIDs(ctx context.Context, f Filter) (ids []int64, all bool, err error) {
+	few := `
+    (SELECT id, kind, queue FROM onejob.tasks WHERE status = 'running' LIMIT @few)`
+	if f.Status == "pending" {
+		few = `
+    (SELECT id, kind, queue FROM onejob.tasks WHERE status = 'pending' AND limit_name IS NULL     LIMIT @few)
+ UNION ALL
+    (SELECT id, kind, queue FROM onejob.tasks WHERE status = 'pending' AND limit_name IS NOT NULL LIMIT @few)`
+	}
+	type answer struct {
+		All bool
+		IDs []int64
+	}
+	answers, err := list(ctx, s, pgx.RowToStructByPos[answer], `
+WITH few AS MATERIALIZED (`+few+`
+)
+SELECT (SELECT count(*) FROM few) < @few,
+       ARRAY(SELECT id FROM few`+listWhere+` AND id < @before ORDER BY id DESC LIMIT @wanted)`,
+		pgx.NamedArgs{"few": listFew, "kind": f.Kind, "queue": f.Queue, "before": f.Before, "wanted": f.Limit + 1})
+	if err != nil {
+		return nil, false, err
+	}
+	return answers[0].IDs, answers[0].All, nil
+}
+
+// listWhere is the part of a filter that no index serves.
+const listWhere = `
+        WHERE (@kind  = '' OR kind  = @kind)
+          AND (@queue = '' OR queue = @queue)`
+
+// window is what was found among the next tasks.
+type window struct {
+	IDs    []int64
+	Looked int   // how many there were; fewer than was asked for if they are the last
+	Last   int64 // the lowest id of these
+}
+
+// hasIndex reports whether all tasks of a status can be found in order of their
+// ids.
+func hasIndex(status string) bool { return status == "failed" || status == "cancelled" }
+
+// listWindowIDs looks at the newest size tasks before one, or at as many failed
+// or cancelled ones if these are wanted, and returns the first of those that the
+// filter chooses.
+func (s *Store) listWindowIDs(ctx context.Context, f Filter, before int64, size, wanted int) (window, error) {
+	next := `
+    SELECT id, kind, queue, status
+      FROM onejob.tasks
+     WHERE id < @before
+     ORDER BY id DESC
+     LIMIT @window`
+	where := listWhere + ` AND (@status = '' OR status = @status)`
+	if hasIndex(f.Status) {
+		// The status is written out, or a plan that Postgres keeps could not use the
+		// index. About -id see the migration.
+		next = `
+    SELECT id, kind, queue, status
+      FROM onejob.tasks
+     WHERE status = '` + f.Status + `'
+       AND -id > -@before::bigint
+     ORDER BY -id
+     LIMIT @window`
+	}
+	windows, err := list(ctx, s, pgx.RowToStructByPos[window], `
+WITH next AS MATERIALIZED (`+next+`
+)
+SELECT ARRAY(SELECT id FROM next`+where+` ORDER BY id DESC LIMIT @wanted),
+       (SELECT count(*) FROM next),
+       (SELECT coalesce(min(id), 0) FROM next)`,
+		pgx.NamedArgs{"window": size, "status": f.Status, "kind": f.Kind, "queue": f.Queue, "before": before, "wanted": wanted})
+	if err != nil {
+		return window{}, err
+	}
+	return windows[0], nil
+}
+
+// listRows returns the rows with these ids. Those that the filter no longer
+// chooses, because they have gone on since, are left out.
+func (s *Store) listRows(ctx context.Context, f Filter, ids []int64) ([]Row, error) {
+	return list(ctx, s, pgx.RowToStructByName[Row], `
+SELECT `+rowColumns+`
+  FROM onejob.tasks
+ WHERE id = ANY (@ids::bigint[])
+   AND (@status = '' OR status = @status)
+ ORDER BY id DESC`, pgx.NamedArgs{"ids": ids, "status": f.Status})
+}
+
+// list runs one of the statements here. Postgres ends it by statement_timeout;
+// the context ends what waits before that setting counts: a connection, or a lock
+// on the table while the statement is prepared.
+func list[T any](ctx context.Context, s *Store, scan pgx.RowToFunc[T], sql string, args pgx.NamedArgs) ([]T, error) {
+	ctx, cancel := context.WithTimeout(ctx, listTimeout+time.Second)
+	defer cancel()
+	return queryAfter(ctx, s.pool, scan, indexesOnly+`, set_config('statement_timeout', $1, true)`,
+		[]any{fmt.Sprint(listTimeout.Milliseconds())}, sql, args)
+}
+
+func listError(err error) error {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) && pg.Code == queryCanceled || errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("list tasks: Postgres did not answer within %v; it may be overloaded, try again", listTimeout)
+	}
+	return fmt.Errorf("list tasks: %w", err)
+}
+
+const queryCanceled = "57014"
