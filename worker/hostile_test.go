@@ -107,7 +107,7 @@ func TestHealthyRowsAmongHostileOnes(t *testing.T) {
 		if err != nil {
 			r.Fatal(err)
 		}
-		for _, row := range list {
+		for _, row := range list.Rows {
 			if _, _, err := a.store.Show(t.Context(), row.ID); err != nil {
 				r.Fatal(err)
 			}
