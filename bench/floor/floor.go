@@ -27,13 +27,10 @@ const claimSQL = `
 WITH picked AS (
     SELECT id
       FROM onejob.tasks
-     WHERE status   = 'pending'
+     WHERE status = 'pending'
        AND limit_name IS NULL
-       AND queue    = 'default'
-       AND priority = 0
-       AND kind     = 'noop'
-       AND (lock_key IS NULL) = true
-       AND run_at  <= now()
+       AND onejob.lane(priority, queue, kind, lock_key IS NULL) = onejob.lane(0::smallint, 'default', 'noop', true)
+       AND run_at <= now()
      ORDER BY run_at, id
      LIMIT $1
        FOR UPDATE SKIP LOCKED
@@ -41,7 +38,9 @@ WITH picked AS (
 UPDATE onejob.tasks
    SET status     = 'running',
        attempt    = attempt + 1,
+       fence      = 0,
        session    = '00000000-0000-0000-0000-000000000001',
+       replica    = '',
        started_at = now()
  WHERE id = ANY (ARRAY(SELECT id FROM picked))
 RETURNING id`

@@ -64,21 +64,22 @@ SELECT 'noop', now() - interval '1 hour' + i * interval '1 ms', `+spread.columns
 	}
 }
 
-// BenchmarkDeepLockKey measures looks at a limit under which 100,000 rows wait for
-// one lock key: the longest of those after which a row behind them is found, and
-// what a look takes from then on.
+// BenchmarkDeepLockKey measures claims under a limit with 100,000 rows that wait for
+// one lock key beside 3,000 rows of limits
+// that nobody knows: the longest claim until a row behind them is found, and a look,
+// which asks what is due and claims in vain, from then on.
 func BenchmarkDeepLockKey(b *testing.B) {
 	db := database(b, nil)
 	c := tasks.Claim{Max: 1, Limit: "limit"}
 	execute(b, db, `INSERT INTO onejob.tasks (kind, limit_name, lock_key, run_at)
 SELECT 'noop', 'limit', 'deep', now() - interval '1 hour' FROM generate_series(1, 100001) i`)
+	execute(b, db, `INSERT INTO onejob.tasks (kind, limit_name) SELECT 'noop', 'unknown-' || i FROM generate_series(1, 3000) i`)
 	if got, _ := claims(b, db, c); got != 1 {
 		b.Fatalf("claimed %d", got)
 	}
-	execute(b, db, `INSERT INTO onejob.tasks (kind, limit_name) SELECT 'noop', 'unknown ' || i FROM generate_series(1, 0) i`)
 	var looks, longest []time.Duration
 	for b.Loop() {
-		for i := range 20 {
+		for range 20 {
 			execute(b, db, `INSERT INTO onejob.tasks (kind, limit_name, lock_key) VALUES ('noop', 'limit', 'other')`)
 			got, took := claims(b, db, c)
 			if got != 1 {
@@ -86,7 +87,6 @@ SELECT 'noop', 'limit', 'deep', now() - interval '1 hour' FROM generate_series(1
 			}
 			execute(b, db, `UPDATE onejob.tasks SET status = 'succeeded', session = NULL, finished_at = now() WHERE status = 'running' AND lock_key = 'other'`)
 			longest = append(longest, took)
-			_ = i
 			began := time.Now()
 			_, err := db.DueLimits(b.Context(), tasks.Claim{Kinds: []string{"noop"}}, []string{"limit"})
 			check(b, err)

@@ -79,8 +79,8 @@ func BenchmarkRunning(b *testing.B) {
 		b.Run(fmt.Sprint(replicas), func(b *testing.B) {
 			db := database(b, nil)
 			execute(b, db, `
-INSERT INTO onejob.tasks (kind, status, attempt, fence, started_at, session)
-SELECT 'noop', 'running', 1, nextval('onejob.fences'), now(), ('00000000-0000-0000-0000-' || lpad((i % $1)::text, 12, '0'))::uuid
+INSERT INTO onejob.tasks (kind, status, attempt, fence, started_at, replica, session)
+SELECT 'noop', 'running', 1, nextval('onejob.fences'), now(), 'replica', ('00000000-0000-0000-0000-' || lpad((i % $1)::text, 12, '0'))::uuid
   FROM generate_series(1, $1 * 32) i`, replicas)
 			execute(b, db, `VACUUM ANALYZE onejob.tasks`)
 			const mine = "00000000-0000-0000-0000-000000000001"
