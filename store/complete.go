@@ -127,7 +127,8 @@ SELECT fence, verdict FROM verdicts`
 //
 // A result that Postgres cannot keep is no reason to ask again: the attempt, and
 // with it the task, fails with an error that says so, and Complete returns a
-// *tasks.SpoiltError.
+// *tasks.SpoiltError. It returns tasks.ErrUnwritable if Postgres refuses the row
+// whatever is written into it.
 func (s *Store) Complete(_ context.Context, e tasks.Ending) error {
 	return patiently(func() error {
 		v := &ending{Ending: e}
@@ -195,18 +196,20 @@ func (s *Store) commitEndings(endings []*ending) {
 		return
 	}
 	var pg *pgconn.PgError
-	bad := unfit(err) && errors.As(err, &pg)
 	switch e := endings[0]; {
-	case bad && len(endings) > 1:
+	case !unfit(err) || !errors.As(err, &pg):
+	case len(endings) > 1:
 		// One of them is to blame; it must not take the others along.
 		for _, e := range endings {
 			s.commitEndings([]*ending{e})
 		}
 		return
-	case bad && e.Result != nil:
+	case e.Result != nil:
 		e.Ending = spoilt(e.Ending, pg.Message)
 		s.commitEndings(endings)
 		return
+	default:
+		err = fmt.Errorf("%w: %w", tasks.ErrUnwritable, err)
 	}
 	for _, e := range endings {
 		e.err = fmt.Errorf("complete task %d: %w", e.ID, err)
@@ -400,6 +403,12 @@ WITH held AS (
 SELECT fence FROM held
 EXCEPT
 SELECT fence FROM done`, ids, fences, delays)
+	if unfit(err) && len(list) > 1 { // one of them is to blame
+		for _, r := range list {
+			s.commitReturns([]*returned{r})
+		}
+		return
+	}
 	for _, r := range list {
 		switch {
 		case err != nil:

@@ -3,6 +3,7 @@ package store_test
 import (
 	"crypto/rand"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -274,6 +275,49 @@ func TestADeepLockKeyUnderALimit(t *testing.T) {
 	equal(t, "some that nobody knows", fmt.Sprint(unknown, err), "[unknown-10 unknown-100 unknown-1000] <nil>")
 	none, err := b.UnknownLimits(t.Context(), append(b.sql(`SELECT DISTINCT limit_name FROM onejob.tasks WHERE limit_name IS NOT NULL`), "x"), 3)
 	equal(t, "none that nobody knows", fmt.Sprint(none, err), "[] <nil>")
+}
+
+// A finished task to which a table of the user's refers cannot be deleted.
+func TestOneReferencedRowStopsNoRetention(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.sql(`CREATE TABLE public.mine (task bigint REFERENCES onejob.tasks)`)
+	b.sql(`INSERT INTO onejob.tasks (kind, status, finished_at, keep_for)
+SELECT 'noop', 'succeeded', now() - i * interval '1 hour', CASE WHEN i % 3 = 0 THEN interval '1 minute' END FROM generate_series(1, 30) i`)
+	b.sql(`INSERT INTO public.mine SELECT id FROM onejob.tasks WHERE id IN (3, 10, 30)`)
+	var refused []string
+	for more := true; more; {
+		_, again, rows, err := b.Purge(t.Context(), tasks.StatusSucceeded, time.Minute, 8)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range rows {
+			refused = append(refused, fmt.Sprint(r.ID))
+		}
+		more = again
+	}
+	equal(t, "what is left", strings.Join(b.sql(`SELECT id FROM onejob.tasks ORDER BY id`), " "), "3 10 30")
+	equal(t, "what was refused", strings.Join(refused, " "), "30 10 3")
+}
+
+// An outcome that a row does not take, whatever is in it, keeps nobody's waiting.
+func TestARowThatTakesNoOutcome(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	bad, good, back := b.claimed("kind='other'"), b.claimed(), b.claimed()
+	b.refusing(`NEW.status <> 'running'`)
+	e := succeeded(bad)
+	e.Result = jsonOf(`1`)
+	errs := b.gathered([]tasks.Ending{e, succeeded(good)})
+	if !errors.Is(errs[0], tasks.ErrUnwritable) || errs[1] != nil {
+		t.Errorf("the outcomes were answered with %v", errs)
+	}
+	if err := b.Unclaim(t.Context(), bad, 0); err == nil {
+		t.Error("it was requeued")
+	}
+	if err := b.Unclaim(t.Context(), back, 0); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestDurations(t *testing.T) {

@@ -2,10 +2,13 @@ package store
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"onejob/tasks"
 )
@@ -140,49 +143,121 @@ SELECT least((extract(epoch FROM min(next_at) FILTER (WHERE isfinite(next_at)) -
 }
 
 // Purge deletes up to n tasks that finished with the status longer than keep
-// ago, or longer than their row says, with their attempts. It returns how many.
-// A statement deletes few rows, so that no snapshot is held for long. No time is
-// so long ago that a row could not say to be kept for longer: a thousand years
-// are as good as any more, and can be reckoned with. A join with what is old
-// could be planned, while the table is small, as one that reads all of it.
-func (s *Store) Purge(ctx context.Context, status tasks.Status, keep time.Duration, n int) (int, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	deleted, err := query(ctx, s.pool, pgx.RowTo[int64], `
+// ago, or longer than their row says, with their attempts. It returns how many, and
+// whether there may be more. A statement deletes few rows, so that no snapshot is
+// held for long.
+//
+// A row that Postgres refuses to delete, because another table references it for
+// example, keeps no others: it is returned, and passed over for an hour.
+func (s *Store) Purge(ctx context.Context, status tasks.Status, keep time.Duration, n int) (deleted int, more bool, refused []tasks.RowError, err error) {
+	for most := n; ; most /= 2 {
+		ids, err := s.purge(ctx, status, keep, most)
+		var pg *pgconn.PgError
+		switch {
+		case err == nil:
+			return len(ids), len(ids) == most, nil, nil
+		case !unfit(err) || !errors.As(err, &pg):
+			return 0, false, nil, fmt.Errorf("delete old tasks: %w", err)
+		case most > 1:
+			continue
+		}
+		id, err := s.passOver(ctx, status, keep)
+		if err != nil || id == 0 {
+			return 0, false, nil, err
+		}
+		return 0, true, []tasks.RowError{{ID: id, Err: fmt.Errorf("it cannot be deleted: %s", words(pg))}}, nil
+	}
+}
+
+// oldSQL chooses what purge deletes. No time is so long ago that a row could not say
+// to be kept for longer: a thousand years are as good as any more, and can be
+// reckoned with. A join with what is old could be planned, while the table is small,
+// as one that reads all of it.
+const oldSQL = `
 WITH usual AS (
-    SELECT id
+    SELECT id, finished_at
       FROM onejob.tasks
      WHERE status = $1
        AND finished_at IS NOT NULL
        AND keep_for IS NULL
        AND finished_at < now() - $2 * interval '1 microsecond'
+       AND finished_at > $4
      ORDER BY finished_at
      LIMIT $3
        FOR UPDATE SKIP LOCKED
 ), special AS (
-    SELECT id
+    SELECT id, finished_at
       FROM onejob.tasks
      WHERE status = $1
        AND finished_at IS NOT NULL
        AND keep_for IS NOT NULL
        AND finished_at < now() - least(keep_for, interval '1000 years')
+       AND finished_at > $4
+     ORDER BY finished_at
      LIMIT $3
        FOR UPDATE SKIP LOCKED
 ), old AS (
-    SELECT id FROM usual
+    SELECT id, finished_at FROM usual
  UNION ALL
-    SELECT id FROM special
-), history AS (
+    SELECT id, finished_at FROM special
+     ORDER BY finished_at
+     LIMIT $3
+)`
+
+func (s *Store) purge(ctx context.Context, status tasks.Status, keep time.Duration, n int) ([]int64, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	return query(ctx, s.pool, pgx.RowTo[int64], oldSQL+`, history AS (
     DELETE FROM onejob.attempts
      WHERE task_id = ANY (ARRAY(SELECT id FROM old))
 )
 DELETE FROM onejob.tasks
  WHERE id = ANY (ARRAY(SELECT id FROM old))
-RETURNING id`, string(status), keep.Microseconds(), n)
+RETURNING id`, string(status), keep.Microseconds(), n, s.kept.until(status))
+}
+
+// passOver makes purge go on behind the row that it would delete next, and returns
+// that row's id.
+func (s *Store) passOver(ctx context.Context, status tasks.Status, keep time.Duration) (int64, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	type row struct {
+		ID         int64
+		FinishedAt time.Time
+	}
+	rows, err := query(ctx, s.pool, pgx.RowToStructByPos[row], oldSQL+`
+SELECT id, finished_at FROM old`, string(status), keep.Microseconds(), 1, s.kept.until(status))
 	if err != nil {
 		return 0, fmt.Errorf("delete old tasks: %w", err)
 	}
-	return len(deleted), nil
+	if len(rows) == 0 {
+		return 0, nil
+	}
+	s.kept.passed(status, rows[0].FinishedAt)
+	return rows[0].ID, nil
+}
+
+// kept knows up to where finished tasks cannot be deleted, by status.
+type kept struct {
+	mu    sync.Mutex
+	ends  map[tasks.Status]time.Time
+	since time.Time
+}
+
+// until returns where purge begins. Every hour that is the beginning again.
+func (k *kept) until(status tasks.Status) time.Time {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if time.Since(k.since) > time.Hour {
+		k.ends, k.since = map[tasks.Status]time.Time{}, time.Now()
+	}
+	return k.ends[status]
+}
+
+func (k *kept) passed(status tasks.Status, at time.Time) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.ends[status] = at
 }
 
 // PurgeOccurrences deletes up to n occurrences that were made longer than keep

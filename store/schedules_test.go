@@ -262,7 +262,7 @@ func TestPurge(t *testing.T) {
 	}
 	purge := func(b *bench, n int) int {
 		b.t.Helper()
-		deleted, err := b.Purge(b.t.Context(), tasks.StatusSucceeded, 24*time.Hour, n)
+		deleted, _, _, err := b.Purge(b.t.Context(), tasks.StatusSucceeded, 24*time.Hour, n)
 		if err != nil {
 			b.t.Fatal(err)
 		}

@@ -145,7 +145,7 @@ func TestRights(t *testing.T) {
 	if _, made, err := poor.MakeOccurrences(t.Context(), due[0], plan); err != nil || made != 1 {
 		t.Errorf("made %d tasks: %v", made, err)
 	}
-	if _, err := poor.Purge(t.Context(), tasks.StatusSucceeded, 0, 10); err != nil {
+	if _, _, _, err := poor.Purge(t.Context(), tasks.StatusSucceeded, 0, 10); err != nil {
 		t.Error(err)
 	}
 	if _, err := poor.PurgeOccurrences(t.Context(), 0, 10); err != nil {

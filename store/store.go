@@ -54,6 +54,7 @@ type Store struct {
 	turnStuck atomic.Bool // the last claim waited for its turn in vain
 	avoid     idSet       // rows that Postgres refuses to change
 	remember  memory      // where claims go on
+	kept      kept        // where retention goes on
 
 	endings batch.Group[*ending]
 	returns batch.Group[*returned]

@@ -227,7 +227,7 @@ func (w *Worker) complete(lease lock.Lease, t *tasks.Task, e tasks.Ending, took 
 		case errors.Is(err, tasks.ErrRefused):
 			w.Log.Warn("completion_refused", fields(t, zap.String("outcome", string(e.Outcome)))...)
 			return
-		case last:
+		case last, errors.Is(err, tasks.ErrUnwritable):
 			w.Log.Error("completion_abandoned", fields(t, zap.String("outcome", string(e.Outcome)), zap.Error(err))...)
 			return
 		case tries == 1:

@@ -18,7 +18,7 @@ type LeaderStore interface {
 	MakeOccurrences(context.Context, tasks.DueSchedule, tasks.Plan) (current bool, made int, err error)
 	MarkSchedule(ctx context.Context, d tasks.DueSchedule, message string) error
 	UntilNextSchedule(ctx context.Context, atMost time.Duration) (time.Duration, error)
-	Purge(ctx context.Context, status tasks.Status, keep time.Duration, n int) (int, error)
+	Purge(ctx context.Context, status tasks.Status, keep time.Duration, n int) (deleted int, more bool, refused []tasks.RowError, err error)
 	PurgeOccurrences(ctx context.Context, keep time.Duration, n int) (int, error)
 }
 
@@ -103,10 +103,10 @@ func (w *Worker) makeDue(ctx context.Context) error {
 // that wait are held up.
 func (w *Worker) deleteOld(ctx context.Context) {
 	const batch = 1000
-	purge := func(what string, keep time.Duration, f func(keep time.Duration, n int) (int, error)) {
+	purge := func(what string, f func() (n int, more bool, err error)) {
 		total := 0
 		for ctx.Err() == nil {
-			n, err := f(keep, batch)
+			n, more, err := f()
 			if err != nil {
 				if ctx.Err() == nil {
 					w.Log.Warn("retention_failed", zap.Error(err))
@@ -114,7 +114,7 @@ func (w *Worker) deleteOld(ctx context.Context) {
 				return
 			}
 			total += n
-			if n < batch {
+			if !more {
 				break
 			}
 			sleep(ctx, 50*time.Millisecond)
@@ -127,10 +127,15 @@ func (w *Worker) deleteOld(ctx context.Context) {
 		for status, keep := range map[tasks.Status]time.Duration{
 			tasks.StatusSucceeded: w.KeepSucceeded, tasks.StatusFailed: w.KeepFailed, tasks.StatusCancelled: w.KeepFailed,
 		} {
-			purge(string(status), keep, func(keep time.Duration, n int) (int, error) { return w.Store.Purge(ctx, status, keep, n) })
+			purge(string(status), func() (int, bool, error) {
+				n, more, refused, err := w.Store.Purge(ctx, status, keep, batch)
+				w.reportRefused(refused)
+				return n, more, err
+			})
 		}
-		purge("occurrences", max(w.KeepSucceeded, w.KeepFailed), func(keep time.Duration, n int) (int, error) {
-			return w.Store.PurgeOccurrences(ctx, keep, n)
+		purge("occurrences", func() (int, bool, error) {
+			n, err := w.Store.PurgeOccurrences(ctx, max(w.KeepSucceeded, w.KeepFailed), batch)
+			return n, n == batch, err
 		})
 		sleep(ctx, w.RetentionEvery)
 	}

@@ -178,7 +178,7 @@ func BenchmarkRows(b *testing.B) {
 		b.ReportMetric(size("onejob.tasks")+size("onejob.attempts"), "B/finished")
 		execute(b, db, `ANALYZE`)
 		deleted := each(b, 20, func() error {
-			got, err := db.Purge(b.Context(), tasks.StatusSucceeded, 0, 1000)
+			got, _, _, err := db.Purge(b.Context(), tasks.StatusSucceeded, 0, 1000)
 			if err == nil && got != 1000 {
 				err = fmt.Errorf("%d rows were deleted", got)
 			}
