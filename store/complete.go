@@ -80,7 +80,7 @@ SELECT fence FROM accepted`
 // hashJoins comes before completeSQL. Of a list that it is given Postgres expects
 // ten elements, whatever it has, and for ten it would look up each row by its id
 // and in the list of all ids: for 512, that took as long as everything else.
-const hashJoins = indexesOnly + `, set_config('enable_nestloop', 'off', true)`
+const hashJoins = indexesOnly + `, pg_catalog.set_config('enable_nestloop', 'off', true)`
 
 // settleSQL says what to think of the endings that completeSQL did not accept.
 // It is a statement of its own because it needs a snapshot of its own: what made
@@ -315,20 +315,15 @@ func arguments(endings []*ending) pgx.NamedArgs {
 func (s *Store) CompleteWith(ctx context.Context, t *tasks.Task, fn func(ctx context.Context, tx pgx.Tx) (json.RawMessage, error)) error {
 	e := &ending{Ending: tasks.Ending{ID: t.ID, Fence: t.Fence, Outcome: tasks.Succeeded, Next: tasks.StatusSucceeded}}
 	err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
-		// A replica that freezes here would keep its row locks until somebody
-		// notices; Postgres notices by itself.
-		if _, err := tx.Exec(ctx, `
-SELECT set_config('onejob.task_id',  $1, true),
-       set_config('onejob.attempt',  $2, true),
-       set_config('onejob.fence',    $3, true),
-       set_config('onejob.lock_key', $4, true),
-       set_config('idle_in_transaction_session_timeout', '10s', true)`,
-			fmt.Sprint(t.ID), fmt.Sprint(t.Attempt), fmt.Sprint(t.Fence), t.LockKey); err != nil {
+		before, err := beginStatement(ctx, tx, t)
+		if err != nil {
 			return fmt.Errorf("begin task %d: %w", t.ID, err)
 		}
-		var err error
 		if e.Result, err = fn(ctx, tx); err != nil {
 			return err
+		}
+		if err := endStatement(ctx, tx, before); err != nil {
+			return fmt.Errorf("complete task %d: %w", t.ID, err)
 		}
 		rest, err := complete(ctx, tx, completeWaitSQL, []*ending{e})
 		if err != nil {
@@ -339,6 +334,7 @@ SELECT set_config('onejob.task_id',  $1, true),
 		}
 		return nil
 	})
+	s.pool.heal(err)
 	if errors.Is(err, tasks.ErrRefused) {
 		// The refusal stands, whether or not there is a row about it.
 		_ = settle(ctx, s.pool, []*ending{e})

@@ -30,11 +30,12 @@ import (
 type Config struct {
 	// DSN is a URL or a list of key=value, as libpq takes it; libpq's PG...
 	// environment variables fill what it leaves out. It may lead through a
-	// transaction pooler: add default_query_exec_mode=exec then.
+	// transaction pooler, which is detected. A default_query_exec_mode in it wins
+	// over what is detected.
 	DSN string
 
-	// ListenDSN leads to Postgres itself, for LISTEN and migrations, which a
-	// transaction pooler cannot carry. Empty means DSN.
+	// ListenDSN leads to Postgres itself, for LISTEN, which a transaction pooler
+	// cannot carry. Migrations take this way, too. Empty means DSN.
 	ListenDSN string
 
 	// MaxConns is the most connections the pool opens; zero means 8. One more
@@ -47,7 +48,7 @@ type Config struct {
 
 // Store is a connection pool to the tables of onejob.
 type Store struct {
-	pool    *pgxpool.Pool
+	pool    *pool
 	listen  *pgx.ConnConfig
 	timeout time.Duration
 
@@ -86,8 +87,12 @@ func Open(cfg Config) (*Store, error) {
 		if c.RuntimeParams["application_name"] == "" {
 			c.RuntimeParams["application_name"] = "onejob"
 		}
+		c.DialFunc = dialer(c.ConnectTimeout)
 	}
-	pool, err := pgxpool.NewWithConfig(context.Background(), pc)
+	// Few statements, and perhaps another way than the pool's: not worth finding
+	// out whether they could be prepared.
+	lc.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+	pool, err := newPool(pc)
 	if err != nil {
 		return nil, fmt.Errorf("postgres.dsn: %w", sanitized(err))
 	}
@@ -103,8 +108,10 @@ func Open(cfg Config) (*Store, error) {
 // Close ends all connections. It waits for those in use.
 func (s *Store) Close() { s.pool.Close() }
 
-// Pool returns the pool, for statements of the caller's own.
-func (s *Store) Pool() *pgxpool.Pool { return s.pool }
+// Pool returns the pool, for statements of the caller's own. The search_path of
+// its connections is pg_catalog unless a pooler is in the way: write the schema of
+// every name.
+func (s *Store) Pool() *pgxpool.Pool { return s.pool.inner }
 
 // Ping returns nil if Postgres answers.
 func (s *Store) Ping(ctx context.Context) error {
@@ -142,9 +149,11 @@ func query[T any](ctx context.Context, db sender, scan pgx.RowToFunc[T], sql str
 	return queryAfter(ctx, db, scan, indexesOnly, nil, sql, args...)
 }
 
+// The first statement also fixes search_path (see pool). It is not in force yet
+// while that statement runs, which therefore leaves no name to the path.
 const (
 	indexesOnly = `SELECT ` + settings
-	settings    = `set_config('enable_seqscan', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true)`
+	settings    = `pg_catalog.set_config(` + safePath + `, true), pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('plan_cache_mode', 'force_generic_plan', true)`
 )
 
 // queryAfter is query after another statement than indexesOnly.
@@ -171,8 +180,10 @@ func queryAfter[T any](ctx context.Context, db sender, scan pgx.RowToFunc[T], fi
 
 // SQLSTATEs
 const (
-	deadlock    = "40P01"
-	lockTimeout = "55P03"
+	deadlock           = "40P01"
+	lockTimeout        = "55P03"
+	noSuchStatement    = "26000"
+	duplicateStatement = "42P05"
 )
 
 // unfit reports whether Postgres refuses the data of a statement, so that asking

@@ -1,0 +1,104 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"onejob/tasks"
+)
+
+// A user's statement (the sql kind) runs in one transaction with statements of
+// ours, and may change anything that a transaction or a session has. What is ours
+// is set again before the completion. A transaction that ended cannot be brought
+// back: that is noticed.
+
+// transaction is what a user's statement must leave as it was.
+type transaction struct {
+	id       string
+	readOnly string
+}
+
+// beginStatement prepares a transaction for a user's statement: the settings that
+// the statement may read, and the search_path that the database or the role has,
+// because users' tables are most often in public.
+//
+// A replica that freezes would keep the row locks until somebody notices;
+// idle_in_transaction_session_timeout makes Postgres notice. The transaction ID is
+// assigned here because it names the transaction; the completion would need one
+// anyway.
+func beginStatement(ctx context.Context, tx pgx.Tx, t *tasks.Task) (before transaction, err error) {
+	err = tx.QueryRow(ctx, `
+SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text,
+       pg_catalog.current_setting('transaction_read_only'),
+       pg_catalog.set_config('onejob.task_id',  $1, true),
+       pg_catalog.set_config('onejob.attempt',  $2, true),
+       pg_catalog.set_config('onejob.fence',    $3, true),
+       pg_catalog.set_config('onejob.lock_key', $4, true),
+       pg_catalog.set_config('idle_in_transaction_session_timeout', '10s', true),
+       pg_catalog.set_config('search_path', NULL, true)`, // NULL means the session's default
+		fmt.Sprint(t.ID), fmt.Sprint(t.Attempt), fmt.Sprint(t.Fence), t.LockKey).Scan(&before.id, &before.readOnly, nil, nil, nil, nil, nil, nil)
+	return before, err
+}
+
+// restoreSQL makes a transaction ours again. Whatever the user's statement SET, with
+// or without LOCAL, ends with its task on a direct connection. Through a pooler the
+// session's settings are not ours to reset; those that could hurt the completion
+// are overruled for the transaction.
+const (
+	restoreSQL = `
+SELECT pg_catalog.pg_current_xact_id(), pg_catalog.current_setting('transaction_read_only');
+SET SESSION AUTHORIZATION DEFAULT;
+RESET ROLE;`
+
+	restoreDirectSQL = restoreSQL + `
+RESET ALL;
+SET search_path = pg_catalog, pg_temp;
+SET default_transaction_isolation = 'read committed';
+SET tcp_user_timeout = '10s';
+SET LOCAL idle_in_transaction_session_timeout = '10s'`
+
+	restorePooledSQL = restoreSQL + `
+SET LOCAL search_path = pg_catalog, pg_temp;
+SET LOCAL statement_timeout TO DEFAULT;
+SET LOCAL lock_timeout TO DEFAULT;
+SET LOCAL idle_in_transaction_session_timeout = '10s'`
+)
+
+// Errors of a user's statement that another attempt cannot mend.
+var (
+	errEnded    = errors.New("the statement ended its transaction (COMMIT, ROLLBACK or PREPARE TRANSACTION), so what it did before that may have been kept although the task fails; remove it from the statement")
+	errReadOnly = errors.New("the statement made its transaction read-only, so that the task cannot be completed in it; remove that from the statement")
+)
+
+// endStatement makes the transaction ours again after a user's statement. It fails,
+// for good, if this is not the transaction any more that was prepared.
+func endStatement(ctx context.Context, tx pgx.Tx, before transaction) error {
+	conn := tx.Conn()
+	ended := func() error {
+		// What the statement SET has been committed with the rest. The pool opens
+		// another connection.
+		closeConn(conn)
+		return tasks.Permanent(errEnded)
+	}
+	if conn.PgConn().TxStatus() != 'T' {
+		return ended()
+	}
+	sql := restoreDirectSQL
+	if linkOf(conn).pooled {
+		sql = restorePooledSQL
+	}
+	results, err := conn.PgConn().Exec(ctx, sql).ReadAll() // the simple protocol: one round trip
+	if err != nil {
+		return err
+	}
+	switch row := results[0].Rows[0]; {
+	case string(row[0]) != before.id: // COMMIT AND CHAIN
+		return ended()
+	case string(row[1]) != before.readOnly:
+		return tasks.Permanent(errReadOnly)
+	}
+	return nil
+}
