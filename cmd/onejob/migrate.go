@@ -52,8 +52,11 @@ func migrateUp(c *cobra.Command, configPath string) error {
 		return err
 	}
 	defer db.Close()
-	if err := db.Migrate(c.Context(), func(number int, name string) {
-		fmt.Fprintf(c.OutOrStdout(), "applying %s\n", name)
+	if err := db.Migrate(c.Context(), &store.Progress{
+		Applying: func(number int, name string) { fmt.Fprintf(c.OutOrStdout(), "applying %s\n", name) },
+		Waiting: func(pid int, name string) {
+			fmt.Fprintf(c.ErrOrStderr(), "waiting for another migration: process %d of the server (application %q) holds the lock\n", pid, name)
+		},
 	}); err != nil {
 		return err
 	}

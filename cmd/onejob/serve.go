@@ -196,7 +196,7 @@ func prepare(ctx context.Context, cfg Config, db *store.Store, log *zap.Logger) 
 			log.Info("postgres_recovered")
 			fallthrough
 		case err == nil:
-			return migrate(ctx, cfg, db, log)
+			return migrate(ctx, deadline, cfg, db, log)
 		case ctx.Err() != nil:
 			return ctx.Err() // told to stop before it began
 		case !time.Now().Before(deadline):
@@ -211,11 +211,18 @@ func prepare(ctx context.Context, cfg Config, db *store.Store, log *zap.Logger) 
 	}
 }
 
-func migrate(ctx context.Context, cfg Config, db *store.Store, log *zap.Logger) error {
+// migrate sees to the schema. It waits for another migration until the deadline.
+func migrate(ctx context.Context, deadline time.Time, cfg Config, db *store.Store, log *zap.Logger) error {
 	if !cfg.Postgres.Migrate {
 		return db.CheckSchema(ctx)
 	}
-	return db.Migrate(ctx, func(number int, name string) {
-		log.Info("migration_applied", zap.Int("number", number), zap.String("name", name))
+	return db.Migrate(ctx, &store.Progress{
+		WaitAtMost: max(time.Until(deadline), time.Second),
+		Applying: func(number int, name string) {
+			log.Info("migration_applied", zap.Int("number", number), zap.String("name", name))
+		},
+		Waiting: func(pid int, name string) {
+			log.Warn("migration_waiting", zap.Int("holder_pid", pid), zap.String("holder_application", name))
+		},
 	})
 }
