@@ -1,0 +1,27 @@
+-- What the functions of this schema call is resolved in pg_catalog alone, whatever
+-- the caller's search_path is: a role that may CREATE in a schema on that path could
+-- otherwise plant a function or an operator, and the replicas would run it.
+-- EXECUTE is granted to roles that need it, not to everybody.
+DO $$
+DECLARE
+    f regprocedure;
+BEGIN
+    FOR f IN SELECT oid FROM pg_catalog.pg_proc WHERE pronamespace = 'onejob'::regnamespace LOOP
+        EXECUTE format('ALTER FUNCTION %s SET search_path = pg_catalog, pg_temp', f);
+        EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', f);
+    END LOOP;
+END $$;
+
+-- Whoever may execute these may cancel and retry, and needs no right to UPDATE the
+-- table, with which it could do anything.
+ALTER FUNCTION onejob.cancel(bigint) SECURITY DEFINER;
+ALTER FUNCTION onejob.retry(bigint)  SECURITY DEFINER;
+
+-- As before, with the exact type, so that no other function fits better.
+CREATE OR REPLACE FUNCTION onejob.reserve_lock_key(key text) RETURNS bool LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF NOT pg_try_advisory_xact_lock(hashtextextended(key, 20180913::bigint)) THEN
+        RETURN false;
+    END IF;
+    RETURN NOT EXISTS (SELECT FROM onejob.tasks WHERE status = 'running' AND coalesce(lock_key, id::text) = key);
+END $$;

@@ -1,0 +1,162 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Roles names the group roles that RolesSQL makes. They cannot log in; they are
+// granted to users that can.
+type Roles struct {
+	Enqueuer string
+	Observer string
+	Operator string
+	Worker   string
+}
+
+// grant is privileges on one object of the schema onejob.
+type grant struct {
+	on         string // TABLE, SEQUENCE, FUNCTION or SCHEMA
+	object     string
+	privileges string // separated by ", "; they may name columns
+}
+
+// What a task is enqueued with. All other columns are the replicas' business.
+const (
+	taskInput = "kind, payload, queue, priority, run_at, lock_key, limit_name, unique_key, max_attempts, timeout, keep_for"
+
+	enqueueFunction = "enqueue(text, jsonb, text, int, timestamptz, text, text, text, int, interval)"
+)
+
+var usesSchema = grant{"SCHEMA", "onejob", "USAGE"}
+
+// An enqueuer reads no more of the table than RETURNING id and ON CONFLICT
+// (unique_key) need, and what became of a task.
+var enqueuerGrants = []grant{
+	usesSchema,
+	{"TABLE", "tasks", "INSERT (" + taskInput + "), SELECT (id, unique_key, status)"},
+	{"FUNCTION", enqueueFunction, "EXECUTE"},
+	{"FUNCTION", "cancel(bigint)", "EXECUTE"},
+}
+
+// An observer reads everything, payloads, results and output included: without
+// them, nobody can tell why a task fails.
+var observerGrants = []grant{
+	usesSchema,
+	{"TABLE", "schema_version", "SELECT"},
+	{"TABLE", "tasks", "SELECT"},
+	{"TABLE", "attempts", "SELECT"},
+	{"TABLE", "overlaps", "SELECT"},
+	{"TABLE", "schedules", "SELECT"},
+	{"TABLE", "occurrences", "SELECT"},
+}
+
+// An operator is an observer, too. It has no UPDATE on tasks: the functions run
+// with their owner's rights and do nothing else.
+var operatorGrants = []grant{
+	{"FUNCTION", "cancel(bigint)", "EXECUTE"},
+	{"FUNCTION", "retry(bigint)", "EXECUTE"},
+	{"TABLE", "tasks", "DELETE"},
+	{"TABLE", "attempts", "DELETE"},
+	{"TABLE", "schedules", "INSERT, UPDATE, DELETE"},
+}
+
+// A worker has what a replica needs that does not migrate, and the command line on
+// its host. CheckRights asks for just this.
+var workerGrants = []grant{
+	usesSchema,
+	{"TABLE", "schema_version", "SELECT"},
+	{"TABLE", "tasks", "SELECT, INSERT, UPDATE, DELETE"},
+	{"TABLE", "attempts", "SELECT, INSERT, DELETE"},
+	{"TABLE", "schedules", "SELECT, UPDATE"},
+	{"TABLE", "occurrences", "SELECT, INSERT, UPDATE, DELETE"},
+	{"SEQUENCE", "fences", "USAGE"},
+	{"SEQUENCE", "tasks_id_seq", "USAGE"},
+	{"FUNCTION", "reserve_lock_key(text)", "EXECUTE"},
+	{"FUNCTION", enqueueFunction, "EXECUTE"},
+	{"FUNCTION", "cancel(bigint)", "EXECUTE"},
+	{"FUNCTION", "retry(bigint)", "EXECUTE"},
+}
+
+func (g grant) name() string {
+	if g.on == "SCHEMA" {
+		return g.object
+	}
+	return "onejob." + g.object
+}
+
+func (g grant) to(role string) string {
+	return fmt.Sprintf("GRANT %s ON %s %s TO %s;\n", g.privileges, g.on, g.name(), pgx.Identifier{role}.Sanitize())
+}
+
+// RolesSQL returns the statements that make the roles and give each just what it
+// needs. They may be run again, after an upgrade for instance: what a role has
+// besides is revoked.
+func RolesSQL(r Roles) string {
+	var b strings.Builder
+	b.WriteString(`-- The roles of onejob. Run this as the owner of the schema onejob, with the right to
+-- create roles, and again after each upgrade. Then grant a role to each user:
+-- GRANT role TO user.
+BEGIN;
+SET LOCAL search_path = pg_catalog, pg_temp;
+REVOKE ALL ON SCHEMA onejob FROM PUBLIC;
+REVOKE ALL ON ALL TABLES IN SCHEMA onejob FROM PUBLIC;
+REVOKE ALL ON ALL SEQUENCES IN SCHEMA onejob FROM PUBLIC;
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA onejob FROM PUBLIC;
+`)
+	for _, role := range []struct {
+		name, what string
+		grants     []grant
+	}{
+		{r.Enqueuer, "adds tasks and cancels them", enqueuerGrants},
+		{r.Observer, "reads everything, payloads and output included", observerGrants},
+		{r.Operator, "reads everything; cancels, retries and deletes tasks; edits schedules", append(observerGrants[:len(observerGrants):len(observerGrants)], operatorGrants...)},
+		{r.Worker, "runs replicas that do not migrate the schema", workerGrants},
+	} {
+		ident := pgx.Identifier{role.name}.Sanitize()
+		literal := "'" + strings.ReplaceAll(role.name, "'", "''") + "'"
+		fmt.Fprintf(&b, "\n-- %s: %s.\n", strings.ReplaceAll(role.name, "\n", " "), role.what)
+		fmt.Fprintf(&b, "DO $do$ BEGIN\n    IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = %s) THEN\n        EXECUTE format('CREATE ROLE %%I NOLOGIN', %[1]s);\n    END IF;\nEND $do$;\n", literal)
+		fmt.Fprintf(&b, "REVOKE ALL ON SCHEMA onejob FROM %[1]s;\nREVOKE ALL ON ALL TABLES IN SCHEMA onejob FROM %[1]s;\nREVOKE ALL ON ALL SEQUENCES IN SCHEMA onejob FROM %[1]s;\nREVOKE ALL ON ALL FUNCTIONS IN SCHEMA onejob FROM %[1]s;\n", ident)
+		for _, g := range role.grants {
+			b.WriteString(g.to(role.name))
+		}
+	}
+	b.WriteString("COMMIT;\n")
+	return b.String()
+}
+
+// CheckRights returns what this user may not do of what a replica does, and the
+// statements that permit it.
+func (s *Store) CheckRights(ctx context.Context) error {
+	var ons, names, privileges []string
+	for _, g := range workerGrants {
+		for p := range strings.SplitSeq(g.privileges, ", ") {
+			ons, names, privileges = append(ons, g.on), append(names, g.name()), append(privileges, p)
+		}
+	}
+	var user string
+	var lacks []string
+	// Without USAGE on the schema nothing in it can be asked for by name.
+	if err := s.pool.QueryRow(ctx, `
+SELECT current_user, coalesce(array_agg(format('%s ON %s %s', privilege, object_type, name)) FILTER (WHERE NOT has), '{}')
+  FROM unnest($1::text[], $2::text[], $3::text[]) AS needed(object_type, name, privilege)
+ CROSS JOIN LATERAL (
+       SELECT CASE WHEN object_type = 'SCHEMA'                         THEN has_schema_privilege(name, privilege)
+                   WHEN NOT has_schema_privilege('onejob', 'USAGE')    THEN true
+                   WHEN object_type = 'TABLE'                          THEN has_table_privilege(name, privilege)
+                   WHEN object_type = 'SEQUENCE'                       THEN has_sequence_privilege(name, privilege)
+                   WHEN object_type = 'FUNCTION'                       THEN has_function_privilege(name, privilege) END) AS rights(has)`,
+		ons, names, privileges).Scan(&user, &lacks); err != nil {
+		return fmt.Errorf("check rights: %w", err)
+	}
+	var errs []error
+	for _, what := range lacks {
+		errs = append(errs, fmt.Errorf("missing: GRANT %s TO %q", what, user))
+	}
+	return errors.Join(errs...)
+}
