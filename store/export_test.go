@@ -1,5 +1,13 @@
 package store
 
+import (
+	"context"
+	"net"
+
+	"github.com/jackc/pgx/v5"
+	"golang.org/x/sys/unix"
+)
+
 // TurnStuck reports whether the next claim will wait for its turn for a moment only.
 func (s *Store) TurnStuck() bool { return s.turnStuck.Load() }
 
@@ -15,3 +23,56 @@ func (s *Store) Forget() {
 
 // Duration is what a row's timeout is for Go.
 var Duration = duration
+
+// SettingsOf returns the value of a setting in each way that statements go.
+func SettingsOf(ctx context.Context, s *Store, name string) (map[string]string, error) {
+	const sql = `SELECT current_setting($1)`
+	values := map[string]string{}
+	list, err := query(ctx, s.pool, pgx.RowTo[string], sql, name)
+	if err != nil {
+		return nil, err
+	}
+	values["query"] = list[0]
+	var v string
+	if err := s.pool.QueryRow(ctx, sql, name).Scan(&v); err != nil {
+		return nil, err
+	}
+	values["QueryRow"] = v
+	conn, err := s.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer closeConn(conn)
+	if err := inTransaction(ctx, conn, func(tx pgx.Tx) error { return tx.QueryRow(ctx, sql, name).Scan(&v) }); err != nil {
+		return nil, err
+	}
+	values["inTransaction"] = v
+	return values, nil
+}
+
+// OurTimeouts returns the TCP_USER_TIMEOUT of a connection of the pool and of one
+// past it, in milliseconds.
+func OurTimeouts(ctx context.Context, s *Store) (ms []int, err error) {
+	pooled, err := s.pool.inner.Acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer pooled.Release()
+	past, err := s.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer closeConn(past)
+	for _, conn := range []*pgx.Conn{pooled.Conn(), past} {
+		raw, err := conn.PgConn().Conn().(*net.TCPConn).SyscallConn()
+		if err != nil {
+			return nil, err
+		}
+		var n int
+		if e := raw.Control(func(fd uintptr) { n, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT) }); e != nil || err != nil {
+			return nil, e
+		}
+		ms = append(ms, n)
+	}
+	return ms, nil
+}

@@ -44,6 +44,10 @@ func (s *Store) connect(ctx context.Context) (*pgx.Conn, error) {
 	if err != nil {
 		return nil, sanitized(err)
 	}
+	if _, err := prepareConn(ctx, conn, false); err != nil {
+		closeConn(conn)
+		return nil, err
+	}
 	return conn, nil
 }
 

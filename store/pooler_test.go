@@ -26,6 +26,11 @@ import (
 // single connection to it, and returns its DSN for the database.
 func pooled(t *testing.T, dsn string) string {
 	t.Helper()
+	return pooledBy(t, dsn, 1)
+}
+
+func pooledBy(t *testing.T, dsn string, connections int) string {
+	t.Helper()
 	binary, err := exec.LookPath("pgbouncer")
 	if err != nil {
 		if binary = "/usr/sbin/pgbouncer"; !isFile(binary) { // not everybody's PATH
@@ -53,8 +58,8 @@ listen_port = %d
 unix_socket_dir =
 auth_type = any
 pool_mode = transaction
-default_pool_size = 1
-`, server.Hostname(), server.Port(), port)), 0o644); err != nil {
+default_pool_size = %d
+`, server.Hostname(), server.Port(), port, connections)), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(binary, config)
@@ -81,9 +86,13 @@ default_pool_size = 1
 	})
 	u := *server
 	u.Host = net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
-	q := u.Query()
-	q.Set("default_query_exec_mode", "exec")
-	u.RawQuery = q.Encode()
+	testenv.Eventually(t, 10*time.Second, "pgbouncer answers", func() bool {
+		conn, err := pgx.Connect(t.Context(), u.String())
+		if err == nil {
+			conn.Close(t.Context())
+		}
+		return err == nil
+	})
 	return u.String()
 }
 
@@ -97,7 +106,6 @@ func TestThroughATransactionPooler(t *testing.T) {
 	db := testenv.Postgres(t)
 	b := &bench{t: t, pool: db.Pool(t), dsn: db.DSN, session: "6f1ed002-ab59-42fb-a0b4-0123456789ab"}
 	b.Store = open(t, store.Config{DSN: pooled(t, db.DSN), ListenDSN: db.DSN})
-	testenv.Eventually(t, 10*time.Second, "pgbouncer answers", func() bool { return b.Ping(t.Context()) == nil })
 	if err := b.Migrate(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}

@@ -38,8 +38,9 @@ SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text,
        pg_catalog.set_config('onejob.fence',    $3, true),
        pg_catalog.set_config('onejob.lock_key', $4, true),
        pg_catalog.set_config('idle_in_transaction_session_timeout', '10s', true),
-       pg_catalog.set_config('search_path', NULL, true)`, // NULL means the session's default
-		fmt.Sprint(t.ID), fmt.Sprint(t.Attempt), fmt.Sprint(t.Fence), t.LockKey).Scan(&before.id, &before.readOnly, nil, nil, nil, nil, nil, nil)
+       pg_catalog.set_config('tcp_user_timeout', '10s', true),
+       pg_catalog.set_config('search_path', NULL, true)`, // NULL: what it was before we SET it for the session
+		fmt.Sprint(t.ID), fmt.Sprint(t.Attempt), fmt.Sprint(t.Fence), t.LockKey).Scan(&before.id, &before.readOnly, nil, nil, nil, nil, nil, nil, nil)
 	return before, err
 }
 
@@ -64,6 +65,7 @@ SET LOCAL idle_in_transaction_session_timeout = '10s'`
 SET LOCAL search_path = pg_catalog, pg_temp;
 SET LOCAL statement_timeout TO DEFAULT;
 SET LOCAL lock_timeout TO DEFAULT;
+SET LOCAL tcp_user_timeout = '10s';
 SET LOCAL idle_in_transaction_session_timeout = '10s'`
 )
 

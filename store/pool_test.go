@@ -1,0 +1,80 @@
+package store_test
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"onejob/internal/testenv"
+	"onejob/store"
+)
+
+// bothWays runs a test on a store that is connected directly, and on one whose
+// connections all lead through a transaction pooler. The database has the settings.
+func bothWays(t *testing.T, settings []string, test func(t *testing.T, db *testenv.DB, cfg store.Config)) {
+	t.Parallel()
+	database := func(t *testing.T) *testenv.DB {
+		db := testenv.Postgres(t)
+		for _, setting := range settings {
+			if _, err := db.Pool(t).Exec(t.Context(), `ALTER DATABASE `+db.Name+` SET `+setting); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return db
+	}
+	t.Run("Direct", func(t *testing.T) {
+		t.Parallel()
+		db := database(t)
+		test(t, db, store.Config{DSN: db.DSN})
+	})
+	t.Run("ThroughAPooler", func(t *testing.T) {
+		t.Parallel()
+		db := database(t)
+		test(t, db, store.Config{DSN: pooledBy(t, db.DSN, 3)})
+	})
+}
+
+func TestSettingsDoNotDependOnTheDatabase(t *testing.T) {
+	settings := []string{`default_transaction_isolation = serializable`, `search_path = public, pg_catalog`}
+	bothWays(t, settings, func(t *testing.T, db *testenv.DB, cfg store.Config) {
+		s := open(t, cfg)
+		for range 3 { // a pooler's connections, too
+			for setting, want := range map[string]string{
+				"transaction_isolation": "read committed",
+				"search_path":           "pg_catalog, pg_temp",
+				"tcp_user_timeout":      "10000",
+			} {
+				values, err := store.SettingsOf(t.Context(), s, setting)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for way, got := range values {
+					equal(t, setting+" by "+way, got, want)
+				}
+			}
+		}
+		ms, err := store.OurTimeouts(t.Context(), s)
+		if err != nil || !slices.Equal(ms, []int{10_000, 10_000}) {
+			t.Errorf("TCP_USER_TIMEOUT of our side is %v ms: %v", ms, err)
+		}
+
+		// Strangers who share the pooler find what the database says.
+		others := db.Pool(t)
+		if cfg.DSN != db.DSN {
+			pool, err := pgxpool.New(t.Context(), cfg.DSN+"&default_query_exec_mode=exec")
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(pool.Close)
+			others = pool
+		}
+		for range 10 {
+			var left string
+			if err := others.QueryRow(t.Context(), `SELECT current_setting('default_transaction_isolation') || ' ' || current_setting('search_path')`).Scan(&left); err != nil {
+				t.Fatal(err)
+			}
+			equal(t, "what others find", left, "serializable public, pg_catalog")
+		}
+	})
+}
