@@ -237,6 +237,8 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 	ok("Migrate", b.Migrate(ctx, nil))
 	ok("CheckSchema", b.CheckSchema(ctx))
 	ok("CheckRights", b.CheckRights(ctx))
+	_, err = b.CheckPath(ctx)
+	ok("CheckPath", err)
 	_, err = b.Version(ctx)
 	ok("Version", err)
 

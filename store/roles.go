@@ -160,3 +160,50 @@ SELECT current_user, coalesce(array_agg(format('%s ON %s %s', privilege, object_
 	}
 	return errors.Join(errs...)
 }
+
+// CheckPath returns, for each schema on the search_path that the user's own
+// statements (the sql kind) have, who else may CREATE in it. Whoever may can plant a
+// function there, and statements that call one without its schema may run it as our
+// user. Superusers are left out.
+func (s *Store) CheckPath(ctx context.Context) ([]string, error) {
+	var warnings []string
+	err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `SELECT pg_catalog.set_config('search_path', NULL, true)`); err != nil {
+			return err
+		}
+		var schemas []string
+		if err := tx.QueryRow(ctx, `SELECT pg_catalog.current_schemas(false)::pg_catalog.text[]`).Scan(&schemas); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, fixed); err != nil {
+			return err
+		}
+		rows, err := tx.Query(ctx, `
+WITH grantees AS (
+    SELECT n.nspname, CASE WHEN a.grantee = 'pg_database_owner'::regrole THEN d.datdba ELSE a.grantee END AS grantee
+      FROM pg_namespace n
+      JOIN pg_database d ON d.datname = current_database()
+     CROSS JOIN LATERAL (
+           SELECT grantee FROM aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) WHERE privilege_type = 'CREATE'
+        UNION
+           SELECT n.nspowner) a
+     WHERE n.nspname = ANY ($1)
+)
+SELECT format('%s may CREATE in the schema %s, which is on the search_path', string_agg(DISTINCT coalesce(r.rolname, 'everybody'), ', '), g.nspname)
+  FROM grantees g
+  LEFT JOIN pg_roles r ON r.oid = g.grantee
+ WHERE g.grantee = 0
+    OR NOT r.rolsuper AND r.rolname <> current_user
+ GROUP BY g.nspname
+ ORDER BY g.nspname`, schemas)
+		if err != nil {
+			return err
+		}
+		warnings, err = pgx.CollectRows(rows, pgx.RowTo[string])
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("check the search_path: %w", err)
+	}
+	return warnings, nil
+}

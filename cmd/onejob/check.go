@@ -40,7 +40,7 @@ func checkCommand() *cobra.Command {
 			return true
 		}
 		report("configuration", nil, "no problems")
-		checkPostgres(c.Context(), cfg, report)
+		checkPostgres(c.Context(), cfg, report, func(what, text string) { fmt.Fprintf(out, "warn  %s: %s\n", what, text) })
 		checkConsul(c.Context(), cfg, report)
 		if failed > 0 {
 			return fmt.Errorf("%s failed", plural(failed, "check"))
@@ -59,7 +59,7 @@ func plural(n int, what string) string {
 
 type reporter func(what string, err error, good string) bool
 
-func checkPostgres(ctx context.Context, cfg Config, report reporter) {
+func checkPostgres(ctx context.Context, cfg Config, report reporter, warn func(what, text string)) {
 	db, err := store.Open(cfg.storeConfig())
 	if err != nil {
 		report("postgres", err, "")
@@ -81,6 +81,13 @@ func checkPostgres(ctx context.Context, cfg Config, report reporter) {
 			report("schema", nil, fmt.Sprintf("at version %d of %d; onejob serve will bring it up to date", v.Have, v.Want))
 			return
 		}
+	}
+	warnings, pathErr := db.CheckPath(ctx)
+	if pathErr != nil {
+		report("search_path", pathErr, "")
+	}
+	for _, w := range warnings {
+		warn("search_path", w+"; statements of the sql kind that call a function without its schema may run one that was planted there")
 	}
 	if report("schema", err, "right") {
 		report("rights in postgres", db.CheckRights(ctx), "all that is needed")

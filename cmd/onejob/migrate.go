@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 
@@ -11,8 +12,8 @@ import (
 
 func migrateCommand() *cobra.Command {
 	c := &cobra.Command{
-		Use:   "migrate [up|status]",
-		Short: "Bring the schema in Postgres up to date (up, the default), or look at it",
+		Use:   "migrate [up|status|roles]",
+		Short: "Bring the schema in Postgres up to date (up, the default), look at it, or print roles",
 		Args:  cobra.NoArgs,
 	}
 	up := &cobra.Command{
@@ -42,7 +43,39 @@ func migrateCommand() *cobra.Command {
 		}
 		return db.CheckSchema(c.Context())
 	}
-	c.AddCommand(up, status)
+	c.AddCommand(up, status, rolesCommand())
+	return c
+}
+
+func rolesCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "roles",
+		Short: "Print the SQL that makes Postgres roles with just the rights they need",
+		Long: `Print the SQL that makes four roles in Postgres: enqueuer, observer, operator and
+worker. docs/security.md says what each may do. Run it as the owner of the schema
+onejob, and again after each upgrade:
+
+  onejob migrate roles | psql -v ON_ERROR_STOP=1 "$DSN"
+
+The roles cannot log in. Grant them to users that can:
+
+  GRANT onejob_enqueuer TO shop;`,
+		Args: cobra.NoArgs,
+	}
+	prefix := c.Flags().String("prefix", "onejob_", "what the roles' `names` begin with")
+	var names [4]*string
+	for i, role := range []string{"enqueuer", "observer", "operator", "worker"} {
+		names[i] = c.Flags().String(role, "", "the `name` of this role (default: the prefix and "+role+")")
+	}
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		fmt.Fprint(c.OutOrStdout(), store.RolesSQL(store.Roles{
+			Enqueuer: cmp.Or(*names[0], *prefix+"enqueuer"),
+			Observer: cmp.Or(*names[1], *prefix+"observer"),
+			Operator: cmp.Or(*names[2], *prefix+"operator"),
+			Worker:   cmp.Or(*names[3], *prefix+"worker"),
+		}))
+		return nil
+	}
 	return c
 }
 
