@@ -76,3 +76,10 @@ func OurTimeouts(ctx context.Context, s *Store) (ms []int, err error) {
 	}
 	return ms, nil
 }
+
+// Prepared returns how many named statements the next connection of the pool has
+// prepared.
+func Prepared(ctx context.Context, s *Store) (n int, err error) {
+	err = s.pool.inner.QueryRow(ctx, `SELECT pg_catalog.count(*) FROM pg_catalog.pg_prepared_statements WHERE name <> ''`, pgx.QueryExecModeExec).Scan(&n)
+	return n, err
+}

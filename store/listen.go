@@ -2,6 +2,8 @@ package store
 
 import (
 	"context"
+	"crypto/rand"
+	"errors"
 	"fmt"
 	"time"
 
@@ -10,26 +12,58 @@ import (
 	"onejob/tasks"
 )
 
-// Listen waits for Postgres' notifications over a connection of its own, and
-// calls wake for each, until ctx ends or the connection breaks. It always
-// returns an error. Notifications only save waiting: who does not listen finds
-// everything at the next poll.
+// ErrDeaf says that notifications do not reach the listening connection. Most often
+// a transaction pooler is in the way: it gives the connection that LISTENs to the
+// next client. Tasks are then found by polling.
+var ErrDeaf = errors.New("notifications are not heard; a connection that listens must lead past a transaction pooler")
+
+const (
+	// hearTimeout is how long a notification of our own may take to come back.
+	hearTimeout = 5 * time.Second
+
+	// A connection that was silent for listenPing is asked whether it is alive, and
+	// given up if it does not answer within pingTimeout.
+	listenPing  = 2 * time.Second
+	pingTimeout = 3 * time.Second
+
+	// deafPause is how long Listen waits before it tries again after ErrDeaf. Each
+	// try through a pooler may leave a LISTEN behind in a connection of others.
+	deafPause = time.Minute
+)
+
+// Listen waits for Postgres' notifications over a connection of its own, and calls
+// wake for each, until ctx ends or the connection breaks. It always returns an
+// error. The first call of wake, with SignalListening, comes when a notification
+// that was sent over the pool has been heard; Listen returns ErrDeaf if it was not.
+// Notifications only save waiting: without them the next poll finds everything.
 func (s *Store) Listen(ctx context.Context, wake func(tasks.Signal)) error {
+	if at := s.deafAt.Load(); at != nil {
+		select {
+		case <-time.After(deafPause - time.Since(*at)):
+		case <-ctx.Done():
+			return fmt.Errorf("listen: %w", ctx.Err())
+		}
+	}
 	conn, err := s.connect(ctx)
 	if err != nil {
 		return fmt.Errorf("listen: %w", err)
 	}
 	defer closeConn(conn)
-	if _, err := conn.Exec(ctx, `LISTEN onejob_due; LISTEN onejob_cancel`); err != nil {
+	if err := s.hear(ctx, conn); err != nil {
+		if errors.Is(err, ErrDeaf) {
+			now := time.Now()
+			s.deafAt.Store(&now)
+		}
 		return fmt.Errorf("listen: %w", err)
 	}
+	s.deafAt.Store(nil)
 	wake(tasks.SignalListening)
 	for {
-		n, err := conn.WaitForNotification(ctx)
+		channel, err := nextNotification(ctx, conn)
 		if err != nil {
 			return fmt.Errorf("listen: %w", err)
 		}
-		switch n.Channel {
+		switch channel {
 		case "onejob_due":
 			wake(tasks.SignalDue)
 		case "onejob_cancel":
@@ -38,7 +72,87 @@ func (s *Store) Listen(ctx context.Context, wake func(tasks.Signal)) error {
 	}
 }
 
-// connect opens a connection past the pool.
+// hear makes the connection listen, and proves that it hears: a notification with a
+// word of its own goes out over the pool and must come back here.
+func (s *Store) hear(ctx context.Context, conn *pgx.Conn) error {
+	if linkOf(conn).pooled && s.shared(ctx, conn) {
+		return ErrDeaf
+	}
+	if _, err := conn.Exec(ctx, `LISTEN onejob_due; LISTEN onejob_cancel; LISTEN onejob_hear`); err != nil {
+		return err
+	}
+	word := rand.Text()
+	if _, err := s.pool.Exec(ctx, `SELECT pg_notify('onejob_hear', $1)`, word); err != nil {
+		return err
+	}
+	// Nothing is sent over conn meanwhile. A pooler may hand notifications to
+	// whoever sends something next, and the proof would prove nothing.
+	waiting, cancel := context.WithTimeout(ctx, hearTimeout)
+	defer cancel()
+	for {
+		n, err := conn.WaitForNotification(waiting)
+		switch {
+		case err == nil && n.Channel == "onejob_hear" && n.Payload == word:
+			return nil
+		case err == nil: // whoever is told that we listen looks for everything
+		case waiting.Err() != nil && ctx.Err() == nil:
+			return ErrDeaf
+		default:
+			return err
+		}
+	}
+}
+
+// shared reports whether a pooler gives the server's connection of conn to others
+// between transactions, as far as that can be seen without leaving a LISTEN behind.
+func (s *Store) shared(ctx context.Context, conn *pgx.Conn) bool {
+	ctx, cancel := context.WithTimeout(ctx, hearTimeout)
+	defer cancel()
+	const backend = `SELECT pg_catalog.pg_backend_pid()`
+	var first, others, second uint32
+	if err := conn.QueryRow(ctx, backend).Scan(&first); err != nil {
+		return false
+	}
+	other, err := s.connect(ctx)
+	if err != nil {
+		return false
+	}
+	defer closeConn(other)
+	err = pgx.BeginFunc(ctx, other, func(tx pgx.Tx) error {
+		if err := tx.QueryRow(ctx, backend).Scan(&others); err != nil || others == first {
+			return err
+		}
+		return conn.QueryRow(ctx, backend).Scan(&second)
+	})
+	return err == nil && (others == first || second != first)
+}
+
+// nextNotification waits for a notification. It returns an error if the connection
+// breaks, or does not answer: TCP alone may not notice for a long time that the
+// other side is gone, as long as nothing is sent.
+func nextNotification(ctx context.Context, conn *pgx.Conn) (channel string, err error) {
+	for {
+		waiting, cancel := context.WithTimeout(ctx, listenPing)
+		n, err := conn.WaitForNotification(waiting)
+		silent := waiting.Err() != nil && ctx.Err() == nil
+		cancel()
+		if err == nil {
+			return n.Channel, nil
+		}
+		if !silent || conn.IsClosed() {
+			return "", err
+		}
+		ping, cancel := context.WithTimeout(ctx, pingTimeout)
+		err = conn.Ping(ping)
+		cancel()
+		if err != nil {
+			return "", fmt.Errorf("the connection is silent: %w", err)
+		}
+	}
+}
+
+// connect opens a connection past the pool. If no pooler is in the way, it has the
+// settings of the pool's connections.
 func (s *Store) connect(ctx context.Context) (*pgx.Conn, error) {
 	conn, err := pgx.ConnectConfig(ctx, s.listen.Copy())
 	if err != nil {

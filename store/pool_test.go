@@ -31,7 +31,7 @@ func bothWays(t *testing.T, settings []string, test func(t *testing.T, db *teste
 	t.Run("ThroughAPooler", func(t *testing.T) {
 		t.Parallel()
 		db := database(t)
-		test(t, db, store.Config{DSN: pooledBy(t, db.DSN, 3)})
+		test(t, db, store.Config{DSN: testenv.Pooler(t, db, 3)})
 	})
 }
 

@@ -3,15 +3,12 @@ package store_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/url"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"strconv"
-	"strings"
-	"syscall"
+	"sync"
 	"testing"
 	"time"
 
@@ -22,90 +19,11 @@ import (
 	"onejob/tasks"
 )
 
-// pooled starts a pgbouncer in transaction mode in front of a database, with a
-// single connection to it, and returns its DSN for the database.
-func pooled(t *testing.T, dsn string) string {
-	t.Helper()
-	return pooledBy(t, dsn, 1)
-}
-
-func pooledBy(t *testing.T, dsn string, connections int) string {
-	t.Helper()
-	binary, err := exec.LookPath("pgbouncer")
-	if err != nil {
-		if binary = "/usr/sbin/pgbouncer"; !isFile(binary) { // not everybody's PATH
-			t.Fatal("there is no pgbouncer here: run scripts/postgres.sh, or install your distribution's package")
-		}
-	}
-	server, err := url.Parse(dsn)
-	if err != nil {
-		t.Fatal(err)
-	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	port := listener.Addr().(*net.TCPAddr).Port
-	listener.Close()
-
-	config := filepath.Join(t.TempDir(), "pgbouncer.ini")
-	if err := os.WriteFile(config, []byte(fmt.Sprintf(`
-[databases]
-* = host=%s port=%s user=postgres
-[pgbouncer]
-listen_addr = 127.0.0.1
-listen_port = %d
-unix_socket_dir =
-auth_type = any
-pool_mode = transaction
-default_pool_size = %d
-`, server.Hostname(), server.Port(), port, connections)), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command(binary, config)
-	if os.Geteuid() == 0 { // which it refuses to run as
-		cmd.Args = []string{binary, "--user", "nobody", config}
-		for dir := filepath.Dir(config); dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
-			if err := os.Chmod(dir, 0o755); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	var log strings.Builder
-	cmd.Stdout, cmd.Stderr = &log, &log
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-		if t.Failed() {
-			t.Log(log.String())
-		}
-	})
-	u := *server
-	u.Host = net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
-	testenv.Eventually(t, 10*time.Second, "pgbouncer answers", func() bool {
-		conn, err := pgx.Connect(t.Context(), u.String())
-		if err == nil {
-			conn.Close(t.Context())
-		}
-		return err == nil
-	})
-	return u.String()
-}
-
-func isFile(path string) bool {
-	info, err := os.Stat(path)
-	return err == nil && info.Mode().IsRegular()
-}
-
 func TestThroughATransactionPooler(t *testing.T) {
 	t.Parallel()
 	db := testenv.Postgres(t)
 	b := &bench{t: t, pool: db.Pool(t), dsn: db.DSN, session: "6f1ed002-ab59-42fb-a0b4-0123456789ab"}
-	b.Store = open(t, store.Config{DSN: pooled(t, db.DSN), ListenDSN: db.DSN})
+	b.Store = open(t, store.Config{DSN: testenv.Pooler(t, db, 1), ListenDSN: db.DSN})
 	if err := b.Migrate(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
@@ -154,4 +72,275 @@ func TestThroughATransactionPooler(t *testing.T) {
 		t.Fatal(err)
 	}
 	equal(t, "what is left behind in the connection", left, "on")
+}
+
+func TestMigrateThroughAPooler(t *testing.T) {
+	t.Parallel()
+	db := testenv.Postgres(t)
+	dsn := testenv.Pooler(t, db, 2)
+	var wg sync.WaitGroup
+	for range 5 { // at once
+		s := open(t, store.Config{DSN: dsn})
+		wg.Go(func() {
+			for range 2 { // and again
+				if err := s.Migrate(t.Context(), nil); err != nil {
+					t.Error(err)
+				}
+			}
+			if err := s.CheckSchema(t.Context()); err != nil {
+				t.Error(err)
+			}
+			if !s.Pooled() {
+				t.Error("the pooler was not detected")
+			}
+			if err := s.CheckPool(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	var left int
+	if err := db.Pool(t).QueryRow(t.Context(), `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`).Scan(&left); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "the number of locks left behind", left, 0)
+}
+
+// Prepared statements are worth having: a direct connection keeps them. A setting in
+// the DSN wins.
+func TestWhetherStatementsArePrepared(t *testing.T) {
+	t.Parallel()
+	db := testenv.Postgres(t)
+	pooler := testenv.Pooler(t, db, 1)
+	for _, test := range []struct {
+		name, dsn        string
+		pooled, prepared bool
+	}{
+		{"Direct", db.DSN, false, true},
+		{"DirectAndExec", db.DSN + "&default_query_exec_mode=exec", false, false},
+		{"Pooler", pooler, true, false},
+		{"PoolerAndExec", pooler + "&default_query_exec_mode=exec", true, false},
+		{"PoolerAndCache", pooler + "&default_query_exec_mode=cache_statement", true, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := open(t, store.Config{DSN: test.dsn, MaxConns: 1})
+			for range 2 {
+				if err := s.CheckPool(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}
+			equal(t, "whether a pooler was found", s.Pooled(), test.pooled)
+			n, err := store.Prepared(t.Context(), s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			equal(t, "whether statements are prepared", n > 0, test.prepared)
+		})
+	}
+}
+
+func TestListenThroughAPoolerIsDeaf(t *testing.T) {
+	t.Parallel()
+	for _, connections := range []int{1, 3} {
+		t.Run(fmt.Sprint(connections), func(t *testing.T) {
+			t.Parallel()
+			db := testenv.Postgres(t)
+			dsn := testenv.Pooler(t, db, connections)
+			b := &bench{t: t, pool: db.Pool(t), dsn: dsn, Store: open(t, store.Config{DSN: dsn})}
+			if err := b.Migrate(t.Context(), nil); err != nil {
+				t.Fatal(err)
+			}
+			ctx, stop := context.WithCancel(t.Context())
+			var busy sync.WaitGroup
+			for range 3 {
+				busy.Go(func() {
+					for ctx.Err() == nil {
+						if _, err := b.UnknownKinds(ctx, nil); err != nil && ctx.Err() == nil {
+							t.Error(err)
+						}
+					}
+				})
+			}
+			err := b.Listen(ctx, func(tasks.Signal) { t.Error("it claims to hear") })
+			if !errors.Is(err, store.ErrDeaf) {
+				t.Errorf("Listen returned %v", err)
+			}
+			// It is not tried again at once.
+			soon, cancel := context.WithTimeout(ctx, time.Second)
+			defer cancel()
+			if err := b.Listen(soon, func(tasks.Signal) {}); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("the second Listen returned %v", err)
+			}
+			stop()
+			busy.Wait()
+			if connections == 1 { // where it can be seen without trying
+				var left int
+				if err := b.Pool().QueryRow(t.Context(), `SELECT pg_catalog.count(*) FROM pg_catalog.pg_listening_channels()`).Scan(&left); err != nil {
+					t.Fatal(err)
+				}
+				equal(t, "the number of channels left behind", left, 0)
+			}
+		})
+	}
+}
+
+func TestListenNoticesThatTheConnectionIsCutOff(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	u, err := url.Parse(b.dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	way := testenv.NewProxy(t, u.Host)
+	u.Host = way.Addr
+	s := open(t, store.Config{DSN: b.dsn, ListenDSN: u.String()})
+	signals, ended := make(chan tasks.Signal, 10), make(chan error, 1)
+	go func() { ended <- s.Listen(t.Context(), func(s tasks.Signal) { signals <- s }) }()
+	equal(t, "the first signal", <-signals, tasks.SignalListening)
+	way.Cut()
+	select {
+	case err := <-ended:
+		t.Log(err)
+	case <-time.After(time.Minute):
+		t.Fatal("Listen believes in a connection through which nothing comes")
+	}
+}
+
+// A pooler that passes the server's key on looks like a direct connection. Statements
+// then fail as these do.
+func TestPoolHealsWhenPreparedStatementsDoNotWork(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	s := open(t, store.Config{DSN: b.dsn, MaxConns: 2})
+	try := func() error { _, err := s.UnknownKinds(t.Context(), nil); return err }
+	if err := try(); err != nil {
+		t.Fatal(err)
+	}
+
+	// Gone: as after DEALLOCATE ALL by a statement of the sql kind, too.
+	if _, err := s.Pool().Exec(t.Context(), `DEALLOCATE ALL`); err != nil {
+		t.Fatal(err)
+	}
+	if err := try(); err == nil {
+		t.Fatal("it did not fail")
+	}
+	if err := try(); err != nil {
+		t.Errorf("after a statement was gone: %v", err)
+	}
+	equal(t, "whether a pooler is believed in", s.Pooled(), false)
+
+	// There already.
+	first, err := s.Pool().Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows, err := first.Query(t.Context(), `SELECT name FROM pg_catalog.pg_prepared_statements WHERE name <> ''`, pgx.QueryExecModeExec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil || len(names) == 0 {
+		t.Fatal("statements are not prepared", err)
+	}
+	second, err := s.Pool().Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		if _, err := second.Exec(t.Context(), `PREPARE `+pgx.Identifier{name}.Sanitize()+` AS SELECT 1`); err != nil {
+			t.Fatal(err)
+		}
+	}
+	second.Release() // the only one that is free
+	if err := try(); err == nil {
+		t.Fatal("it did not fail")
+	}
+	first.Release()
+	for range 3 {
+		if err := try(); err != nil {
+			t.Errorf("after a statement was there already: %v", err)
+		}
+	}
+	equal(t, "whether a pooler is believed in", s.Pooled(), true)
+	n, err := store.Prepared(t.Context(), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "the number of prepared statements", n, 0)
+}
+
+// A road leads to a server, and later to another one: as a name does that a failover
+// moves. Whoever is on it is cut off then.
+type road struct {
+	listener net.Listener
+	mu       sync.Mutex
+	target   string
+	conns    []net.Conn
+}
+
+func newRoad(t *testing.T, target string) *road {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &road{listener: l, target: target}
+	t.Cleanup(func() { l.Close(); r.lead("") })
+	go func() {
+		for {
+			in, err := l.Accept()
+			if err != nil {
+				return
+			}
+			r.mu.Lock()
+			out, err := net.Dial("tcp", r.target)
+			r.mu.Unlock()
+			if err != nil {
+				in.Close()
+				continue
+			}
+			r.mu.Lock()
+			r.conns = append(r.conns, in, out)
+			r.mu.Unlock()
+			go func() { _, _ = io.Copy(out, in); out.Close() }()
+			go func() { _, _ = io.Copy(in, out); in.Close() }()
+		}
+	}()
+	return r
+}
+
+func (r *road) lead(target string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.target = target
+	for _, c := range r.conns {
+		c.Close()
+	}
+	r.conns = nil
+}
+
+func TestAPoolerAppearsAndDisappears(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	hostOf := func(dsn string) string {
+		u, err := url.Parse(dsn)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return u.Host
+	}
+	direct, pooler := hostOf(b.dsn), hostOf(testenv.Pooler(t, &testenv.DB{DSN: b.dsn}, 2))
+	way := newRoad(t, direct)
+	u, _ := url.Parse(b.dsn)
+	u.Host = way.listener.Addr().String()
+	s := open(t, store.Config{DSN: u.String(), MaxConns: 4})
+	for _, target := range []string{direct, pooler, direct, pooler} {
+		way.lead(target)
+		testenv.Eventually(t, time.Minute, "it works", func() bool { return s.CheckPool(t.Context()) == nil })
+		for range 5 {
+			if err := s.CheckPool(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+		equal(t, "whether there is a pooler", s.Pooled(), target == pooler)
+	}
 }

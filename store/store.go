@@ -52,10 +52,11 @@ type Store struct {
 	listen  *pgx.ConnConfig
 	timeout time.Duration
 
-	turnStuck atomic.Bool // the last claim waited for its turn in vain
-	avoid     idSet       // rows that Postgres refuses to change
-	remember  memory      // where claims go on
-	kept      kept        // where retention goes on
+	turnStuck atomic.Bool               // the last claim waited for its turn in vain
+	avoid     idSet                     // rows that Postgres refuses to change
+	remember  memory                    // where claims go on
+	kept      kept                      // where retention goes on
+	deafAt    atomic.Pointer[time.Time] // when Listen found out that it hears nothing
 
 	endings batch.Group[*ending]
 	returns batch.Group[*returned]
@@ -119,6 +120,32 @@ func (s *Store) Ping(ctx context.Context) error {
 		return sanitized(err)
 	}
 	return nil
+}
+
+// Pooled reports whether a connection pooler is between this store and Postgres, as
+// far as the connections opened so far show.
+func (s *Store) Pooled() bool { return s.pool.pooled.Load() || s.pool.hidden.Load() }
+
+// CheckPool tries statements of the hot path on several connections at once. Through
+// a transaction pooler they fail if they are prepared.
+func (s *Store) CheckPool(ctx context.Context) error {
+	const clients, rounds = 4, 5
+	errs := make(chan error, clients)
+	for range clients {
+		go func() {
+			var err error
+			for range rounds {
+				_, e := query(ctx, s.pool, pgx.RowTo[string], `SELECT current_setting('search_path')`)
+				err = errors.Join(err, e)
+			}
+			errs <- err
+		}()
+	}
+	var err error
+	for range clients {
+		err = errors.Join(err, <-errs)
+	}
+	return err
 }
 
 // Version returns what Postgres says its version is.
