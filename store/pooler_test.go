@@ -161,7 +161,9 @@ func TestListenThroughAPoolerIsDeaf(t *testing.T) {
 					}
 				})
 			}
-			err := b.Listen(ctx, func(tasks.Signal) { t.Error("it claims to hear") })
+			long, cancelLong := context.WithTimeout(ctx, time.Minute)
+			defer cancelLong()
+			err := b.Listen(long, func(tasks.Signal) { t.Error("it claims to hear"); cancelLong() })
 			if !errors.Is(err, store.ErrDeaf) {
 				t.Errorf("Listen returned %v", err)
 			}

@@ -75,6 +75,14 @@ func checkPostgres(ctx context.Context, cfg Config, report reporter, warn func(w
 	if !report("postgres", err, "version "+version) {
 		return
 	}
+	if err := db.CheckPool(ctx); err != nil {
+		if db.Pooled() {
+			err = fmt.Errorf("a connection pooler is in the way, and statements fail through it: %w; remove default_query_exec_mode from postgres.dsn", err)
+		}
+		report("connections", err, "")
+	} else if db.Pooled() {
+		report("connections", nil, "they work through a connection pooler; statements are not prepared")
+	}
 	err = db.CheckSchema(ctx)
 	if errors.Is(err, store.ErrSchema) && cfg.Postgres.Migrate {
 		if v, verr := db.SchemaVersion(ctx); verr == nil && v.Have < v.Want {
@@ -97,10 +105,14 @@ func checkPostgres(ctx context.Context, cfg Config, report reporter, warn func(w
 		defer stop()
 		heard := false
 		err := db.Listen(listening, func(tasks.Signal) { heard = true; stop() })
-		if heard {
-			err = nil
+		switch {
+		case heard:
+			report("listen", nil, "notifications can be heard")
+		case errors.Is(err, store.ErrDeaf):
+			warn("listen", fmt.Sprintf("%v; tasks wait for the next poll (%s): set postgres.listen_dsn to an address that leads past the pooler, or postgres.listen to false", err, cfg.Worker.Poll))
+		default:
+			report("listen", err, "")
 		}
-		report("listen", err, "notifications can be heard")
 	}
 }
 

@@ -196,6 +196,9 @@ func prepare(ctx context.Context, cfg Config, db *store.Store, log *zap.Logger) 
 			log.Info("postgres_recovered")
 			fallthrough
 		case err == nil:
+			if db.Pooled() {
+				log.Info("pooler_detected")
+			}
 			return migrate(ctx, deadline, cfg, db, log)
 		case ctx.Err() != nil:
 			return ctx.Err() // told to stop before it began
