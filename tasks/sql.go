@@ -5,9 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
+	"net"
 	"slices"
 	"strings"
+	"time"
+	"unicode"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -28,8 +32,8 @@ type SQL struct {
 
 // Statement is one statement that rows may ask for.
 type Statement struct {
-	// SQL is a single statement with $1, $2 and so on for parameters. It can
-	// read the settings onejob.task_id, onejob.attempt, onejob.fence and
+	// SQL is a single statement with $1, $2 and so on for parameters. It must not
+	// begin or end a transaction. It can read the settings onejob.task_id, onejob.attempt, onejob.fence and
 	// onejob.lock_key with current_setting.
 	SQL string `koanf:"sql"`
 
@@ -49,11 +53,34 @@ type Committer interface {
 func (k SQL) Validate() error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(k.Statements)) {
-		if s := k.Statements[name]; strings.TrimSpace(s.SQL) == "" {
+		switch word := firstWord(k.Statements[name].SQL); word {
+		case "":
 			errs = append(errs, fmt.Errorf("statement %q has no sql", name))
+		case "ABORT", "BEGIN", "COMMIT", "END", "PREPARE", "RELEASE", "ROLLBACK", "SAVEPOINT", "START":
+			errs = append(errs, fmt.Errorf("statement %q begins with %s: it runs in the transaction that completes the task and must not control it", name, word))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// firstWord returns the first word of a statement in capitals, after white space,
+// comments and parentheses; "" if there is nothing.
+func firstWord(sql string) string {
+	for {
+		sql = strings.TrimLeft(sql, " \t\r\n\f\v(;")
+		switch {
+		case strings.HasPrefix(sql, "--"):
+			_, sql, _ = strings.Cut(sql, "\n")
+		case strings.HasPrefix(sql, "/*"):
+			_, sql, _ = strings.Cut(sql, "*/")
+		default:
+			word := sql
+			if i := strings.IndexFunc(sql, func(r rune) bool { return r != '_' && !unicode.IsLetter(r) && !unicode.IsDigit(r) }); i > 0 {
+				word = sql[:i]
+			}
+			return strings.ToUpper(word)
+		}
+	}
 }
 
 type sqlPayload struct {
@@ -112,26 +139,88 @@ func (k SQL) Check(payload json.RawMessage) error {
 	return err
 }
 
-// Run runs the statement and commits. Data that Postgres cannot read as the
-// type it wants (SQLSTATE class 22) fails the task for good.
+// Run runs the statement and commits. The task fails for good if Postgres cannot
+// read data as the type it wants (SQLSTATE class 22), if the statement is not a
+// single one that it can parse, and if it ends its transaction.
+//
+// An error whose cause is the database or the way to it uses up no attempt. Nothing
+// of the statement was kept then, or the commit was not answered; in that case the
+// fence decides when the task is requeued.
 func (k SQL) Run(ctx context.Context, a *Attempt) (Result, error) {
 	s, args, err := k.parse(a.Payload)
 	if err != nil {
 		return Result{}, refused(err)
 	}
+	var own error // of the statement itself
 	err = k.Store.CompleteWith(ctx, &a.Task, func(ctx context.Context, tx pgx.Tx) (json.RawMessage, error) {
-		tag, err := tx.Exec(ctx, s.SQL, args...)
-		if err != nil {
-			return nil, err
+		var n int64
+		if n, own = execOne(ctx, tx, s.SQL, args); own != nil {
+			return nil, own
 		}
-		return json.RawMessage(fmt.Sprintf(`{"rows": %d}`, tag.RowsAffected())), nil
+		return json.RawMessage(fmt.Sprintf(`{"rows": %d}`, n)), nil
 	})
-	var pg *pgconn.PgError
 	switch {
-	case errors.As(err, &pg) && strings.HasPrefix(pg.Code, "22"):
-		return Result{}, Permanent(err)
-	case err != nil:
+	case err == nil:
+		return Result{Committed: true}, nil
+	case ctx.Err() != nil:
+		return Result{}, err
+	case unavailable(err) && !(own != nil && preparedStatement(err)):
+		return Result{}, Requeue(requeueAfter, err)
+	}
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) {
 		return Result{}, err
 	}
-	return Result{Committed: true}, nil
+	switch {
+	case own != nil && pg.Code == "42601": // syntax_error; several statements are one, too
+		err = Permanent(fmt.Errorf("%w; a statement must be a single one", err))
+	case own != nil && (strings.HasPrefix(pg.Code, "2D") || strings.HasPrefix(pg.Code, "25")): // COMMIT in a procedure; SET TRANSACTION
+		err = Permanent(fmt.Errorf("%w; it runs in the transaction that completes the task and must not end or change it", err))
+	case strings.HasPrefix(pg.Code, "22"):
+		err = Permanent(err)
+	}
+	return Result{}, err
+}
+
+// execOne runs a single statement by the extended protocol, which takes no more than
+// one, and returns how many rows it affected. Postgres parses it each time: a plan
+// that it kept would fail when somebody alters a table.
+func execOne(ctx context.Context, tx pgx.Tx, sql string, args []any) (int64, error) {
+	rows, err := tx.Query(ctx, sql, append([]any{pgx.QueryExecModeExec}, args...)...)
+	if err != nil {
+		return 0, err
+	}
+	rows.Close()
+	return rows.CommandTag().RowsAffected(), rows.Err()
+}
+
+// requeueAfter is how long a task waits when the database was unavailable.
+const requeueAfter = time.Second
+
+// unavailable reports whether the cause of an error is the database or the way to
+// it, and not the statement.
+func unavailable(err error) bool {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		switch {
+		case strings.HasPrefix(pg.Code, "08"), // connection exception
+			strings.HasPrefix(pg.Code, "53"),  // insufficient resources
+			strings.HasPrefix(pg.Code, "57P"), // shutdown, crash, starting up
+			pg.Code == "25006":                // read-only, as after a failover
+			return true
+		}
+		return preparedStatement(err)
+	}
+	var connect *pgconn.ConnectError
+	var network net.Error
+	return errors.As(err, &connect) || errors.As(err, &network) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.Is(err, net.ErrClosed) || pgconn.SafeToRetry(err)
+}
+
+// preparedStatement reports whether a prepared statement of ours is gone, or was
+// there already, as happens through a transaction pooler. The user's statement is
+// not prepared; if that fails so, it said EXECUTE or PREPARE itself.
+func preparedStatement(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && (pg.Code == "42P05" || pg.Code == "26000")
 }

@@ -35,6 +35,8 @@ type cluster struct {
 	dsn  string
 	kv   *testenv.KV
 	pool *pgxpool.Pool
+
+	listenDSN string // if it is another one
 }
 
 func newCluster(t *testing.T) *cluster {
@@ -153,7 +155,7 @@ func (c *cluster) replica(t *testing.T, name string, kinds tasks.Kinds, change f
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := store.Open(store.Config{DSN: c.dsn})
+	s, err := store.Open(store.Config{DSN: c.dsn, ListenDSN: c.listenDSN})
 	if err != nil {
 		t.Fatal(err)
 	}

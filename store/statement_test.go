@@ -1,0 +1,147 @@
+package store_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"onejob/internal/testenv"
+	"onejob/store"
+	"onejob/tasks"
+)
+
+// runSQL claims a task and runs a statement for it, as the sql kind does.
+func runSQL(b *bench, s tasks.Committer, sql string) (*tasks.Task, error) {
+	b.t.Helper()
+	t := b.claimed()
+	t.Payload = jsonOf(`{"statement": "it"}`)
+	kind := tasks.SQL{Store: s, Statements: map[string]tasks.Statement{"it": {SQL: sql}}}
+	_, err := kind.Run(b.t.Context(), &tasks.Attempt{Task: *t})
+	return t, err
+}
+
+func TestStatementsCannotHurtTheCompletion(t *testing.T) {
+	bothWays(t, []string{`search_path = public, pg_catalog`}, func(t *testing.T, db *testenv.DB, cfg store.Config) {
+		cfg.MaxConns = 1 // what a statement leaves behind, the next one finds
+		b := &bench{t: t, Store: open(t, cfg), pool: db.Pool(t), dsn: db.DSN, session: "6f1ed002-ab59-42fb-a0b4-0123456789ab"}
+		if err := b.Migrate(t.Context(), nil); err != nil {
+			t.Fatal(err)
+		}
+		other := "other_" + db.Name
+		b.sql(`CREATE ROLE ` + other)
+		t.Cleanup(func() { b.sql(`DROP OWNED BY ` + other); b.sql(`DROP ROLE ` + other) })
+		b.sql(`CREATE TABLE effects (n int)`)
+		b.sql(`CREATE PROCEDURE commits() LANGUAGE plpgsql AS 'BEGIN COMMIT; END'`)
+
+		for _, sql := range []string{
+			`INSERT INTO effects VALUES (1)`, // the path is the database's
+			`SET search_path = nowhere`, `SET LOCAL search_path = nowhere`, `SELECT set_config('search_path', 'nowhere', false)`,
+			`SET ROLE ` + other, `SET LOCAL ROLE ` + other, `SELECT set_config('role', '` + other + `', false)`,
+			`SET SESSION AUTHORIZATION ` + other, `SET LOCAL SESSION AUTHORIZATION ` + other,
+			`SET default_transaction_isolation = serializable`, `SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL SERIALIZABLE`,
+			`SET lock_timeout = 1`, `SET enable_indexscan = off`, `RESET ALL`, `RESET search_path`, `DISCARD PLANS`,
+		} {
+			task, err := runSQL(b, b.Store, sql)
+			if err != nil {
+				t.Errorf("%s: %v", sql, err)
+			}
+			equal(t, "the status after "+sql, b.row(task, "status, attempt"), "succeeded 1")
+			for setting, want := range map[string]string{"search_path": "pg_catalog, pg_temp", "transaction_isolation": "read committed", "role": "none"} {
+				values, err := store.SettingsOf(t.Context(), b.Store, setting)
+				if err != nil {
+					t.Fatalf("after %s: %v", sql, err)
+				}
+				for way, got := range values {
+					equal(t, setting+" by "+way+" after "+sql, got, want)
+				}
+			}
+		}
+		equal(t, "the number of effects", b.one(`SELECT count(*) FROM effects`), "1")
+
+		for sql, want := range map[string]string{
+			`INSERT INTO effects VALUES (2); COMMIT; SELECT 1/0`: "must be a single one",
+			`INSERT INTO effects VALUES (2); SELECT 1`:           "must be a single one",
+			`COMMIT`:             "ended its transaction",
+			`COMMIT AND CHAIN`:   "ended its transaction",
+			`ROLLBACK`:           "ended its transaction",
+			`ROLLBACK AND CHAIN`: "ended its transaction",
+			`DO 'BEGIN INSERT INTO public.effects VALUES (2); COMMIT; END'`: "must not end or change it",
+			`CALL commits()`:                           "must not end or change it",
+			`SET TRANSACTION READ ONLY`:                "made its transaction read-only",
+			`SET transaction_isolation = serializable`: "must not end or change it",
+		} {
+			task, err := runSQL(b, b.Store, sql)
+			if err == nil || !tasks.IsPermanent(err) || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: %v", sql, err)
+			}
+			equal(t, "the status after "+sql, b.row(task, "status"), "running")
+			if err := b.Complete(t.Context(), failed(task, tasks.StatusFailed)); err != nil {
+				t.Errorf("the completion after %s: %v", sql, err)
+			}
+		}
+		equal(t, "the number of effects", b.one(`SELECT count(*) FROM effects`), "1")
+	})
+}
+
+// What is not the task's fault does not use up an attempt.
+func TestUnavailableDatabaseRequeues(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.sql(`CREATE TABLE effects (n int)`)
+	away := open(t, store.Config{DSN: "postgres://postgres@127.0.0.1:1/nothing?sslmode=disable"})
+	for _, test := range []struct {
+		name    string
+		store   *store.Store
+		before  func(s *store.Store)
+		sql     string
+		requeue bool
+	}{
+		{"NoServer", away, nil, `SELECT 1`, true},
+		{"ConnectionTerminated", nil, nil, `SELECT pg_terminate_backend(pg_backend_pid())`, true},
+		{"ServerShutsDown", nil, nil, `DO 'BEGIN RAISE EXCEPTION USING errcode = ''57P01''; END'`, true},
+		{"DiskFull", nil, nil, `DO 'BEGIN RAISE EXCEPTION USING errcode = ''53100''; END'`, true},
+		{"PreparedStatementsGone", nil, func(s *store.Store) {
+			if _, err := s.Pool().Exec(t.Context(), `DEALLOCATE ALL`); err != nil {
+				t.Error(err)
+			}
+		}, `SELECT 1`, true},
+		{"Error", nil, nil, `DO 'BEGIN RAISE EXCEPTION ''no''; END'`, false},
+		{"NoSuchPreparedStatement", nil, nil, `EXECUTE nothing`, false},
+		{"Data", nil, nil, `SELECT 1 / 0`, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := test.store
+			if s == nil {
+				s = open(t, store.Config{DSN: b.dsn, MaxConns: 1})
+				if _, err := runSQL(b, s, `SELECT 1`); err != nil { // prepares
+					t.Fatal(err)
+				}
+			}
+			if test.before != nil {
+				test.before(s)
+			}
+			task, err := runSQL(b, s, test.sql)
+			if err == nil {
+				t.Fatal("it succeeded")
+			}
+			d, requeue := tasks.RequeueDelay(err)
+			if requeue != test.requeue || requeue && d <= 0 {
+				t.Errorf("requeue %v after %v: %v", requeue, d, err)
+			}
+			if err := b.Complete(t.Context(), failed(task, tasks.StatusFailed)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+
+	// Cut off by its lease, its timeout or a cancel, it is none of that.
+	task := b.claimed()
+	task.Payload = jsonOf(`{"statement": "it"}`)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, err := tasks.SQL{Store: b.Store, Statements: map[string]tasks.Statement{"it": {SQL: `SELECT pg_sleep(60)`}}}.Run(ctx, &tasks.Attempt{Task: *task})
+	if _, requeue := tasks.RequeueDelay(err); err == nil || requeue {
+		t.Errorf("cut off: %v", err)
+	}
+}

@@ -1,0 +1,84 @@
+package worker_test
+
+import (
+	"fmt"
+	"testing"
+
+	"onejob/internal/testenv"
+	"onejob/store"
+	"onejob/tasks"
+	"onejob/worker"
+)
+
+// A transaction pooler in front of postgres.dsn needs no other setting. Without a
+// way past it, tasks are found by polling.
+func TestReplicasBehindAPooler(t *testing.T) {
+	t.Parallel()
+	for _, way := range []string{"AndListenPastIt", "Only"} {
+		t.Run(way, func(t *testing.T) {
+			t.Parallel()
+			db := testenv.Postgres(t)
+			c := clusterOn(t, db, testenv.Consul(t))
+			c.dsn = testenv.Pooler(t, db, 4)
+			if way == "AndListenPastIt" {
+				c.listenDSN = db.DSN
+			}
+			c.exec(t, "CREATE TABLE effects (task bigint)")
+			sql := func(w *worker.Worker) {
+				w.Kinds = tasks.Kinds{"noop": tasks.Noop{}, "sql": tasks.SQL{Store: w.Store.(*store.Store), Statements: map[string]tasks.Statement{
+					"note":  {SQL: "INSERT INTO effects VALUES (current_setting('onejob.task_id')::bigint)"},
+					"given": {SQL: "INSERT INTO effects VALUES ($1)", Params: []string{"n"}},
+				}}}
+			}
+			replicas := []*replica{c.replica(t, "a", tasks.Kinds{"noop": tasks.Noop{}}, sql), c.replica(t, "b", tasks.Kinds{"noop": tasks.Noop{}}, sql)}
+			const n = 300
+			for i := range n / 3 {
+				c.exec(t, "INSERT INTO onejob.tasks (kind, lock_key) VALUES ('noop', $1)", fmt.Sprint("key ", i%7))
+				c.exec(t, `INSERT INTO onejob.tasks (kind, payload) VALUES ('sql', '{"statement": "note"}')`)
+				c.exec(t, `INSERT INTO onejob.tasks (kind, payload) VALUES ('sql', jsonb_build_object('statement', 'given', 'params', jsonb_build_object('n', $1::int)))`, -i)
+			}
+			c.awaitAll(t, patience)
+			if got := get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status = 'succeeded' AND attempt = 1"); got != n {
+				t.Errorf("%d of %d succeeded at the first attempt", got, n)
+			}
+			if got := get[int](t, c, "SELECT count(DISTINCT task) FROM effects"); got != n/3*2 || got != get[int](t, c, "SELECT count(*) FROM effects") {
+				t.Errorf("%d effects, want %d", got, n/3*2)
+			}
+			c.noOverlaps(t)
+			if way == "Only" {
+				replicas[0].logged(t, "listen_failed")
+			}
+			for _, r := range replicas {
+				for _, event := range []string{"claim_failed", "completion_delayed", "give_back_delayed"} {
+					if n := r.events.FilterMessage(event).Len(); n > 0 {
+						t.Errorf("%d x %s: %v", n, event, r.events.FilterMessage(event).All()[0].ContextMap())
+					}
+				}
+				if way == "AndListenPastIt" && r.events.FilterMessage("listen_failed").Len() > 0 {
+					t.Error("notifications were not heard")
+				}
+			}
+		})
+	}
+}
+
+// Only the last try of this statement leaves its connection alive.
+func TestBrokenConnectionsUseUpNoAttempt(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.exec(t, "CREATE SEQUENCE tries")
+	r := c.replica(t, "a", tasks.Kinds{"noop": tasks.Noop{}}, func(w *worker.Worker) {
+		w.Kinds = tasks.Kinds{"sql": tasks.SQL{Store: w.Store.(*store.Store), Statements: map[string]tasks.Statement{
+			"suicide": {SQL: "SELECT CASE WHEN nextval('tries') < 4 THEN pg_terminate_backend(pg_backend_pid()) END"},
+		}}}
+	})
+	id := c.insert(t, "kind, payload, max_attempts", "sql", `{"statement": "suicide"}`, 1)
+	c.await(t, id, "succeeded")
+	if got := get[int](t, c, "SELECT attempt FROM onejob.tasks WHERE id = $1", id); got != 1 {
+		t.Errorf("%d attempts were used up", got)
+	}
+	if got, want := c.outcomes(t, id), "shutdown shutdown shutdown succeeded"; got != want {
+		t.Errorf("the outcomes are %s, want %s", got, want)
+	}
+	r.logged(t, "task_given_back")
+}
