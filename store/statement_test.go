@@ -47,7 +47,11 @@ func TestStatementsCannotHurtTheCompletion(t *testing.T) {
 				t.Errorf("%s: %v", sql, err)
 			}
 			equal(t, "the status after "+sql, b.row(task, "status, attempt"), "succeeded 1")
-			for setting, want := range map[string]string{"search_path": "pg_catalog, pg_temp", "transaction_isolation": "read committed", "role": "none"} {
+			expect := map[string]string{"search_path": "pg_catalog, pg_temp", "transaction_isolation": "read committed", "role": "none"}
+			if !b.Pooled() { // otherwise the session is not ours to reset
+				expect["enable_indexscan"], expect["lock_timeout"] = "on", "0"
+			}
+			for setting, want := range expect {
 				values, err := store.SettingsOf(t.Context(), b.Store, setting)
 				if err != nil {
 					t.Fatalf("after %s: %v", sql, err)
