@@ -109,7 +109,7 @@ func checkPostgres(ctx context.Context, cfg Config, report reporter, warn func(w
 		case heard:
 			report("listen", nil, "notifications can be heard")
 		case errors.Is(err, store.ErrDeaf):
-			warn("listen", fmt.Sprintf("%v; tasks wait for the next poll (%s): set postgres.listen_dsn to an address that leads past the pooler, or postgres.listen to false", err, cfg.Worker.Poll))
+			warn("listen", fmt.Sprintf("%v; tasks wait for the next poll (%s): set postgres.listen_dsn to an address that leads past the pooler, or postgres.listen to false", store.ErrDeaf, cfg.Worker.Poll))
 		default:
 			report("listen", err, "")
 		}

@@ -61,6 +61,7 @@ func TestScripts(t *testing.T) {
 			env.Setenv("ONEJOB_CONSUL_PREFIX", kv.Prefix)
 			env.Setenv("ONEJOB_HTTP_LISTEN", "127.0.0.1:0")
 			env.Values["consul"] = kv
+			env.Values["pooler"] = func() string { return testenv.Pooler(t, db, 2) }
 			return nil
 		},
 		Cmds:                scriptCommands,
@@ -107,6 +108,12 @@ var scriptCommands = map[string]func(ts *testscript.TestScript, neg bool, args [
 		if strconv.Itoa(code) != args[0] {
 			ts.Fatalf("it exited with %d, not %s", code, args[0])
 		}
+	},
+
+	// pooler puts a transaction pooler in front of the script's database.
+	"pooler": func(ts *testscript.TestScript, _ bool, _ []string) {
+		ts.Setenv("DIRECT_DSN", ts.Getenv("ONEJOB_POSTGRES_DSN"))
+		ts.Setenv("ONEJOB_POSTGRES_DSN", ts.Value("pooler").(func() string)())
 	},
 
 	// sql STATEMENT prints what a statement returns.
