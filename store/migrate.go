@@ -79,7 +79,7 @@ func (s *Store) Migrate(ctx context.Context, progress *Progress) error {
 				p.Waiting(pid, name)
 			}
 			holder = pid
-			if waited := time.Since(began); p.WaitAtMost > 0 && waited >= p.WaitAtMost {
+			if waited := time.Since(began); pid != 0 && p.WaitAtMost > 0 && waited >= p.WaitAtMost {
 				return fmt.Errorf("migrate: waited %v for the migration lock, which process %d of the server holds (application %q); if that is no migration, SELECT pg_terminate_backend(%d)",
 					waited.Round(time.Second), pid, name, pid)
 			}

@@ -3,6 +3,7 @@ package store_test
 import (
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -76,5 +77,31 @@ func TestSettingsDoNotDependOnTheDatabase(t *testing.T) {
 			}
 			equal(t, "what others find", left, "serializable public, pg_catalog")
 		}
+	})
+}
+
+// A client that is frozen while the server sends it an answer would keep the row
+// locks of its transaction for as long as it is frozen.
+func TestTheServerEndsAFrozenClient(t *testing.T) {
+	t.Parallel()
+	db := testenv.Postgres(t)
+	s := open(t, store.Config{DSN: db.DSN})
+	conn, err := s.Pool().Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid := conn.Conn().PgConn().PID()
+	rows, err := conn.Query(t.Context(), `SELECT pg_catalog.pg_advisory_xact_lock(1), pg_catalog.repeat('x', 100000) FROM pg_catalog.generate_series(1, 10000)`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	defer rows.Close()
+	// Nobody reads.
+	watch := db.Pool(t)
+	testenv.Eventually(t, 2*time.Minute, "the server ends the connection", func() bool {
+		var n int
+		err := watch.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = $1`, pid).Scan(&n)
+		return err == nil && n == 0
 	})
 }

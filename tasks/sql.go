@@ -165,7 +165,11 @@ func (k SQL) Run(ctx context.Context, a *Attempt) (Result, error) {
 	case ctx.Err() != nil:
 		return Result{}, err
 	case unavailable(err) && !(own != nil && preparedStatement(err)):
-		return Result{}, Requeue(requeueAfter, err)
+		d := requeueAfter
+		if own != nil {
+			d = requeueOwnAfter
+		}
+		return Result{}, Requeue(d, err)
 	}
 	var pg *pgconn.PgError
 	if !errors.As(err, &pg) {
@@ -194,8 +198,13 @@ func execOne(ctx context.Context, tx pgx.Tx, sql string, args []any) (int64, err
 	return rows.CommandTag().RowsAffected(), rows.Err()
 }
 
-// requeueAfter is how long a task waits when the database was unavailable.
-const requeueAfter = time.Second
+// How long a task waits when the database was unavailable. It waits longer if its
+// own statement was running: should the statement be what takes the server down, it
+// does not do so every second. No attempt is used up, so nothing else bounds that.
+const (
+	requeueAfter    = time.Second
+	requeueOwnAfter = 5 * time.Second
+)
 
 // unavailable reports whether the cause of an error is the database or the way to
 // it, and not the statement.
