@@ -12,8 +12,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- Whoever may execute these may cancel and retry, and needs no right to UPDATE the
--- table, with which it could do anything.
+-- A role that may execute these needs no UPDATE on the table, with which it could do
+-- anything.
 ALTER FUNCTION onejob.cancel(bigint) SECURITY DEFINER;
 ALTER FUNCTION onejob.retry(bigint)  SECURITY DEFINER;
 

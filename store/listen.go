@@ -85,8 +85,8 @@ func (s *Store) hear(ctx context.Context, conn *pgx.Conn) error {
 	if _, err := s.pool.Exec(ctx, `SELECT pg_notify('onejob_hear', $1)`, word); err != nil {
 		return err
 	}
-	// Nothing is sent over conn meanwhile. A pooler may hand notifications to
-	// whoever sends something next, and the proof would prove nothing.
+	// Nothing is sent over conn meanwhile. A pooler may deliver notifications to the
+	// client that sends something next, and the proof would prove nothing.
 	waiting, cancel := context.WithTimeout(ctx, hearTimeout)
 	defer cancel()
 	for {
@@ -94,7 +94,7 @@ func (s *Store) hear(ctx context.Context, conn *pgx.Conn) error {
 		switch {
 		case err == nil && n.Channel == "onejob_hear" && n.Payload == word:
 			return nil
-		case err == nil: // whoever is told that we listen looks for everything
+		case err == nil: // SignalListening makes the caller look for everything
 		case waiting.Err() != nil && ctx.Err() == nil:
 			return ErrDeaf
 		default:

@@ -98,7 +98,7 @@ func plant(t *testing.T, db *testenv.DB, safe *pgxpool.Pool) int {
 		}
 	}
 	role := "planter_" + db.Name
-	// The sequence counts although the transaction of who is caught is rolled back.
+	// A sequence counts even if the transaction is rolled back.
 	must(safe, `CREATE ROLE `+role+` LOGIN`)
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
@@ -139,8 +139,7 @@ func plant(t *testing.T, db *testenv.DB, safe *pgxpool.Pool) int {
 	for w := range words {
 		list = append(list, w)
 	}
-	// What a statement without a table sees of a word that is none of pg_catalog's
-	// does not matter. Those that raise are not for pseudo-types, and are left out.
+	// Functions in PL/pgSQL cannot have pseudo-types as arguments; those are left out.
 	must(planter, `
 CREATE FUNCTION public.planted_here(what text) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog AS $$
 BEGIN
@@ -200,7 +199,7 @@ END $$`)
 		}
 	}
 
-	// They work: whoever looks finds them.
+	// They work: a client with the database's path runs them.
 	naive, err := pgx.Connect(t.Context(), db.DSN)
 	if err != nil {
 		t.Fatal(err)

@@ -271,8 +271,8 @@ func TestPoolHealsWhenPreparedStatementsDoNotWork(t *testing.T) {
 	equal(t, "the number of prepared statements", n, 0)
 }
 
-// A road leads to a server, and later to another one: as a name does that a failover
-// moves. Whoever is on it is cut off then.
+// A road forwards connections to one server and later to another one, as a name does
+// that a failover moves. The connections are cut then.
 type road struct {
 	listener net.Listener
 	mu       sync.Mutex

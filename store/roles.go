@@ -162,8 +162,8 @@ SELECT current_user, coalesce(array_agg(format('%s ON %s %s', privilege, object_
 }
 
 // CheckPath returns, for each schema on the search_path that the user's own
-// statements (the sql kind) have, who else may CREATE in it. Whoever may can plant a
-// function there, and statements that call one without its schema may run it as our
+// statements (the sql kind) have, who else may CREATE in it. Such a role can plant a
+// function there, and a statement that calls one without its schema may run it as our
 // user. Superusers are left out.
 func (s *Store) CheckPath(ctx context.Context) ([]string, error) {
 	var warnings []string

@@ -69,10 +69,10 @@ func TestBrokenConnectionsUseUpNoAttempt(t *testing.T) {
 	c.exec(t, "CREATE SEQUENCE tries")
 	r := c.replica(t, "a", tasks.Kinds{"noop": tasks.Noop{}}, func(w *worker.Worker) {
 		w.Kinds = tasks.Kinds{"sql": tasks.SQL{Store: w.Store.(*store.Store), Statements: map[string]tasks.Statement{
-			"suicide": {SQL: "SELECT CASE WHEN nextval('tries') < 3 THEN pg_terminate_backend(pg_backend_pid()) END"},
+			"crash": {SQL: "SELECT CASE WHEN nextval('tries') < 3 THEN pg_terminate_backend(pg_backend_pid()) END"},
 		}}}
 	})
-	id := c.insert(t, "kind, payload, max_attempts", "sql", `{"statement": "suicide"}`, 1)
+	id := c.insert(t, "kind, payload, max_attempts", "sql", `{"statement": "crash"}`, 1)
 	c.await(t, id, "succeeded")
 	if got := get[int](t, c, "SELECT attempt FROM onejob.tasks WHERE id = $1", id); got != 1 {
 		t.Errorf("%d attempts were used up", got)
