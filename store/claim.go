@@ -27,10 +27,6 @@ import (
 // fail, and a client that is frozen or cut off while it receives payloads holds no
 // lock, no turn and no transaction that others wait for.
 
-// beginSQL fixes the isolation level: under any other, a claim would see the rows
-// as they were before it had its turn.
-const beginSQL = `BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE`
-
 // turnSQL lets those who claim from the same queues do it one after the other.
 //
 // It is for speed alone. Side by side, each would lock rows that another has
@@ -39,8 +35,8 @@ const beginSQL = `BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE`
 // had, and what becomes due or free meanwhile is claimed together.
 const turnSQL = `
 SELECT ` + settings + `,
-       set_config('lock_timeout', $1, true),
-       pg_advisory_xact_lock(hashtextextended($2, 20180914::bigint))`
+       pg_catalog.set_config('lock_timeout', $1, true),
+       pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended($2, 20180914::bigint))`
 
 // takeSQL makes the chosen rows this session's own.
 const takeSQL = `
@@ -56,7 +52,7 @@ RETURNING id, fence, pg_column_size(payload)`
 
 // forgetSQL leaves the connection as it was: somebody else may be next, behind a
 // pooler.
-const forgetSQL = `SELECT set_config('onejob.claimed', '', false)`
+const forgetSQL = `SELECT pg_catalog.set_config('onejob.claimed', '', false)`
 
 // How long a claim waits for its turn before it goes without. Claims take
 // milliseconds, and those of many busy replicas on a slow server a second
@@ -137,12 +133,19 @@ type turn struct {
 	name string
 }
 
-func (t turn) queue(b *pgx.Batch) {
+// beginClaim begins a batch with the transaction of a claim and its turn.
+func beginClaim(conn *pgxpool.Conn, t turn) (b *pgx.Batch, statements int) {
+	b = &pgx.Batch{}
+	b.Queue(beginSQL)
+	if linkOf(conn.Conn()).pooled {
+		b.Queue(setCutOff)
+	}
 	if t.wait == 0 {
 		b.Queue(indexesOnly)
-		return
+	} else {
+		b.Queue(turnSQL, fmt.Sprint(t.wait.Milliseconds()), "onejob claims "+t.name)
 	}
-	b.Queue(turnSQL, fmt.Sprint(t.wait.Milliseconds()), "onejob claims "+t.name)
+	return b, b.Len()
 }
 
 // round is what came of one round trip.
@@ -157,24 +160,22 @@ type round struct {
 func (s *Store) claimOnce(ctx context.Context, c tasks.Claim, l look, turn turn) (r round, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	conn, err := s.pool.Acquire(ctx)
+	conn, err := s.pool.acquire(ctx)
 	if err != nil {
 		return r, err
 	}
-	defer release(conn)
+	defer func() { s.pool.release(conn, err) }()
 
-	var b pgx.Batch
-	b.Queue(beginSQL)
-	turn.queue(&b)
+	b, begun := beginClaim(conn, turn)
 	b.Queue(chooseSQL(c.Limit), l.arguments(c, s.avoid.list()))
 	b.Queue(takeSQL, pgx.NamedArgs{"session": c.Session, "replica": c.Replica})
 	b.Queue(`COMMIT`)
 	b.Queue(indexesOnly)
 	b.Queue(readSQL, readArguments(nil, c.Session, maxFirstBytes))
 	b.Queue(forgetSQL)
-	results := conn.SendBatch(ctx, &b)
+	results := conn.SendBatch(ctx, b)
 	defer results.Close()
-	for range 2 { // begin and turn
+	for range begun {
 		if _, err := results.Exec(); err != nil {
 			return r, err
 		}
@@ -204,16 +205,6 @@ func (s *Store) claimOnce(ctx context.Context, c tasks.Claim, l look, turn turn)
 		}
 	}
 	return r, nil
-}
-
-// release gives a connection back. One whose transaction has failed is still in it.
-func release(conn *pgxpool.Conn) {
-	if pg := conn.Conn().PgConn(); pg.TxStatus() != 'I' && !pg.IsClosed() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		defer cancel()
-		_, _ = conn.Exec(ctx, `ROLLBACK`) // or else the pool closes it
-	}
-	conn.Release()
 }
 
 // refuse finds the one row for which a claim of one fails, and fails it with
@@ -252,21 +243,19 @@ func words(why *pgconn.PgError) string {
 func (s *Store) firstChoice(ctx context.Context, c tasks.Claim, l look, turn turn) (id int64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	conn, err := s.pool.Acquire(ctx)
+	conn, err := s.pool.acquire(ctx)
 	if err != nil {
 		return 0, fmt.Errorf("claim tasks: %w", err)
 	}
-	defer release(conn)
+	defer func() { s.pool.release(conn, err) }()
 	l.max = 1
-	var b pgx.Batch
-	b.Queue(beginSQL)
-	turn.queue(&b)
+	b, begun := beginClaim(conn, turn)
 	b.Queue(chooseSQL(c.Limit), l.arguments(c, s.avoid.list()))
 	b.Queue(`SELECT coalesce((current_setting('onejob.claimed')::bigint[])[1], 0)`)
 	b.Queue(`ROLLBACK`)
-	results := conn.SendBatch(ctx, &b)
+	results := conn.SendBatch(ctx, b)
 	defer results.Close()
-	for range 3 {
+	for range begun + 1 {
 		if _, err := results.Exec(); err != nil {
 			return 0, fmt.Errorf("claim tasks: %w", err)
 		}

@@ -245,11 +245,11 @@ func TestCancelOfManyRowsAgainstBatches(t *testing.T) {
 	}()
 	for list := b.claimMax(100); len(list) > 0; list = b.claimMax(100) {
 		var wg sync.WaitGroup
-		for i, task := range list {
+		for _, task := range list {
 			wg.Go(func() {
 				for {
 					var err error
-					if i%2 == 0 {
+					if task.ID%2 == 0 {
 						err = b.Complete(t.Context(), succeeded(task))
 					} else {
 						err = b.Unclaim(t.Context(), task, time.Hour)

@@ -21,6 +21,13 @@ func (s *Store) Forget() {
 	s.remember.sort = nil
 }
 
+// Dear makes LookBehind look.
+func (s *Store) Dear() {
+	for _, l := range s.remember.sort {
+		l.dear, l.cost = true, 0
+	}
+}
+
 // Duration is what a row's timeout is for Go.
 var Duration = duration
 

@@ -209,7 +209,7 @@ SELECT `+rowColumns+`
 func list[T any](ctx context.Context, s *Store, scan pgx.RowToFunc[T], sql string, args pgx.NamedArgs) ([]T, error) {
 	ctx, cancel := context.WithTimeout(ctx, listTimeout+time.Second)
 	defer cancel()
-	return queryAfter(ctx, s.pool, scan, indexesOnly+`, set_config('statement_timeout', $1, true)`,
+	return queryAfter(ctx, s.pool, scan, indexesOnly+`, pg_catalog.set_config('statement_timeout', $1, true)`,
 		[]any{fmt.Sprint(listTimeout.Milliseconds())}, sql, args)
 }
 

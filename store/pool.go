@@ -58,6 +58,12 @@ const (
 	cutOff = 10 * time.Second
 )
 
+// beginSQL begins a transaction, setCutOff follows it through a pooler.
+var (
+	beginSQL  = `BEGIN ISOLATION LEVEL READ COMMITTED`
+	setCutOff = fmt.Sprintf(`SET LOCAL tcp_user_timeout = %d`, cutOff.Milliseconds())
+)
+
 // pool is the only way to the database for statements of the store. Its methods
 // are those of pgxpool.Pool, under the settings above.
 type pool struct {
@@ -158,6 +164,22 @@ func dialer(timeout time.Duration) pgconn.DialFunc {
 	return d.DialContext
 }
 
+// acquire returns a connection for a batch that holds its own transactions. Each of
+// them must set search_path first. Give it back with release.
+func (p *pool) acquire(ctx context.Context) (*pgxpool.Conn, error) { return p.inner.Acquire(ctx) }
+
+// release gives a connection back, which may be in a transaction that failed with
+// err: the pool would close it, and a pooler the server's.
+func (p *pool) release(conn *pgxpool.Conn, err error) {
+	if pg := conn.Conn().PgConn(); !pg.IsClosed() && pg.TxStatus() != 'I' {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		_, _ = conn.Exec(ctx, `ROLLBACK`)
+		cancel()
+	}
+	p.heal(err)
+	conn.Release()
+}
+
 // SendBatch is that of pgxpool.Pool. The first statement of b must set search_path.
 func (p *pool) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 	conn, err := p.inner.Acquire(ctx)
@@ -169,10 +191,7 @@ func (p *pool) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 		r.BatchResults = conn.SendBatch(ctx, b)
 		return r
 	}
-	begin := []*pgx.QueuedQuery{
-		{SQL: `BEGIN ISOLATION LEVEL READ COMMITTED`},
-		{SQL: fmt.Sprintf(`SET LOCAL tcp_user_timeout = %d`, cutOff.Milliseconds())},
-	}
+	begin := []*pgx.QueuedQuery{{SQL: beginSQL}, {SQL: setCutOff}}
 	b.QueuedQueries = slices.Concat(begin, b.QueuedQueries)
 	b.Queue(`COMMIT`) // its result is read by Close
 	r.BatchResults = conn.SendBatch(ctx, b)
@@ -199,15 +218,7 @@ func (r *results) Close() error {
 	}
 	r.closed = true
 	r.err = r.BatchResults.Close()
-	if c := r.conn.Conn().PgConn(); !c.IsClosed() && c.TxStatus() != 'I' {
-		// COMMIT was skipped after an error. Without this, the pool would close the
-		// connection, and the pooler the server's.
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		_, _ = r.conn.Exec(ctx, `ROLLBACK`)
-		cancel()
-	}
-	r.pool.heal(r.err)
-	r.conn.Release()
+	r.pool.release(r.conn, r.err)
 	return r.err
 }
 

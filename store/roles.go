@@ -107,6 +107,7 @@ REVOKE ALL ON SCHEMA onejob FROM PUBLIC;
 REVOKE ALL ON ALL TABLES IN SCHEMA onejob FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA onejob FROM PUBLIC;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA onejob FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION onejob.lane(smallint, text, text, bool) TO PUBLIC; -- every INSERT computes it
 `)
 	for _, role := range []struct {
 		name, what string

@@ -77,8 +77,8 @@ func TestBrokenConnectionsUseUpNoAttempt(t *testing.T) {
 	if got := get[int](t, c, "SELECT attempt FROM onejob.tasks WHERE id = $1", id); got != 1 {
 		t.Errorf("%d attempts were used up", got)
 	}
-	if got, want := c.outcomes(t, id), "shutdown shutdown succeeded"; got != want {
+	if got, want := c.outcomes(t, id), "failed failed succeeded"; got != want {
 		t.Errorf("the outcomes are %s, want %s", got, want)
 	}
-	r.logged(t, "task_given_back")
+	r.logged(t, "task_requeued")
 }

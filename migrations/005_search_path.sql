@@ -1,12 +1,14 @@
 -- What the functions of this schema call is resolved in pg_catalog alone, whatever
 -- the caller's search_path is: a role that may CREATE in a schema on that path could
 -- otherwise plant a function or an operator, and the replicas would run it.
--- EXECUTE is granted to roles that need it, not to everybody.
+-- EXECUTE is granted to roles that need it, not to everybody. onejob.lane is left as
+-- it is: all in it is qualified, whoever inserts a row computes it, and with settings
+-- of its own it could not become part of the statements that call it.
 DO $$
 DECLARE
     f regprocedure;
 BEGIN
-    FOR f IN SELECT oid FROM pg_catalog.pg_proc WHERE pronamespace = 'onejob'::regnamespace LOOP
+    FOR f IN SELECT oid FROM pg_catalog.pg_proc WHERE pronamespace = 'onejob'::regnamespace AND proname <> 'lane' LOOP
         EXECUTE format('ALTER FUNCTION %s SET search_path = pg_catalog, pg_temp', f);
         EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', f);
     END LOOP;
