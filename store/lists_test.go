@@ -48,7 +48,7 @@ func TestListsArePagesOfWhatTheFilterChooses(t *testing.T) {
 	b.sql(`
 INSERT INTO onejob.tasks (kind, queue, status, limit_name, session, replica, fence, started_at, finished_at)
 SELECT (ARRAY['noop', 'exec'])[1 + i % 2], (ARRAY['default', 'mail', 'slow'])[1 + i % 3], s, CASE WHEN i % 5 = 0 THEN 'l' END,
-       CASE WHEN s = 'running' THEN gen_random_uuid() END, CASE WHEN s IN ('succeeded', 'failed', 'cancelled') THEN now() END
+       CASE WHEN s = 'running' THEN gen_random_uuid() END, CASE WHEN s = 'running' THEN 'r' END, i, now(), CASE WHEN s IN ('succeeded', 'failed', 'cancelled') THEN now() END
   FROM generate_series(1, 300) i
  CROSS JOIN LATERAL (SELECT (ARRAY['pending', 'running', 'succeeded', 'failed', 'cancelled'])[1 + i / 2 % 5] AS s) statuses`)
 	for _, status := range []string{"", "pending", "running", "succeeded", "failed", "cancelled"} {
