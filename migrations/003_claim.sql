@@ -51,7 +51,7 @@ BEGIN
                created_at  = CASE WHEN created_at  >= '0001-01-01 UTC' AND created_at  < '10000-01-01 UTC' THEN created_at  ELSE now() END,
                started_at  = CASE WHEN started_at  >= '0001-01-01 UTC' AND started_at  < '10000-01-01 UTC' OR started_at  IS NULL THEN started_at  ELSE now() END,
                finished_at = CASE WHEN finished_at >= '0001-01-01 UTC' AND finished_at < '10000-01-01 UTC' OR finished_at IS NULL THEN finished_at ELSE now() END,
-               timeout     = least(timeout, '100 years'),
+               timeout     = CASE WHEN timeout > '100 years' THEN '100 years' ELSE timeout END,
                attempt     = least(attempt, 1000000),
                crashes     = least(crashes, 1000000)
          WHERE run_at < '0001-01-01 UTC' OR run_at >= '10000-01-01 UTC' AND run_at < 'infinity'
@@ -69,18 +69,18 @@ BEGIN
                kind       = regexp_replace(kind,       '[[:cntrl:]]', '?', 'g'),
                queue      = regexp_replace(queue,      '[[:cntrl:]]', '?', 'g'),
                limit_name = left(regexp_replace(limit_name, '^\.|[/\u0001-\u0020\u007f\u00a0\u2028\u2029]', '?', 'g'), CASE WHEN octet_length(limit_name) > 100 THEN 25 ELSE 100 END),
-               timeout    = least(timeout, '100 years')
+               timeout    = CASE WHEN timeout > '100 years' THEN '100 years' ELSE timeout END
          WHERE name ~ '[[:cntrl:]]' OR kind ~ '[[:cntrl:]]' OR queue ~ '[[:cntrl:]]' OR limit_name ~ '^\.|[/\u0001-\u0020\u007f\u00a0\u2028\u2029]'
             OR octet_length(limit_name) > 100 OR timeout > '100 years'
      RETURNING id
     ) SELECT array_agg(id ORDER BY id) INTO ids FROM changed;
-    PERFORM onejob.warn_of_rows('schedules, given names or a timeout that can be carried', ids);
+    PERFORM onejob.warn_of_rows('of the schedules, and were given names or a timeout that can be carried', ids);
 END $$;
 
 CREATE FUNCTION onejob.warn_of_rows(what text, ids bigint[]) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF ids IS NOT NULL THEN
-        RAISE WARNING 'onejob: % rows were %: %', cardinality(ids), what,
+        RAISE WARNING '% rows were %: %', cardinality(ids), what,
               array_to_string(ids[1:20], ', ') || CASE WHEN cardinality(ids) > 20 THEN ' and more' ELSE '' END;
     END IF;
 END $$;

@@ -45,7 +45,7 @@ func SettingsOf(ctx context.Context, s *Store, name string) (map[string]string, 
 		return nil, err
 	}
 	values["QueryRow"] = v
-	conn, err := s.connect(ctx)
+	conn, err := s.connect(ctx, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -65,7 +65,7 @@ func OurTimeouts(ctx context.Context, s *Store) (ms []int, err error) {
 		return nil, err
 	}
 	defer pooled.Release()
-	past, err := s.connect(ctx)
+	past, err := s.connect(ctx, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"onejob/tasks"
 )
@@ -44,7 +45,7 @@ func (s *Store) Listen(ctx context.Context, wake func(tasks.Signal)) error {
 			return fmt.Errorf("listen: %w", ctx.Err())
 		}
 	}
-	conn, err := s.connect(ctx)
+	conn, err := s.connect(ctx, nil)
 	if err != nil {
 		return fmt.Errorf("listen: %w", err)
 	}
@@ -113,7 +114,7 @@ func (s *Store) shared(ctx context.Context, conn *pgx.Conn) bool {
 	if err := conn.QueryRow(ctx, backend).Scan(&first); err != nil {
 		return false
 	}
-	other, err := s.connect(ctx)
+	other, err := s.connect(ctx, nil)
 	if err != nil {
 		return false
 	}
@@ -153,8 +154,10 @@ func nextNotification(ctx context.Context, conn *pgx.Conn) (channel string, err 
 
 // connect opens a connection past the pool. If no pooler is in the way, it has the
 // settings of the pool's connections.
-func (s *Store) connect(ctx context.Context) (*pgx.Conn, error) {
-	conn, err := pgx.ConnectConfig(ctx, s.listen.Copy())
+func (s *Store) connect(ctx context.Context, notice pgconn.NoticeHandler) (*pgx.Conn, error) {
+	cfg := s.listen.Copy()
+	cfg.OnNotice = notice
+	conn, err := pgx.ConnectConfig(ctx, cfg)
 	if err != nil {
 		return nil, sanitized(err)
 	}

@@ -24,6 +24,9 @@ type Progress struct {
 	// again when another one does. An application_name of "" is not known.
 	Waiting func(pid int, applicationName string)
 
+	// Changed is called with what a migration did to rows that broke a new rule.
+	Changed func(what string)
+
 	// WaitAtMost bounds the wait for the lock; zero means as long as ctx allows. A
 	// migration that has begun takes as long as it takes.
 	WaitAtMost time.Duration
@@ -51,7 +54,11 @@ func (s *Store) Migrate(ctx context.Context, progress *Progress) error {
 	if err != nil {
 		return err
 	}
-	conn, err := s.connect(ctx)
+	conn, err := s.connect(ctx, func(_ *pgconn.PgConn, n *pgconn.Notice) {
+		if n.SeverityUnlocalized == "WARNING" && p.Changed != nil {
+			p.Changed(n.Message)
+		}
+	})
 	if err != nil {
 		return fmt.Errorf("migrate: %w", err)
 	}

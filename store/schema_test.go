@@ -9,7 +9,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"onejob/internal/testenv"
+	"onejob/migrations"
 	"onejob/store"
 	"onejob/tasks"
 )
@@ -53,6 +56,60 @@ func TestTenReplicasMigrateAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	equal(t, "the number of migrations applied", int(applied.Load()), v.Want)
+}
+
+// Rows from before the rules of a migration are brought within them, and reported.
+func TestMigrationOfRowsThatBreakNewRules(t *testing.T) {
+	t.Parallel()
+	db := testenv.Postgres(t)
+	b := &bench{Store: open(t, store.Config{DSN: db.DSN}), t: t, pool: db.Pool(t), dsn: db.DSN, session: "6f1ed002-ab59-42fb-a0b4-0123456789ab"}
+	for _, name := range []string{"001_tasks.sql", "002_schedules.sql"} {
+		sql, err := migrations.Files.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if name == "001_tasks.sql" {
+			b.sql(`CREATE SCHEMA onejob`)
+		}
+		if _, err := b.pool.Exec(t.Context(), string(sql), pgx.QueryExecModeSimpleProtocol); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.sql(`CREATE TABLE onejob.schema_version (version int NOT NULL)`)
+	b.sql(`INSERT INTO onejob.schema_version VALUES (2)`)
+	good := b.insert("lock_key='k'", "timeout='99 years'")
+	odd := []string{
+		b.insert("run_at='-infinity'", "created_at='infinity'", "timeout='178000000 years'", "attempt=2147483647", "crashes=2147483647", "max_attempts=1000"),
+		b.insert("run_at='294276-01-01 UTC'"),
+		b.insert("run_at='infinity'"),
+		b.insert(`kind=E'a\tb'`),
+		b.insert("limit_name=repeat('é', 100)"),
+		b.insert("limit_name='.lock'", "status='succeeded'", "finished_at='infinity'"),
+		b.insert("status='running'", "session=gen_random_uuid()"),
+		b.insert("status='running'", "session=gen_random_uuid()", "replica='r'", "fence=7", "started_at='-infinity'"),
+	}
+	b.sql(`INSERT INTO onejob.schedules (name, cron, kind, queue, limit_name, timeout) VALUES (E'a\nb', '@daily', E'k\n', 'q', 'a b', '1000 years')`)
+
+	var changed []string
+	if err := b.Migrate(t.Context(), &store.Progress{Changed: func(what string) { changed = append(changed, what) }}); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.CheckSchema(t.Context()); err != nil {
+		t.Error(err)
+	}
+	equal(t, "the number of reports", len(changed), 5)
+	for i, want := range []string{"2 rows were failed", "1 rows were failed", "3 rows were renamed", "4 rows were given times", "1 rows were of the schedules"} {
+		if i < len(changed) && !strings.HasPrefix(changed[i], want) {
+			t.Errorf("report %d is %q, want %q", i, changed[i], want)
+		}
+	}
+	for i, want := range []string{"pending 1000000 1000000 100 years t", "pending 0 0 infinity", "pending 0 0 infinity", "failed 0 0 t", "failed 0 0 t", "succeeded 0 0 t", "failed 0 0 t", "running 0 0 t"} {
+		equal(t, "row "+odd[i], b.one(`SELECT concat_ws(' ', status, attempt, crashes, timeout, CASE WHEN run_at = 'infinity' THEN 'infinity' ELSE (run_at <= now())::text::char END) FROM onejob.tasks WHERE id = $1::text::bigint`, odd[i]), want)
+	}
+	// Nothing of them is in the way.
+	equal(t, "what is claimed", len(b.claimMax(9)), 2)
+	equal(t, "the row that was good", b.one(`SELECT status FROM onejob.tasks WHERE id = $1::text::bigint`, good), "running")
+	equal(t, "the schedule", b.one(`SELECT concat_ws(' ', name, kind, queue, limit_name, timeout) FROM onejob.schedules`), "a?b 1 k? q a?b 100 years")
 }
 
 // The number of the lock is public. Who holds it delays a migration, but nobody whose

@@ -20,7 +20,7 @@ var ErrRefused = errors.New("the fence has been superseded")
 
 // ErrUnwritable is returned by a store to which Postgres says that the row cannot be
 // changed, because of what it holds or what guards it. To ask again is of no use.
-var ErrUnwritable = errors.New("Postgres refuses to change the row")
+var ErrUnwritable = errors.New("the row cannot be changed")
 
 // Permanent marks an error that another attempt cannot mend: the task fails
 // now. Permanent(nil) is nil.

@@ -90,6 +90,7 @@ func migrateUp(c *cobra.Command, configPath string) error {
 		Waiting: func(pid int, name string) {
 			fmt.Fprintf(c.ErrOrStderr(), "waiting for another migration: process %d of the server (application %q) holds the lock\n", pid, name)
 		},
+		Changed: func(what string) { fmt.Fprintf(c.ErrOrStderr(), "  %s\n", what) },
 	}); err != nil {
 		return err
 	}

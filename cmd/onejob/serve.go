@@ -224,6 +224,7 @@ func migrate(ctx context.Context, deadline time.Time, cfg Config, db *store.Stor
 		Applying: func(number int, name string) {
 			log.Info("migration_applied", zap.Int("number", number), zap.String("name", name))
 		},
+		Changed: func(what string) { log.Warn("migration_changed_rows", zap.String("what", what)) },
 		Waiting: func(pid int, name string) {
 			log.Warn("migration_waiting", zap.Int("holder_pid", pid), zap.String("holder_application", name))
 		},
