@@ -102,13 +102,17 @@ func (b *bench) insert(columns ...string) string {
 	return b.one(fmt.Sprintf(`INSERT INTO onejob.tasks (%s) VALUES (%s) RETURNING id`, strings.Join(names, ", "), strings.Join(values, ", ")))
 }
 
-func (b *bench) claimMax(most int) []*tasks.Task {
+// claimMax claims up to so many tasks, and asks again while there may be more.
+func (b *bench) claimMax(most int) (list []*tasks.Task) {
 	b.t.Helper()
-	list, err := b.Claim(b.t.Context(), tasks.Claim{Session: b.session, Replica: "one", Kinds: []string{"noop", "other"}, Max: most})
-	if err != nil {
-		b.t.Fatal(err)
+	for more := true; more && len(list) < most; {
+		claimed, err := b.Claim(b.t.Context(), tasks.Claim{Session: b.session, Replica: "one", Kinds: []string{"noop", "other"}, Max: most - len(list)})
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		list, more = append(list, claimed.Tasks...), claimed.More
 	}
-	return list.Tasks
+	return list
 }
 
 // claimed inserts a task and claims it.
