@@ -85,6 +85,40 @@ func TestPlansMadeOnASmallTableStayGood(t *testing.T) {
 	}
 }
 
+// A claim reads what it takes and one row a lane, not a window of each lane; and of
+// lower priorities nothing at all when there is enough above them.
+func TestClaimsFromManyLanesReadFewRows(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name, columns string
+		most          int64
+	}{
+		{"Priorities", `i % 1000 - 500, 'default'`, 2000},
+		{"Queues", `0, 'queue ' || i % 1000`, 4500},
+		{"QueuesInTurn", `0, 'queue ' || i / 50`, 4500},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			b.Store = open(t, store.Config{DSN: b.dsn, MaxConns: 1})
+			b.sql(`INSERT INTO onejob.tasks (kind, run_at, priority, queue)
+SELECT 'noop', now() - interval '1 hour' + i * interval '1 ms', ` + test.columns + ` FROM generate_series(0, 49999) i`)
+			b.claimMax(64) // meets what the INSERTs left to clean up
+			before := b.read()
+			claimed, err := b.Claim(t.Context(), tasks.Claim{Session: b.session, Replica: "one", Kinds: []string{"noop"}, Max: 64})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n := len(claimed.Tasks); n < 20 {
+				t.Errorf("%d tasks were claimed of 64", n)
+			}
+			if rows := b.read() - before; rows > test.most {
+				t.Errorf("a claim read %d rows, want at most %d", rows, test.most)
+			}
+		})
+	}
+}
+
 // read returns how many rows and index entries of tasks have been read so far.
 func (b *bench) read() int64 {
 	b.t.Helper()

@@ -87,7 +87,8 @@ const insertTasks = `
 
 // MakeOccurrences writes what was planned for a schedule, all or nothing. It
 // reports whether the schedule was still as d says, and how many tasks there
-// are that were not there before.
+// are that were not there before. It returns tasks.ErrUnwritable if Postgres refuses
+// these tasks for what they hold.
 func (s *Store) MakeOccurrences(ctx context.Context, d tasks.DueSchedule, p tasks.Plan) (current bool, made int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
@@ -103,6 +104,9 @@ func (s *Store) MakeOccurrences(ctx context.Context, d tasks.DueSchedule, p task
 	if err := s.pool.QueryRow(ctx, makeSQL, pgx.NamedArgs{
 		"id": d.ID, "cron": d.Cron, "zone": d.Zone, "old": d.Next, "next": next, "last": last, "dues": dues, "reasons": reasons,
 	}).Scan(&current, &made); err != nil {
+		if unfit(err) {
+			err = fmt.Errorf("%w: %w", tasks.ErrUnwritable, err)
+		}
 		return false, 0, fmt.Errorf("make occurrences of schedule %s: %w", d.Name, err)
 	}
 	return current, made, nil

@@ -75,6 +75,11 @@ func (w *Worker) makeDue(ctx context.Context) error {
 		}
 		p := d.Plan(s, now)
 		current, made, err := w.Store.MakeOccurrences(ctx, d, p)
+		if errors.Is(err, tasks.ErrUnwritable) { // as it would be the next time
+			w.Log.Error("schedule_invalid", name, zap.Error(err))
+			errs = append(errs, w.Store.MarkSchedule(ctx, d, err.Error()))
+			continue
+		}
 		if err != nil || !current { // not current: somebody changed it; the next round sees it as it is now
 			errs = append(errs, err)
 			continue

@@ -54,6 +54,20 @@ func TestSchedules(t *testing.T) {
 		c.exec(t, "DELETE FROM onejob.schedules WHERE id = $1", id)
 	})
 
+	t.Run("TasksThatPostgresRefuses", func(t *testing.T) {
+		c.exec(t, `CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not these'; END $$`)
+		c.exec(t, `CREATE TRIGGER refuse BEFORE INSERT ON onejob.tasks FOR EACH ROW WHEN (NEW.payload = '"refused"') EXECUTE FUNCTION public.refuse()`)
+		bad := c.schedule(t, "name, cron, kind, payload", "refused", "* * * * * *", "noop", `"refused"`)
+		good := c.schedule(t, "name, cron, kind", "beside it", "* * * * * *", "noop")
+		testenv.Eventually(t, patience, "the schedule says why", func() bool {
+			return get[bool](t, c, "SELECT coalesce(error LIKE '%not these%', false) FROM onejob.schedules WHERE id = $1", bad)
+		})
+		testenv.Eventually(t, patience, "the other goes on", func() bool {
+			return get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE schedule_id = $1 AND status = 'succeeded'", good) >= 2
+		})
+		c.exec(t, "DELETE FROM onejob.schedules WHERE id IN ($1, $2)", bad, good)
+	})
+
 	t.Run("Missed", func(t *testing.T) {
 		// The last due time was handled two hours ago, and then nobody lived.
 		behind := func(name, missed string, limit int) int64 {
@@ -136,8 +150,8 @@ func TestSchedules(t *testing.T) {
 			t.Error("30 February has a due time")
 		}
 		r.logged(t, "schedule_never_due")
-		if n := r.events.FilterMessage("schedule_invalid").Len(); n != 2 {
-			t.Errorf("schedule_invalid was logged %d times, want once for each of two", n)
+		if n := r.events.FilterMessage("schedule_invalid").Len(); n != 3 {
+			t.Errorf("schedule_invalid was logged %d times, want once for each of three", n)
 		}
 		c.exec(t, "UPDATE onejob.schedules SET cron = '* * * * * *' WHERE id = $1", line)
 		testenv.Eventually(t, patience, "the mended one is made", func() bool {
