@@ -22,13 +22,14 @@ type kind struct {
 	weight      int
 	least, most time.Duration
 	rabbitmq    bool // it is of RabbitMQ, which is there only if limits use it
+	gentle      bool // it ends no attempt at a task that it does not touch
 	run         func(ctx context.Context, h *hit) error
 }
 
 var errNothing = errors.New("there is nothing to hit just now")
 
 // kinds are all that there are.
-var kinds = slices.Concat(replicaFaults, linkFaults, consulFaults, postgresFaults, processFaults, rabbitmqFaults)
+var kinds = slices.Concat(replicaFaults, linkFaults, consulFaults, postgresFaults, rowFaults, processFaults, rabbitmqFaults)
 
 // chooseKinds returns the kinds of these names; "all" and "none" are names too.
 func chooseKinds(names []string, rabbitmq bool) ([]*kind, error) {
@@ -57,6 +58,11 @@ func chooseKinds(names []string, rabbitmq bool) ([]*kind, error) {
 		}
 	}
 	return chosen, nil
+}
+
+// gentle reports whether all kinds are.
+func gentle(kinds []*kind) bool {
+	return !slices.ContainsFunc(kinds, func(k *kind) bool { return !k.gentle })
 }
 
 // hit is one fault that is being done.

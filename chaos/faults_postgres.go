@@ -80,11 +80,18 @@ UPDATE onejob.tasks
 // sql does something as the operator. A Postgres that is gone has been harmed
 // already.
 func (h *hit) sql(ctx context.Context, statement string, args ...any) error {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	_, err := h.c.operator.Exec(ctx, statement, args...)
-	if err != nil {
+	if err := h.operate(ctx, statement, args...); err != nil {
 		return fmt.Errorf("%w: %w", errNothing, err)
 	}
 	return nil
+}
+
+// operatorPatience is how long an operator waits for Postgres.
+const operatorPatience = 5 * time.Second
+
+func (h *hit) operate(ctx context.Context, statement string, args ...any) error {
+	ctx, cancel := context.WithTimeout(ctx, operatorPatience)
+	defer cancel()
+	_, err := h.c.operator.Exec(ctx, statement, args...)
+	return err
 }

@@ -37,6 +37,9 @@ type report struct {
 	KillTakeOverMax  float64 `json:"takeover_kill_max_s"`
 	OccurrencesFound int     `json:"occurrences"`
 
+	HostileRows int            `json:"hostile_rows"` // that the table admitted
+	Touched     map[string]int `json:"touched"`      // changes of rows by hand, and rows locked by open transactions
+
 	Leaks      []string          `json:"leaks"`                // what grew, and what was left over
 	Growth     []growth          `json:"growth"`               // of replicas that ran all the time
 	Goroutines map[string][2]int `json:"goroutines,omitempty"` // of idle replicas, before all work and after it
@@ -47,12 +50,23 @@ func (r *report) Guilty() bool { return r.Verdict.Guilty() || len(r.Leaks) > 0 }
 
 func newReport(s settings, began time.Time, h *havoc, e *judge.Evidence, v *judge.Verdict) *report {
 	r := &report{Seed: s.Seed, Started: began.UTC(), DurationS: s.Duration.Seconds(), TotalS: time.Since(began).Round(100 * time.Millisecond).Seconds(),
-		CPUs: runtime.NumCPU(), FaultKinds: h.counts, FaultsMissed: h.missed, Tasks: len(e.Final), Statuses: map[string]int{}, Errors: map[string]int{},
-		Verdict: v, TakeOvers: len(v.TakeOvers), OccurrencesFound: len(e.Occurrences)}
+		CPUs: runtime.NumCPU(), FaultKinds: h.counts, FaultsMissed: h.missed, Statuses: map[string]int{}, Errors: map[string]int{},
+		Verdict: v, TakeOvers: len(v.TakeOvers), OccurrencesFound: len(e.Occurrences), HostileRows: len(e.Hostile), Touched: map[string]int{}}
+	for _, t := range e.Touched {
+		r.Touched[t.What]++
+	}
 	for _, n := range h.counts {
 		r.Faults += n
 	}
-	for _, f := range e.Final {
+	hostile := map[int64]bool{}
+	for _, id := range e.Hostile {
+		hostile[id] = true
+	}
+	for id, f := range e.Final {
+		if hostile[id] {
+			continue
+		}
+		r.Tasks++
 		r.Statuses[f.Status]++
 		if f.Status == "failed" {
 			r.Errors[beginning(f.Error)]++
@@ -100,8 +114,12 @@ func (r *report) summary() string {
 	line("stale_accepted", r.StaleAccepted, "accepted writes that were not the holder's")
 	line("occurrences_missing", r.OccurrencesMissing, fmt.Sprintf("of %d due times", r.OccurrencesFound))
 	line("occurrences_doubled", r.OccurrencesDoubled, "")
+	line("starved", r.Starved, "due tasks that nobody claimed while one fault of rows alone went on")
+	line("spoiled", r.Spoiled, "tasks that failed although no fault ends attempts")
 	line("leaks", len(r.Leaks), "what grew, or was left over when everything had ended")
 	fmt.Fprintln(&b, "to know:")
+	line("hostile_rows", r.HostileRows, fmt.Sprintf("that the table admitted; rows touched by hand: %v", r.Touched))
+	line("faults_missed", r.FaultsMissed, "there was nothing to hit")
 	line("refused", r.Refused, "writes that the fence kept out")
 	line("frozen_http_in_flight", r.FrozenHTTPInFlight, "requests of frozen replicas beside their successors'")
 	line("frozen_go_in_flight", r.FrozenGoInFlight, "Go handlers that were frozen beside their successors")

@@ -48,7 +48,7 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 	if err := c.startSubjects(ctx, subject); err != nil {
 		return nil, err
 	}
-	evidence := judge.Evidence{}
+	evidence := judge.Evidence{Gentle: gentle(s.Kinds)}
 	if ours { // the others have neither schedules nor limits
 		evidence.Limits = limitSlots
 		if evidence.Schedules, err = c.addSchedules(ctx); err != nil {
@@ -86,6 +86,9 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 		say("%v: the judge will tell", err)
 	default:
 		say("everything was over after %.1f s", time.Since(took).Seconds())
+	}
+	if err := c.endHostile(ctx); err != nil {
+		return nil, err
 	}
 	if ours && err == nil {
 		if err := leaks.end(ctx); err != nil {
@@ -185,11 +188,12 @@ func (c *cluster) storm(ctx context.Context, long time.Duration, work *workload,
 	return ctx.Err()
 }
 
-// drain waits until no task is pending or running.
+// drain waits until no task is pending or running, but for hostile ones.
 func (c *cluster) drain(ctx context.Context, patience time.Duration) error {
 	return eventually(ctx, patience, "everything has come to an end", func() error {
 		var left int
-		err := c.operator.QueryRow(ctx, `SELECT count(*) FROM onejob.tasks WHERE status IN ('pending', 'running')`).Scan(&left)
+		err := c.operator.QueryRow(ctx, `SELECT count(*) FROM onejob.tasks
+ WHERE status IN ('pending', 'running') AND id NOT IN (SELECT task FROM chaos.added WHERE hostile)`).Scan(&left)
 		if err == nil && left > 0 {
 			err = fmt.Errorf("%d tasks are pending or running", left)
 		}

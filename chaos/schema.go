@@ -45,6 +45,18 @@ END $$;
 CREATE TRIGGER note AFTER UPDATE ON onejob.tasks
     FOR EACH ROW WHEN (OLD.status <> NEW.status) EXECUTE FUNCTION chaos.note();
 
+-- Deleted rows, which the judge must not miss when an operator did it, and must
+-- when anybody else did.
+CREATE FUNCTION chaos.note_deleted() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO chaos.transitions (task, kind, key, was, became, fence, replica, at, by)
+    VALUES (OLD.id, OLD.kind, coalesce(OLD.lock_key, OLD.id::text), OLD.status, 'deleted', OLD.fence,
+            OLD.replica, clock_timestamp(), current_setting('application_name'));
+    RETURN NULL;
+END $$;
+CREATE TRIGGER note_deleted AFTER DELETE ON onejob.tasks
+    FOR EACH ROW EXECUTE FUNCTION chaos.note_deleted();
+
 -- A second success changes no status.
 CREATE TRIGGER note_success AFTER UPDATE OF status ON onejob.tasks
     FOR EACH ROW WHEN (OLD.status = 'succeeded' AND NEW.status = 'succeeded') EXECUTE FUNCTION chaos.note();
@@ -57,6 +69,28 @@ BEGIN
 END $$;
 CREATE TRIGGER note_begun AFTER UPDATE OF fence ON onejob.tasks
     FOR EACH ROW WHEN (OLD.status = NEW.status AND NEW.replica IS NOT NULL) EXECUTE FUNCTION chaos.note_begun();
+
+-- Tasks that faults insert, beside the workload's. Of hostile ones nothing is
+-- asked. due is set where nothing but a claim is missing from then on.
+CREATE TABLE chaos.added (
+    task    bigint PRIMARY KEY,
+    kind    text   NOT NULL,
+    hostile bool   NOT NULL,
+    due     timestamptz
+);
+
+-- What faults do to rows by hand.
+CREATE TABLE chaos.touched (
+    id   bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    task bigint NOT NULL,
+    what text   NOT NULL
+);
+
+-- A table of a user's, whose rows belong to tasks.
+CREATE TABLE chaos.referring (
+    task bigint NOT NULL REFERENCES onejob.tasks (id) ON DELETE CASCADE
+);
+CREATE INDEX ON chaos.referring (task);
 
 CREATE TABLE chaos.effects (
     id    bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -131,6 +165,32 @@ SELECT t.id, t.status, coalesce(s.name, ''), coalesce(t.error, '')
 		for _, f := range all {
 			e.Final[f.id] = f.Final
 		}
+		return err
+	})
+	read("tasks that faults added", func() error {
+		type row struct {
+			judge.Enqueued
+			hostile bool
+		}
+		all, err := rows(ctx, c, `SELECT task, kind, hostile, due FROM chaos.added ORDER BY task`, func(r pgx.CollectableRow) (a row, err error) {
+			var due *time.Time
+			err = r.Scan(&a.Task, &a.Kind, &a.hostile, &due)
+			if due != nil {
+				a.Due = witness.At(*due)
+			}
+			return a, err
+		})
+		for _, a := range all {
+			if a.hostile {
+				e.Hostile = append(e.Hostile, a.Task)
+			} else {
+				e.Enqueued = append(e.Enqueued, a.Enqueued)
+			}
+		}
+		return err
+	})
+	read("rows that were touched", func() (err error) {
+		e.Touched, err = rows(ctx, c, `SELECT task, what FROM chaos.touched ORDER BY id`, pgx.RowToStructByPos[judge.Touched])
 		return err
 	})
 	read("occurrences", func() (err error) {

@@ -39,13 +39,13 @@ type workload struct {
 	n        int
 	enqueued map[int64]*judge.Enqueued
 	recent   []int64
-	doubtful map[string]string // kind by token, of those whose INSERT was not answered
+	doubtful map[string]judge.Enqueued // by token, those whose INSERT was not answered
 	errors   int
 }
 
 func newWorkload(c *cluster, rate int, seed uint64, subject string) *workload {
 	w := &workload{c: c, rate: rate, rand: rand.New(rand.NewPCG(seed, 2)), limits: subject == onejobName, spread: 1,
-		enqueued: map[int64]*judge.Enqueued{}, doubtful: map[string]string{}}
+		enqueued: map[int64]*judge.Enqueued{}, doubtful: map[string]judge.Enqueued{}}
 	if subject == "naive" {
 		w.spread = 40 // it leaves each key shut for Consul's lock-delay of 15 s, and would never be done with so few
 	}
@@ -193,30 +193,37 @@ func (w *workload) insert(batch []row) {
 		pending.Queue(`
 INSERT INTO onejob.tasks (kind, payload, lock_key, limit_name, unique_key, max_attempts, timeout, priority, run_at)
 VALUES ($1, $2, $3, $4, $5, $6, $7::text::interval, $8, now() + $9 * interval '1 millisecond')
-RETURNING id`, t.kind, t.payload, t.key, t.limit, t.token, t.maxAttempts, t.timeout, t.priority, t.delayInMS)
+RETURNING id, run_at`, t.kind, t.payload, t.key, t.limit, t.token, t.maxAttempts, t.timeout, t.priority, t.delayInMS)
 	}
 	var ids []int64
+	var due []time.Time
 	err := pgx.BeginFunc(ctx, w.c.operator, func(tx pgx.Tx) error {
 		answers := tx.SendBatch(ctx, &pending)
 		defer answers.Close()
 		for range batch {
 			var id int64
-			if err := answers.QueryRow().Scan(&id); err != nil {
+			var runAt time.Time
+			if err := answers.QueryRow().Scan(&id, &runAt); err != nil {
 				return err
 			}
-			ids = append(ids, id)
+			ids, due = append(ids, id), append(due, runAt)
 		}
 		return answers.Close()
 	})
 	if err != nil {
 		w.errors++
 		for _, t := range batch {
-			w.doubtful[t.token] = t.kind
+			w.doubtful[t.token] = judge.Enqueued{Kind: t.kind, Doomed: t.timeout != nil}
 		}
 		return
 	}
 	for i, id := range ids {
-		w.enqueued[id] = &judge.Enqueued{Task: id, Kind: batch[i].kind}
+		t := batch[i]
+		q := &judge.Enqueued{Task: id, Kind: t.kind, Doomed: t.timeout != nil}
+		if t.key == nil && t.limit == nil {
+			q.Due = witness.At(due[i])
+		}
+		w.enqueued[id] = q
 	}
 	w.recent = append(w.recent, ids...)
 	w.recent = w.recent[max(0, len(w.recent)-60):]
@@ -228,7 +235,7 @@ func (w *workload) cancel() {
 		return
 	}
 	id := w.recent[w.rand.IntN(len(w.recent))]
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second) // the row may be locked for long
 	defer cancel()
 	w.enqueued[id].Cancelled = true // also if the answer is lost
 	_, _ = w.c.operator.Exec(ctx, `SELECT onejob.cancel($1)`, id)
@@ -247,7 +254,9 @@ func (w *workload) settle(ctx context.Context) ([]judge.Enqueued, error) {
 		return nil, err
 	}
 	for _, m := range found {
-		w.enqueued[m.ID] = &judge.Enqueued{Task: m.ID, Kind: w.doubtful[m.Token]}
+		q := w.doubtful[m.Token]
+		q.Task = m.ID
+		w.enqueued[m.ID] = &q
 	}
 	list := make([]judge.Enqueued, 0, len(w.enqueued))
 	for _, id := range slices.Sorted(maps.Keys(w.enqueued)) {

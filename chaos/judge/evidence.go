@@ -13,7 +13,9 @@ package judge
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"time"
 
 	"onejob/chaos/witness"
@@ -32,6 +34,13 @@ type Evidence struct {
 	Occurrences []Occurrence    `json:"occurrences"`
 	Limits      map[string]int  `json:"limits"` // slots
 	Refused     int             `json:"refused"`
+
+	Hostile []int64   `json:"hostile,omitempty"` // tasks that a fault inserted to do harm: nothing is asked of them
+	Touched []Touched `json:"touched,omitempty"` // rows that a fault changed by hand, in the order of the changes
+
+	// Gentle says that no fault of the run ends an attempt at a task which it does
+	// not touch. Then every task that can succeed must.
+	Gentle bool `json:"gentle,omitempty"`
 }
 
 // Enqueued is a task whose INSERT was acknowledged, or was found to have been
@@ -40,7 +49,28 @@ type Enqueued struct {
 	Task      int64  `json:"task"`
 	Kind      string `json:"kind"`
 	Cancelled bool   `json:"cancelled"` // somebody asked for that
+	Doomed    bool   `json:"doomed"`    // it was made to fail
+
+	// Due is when the task became due, if nothing but a claim was missing from then
+	// on: it shares its lock key with no other task and has no limit. Zero otherwise.
+	Due witness.Time `json:"due"`
 }
+
+// Touched is a row that a fault changed by hand, noted in the transaction of the
+// change.
+type Touched struct {
+	Task int64  `json:"task"`
+	What string `json:"what"`
+}
+
+// What is done to rows by hand.
+const (
+	Edited          = "edited"    // columns that say when and where the task runs
+	CancelRequested = "cancelled" // it was asked for; the task may have ended otherwise
+	Deleted         = "deleted"   // also a status that a transition leads to
+	Retried         = "retried"   // by onejob.retry
+	Locked          = "locked"    // by a transaction that stayed open
+)
 
 // Transition is one change of a row's status, or a success of a row that had
 // succeeded already, noted by the database in the same transaction.
@@ -118,13 +148,22 @@ const (
 	SessionDestroy = "session-destroy" // of marks: an operator ends a replica's session
 	SessionUnheard = "session-unheard" // the same, when the replica cannot hear of it
 
+	// Marks of faults that leave at least five replicas and all servers in order.
+	HostileRows     = "hostile-rows"
+	ClaimFreeze     = "claim-freeze"
+	OpenTransaction = "open-transaction"
+	RowTouched      = "row-touched"
+
 	kindHTTP = "http"
 	kindExec = "exec"
 	kindSQL  = "sql"
 	kindNoop = "noop"
 )
 
-var endings = []string{SessionDestroy, SessionUnheard}
+var (
+	endings = []string{SessionDestroy, SessionUnheard}
+	mild    = []string{HostileRows, ClaimFreeze, OpenTransaction, RowTouched}
+)
 
 const (
 	// thawing is how long after a thaw a replica may take to notice: its timers
@@ -138,7 +177,35 @@ const (
 	// leaving is how long after a row was given up its work may still be seen: a
 	// far end notices a closed connection late when the machine is busy.
 	leaving = time.Second
+
+	// starving is how long a task may be due, while one mild fault goes on alone,
+	// before somebody must have claimed it. A claim waits up to 3 s for another one
+	// that is stuck, and a replica looks at the table every second.
+	starving = 8 * time.Second
 )
+
+// withoutHostile returns the evidence about all other tasks.
+func (e Evidence) withoutHostile() Evidence {
+	hostile := make(map[int64]bool, len(e.Hostile))
+	for _, id := range e.Hostile {
+		hostile[id] = true
+	}
+	e.Stays = without(e.Stays, func(s witness.Stay) bool { return hostile[s.Task] })
+	e.Stale = without(e.Stale, func(s witness.Stale) bool { return hostile[s.Task] })
+	e.Transitions = without(e.Transitions, func(t Transition) bool { return hostile[t.Task] })
+	e.Effects = without(e.Effects, func(f Effect) bool { return hostile[f.Task] })
+	e.Final = maps.Clone(e.Final)
+	maps.DeleteFunc(e.Final, func(id int64, _ Final) bool { return hostile[id] })
+	return e
+}
+
+// without returns those of a list that are not meant, and leaves the list as it is.
+func without[T any](list []T, meant func(T) bool) []T {
+	if !slices.ContainsFunc(list, meant) {
+		return list
+	}
+	return slices.DeleteFunc(slices.Clone(list), meant)
+}
 
 // Load reads evidence that was kept as JSON.
 func Load(path string) (e Evidence, err error) {

@@ -21,6 +21,8 @@ type Verdict struct {
 	StaleAccepted      int        `json:"stale_accepted"`        // writes that were accepted and were not the holder's
 	OccurrencesMissing int        `json:"occurrences_missing"`   // due times without a task or a reason
 	OccurrencesDoubled int        `json:"occurrences_doubled"`   // due times with several tasks
+	Starved            int        `json:"starved"`               // tasks that nobody claimed in time, see history.starved
+	Spoiled            int        `json:"spoiled"`               // tasks that failed without a cause, in a run whose faults give none
 	Refused            int        `json:"refused"`               // writes that were refused; above zero where the fence was needed
 	FrozenHTTPInFlight int        `json:"frozen_http_in_flight"` // http attempts beside their successor, their replica being frozen
 	FrozenGoInFlight   int        `json:"frozen_go_in_flight"`   // the same for Go handlers, which did nothing meanwhile
@@ -44,7 +46,7 @@ type TakeOver struct {
 // Guilty reports whether something happened that must not.
 func (v *Verdict) Guilty() bool {
 	return v.Overlaps+v.LimitExcesses+v.Lost+v.DoubleSuccess+v.DoubleEffect+v.DoubleRunning+
-		v.StaleAccepted+v.OccurrencesMissing+v.OccurrencesDoubled > 0
+		v.StaleAccepted+v.OccurrencesMissing+v.OccurrencesDoubled+v.Starved+v.Spoiled > 0
 }
 
 const maxViolations = 200
@@ -58,7 +60,7 @@ func (v *Verdict) accuse(count *int, format string, a ...any) {
 
 // Judge says what the evidence says.
 func Judge(e Evidence) *Verdict {
-	h := newHistory(e)
+	h := newHistory(e.withoutHostile())
 	v := &Verdict{Refused: e.Refused, Stays: len(h.attempts), Violations: []string{}}
 	h.overlaps(v)
 	h.stale(v)
@@ -67,6 +69,7 @@ func Judge(e Evidence) *Verdict {
 	h.statuses(v)
 	h.effects(v)
 	h.occurrences(v)
+	h.starved(v)
 	h.takeOvers(v)
 	return v
 }
@@ -80,6 +83,9 @@ type history struct {
 	byKey    map[string][]*attempt
 	holder   map[int64]string // replica, by fence
 	frozen   map[string][]span
+	touched  map[int64]map[string]bool // what was done to a task's row by hand
+	deleted  map[int64]bool            // rows that an operator deleted
+	again    map[int64]int             // how often an operator made a row pending that had succeeded
 }
 
 // attempt is one attempt's time inside, in one piece: from when the first of its
@@ -98,7 +104,14 @@ func (s span) covers(o span) bool { return s.begin <= o.begin && o.end <= s.end 
 
 func newHistory(e Evidence) *history {
 	h := &history{Evidence: e, byFence: map[int64]*attempt{}, byTask: map[int64][]*attempt{}, byKey: map[string][]*attempt{},
-		holder: map[int64]string{}, frozen: map[string][]span{}}
+		holder: map[int64]string{}, frozen: map[string][]span{},
+		touched: map[int64]map[string]bool{}, deleted: map[int64]bool{}, again: map[int64]int{}}
+	for _, t := range e.Touched {
+		if h.touched[t.Task] == nil {
+			h.touched[t.Task] = map[string]bool{}
+		}
+		h.touched[t.Task][t.What] = true
+	}
 	for _, b := range e.Begun {
 		h.holder[b.Fence] = b.Replica
 	}
@@ -109,6 +122,15 @@ func newHistory(e Evidence) *history {
 		}
 		if t.To == succeeded {
 			success[t.Fence] = t
+		}
+		if t.By != Operator {
+			continue
+		}
+		if t.To == Deleted {
+			h.deleted[t.Task] = true
+		}
+		if t.From == succeeded && t.To == pending {
+			h.again[t.Task]++
 		}
 	}
 	for _, m := range e.Marks {
@@ -213,7 +235,7 @@ func (h *history) twoHands(a, b *attempt) bool {
 	if a.Replica == b.Replica || a.Fence > b.Fence {
 		return false
 	}
-	reset := slices.ContainsFunc(h.Transitions, func(t Transition) bool {
+	reset := slices.ContainsFunc(h.Transitions, func(t Transition) bool { // or deleted
 		return t.Fence == a.Fence && t.From == running && t.By == Operator && t.At < b.begin
 	})
 	return reset && slices.ContainsFunc(h.Marks, func(m witness.Mark) bool {
@@ -296,12 +318,15 @@ func (h *history) ends(v *Verdict) {
 	for _, q := range h.Enqueued {
 		f, there := h.Final[q.Task]
 		switch {
+		case !there && h.deleted[q.Task]:
 		case !there:
 			v.accuse(&v.Lost, "lost: task %d (%s) is not in the table", q.Task, q.Kind)
-		case f.Status == cancelled && !q.Cancelled:
+		case f.Status == cancelled && !q.Cancelled && !h.touched[q.Task][CancelRequested]:
 			v.accuse(&v.Lost, "lost: task %d (%s) is cancelled, and nobody asked for that", q.Task, q.Kind)
 		case f.Status != succeeded && f.Status != failed && f.Status != cancelled:
 			v.accuse(&v.Lost, "lost: task %d (%s) is still %s", q.Task, q.Kind, f.Status)
+		case h.Gentle && f.Status == failed && !q.Doomed && h.touched[q.Task] == nil:
+			v.accuse(&v.Spoiled, "spoiled: task %d (%s) failed: %s", q.Task, q.Kind, f.Error)
 		}
 	}
 	for _, all := range h.byTask {
@@ -332,6 +357,9 @@ func (h *history) statuses(v *Verdict) {
 			continue
 		}
 		delete(busy[t.Key], t.Task)
+		if t.From == succeeded && t.To == pending && t.By == Operator {
+			successes[t.Task] = 0
+		}
 		if t.To == succeeded {
 			if successes[t.Task]++; successes[t.Task] == 2 {
 				v.accuse(&v.DoubleSuccess, "double success: task %d (%s), the second at %s", t.Task, t.Kind, clock(t.At))
@@ -367,7 +395,7 @@ func (h *history) accepted(v *Verdict, t Transition) {
 // effects looks for what sql tasks did twice, or did without being done. A task
 // counts once, whatever it did.
 func (h *history) effects(v *Verdict) {
-	seen, accused := map[int64]bool{}, map[int64]bool{}
+	seen, accused := map[int64]int{}, map[int64]bool{}
 	done := map[int64]bool{} // fences under which a row succeeded
 	for _, t := range h.Transitions {
 		if t.To == succeeded {
@@ -375,8 +403,8 @@ func (h *history) effects(v *Verdict) {
 		}
 	}
 	for _, f := range h.Effects {
-		second := seen[f.Task]
-		seen[f.Task] = true
+		second := seen[f.Task] > h.again[f.Task] // or one more than were asked for
+		seen[f.Task]++
 		if accused[f.Task] || !second && done[f.Fence] {
 			continue
 		}
@@ -417,6 +445,7 @@ func (h *history) occurrences(v *Verdict) {
 				v.accuse(&v.OccurrencesMissing, "occurrence missing: schedule %s, due %s", s.Name, clock(at))
 			case o.Task == 0 && o.Skipped == "":
 				v.accuse(&v.OccurrencesMissing, "occurrence missing: schedule %s, due %s, has neither task nor reason", s.Name, clock(at))
+			case o.Task != 0 && (h.deleted[o.Task] || h.Final[o.Task].Status == cancelled && h.touched[o.Task][CancelRequested]):
 			case o.Task != 0 && h.Final[o.Task].Status == "":
 				v.accuse(&v.OccurrencesMissing, "occurrence missing: schedule %s, due %s: its task %d is not there", s.Name, clock(at), o.Task)
 			case o.Task != 0 && h.Final[o.Task].Status != succeeded && h.Final[o.Task].Status != failed:
@@ -426,6 +455,31 @@ func (h *history) occurrences(v *Verdict) {
 		if rows[s.Name] > made[s.Name] {
 			v.OccurrencesDoubled += rows[s.Name] - made[s.Name]
 			v.Violations = append(v.Violations, fmt.Sprintf("occurrences doubled: schedule %s has %d tasks for %d due times", s.Name, rows[s.Name], made[s.Name]))
+		}
+	}
+}
+
+// starved looks for tasks that were due, and free, for too long while a mild fault
+// went on alone: the other replicas were there to claim them. What the fault itself
+// locked or edited does not count.
+func (h *history) starved(v *Verdict) {
+	claimed := map[int64]witness.Time{} // or otherwise made something else than pending
+	for _, t := range h.Transitions {
+		if _, known := claimed[t.Task]; !known && t.From == pending {
+			claimed[t.Task] = t.At
+		}
+	}
+	for _, m := range h.Marks {
+		if !m.Alone || m.End == 0 || !slices.Contains(mild, m.Kind) {
+			continue
+		}
+		for _, q := range h.Enqueued {
+			latest := max(q.Due, m.Begin).Add(starving)
+			at, known := claimed[q.Task]
+			if q.Due == 0 || latest > m.End || known && at <= latest || h.touched[q.Task] != nil || h.deleted[q.Task] {
+				continue
+			}
+			v.accuse(&v.Starved, "starved: task %d (%s), due at %s, was not claimed within %v during %s: %s", q.Task, q.Kind, clock(q.Due), starving, m.Kind, m.Target)
 		}
 	}
 }

@@ -42,6 +42,11 @@ func (s *story) change(c witness.Claim, from, to string, when float64, by string
 	s.Final[c.Task] = Final{Status: to}
 }
 
+// touch is a change of a row by hand.
+func (s *story) touch(task int64, what string) {
+	s.Touched = append(s.Touched, Touched{Task: task, What: what})
+}
+
 func (s *story) stay(c witness.Claim, begin, end float64, how string) {
 	if c.Kind == kindHTTP {
 		c.Replica = ""
@@ -291,6 +296,49 @@ func TestEveryViolationIsFound(t *testing.T) {
 		"a row that was reset, and no session ended": {func(s *story) {
 			handsOn(s, "freeze-thaw", "b")
 		}, map[string]int{"overlaps": 1}},
+		"a task that somebody else than the operator deleted": {func(s *story) {
+			s.enqueue(7, "exec")
+			s.change(claim(7, 0, "exec", "7", ""), pending, Deleted, 50, "daemon-1")
+			delete(s.Final, 7)
+		}, map[string]int{"lost": 1}},
+		"a task that is cancelled, where only its priority was edited": {func(s *story) {
+			s.enqueue(7, "exec")
+			s.touch(7, Edited)
+			s.change(claim(7, 0, "exec", "7", ""), pending, cancelled, 50, "")
+		}, map[string]int{"lost": 1}},
+		"a task that is still pending after a retry by hand": {func(s *story) {
+			s.touch(1, Retried)
+			s.change(claim(1, 1, "exec", "k", "a"), succeeded, pending, 50, Operator)
+		}, map[string]int{"lost": 1}},
+		"two successes after one retry by hand": {func(s *story) {
+			s.touch(5, Retried)
+			s.change(claim(5, 7, "noop", "5", ""), succeeded, pending, 50, Operator)
+			for fence := range int64(2) {
+				c := claim(5, 20+fence, "noop", "5", "a")
+				s.claim(c, 51+float64(fence))
+				s.change(c, running, succeeded, 51.5+float64(fence), "")
+			}
+		}, map[string]int{"double_success": 1}},
+		"three effects after one retry by hand": {func(s *story) {
+			retryEffect(s)
+			s.Effects = append(s.Effects, s.Effects[1])
+		}, map[string]int{"double_effect": 1, "repeated": 1}},
+		"a command whose row was deleted, beside the next of its key": {func(s *story) {
+			deletedWhileRunning(s, 59)
+		}, map[string]int{"overlaps": 1}},
+		"a due task that nobody claimed while a transaction was open": {func(s *story) {
+			starve(s, OpenTransaction, true)
+			s.works(claim(7, 20, "exec", "7", "a"), 70, 71, witness.Succeeded, succeeded)
+		}, map[string]int{"starved": 1}},
+		"a due task that nobody ever claimed while a replica was frozen in its claim": {func(s *story) {
+			starve(s, ClaimFreeze, true)
+			s.Final[7] = Final{Status: failed}
+		}, map[string]int{"starved": 1}},
+		"a healthy task that failed among hostile rows": {func(s *story) {
+			s.Gentle = true
+			s.enqueue(7, "exec")
+			s.works(claim(7, 20, "exec", "7", "a"), 50, 51, witness.Failed, failed)
+		}, map[string]int{"spoiled": 1}},
 		"a due time without an occurrence":           {func(s *story) { s.Occurrences = s.Occurrences[1:]; delete(s.Final, 50) }, map[string]int{"occurrences_missing": 1}},
 		"an occurrence with neither task nor reason": {func(s *story) { s.Occurrences[1].Skipped = "" }, map[string]int{"occurrences_missing": 1}},
 		"an occurrence whose task is not there":      {func(s *story) { delete(s.Final, 52) }, map[string]int{"occurrences_missing": 1}},
@@ -384,6 +432,81 @@ func TestExcuses(t *testing.T) {
 		"an operator who ends a session and resets its row": {func(s *story) {
 			handsOn(s, SessionUnheard, "b")
 		}, map[string]int{"two_hands": 1}},
+		"hostile rows, whatever they do": {func(s *story) {
+			s.Hostile = []int64{7, 8}
+			for i := range int64(2) {
+				c := claim(7+i, 20+i, "exec", "k2", "a")
+				s.works(c, 50, 52, witness.Succeeded, succeeded)
+				s.works(c, 50, 52, witness.Succeeded, succeeded)
+				s.Effects = append(s.Effects, Effect{Task: 7, Fence: 40 + i, Key: "k2", Began: at(50)})
+				s.Stale = append(s.Stale, witness.Stale{Claim: c, At: at(51)})
+			}
+			s.Final[8] = Final{Status: running, Schedule: "s"}
+		}, map[string]int{}},
+		"rows that an operator deleted": {func(s *story) {
+			for id, from := range map[int64]string{7: pending, 8: running, 9: succeeded} {
+				s.enqueue(id, "noop")
+				c := claim(id, 20+id, "noop", "k5", "a")
+				if from != pending {
+					s.claim(c, 50+float64(id))
+				}
+				if from == succeeded {
+					s.change(c, running, succeeded, 50.2+float64(id), "")
+				}
+				s.touch(id, Deleted)
+				s.change(c, from, Deleted, 50.5+float64(id), Operator)
+				delete(s.Final, id)
+			}
+		}, map[string]int{}},
+		"a task of a schedule that an operator deleted": {func(s *story) {
+			s.touch(52, Deleted)
+			s.change(claim(52, 20, "noop", "52", "a"), succeeded, Deleted, 50, Operator)
+			delete(s.Final, 52)
+		}, map[string]int{}},
+		"a task of a schedule that an operator cancelled": {func(s *story) {
+			s.touch(52, CancelRequested)
+			s.Final[52] = Final{Status: cancelled, Schedule: "s"}
+		}, map[string]int{}},
+		"a task that an operator cancelled in its row": {func(s *story) {
+			s.enqueue(7, "exec")
+			s.touch(7, CancelRequested)
+			s.works(claim(7, 20, "exec", "7", "a"), 50, 51, witness.Stopped, cancelled)
+		}, map[string]int{}},
+		"a task that an operator retried after its success": {func(s *story) {
+			s.touch(1, Retried)
+			s.change(claim(1, 1, "exec", "k", "a"), succeeded, pending, 50, Operator)
+			s.works(claim(1, 20, "exec", "k", "b"), 51, 52, witness.Succeeded, succeeded)
+		}, map[string]int{"repeated": 1}},
+		"an sql task that an operator retried after its success": {retryEffect, map[string]int{"repeated": 1}},
+		"a command whose row was deleted, and the next of its key after it": {func(s *story) {
+			deletedWhileRunning(s, 61)
+		}, map[string]int{}},
+		"a task that waited while another fault went on as well": {func(s *story) {
+			starve(s, OpenTransaction, false)
+			s.works(claim(7, 20, "exec", "7", "a"), 70, 71, witness.Succeeded, succeeded)
+		}, map[string]int{}},
+		"a task that waited while a transaction had it locked": {func(s *story) {
+			starve(s, OpenTransaction, true)
+			s.touch(7, Locked)
+			s.works(claim(7, 20, "exec", "7", "a"), 70, 71, witness.Succeeded, succeeded)
+		}, map[string]int{}},
+		"a task that was claimed while a transaction was open, and again later": {func(s *story) {
+			starve(s, OpenTransaction, true)
+			s.works(claim(7, 20, "exec", "7", "a"), 55, 56, witness.Failed, pending)
+			s.works(claim(7, 21, "exec", "7", "a"), 70, 71, witness.Succeeded, succeeded)
+		}, map[string]int{}},
+		"a task that waited through a fault that takes a server away": {func(s *story) {
+			starve(s, "consul-away", true)
+			s.works(claim(7, 20, "exec", "7", "a"), 70, 71, witness.Succeeded, succeeded)
+		}, map[string]int{}},
+		"tasks that fail as they were made to, or were edited": {func(s *story) {
+			s.Gentle = true
+			s.Enqueued = append(s.Enqueued, Enqueued{Task: 7, Kind: "exec", Doomed: true})
+			s.works(claim(7, 20, "exec", "7", "a"), 50, 51, witness.Stopped, failed)
+			s.enqueue(8, "exec")
+			s.touch(8, Edited)
+			s.works(claim(8, 21, "exec", "8", "a"), 50, 51, witness.Stopped, failed)
+		}, map[string]int{}},
 		"a task that was cancelled on request": {func(s *story) {
 			s.Enqueued = append(s.Enqueued, Enqueued{Task: 7, Kind: "exec", Cancelled: true})
 			s.change(claim(7, 0, "exec", "7", ""), pending, cancelled, 50, "")
@@ -401,6 +524,37 @@ func TestExcuses(t *testing.T) {
 			}
 		})
 	}
+}
+
+// retryEffect lets an operator retry the sql task of the good history.
+func retryEffect(s *story) {
+	s.touch(4, Retried)
+	c := claim(4, 20, "sql", "k", "a")
+	s.change(c, succeeded, pending, 50, Operator)
+	s.claim(c, 50.9)
+	s.Effects = append(s.Effects, Effect{Task: 4, Fence: 20, Key: "k", Began: at(51)})
+	s.change(c, running, succeeded, 52, "")
+}
+
+// deletedWhileRunning lets an operator delete the row of a command that goes on
+// until 60; the next task of its lock key begins at a moment.
+func deletedWhileRunning(s *story, next float64) {
+	c := claim(7, 20, "exec", "k3", "a")
+	s.enqueue(7, "exec")
+	s.enqueue(8, "exec")
+	s.claim(c, 50)
+	s.stay(c, 50.1, 60, witness.Succeeded)
+	s.touch(7, Deleted)
+	s.change(c, running, Deleted, 52, Operator)
+	delete(s.Final, 7)
+	s.works(claim(8, 21, "exec", "k3", "b"), next, 62, witness.Succeeded, succeeded)
+}
+
+// starve adds a task that is due at 52, and a fault from 50 to 65.
+func starve(s *story, kind string, alone bool) {
+	s.Marks = append(s.Marks, witness.Mark{ID: len(s.Marks) + 1, Kind: kind, Target: "x", Alone: alone, Begin: at(50), End: at(65)})
+	s.Enqueued = append(s.Enqueued, Enqueued{Task: 7, Kind: "exec", Due: at(52)})
+	s.Final[7] = Final{Status: pending}
 }
 
 // handsOn lets an operator reset the row of an attempt on replica a, and do
