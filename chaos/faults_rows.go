@@ -134,11 +134,13 @@ UPDATE onejob.tasks
 	return nil
 }
 
+const onProcessor = "on the processor"
+
 // claimingSQL finds replicas with a connection inside a claim: it waits for its
 // turn, chooses, takes, or sends payloads. Texts in pg_stat_activity end after
 // 1,024 bytes, so each statement has to be known by its beginning.
 const claimingSQL = `
-SELECT application_name, state || ' ' || coalesce(wait_event, 'on the processor')
+SELECT application_name, state || ' ' || coalesce(wait_event, '` + onProcessor + `')
   FROM pg_stat_activity
  WHERE application_name = ANY ($1)
    AND state <> 'idle'
@@ -187,8 +189,12 @@ INSERT INTO chaos.added (task, kind, hostile) SELECT id, kind, false FROM made`)
 		if !r.freeze() {
 			return errNothing // somebody else froze it
 		}
-		wait(ctx, 500*time.Millisecond) // until Postgres has done what it can without the client
-		_, doing := h.claiming(ctx, []string{name})
+		// Postgres goes on for as long as it can without the client.
+		var doing string
+		for i := 0; i < 20 && (i < 5 || strings.HasSuffix(doing, onProcessor)); i++ {
+			wait(ctx, 100*time.Millisecond)
+			_, doing = h.claiming(ctx, []string{name})
+		}
 		if doing == "" {
 			r.thaw()
 			continue

@@ -20,6 +20,7 @@ type LeaderStore interface {
 	UntilNextSchedule(ctx context.Context, atMost time.Duration) (time.Duration, error)
 	Purge(ctx context.Context, status tasks.Status, keep time.Duration, n int) (deleted int, more bool, refused []tasks.RowError, err error)
 	PurgeOccurrences(ctx context.Context, keep time.Duration, n int) (int, error)
+	HeldSnapshots(ctx context.Context, longerThan time.Duration) ([]tasks.HeldSnapshot, error)
 }
 
 // lead does what one replica does for all, whenever it is the leader, until ctx
@@ -31,6 +32,7 @@ func (w *Worker) lead(ctx context.Context) {
 		var wg sync.WaitGroup
 		wg.Go(func() { w.makeTasks(ctx) })
 		wg.Go(func() { w.deleteOld(ctx) })
+		wg.Go(func() { w.watchSnapshots(ctx) })
 		wg.Wait()
 		w.Log.Info("not_leading", zap.Error(context.Cause(ctx)))
 		return nil
@@ -143,5 +145,39 @@ func (w *Worker) deleteOld(ctx context.Context) {
 			return n, n == batch, err
 		})
 		sleep(ctx, w.RetentionEvery)
+	}
+}
+
+// sayHeldEvery is how long nothing more is logged about the same held snapshot.
+const sayHeldEvery = 10 * time.Minute
+
+// watchSnapshots logs what has held back vacuum for long. Nobody else says so, and
+// by the time that claims are slow the cause may be hours old.
+func (w *Worker) watchSnapshots(ctx context.Context) {
+	type held struct {
+		what, name string
+		pid        int
+	}
+	said := map[held]time.Time{}
+	for ctx.Err() == nil {
+		list, err := w.Store.HeldSnapshots(ctx, w.SnapshotAge)
+		if err != nil && ctx.Err() == nil {
+			w.Log.Debug("snapshots_unclear", zap.Error(err))
+		}
+		now := map[held]time.Time{}
+		for _, h := range list {
+			id := held{h.What, h.Name, h.PID}
+			at, known := said[id]
+			if !known || time.Since(at) >= sayHeldEvery {
+				at = time.Now()
+				w.Log.Warn("snapshot_held", zap.String("what", h.What), zap.Int("pid", h.PID), zap.String("name", h.Name), zap.String("user", h.User),
+					zap.String("application", h.Application), zap.Duration("age", h.Age), zap.Int("behind", h.Behind))
+			}
+			now[id] = at
+		}
+		if err == nil {
+			said = now // what has ended is forgotten
+		}
+		sleep(ctx, min(w.SnapshotAge, time.Minute))
 	}
 }

@@ -1,11 +1,15 @@
 package worker_test
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
+	"go.uber.org/zap"
 
 	"onejob/internal/testenv"
 	"onejob/worker"
@@ -298,4 +302,38 @@ func TestNoDueTimeIsLostOrMadeTwice(t *testing.T) {
 	}
 	t.Logf("%d due times in %.0f s, %d of them skipped for a reason, after %d faults", get[int](t, c, "SELECT count(*) FROM onejob.occurrences"),
 		time.Since(begun).Seconds(), get[int](t, c, "SELECT count(*) FROM onejob.occurrences WHERE skipped IS NOT NULL"), len(faults))
+}
+
+// The leader names a transaction that stays open, once, and a second one as well.
+func TestHeldSnapshotsAreLogged(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	open := func() (pid int) {
+		tx, err := c.pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) })
+		if _, err := tx.Exec(t.Context(), "SELECT count(*) FROM onejob.tasks"); err != nil {
+			t.Fatal(err)
+		}
+		return int(tx.Conn().PgConn().PID())
+	}
+	pid := open()
+	r := c.replica(t, "a", kinds(nil), func(w *worker.Worker) { w.SnapshotAge = 50 * time.Millisecond })
+	said := func(pid int) (n int) {
+		for _, e := range r.events.FilterMessage("snapshot_held").All() {
+			fields := e.ContextMap()
+			if fields["pid"] == int64(pid) && fields["what"] == "transaction" && e.Level == zap.WarnLevel {
+				n++
+			}
+		}
+		return n
+	}
+	testenv.Eventually(t, patience, "the first is named", func() bool { return said(pid) > 0 })
+	second := open()
+	testenv.Eventually(t, patience, "the second is named", func() bool { return said(second) > 0 })
+	if n := said(pid); n != 1 {
+		t.Errorf("the first was named %d times", n)
+	}
 }

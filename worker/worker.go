@@ -81,6 +81,9 @@ type Worker struct {
 	KeepFailed     time.Duration
 	RetentionEvery time.Duration // how often it looks; default 1 min
 
+	// The leader logs transactions that have held back vacuum for longer; default 5 min.
+	SnapshotAge time.Duration
+
 	schedule cron.Schedule
 	wake     chan struct{} // somebody should look for due tasks
 	look     chan struct{} // somebody should look for cancel requests
@@ -129,6 +132,7 @@ func (w *Worker) Init() error {
 	setDefault(&w.KeepSucceeded, 7*24*time.Hour)
 	setDefault(&w.KeepFailed, 30*24*time.Hour)
 	setDefault(&w.RetentionEvery, time.Minute)
+	setDefault(&w.SnapshotAge, 5*time.Minute)
 	setDefault(&w.Log, zap.NewNop())
 	var err error
 	if w.schedule, err = ParsePoll(w.Poll); err != nil {

@@ -40,7 +40,10 @@ func checkCommand() *cobra.Command {
 			return true
 		}
 		report("configuration", nil, "no problems")
-		checkPostgres(c.Context(), cfg, report, func(what, text string) { fmt.Fprintf(out, "warn  %s: %s\n", what, text) })
+		warn := func(what, text string) {
+			fmt.Fprintf(out, "warn  %s: %s\n", what, strings.ReplaceAll(printableLines(text), "\n", "\n      "))
+		}
+		checkPostgres(c.Context(), cfg, report, warn)
 		checkConsul(c.Context(), cfg, report)
 		if failed > 0 {
 			return fmt.Errorf("%s failed", plural(failed, "check"))
@@ -58,6 +61,10 @@ func plural(n int, what string) string {
 }
 
 type reporter func(what string, err error, good string) bool
+
+// snapshotAge is from when on a transaction that holds back vacuum is worth a
+// warning. Ordinary ones take seconds.
+const snapshotAge = 5 * time.Minute
 
 func checkPostgres(ctx context.Context, cfg Config, report reporter, warn func(what, text string)) {
 	db, err := store.Open(cfg.storeConfig())
@@ -114,6 +121,31 @@ func checkPostgres(ctx context.Context, cfg Config, report reporter, warn func(w
 			report("listen", err, "")
 		}
 	}
+	checkSnapshots(ctx, db, snapshotAge, report, warn)
+}
+
+// checkSnapshots warns of what holds back vacuum. It fails nothing: replicas work on,
+// only slower and slower.
+func checkSnapshots(ctx context.Context, db *store.Store, longerThan time.Duration, report reporter, warn func(what, text string)) {
+	held, err := db.HeldSnapshots(ctx, longerThan)
+	if err != nil {
+		warn("vacuum", err.Error())
+		return
+	}
+	all, err := db.SeesAllBackends(ctx)
+	others := ""
+	if err == nil && !all {
+		others = "; this role cannot see other users' transactions: GRANT pg_read_all_stats to it"
+	}
+	if len(held) == 0 {
+		report("vacuum", nil, fmt.Sprintf("nothing older than %v holds it back%s", longerThan, others))
+		return
+	}
+	text := held[0].String() + ", holds back vacuum, so claims get slower"
+	if len(held) > 1 {
+		text += fmt.Sprintf("; so do %d more", len(held)-1)
+	}
+	warn("vacuum", text+"; end it if nobody needs it"+others)
 }
 
 // checkConsul does once what a replica does: a session, a lock, and back.
