@@ -27,14 +27,17 @@ type steadyPlan struct {
 	LockKeys  int           `json:"lock_keys"` // that the tasks use in turn; 0: none, each is its own
 	Retention time.Duration `json:"retention_ns"`
 	Warm      time.Duration `json:"warm_up_ns"`
+	HoldXmin  bool          `json:"hold_xmin"` // a snapshot is held open after the warm-up
 
 	yardstick yardstick
 	pauses    pauses
+	probes    *probes // nil without a rate: pick-up is the time in the queue then
+	began     time.Time
 }
 
 func (s *steadyPlan) flags(flags *flag.FlagSet) {
 	flags.StringVar(&s.Dir, "dir", "/var/tmp", "folder on a disk for the servers' data")
-	flags.StringVar(&s.Out, "out", "results/steady.json", "file for the results")
+	flags.StringVar(&s.Out, "out", "", "file for the results; results/steady.json if empty, with -hold-xmin results/steady-hold-xmin.json")
 	flags.DurationVar(&s.For, "for", 30*time.Minute, "how long")
 	flags.DurationVar(&s.Window, "window", 5*time.Minute, "how much of the beginning is compared with how much of the end")
 	flags.DurationVar(&s.Every, "every", 10*time.Second, "time between looks")
@@ -43,6 +46,7 @@ func (s *steadyPlan) flags(flags *flag.FlagSet) {
 	flags.IntVar(&s.LockKeys, "lock-keys", 0, "how many lock_keys the tasks have in turn; 0: they have none")
 	flags.DurationVar(&s.Retention, "retention", time.Minute, "how long finished tasks are kept")
 	flags.DurationVar(&s.Warm, "warm", 0, "how long to run before the beginning")
+	flags.BoolVar(&s.HoldXmin, "hold-xmin", false, "hold one snapshot open from the end of -warm to the end, so that Postgres can remove no dead row")
 }
 
 // A sample is one look at everything.
@@ -78,6 +82,12 @@ func runSteady(ctx context.Context, s steadyPlan) (err error) {
 	if s.LockKeys < 0 || s.LockKeys > 0 && s.LockKeys < s.Waiting {
 		return fmt.Errorf("-lock-keys %d is fewer than -waiting %d: tasks would wait for each other", s.LockKeys, s.Waiting)
 	}
+	if s.Out == "" {
+		s.Out = "results/steady.json"
+		if s.HoldXmin {
+			s.Out = "results/steady-hold-xmin.json"
+		}
+	}
 	also := func(f func() error) { err = errors.Join(err, f()) }
 	say("building onejob, starting Postgres and Consul")
 	g, err := prepareGround(ctx, s.Dir)
@@ -106,7 +116,15 @@ func runSteady(ctx context.Context, s steadyPlan) (err error) {
 		return err
 	}
 	defer m.front.close()
-	replica, err := startOnejob(at, onejobConcurrency, fmt.Sprintf("retention: {succeeded: %v}", s.Retention))
+	config := []string{fmt.Sprintf("retention: {succeeded: %v}", s.Retention)}
+	if s.Rate > 0 {
+		if s.probes, err = startProbes(); err != nil {
+			return err
+		}
+		defer also(s.probes.close)
+		config = append(config, fmt.Sprintf("kinds: {http: {allow: [%q]}}", s.probes.url))
+	}
+	replica, err := startOnejob(at, onejobConcurrency, config...)
 	if err != nil {
 		return err
 	}
@@ -126,6 +144,7 @@ func runSteady(ctx context.Context, s steadyPlan) (err error) {
 		began, ended := yardstickBetween(samples, 0, s.Window), yardstickBetween(samples, s.For-s.Window, s.For)
 		r["first_yardstick_ms"], r["last_yardstick_ms"], r["steady_ratio_by_yardstick"] = began, ended, last*ended/(first*began)
 		fmt.Printf("the same work took %.0f ms in the first, %.0f in the last; ratio of tasks for that time %.3f\n", began, ended, last*ended/(first*began))
+		s.compareWindows(samples, r)
 	}
 	return errors.Join(err, writeJSON(s.Out, r))
 }
@@ -144,17 +163,28 @@ func (s *steadyPlan) watch(ctx context.Context, m *meter) (samples []sample, err
 	if _, err := m.front.pass(ctx, 1, m.processes); err != nil { // it has come up
 		return nil, err
 	}
-	for _, phase := range []time.Duration{s.Warm, s.For} {
-		if samples, err = s.phase(ctx, feeder, m, phase); err != nil {
-			break
-		}
+	if samples, err = s.phase(ctx, feeder, m, s.Warm); err != nil {
+		return samples, err
 	}
-	return samples, err
+	if s.HoldXmin {
+		holder, err := holdSnapshot(ctx, m.front.conn.Config().ConnString())
+		if err != nil {
+			return nil, err
+		}
+		defer holder.Close(context.WithoutCancel(ctx))
+		samples, err = s.phase(ctx, feeder, m, s.For)
+		if err == nil {
+			err = stillHeld(ctx, holder)
+		}
+		return samples, err
+	}
+	return s.phase(ctx, feeder, m, s.For)
 }
 
 // phase feeds and looks for a while.
 func (s *steadyPlan) phase(ctx context.Context, feeder *pgx.Conn, m *meter, length time.Duration) ([]sample, error) {
 	began, base, enqueued := time.Now(), m.front.at, 0
+	s.began = began
 	before, err := m.read(ctx)
 	if err != nil {
 		return nil, err
@@ -186,6 +216,16 @@ func (s *steadyPlan) phase(ctx context.Context, feeder *pgx.Conn, m *meter, leng
 		}
 		if elapsed >= length {
 			return samples, nil
+		}
+		if s.probes != nil {
+			inserted, err := s.probes.insert(ctx, feeder)
+			if err != nil {
+				return samples, err
+			}
+			if inserted {
+				m.front.last++
+				enqueued++
+			}
 		}
 		more := s.Waiting - int(m.front.last-m.front.at)
 		if s.Rate > 0 {
@@ -278,6 +318,40 @@ SELECT c.relname, pg_relation_size(c.oid), coalesce(s.n_dead_tup, 0), c.relkind 
 		return nil
 	})
 	return bytes, dead, err
+}
+
+// compareWindows adds to the report how many tasks waited in the first and in the
+// last window, and how long pick-up took, if it was measured.
+func (s *steadyPlan) compareWindows(samples []sample, r report) {
+	p99 := map[string]float64{}
+	for _, w := range []struct {
+		name string
+		from time.Duration
+	}{{"first", 0}, {"last", s.For - s.Window}} {
+		waiting := waitingBetween(samples, w.from, w.from+s.Window)
+		r[w.name+"_waiting_p50"], r[w.name+"_waiting_max"] = percentile(waiting, 50), percentile(waiting, 100)
+		fmt.Printf("%s %v: %.0f tasks not done at a look (median), %.0f at most", w.name, s.Window, percentile(waiting, 50), percentile(waiting, 100))
+		if s.probes != nil {
+			if ms := s.probes.between(s.began.Add(w.from), s.began.Add(w.from+s.Window)); len(ms) > 0 {
+				p99[w.name] = percentile(ms, 99)
+				r[w.name+"_pickups"], r[w.name+"_pickup_p50_ms"], r[w.name+"_pickup_p99_ms"] = len(ms), percentile(ms, 50), p99[w.name]
+				fmt.Printf("; pick-up p50 %.1f ms, p99 %.1f ms of %d", percentile(ms, 50), p99[w.name], len(ms))
+			}
+		}
+		fmt.Println()
+	}
+	if p99["first"] > 0 {
+		r["pickup_p99_ratio"] = p99["last"] / p99["first"]
+		fmt.Printf("pick-up p99, last against first: %.2f\n", p99["last"]/p99["first"])
+	}
+}
+
+// waitingBetween returns how many tasks were not done at the looks of that time.
+func waitingBetween(samples []sample, from, to time.Duration) (waiting []float64) {
+	for _, s := range between(samples, from, to) {
+		waiting = append(waiting, float64(s.Queued))
+	}
+	return waiting
 }
 
 // between returns the samples of that time. The first of them looks back.

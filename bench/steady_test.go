@@ -46,8 +46,9 @@ func TestSteady(t *testing.T) {
 	for name, c := range map[string]struct {
 		rate     float64
 		lockKeys int
+		holdXmin bool
 	}{
-		"as fast as it can": {}, "at a rate": {rate: 500}, "with lock keys": {lockKeys: 5_000},
+		"as fast as it can": {}, "at a rate": {rate: 500}, "with lock keys": {lockKeys: 5_000}, "with a snapshot held": {rate: 500, holdXmin: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			rate := c.rate
@@ -56,6 +57,7 @@ func TestSteady(t *testing.T) {
 			var s steadyPlan
 			s.flags(flag.NewFlagSet("", flag.ContinueOnError))
 			s.Out, s.Rate, s.LockKeys = filepath.Join(t.TempDir(), "steady.json"), rate, c.lockKeys
+			s.HoldXmin = c.holdXmin
 			s.For, s.Window, s.Every, s.Waiting, s.Retention = 4*time.Second, 2*time.Second, time.Second, 2_000, time.Second
 			if err := runSteady(ctx, s); err != nil {
 				t.Fatal(err)
@@ -69,6 +71,10 @@ func TestSteady(t *testing.T) {
 				Last    float64  `json:"last_tasks_per_second"`
 				Ratio   float64  `json:"steady_ratio"`
 				Samples []sample `json:"samples"`
+				P99     float64  `json:"last_pickup_p99_ms"`
+				Plan    struct {
+					HoldXmin bool `json:"hold_xmin"`
+				} `json:"plan"`
 			}
 			if err := json.Unmarshal(text, &got); err != nil {
 				t.Fatal(err)
@@ -82,6 +88,12 @@ func TestSteady(t *testing.T) {
 			}
 			if last.Done <= 0 || last.Bytes["tasks"] <= 0 || last.ReplicaMB <= 0 || last.ConsulMB <= 0 {
 				t.Errorf("the last sample is %+v", last)
+			}
+			if rate > 0 != (got.P99 > 0) {
+				t.Errorf("with %v tasks a second the last p99 of pick-up is %v ms", rate, got.P99)
+			}
+			if got.Plan.HoldXmin != c.holdXmin {
+				t.Errorf("a snapshot was held: %v, want %v", got.Plan.HoldXmin, c.holdXmin)
 			}
 			if rate > 0 && last.Done > int64(rate*last.At)+1 {
 				t.Errorf("%d tasks were done in %.1f s, more than were enqueued", last.Done, last.At)

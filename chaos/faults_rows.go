@@ -137,29 +137,33 @@ UPDATE onejob.tasks
 const onProcessor = "on the processor"
 
 // claimingSQL finds replicas with a connection inside a claim: it waits for its
-// turn, chooses, takes, or sends payloads. Texts in pg_stat_activity end after
-// 1,024 bytes, so each statement has to be known by its beginning.
+// turn, chooses, takes, or sends what was claimed. Texts in pg_stat_activity end
+// after 1,024 bytes, so each statement has to be known by its beginning.
 const claimingSQL = `
 SELECT application_name, state || ' ' || coalesce(wait_event, '` + onProcessor + `')
   FROM pg_stat_activity
  WHERE application_name = ANY ($1)
    AND state <> 'idle'
+   AND (wait_event = 'ClientWrite' OR NOT $2)
    AND query ~ 'onejob\.claimed|WITH RECURSIVE marks|20180914'
- ORDER BY wait_event = 'ClientWrite' DESC NULLS LAST, random()
+ ORDER BY random()
  LIMIT 1`
 
 // claiming returns one of the replicas that are inside a claim, and what the
-// claim does just now; empty if there is none.
-func (h *hit) claiming(ctx context.Context, names []string) (name, doing string) {
+// claim does just now; empty if there is none. Of those that are receiving,
+// Postgres waits for the client to take what it sends.
+func (c *cluster) claiming(ctx context.Context, names []string, receiving bool) (name, doing string) {
 	ctx, cancel := context.WithTimeout(ctx, operatorPatience)
 	defer cancel()
-	_ = h.c.operator.QueryRow(ctx, claimingSQL, names).Scan(&name, &doing)
+	_ = c.operator.QueryRow(ctx, claimingSQL, names, receiving).Scan(&name, &doing)
 	return name, doing
 }
 
-// freezeClaim stops a replica that is inside its claim. Tasks with large payloads
-// make claims long. SIGSTOP may come too late: a replica whose connections are all
-// idle afterwards is continued, and the next claim is waited for.
+// freezeClaim stops a replica that is inside its claim. Everything up to the answer
+// takes Postgres a millisecond, with or without the client, so it is stopped while
+// it receives, and large payloads make that long. SIGSTOP may come too late: a
+// replica whose connections are all idle afterwards is continued, and the next claim
+// is waited for.
 func freezeClaim(ctx context.Context, h *hit) error {
 	names := []string{}
 	for _, r := range h.c.replicas {
@@ -167,19 +171,19 @@ func freezeClaim(ctx context.Context, h *hit) error {
 	}
 	var enqueued time.Time
 	for end := time.Now().Add(15 * time.Second); time.Now().Before(end) && ctx.Err() == nil; {
-		if time.Since(enqueued) > time.Second {
+		if time.Since(enqueued) > 2*time.Second {
 			enqueued = time.Now()
 			if err := h.sql(ctx, `
 WITH made AS (
     INSERT INTO onejob.tasks (kind, priority, payload)
-    SELECT 'noop', 1, to_jsonb(repeat('x', 1000000)) FROM generate_series(1, 60)
+    SELECT 'noop', 1, to_jsonb(repeat('x', 1000000)) FROM generate_series(1, 100)
  RETURNING id, kind
 )
 INSERT INTO chaos.added (task, kind, hostile) SELECT id, kind, false FROM made`); err != nil {
 				return err
 			}
 		}
-		name, _ := h.claiming(ctx, names)
+		name, _ := h.c.claiming(ctx, names, true)
 		i := slices.IndexFunc(h.c.replicas, func(r *replica) bool { return r.name == name })
 		if i < 0 {
 			wait(ctx, time.Millisecond)
@@ -193,7 +197,7 @@ INSERT INTO chaos.added (task, kind, hostile) SELECT id, kind, false FROM made`)
 		var doing string
 		for i := 0; i < 20 && (i < 5 || strings.HasSuffix(doing, onProcessor)); i++ {
 			wait(ctx, 100*time.Millisecond)
-			_, doing = h.claiming(ctx, []string{name})
+			_, doing = h.c.claiming(ctx, []string{name}, false)
 		}
 		if doing == "" {
 			r.thaw()

@@ -1,0 +1,131 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// probeEvery is the mean time between two tasks whose pick-up is measured. They
+// are few beside the others, which are no-ops.
+const probeEvery = 100 * time.Millisecond
+
+// probes measures pick-up under load: from just before an INSERT is sent until the
+// far end of the http task hears of it. That is a little later than the start of the
+// handler, by a request on this machine.
+type probes struct {
+	url    string
+	server *http.Server
+	done   chan error
+	next   time.Time
+
+	mu     sync.Mutex
+	delays []delay
+}
+
+// A delay is one pick-up.
+type delay struct {
+	sent time.Time
+	ms   float64
+}
+
+// startProbes starts the far end.
+func startProbes() (*probes, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	p := &probes{url: "http://" + l.Addr().String(), done: make(chan error, 1)}
+	p.server = &http.Server{Handler: http.HandlerFunc(p.heard)}
+	go func() { p.done <- p.server.Serve(l) }()
+	return p, nil
+}
+
+func (p *probes) close() error {
+	err := p.server.Close()
+	if served := <-p.done; !errors.Is(served, http.ErrServerClosed) {
+		err = errors.Join(err, served)
+	}
+	return err
+}
+
+func (p *probes) heard(_ http.ResponseWriter, r *http.Request) {
+	now := time.Now()
+	nanos, err := strconv.ParseInt(r.URL.Query().Get("sent"), 10, 64)
+	if err != nil {
+		return
+	}
+	sent := time.Unix(0, nanos)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.delays = append(p.delays, delay{sent, float64(now.Sub(sent).Nanoseconds()) / 1e6})
+}
+
+// insert inserts a task if it is time for one, and reports whether it did.
+func (p *probes) insert(ctx context.Context, conn *pgx.Conn) (bool, error) {
+	if time.Now().Before(p.next) {
+		return false, nil
+	}
+	p.next = time.Now().Add(rand.N(2 * probeEvery))
+	_, err := conn.Exec(ctx, `INSERT INTO onejob.tasks (kind, payload) VALUES ('http', jsonb_build_object('url', $1::text))`,
+		fmt.Sprintf("%s/?sent=%d", p.url, time.Now().UnixNano()))
+	if err != nil {
+		return false, fmt.Errorf("enqueue a probe: %w", err)
+	}
+	return true, nil
+}
+
+// between returns the delays in ms of what was sent between two moments.
+func (p *probes) between(from, to time.Time) (ms []float64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, d := range p.delays {
+		if !d.sent.Before(from) && d.sent.Before(to) {
+			ms = append(ms, d.ms)
+		}
+	}
+	return ms
+}
+
+// holdSnapshot opens a transaction that keeps Postgres from removing any row that
+// dies from now on, as a forgotten psql or a long dump does. Closing the connection
+// ends it.
+func holdSnapshot(ctx context.Context, dsn string) (*pgx.Conn, error) {
+	cfg, err := pgx.ParseConfig(dsn)
+	if err != nil {
+		return nil, err
+	}
+	cfg.RuntimeParams["application_name"] = "bench-hold-xmin"
+	conn, err := pgx.ConnectConfig(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	for _, sql := range []string{`BEGIN ISOLATION LEVEL REPEATABLE READ`, `SELECT count(*) FROM onejob.schema_version`} {
+		if _, err := conn.Exec(ctx, sql); err != nil {
+			return nil, errors.Join(fmt.Errorf("hold a snapshot: %w", err), conn.Close(ctx))
+		}
+	}
+	return conn, nil
+}
+
+// stillHeld returns an error if a snapshot was lost meanwhile: the run would have
+// measured something else.
+func stillHeld(ctx context.Context, conn *pgx.Conn) error {
+	var held bool
+	err := conn.QueryRow(ctx, `SELECT backend_xmin IS NOT NULL FROM pg_stat_activity WHERE pid = pg_backend_pid()`).Scan(&held)
+	if err == nil && (!held || conn.PgConn().TxStatus() != 'T') {
+		err = errors.New("its transaction has ended")
+	}
+	if err != nil {
+		return fmt.Errorf("the snapshot was not held until the end: %w", err)
+	}
+	return nil
+}
