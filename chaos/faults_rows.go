@@ -144,14 +144,14 @@ SELECT application_name, state || ' ' || coalesce(wait_event, '` + onProcessor +
   FROM pg_stat_activity
  WHERE application_name = ANY ($1)
    AND state <> 'idle'
-   AND (wait_event = 'ClientWrite' OR NOT $2)
+   AND (wait_event = 'ClientWrite' OR query ~ 'octet_length\(body\)' OR NOT $2)
    AND query ~ 'onejob\.claimed|WITH RECURSIVE marks|20180914'
  ORDER BY random()
  LIMIT 1`
 
 // claiming returns one of the replicas that are inside a claim, and what the
-// claim does just now; empty if there is none. Of those that are receiving,
-// Postgres waits for the client to take what it sends.
+// claim does just now; empty if there is none. To those that are receiving Postgres
+// sends payloads, or waits until the client takes them.
 func (c *cluster) claiming(ctx context.Context, names []string, receiving bool) (name, doing string) {
 	ctx, cancel := context.WithTimeout(ctx, operatorPatience)
 	defer cancel()
@@ -176,7 +176,7 @@ func freezeClaim(ctx context.Context, h *hit) error {
 			if err := h.sql(ctx, `
 WITH made AS (
     INSERT INTO onejob.tasks (kind, priority, payload)
-    SELECT 'noop', 1, to_jsonb(repeat('x', 1000000)) FROM generate_series(1, 100)
+    SELECT 'noop', 1, payload FROM chaos.large, generate_series(1, 64)
  RETURNING id, kind
 )
 INSERT INTO chaos.added (task, kind, hostile) SELECT id, kind, false FROM made`); err != nil {

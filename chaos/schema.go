@@ -92,6 +92,10 @@ CREATE TABLE chaos.referring (
 );
 CREATE INDEX ON chaos.referring (task);
 
+-- A payload that is small in the table and large on its way. Postgres takes many
+-- times as long to make it as to copy it.
+CREATE TABLE chaos.large AS SELECT to_jsonb(repeat('x', 1000000)) AS payload;
+
 CREATE TABLE chaos.effects (
     id    bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     task  bigint NOT NULL,
