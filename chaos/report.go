@@ -114,7 +114,7 @@ func (r *report) summary() string {
 	line("stale_accepted", r.StaleAccepted, "accepted writes that were not the holder's")
 	line("occurrences_missing", r.OccurrencesMissing, fmt.Sprintf("of %d due times", r.OccurrencesFound))
 	line("occurrences_doubled", r.OccurrencesDoubled, "")
-	line("starved", r.Starved, "due tasks that nobody claimed while one fault of rows alone went on")
+	line("starved", r.Starved, "due tasks that nobody claimed for 8 s, with all servers and most replicas in order")
 	line("spoiled", r.Spoiled, "tasks that failed although no fault ends attempts")
 	line("leaks", len(r.Leaks), "what grew, or was left over when everything had ended")
 	fmt.Fprintln(&b, "to know:")

@@ -148,7 +148,7 @@ const (
 	SessionDestroy = "session-destroy" // of marks: an operator ends a replica's session
 	SessionUnheard = "session-unheard" // the same, when the replica cannot hear of it
 
-	// Marks of faults that leave at least five replicas and all servers in order.
+	// Marks of faults that leave all servers, and all replicas but one, in order.
 	HostileRows     = "hostile-rows"
 	ClaimFreeze     = "claim-freeze"
 	OpenTransaction = "open-transaction"
@@ -178,10 +178,17 @@ const (
 	// far end notices a closed connection late when the machine is busy.
 	leaving = time.Second
 
-	// starving is how long a task may be due, while one mild fault goes on alone,
+	// starving is how long a task may be due, while nothing but mild faults go on,
 	// before somebody must have claimed it. A claim waits up to 3 s for another one
 	// that is stuck, and a replica looks at the table every second.
 	starving = 8 * time.Second
+
+	// recovering is how long after any other fault tasks may wait for longer.
+	recovering = 10 * time.Second
+
+	// mostFrozen is how many replicas may be frozen in their claims at once if the
+	// others are to claim in time.
+	mostFrozen = 2
 )
 
 // withoutHostile returns the evidence about all other tasks.

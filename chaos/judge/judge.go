@@ -459,9 +459,9 @@ func (h *history) occurrences(v *Verdict) {
 	}
 }
 
-// starved looks for tasks that were due, and free, for too long while a mild fault
-// went on alone: the other replicas were there to claim them. What the fault itself
-// locked or edited does not count.
+// starved looks for tasks that were due, and free, for too long while nothing but
+// mild faults went on: there were replicas to claim them. What a fault itself locked
+// or edited does not count.
 func (h *history) starved(v *Verdict) {
 	claimed := map[int64]witness.Time{} // or otherwise made something else than pending
 	for _, t := range h.Transitions {
@@ -469,18 +469,41 @@ func (h *history) starved(v *Verdict) {
 			claimed[t.Task] = t.At
 		}
 	}
+	var disturbed, frozen []span
 	for _, m := range h.Marks {
-		if !m.Alone || m.End == 0 || !slices.Contains(mild, m.Kind) {
+		s := span{m.Begin, m.End}
+		if m.End == 0 {
+			s.end = never
+		}
+		switch {
+		case m.Kind == ClaimFreeze:
+			frozen = append(frozen, s)
+		case m.Kind != Frozen && !slices.Contains(mild, m.Kind): // who is frozen has another mark as well
+			disturbed = append(disturbed, span{s.begin, s.end.Add(recovering)})
+		}
+	}
+	for _, q := range h.Enqueued {
+		wait := span{q.Due, q.Due.Add(starving)}
+		at, known := claimed[q.Task]
+		if q.Due == 0 || known && at <= wait.end || h.touched[q.Task] != nil || h.deleted[q.Task] {
 			continue
 		}
-		for _, q := range h.Enqueued {
-			latest := max(q.Due, m.Begin).Add(starving)
-			at, known := claimed[q.Task]
-			if q.Due == 0 || latest > m.End || known && at <= latest || h.touched[q.Task] != nil || h.deleted[q.Task] {
-				continue
+		meets := func(all []span) (n int) {
+			for _, s := range all {
+				if s.meets(wait) {
+					n++
+				}
 			}
-			v.accuse(&v.Starved, "starved: task %d (%s), due at %s, was not claimed within %v during %s: %s", q.Task, q.Kind, clock(q.Due), starving, m.Kind, m.Target)
+			return n
 		}
+		if meets(disturbed) > 0 || meets(frozen) > mostFrozen {
+			continue
+		}
+		took := "at all"
+		if known {
+			took = fmt.Sprintf("until %s", clock(at))
+		}
+		v.accuse(&v.Starved, "starved: task %d (%s) was due at %s and was not claimed %s", q.Task, q.Kind, clock(q.Due), took)
 	}
 }
 

@@ -327,11 +327,15 @@ func TestEveryViolationIsFound(t *testing.T) {
 			deletedWhileRunning(s, 59)
 		}, map[string]int{"overlaps": 1}},
 		"a due task that nobody claimed while a transaction was open": {func(s *story) {
-			starve(s, OpenTransaction, true)
+			starve(s, OpenTransaction)
+			s.works(claim(7, 20, "exec", "7", "a"), 70, 71, witness.Succeeded, succeeded)
+		}, map[string]int{"starved": 1}},
+		"a due task that nobody claimed while two replicas were frozen in their claims": {func(s *story) {
+			starve(s, ClaimFreeze, ClaimFreeze)
 			s.works(claim(7, 20, "exec", "7", "a"), 70, 71, witness.Succeeded, succeeded)
 		}, map[string]int{"starved": 1}},
 		"a due task that nobody ever claimed while a replica was frozen in its claim": {func(s *story) {
-			starve(s, ClaimFreeze, true)
+			starve(s, ClaimFreeze)
 			s.Final[7] = Final{Status: failed}
 		}, map[string]int{"starved": 1}},
 		"a healthy task that failed among hostile rows": {func(s *story) {
@@ -482,21 +486,25 @@ func TestExcuses(t *testing.T) {
 			deletedWhileRunning(s, 61)
 		}, map[string]int{}},
 		"a task that waited while another fault went on as well": {func(s *story) {
-			starve(s, OpenTransaction, false)
+			starve(s, OpenTransaction, "consul-freeze")
+			s.works(claim(7, 20, "exec", "7", "a"), 70, 71, witness.Succeeded, succeeded)
+		}, map[string]int{}},
+		"a task that waited while many were frozen in their claims": {func(s *story) {
+			starve(s, ClaimFreeze, ClaimFreeze, ClaimFreeze)
 			s.works(claim(7, 20, "exec", "7", "a"), 70, 71, witness.Succeeded, succeeded)
 		}, map[string]int{}},
 		"a task that waited while a transaction had it locked": {func(s *story) {
-			starve(s, OpenTransaction, true)
+			starve(s, OpenTransaction)
 			s.touch(7, Locked)
 			s.works(claim(7, 20, "exec", "7", "a"), 70, 71, witness.Succeeded, succeeded)
 		}, map[string]int{}},
 		"a task that was claimed while a transaction was open, and again later": {func(s *story) {
-			starve(s, OpenTransaction, true)
+			starve(s, OpenTransaction)
 			s.works(claim(7, 20, "exec", "7", "a"), 55, 56, witness.Failed, pending)
 			s.works(claim(7, 21, "exec", "7", "a"), 70, 71, witness.Succeeded, succeeded)
 		}, map[string]int{}},
 		"a task that waited through a fault that takes a server away": {func(s *story) {
-			starve(s, "consul-away", true)
+			starve(s, "consul-away")
 			s.works(claim(7, 20, "exec", "7", "a"), 70, 71, witness.Succeeded, succeeded)
 		}, map[string]int{}},
 		"tasks that fail as they were made to, or were edited": {func(s *story) {
@@ -550,9 +558,11 @@ func deletedWhileRunning(s *story, next float64) {
 	s.works(claim(8, 21, "exec", "k3", "b"), next, 62, witness.Succeeded, succeeded)
 }
 
-// starve adds a task that is due at 52, and a fault from 50 to 65.
-func starve(s *story, kind string, alone bool) {
-	s.Marks = append(s.Marks, witness.Mark{ID: len(s.Marks) + 1, Kind: kind, Target: "x", Alone: alone, Begin: at(50), End: at(65)})
+// starve adds a task that is due at 52, and faults from 50 to 65.
+func starve(s *story, kinds ...string) {
+	for i, kind := range kinds {
+		s.Marks = append(s.Marks, witness.Mark{ID: 200 + i, Kind: kind, Target: "x", Begin: at(50), End: at(65)})
+	}
 	s.Enqueued = append(s.Enqueued, Enqueued{Task: 7, Kind: "exec", Due: at(52)})
 	s.Final[7] = Final{Status: pending}
 }
