@@ -243,6 +243,10 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 	ok("CheckPath", err)
 	_, err = b.Version(ctx)
 	ok("Version", err)
+	_, err = b.HeldSnapshots(ctx, 0)
+	ok("HeldSnapshots", err)
+	_, err = b.SeesAllBackends(ctx)
+	ok("SeesAllBackends", err)
 
 	var ids []int64
 	for _, n := range []store.NewTask{
