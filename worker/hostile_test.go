@@ -145,3 +145,27 @@ func TestAReplicaFrozenInItsClaim(t *testing.T) {
 		t.Errorf("%d of 3000 succeeded in their first attempt", n)
 	}
 }
+
+// A replica that is told to stop in the middle of a claim finishes it: what it has
+// claimed and not begun is pending again when it is gone, with all its attempts.
+func TestStopsLoseNoClaim(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.exec(t, `INSERT INTO onejob.tasks (kind, max_attempts) SELECT 'noop', 1 FROM generate_series(1, 20000)`)
+	for i := range 8 {
+		before := get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status = 'succeeded'")
+		r := c.replica(t, fmt.Sprint("r", i), kinds(nil), func(w *worker.Worker) { w.Concurrency = 200 })
+		testenv.Eventually(t, patience, "it is at work", func() bool {
+			return get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status = 'succeeded'") > before
+		})
+		if err := r.stop(); err != nil {
+			t.Fatal(err)
+		}
+		if n := get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status = 'running'"); n > 0 {
+			t.Errorf("stop %d: %d rows are still running", i, n)
+		}
+	}
+	if n := get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status = 'pending' AND attempt > 0 OR status NOT IN ('pending', 'succeeded')"); n > 0 {
+		t.Errorf("%d tasks lost an attempt that never began", n)
+	}
+}

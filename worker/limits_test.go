@@ -2,6 +2,7 @@ package worker_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync/atomic"
@@ -222,6 +223,49 @@ func (a *asked) Claim(ctx context.Context, c tasks.Claim) (tasks.Claimed, error)
 func (a *asked) DueLimits(ctx context.Context, c tasks.Claim, names []string) ([]string, error) {
 	a.limits.Add(1)
 	return a.Store.DueLimits(ctx, c, names)
+}
+
+// slow answers limited claims late, and fails the others that find nothing, so that
+// there is an audit at every look.
+type slow struct{ worker.Store }
+
+func (s slow) Claim(ctx context.Context, c tasks.Claim) (tasks.Claimed, error) {
+	claimed, err := s.Store.Claim(ctx, c)
+	if c.Limit != "" {
+		time.Sleep(5 * time.Millisecond)
+	} else if err == nil && len(claimed.Tasks) == 0 {
+		err = errors.New("made up by the test")
+	}
+	return claimed, err
+}
+
+// The audit takes no task for unheard whose claim is under way.
+func TestAuditBesideLimitedClaims(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	var runs atomic.Int32
+	k := tasks.Kinds{}
+	tasks.Handle(k, "count", func(context.Context, *tasks.Attempt, none) (none, error) {
+		runs.Add(1)
+		return none{}, nil
+	})
+	r := c.limited(t, "a", k, func(w *worker.Worker) { w.Store, w.LimitSlots = slow{w.Store}, map[string]int{"four": 4} })
+	const n = 400
+	for range n / 10 {
+		c.exec(t, `INSERT INTO onejob.tasks (kind, limit_name) SELECT 'count', 'four' FROM generate_series(1, 10)`)
+	}
+	c.awaitAll(t, patience)
+	if got := runs.Load(); got != n {
+		t.Errorf("%d tasks ran %d times", n, got)
+	}
+	for _, event := range []string{"claim_unheard", "completion_refused"} {
+		if got := r.events.FilterMessage(event).Len(); got > 0 {
+			t.Errorf("%d x %s", got, event)
+		}
+	}
+	if r.events.FilterMessage("claim_failed").Len() == 0 {
+		t.Error("there was no reason for an audit")
+	}
 }
 
 // Who has no limits does not pay for them with a question at every claim.
