@@ -255,14 +255,14 @@ func (s *Store) lanesOf(c tasks.Claim) *lanes {
 // lanes remembers where claims of one sort go on. To forget is always right: the
 // next claim begins at the first row of each lane and finds what there is.
 type lanes struct {
-	mu      sync.Mutex
-	marks   map[int64]mark
-	since   time.Time     // when a claim last began without marks
-	cost    time.Duration // of that one, and of those after it that found nothing
-	walk    int           // what it was in the last look
-	empty   bool          // the last claim found nothing, and there is more to look at
-	dear    bool          // beginning without marks costs much
-	watched bool          // LookBehind looks after them
+	mu        sync.Mutex
+	marks     map[int64]mark
+	since     time.Time     // when a claim last began without marks
+	cost      time.Duration // of looking in vain: of that one, and of those after it that found nothing
+	walk      int           // what it was in the last look
+	empty     bool          // the last claim found nothing, and there is more to look at
+	expensive bool          // beginning without marks costs much
+	watched   bool          // LookBehind looks after them
 }
 
 const (
@@ -273,7 +273,11 @@ const (
 
 	// A claim that takes longer than this is not repeated for the sake of looking
 	// from the beginning. LookBehind does that, beside the claims.
-	dearCost = 5 * time.Millisecond
+	expensiveCost = 5 * time.Millisecond
+
+	// rowCost is what a row costs, at the most, that is chosen. That cost is not of
+	// looking in vain.
+	rowCost = 20 * time.Microsecond
 
 	// maxWalk is how many rows of a lane a look passes over that cannot be had. When
 	// it has come to that, it takes what other lanes have, although that may be less
@@ -304,8 +308,8 @@ func (l *lanes) look(most int) look {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	base := max(16, most)
-	if now := time.Now(); !l.empty && !l.dear && now.Sub(l.since) > restFactor*l.cost || len(l.marks) == 0 {
-		l.marks, l.since, l.cost, l.dear, l.empty = nil, now, 0, false, false
+	if now := time.Now(); !l.empty && !l.expensive && now.Sub(l.since) > restFactor*l.cost || len(l.marks) == 0 {
+		l.marks, l.since, l.cost, l.expensive, l.empty = nil, now, 0, false, false
 	}
 	k := look{max: most, show: base, walk: base, marks: maps.Clone(l.marks), margin: margin}
 	if l.empty { // it goes on where the last one ended
@@ -321,8 +325,8 @@ func (l *lanes) looked(k look, c chosen) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(k.marks) == 0 || l.empty {
-		l.cost += c.took
-		l.dear = l.watched && l.cost >= dearCost
+		l.cost += max(0, c.took-time.Duration(c.picked)*rowCost)
+		l.expensive = l.watched && l.cost >= expensiveCost
 	}
 	l.empty = c.picked == 0 && c.more
 	l.walk = k.walk
@@ -398,7 +402,7 @@ func (s *Store) LookBehind(ctx context.Context, c tasks.Claim) (some bool, err e
 func (l *lanes) behind() (marks map[int64]mark, due bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.dear || time.Since(l.since) < restFactor*l.cost {
+	if !l.expensive || time.Since(l.since) < restFactor*l.cost {
 		return nil, false
 	}
 	return maps.Clone(l.marks), true
@@ -410,8 +414,8 @@ func (l *lanes) lookedBehind(found map[int64]mark, took time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.since, l.cost = time.Now(), took
-	if took < dearCost {
-		l.marks, l.dear, l.empty = nil, false, false
+	if took < expensiveCost {
+		l.marks, l.expensive, l.empty = nil, false, false
 		return
 	}
 	for lane, m := range found {

@@ -21,10 +21,10 @@ func (s *Store) Forget() {
 	s.remember.sort = nil
 }
 
-// Dear makes LookBehind look.
-func (s *Store) Dear() {
+// Expensive makes LookBehind look.
+func (s *Store) Expensive() {
 	for _, l := range s.remember.sort {
-		l.dear, l.cost = true, 0
+		l.expensive, l.cost = true, 0
 	}
 }
 
