@@ -96,19 +96,10 @@ func insertHostile(ctx context.Context, h *hit) error {
 	accepted, refused := 0, 0
 	for end := time.Now().Add(h.For); time.Now().Before(end) && ctx.Err() == nil; {
 		for range 20 + h.rand.IntN(60) {
-			columns, values := hostileRow(h.rand)
-			marks, args := make([]string, len(values)), []any{pgx.QueryExecModeSimpleProtocol} // literals: each type reads itself
-			for i, v := range values {
-				marks[i], args = fmt.Sprintf("$%d", i+1), append(args, v)
-			}
-			err := h.operate(ctx, fmt.Sprintf(`
-WITH made AS (INSERT INTO onejob.tasks (%s) VALUES (%s) RETURNING id, kind)
-INSERT INTO chaos.added (task, kind, hostile) SELECT id, kind, true FROM made`, strings.Join(columns, ", "), strings.Join(marks, ", ")), args...)
-			var pg *pgconn.PgError
-			switch {
+			switch err := h.insertOneHostile(ctx); {
 			case err == nil:
 				accepted++
-			case errors.As(err, &pg) && (strings.HasPrefix(pg.Code, "22") || strings.HasPrefix(pg.Code, "23")):
+			case refusesRow(err):
 				refused++
 			}
 		}
@@ -119,6 +110,23 @@ INSERT INTO chaos.added (task, kind, hostile) SELECT id, kind, true FROM made`, 
 		return errNothing
 	}
 	return nil
+}
+
+func (h *hit) insertOneHostile(ctx context.Context) error {
+	columns, values := hostileRow(h.rand)
+	marks, args := make([]string, len(values)), []any{pgx.QueryExecModeSimpleProtocol} // literals: each type reads itself
+	for i, v := range values {
+		marks[i], args = fmt.Sprintf("$%d", i+1), append(args, v)
+	}
+	return h.operate(ctx, fmt.Sprintf(`
+WITH made AS (INSERT INTO onejob.tasks (%s) VALUES (%s) RETURNING id, kind)
+INSERT INTO chaos.added (task, kind, hostile) SELECT id, kind, true FROM made`, strings.Join(columns, ", "), strings.Join(marks, ", ")), args...)
+}
+
+// refusesRow reports whether Postgres refused the values of a row.
+func refusesRow(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && (strings.HasPrefix(pg.Code, "22") || strings.HasPrefix(pg.Code, "23"))
 }
 
 // endHostile cancels the hostile tasks that wait for something that never comes.

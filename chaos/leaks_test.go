@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/consul/api"
+
+	"onejob/internal/testenv"
 )
 
 // TestMain lets this binary be the witness, which the harness starts it as.
@@ -17,7 +19,7 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == partWitness {
 		main()
 	}
-	os.Exit(m.Run())
+	testenv.Main(m)
 }
 
 // A replica that uses more and more of something is found; one that only swings
