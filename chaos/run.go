@@ -105,6 +105,12 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 	if err := c.readEvidence(ctx, &evidence); err != nil {
 		return nil, err
 	}
+	if !ours { // their rows stay pending while they are worked on, and nobody promises that all succeed
+		evidence.Gentle = false
+		for i := range evidence.Enqueued {
+			evidence.Enqueued[i].Due = 0
+		}
+	}
 	if evidence.Seen, err = c.sendWitnessHome(); err != nil {
 		return nil, err
 	}
