@@ -50,8 +50,7 @@ UPDATE onejob.tasks
  WHERE id = ANY (current_setting('onejob.claimed')::bigint[])
 RETURNING id, fence, pg_column_size(payload)`
 
-// forgetSQL leaves the connection as it was: somebody else may be next, behind a
-// pooler.
+// forgetSQL leaves the connection as it was: behind a pooler somebody else may be next.
 const forgetSQL = `SELECT pg_catalog.set_config('onejob.claimed', '', false)`
 
 // How long a claim waits for its turn before it goes without. Claims take
@@ -172,7 +171,9 @@ func (s *Store) claimOnce(ctx context.Context, c tasks.Claim, l look, turn turn)
 	b.Queue(`COMMIT`)
 	b.Queue(indexesOnly)
 	b.Queue(readSQL, readArguments(nil, c.Session, maxFirstBytes))
-	b.Queue(forgetSQL)
+	if linkOf(conn.Conn()).pooled {
+		b.Queue(forgetSQL)
+	}
 	results := conn.SendBatch(ctx, b)
 	defer results.Close()
 	for range begun {

@@ -273,7 +273,7 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 	_, err = b.Retry(ctx, ids[7])
 	ok("Retry", err)
 	var claimed, limited []*tasks.Task
-	for len(claimed) < 6 {
+	for len(claimed) < 6 && !t.Failed() {
 		c, err := b.Claim(ctx, claim)
 		ok("Claim", err)
 		claimed = append(claimed, c.Tasks...)
@@ -282,10 +282,13 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 	_, err = b.LookBehind(ctx, claim)
 	ok("LookBehind", err)
 	claim.Limit = "l"
-	for len(limited) < 1 {
+	for len(limited) < 1 && !t.Failed() {
 		c, err := b.Claim(ctx, claim)
 		ok("Claim", err)
 		limited = append(limited, c.Tasks...)
+	}
+	if t.Failed() {
+		t.FailNow()
 	}
 	_, err = b.Cancel(ctx, claimed[0].ID)
 	ok("Cancel", err)
