@@ -95,9 +95,6 @@ func TestHolderKilled(t *testing.T) {
 	free := time.Since(killed)
 	t.Logf("after kill -9: session gone %.2f s, dead %.2f s, key free %.2f s (check TTL 2 s, lock-delay %v)",
 		gone.Seconds(), dead.Seconds(), free.Seconds(), lockDelay)
-	if gone > 5*time.Second || free > gone+lockDelay+2*time.Second { // in vain it would be the locker's own check TTL, 4 s
-		t.Error("that is too slow")
-	}
 	if dead < gone+lockDelay-100*time.Millisecond {
 		t.Errorf("the session was called dead %v after its end, before the lock-delay was over", dead-gone)
 	}
