@@ -2,7 +2,7 @@
 -- the caller's search_path is: a role that may CREATE in a schema on that path could
 -- otherwise plant a function or an operator, and the replicas would run it.
 -- EXECUTE is granted to roles that need it, not to everybody. onejob.lane is left as
--- it is: all in it is qualified, whoever inserts a row computes it, and with settings
+-- it is: all in it is qualified, every INSERT computes it, and with settings
 -- of its own it could not become part of the statements that call it.
 DO $$
 DECLARE

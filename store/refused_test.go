@@ -190,7 +190,7 @@ func TestPayloadsInPortions(t *testing.T) {
 	equal(t, "the rows that are running", b.one(`SELECT count(*) FROM onejob.tasks WHERE status = 'running'`), "20")
 }
 
-// Whoever locks rows, or references them, keeps nobody from the others.
+// A transaction that locks rows, or references them, does not block the others.
 func TestAnOpenTransactionHidesNothing(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)

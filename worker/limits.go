@@ -97,7 +97,7 @@ func (l *limits) passedOver() []string {
 func (w *Worker) findLimits(ctx context.Context) {
 	const few = 20
 	for ctx.Err() == nil {
-		if some, err := w.Store.Limited(ctx); err == nil && some { // claim_failed tells of a database that is away
+		if some, err := w.Store.Limited(ctx); err == nil && some { // claim_failed reports a database that is unavailable
 			w.findSome(ctx, few)
 		}
 		sleep(ctx, findEvery)
@@ -156,7 +156,7 @@ func (w *Worker) serveLimits(ctx context.Context) {
 		}
 	}
 	if err != nil {
-		return // claim_failed tells of a database that is away, and the next tick asks again
+		return // claim_failed reports a database that is unavailable, and the next tick asks again
 	}
 	w.limits.due = len(due) > 0
 	for _, name := range due {

@@ -122,7 +122,7 @@ func (r *running) done() <-chan struct{} {
 
 // enter makes a handler's context one that can be cancelled by the task's id,
 // until exit is called. A task may have two handlers here for a while: one whose
-// lease was lost and that does not heed its context, and its successor.
+// lease was lost and that ignores its context, and its successor.
 func (r *running) enter(id, fence int64, cancel context.CancelCauseFunc) (exit func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -55,7 +55,7 @@ func (r *reported) first(name string) (tell, tellMore bool) {
 func (w *Worker) reportUnknown(ctx context.Context) {
 	kinds, err := w.Store.UnknownKinds(ctx, w.Kinds.Names())
 	if err != nil {
-		return // claim_failed tells of a database that is away
+		return // claim_failed reports a database that is unavailable
 	}
 	for _, k := range kinds {
 		switch tell, more := w.unknownKinds.first(k); {

@@ -304,7 +304,7 @@ func (w *Worker) audit(ctx context.Context) {
 	held, err := w.Store.Held(context.WithoutCancel(ctx), session)
 	if err != nil {
 		w.unheard.Store(true)
-		return // claim_failed tells of a database that is away
+		return // claim_failed reports a database that is unavailable
 	}
 	for _, t := range held {
 		if !w.running.has(t.Fence) {
@@ -324,7 +324,7 @@ func (w *Worker) suspect(ctx context.Context) {
 		if session := w.Locks.Session(); session != "" {
 			held, err := w.Store.Held(ctx, session)
 			unknown := func(t *tasks.Task) bool { return !w.running.has(t.Fence) }
-			if err == nil && slices.ContainsFunc(held, unknown) { // claim_failed tells of a database that is away
+			if err == nil && slices.ContainsFunc(held, unknown) { // claim_failed reports a database that is unavailable
 				w.unheard.Store(true)
 				notify(w.wake)
 			}
@@ -361,7 +361,7 @@ func (w *Worker) lookBehind(ctx context.Context) {
 	for ctx.Err() == nil {
 		sleep(ctx, time.Second)
 		some, err := w.Store.LookBehind(ctx, tasks.Claim{Kinds: w.limits.none, Queues: w.Queues})
-		if err == nil && some { // claim_failed tells of a database that is away
+		if err == nil && some { // claim_failed reports a database that is unavailable
 			w.poke()
 		}
 	}
@@ -412,7 +412,7 @@ func (w *Worker) takeOver(ctx context.Context) (none bool) {
 	}
 	sessions, err := w.Store.Sessions(ctx, mine)
 	if err != nil {
-		return false // claim_failed tells of a database that is away
+		return false // claim_failed reports a database that is unavailable
 	}
 	dead, err := w.Locks.Dead(ctx, sessions)
 	if err != nil && ctx.Err() == nil {
@@ -485,7 +485,7 @@ func (w *Worker) watchCancels(ctx context.Context) {
 		}
 		ids, err := w.Store.CancelRequests(ctx, session)
 		if err != nil {
-			continue // claim_failed tells of a database that is away
+			continue // claim_failed reports a database that is unavailable
 		}
 		for _, id := range ids {
 			w.running.cancel(id, tasks.ErrCancelled)
