@@ -24,6 +24,11 @@
 // claim, checked by Postgres in every status write, and handed to the work
 // itself for others to check.
 //
+// # Two witnesses
+//
+// A replica is called dead only by two that agree: the backend, and the cluster's list
+// of replicas in another place. See [Cluster].
+//
 // # Who is believed
 //
 // The backend is believed about who holds a key and which sessions live. The
@@ -77,6 +82,11 @@ type Request struct {
 	Value []byte
 }
 
+// Silence is after how long without any sign of life a replica is dead. It gives
+// signs to the cluster's list, and to the backend while the list does not answer.
+// It stops working a margin earlier, by its own clock.
+const Silence = 7 * time.Second
+
 // A Locker grants leases under one session at a time, which it keeps alive.
 // Its methods may be called by many goroutines at once; calls that come
 // together are answered together.
@@ -86,7 +96,11 @@ type Locker interface {
 	// Run keeps a session alive, and begins another when one is lost, until
 	// ctx ends. It then releases what is still held, ends the session and
 	// returns nil. It returns an error only for what waiting cannot mend.
-	Run(ctx context.Context) error
+	//
+	// Sessions begin only where the backend is the cluster's own, and each is on the
+	// cluster's list before Session tells it. If c is nil, any backend will do, and
+	// Heard is not waited for.
+	Run(ctx context.Context, c Cluster) error
 
 	// Session returns the present session's ID, and "" while there is none.
 	Session() string
@@ -96,9 +110,24 @@ type Locker interface {
 	// for the lock-delay.
 	Changed() <-chan struct{}
 
-	// Dead returns those of sessions that have certainly ended, and stayed away
-	// for the lock-delay. A session that cannot be judged now is left out.
+	// Heard says that the cluster's list has acknowledged a heartbeat of the session
+	// that was sent at the given moment. A lease ends when neither the list nor the
+	// backend has heard of its replica for [Silence], less the margin.
+	Heard(session string, sent boottime.Instant)
+
+	// Lose ends what is left of the belief in a session: its leases end now.
+	Lose(session string, why error)
+
+	// Dead returns those of sessions that have ended so long ago that nobody can
+	// believe in a lease under them any more. A session that cannot be judged now is
+	// left out.
 	Dead(ctx context.Context, sessions []string) ([]string, error)
+
+	// End ends the session of a replica that is dead, as the cluster's list says, and
+	// gives its locks back at once; nothing is left of it then. It reports false, and
+	// does nothing, if the backend has heard of that replica within the last silence,
+	// or cannot tell.
+	End(ctx context.Context, session string, silence time.Duration) (ended bool, err error)
 
 	// Acquire asks once for one lock. Its errors are ErrHeld, ErrDelayed and
 	// ErrLost, or else the backend's own, in which case nothing is held.

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -247,6 +248,29 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 	ok("HeldSnapshots", err)
 	_, err = b.SeesAllBackends(ctx)
 	ok("SeesAllBackends", err)
+
+	id, err := b.ClusterID(ctx)
+	ok("ClusterID", err)
+	ok("AdoptConsul", b.AdoptConsul(ctx, id, nil, true, "one", func(context.Context, string) error { return nil }))
+	if id, err = b.ClusterID(ctx); id == "" {
+		t.Errorf("no id (%v)", err)
+	}
+	replica := tasks.Replica{Session: uuid.NewString(), Process: uuid.NewString(), Name: "two", State: tasks.ReplicaWorking}
+	ok("Join", b.Join(ctx, id, replica))
+	list, err := b.Beat(ctx, replica)
+	ok("Beat", err)
+	if len(list) != 1 {
+		t.Fatalf("the replicas are %v", list)
+	}
+	_, err = b.DeclareDead(ctx, list[0])
+	ok("DeclareDead", err)
+	_, err = b.Replicas(ctx)
+	ok("Replicas", err)
+	ok("EndReplica", b.EndReplica(ctx, replica.Session))
+	_, err = b.DeclareProcessDead(ctx, replica.Process)
+	ok("DeclareProcessDead", err)
+	_, err = b.ForgetReplicas(ctx, nil)
+	ok("ForgetReplicas", err)
 
 	var ids []int64
 	for _, n := range []store.NewTask{

@@ -53,6 +53,8 @@ var observerGrants = []grant{
 	{"TABLE", "overlaps", "SELECT"},
 	{"TABLE", "schedules", "SELECT"},
 	{"TABLE", "occurrences", "SELECT"},
+	{"TABLE", "cluster", "SELECT"},
+	{"TABLE", "replicas", "SELECT"},
 }
 
 // An operator is an observer, too. It has no UPDATE on tasks: the functions run
@@ -74,6 +76,8 @@ var workerGrants = []grant{
 	{"TABLE", "attempts", "SELECT, INSERT, DELETE"},
 	{"TABLE", "schedules", "SELECT, UPDATE"},
 	{"TABLE", "occurrences", "SELECT, INSERT, UPDATE, DELETE"},
+	{"TABLE", "cluster", "SELECT, UPDATE"},
+	{"TABLE", "replicas", "SELECT, INSERT, UPDATE, DELETE"},
 	{"SEQUENCE", "fences", "USAGE"},
 	{"SEQUENCE", "tasks_id_seq", "USAGE"},
 	{"FUNCTION", "reserve_lock_key(text)", "EXECUTE"},

@@ -29,7 +29,8 @@ SELECT DISTINCT session::text
 
 // TakeOver takes the running tasks of dead sessions from them: they become due
 // again, or fail when they have ended maxCrashes replicas or used up their
-// attempts. Two replicas may do it at once; each task is moved by one of them,
+// attempts. If the process lived on when it lost the session, the attempt is not used
+// up. Whoever is on the list of replicas and has not ended there keeps its tasks. Two replicas may do it at once; each task is moved by one of them,
 // and as neither waits for a row, no order is needed against deadlocks.
 //
 // A row that Postgres refuses to change does not keep the others: it stays as it is,
@@ -87,34 +88,42 @@ func (s *Store) takeOver(ctx context.Context, dead []string, ids []int64, maxCra
 		return o, err
 	}, `
 WITH orphans AS (
-    SELECT id, fence, attempt, max_attempts, crashes, lock_key, replica, session, started_at, cancel_requested
-      FROM onejob.tasks
+    SELECT id, fence, attempt, max_attempts, crashes, lock_key, replica, session, started_at, cancel_requested,
+           coalesce((SELECT r.state = 'dead' FROM onejob.replicas r WHERE r.session = t.session LIMIT 1), true) AS died
+      FROM onejob.tasks t
      WHERE status = 'running'
        AND session = ANY ($1::uuid[])
        AND id <> ALL ($3)
        AND ($4::bigint[] IS NULL OR id = ANY ($4))
+       AND (SELECT true FROM onejob.replicas r WHERE r.session = t.session AND r.ended_at IS NULL LIMIT 1) IS NULL
      LIMIT 1000
        FOR NO KEY UPDATE SKIP LOCKED
 ), history AS (
     INSERT INTO onejob.attempts (fence, task_id, attempt, lock_key, replica, session, started_at, finished_at, outcome, error)
-    SELECT fence, id, attempt, coalesce(lock_key, id::text), replica, session, started_at, now(), 'crashed',
-           format('the session of replica %s ended', replica)
+    SELECT fence, id, attempt, coalesce(lock_key, id::text), replica, session, started_at, now(),
+           CASE WHEN died THEN 'crashed' ELSE 'lease_lost' END,
+           format(CASE WHEN died THEN 'replica %s died' ELSE 'the session of replica %s ended' END, replica)
       FROM orphans
         ON CONFLICT (task_id, fence) DO NOTHING
 ), verdicts AS (
     SELECT id, session AS dead_session, replica AS dead_replica,
+           died::int AS death,
            CASE WHEN cancel_requested         THEN 'cancelled'
+                WHEN NOT died                 THEN 'pending'
                 WHEN crashes + 1 >= $2        THEN 'failed'
                 WHEN attempt >= max_attempts  THEN 'failed'
                                               ELSE 'pending' END AS next,
-           CASE WHEN crashes + 1 >= $2
+           CASE WHEN NOT died
+                THEN format('replica %s lost its session during attempt %s of %s', replica, attempt, max_attempts)
+                WHEN crashes + 1 >= $2
                 THEN format('quarantined: %s replicas died while they worked on it, the last was %s; see what it does to them, then onejob tasks retry %s', crashes + 1, replica, id)
                 ELSE format('replica %s died during attempt %s of %s', replica, attempt, max_attempts) END AS error
       FROM orphans
 )
 UPDATE onejob.tasks t
    SET status      = v.next,
-       crashes     = least(t.crashes + 1, 1000000),
+       crashes     = least(t.crashes + v.death, 1000000),
+       attempt     = t.attempt - (1 - v.death),
        error       = v.error,
        session     = NULL,
        replica     = NULL,
@@ -122,7 +131,7 @@ UPDATE onejob.tasks t
   FROM verdicts v
  WHERE t.id = v.id
    AND t.id = ANY (ARRAY(SELECT id FROM orphans))
-RETURNING t.id, t.kind, coalesce(t.lock_key, t.id::text), t.attempt, t.crashes, t.fence, v.dead_replica, t.status,
+RETURNING t.id, t.kind, coalesce(t.lock_key, t.id::text), t.attempt + (1 - v.death), t.crashes, t.fence, v.dead_replica, t.status,
           (extract(epoch FROM now() - t.started_at) * 1000000)::bigint`, dead, maxCrashes, s.avoid.list(), ids)
 	if err != nil {
 		return nil, fmt.Errorf("take over tasks: %w", err)

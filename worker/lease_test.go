@@ -27,9 +27,14 @@ type fakeLocker struct {
 	released bool
 }
 
-func (l *fakeLocker) Run(ctx context.Context) error { <-ctx.Done(); return nil }
-func (l *fakeLocker) Session() string               { return "session" }
-func (l *fakeLocker) Changed() <-chan struct{}      { return l.changed }
+func (l *fakeLocker) Run(ctx context.Context, _ lock.Cluster) error { <-ctx.Done(); return nil }
+func (l *fakeLocker) Session() string                               { return "session" }
+func (l *fakeLocker) Changed() <-chan struct{}                      { return l.changed }
+func (l *fakeLocker) Heard(string, boottime.Instant)                {}
+func (l *fakeLocker) Lose(string, error)                            {}
+func (l *fakeLocker) End(context.Context, string, time.Duration) (bool, error) {
+	return false, nil
+}
 func (l *fakeLocker) Dead(context.Context, []string) ([]string, error) {
 	return nil, nil
 }
@@ -70,6 +75,10 @@ func (s *fakeStore) Complete(_ context.Context, e tasks.Ending) error {
 	s.endings <- e
 	return nil
 }
+func (s *fakeStore) Beat(_ context.Context, r tasks.Replica) ([]tasks.Replica, error) {
+	return []tasks.Replica{r}, nil
+}
+func (s *fakeStore) EndReplica(context.Context, string) error                 { return nil }
 func (s *fakeStore) Sessions(context.Context, string) ([]string, error)       { return nil, nil }
 func (s *fakeStore) UnknownKinds(context.Context, []string) ([]string, error) { return nil, nil }
 func (s *fakeStore) CancelRequests(context.Context, string) ([]int64, error)  { return nil, nil }

@@ -10,16 +10,19 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/robfig/cron/v3"
 	"go.uber.org/zap"
 
@@ -38,6 +41,7 @@ type Store interface {
 	UnknownKinds(ctx context.Context, known []string) ([]string, error)
 	CancelRequests(ctx context.Context, session string) ([]int64, error)
 	Held(ctx context.Context, session string) ([]*tasks.Task, error)
+	MemberStore
 	Limited(context.Context) (bool, error)
 	DueLimits(ctx context.Context, c tasks.Claim, names []string) ([]string, error)
 	UnknownLimits(ctx context.Context, known []string, n int) ([]string, error)
@@ -54,6 +58,8 @@ type Worker struct {
 	Kinds tasks.Kinds
 
 	Replica       string        // our name in rows and logs
+	Version       string        // of the program, for people
+	Process       string        // a uuid for this process, the same for all its sessions; default a new one
 	Concurrency   int           // how many tasks run at once; default 32
 	PayloadMemory int           // bytes of payloads of tasks that are held at once; default 128 MiB, at least MaxPayload
 	Queues        []string      // which queues to serve; default all
@@ -87,9 +93,12 @@ type Worker struct {
 	schedule cron.Schedule
 	wake     chan struct{} // somebody should look for due tasks
 	look     chan struct{} // somebody should look for cancel requests
+	bereaved chan struct{} // another replica is dead
 	hurry    chan struct{} // closed by Hurry
 	hurried  sync.Once
 	giveUp   context.Context // ends when a shutdown will not wait any longer
+	stopping atomic.Bool     // nothing more is claimed
+	members  *members
 	running  running
 	payloads payloads // claim's own
 	limits   limits
@@ -134,6 +143,7 @@ func (w *Worker) Init() error {
 	setDefault(&w.RetentionEvery, time.Minute)
 	setDefault(&w.SnapshotAge, 5*time.Minute)
 	setDefault(&w.Log, zap.NewNop())
+	setDefault(&w.Process, uuid.NewString())
 	var err error
 	if w.schedule, err = ParsePoll(w.Poll); err != nil {
 		return fmt.Errorf("worker: poll %q: %w", w.Poll, err)
@@ -144,7 +154,10 @@ func (w *Worker) Init() error {
 	if w.PayloadMemory < MaxPayload {
 		return fmt.Errorf("worker: PayloadMemory %d is below %d, the longest payload", w.PayloadMemory, MaxPayload)
 	}
-	w.wake, w.look, w.hurry = make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{})
+	w.wake, w.look, w.bereaved, w.hurry = make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{})
+	host, _ := os.Hostname()
+	w.members = &members{store: w.Store, me: tasks.Replica{Process: w.Process, Name: w.Replica, Host: host, PID: os.Getpid(),
+		Version: w.Version, Kinds: w.Kinds.Names(), Queues: w.Queues, Concurrency: w.Concurrency}}
 	w.running.fences, w.running.tasks = map[int64]int{}, map[int64]handler{}
 	w.limits.init(w.Kinds.Names(), w.LimitSlots, w.KindLimits)
 	return nil
@@ -175,12 +188,13 @@ func (w *Worker) Run(ctx context.Context) error {
 	var lockErr error
 	var holding, helping sync.WaitGroup
 	holding.Go(func() {
-		if lockErr = w.Locks.Run(locks); lockErr != nil {
+		if lockErr = w.Locks.Run(locks, w.members); lockErr != nil {
 			stopIntake(lockErr)
 		}
 	})
 	helping.Go(func() { w.tick(intake) })
 	helping.Go(func() { w.heed(intake) })
+	holding.Go(func() { w.beat(locks) })
 	helping.Go(func() { w.lead(intake) })
 	helping.Go(func() { w.lookBehind(intake) })
 	helping.Go(func() { w.suspect(intake) })
@@ -192,13 +206,20 @@ func (w *Worker) Run(ctx context.Context) error {
 
 	w.claim(intake)
 
+	w.stopping.Store(true)
 	err := w.drain(setGiveUp)
-	w.limits.wg.Wait()
+	if err == nil { // or else somebody may serve a limit whose handler never returns
+		w.limits.wg.Wait()
+	}
 	stopWork()
 	stopIntake(nil)
 	helping.Wait()
+	session := w.Locks.Session()
 	stopLocks()
 	holding.Wait()
+	if session != "" {
+		_ = w.Store.EndReplica(context.WithoutCancel(ctx), session) // if it fails, the others hear no heartbeat
+	}
 	return errors.Join(lockErr, err)
 }
 
@@ -408,6 +429,7 @@ func (w *Worker) heed(ctx context.Context) {
 		}
 		select {
 		case <-changed:
+		case <-w.bereaved:
 		case <-time.After(again):
 		case <-ctx.Done():
 			return
@@ -426,7 +448,7 @@ func (w *Worker) takeOver(ctx context.Context) (none bool) {
 	if err != nil {
 		return false // claim_failed reports a database that is unavailable
 	}
-	dead, err := w.Locks.Dead(ctx, sessions)
+	dead, err := w.dead(ctx, sessions)
 	if err != nil && ctx.Err() == nil {
 		w.Log.Debug("sessions_unclear", zap.Error(err))
 	}
@@ -455,6 +477,25 @@ func (w *Worker) takeOver(ctx context.Context) (none bool) {
 	}
 	w.poke()
 	return false
+}
+
+// dead returns those of sessions whose tasks may be taken: both witnesses say that
+// nobody works under them any more.
+func (w *Worker) dead(ctx context.Context, sessions []string) (dead []string, err error) {
+	var strangers []string
+	for _, s := range sessions {
+		switch r, _, known := w.members.of(s); {
+		case !known: // of an older version, or gone from the list long ago
+			strangers = append(strangers, s)
+		case r.State.Final():
+			ended, e := w.Locks.End(ctx, s, 0)
+			if err = cmp.Or(err, e); ended {
+				dead = append(dead, s)
+			}
+		}
+	}
+	others, e := w.Locks.Dead(ctx, strangers)
+	return append(dead, others...), cmp.Or(err, e)
 }
 
 // listen keeps a listener going until ctx ends.

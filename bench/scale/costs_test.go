@@ -332,7 +332,7 @@ func runLocker(b *testing.B, server *servers.Consul) (l *consul.Locker, stop fun
 	l = newLocker(b, server, 1)
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
-	running.Go(func() { check(b, l.Run(ctx)) })
+	running.Go(func() { check(b, l.Run(ctx, nil)) })
 	check(b, l.Ready(b.Context()))
 	return l, func() { cancel(); running.Wait() }
 }

@@ -44,7 +44,9 @@ func checkCommand() *cobra.Command {
 			fmt.Fprintf(out, "warn  %s: %s\n", what, strings.ReplaceAll(printableLines(text), "\n", "\n      "))
 		}
 		checkPostgres(c.Context(), cfg, report, warn)
-		checkConsul(c.Context(), cfg, report)
+		if checkConsul(c.Context(), cfg, report) {
+			checkCluster(c.Context(), cfg, report)
+		}
 		if failed > 0 {
 			return fmt.Errorf("%s failed", plural(failed, "check"))
 		}
@@ -149,27 +151,62 @@ func checkSnapshots(ctx context.Context, db *store.Store, longerThan time.Durati
 }
 
 // checkConsul does once what a replica does: a session, a lock, and back.
-func checkConsul(ctx context.Context, cfg Config, report reporter) {
+func checkConsul(ctx context.Context, cfg Config, report reporter) (usable bool) {
 	lockConfig := cfg.consulConfig()
 	lockConfig.Replica.Name += " (check)"
 	locks, err := consul.New(lockConfig)
 	if err != nil {
 		report("consul", err, "")
-		return
+		return false
 	}
 	run, stop := context.WithCancel(ctx)
 	done := make(chan error, 1)
-	go func() { done <- locks.Run(run) }()
+	go func() { done <- locks.Run(run, nil) }()
 	defer func() { stop(); <-done }()
 
 	ready, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	if !report("consul", locks.Ready(ready), "a session can be kept at "+lockConfig.Client.Address) {
-		return
+		return false
 	}
 	lease, err := locks.Acquire(ctx, lock.Request{Session: locks.Session(), Key: fmt.Sprintf(".check-%d-%d", os.Getpid(), time.Now().UnixNano()), Value: []byte(`{"check":true}`)})
 	if err == nil {
 		err = lease.Release(ctx)
 	}
 	report("lock", err, "keys below "+cfg.Consul.Prefix+" can be locked and released")
+	return true
+}
+
+// checkCluster looks whether this Consul and this database belong together.
+func checkCluster(ctx context.Context, cfg Config, report reporter) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	db, err := store.Open(cfg.storeConfig())
+	if err != nil {
+		return // said before
+	}
+	defer db.Close()
+	if db.CheckSchema(ctx) != nil {
+		return // the same
+	}
+	ours, err := db.ClusterID(ctx)
+	if err != nil {
+		report("cluster", err, "")
+		return
+	}
+	locks, err := consul.New(cfg.consulConfig())
+	if err != nil {
+		return
+	}
+	theirs, err := locks.ClusterID(ctx)
+	switch {
+	case err != nil:
+		report("cluster", err, "")
+	case ours == "" || theirs == "" && ours != "":
+		report("cluster", nil, "this Consul has not been used with this database yet; the first replica will see whether it may")
+	case ours != theirs:
+		report("cluster", fmt.Errorf("this Consul belongs to the cluster %.64q, the database to %q; replicas will not work here; check consul.address and consul.prefix", theirs, ours), "")
+	default:
+		report("cluster", nil, "Consul and Postgres belong together ("+ours+")")
+	}
 }

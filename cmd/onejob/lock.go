@@ -164,7 +164,7 @@ func slotOf(c *cobra.Command, configPath, name string, slots int) (prize, error)
 	if err != nil {
 		return nil, usage(problemList("lock", "", nil, err))
 	}
-	return &oneSlot{limits: locks.Semaphores(), name: name, slots: slots, run: locks.Run, ready: locks.Ready}, nil
+	return &oneSlot{limits: locks.Semaphores(), name: name, slots: slots, run: func(ctx context.Context) error { return locks.Run(ctx, nil) }, ready: locks.Ready}, nil
 }
 
 // errStopped ends a wait for a lock.
@@ -193,6 +193,8 @@ type wholeLock struct {
 	*consul.Locker
 	key string
 }
+
+func (p wholeLock) Run(ctx context.Context) error { return p.Locker.Run(ctx, nil) }
 
 func (p wholeLock) ask(ctx context.Context, value []byte) (lock.Lease, error) {
 	return p.Acquire(ctx, lock.Request{Session: p.Session(), Key: p.key, Value: value})

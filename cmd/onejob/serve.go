@@ -14,6 +14,7 @@ import (
 	"time"
 
 	memlimit "github.com/KimMachineGun/automemlimit/memlimit"
+	"github.com/google/uuid"
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
@@ -94,6 +95,8 @@ func serve(ctx context.Context, cfg Config, out io.Writer) error {
 	lockConfig := cfg.consulConfig()
 	lockConfig.Log = log
 	lockConfig.Replica.HTTP = address
+	process := uuid.NewString()
+	lockConfig.Replica.Process = process
 	locks, err := consul.New(lockConfig)
 	if err != nil {
 		return usage(err)
@@ -118,6 +121,8 @@ func serve(ctx context.Context, cfg Config, out io.Writer) error {
 		Locks:         locks,
 		Kinds:         kinds,
 		Replica:       cfg.Replica,
+		Version:       version(),
+		Process:       process,
 		Concurrency:   cfg.Worker.Concurrency,
 		PayloadMemory: cfg.Worker.PayloadMemory,
 		Queues:        cfg.Worker.Queues,

@@ -2,14 +2,13 @@ package consul
 
 import (
 	"context"
-	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
 	"math/rand/v2"
-	"slices"
 	"strings"
 	"sync"
 	"time"
-
-	"github.com/hashicorp/consul/api"
 
 	"onejob/internal/boottime"
 	"onejob/internal/mutant"
@@ -24,18 +23,26 @@ type census struct {
 	l *Locker
 
 	mu    sync.Mutex
-	alive map[string]string // the health check of each, as the replicas' keys told last
+	alive map[string]uint64 // the index of its key, as the replicas' keys told last
 	ended map[string]end
+	signs map[string]sign
 }
 
 // end is how a session ended.
 type end struct {
-	at   boottime.Instant // when Consul first told us so
-	mute bool             // because its replica had not been heard of for as long as its health check allows
+	at     boottime.Instant // when Consul first told us so
+	buried bool             // nothing is left of it, see Locker.End
+}
+
+// sign is the last sign of life of a session: its key was written with this index,
+// or had gone if that is zero, when we looked then.
+type sign struct {
+	index uint64
+	at    boottime.Instant
 }
 
 func newCensus(l *Locker) *census {
-	return &census{l: l, alive: map[string]string{}, ended: map[string]end{}}
+	return &census{l: l, alive: map[string]uint64{}, ended: map[string]end{}, signs: map[string]sign{}}
 }
 
 // watch follows the replicas' keys until ctx ends.
@@ -54,11 +61,13 @@ func (c *census) watch(ctx context.Context) {
 		}
 		failures = 0
 		index = nextIndex(index, meta)
-		alive := make(map[string]string, len(pairs))
+		alive := make(map[string]uint64, len(pairs))
 		for _, pair := range pairs {
-			var card card
-			_ = json.Unmarshal(pair.Value, &card) // an outside program may write what it likes
-			alive[strings.TrimPrefix(pair.Key, prefix)] = card.Check
+			// A key that its own session does not hold was put there by somebody
+			// else, and says nothing of that session.
+			if session := strings.TrimPrefix(pair.Key, prefix); session == pair.Session {
+				alive[session] = pair.ModifyIndex
+			}
 		}
 		c.update(ctx, alive)
 		// A restart of many replicas must not make each of them ask once for
@@ -69,21 +78,26 @@ func (c *census) watch(ctx context.Context) {
 
 // update takes in which sessions have a key now, and asks about those that had
 // one before.
-func (c *census) update(ctx context.Context, alive map[string]string) {
+func (c *census) update(ctx context.Context, alive map[string]uint64) {
 	c.mu.Lock()
-	left := map[string]string{}
-	for s, check := range c.alive {
+	now := boottime.Now()
+	var left []string
+	for s := range c.alive {
 		if _, stays := alive[s]; !stays {
-			left[s] = check
+			left = append(left, s)
+			c.signs[s] = sign{0, now}
+		}
+	}
+	for s, index := range alive {
+		delete(c.ended, s) // it is held by its session: whatever told us that this ended was wrong
+		if known, ok := c.signs[s]; !ok || known.index != index {
+			c.signs[s] = sign{index, now}
 		}
 	}
 	changed := len(left) > 0 || len(alive) != len(c.alive)
 	c.alive = alive
-	for s, e := range c.ended {
-		if boottime.Now().Sub(e.at) > time.Hour {
-			delete(c.ended, s)
-		}
-	}
+	maps.DeleteFunc(c.ended, func(_ string, e end) bool { return now.Sub(e.at) > time.Hour })
+	maps.DeleteFunc(c.signs, func(_ string, s sign) bool { return s.index == 0 && now.Sub(s.at) > time.Hour })
 	c.mu.Unlock()
 
 	if t := c.l.current(); t != nil {
@@ -91,25 +105,65 @@ func (c *census) update(ctx context.Context, alive map[string]string) {
 			t.reappear(ctx)
 		}
 	}
-	for s, check := range left {
-		_, _, _ = c.ask(ctx, s, check) // if it fails, Dead asks again
+	for _, s := range left {
+		_, _, _ = c.ask(ctx, s) // if it fails, Dead asks again
 	}
 	if changed {
 		c.l.signal()
 	}
 }
 
+// quiet returns for how long a session has given no sign of life, given the index
+// that its key has now, zero if it is gone.
+func (c *census) quiet(session string, index uint64) time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := boottime.Now()
+	if s, ok := c.signs[session]; ok && s.index == index {
+		return now.Sub(s.at)
+	}
+	c.signs[session] = sign{index, now}
+	return 0
+}
+
+// buried notes that nothing is left of a session.
+func (c *census) buried(session string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ended[session] = end{boottime.Now(), true}
+}
+
+// lives asks whether a session lives. Consul leaves out of its answers what the token
+// may not see, and says so: such an answer tells nothing.
+func (c *census) lives(ctx context.Context, session string) (bool, error) {
+	entry, meta, err := c.l.keys.Session().Info(session, c.l.query(ctx))
+	switch {
+	case err != nil:
+		return false, fmt.Errorf("look at session %s: %w", session, err)
+	case entry == nil && meta.ResultsFilteredByACLs:
+		return false, fmt.Errorf("look at session %s: %w", session, errBlind)
+	}
+	return entry != nil, nil
+}
+
+// errBlind says that the token may not see the sessions of other nodes.
+var errBlind = errors.New("the token may not see it: it needs session:read for the agents of all replicas")
+
 // ask asks Consul whether a session has ended, and remembers when it first said
 // so: what must pass from then on is counted from there, which is late and never
-// early. check is the session's health check, empty if that is not known.
-func (c *census) ask(ctx context.Context, session, check string) (e end, ended bool, err error) {
+// early.
+func (c *census) ask(ctx context.Context, session string) (e end, ended bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	entry, _, err := c.l.keys.Session().Info(session, c.l.query(ctx))
-	if err != nil || entry != nil {
+	if t := c.l.current(); t != nil && t.cluster != "" {
+		if err := c.l.ours(ctx, t.cluster); err != nil {
+			return end{}, false, err
+		}
+	}
+	if alive, err := c.lives(ctx, session); err != nil || alive {
 		return end{}, false, err
 	}
-	e = end{boottime.Now(), c.mute(ctx, check)}
+	e = end{at: boottime.Now()}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if before, known := c.ended[session]; known {
@@ -120,28 +174,14 @@ func (c *census) ask(ctx context.Context, session, check string) (e end, ended b
 	return e, true, nil
 }
 
-// mute reports whether a health check has failed. A check that cannot be seen, for
-// want of a right or because it is gone, has not.
-func (c *census) mute(ctx context.Context, check string) bool {
-	if check == "" {
-		return false
-	}
-	checks, _, err := c.l.keys.Health().Checks(c.l.cfg.Service, c.l.query(ctx))
-	if err != nil {
-		return false
-	}
-	return slices.ContainsFunc(checks, func(h *api.HealthCheck) bool { return h.CheckID == check && h.Status == api.HealthCritical })
-}
-
-// wait returns how long after a session's end its work may go on. Who was mute
-// for as long as its health check allows has given up by itself. Who was not,
-// because somebody destroyed the session, and cannot hear of it, may believe in
-// its lease for almost as long as it takes to become mute.
+// wait returns how long after a session's end its work may go on: somebody may have
+// destroyed the session of a replica that cannot hear of it. It may believe in its
+// leases until it has missed its heartbeats for too long.
 func (c *census) wait(e end) time.Duration {
 	cfg := c.l.cfg
 	switch {
-	case e.mute:
-		return cfg.LockDelay
+	case e.buried:
+		return 0
 	case cfg.Liveness == Check:
 		return max(cfg.LockDelay, cfg.CheckTTL)
 	}
@@ -152,10 +192,10 @@ func (c *census) dead(ctx context.Context, sessions []string) (dead []string, er
 	for _, s := range sessions {
 		c.mu.Lock()
 		e, ended := c.ended[s]
-		check, alive := c.alive[s]
+		_, alive := c.alive[s]
 		c.mu.Unlock()
 		if !ended && !alive {
-			if e, ended, err = c.ask(ctx, s, check); err != nil {
+			if e, ended, err = c.ask(ctx, s); err != nil {
 				return dead, err
 			}
 		}

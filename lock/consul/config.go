@@ -81,6 +81,7 @@ type Config struct {
 // Replica is what a living replica tells about itself, in its key.
 type Replica struct {
 	Name    string    `json:"name"`
+	Process string    `json:"process,omitempty"` // the working process: the same for all its sessions
 	Host    string    `json:"host"`
 	PID     int       `json:"pid"`
 	Version string    `json:"version"`
@@ -137,6 +138,11 @@ func (c Config) check() lock.Timing {
 	return lock.Timing{TTL: c.CheckTTL, Heartbeat: c.Heartbeat, Margin: c.Margin}
 }
 
+// silence is the arithmetic of the signs of life that others watch for.
+func (c Config) silence() lock.Timing {
+	return lock.Timing{TTL: lock.Silence, Heartbeat: time.Second, Margin: c.Margin}
+}
+
 func (c Config) session() lock.Timing {
 	return lock.Timing{TTL: c.SessionTTL, Heartbeat: c.Renew, Margin: c.Margin}
 }
@@ -160,6 +166,9 @@ func (c Config) Validate() error {
 		add("consul.liveness: %q is neither check nor ttl", c.Liveness)
 	}
 	if err := c.session().Check("consul.session_ttl"); err != nil {
+		errs = append(errs, err)
+	}
+	if err := c.silence().Check("consul.margin: other replicas wait for a sign of life"); err != nil {
 		errs = append(errs, err)
 	}
 	if c.SessionTTL < 10*time.Second || c.SessionTTL > 24*time.Hour {

@@ -47,7 +47,8 @@ type Locker struct {
 	acquires batch.Group[*lease]
 	releases batch.Group[*lease]
 
-	census *census
+	census  *census
+	cluster lock.Cluster // whose Consul this must be; nil if any will do
 
 	semaphores registry
 
@@ -111,7 +112,8 @@ func New(cfg Config) (*Locker, error) {
 
 // Run implements lock.Locker. It may be called once. When ctx has ended it
 // returns within about four seconds, whether or not Consul answers.
-func (l *Locker) Run(ctx context.Context) error {
+func (l *Locker) Run(ctx context.Context, cluster lock.Cluster) error {
+	l.cluster = cluster
 	defer func() {
 		for _, t := range l.transports {
 			t.CloseIdleConnections()
@@ -128,6 +130,7 @@ func (l *Locker) Run(ctx context.Context) error {
 	defer stopWatch()
 	defer l.retired.Wait()
 
+	told := false // that this is another cluster's Consul
 	for failures := 0; ctx.Err() == nil; {
 		t, err := l.begin(ctx)
 		if err != nil {
@@ -137,13 +140,17 @@ func (l *Locker) Run(ctx context.Context) error {
 			failures++
 			err = l.cfg.explain(err)
 			l.setError(err)
-			if failures == 1 || failures%30 == 0 {
-				l.log.Warn("consul_unavailable", zap.Error(err), zap.Int("failures", failures))
+			if another := errors.Is(err, lock.ErrOtherCluster); failures == 1 || failures%30 == 0 || another && !told {
+				event := "consul_unavailable"
+				if told = another; another {
+					event = "consul_is_another"
+				}
+				l.log.Warn(event, zap.Error(err), zap.Int("failures", failures))
 			}
 			pause(ctx, backoff(failures))
 			continue
 		}
-		failures = 0
+		failures, told = 0, false
 		l.log.Info("session_started", zap.String("session", t.id), zap.String("liveness", string(l.cfg.Liveness)))
 		l.enter(t)
 		t.live(ctx)

@@ -86,7 +86,7 @@ func run(t testing.TB, l *Locker) (stop func() time.Duration) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- l.Run(ctx) }()
+	go func() { done <- l.Run(ctx, nil) }()
 	stop = sync.OnceValue(func() time.Duration {
 		began := time.Now()
 		cancel()

@@ -31,7 +31,7 @@ func hold() {
 		CheckTTL: 2 * time.Second, Heartbeat: 300 * time.Millisecond, Margin: 300 * time.Millisecond,
 	})
 	if err == nil {
-		go l.Run(context.Background())
+		go l.Run(context.Background(), nil)
 		if err = l.Ready(context.Background()); err == nil {
 			_, err = try(l, "k")
 		}
@@ -66,10 +66,10 @@ func TestHolderKilled(t *testing.T) {
 	if err != nil || holder(t, kv, "tasks/k") != session {
 		t.Errorf("session %q does not hold the key (%v)", session, err)
 	}
-	testenv.Eventually(t, patience, "its health check is known", func() bool {
+	testenv.Eventually(t, patience, "it is in sight", func() bool {
 		l.census.mu.Lock()
 		defer l.census.mu.Unlock()
-		return l.census.alive[session] != ""
+		return l.census.alive[session] != 0
 	})
 	_ = cmd.Process.Signal(syscall.SIGKILL)
 	_ = cmd.Wait()
@@ -119,7 +119,7 @@ func TestUnheardEnd(t *testing.T) {
 	testenv.Eventually(t, patience, "the replica is seen", func() bool {
 		witness.census.mu.Lock()
 		defer witness.census.mu.Unlock()
-		return witness.census.alive[session] != ""
+		return witness.census.alive[session] != 0
 	})
 
 	p.Cut()

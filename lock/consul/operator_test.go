@@ -184,7 +184,7 @@ func TestReplicaKeyDeleted(t *testing.T) {
 	}
 
 	// A look that falls into the time when the key is away.
-	witness.census.update(t.Context(), map[string]string{witness.Session(): ""})
+	witness.census.update(t.Context(), map[string]uint64{witness.Session(): 1})
 	notDead()
 
 	// The lock-delay is counted from the session's end, and not from the time

@@ -189,7 +189,7 @@ func contend(env []string) error {
 	}
 	runCtx, stop := context.WithCancel(context.Background())
 	var running sync.WaitGroup
-	running.Go(func() { _ = l.Run(runCtx) })
+	running.Go(func() { _ = l.Run(runCtx, nil) })
 	defer running.Wait()
 	defer stop()
 

@@ -435,7 +435,7 @@ func TestWithoutSession(t *testing.T) {
 	l := create(t, config(t, kv))
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	defer l.Run(ctx) // which closes its connections
+	defer l.Run(ctx, nil) // which closes its connections
 	s := l.Semaphores()
 	for what, err := range map[string]error{
 		"create":  s.Create(t.Context(), "k", 1),

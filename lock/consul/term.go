@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -25,7 +26,10 @@ import (
 type term struct {
 	l       *Locker
 	id      string // of the session
+	cluster string // the id that this Consul had; empty if nobody asks
 	service string // as which we are registered; empty with liveness ttl
+
+	signs atomic.Int64 // of life, in the replica's key
 
 	ctx    context.Context // ends with trust in the session
 	cancel context.CancelCauseFunc
@@ -41,7 +45,7 @@ type term struct {
 
 // begin registers the replica, creates a session and shows it to the others.
 func (l *Locker) begin(ctx context.Context) (*term, error) {
-	t := &term{l: l, trust: trust{never, never}, leases: map[string]*lease{}, slots: map[*slot]bool{}, empty: make(chan struct{})}
+	t := &term{l: l, trust: trust{never, never, never}, leases: map[string]*lease{}, slots: map[*slot]bool{}, empty: make(chan struct{})}
 	begun := false
 	defer func() {
 		if !begun {
@@ -49,6 +53,13 @@ func (l *Locker) begin(ctx context.Context) (*term, error) {
 		}
 	}()
 
+	if l.cluster != nil {
+		id, err := l.belong(ctx)
+		if err != nil {
+			return nil, err
+		}
+		t.cluster = id
+	}
 	if l.cfg.Liveness == Check {
 		t.service = "onejob-" + uuid.NewString()
 		t.trust.check = l.cfg.check().Deadline(boottime.Now())
@@ -66,9 +77,23 @@ func (l *Locker) begin(ctx context.Context) (*term, error) {
 	if err := t.appear(ctx); err != nil {
 		return nil, err
 	}
+	if l.cluster != nil {
+		sent := boottime.Now()
+		if err := l.join(ctx, t); err != nil {
+			return nil, err
+		}
+		t.trust.silence = l.cfg.silence().Deadline(sent)
+	}
 	t.ctx, t.cancel = context.WithCancelCause(context.Background())
 	begun = true
 	return t, nil
+}
+
+// join puts the session on the cluster's list.
+func (l *Locker) join(ctx context.Context, t *term) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	return l.cluster.Join(ctx, t.cluster, t.id)
 }
 
 func checkID(service string) string { return "service:" + service }
@@ -134,7 +159,8 @@ func (l *Locker) createSession(ctx context.Context, entry map[string]any) (strin
 }
 
 // appear puts the replica's key there, which tells the others that the session
-// lives. It may be called again when somebody deleted the key.
+// lives. It may be called again when somebody deleted the key, or as a sign of life:
+// each value is another one.
 func (t *term) appear(ctx context.Context) error {
 	err := t.l.txn(ctx, t.l.pulse, api.TxnOps{{KV: &api.KVTxnOp{
 		Verb: api.KVLock, Key: t.l.replicaKey(t.id), Value: t.card(), Session: t.id,
@@ -145,18 +171,11 @@ func (t *term) appear(ctx context.Context) error {
 	return nil
 }
 
-// card is what stands in the replica's key.
-type card struct {
-	Replica
-	Check string `json:"check,omitempty"` // the health check that the session hangs on
-}
-
 func (t *term) card() []byte {
-	c := card{Replica: t.l.cfg.Replica}
-	if t.service != "" {
-		c.Check = checkID(t.service)
-	}
-	return encode(c)
+	return encode(struct {
+		Replica
+		Signs int64 `json:"signs"` // that were given
+	}{t.l.cfg.Replica, t.signs.Add(1)})
 }
 
 // deadline returns when the session ends unless it is kept alive, or when it
@@ -209,6 +228,10 @@ func (t *term) live(ctx context.Context) {
 	wg.Go(func() { every(ctx, t.l.cfg.Verify, func(ctx context.Context) bool { t.verify(ctx); return true }) })
 	wg.Go(func() { every(ctx, t.l.cfg.Verify, func(ctx context.Context) bool { t.verifySlots(ctx); return true }) })
 	wg.Go(func() { t.sweepStrays(ctx) })
+	if t.cluster != "" {
+		wg.Go(func() { every(ctx, t.l.cfg.Renew, t.stay) })
+		wg.Go(func() { every(ctx, time.Second, t.speak) })
+	}
 	if t.service != "" {
 		wg.Go(func() { every(ctx, t.l.cfg.Heartbeat, t.beat) })
 	}

@@ -7,13 +7,14 @@ import (
 	"onejob/internal/mutant"
 )
 
-// A trust is how long we may believe that a session lives: until the earlier of
-// two deadlines, each counted from the moment before the last acknowledged
+// A trust is how long we may believe that a session lives: until the earliest of
+// three deadlines, each counted from the moment before the last acknowledged
 // request that kept the session alive was sent, and each a margin earlier than
-// what Consul waits for.
+// what Consul, or the other replicas, wait for.
 type trust struct {
 	check   boottime.Instant // when the health check's patience ends
 	session boottime.Instant // when the session's TTL ends
+	silence boottime.Instant // when the other replicas would call us dead
 }
 
 // never is the deadline of what has none.
@@ -24,7 +25,7 @@ func (t *trust) until() boottime.Instant {
 	if mutant.SelfFencing {
 		return never
 	}
-	return min(t.check, t.session)
+	return min(t.check, t.session, t.silence)
 }
 
 // extend moves one of the deadlines, never back, and reports whether it could.

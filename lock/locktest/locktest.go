@@ -70,7 +70,7 @@ func running(t *testing.T, b Backend) (l lock.Locker, stop func()) {
 	l = b.New(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- l.Run(ctx) }()
+	go func() { done <- l.Run(ctx, nil) }()
 	stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {

@@ -178,9 +178,9 @@ type holder struct {
 	*Semaphores
 }
 
-func (h holder) Run(ctx context.Context) error { return h.Semaphores.Run(ctx) }
-func (h holder) Session() string               { return h.Semaphores.Session() }
-func (h holder) Changed() <-chan struct{}      { return h.Semaphores.Changed() }
+func (h holder) Run(ctx context.Context, _ lock.Cluster) error { return h.Semaphores.Run(ctx) }
+func (h holder) Session() string                               { return h.Semaphores.Session() }
+func (h holder) Changed() <-chan struct{}                      { return h.Semaphores.Changed() }
 
 func TestSemaphores(t *testing.T) {
 	t.Parallel()

@@ -1,0 +1,69 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"onejob/lock/consul"
+	"onejob/store"
+)
+
+func adoptCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "adopt-consul",
+		Short: "Tell the cluster that its Consul was wiped or rebuilt, and that replicas it knew are gone",
+		Long: `Replicas work only with the Consul that their database knows: both hold the same
+id. When Consul was wiped or rebuilt, replicas that are alive stop their work, put
+it back and adopt the new Consul by themselves. A replica that died at the same time
+cannot do so, and the others wait: it might be at work, and reach the old Consul.
+
+Run this when you know that those replicas are gone: their machines are off, or
+their processes were ended. It calls dead all replicas that may be alive and have no
+session in this Consul. Running replicas then adopt it, and take over the tasks of
+the dead. It needs Postgres and Consul.`,
+		Args: cobra.NoArgs,
+	}
+	path := configFlag(c)
+	yes := c.Flags().Bool("yes", false, "they are gone: I have looked")
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		cfg, err := loadConfig(*path, os.Environ())
+		if err != nil {
+			return err
+		}
+		if !*yes {
+			return usage(errors.New("look first whether the replicas that this Consul does not know are gone; then run this with --yes"))
+		}
+		db, err := store.Open(cfg.storeConfig())
+		if err != nil {
+			return usage(err)
+		}
+		defer db.Close()
+		locks, err := consul.New(cfg.consulConfig())
+		if err != nil {
+			return usage(err)
+		}
+		ctx, cancel := context.WithTimeout(c.Context(), 30*time.Second)
+		defer cancel()
+		known, err := locks.Present(ctx)
+		if err != nil {
+			return err
+		}
+		names, err := db.ForgetReplicas(ctx, known)
+		if err != nil {
+			return err
+		}
+		out := c.OutOrStdout()
+		for _, name := range names {
+			printf(out, "called dead: %s\n", printable(name))
+		}
+		if len(names) == 0 {
+			printf(out, "Every replica that may be alive has a session in this Consul; nothing was changed.\n")
+		}
+		return nil
+	}
+	return c
+}

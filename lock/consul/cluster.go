@@ -1,0 +1,264 @@
+package consul
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+
+	"onejob/internal/boottime"
+	"onejob/lock"
+)
+
+func (l *Locker) clusterKey() string { return l.cfg.Prefix + "/cluster" }
+
+// belong makes sure that this Consul is the cluster's own, or makes it so where that
+// is safe, and returns the cluster's id.
+func (l *Locker) belong(ctx context.Context) (id string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	for range 3 {
+		id, err := l.cluster.ID(ctx)
+		if err != nil {
+			return "", err
+		}
+		pair, _, err := l.keys.KV().Get(l.clusterKey(), l.query(ctx))
+		if err != nil {
+			return "", fmt.Errorf("look at key %s: %w", l.clusterKey(), err)
+		}
+		var index uint64 // of what is replaced; zero creates
+		if pair != nil {
+			if index = pair.ModifyIndex; string(pair.Value) == id && id != "" {
+				return id, nil
+			}
+		}
+		sessions, err := l.present(ctx)
+		if err != nil {
+			return "", err
+		}
+		known := lock.Known{Sessions: sessions, Foreign: pair != nil}
+		if err := l.cluster.Adopt(ctx, id, known, func(ctx context.Context, id string) error {
+			return l.txn(ctx, l.keys, api.TxnOps{{KV: &api.KVTxnOp{Verb: api.KVCAS, Key: l.clusterKey(), Value: []byte(id), Index: index}}})
+		}); err != nil {
+			return "", fmt.Errorf("key %s: %w", l.clusterKey(), err)
+		}
+	}
+	return "", errors.New("the cluster's id keeps changing")
+}
+
+// ClusterID returns the id that this Consul has; empty if it has none.
+func (l *Locker) ClusterID(ctx context.Context) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	pair, _, err := l.keys.KV().Get(l.clusterKey(), l.query(ctx))
+	if err != nil {
+		return "", fmt.Errorf("look at key %s: %w", l.clusterKey(), l.cfg.explain(err))
+	}
+	if pair == nil {
+		return "", nil
+	}
+	return string(pair.Value), nil
+}
+
+// Present returns the sessions of the replicas that live here.
+func (l *Locker) Present(ctx context.Context) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	sessions, err := l.present(ctx)
+	if err != nil {
+		return nil, l.cfg.explain(err)
+	}
+	return sessions, nil
+}
+
+// present returns the sessions whose replicas have a key. A key that its own session
+// does not hold was put there by somebody else, and says nothing.
+func (l *Locker) present(ctx context.Context) ([]string, error) {
+	prefix := l.replicaKey("")
+	pairs, _, err := l.keys.KV().List(prefix, l.query(ctx))
+	if err != nil {
+		return nil, fmt.Errorf("list the keys %s: %w", prefix, err)
+	}
+	var sessions []string
+	for _, p := range pairs {
+		if s := strings.TrimPrefix(p.Key, prefix); s == p.Session {
+			sessions = append(sessions, s)
+		}
+	}
+	return sessions, nil
+}
+
+// ours makes sure, for a request whose answer will be acted upon, that it comes from
+// the cluster's own Consul.
+func (l *Locker) ours(ctx context.Context, id string) error {
+	pair, _, err := l.keys.KV().Get(l.clusterKey(), l.query(ctx))
+	switch {
+	case err != nil:
+		return fmt.Errorf("look at key %s: %w", l.clusterKey(), err)
+	case pair == nil:
+		return fmt.Errorf("%w: the key %s is gone", lock.ErrOtherCluster, l.clusterKey())
+	case string(pair.Value) != id:
+		return fmt.Errorf("%w: the key %s is %.64q, not %q", lock.ErrOtherCluster, l.clusterKey(), pair.Value, id)
+	}
+	return nil
+}
+
+// stay ends the term if this is the cluster's Consul no more, and puts the cluster's
+// id back where somebody deleted it. That this Consul knows our session proves that it
+// is ours.
+func (t *term) stay(ctx context.Context) bool {
+	err := t.l.ours(ctx, t.cluster)
+	if !errors.Is(err, lock.ErrOtherCluster) {
+		return err == nil
+	}
+	if alive, err := t.lives(ctx); !alive {
+		return err == nil
+	}
+	err = t.l.txn(ctx, t.l.keys, api.TxnOps{
+		{KV: &api.KVTxnOp{Verb: api.KVCheckSession, Key: t.l.replicaKey(t.id), Session: t.id}},
+		{KV: &api.KVTxnOp{Verb: api.KVCAS, Key: t.l.clusterKey(), Value: []byte(t.cluster)}},
+	})
+	if err == nil {
+		return true
+	}
+	if err := t.l.ours(ctx, t.cluster); errors.Is(err, lock.ErrOtherCluster) {
+		t.lose(fmt.Errorf("%w: %w", lock.ErrLost, err))
+	}
+	return false
+}
+
+// Heard implements lock.Locker.
+func (l *Locker) Heard(session string, sent boottime.Instant) {
+	if t := l.current(); t != nil && t.id == session {
+		t.heard(sent)
+	}
+}
+
+func (t *term) heard(sent boottime.Instant) {
+	t.extend(&t.trust.silence, t.l.cfg.silence(), sent)
+}
+
+// speak gives a sign of life to Consul, as a change of the replica's key, while the
+// cluster's list does not answer.
+func (t *term) speak(ctx context.Context) bool {
+	timing := t.l.cfg.silence()
+	t.mu.Lock()
+	silent := boottime.Now().Sub(t.trust.silence.Add(-(timing.TTL - timing.Margin)))
+	t.mu.Unlock()
+	if silent < listPatience {
+		return true
+	}
+	sent := boottime.Now()
+	if err := t.appear(ctx); err != nil {
+		t.failed("sign_of_life_failed", err)
+		return false
+	}
+	t.heard(sent)
+	return true
+}
+
+// listPatience is how long the cluster's list may take to acknowledge a heartbeat
+// before Consul gets one.
+const listPatience = 2500 * time.Millisecond
+
+// Lose implements lock.Locker.
+func (l *Locker) Lose(session string, why error) {
+	if t := l.current(); t != nil && t.id == session {
+		t.lose(fmt.Errorf("%w: %w", lock.ErrLost, why))
+	}
+}
+
+// End implements lock.Locker.
+func (l *Locker) End(ctx context.Context, session string, silence time.Duration) (ended bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	t := l.current()
+	if t == nil || t.cluster == "" {
+		return false, lock.ErrLost
+	}
+	if err := l.ours(ctx, t.cluster); err != nil {
+		return false, err
+	}
+	pair, _, err := l.keys.KV().Get(l.replicaKey(session), l.query(ctx))
+	if err != nil {
+		return false, fmt.Errorf("look at key %s: %w", l.replicaKey(session), err)
+	}
+	var index uint64
+	if pair != nil && pair.Session == session {
+		index = pair.ModifyIndex
+	}
+	if l.census.quiet(session, index) < silence {
+		return false, nil
+	}
+	if err := l.end(ctx, session); err != nil {
+		return false, err
+	}
+	l.census.buried(session)
+	return true, nil
+}
+
+// end ends a session that nobody works under any more. The locks are given back
+// first: those of a session that is destroyed stay locked for the lock-delay.
+func (l *Locker) end(ctx context.Context, session string) error {
+	alive, err := l.census.lives(ctx, session)
+	if err != nil || !alive {
+		return err
+	}
+	if err := l.giveBackOf(ctx, session); err != nil {
+		return err
+	}
+	if _, err := l.keys.Session().Destroy(session, l.write(ctx)); err != nil {
+		return fmt.Errorf("end session %s: %w", session, l.cfg.explain(err))
+	}
+	return nil
+}
+
+// Bury ends all sessions of a process whose end the caller has seen, and returns them.
+// Nothing that the process has started may be left.
+func (l *Locker) Bury(ctx context.Context, process string) (sessions []string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	prefix := l.replicaKey("")
+	pairs, _, err := l.keys.KV().List(prefix, l.query(ctx))
+	if err != nil {
+		return nil, fmt.Errorf("list the keys %s: %w", prefix, l.cfg.explain(err))
+	}
+	for _, p := range pairs {
+		var r Replica
+		if json.Unmarshal(p.Value, &r) != nil || r.Process != process || p.Session == "" {
+			continue
+		}
+		if err := l.end(ctx, p.Session); err != nil {
+			return sessions, err
+		}
+		sessions = append(sessions, p.Session)
+	}
+	return sessions, nil
+}
+
+// giveBackOf deletes the keys that a session holds, but for its replica's own: that
+// goes with the session and tells the others.
+func (l *Locker) giveBackOf(ctx context.Context, session string) error {
+	pairs, _, err := l.keys.KV().List(l.cfg.Prefix+"/", l.query(ctx))
+	if err != nil {
+		return fmt.Errorf("list the keys of session %s: %w", session, err)
+	}
+	pairs = slices.DeleteFunc(pairs, func(p *api.KVPair) bool {
+		return p.Session != session || p.Key == l.replicaKey(session)
+	})
+	for chunk := range slices.Chunk(pairs, maxBatch) {
+		ops := make(api.TxnOps, len(chunk))
+		for i, p := range chunk {
+			ops[i] = &api.TxnOp{KV: &api.KVTxnOp{Verb: api.KVDeleteCAS, Key: p.Key, Index: p.ModifyIndex}}
+		}
+		if err := l.txn(ctx, l.keys, ops); err != nil {
+			return fmt.Errorf("give back the locks of session %s: %w", session, l.cfg.explain(err))
+		}
+	}
+	return nil
+}

@@ -1,0 +1,246 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"onejob/tasks"
+)
+
+// beatTimeout bounds a heartbeat. One that takes longer is given to Consul.
+const beatTimeout = 2 * time.Second
+
+// ClusterID returns the id that the Consul of this database has; empty if there was
+// none yet.
+func (s *Store) ClusterID(ctx context.Context) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	ids, err := query(ctx, s.pool, pgx.RowTo[string], `SELECT coalesce(id::text, '') FROM onejob.cluster`)
+	if err != nil {
+		return "", fmt.Errorf("read the cluster's id: %w", err)
+	}
+	if len(ids) == 0 {
+		return "", errors.New("read the cluster's id: somebody deleted the row of onejob.cluster; INSERT INTO onejob.cluster DEFAULT VALUES")
+	}
+	return ids[0], nil
+}
+
+// AdoptConsul gives the cluster a new id, which write puts into Consul, if every
+// replica that may be alive is among the sessions that Consul knows. If foreign is set,
+// because Consul has another cluster's id, there must be no other session either. Else
+// it returns a tasks.OtherClusterError. If the id is not the one given any more it does
+// nothing.
+func (s *Store) AdoptConsul(ctx context.Context, id string, sessions []string, foreign bool, by string, write func(ctx context.Context, id string) error) error {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, indexesOnly); err != nil {
+			return err
+		}
+		var now, next string
+		if err := tx.QueryRow(ctx, `SELECT coalesce(id::text, ''), gen_random_uuid()::text FROM onejob.cluster FOR UPDATE`).Scan(&now, &next); err != nil {
+			return fmt.Errorf("read the cluster's id: %w", err)
+		}
+		if now != id {
+			return nil
+		}
+		// A session of an older version has no row; one that holds a task counts, but
+		// not before there was an id, when there were older versions only.
+		rows, err := tx.Query(ctx, `
+SELECT session::text, name FROM onejob.replicas WHERE ended_at IS NULL
+ UNION
+SELECT t.session::text, t.replica
+  FROM onejob.tasks t
+ WHERE t.status = 'running'
+   AND $1 <> ''
+   AND (SELECT true FROM onejob.replicas r WHERE r.session = t.session AND r.ended_at IS NOT NULL LIMIT 1) IS NULL`, id)
+		if err != nil {
+			return fmt.Errorf("look for replicas: %w", err)
+		}
+		type replica struct{ Session, Name string }
+		ours, err := pgx.CollectRows(rows, pgx.RowToStructByPos[replica])
+		if err != nil {
+			return fmt.Errorf("look for replicas: %w", err)
+		}
+		for _, r := range ours {
+			if !slices.Contains(sessions, r.Session) {
+				return &tasks.OtherClusterError{Why: fmt.Sprintf("replica %s, which may be at work, has no session here (%s); is this the right Consul (consul.address, consul.prefix)? If it was wiped or rebuilt, and that replica is gone: onejob adopt-consul", r.Name, r.Session)}
+			}
+		}
+		for _, session := range sessions {
+			if foreign && !slices.ContainsFunc(ours, func(r replica) bool { return r.Session == session }) {
+				return &tasks.OtherClusterError{Why: fmt.Sprintf("replicas of another database are at work here (session %s); is this the right Consul (consul.address)? Each cluster needs a consul.prefix of its own", session)}
+			}
+		}
+		if err := write(ctx, next); err != nil {
+			return fmt.Errorf("write the cluster's id: %w", err)
+		}
+		if _, err := tx.Exec(ctx, `UPDATE onejob.cluster SET id = $1, adopted_at = clock_timestamp(), adopted_by = $2`, next, by); err != nil {
+			return fmt.Errorf("write the cluster's id: %w", err)
+		}
+		return nil
+	})
+}
+
+// ForgetReplicas calls all replicas dead that may be alive and are not known in
+// Consul, and returns their names. A person who does that knows that they are gone.
+func (s *Store) ForgetReplicas(ctx context.Context, known []string) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	names, err := query(ctx, s.pool, pgx.RowTo[string], `
+WITH gone AS (
+    SELECT session, replica AS name FROM onejob.tasks WHERE status = 'running'
+     UNION
+    SELECT session, name FROM onejob.replicas WHERE ended_at IS NULL
+)
+INSERT INTO onejob.replicas (session, process, name, host, pid, version, kinds, queues, concurrency, running, state, ended_at)
+SELECT session, session, name, '', 0, '', '{}', '{}', 0, 0, 'dead', clock_timestamp()
+  FROM gone
+ WHERE session::text <> ALL ($1)
+    ON CONFLICT (session) DO UPDATE SET state = 'dead', ended_at = clock_timestamp() WHERE replicas.ended_at IS NULL
+RETURNING name`, notNil(known))
+	if err != nil {
+		return nil, fmt.Errorf("forget replicas: %w", err)
+	}
+	return names, nil
+}
+
+// Join adds a session to the replicas of the cluster with this id. If the cluster has
+// another id by now it returns a tasks.OtherClusterError. It also deletes what is left of
+// sessions that have ended a day ago.
+func (s *Store) Join(ctx context.Context, id string, r tasks.Replica) error {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	joined, err := query(ctx, s.pool, pgx.RowTo[bool], `
+INSERT INTO onejob.replicas (session, process, name, host, pid, version, kinds, queues, concurrency, running, state)
+SELECT @session, @process, @name, @host, @pid, @version, @kinds, @queues, @concurrency, @running, @state
+  FROM (SELECT FROM onejob.cluster WHERE id = @cluster FOR SHARE) ours
+RETURNING true`, replicaArguments(r, pgx.NamedArgs{"cluster": id}))
+	switch {
+	case err != nil:
+		return fmt.Errorf("join the cluster: %w", err)
+	case len(joined) == 0:
+		return &tasks.OtherClusterError{Why: fmt.Sprintf("the cluster has another id than %s by now", id)}
+	}
+	if _, err := query(ctx, s.pool, pgx.RowTo[bool], `
+DELETE FROM onejob.replicas WHERE ended_at < statement_timestamp() - interval '1 day' RETURNING true`); err != nil {
+		return fmt.Errorf("join the cluster: %w", err)
+	}
+	return nil
+}
+
+func replicaArguments(r tasks.Replica, more pgx.NamedArgs) pgx.NamedArgs {
+	args := pgx.NamedArgs{"session": r.Session, "process": r.Process, "name": r.Name, "host": r.Host, "pid": r.PID, "version": r.Version,
+		"kinds": notNil(r.Kinds), "queues": notNil(r.Queues), "concurrency": r.Concurrency, "running": r.Running, "state": r.State}
+	for k, v := range more {
+		args[k] = v
+	}
+	return args
+}
+
+// Beat writes a heartbeat of a session, and returns what Replicas returns. If its own
+// is not there, or has ended, others have called it dead.
+func (s *Store) Beat(ctx context.Context, r tasks.Replica) ([]tasks.Replica, error) {
+	ctx, cancel := context.WithTimeout(ctx, min(beatTimeout, s.timeout))
+	defer cancel()
+	list, err := query(ctx, s.pool, scanReplica, `
+WITH beat AS (
+    UPDATE onejob.replicas
+       SET heartbeat_at = clock_timestamp(),
+           running      = $2,
+           state        = $3
+     WHERE session = $1
+       AND ended_at IS NULL
+)`+replicasSQL, r.Session, r.Running, r.State)
+	if err != nil {
+		return nil, fmt.Errorf("heartbeat: %w", err)
+	}
+	return list, nil
+}
+
+// Replicas returns the replicas that have not ended, or have ended within the last ten
+// minutes, in the order in which they began.
+func (s *Store) Replicas(ctx context.Context) ([]tasks.Replica, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	list, err := query(ctx, s.pool, scanReplica, replicasSQL)
+	if err != nil {
+		return nil, fmt.Errorf("list replicas: %w", err)
+	}
+	return list, nil
+}
+
+const replicasSQL = `
+SELECT session::text, process::text, name, host, pid, version, kinds, queues, concurrency, running, state, heartbeat_at
+  FROM onejob.replicas
+ WHERE ended_at IS NULL
+    OR ended_at > statement_timestamp() - interval '10 minutes'
+ ORDER BY began_at, session`
+
+func scanReplica(row pgx.CollectableRow) (r tasks.Replica, err error) {
+	return r, row.Scan(&r.Session, &r.Process, &r.Name, &r.Host, &r.PID, &r.Version, &r.Kinds, &r.Queues, &r.Concurrency, &r.Running, &r.State, &r.HeartbeatAt)
+}
+
+// EndReplica notes that a session has ended in order.
+func (s *Store) EndReplica(ctx context.Context, session string) error {
+	ctx, cancel := context.WithTimeout(ctx, min(beatTimeout, s.timeout))
+	defer cancel()
+	if _, err := query(ctx, s.pool, pgx.RowTo[bool], `
+UPDATE onejob.replicas
+   SET state    = 'stopped',
+       running  = 0,
+       ended_at = clock_timestamp()
+ WHERE session = $1
+   AND ended_at IS NULL
+RETURNING true`, session); err != nil {
+		return fmt.Errorf("end replica %s: %w", session, err)
+	}
+	return nil
+}
+
+// DeclareDead notes that a session has ended, unless there was a heartbeat after the
+// one given, and returns how: it is lost if the process lives on under another one.
+// The answer is empty if it was not changed.
+func (s *Store) DeclareDead(ctx context.Context, r tasks.Replica) (tasks.ReplicaState, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	how, err := query(ctx, s.pool, pgx.RowTo[tasks.ReplicaState], `
+UPDATE onejob.replicas d
+   SET state    = CASE WHEN (SELECT true FROM onejob.replicas o WHERE o.process = d.process AND o.ended_at IS NULL AND o.began_at > d.began_at LIMIT 1)
+                       THEN 'lost' ELSE 'dead' END,
+       ended_at = clock_timestamp()
+ WHERE session = $1
+   AND ended_at IS NULL
+   AND heartbeat_at = $2
+RETURNING state`, r.Session, r.HeartbeatAt)
+	if err != nil {
+		return "", fmt.Errorf("declare replica %s dead: %w", r.Session, err)
+	}
+	if len(how) == 0 {
+		return "", nil
+	}
+	return how[0], nil
+}
+
+// DeclareProcessDead notes that all sessions of a process are dead, whose end the
+// caller has seen, and returns those that had not ended.
+func (s *Store) DeclareProcessDead(ctx context.Context, process string) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	sessions, err := query(ctx, s.pool, pgx.RowTo[string], `
+UPDATE onejob.replicas
+   SET state    = 'dead',
+       ended_at = clock_timestamp()
+ WHERE process = $1
+   AND ended_at IS NULL
+RETURNING session::text`, process)
+	if err != nil {
+		return nil, fmt.Errorf("declare process %s dead: %w", process, err)
+	}
+	return sessions, nil
+}

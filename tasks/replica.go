@@ -1,0 +1,41 @@
+package tasks
+
+import "time"
+
+// A Replica is a row of onejob.replicas: one session of a process that works on tasks.
+type Replica struct {
+	Session     string
+	Process     string // the same for all sessions of a process
+	Name        string
+	Host        string
+	PID         int
+	Version     string
+	Kinds       []string
+	Queues      []string // that it claims from; empty means all
+	Concurrency int
+	Running     int // attempts under way
+	State       ReplicaState
+	HeartbeatAt time.Time // by Postgres' clock
+}
+
+// ReplicaState is what a replica does, or how it ended.
+type ReplicaState string
+
+// The states of a replica. The last three are final.
+const (
+	ReplicaWorking  ReplicaState = "working"
+	ReplicaStopping ReplicaState = "stopping" // it claims nothing more
+	ReplicaStopped  ReplicaState = "stopped"  // in order
+	ReplicaLost     ReplicaState = "lost"     // the session ended, and the process lived on
+	ReplicaDead     ReplicaState = "dead"     // the process ended, or gave no sign of life
+)
+
+// Final reports whether a replica in this state has ended.
+func (s ReplicaState) Final() bool {
+	return s == ReplicaStopped || s == ReplicaLost || s == ReplicaDead
+}
+
+// A OtherClusterError says that a Consul is not the cluster's own, or that nobody can tell.
+type OtherClusterError struct{ Why string }
+
+func (e *OtherClusterError) Error() string { return e.Why }

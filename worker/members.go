@@ -1,0 +1,170 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"onejob/internal/boottime"
+	"onejob/lock"
+	"onejob/tasks"
+)
+
+// members is the cluster's list of replicas, as this one knows it: the second witness
+// of who is alive. It is the [lock.Cluster] of the worker's locks.
+//
+// How long another replica has been silent is counted here, on our own clock, from
+// when its heartbeat was first seen: late, and never early. What was not seen, because
+// Postgres did not answer us, does not count.
+type members struct {
+	store Store
+	me    tasks.Replica // Session, Running and State are filled in for each heartbeat
+
+	mu   sync.Mutex
+	seen map[string]member // by session
+}
+
+// MemberStore keeps the cluster's list of replicas. *store.Store is one.
+type MemberStore interface {
+	ClusterID(context.Context) (string, error)
+	AdoptConsul(ctx context.Context, id string, sessions []string, foreign bool, by string, write func(ctx context.Context, id string) error) error
+	Join(ctx context.Context, id string, r tasks.Replica) error
+	Beat(context.Context, tasks.Replica) ([]tasks.Replica, error)
+	DeclareDead(context.Context, tasks.Replica) (tasks.ReplicaState, error)
+	EndReplica(ctx context.Context, session string) error
+}
+
+type member struct {
+	tasks.Replica
+	since boottime.Instant // that its heartbeat is what it is
+}
+
+// ID implements lock.Cluster.
+func (m *members) ID(ctx context.Context) (string, error) { return m.store.ClusterID(ctx) }
+
+// Adopt implements lock.Cluster.
+func (m *members) Adopt(ctx context.Context, id string, k lock.Known, write func(ctx context.Context, id string) error) error {
+	return translated(m.store.AdoptConsul(ctx, id, k.Sessions, k.Foreign, m.me.Name, write))
+}
+
+// Join implements lock.Cluster.
+func (m *members) Join(ctx context.Context, id, session string) error {
+	r := m.me
+	r.Session, r.State = session, tasks.ReplicaWorking
+	return translated(m.store.Join(ctx, id, r))
+}
+
+func translated(err error) error {
+	if f := (*tasks.OtherClusterError)(nil); errors.As(err, &f) {
+		return fmt.Errorf("%w: %s", lock.ErrOtherCluster, f.Why)
+	}
+	return err
+}
+
+// saw takes in a list that was asked for at the given moment.
+func (m *members) saw(list []tasks.Replica, asked boottime.Instant) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	seen := make(map[string]member, len(list))
+	now := boottime.Now()
+	for _, r := range list {
+		old, known := m.seen[r.Session]
+		if !known || !old.HeartbeatAt.Equal(r.HeartbeatAt) || old.State != r.State {
+			old.since = now
+		}
+		seen[r.Session] = member{r, old.since}
+	}
+	m.seen = seen
+}
+
+// blind is called when the list cannot be had: silence counts from anew.
+func (m *members) blind() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for s, r := range m.seen {
+		r.since = boottime.Now()
+		m.seen[s] = r
+	}
+}
+
+// of returns what is known of a session, and for how long it has been silent.
+func (m *members) of(session string) (r tasks.Replica, silent time.Duration, known bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s, known := m.seen[session]
+	return s.Replica, boottime.Now().Sub(s.since), known
+}
+
+// silent returns those that have not ended and have been silent for too long.
+func (m *members) silent() (list []tasks.Replica) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, r := range m.seen {
+		if !r.State.Final() && boottime.Now().Sub(r.since) >= lock.Silence {
+			list = append(list, r.Replica)
+		}
+	}
+	return list
+}
+
+// beat writes heartbeats of the present session and watches those of others, until
+// ctx ends.
+func (w *Worker) beat(ctx context.Context) {
+	for ctx.Err() == nil {
+		began := time.Now()
+		w.beatOnce(ctx)
+		sleep(ctx, time.Second-time.Since(began))
+	}
+}
+
+func (w *Worker) beatOnce(ctx context.Context) {
+	session := w.Locks.Session()
+	if session == "" {
+		w.members.blind()
+		return
+	}
+	r := w.members.me
+	r.Session, r.Running, r.State = session, w.running.count(), tasks.ReplicaWorking
+	if w.stopping.Load() {
+		r.State = tasks.ReplicaStopping
+	}
+	sent := boottime.Now()
+	list, err := w.Store.Beat(ctx, r)
+	if err != nil {
+		w.members.blind()
+		return // claim_failed reports a database that is unavailable
+	}
+	w.members.saw(list, sent)
+	if mine, _, known := w.members.of(session); !known || mine.State.Final() {
+		w.Log.Warn("declared_dead", zap.String("session", session))
+		w.Locks.Lose(session, errors.New("other replicas have declared this one dead: they heard no heartbeat"))
+		return
+	}
+	w.Locks.Heard(session, sent)
+	for _, r := range w.members.silent() {
+		if r.Session != session {
+			w.bury(ctx, r)
+		}
+	}
+}
+
+// bury declares a replica dead that gives no sign of life, neither here nor in Consul.
+// Its leases have ended by its own clock, wherever it is.
+func (w *Worker) bury(ctx context.Context, r tasks.Replica) {
+	ended, err := w.Locks.End(ctx, r.Session, lock.Silence)
+	if err != nil {
+		w.Log.Debug("replica_unclear", zap.String("replica", r.Name), zap.String("session", r.Session), zap.Error(err))
+	}
+	if err != nil || !ended {
+		return
+	}
+	how, err := w.Store.DeclareDead(ctx, r)
+	if err == nil && how == tasks.ReplicaDead {
+		w.Log.Warn("replica_dead", zap.String("replica", r.Name), zap.String("session", r.Session), zap.String("host", r.Host), zap.Int("running", r.Running))
+	}
+	notify(w.bereaved)
+}
