@@ -30,6 +30,10 @@ type Cluster interface {
 	// Join puts a new session on the list, unless the id there is another one by now,
 	// which it reports as ErrOtherCluster.
 	Join(ctx context.Context, id, session string) error
+
+	// Leave says that nobody works under a session any more: it was lost, or ended in
+	// order.
+	Leave(ctx context.Context, session string, lost bool) error
 }
 
 // Known is what a backend knows when it does not have the cluster's id.

@@ -266,7 +266,7 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 	ok("DeclareDead", err)
 	_, err = b.Replicas(ctx)
 	ok("Replicas", err)
-	ok("EndReplica", b.EndReplica(ctx, replica.Session))
+	ok("EndReplica", b.EndReplica(ctx, replica.Session, tasks.ReplicaStopped))
 	_, err = b.DeclareProcessDead(ctx, replica.Process)
 	ok("DeclareProcessDead", err)
 	_, err = b.ForgetReplicas(ctx, nil)

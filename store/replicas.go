@@ -186,18 +186,19 @@ func scanReplica(row pgx.CollectableRow) (r tasks.Replica, err error) {
 	return r, row.Scan(&r.Session, &r.Process, &r.Name, &r.Host, &r.PID, &r.Version, &r.Kinds, &r.Queues, &r.Concurrency, &r.Running, &r.State, &r.HeartbeatAt)
 }
 
-// EndReplica notes that a session has ended in order.
-func (s *Store) EndReplica(ctx context.Context, session string) error {
+// EndReplica notes that nobody works under a session any more, and why: the replica
+// has stopped, or lost it.
+func (s *Store) EndReplica(ctx context.Context, session string, how tasks.ReplicaState) error {
 	ctx, cancel := context.WithTimeout(ctx, min(beatTimeout, s.timeout))
 	defer cancel()
 	if _, err := query(ctx, s.pool, pgx.RowTo[bool], `
 UPDATE onejob.replicas
-   SET state    = 'stopped',
+   SET state    = $2,
        running  = 0,
        ended_at = clock_timestamp()
  WHERE session = $1
    AND ended_at IS NULL
-RETURNING true`, session); err != nil {
+RETURNING true`, session, how); err != nil {
 		return fmt.Errorf("end replica %s: %w", session, err)
 	}
 	return nil

@@ -78,13 +78,13 @@ func (s *fakeStore) Complete(_ context.Context, e tasks.Ending) error {
 func (s *fakeStore) Beat(_ context.Context, r tasks.Replica) ([]tasks.Replica, error) {
 	return []tasks.Replica{r}, nil
 }
-func (s *fakeStore) EndReplica(context.Context, string) error                 { return nil }
-func (s *fakeStore) Sessions(context.Context, string) ([]string, error)       { return nil, nil }
-func (s *fakeStore) UnknownKinds(context.Context, []string) ([]string, error) { return nil, nil }
-func (s *fakeStore) CancelRequests(context.Context, string) ([]int64, error)  { return nil, nil }
-func (s *fakeStore) Held(context.Context, string) ([]*tasks.Task, error)      { return nil, nil }
-func (s *fakeStore) Limited(context.Context) (bool, error)                    { return false, nil }
-func (s *fakeStore) LookBehind(context.Context, tasks.Claim) (bool, error)    { return false, nil }
+func (s *fakeStore) EndReplica(context.Context, string, tasks.ReplicaState) error { return nil }
+func (s *fakeStore) Sessions(context.Context, string) ([]string, error)           { return nil, nil }
+func (s *fakeStore) UnknownKinds(context.Context, []string) ([]string, error)     { return nil, nil }
+func (s *fakeStore) CancelRequests(context.Context, string) ([]int64, error)      { return nil, nil }
+func (s *fakeStore) Held(context.Context, string) ([]*tasks.Task, error)          { return nil, nil }
+func (s *fakeStore) Limited(context.Context) (bool, error)                        { return false, nil }
+func (s *fakeStore) LookBehind(context.Context, tasks.Claim) (bool, error)        { return false, nil }
 func (s *fakeStore) Listen(ctx context.Context, _ func(tasks.Signal)) error {
 	<-ctx.Done()
 	return ctx.Err()

@@ -148,6 +148,14 @@ func (c *cluster) lockConfig() consul.Config {
 // it before it starts.
 func (c *cluster) replica(t *testing.T, name string, kinds tasks.Kinds, change func(*worker.Worker)) *replica {
 	t.Helper()
+	r := c.begin(t, name, kinds, change)
+	r.ready(t)
+	return r
+}
+
+// begin is replica, and does not wait for the session.
+func (c *cluster) begin(t *testing.T, name string, kinds tasks.Kinds, change func(*worker.Worker)) *replica {
+	t.Helper()
 	log, events := testenv.Logger(t)
 	cfg := c.lockConfig()
 	cfg.Log, cfg.Replica.Name = log, name
@@ -179,12 +187,17 @@ func (c *cluster) replica(t *testing.T, name string, kinds tasks.Kinds, change f
 			t.Errorf("replica %s: %v", name, err)
 		}
 	})
-	ready, cancelReady := context.WithTimeout(t.Context(), patience)
-	defer cancelReady()
-	if err := locks.Ready(ready); err != nil {
+	return r
+}
+
+// ready waits for the replica's session.
+func (r *replica) ready(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := r.locks.Ready(ctx); err != nil {
 		t.Fatal(err)
 	}
-	return r
 }
 
 // logged waits for an event and returns its fields.

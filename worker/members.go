@@ -35,7 +35,7 @@ type MemberStore interface {
 	Join(ctx context.Context, id string, r tasks.Replica) error
 	Beat(context.Context, tasks.Replica) ([]tasks.Replica, error)
 	DeclareDead(context.Context, tasks.Replica) (tasks.ReplicaState, error)
-	EndReplica(ctx context.Context, session string) error
+	EndReplica(ctx context.Context, session string, how tasks.ReplicaState) error
 }
 
 type member struct {
@@ -58,6 +58,15 @@ func (m *members) Join(ctx context.Context, id, session string) error {
 	return translated(m.store.Join(ctx, id, r))
 }
 
+// Leave implements lock.Cluster.
+func (m *members) Leave(ctx context.Context, session string, lost bool) error {
+	how := tasks.ReplicaStopped
+	if lost {
+		how = tasks.ReplicaLost
+	}
+	return m.store.EndReplica(ctx, session, how)
+}
+
 func translated(err error) error {
 	if f := (*tasks.OtherClusterError)(nil); errors.As(err, &f) {
 		return fmt.Errorf("%w: %s", lock.ErrOtherCluster, f.Why)
@@ -65,8 +74,8 @@ func translated(err error) error {
 	return err
 }
 
-// saw takes in a list that was asked for at the given moment.
-func (m *members) saw(list []tasks.Replica, asked boottime.Instant) {
+// saw takes in a list, and reports whether a replica has ended since the last one.
+func (m *members) saw(list []tasks.Replica) (ended bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	seen := make(map[string]member, len(list))
@@ -76,9 +85,11 @@ func (m *members) saw(list []tasks.Replica, asked boottime.Instant) {
 		if !known || !old.HeartbeatAt.Equal(r.HeartbeatAt) || old.State != r.State {
 			old.since = now
 		}
+		ended = ended || r.State.Final() && !(known && old.State.Final())
 		seen[r.Session] = member{r, old.since}
 	}
 	m.seen = seen
+	return ended
 }
 
 // blind is called when the list cannot be had: silence counts from anew.
@@ -111,6 +122,15 @@ func (m *members) silent() (list []tasks.Replica) {
 	return list
 }
 
+// ended notes how a session has ended.
+func (m *members) ended(session string, how tasks.ReplicaState) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	r := m.seen[session]
+	r.State = how
+	m.seen[session] = r
+}
+
 // beat writes heartbeats of the present session and watches those of others, until
 // ctx ends.
 func (w *Worker) beat(ctx context.Context) {
@@ -138,7 +158,9 @@ func (w *Worker) beatOnce(ctx context.Context) {
 		w.members.blind()
 		return // claim_failed reports a database that is unavailable
 	}
-	w.members.saw(list, sent)
+	if w.members.saw(list) {
+		notify(w.bereaved)
+	}
 	if mine, _, known := w.members.of(session); !known || mine.State.Final() {
 		w.Log.Warn("declared_dead", zap.String("session", session))
 		w.Locks.Lose(session, errors.New("other replicas have declared this one dead: they heard no heartbeat"))
@@ -163,7 +185,11 @@ func (w *Worker) bury(ctx context.Context, r tasks.Replica) {
 		return
 	}
 	how, err := w.Store.DeclareDead(ctx, r)
-	if err == nil && how == tasks.ReplicaDead {
+	if err != nil || how == "" {
+		return // the next heartbeat tells
+	}
+	w.members.ended(r.Session, how)
+	if how == tasks.ReplicaDead {
 		w.Log.Warn("replica_dead", zap.String("replica", r.Name), zap.String("session", r.Session), zap.String("host", r.Host), zap.Int("running", r.Running))
 	}
 	notify(w.bereaved)

@@ -214,12 +214,8 @@ func (w *Worker) Run(ctx context.Context) error {
 	stopWork()
 	stopIntake(nil)
 	helping.Wait()
-	session := w.Locks.Session()
 	stopLocks()
 	holding.Wait()
-	if session != "" {
-		_ = w.Store.EndReplica(context.WithoutCancel(ctx), session) // if it fails, the others hear no heartbeat
-	}
 	return errors.Join(lockErr, err)
 }
 

@@ -41,6 +41,7 @@ type Consul struct {
 	host      string
 	ports     consulPorts
 	members   []string // all hosts of the cluster, if it has more than this one
+	serves    *Consul  // the server that it is a client agent of; nil if it is a server itself
 	client    *api.Client
 	closeIdle func() // closes the client's idle connections
 
@@ -62,6 +63,26 @@ func StartConsul(ctx context.Context, config ConsulConfig) (*Consul, error) {
 		return nil, err
 	}
 	c := &Consul{config: config, path: path, folder: folder, host: localhost}
+	err = startOnFreePorts(ctx, 3, func(ports []int) error {
+		if err := c.prepare(ports); err != nil {
+			return err
+		}
+		return c.Start(ctx)
+	})
+	if err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
+// StartConsulAgent makes a client agent of server, as there is one on each host of a
+// cluster, and returns when sessions can be made through it.
+func StartConsulAgent(ctx context.Context, server *Consul) (*Consul, error) {
+	folder, err := makeFolder(server.config.Dir, "consul")
+	if err != nil {
+		return nil, err
+	}
+	c := &Consul{config: ConsulConfig{ManagementToken: server.config.ManagementToken}, path: server.path, folder: folder, host: localhost, serves: server}
 	err = startOnFreePorts(ctx, 3, func(ports []int) error {
 		if err := c.prepare(ports); err != nil {
 			return err
@@ -119,6 +140,12 @@ func (c *Consul) settings() map[string]any {
 			"http": c.ports.http, "server": c.ports.server, "serf_lan": c.ports.serf,
 			"serf_wan": -1, "dns": -1, "https": -1, "grpc": -1, "grpc_tls": -1,
 		},
+	}
+	if c.serves != nil {
+		settings["server"] = false
+		delete(settings, "bootstrap_expect")
+		settings["retry_join"] = []string{address(c.serves.host, c.serves.ports.serf)}
+		settings["retry_interval"] = "1s"
 	}
 	if len(c.members) > 0 {
 		settings["bootstrap_expect"] = len(c.members)
@@ -246,6 +273,15 @@ func (c *Consul) Thaw() error {
 		return fmt.Errorf("thaw Consul: %w", err)
 	}
 	return nil
+}
+
+// Wipe ends the server with kill -9 and removes its data: the next Start makes another
+// cluster at the same address.
+func (c *Consul) Wipe() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.process.kill()
+	return os.RemoveAll(c.data())
 }
 
 // Close stops the server and removes all it has written. The server cannot be

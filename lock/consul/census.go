@@ -85,7 +85,6 @@ func (c *census) update(ctx context.Context, alive map[string]uint64) {
 	for s := range c.alive {
 		if _, stays := alive[s]; !stays {
 			left = append(left, s)
-			c.signs[s] = sign{0, now}
 		}
 	}
 	for s, index := range alive {
@@ -106,11 +105,25 @@ func (c *census) update(ctx context.Context, alive map[string]uint64) {
 		}
 	}
 	for _, s := range left {
-		_, _, _ = c.ask(ctx, s) // if it fails, Dead asks again
+		_, ended, _ := c.ask(ctx, s) // if it fails, Dead asks again
+		c.vanished(s, ended)
 	}
 	if changed {
 		c.l.signal()
 	}
+}
+
+// vanished notes that a session's key has gone. If it went with the session, that was
+// no sign of life.
+func (c *census) vanished(session string, ended bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s, known := c.signs[session]
+	if !known || !ended {
+		s.at = boottime.Now()
+	}
+	s.index = 0
+	c.signs[session] = s
 }
 
 // quiet returns for how long a session has given no sign of life, given the index

@@ -46,10 +46,13 @@ type term struct {
 // begin registers the replica, creates a session and shows it to the others.
 func (l *Locker) begin(ctx context.Context) (*term, error) {
 	t := &term{l: l, trust: trust{never, never, never}, leases: map[string]*lease{}, slots: map[*slot]bool{}, empty: make(chan struct{})}
-	begun := false
+	begun, joined := false, false
 	defer func() {
 		if !begun {
 			t.bury(context.WithoutCancel(ctx))
+			if joined {
+				_ = t.leave(context.WithoutCancel(ctx), false)
+			}
 		}
 	}()
 
@@ -79,6 +82,7 @@ func (l *Locker) begin(ctx context.Context) (*term, error) {
 	}
 	if l.cluster != nil {
 		sent := boottime.Now()
+		joined = true // perhaps, if it fails
 		if err := l.join(ctx, t); err != nil {
 			return nil, err
 		}
@@ -385,6 +389,9 @@ func (t *term) end(ctx context.Context) {
 	t.l.deleteKeys(t.l.life, leases)
 	t.leaveSlots()
 	t.bury(ctx)
+	if t.cluster != "" && len(leases) == 0 { // or else a handler runs on: the process must end first
+		_ = t.leave(ctx, false) // if it fails, the others hear no heartbeat
+	}
 }
 
 // bury ends the session, if Consul still has it, and the registration.
@@ -412,7 +419,8 @@ func (t *term) bury(ctx context.Context) {
 // retire waits until the work of a lost term has ended, then ends the session
 // in case Consul still has it: others need not wait for it to expire. Work that
 // goes on for longer than Consul would have kept the session is not waited for;
-// nor is any once ctx ends. Its keys then go into the lock-delay.
+// nor is any once ctx ends. Its keys then go into the lock-delay. The cluster's list
+// is told when the work has ended, however long that takes.
 func (t *term) retire(ctx context.Context) {
 	t.mu.Lock()
 	maps.DeleteFunc(t.leases, func(_ string, ls *lease) bool { return ls.state.Load() == stateStray })
@@ -427,6 +435,24 @@ func (t *term) retire(ctx context.Context) {
 	case <-ctx.Done():
 	}
 	t.bury(context.WithoutCancel(ctx))
+	if t.cluster == "" {
+		return
+	}
+	select {
+	case <-t.empty:
+	case <-ctx.Done():
+	}
+	for failures := 1; ctx.Err() == nil && t.leave(ctx, true) != nil; failures++ {
+		pause(ctx, backoff(failures))
+	}
+}
+
+// leave tells the cluster's list that the term is over. As long as it has not heard
+// that, a Consul that was wiped is not adopted.
+func (t *term) leave(ctx context.Context, lost bool) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	return t.l.cluster.Leave(ctx, t.id, lost)
 }
 
 // count returns how many leases the term has.

@@ -1,0 +1,285 @@
+package worker_test
+
+import (
+	"net/url"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/hashicorp/consul/api"
+
+	"onejob/internal/servers"
+	"onejob/internal/testenv"
+	"onejob/lock"
+	"onejob/worker"
+)
+
+// elsewhere is the same database with another Consul, as a wrong address gives it.
+func (c *cluster) elsewhere(t *testing.T, kv *testenv.KV) *cluster {
+	t.Helper()
+	return &cluster{dsn: c.dsn, kv: kv, pool: c.pool}
+}
+
+// states returns the states of the replicas of that name, in the order of their
+// sessions.
+func (c *cluster) states(t *testing.T, name string) string {
+	t.Helper()
+	return get[string](t, c, "SELECT coalesce(string_agg(state, ' ' ORDER BY began_at), '') FROM onejob.replicas WHERE name = $1", name)
+}
+
+// A replica with a wrong Consul address finds no session that it knows there. It must
+// rob nobody, and work as soon as nobody else works elsewhere.
+func TestWrongConsul(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	_, other := testenv.OwnConsul(t, servers.ConsulConfig{})
+	began := make(chan string, 10)
+	right := c.replica(t, "right", kinds(began), nil)
+	id := c.insert(t, "kind, lock_key", "wait", "shared")
+	<-began
+
+	wrong := c.elsewhere(t, other).begin(t, "wrong", kinds(began), nil)
+	why := wrong.logged(t, "consul_is_another")
+	if text := why["error"].(string); !strings.Contains(text, "replica right") || !strings.Contains(text, "is this the right Consul") {
+		t.Errorf("the error is %q", text)
+	}
+	c.await(t, c.insert(t, "kind", "noop"), "succeeded")
+	time.Sleep(3 * time.Second) // nothing tells that it does nothing
+	if got := get[string](t, c, "SELECT replica || ' ' || crashes || ' ' || attempt FROM onejob.tasks WHERE id = $1 AND status = 'running'", id); got != "right 0 1" {
+		t.Errorf("the task is %q, want it with its replica", got)
+	}
+	if n := wrong.events.FilterMessage("consul_is_another").Len(); n != 1 {
+		t.Errorf("it was said %d times", n)
+	}
+	if states := c.states(t, "wrong"); states != "" {
+		t.Errorf("the stranger is on the list: %s", states)
+	}
+
+	c.exec(t, "SELECT onejob.cancel($1)", id)
+	c.await(t, id, "cancelled")
+	if err := right.stop(); err != nil {
+		t.Error(err)
+	}
+	wrong.ready(t) // nobody is at work any more: it may be the right one
+	c.await(t, c.insert(t, "kind", "noop"), "succeeded")
+
+	// The other one is the stranger now.
+	again := c.begin(t, "again", kinds(began), nil)
+	again.logged(t, "consul_is_another")
+	c.noOverlaps(t)
+}
+
+// Another cluster's Consul is not adopted while its replicas work there.
+func TestConsulOfAnotherCluster(t *testing.T) {
+	t.Parallel()
+	theirs := newCluster(t)
+	theirs.replica(t, "theirs", kinds(nil), nil)
+	ours := clusterOn(t, testenv.Postgres(t), theirs.kv)
+	r := ours.begin(t, "ours", kinds(nil), nil)
+	if text := r.logged(t, "consul_is_another")["error"].(string); !strings.Contains(text, "replicas of another database are at work here") {
+		t.Errorf("the error is %q", text)
+	}
+	theirs.await(t, theirs.insert(t, "kind", "noop"), "succeeded")
+}
+
+// The cluster's id in Consul is an ordinary key, which people delete and overwrite.
+func TestClusterKeyIsTouched(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	began := make(chan string, 10)
+	r := c.replica(t, "a", kinds(began), nil)
+	id := c.insert(t, "kind", "wait")
+	<-began
+	session := r.locks.Session()
+	key := c.kv.Prefix + "/cluster"
+	ours := get[string](t, c, "SELECT id::text FROM onejob.cluster")
+	value := func() string {
+		pair, _, err := c.kv.Client.KV().Get(key, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if pair == nil {
+			return ""
+		}
+		return string(pair.Value)
+	}
+	if value() != ours {
+		t.Fatalf("Consul has %q, Postgres %q", value(), ours)
+	}
+	if _, err := c.kv.Client.KV().Delete(key, nil); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, patience, "the key is back", func() bool { return value() == ours })
+	if r.locks.Session() != session {
+		t.Error("the session was lost")
+	}
+
+	if _, err := c.kv.Client.KV().Put(&api.KVPair{Key: key, Value: []byte(uuid.NewString())}, nil); err != nil {
+		t.Fatal(err)
+	}
+	r.logged(t, "session_lost")
+	r.ready(t) // its own session alone was known here: it is its Consul
+	testenv.Eventually(t, patience, "the task goes on", func() bool {
+		return get[bool](t, c, "SELECT status = 'running' AND session::text <> $2 FROM onejob.tasks WHERE id = $1", id, session)
+	})
+	if value() != get[string](t, c, "SELECT id::text FROM onejob.cluster") {
+		t.Error("Consul and Postgres have different ids")
+	}
+}
+
+// A Consul that lost everything is adopted when the replicas that live have put their
+// work back. Nothing of that is a crash.
+func TestConsulIsWiped(t *testing.T) {
+	t.Parallel()
+	server, kv := testenv.OwnConsul(t, servers.ConsulConfig{})
+	c := clusterOn(t, testenv.Postgres(t), kv)
+	began := make(chan string, 20)
+	for _, name := range []string{"a", "b"} {
+		c.replica(t, name, kinds(began), nil)
+	}
+	var ids []int64
+	for range 4 {
+		ids = append(ids, c.insert(t, "kind", "wait"))
+		<-began
+	}
+	if err := server.Wipe(); err != nil {
+		t.Fatal(err)
+	}
+	if err := server.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for range ids {
+		<-began
+	}
+	for _, id := range ids {
+		testenv.Eventually(t, patience, "it runs again", func() bool {
+			return get[bool](t, c, "SELECT status = 'running' FROM onejob.tasks WHERE id = $1", id)
+		})
+	}
+	if got := get[int](t, c, "SELECT sum(crashes) FROM onejob.tasks"); got != 0 {
+		t.Errorf("%d crashes were counted", got)
+	}
+	if got := get[int](t, c, "SELECT max(attempt) FROM onejob.tasks"); got != 1 {
+		t.Errorf("attempts were used up: %d", got)
+	}
+	c.noOverlaps(t)
+}
+
+// Consul alone does not prove a death, nor does its silence prove a life.
+func TestKeyWithoutASession(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	session := uuid.NewString()
+	if _, err := c.kv.Client.KV().Put(&api.KVPair{Key: c.kv.Prefix + "/replicas/" + session, Value: []byte("{}")}, nil); err != nil {
+		t.Fatal(err)
+	}
+	id := get[int64](t, c, `INSERT INTO onejob.tasks (kind, status, session, replica, fence, started_at, attempt)
+		VALUES ('noop', 'running', $1, 'ghost', nextval('onejob.fences'), now(), 1) RETURNING id`, session)
+	c.replica(t, "a", kinds(nil), nil)
+	c.await(t, id, "succeeded")
+}
+
+// A replica that cannot reach Postgres, and nobody but it, goes on with its work:
+// Consul hears of it. One that reaches neither stops, and is taken over.
+func TestTwoWitnesses(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	began := make(chan string, 10)
+	dsn, err := url.Parse(c.dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	toPostgres, toConsul := testenv.NewProxy(t, dsn.Host), testenv.NewProxy(t, c.kv.Addr)
+	dsn.Host = toPostgres.Addr
+	behind := c.elsewhere(t, &testenv.KV{Client: c.kv.Client, Addr: toConsul.Addr, Prefix: c.kv.Prefix})
+	behind.dsn = dsn.String()
+	far := behind.replica(t, "far", kinds(began), nil)
+	id := c.insert(t, "kind", "wait")
+	<-began
+	session := far.locks.Session()
+	near := c.replica(t, "near", kinds(began), nil)
+
+	toPostgres.Cut()
+	time.Sleep(2 * lock.Silence)
+	if far.locks.Session() != session {
+		t.Error("it lost its session, though Consul heard of it")
+	}
+	if got := get[string](t, c, "SELECT replica FROM onejob.tasks WHERE id = $1 AND status = 'running'", id); got != "far" {
+		t.Errorf("the task is with %q", got)
+	}
+	if near.events.FilterMessage("replica_dead").Len() != 0 {
+		t.Error("it was called dead")
+	}
+
+	cut := time.Now()
+	toConsul.Cut()
+	testenv.Eventually(t, patience, "it stops by itself", func() bool { return far.locks.Session() == "" })
+	stopped := time.Since(cut)
+	near.logged(t, "replica_dead")
+	<-began
+	t.Logf("it stopped by itself %.1f s after both were cut, and was taken over after %.1f s", stopped.Seconds(), time.Since(cut).Seconds())
+	if got := get[string](t, c, "SELECT replica FROM onejob.tasks WHERE id = $1 AND status = 'running'", id); got != "near" {
+		t.Errorf("the task is with %q", got)
+	}
+	toPostgres.Heal()
+	toConsul.Heal()
+	far.ready(t)
+	c.exec(t, "SELECT onejob.cancel($1)", id)
+	c.await(t, id, "cancelled")
+	c.noOverlaps(t)
+}
+
+// A lost host takes its Consul agent with it. Nobody is left who could fail its health
+// check, so Consul itself would keep the session for up to twice its TTL.
+func TestHostAndAgentAreLost(t *testing.T) {
+	t.Parallel()
+	server, kv := testenv.OwnConsul(t, servers.ConsulConfig{})
+	agent, err := servers.StartConsulAgent(t.Context(), server)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = agent.Close() })
+	c, w := clusterOn(t, testenv.Postgres(t), kv), newWitness(t)
+	hosted := c.elsewhere(t, &testenv.KV{Client: agent.Client(), Addr: agent.Addr(), Prefix: kv.Prefix})
+	lost := hosted.process(t, "lost", w.config())
+	id := c.stuck(t, w)
+	near := c.replica(t, "near", kinds(nil), nil)
+	c.process(t, "heir", w.config())
+
+	agent.Kill()
+	lost.signal(t, syscall.SIGKILL)
+	gone := time.Now()
+	c.await(t, id, "succeeded")
+	t.Logf("taken over and done %.1f s after the loss of host and agent", time.Since(gone).Seconds())
+	near.logged(t, "session_started") // it stays alive meanwhile
+	if got := c.states(t, "lost"); got != "dead" {
+		t.Errorf("the lost replica is %q", got)
+	}
+	if got := c.outcomes(t, id); got != "crashed succeeded" {
+		t.Errorf("outcomes: %s", got)
+	}
+	c.noOverlaps(t)
+}
+
+// A replica that stops in order says so, and one whose session is ended by hand is not
+// dead.
+func TestReplicasAreListed(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	r := c.replica(t, "a", kinds(nil), func(w *worker.Worker) { w.Version, w.Queues = "v1", []string{"default", "mail"} })
+	if got := get[string](t, c, "SELECT concat_ws(' ', version, array_to_string(queues, ','), concurrency, state, pid > 0) FROM onejob.replicas"); got != "v1 default,mail 32 working t" {
+		t.Errorf("the row is %q", got)
+	}
+	if _, err := c.kv.Client.Session().Destroy(r.locks.Session(), nil); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, patience, "a second session, and the first one lost", func() bool { return c.states(t, "a") == "lost working" })
+	if err := r.stop(); err != nil {
+		t.Error(err)
+	}
+	if got := c.states(t, "a"); got != "lost stopped" {
+		t.Errorf("the states are %q", got)
+	}
+}
