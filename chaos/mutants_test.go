@@ -23,11 +23,11 @@ func TestMutantsAreCaught(t *testing.T) {
 		faults string
 		found  []string // numbers of the report, one of which is above zero
 	}{
-		"the fence in the status write": {"fence", "freeze", []string{"stale_accepted", "double_success"}},
-		"self-fencing":                  {"selffencing", "cut-consul", []string{"overlaps"}},
-		"the guard":                     {"guard", "kill,freeze", []string{"overlaps"}},
-		"the client-side lock-delay":    {"lockdelay", "session-unheard", []string{"overlaps", "limit_excesses"}},
-		"the unique index":              {"index", "none", []string{"double_running"}},
+		"the fence in the status write":                  {"fence", "freeze", []string{"stale_accepted", "double_success"}},
+		"self-fencing":                                   {"selffencing", "cut-consul", []string{"overlaps"}},
+		"the guard":                                      {"guard", "kill,freeze", []string{"overlaps"}},
+		"the second witness of a death":                  {"witness", "session-unheard", []string{"overlaps", "limit_excesses"}},
+		"the unique index":                               {"index", "none", []string{"double_running"}},
 		"the list of keys that are held by this process": {"list", "row-reset", []string{"overlaps"}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"onejob/internal/mutant"
 	"onejob/tasks"
 )
 
@@ -30,7 +32,8 @@ SELECT DISTINCT session::text
 // TakeOver takes the running tasks of dead sessions from them: they become due
 // again, or fail when they have ended maxCrashes replicas or used up their
 // attempts. If the process lived on when it lost the session, the attempt is not used
-// up. Whoever is on the list of replicas and has not ended there keeps its tasks. Two replicas may do it at once; each task is moved by one of them,
+// up. If other replicas died at the same time, of which the task had nothing, it is not
+// to blame, and that is no crash of the task. Whoever is on the list of replicas and has not ended there keeps its tasks. Two replicas may do it at once; each task is moved by one of them,
 // and as neither waits for a row, no order is needed against deadlocks.
 //
 // A row that Postgres refuses to change does not keep the others: it stays as it is,
@@ -76,20 +79,18 @@ SELECT id
 	return ids, nil
 }
 
-// takeOver is TakeOver for all tasks of dead sessions, or for some, all or none.
-func (s *Store) takeOver(ctx context.Context, dead []string, ids []int64, maxCrashes int) ([]tasks.Orphan, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	orphans, err := query(ctx, s.pool, func(row pgx.CollectableRow) (tasks.Orphan, error) {
-		var o tasks.Orphan
-		var micros int64
-		err := row.Scan(&o.ID, &o.Kind, &o.LockKey, &o.Attempt, &o.Crashes, &o.Fence, &o.Replica, &o.Next, &micros)
-		o.Since = time.Duration(micros) * time.Microsecond
-		return o, err
-	}, `
+const takeOverSQL = `
 WITH orphans AS (
     SELECT id, fence, attempt, max_attempts, crashes, lock_key, replica, session, started_at, cancel_requested,
-           coalesce((SELECT r.state = 'dead' FROM onejob.replicas r WHERE r.session = t.session LIMIT 1), true) AS died
+           coalesce((SELECT r.state = 'dead' FROM onejob.replicas r WHERE r.session = t.session LIMIT 1), true) AS died,
+           (SELECT true
+              FROM onejob.replicas r
+              JOIN onejob.replicas o ON o.process <> r.process
+               AND o.heartbeat_at BETWEEN r.heartbeat_at - interval '5 seconds' AND r.heartbeat_at + interval '5 seconds'
+               AND (o.state = 'dead' OR o.ended_at IS NULL AND o.heartbeat_at < clock_timestamp() - interval '3 seconds')
+             WHERE r.session = t.session
+               AND (SELECT true FROM onejob.attempts a WHERE a.task_id = t.id AND a.session = o.session LIMIT 1) IS NULL
+             LIMIT 1) IS NOT NULL AS others_died
       FROM onejob.tasks t
      WHERE status = 'running'
        AND session = ANY ($1::uuid[])
@@ -107,23 +108,23 @@ WITH orphans AS (
         ON CONFLICT (task_id, fence) DO NOTHING
 ), verdicts AS (
     SELECT id, session AS dead_session, replica AS dead_replica,
-           died::int AS death,
+           died::int AS used_up, (died AND NOT others_died)::int AS blame,
            CASE WHEN cancel_requested         THEN 'cancelled'
                 WHEN NOT died                 THEN 'pending'
-                WHEN crashes + 1 >= $2        THEN 'failed'
+                WHEN crashes + 1 >= $2 AND NOT others_died THEN 'failed'
                 WHEN attempt >= max_attempts  THEN 'failed'
                                               ELSE 'pending' END AS next,
            CASE WHEN NOT died
                 THEN format('replica %s lost its session during attempt %s of %s', replica, attempt, max_attempts)
-                WHEN crashes + 1 >= $2
+                WHEN crashes + 1 >= $2 AND NOT others_died
                 THEN format('quarantined: %s replicas died while they worked on it, the last was %s; see what it does to them, then onejob tasks retry %s', crashes + 1, replica, id)
                 ELSE format('replica %s died during attempt %s of %s', replica, attempt, max_attempts) END AS error
       FROM orphans
 )
 UPDATE onejob.tasks t
    SET status      = v.next,
-       crashes     = least(t.crashes + v.death, 1000000),
-       attempt     = t.attempt - (1 - v.death),
+       crashes     = least(t.crashes + v.blame, 1000000),
+       attempt     = t.attempt - (1 - v.used_up),
        error       = v.error,
        session     = NULL,
        replica     = NULL,
@@ -131,8 +132,24 @@ UPDATE onejob.tasks t
   FROM verdicts v
  WHERE t.id = v.id
    AND t.id = ANY (ARRAY(SELECT id FROM orphans))
-RETURNING t.id, t.kind, coalesce(t.lock_key, t.id::text), t.attempt + (1 - v.death), t.crashes, t.fence, v.dead_replica, t.status,
-          (extract(epoch FROM now() - t.started_at) * 1000000)::bigint`, dead, maxCrashes, s.avoid.list(), ids)
+RETURNING t.id, t.kind, coalesce(t.lock_key, t.id::text), t.attempt + (1 - v.used_up), t.crashes, t.fence, v.dead_replica, t.status,
+          (extract(epoch FROM now() - t.started_at) * 1000000)::bigint`
+
+// takeOver is TakeOver for all tasks of dead sessions, or for some, all or none.
+func (s *Store) takeOver(ctx context.Context, dead []string, ids []int64, maxCrashes int) ([]tasks.Orphan, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	sql := takeOverSQL
+	if mutant.Witness {
+		sql = strings.Replace(sql, "AND r.ended_at IS NULL LIMIT 1) IS NULL", "AND false) IS NULL", 1)
+	}
+	orphans, err := query(ctx, s.pool, func(row pgx.CollectableRow) (tasks.Orphan, error) {
+		var o tasks.Orphan
+		var micros int64
+		err := row.Scan(&o.ID, &o.Kind, &o.LockKey, &o.Attempt, &o.Crashes, &o.Fence, &o.Replica, &o.Next, &micros)
+		o.Since = time.Duration(micros) * time.Microsecond
+		return o, err
+	}, sql, dead, maxCrashes, s.avoid.list(), ids)
 	if err != nil {
 		return nil, fmt.Errorf("take over tasks: %w", err)
 	}

@@ -23,6 +23,13 @@ func (w *Worker) attempt(t *tasks.Task) {
 
 // attemptUnder is attempt under a slot of a limit as well, if slot is not nil.
 func (w *Worker) attemptUnder(t *tasks.Task, slot lock.Lease) {
+	if t.Crashes > 0 && t.Crashes >= w.MaxCrashes-1 {
+		if !w.suspects.enter(t.Fence) {
+			w.giveBack(t, errSuspect)
+			return
+		}
+		defer w.suspects.leave(t.Fence)
+	}
 	lease, err := w.acquire(t)
 	if err != nil {
 		w.giveBack(t, err)
@@ -63,18 +70,37 @@ func (w *Worker) acquire(t *tasks.Task) (lock.Lease, error) {
 // errUnheard is why a task is given back whose claim was never answered.
 var errUnheard = errors.New("the answer to the claim was lost")
 
+// errSuspect is why a task is given back that the next crash would quarantine, while
+// another one like it runs here.
+var errSuspect = errors.New("another task that may have ended replicas runs here")
+
+// A task whose lock somebody else holds is tried again after a second, then after two
+// and so on up to maxHeldDelay, and reported when it has come to toldHeldDelay.
+const (
+	toldHeldDelay = 4 * time.Second
+	maxHeldDelay  = 8 * time.Second
+)
+
 // giveBack returns a task whose attempt does not begin. It uses up no attempt and
 // leaves no row in the history.
 func (w *Worker) giveBack(t *tasks.Task, why error) {
 	delay := time.Second
 	switch {
 	case errors.Is(why, lock.ErrHeld):
+		// Somebody outside has it, perhaps for hours: onejob lock, for instance.
+		delay = min(w.requeues.next(t.ID), maxHeldDelay)
 		w.Log.Debug("lock_held", fields(t, zap.Error(why))...)
+		if delay == toldHeldDelay {
+			w.Log.Info("lock_held_for_long", fields(t, zap.Error(why))...)
+		}
 	case errors.Is(why, lock.ErrDelayed):
 		w.Log.Debug("lock_delayed", fields(t, zap.Error(why))...)
 		delay = w.LockDelay
 	case errors.Is(why, errUnheard), errors.Is(why, tasks.ErrShutdown):
 		delay = 0
+	case errors.Is(why, errSuspect):
+		w.Log.Debug("suspect_waits", fields(t)...)
+		delay = w.requeues.next(t.ID)
 	case errors.Is(why, tasks.ErrUnknown):
 		w.reportUnknownName(t, why)
 		delay = w.requeues.next(t.ID)
@@ -92,9 +118,9 @@ func (w *Worker) giveBack(t *tasks.Task, why error) {
 		if tries == 1 {
 			w.Log.Warn("give_back_delayed", fields(t, zap.Error(err))...)
 		}
-		// As long as the session lives nobody else may take the row from us, so
-		// it must not be forgotten.
-		if w.giveUp.Err() != nil || w.Locks.Session() != t.Session {
+		// It must not be forgotten: while the session lives nobody else may take the
+		// row, and who takes it later would have to call it a crash.
+		if w.giveUp.Err() != nil {
 			return
 		}
 		sleep(w.giveUp, retryPause(tries))
@@ -135,7 +161,7 @@ func (w *Worker) run(lease lock.Lease, t *tasks.Task) {
 	case result.Committed:
 		w.tell(t, ending, took)
 	default:
-		w.complete(lease, t, ending, took)
+		w.complete(t, ending, took)
 	}
 }
 
@@ -209,12 +235,12 @@ func (w *Worker) judge(t *tasks.Task, result tasks.Result, err, cause error) tas
 	return e
 }
 
-// complete makes the ending durable. While Postgres is away it tries again, as
-// long as the lease holds; after that others may have the task, and one last
-// try under the fence is all that is left.
-func (w *Worker) complete(lease lock.Lease, t *tasks.Task, e tasks.Ending, took time.Duration) {
+// complete makes the ending durable. While Postgres is unavailable it tries again, as
+// long as the process lives. When the lease has ended others may take the task; the
+// fence then refuses what comes too late.
+func (w *Worker) complete(t *tasks.Task, e tasks.Ending, took time.Duration) {
 	for tries := 1; ; tries++ {
-		last := lease.Context().Err() != nil || w.giveUp.Err() != nil
+		last := w.giveUp.Err() != nil
 		err := w.Store.Complete(context.Background(), e)
 		var spoilt *tasks.SpoiltError
 		switch {
@@ -233,11 +259,7 @@ func (w *Worker) complete(lease lock.Lease, t *tasks.Task, e tasks.Ending, took 
 		case tries == 1:
 			w.Log.Warn("completion_delayed", fields(t, zap.String("outcome", string(e.Outcome)), zap.Error(err))...)
 		}
-		select {
-		case <-lease.Context().Done():
-		case <-w.giveUp.Done():
-		case <-time.After(retryPause(tries)):
-		}
+		sleep(w.giveUp, retryPause(tries))
 	}
 }
 

@@ -1,6 +1,7 @@
 package worker_test
 
 import (
+	"fmt"
 	"net/url"
 	"strings"
 	"syscall"
@@ -20,6 +21,20 @@ import (
 func (c *cluster) elsewhere(t *testing.T, kv *testenv.KV) *cluster {
 	t.Helper()
 	return &cluster{dsn: c.dsn, kv: kv, pool: c.pool}
+}
+
+// behind is the same cluster by ways that can be cut.
+func (c *cluster) behind(t *testing.T) (b *cluster, toPostgres, toConsul *testenv.Proxy) {
+	t.Helper()
+	dsn, err := url.Parse(c.dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	toPostgres, toConsul = testenv.NewProxy(t, dsn.Host), testenv.NewProxy(t, c.kv.Addr)
+	dsn.Host = toPostgres.Addr
+	b = c.elsewhere(t, &testenv.KV{Client: c.kv.Client, Addr: toConsul.Addr, Prefix: c.kv.Prefix})
+	b.dsn = dsn.String()
+	return b, toPostgres, toConsul
 }
 
 // states returns the states of the replicas of that name, in the order of their
@@ -187,14 +202,7 @@ func TestTwoWitnesses(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	began := make(chan string, 10)
-	dsn, err := url.Parse(c.dsn)
-	if err != nil {
-		t.Fatal(err)
-	}
-	toPostgres, toConsul := testenv.NewProxy(t, dsn.Host), testenv.NewProxy(t, c.kv.Addr)
-	dsn.Host = toPostgres.Addr
-	behind := c.elsewhere(t, &testenv.KV{Client: c.kv.Client, Addr: toConsul.Addr, Prefix: c.kv.Prefix})
-	behind.dsn = dsn.String()
+	behind, toPostgres, toConsul := c.behind(t)
 	far := behind.replica(t, "far", kinds(began), nil)
 	id := c.insert(t, "kind", "wait")
 	<-began
@@ -282,4 +290,38 @@ func TestReplicasAreListed(t *testing.T) {
 	if got := c.states(t, "a"); got != "lost stopped" {
 		t.Errorf("the states are %q", got)
 	}
+}
+
+// Consul and Postgres go together where Patroni keeps its own state in that Consul. No
+// process ends of that, so nothing crashed.
+func TestBothUnavailable(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	behind, toPostgres, toConsul := c.behind(t)
+	began := make(chan string, 100)
+	for _, name := range []string{"a", "b"} {
+		behind.replica(t, name, kinds(began), nil)
+	}
+	const n = 6
+	for range n {
+		c.insert(t, "kind", "wait")
+		<-began
+	}
+	for range 2 {
+		toConsul.Cut()
+		toPostgres.Cut()
+		time.Sleep(12 * time.Second) // long enough for every lease to end
+		toPostgres.Heal()
+		toConsul.Heal()
+		for range n {
+			<-began
+		}
+	}
+	if got := get[string](t, c, "SELECT concat_ws(' ', count(*), max(crashes), max(attempt)) FROM onejob.tasks WHERE status IN ('running', 'pending')"); got != fmt.Sprint(n, " 0 1") {
+		t.Errorf("tasks, crashes and attempts are %s", got)
+	}
+	if got := get[int](t, c, "SELECT count(*) FROM onejob.attempts WHERE outcome = 'crashed'"); got != 0 {
+		t.Errorf("%d crashes were counted", got)
+	}
+	c.noOverlaps(t)
 }

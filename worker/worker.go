@@ -26,6 +26,7 @@ import (
 	"github.com/robfig/cron/v3"
 	"go.uber.org/zap"
 
+	"onejob/internal/mutant"
 	"onejob/lock"
 	"onejob/tasks"
 )
@@ -108,6 +109,7 @@ type Worker struct {
 	claiming sync.RWMutex // held by claims until their tasks are noted; audit takes it alone
 
 	requeues requeues
+	suspects suspects
 
 	unknownKinds, unknownNames reported
 }
@@ -481,7 +483,7 @@ func (w *Worker) dead(ctx context.Context, sessions []string) (dead []string, er
 	var strangers []string
 	for _, s := range sessions {
 		switch r, _, known := w.members.of(s); {
-		case !known: // of an older version, or gone from the list long ago
+		case !known || mutant.Witness: // of an older version, or gone from the list long ago
 			strangers = append(strangers, s)
 		case r.State.Final():
 			ended, e := w.Locks.End(ctx, s, 0)

@@ -13,7 +13,7 @@ const (
 	Fence       = false // endings are accepted under any fence
 	SelfFencing = false // a lease has no deadline of its own
 	Guard       = false // nobody stops commands
-	LockDelay   = false // tasks of an ended session are taken over at once
+	Witness     = false // an ended session is all it takes to take tasks over
 	Index       = false // two rows of one lock key may be running
 	List        = false // a key may be taken twice within one session
 )

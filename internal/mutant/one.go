@@ -8,7 +8,7 @@ var (
 	Fence       = name == "fence"
 	SelfFencing = name == "selffencing"
 	Guard       = name == "guard"
-	LockDelay   = name == "lockdelay"
+	Witness     = name == "witness"
 	Index       = name == "index"
 	List        = name == "list"
 )

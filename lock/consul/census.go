@@ -212,7 +212,7 @@ func (c *census) dead(ctx context.Context, sessions []string) (dead []string, er
 				return dead, err
 			}
 		}
-		if ended && (boottime.Now().Sub(e.at) >= c.wait(e) || mutant.LockDelay) {
+		if ended && (boottime.Now().Sub(e.at) >= c.wait(e) || mutant.Witness) {
 			dead = append(dead, s)
 		}
 	}

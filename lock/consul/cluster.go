@@ -25,7 +25,7 @@ func (l *Locker) belong(ctx context.Context) (id string, err error) {
 	for range 3 {
 		id, err := l.cluster.ID(ctx)
 		if err != nil {
-			return "", err
+			return "", listError{err}
 		}
 		pair, _, err := l.keys.KV().Get(l.clusterKey(), l.query(ctx))
 		if err != nil {
@@ -45,7 +45,7 @@ func (l *Locker) belong(ctx context.Context) (id string, err error) {
 		if err := l.cluster.Adopt(ctx, id, known, func(ctx context.Context, id string) error {
 			return l.txn(ctx, l.keys, api.TxnOps{{KV: &api.KVTxnOp{Verb: api.KVCAS, Key: l.clusterKey(), Value: []byte(id), Index: index}}})
 		}); err != nil {
-			return "", fmt.Errorf("key %s: %w", l.clusterKey(), err)
+			return "", listError{fmt.Errorf("key %s: %w", l.clusterKey(), err)}
 		}
 	}
 	return "", errors.New("the cluster's id keeps changing")

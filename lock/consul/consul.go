@@ -130,7 +130,7 @@ func (l *Locker) Run(ctx context.Context, cluster lock.Cluster) error {
 	defer stopWatch()
 	defer l.retired.Wait()
 
-	told := false // that this is another cluster's Consul
+	var said trouble
 	for failures := 0; ctx.Err() == nil; {
 		t, err := l.begin(ctx)
 		if err != nil {
@@ -140,17 +140,22 @@ func (l *Locker) Run(ctx context.Context, cluster lock.Cluster) error {
 			failures++
 			err = l.cfg.explain(err)
 			l.setError(err)
-			if another := errors.Is(err, lock.ErrOtherCluster); failures == 1 || failures%30 == 0 || another && !told {
-				event := "consul_unavailable"
-				if told = another; another {
-					event = "consul_is_another"
+			if d := describe(err); failures%30 == 0 || d != said {
+				said = d
+				fields := []zap.Field{zap.Error(err), zap.Int("failures", failures)}
+				switch d {
+				case isAnother:
+					l.log.Warn("consul_is_another", fields...)
+				case listUnavailable:
+					l.log.Warn("list_unavailable", fields...)
+				default:
+					l.log.Warn("consul_unavailable", fields...)
 				}
-				l.log.Warn(event, zap.Error(err), zap.Int("failures", failures))
 			}
 			pause(ctx, backoff(failures))
 			continue
 		}
-		failures, told = 0, false
+		failures, said = 0, none
 		l.log.Info("session_started", zap.String("session", t.id), zap.String("liveness", string(l.cfg.Liveness)))
 		l.enter(t)
 		t.live(ctx)
@@ -164,6 +169,32 @@ func (l *Locker) Run(ctx context.Context, cluster lock.Cluster) error {
 	}
 	return nil
 }
+
+// trouble is why no session can be had.
+type trouble int
+
+const (
+	none trouble = iota
+	unavailable
+	isAnother       // cluster's
+	listUnavailable // of the cluster
+)
+
+func describe(err error) trouble {
+	var list listError
+	switch {
+	case errors.Is(err, lock.ErrOtherCluster):
+		return isAnother
+	case errors.As(err, &list):
+		return listUnavailable
+	}
+	return unavailable
+}
+
+// listError is an error of the cluster's list, not of Consul.
+type listError struct{ error }
+
+func (e listError) Unwrap() error { return e.error }
 
 // Ready returns nil as soon as there is a session. If ctx ends before, it
 // returns what keeps the session from coming.

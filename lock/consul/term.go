@@ -77,9 +77,6 @@ func (l *Locker) begin(ctx context.Context) (*term, error) {
 	}
 	t.id = id
 	t.trust.session = l.cfg.session().Deadline(sent)
-	if err := t.appear(ctx); err != nil {
-		return nil, err
-	}
 	if l.cluster != nil {
 		sent := boottime.Now()
 		joined = true // perhaps, if it fails
@@ -87,6 +84,9 @@ func (l *Locker) begin(ctx context.Context) (*term, error) {
 			return nil, err
 		}
 		t.trust.silence = l.cfg.silence().Deadline(sent)
+	}
+	if err := t.appear(ctx); err != nil {
+		return nil, err
 	}
 	t.ctx, t.cancel = context.WithCancelCause(context.Background())
 	begun = true
@@ -97,7 +97,10 @@ func (l *Locker) begin(ctx context.Context) (*term, error) {
 func (l *Locker) join(ctx context.Context, t *term) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	return l.cluster.Join(ctx, t.cluster, t.id)
+	if err := l.cluster.Join(ctx, t.cluster, t.id); err != nil {
+		return listError{err}
+	}
+	return nil
 }
 
 func checkID(service string) string { return "service:" + service }

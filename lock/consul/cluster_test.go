@@ -1,0 +1,127 @@
+package consul
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+
+	"onejob/internal/servers"
+	"onejob/internal/testenv"
+)
+
+// A token that may see the sessions of its own node alone gets no answer about
+// others, and Consul says so. That is no proof of a death. When the session has ended
+// there is nothing to leave out, and that is one.
+func TestFilteredIsNotEnded(t *testing.T) {
+	t.Parallel()
+	server, kv := testenv.OwnConsul(t, servers.ConsulConfig{ManagementToken: "8b1b7f3e-52b0-4a8e-9f0e-7c2f4a1d9a31"})
+	agent, err := servers.StartConsulAgent(t.Context(), server)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = agent.Close() })
+	node, err := agent.Client().Agent().NodeName()
+	if err != nil {
+		t.Fatal(err)
+	}
+	full := config(t, kv)
+	full.Client.Token = "8b1b7f3e-52b0-4a8e-9f0e-7c2f4a1d9a31"
+	victim := start(t, full)
+	session := victim.Session()
+
+	policy, _, err := kv.Client.ACL().PolicyCreate(&api.ACLPolicy{Name: "own-node", Rules: fmt.Sprintf(
+		"key_prefix %q { policy = \"write\" }\nsession %q { policy = \"write\" }\nservice_prefix \"\" { policy = \"write\" }", kv.Prefix+"/", node)}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	token, _, err := kv.Client.ACL().TokenCreate(&api.ACLToken{Policies: []*api.ACLLink{{ID: policy.ID}}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	narrow := config(t, &testenv.KV{Addr: agent.Addr(), Prefix: kv.Prefix, Client: agent.Client()})
+	narrow.Client.Token = token.SecretID
+	witness := start(t, narrow)
+
+	if alive, err := witness.census.lives(t.Context(), session); alive || !errors.Is(err, errBlind) {
+		t.Errorf("it lives: %v, %v; want %v", alive, err, errBlind)
+	}
+	witness.census.update(t.Context(), map[string]uint64{witness.Session(): 1}) // its key is out of sight
+	if dead, err := witness.Dead(t.Context(), []string{session}); len(dead) > 0 || !errors.Is(err, errBlind) {
+		t.Errorf("dead are %v, %v", dead, err)
+	}
+	if _, err := kv.Client.Session().Destroy(session, nil); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, patience, "the session is dead", func() bool {
+		dead, err := witness.Dead(t.Context(), []string{session})
+		return err == nil && len(dead) == 1
+	})
+}
+
+// What told that a session had ended was wrong if that session holds its key: a
+// restored Consul, an answer of another one. The verdict does not last.
+func TestWrongVerdictIsTakenBack(t *testing.T) {
+	t.Parallel()
+	kv := testenv.Consul(t)
+	l, witness := start(t, config(t, kv)), start(t, config(t, kv))
+	session := l.Session()
+	testenv.Eventually(t, patience, "it is in sight", func() bool {
+		witness.census.mu.Lock()
+		defer witness.census.mu.Unlock()
+		return witness.census.alive[session] != 0
+	})
+	witness.census.buried(session)
+	if dead, _ := witness.Dead(t.Context(), []string{session}); len(dead) != 1 {
+		t.Fatal("the verdict does not count at all")
+	}
+	if err := l.current().appear(t.Context()); err != nil { // a sign of life
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, patience, "it is alive", func() bool {
+		dead, err := witness.Dead(t.Context(), []string{session})
+		return err == nil && len(dead) == 0
+	})
+}
+
+// A key below replicas/ that its own session does not hold says nothing of it.
+func TestKeyOfNoSession(t *testing.T) {
+	t.Parallel()
+	kv := testenv.Consul(t)
+	l := start(t, config(t, kv))
+	const session = "0f794b9c-ef66-4f56-a44c-02db121a7a85"
+	if _, err := kv.Client.KV().Put(&api.KVPair{Key: kv.Prefix + "/replicas/" + session, Value: []byte("{}")}, nil); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, patience, "it is dead", func() bool {
+		dead, err := l.Dead(t.Context(), []string{session})
+		return err == nil && len(dead) == 1
+	})
+	if present, err := l.Present(t.Context()); err != nil || len(present) != 1 {
+		t.Errorf("present are %v, %v", present, err)
+	}
+}
+
+// Bury ends what a dead process has left, at once: its locks are free, and are not in
+// their lock-delay.
+func TestBury(t *testing.T) {
+	t.Parallel()
+	kv := testenv.Consul(t)
+	cfg := config(t, kv)
+	cfg.Replica.Process = "p1"
+	cfg.CheckTTL, cfg.LockDelay = time.Minute, time.Minute
+	l, other := start(t, cfg), start(t, config(t, kv))
+	session := l.Session()
+	lease := acquire(t, l, "k")
+	sessions, err := other.Bury(t.Context(), "p1")
+	if err != nil || len(sessions) != 1 || sessions[0] != session {
+		t.Fatalf("buried %v, %v", sessions, err)
+	}
+	release(t, acquire(t, other, "k"))
+	if again, err := other.Bury(t.Context(), "p1"); err != nil || len(again) > 0 && again[0] == session {
+		t.Errorf("buried again %v, %v", again, err)
+	}
+	_ = lease.Release(t.Context())
+}

@@ -1,0 +1,219 @@
+package store_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/uuid"
+
+	"onejob/tasks"
+)
+
+// joined adds a replica with a session and a process of its own to the list.
+func (b *bench) joined(name string) tasks.Replica {
+	b.t.Helper()
+	ctx := context.WithoutCancel(b.t.Context())
+	id, err := b.ClusterID(ctx)
+	if err == nil && id == "" {
+		err = b.AdoptConsul(ctx, "", nil, false, name, func(_ context.Context, next string) error { id = next; return nil })
+	}
+	r := tasks.Replica{Session: uuid.NewString(), Process: uuid.NewString(), Name: name, State: tasks.ReplicaWorking}
+	if err == nil {
+		err = b.Join(ctx, id, r)
+	}
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return b.listed(r.Session)
+}
+
+// listed returns a replica as it is on the list.
+func (b *bench) listed(session string) tasks.Replica {
+	b.t.Helper()
+	list, err := b.Replicas(b.t.Context())
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	for _, r := range list {
+		if r.Session == session {
+			return r
+		}
+	}
+	b.t.Fatalf("%s is not on the list", session)
+	return tasks.Replica{}
+}
+
+// claimedBy claims a new task under the session of r.
+func (b *bench) claimedBy(r tasks.Replica, columns ...string) *tasks.Task {
+	b.t.Helper()
+	other := *b
+	other.session = r.Session
+	return other.claimed(columns...)
+}
+
+// Whatever Consul says: a task is taken over only from a replica that the list says has
+// ended. How it ended decides what the task pays for it.
+func TestTakeOverNeedsTheList(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	a := b.joined("a")
+	task := b.claimedBy(a)
+	taken := func() int {
+		t.Helper()
+		orphans, refused, err := b.TakeOver(t.Context(), []string{a.Session}, 3)
+		if err != nil || len(refused) > 0 {
+			t.Fatal(err, refused)
+		}
+		return len(orphans)
+	}
+	equal(t, "taken from a living replica", taken(), 0)
+	equal(t, "the row", b.row(task, "status, attempt, crashes"), "running 1 0")
+
+	// A heartbeat that comes between the look and the verdict saves it.
+	if _, err := b.Beat(t.Context(), a); err != nil {
+		t.Fatal(err)
+	}
+	how, err := b.DeclareDead(t.Context(), a)
+	equal(t, "declared", fmt.Sprint(how, err), fmt.Sprint("", nil))
+	equal(t, "taken from a living replica", taken(), 0)
+
+	how, err = b.DeclareDead(t.Context(), b.listed(a.Session))
+	equal(t, "declared", fmt.Sprint(how, err), fmt.Sprint("dead", nil))
+	equal(t, "taken from a dead replica", taken(), 1)
+	equal(t, "the row", b.row(task, "status, attempt, crashes"), "pending 1 1")
+	equal(t, "the history", b.history(task), "crashed")
+
+	// The dead do not come back by a late heartbeat.
+	list, err := b.Beat(t.Context(), a)
+	if err != nil || list[0].State != tasks.ReplicaDead {
+		t.Errorf("after its heartbeat it is %s, %v", list[0].State, err)
+	}
+}
+
+func TestALostSessionIsNoCrash(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	a := b.joined("a")
+	task := b.claimedBy(a, "max_attempts=1", "crashes=2")
+	again := a
+	again.Session = uuid.NewString()
+	id, err := b.ClusterID(t.Context())
+	if err == nil {
+		err = b.Join(t.Context(), id, again)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	how, err := b.DeclareDead(t.Context(), a)
+	equal(t, "declared", fmt.Sprint(how, err), fmt.Sprint("lost", nil))
+	if _, _, err := b.TakeOver(t.Context(), []string{a.Session}, 3); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "the row", b.row(task, "status, attempt, crashes"), "pending 0 2")
+	equal(t, "the history", b.history(task), "lease_lost")
+}
+
+// Deaths of several replicas at once, a power cut, are no task's fault. Those that
+// follow a task from replica to replica are.
+func TestWhoIsToBlame(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	dies := func(replicas ...tasks.Replica) {
+		t.Helper()
+		for _, r := range replicas {
+			if how, err := b.DeclareDead(t.Context(), b.listed(r.Session)); err != nil || how != tasks.ReplicaDead {
+				t.Fatal(how, err)
+			}
+		}
+		for _, r := range replicas {
+			if _, _, err := b.TakeOver(t.Context(), []string{r.Session}, 3); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	var bystander string
+	for range 3 {
+		one, two := b.joined("one"), b.joined("two")
+		if bystander == "" {
+			bystander = fmt.Sprint(b.claimedBy(one).ID)
+		} else {
+			b.sql(`UPDATE onejob.tasks SET status = 'running', attempt = attempt + 1, fence = nextval('onejob.fences'), session = $2, replica = 'one', started_at = now() WHERE id = $1`, bystander, one.Session)
+		}
+		dies(one, two)
+		b.sql(`UPDATE onejob.replicas SET heartbeat_at = heartbeat_at - interval '1 minute'`) // long ago
+	}
+	equal(t, "the bystander of three power cuts", b.one(`SELECT status || ' ' || crashes FROM onejob.tasks WHERE id = $1`, bystander), "pending 0")
+
+	b.sql(`DELETE FROM onejob.tasks`)
+	poison := b.insert()
+	for range 3 {
+		r := b.joined("r") // within the same five seconds
+		b.sql(`UPDATE onejob.tasks SET status = 'running', attempt = attempt + 1, fence = nextval('onejob.fences'), session = $2, replica = 'r', started_at = now() WHERE id = $1`, poison, r.Session)
+		dies(r)
+	}
+	equal(t, "what ended three replicas, one after the other", b.one(`SELECT status || ' ' || crashes FROM onejob.tasks WHERE id = $1`, poison), "failed 3")
+}
+
+func TestAdoptConsul(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	ctx := t.Context()
+	a := b.joined("a")
+	id, err := b.ClusterID(ctx)
+	if err != nil || id == "" {
+		t.Fatalf("id %q, %v", id, err)
+	}
+	adopt := func(id string, sessions []string, foreign bool, write func(context.Context, string) error) string {
+		t.Helper()
+		err := b.AdoptConsul(ctx, id, sessions, foreign, "x", write)
+		if err == nil {
+			return ""
+		}
+		var other *tasks.OtherClusterError
+		if !errors.As(err, &other) {
+			return "odd: " + err.Error()
+		}
+		return other.Why
+	}
+	var next string
+	write := func(_ context.Context, id string) error { next = id; return nil }
+	if why := adopt(id, nil, false, write); !strings.Contains(why, "replica a, which may be at work") || next != "" {
+		t.Errorf("with a replica elsewhere: %q", why)
+	}
+	const stranger = "0f794b9c-ef66-4f56-a44c-02db121a7a85"
+	if why := adopt(id, []string{a.Session, stranger}, true, write); !strings.Contains(why, "another database") || next != "" {
+		t.Errorf("with another's replicas: %q", why)
+	}
+	if why := adopt(uuid.NewString(), []string{a.Session}, false, write); why != "" || next != "" {
+		t.Errorf("with an id of before: %q", why)
+	}
+	if why := adopt(id, []string{a.Session}, true, func(context.Context, string) error { return errors.New("no") }); !strings.HasPrefix(why, "odd: write") {
+		t.Errorf("when it cannot be written: %q", why)
+	}
+	equal(t, "the id", b.one(`SELECT id::text FROM onejob.cluster`), id)
+	if why := adopt(id, []string{a.Session}, true, write); why != "" || next == "" {
+		t.Errorf("with all replicas in sight: %q", why)
+	}
+	equal(t, "the id", b.one(`SELECT id::text FROM onejob.cluster`), next)
+
+	// Who looked before that must look again.
+	var other *tasks.OtherClusterError
+	if err := b.Join(ctx, id, a); !errors.As(err, &other) {
+		t.Errorf("joined: %v", err)
+	}
+
+	// A row that runs under a session that nobody knows may be at work as well.
+	b.sql(`INSERT INTO onejob.tasks (kind, status, session, replica, fence, started_at, attempt) VALUES ('noop', 'running', $1, 'ghost', nextval('onejob.fences'), now(), 1)`, stranger)
+	if why := adopt(next, []string{a.Session}, false, write); !strings.Contains(why, "replica ghost") {
+		t.Errorf("with a task of an unknown session: %q", why)
+	}
+	names, err := b.ForgetReplicas(ctx, []string{a.Session})
+	equal(t, "forgotten", fmt.Sprint(names, err), fmt.Sprint([]string{"ghost"}, nil))
+	if why := adopt(next, []string{a.Session}, false, write); why != "" {
+		t.Errorf("after that was forgotten: %q", why)
+	}
+	equal(t, "the living", string(b.listed(a.Session).State), "working")
+}
