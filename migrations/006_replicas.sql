@@ -30,6 +30,7 @@ CREATE TABLE onejob.replicas (
     CONSTRAINT state_is_known CHECK (state IN ('working', 'stopping', 'stopped', 'lost', 'dead')),
     CONSTRAINT what_has_ended_says_when CHECK ((ended_at IS NOT NULL) = (state IN ('stopped', 'lost', 'dead')))
 ) WITH (fillfactor = 50);
+CREATE INDEX replicas_began_at ON onejob.replicas (began_at, session);
 COMMENT ON COLUMN onejob.replicas.session IS 'The replica''s session in Consul. A replica that loses it begins another, with a row of its own.';
 COMMENT ON COLUMN onejob.replicas.process IS 'The working process: the same for all sessions of its life.';
 COMMENT ON COLUMN onejob.replicas.queues IS 'The queues that it claims from; empty means all.';

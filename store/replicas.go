@@ -20,7 +20,7 @@ const beatTimeout = 2 * time.Second
 func (s *Store) ClusterID(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	ids, err := query(ctx, s.pool, pgx.RowTo[string], `SELECT coalesce(id::text, '') FROM onejob.cluster`)
+	ids, err := query(ctx, s.list, pgx.RowTo[string], `SELECT coalesce(id::text, '') FROM onejob.cluster`)
 	if err != nil {
 		return "", fmt.Errorf("read the cluster's id: %w", err)
 	}
@@ -116,7 +116,7 @@ RETURNING name`, notNil(known))
 func (s *Store) Join(ctx context.Context, id string, r tasks.Replica) error {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	joined, err := query(ctx, s.pool, pgx.RowTo[bool], `
+	joined, err := query(ctx, s.list, pgx.RowTo[bool], `
 INSERT INTO onejob.replicas (session, process, name, host, pid, version, kinds, queues, concurrency, running, state)
 SELECT @session, @process, @name, @host, @pid, @version, @kinds, @queues, @concurrency, @running, @state
   FROM (SELECT FROM onejob.cluster WHERE id = @cluster FOR SHARE) ours
@@ -127,7 +127,7 @@ RETURNING true`, replicaArguments(r, pgx.NamedArgs{"cluster": id}))
 	case len(joined) == 0:
 		return &tasks.OtherClusterError{Why: fmt.Sprintf("the cluster has another id than %s by now", id)}
 	}
-	if _, err := query(ctx, s.pool, pgx.RowTo[bool], `
+	if _, err := query(ctx, s.list, pgx.RowTo[bool], `
 DELETE FROM onejob.replicas WHERE ended_at < statement_timestamp() - interval '1 day' RETURNING true`); err != nil {
 		return fmt.Errorf("join the cluster: %w", err)
 	}
@@ -148,7 +148,7 @@ func replicaArguments(r tasks.Replica, more pgx.NamedArgs) pgx.NamedArgs {
 func (s *Store) Beat(ctx context.Context, r tasks.Replica) ([]tasks.Replica, error) {
 	ctx, cancel := context.WithTimeout(ctx, min(beatTimeout, s.timeout))
 	defer cancel()
-	list, err := query(ctx, s.pool, scanReplica, `
+	list, err := query(ctx, s.list, scanReplica, `
 WITH beat AS (
     UPDATE onejob.replicas
        SET heartbeat_at = clock_timestamp(),
@@ -168,7 +168,7 @@ WITH beat AS (
 func (s *Store) Replicas(ctx context.Context) ([]tasks.Replica, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	list, err := query(ctx, s.pool, scanReplica, replicasSQL)
+	list, err := query(ctx, s.list, scanReplica, replicasSQL)
 	if err != nil {
 		return nil, fmt.Errorf("list replicas: %w", err)
 	}
@@ -191,7 +191,7 @@ func scanReplica(row pgx.CollectableRow) (r tasks.Replica, err error) {
 func (s *Store) EndReplica(ctx context.Context, session string, how tasks.ReplicaState) error {
 	ctx, cancel := context.WithTimeout(ctx, min(beatTimeout, s.timeout))
 	defer cancel()
-	if _, err := query(ctx, s.pool, pgx.RowTo[bool], `
+	if _, err := query(ctx, s.list, pgx.RowTo[bool], `
 UPDATE onejob.replicas
    SET state    = $2,
        running  = 0,
@@ -210,7 +210,7 @@ RETURNING true`, session, how); err != nil {
 func (s *Store) DeclareDead(ctx context.Context, r tasks.Replica) (tasks.ReplicaState, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	how, err := query(ctx, s.pool, pgx.RowTo[tasks.ReplicaState], `
+	how, err := query(ctx, s.list, pgx.RowTo[tasks.ReplicaState], `
 UPDATE onejob.replicas d
    SET state    = CASE WHEN (SELECT true FROM onejob.replicas o WHERE o.process = d.process AND o.ended_at IS NULL AND o.began_at > d.began_at LIMIT 1)
                        THEN 'lost' ELSE 'dead' END,
@@ -233,7 +233,7 @@ RETURNING state`, r.Session, r.HeartbeatAt)
 func (s *Store) DeclareProcessDead(ctx context.Context, process string) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	sessions, err := query(ctx, s.pool, pgx.RowTo[string], `
+	sessions, err := query(ctx, s.list, pgx.RowTo[string], `
 UPDATE onejob.replicas
    SET state    = 'dead',
        ended_at = clock_timestamp()

@@ -40,7 +40,7 @@ type Config struct {
 	ListenDSN string
 
 	// MaxConns is the most connections the pool opens; zero means 8. One more
-	// is opened for LISTEN.
+	// is opened for LISTEN, and one for heartbeats.
 	MaxConns int
 
 	// Timeout bounds every statement of the store's own; zero means 15 s.
@@ -50,6 +50,7 @@ type Config struct {
 // Store is a connection pool to the tables of onejob.
 type Store struct {
 	pool    *pool
+	list    *pool // one connection, for the list of replicas: no task may keep a heartbeat waiting
 	listen  *pgx.ConnConfig
 	timeout time.Duration
 
@@ -98,7 +99,13 @@ func Open(cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("postgres.dsn: %w", sanitized(err))
 	}
-	s := &Store{pool: pool, listen: lc.ConnConfig, timeout: 15 * time.Second}
+	oc := pc.Copy()
+	oc.MaxConns, oc.MinConns, oc.MinIdleConns = 1, 0, 0
+	list, err := newPool(oc)
+	if err != nil {
+		return nil, fmt.Errorf("postgres.dsn: %w", sanitized(err))
+	}
+	s := &Store{pool: pool, list: list, listen: lc.ConnConfig, timeout: 15 * time.Second}
 	if cfg.Timeout > 0 {
 		s.timeout = cfg.Timeout
 	}
@@ -108,7 +115,10 @@ func Open(cfg Config) (*Store, error) {
 }
 
 // Close ends all connections. It waits for those in use.
-func (s *Store) Close() { s.pool.Close() }
+func (s *Store) Close() {
+	s.pool.Close()
+	s.list.Close()
+}
 
 // Pool returns the pool, for statements of the caller's own. The search_path of
 // its connections is pg_catalog unless a pooler is in the way: write the schema of
@@ -162,7 +172,7 @@ type sender interface {
 }
 
 // query runs a statement of the hot path and collects its rows, in one round
-// trip and one transaction with two settings that last as long.
+// trip and one transaction with a few settings that last as long.
 //
 // No sequential scans: Postgres keeps the plan of a prepared statement for later
 // calls, and a plan made while the tables were small, or empty, would read all of
@@ -170,6 +180,9 @@ type sender interface {
 // that plan from the first call on: to plan anew for each of the first five, as
 // Postgres does to compare, takes longer than to run them. The settings do not
 // outlive the transaction, so that nobody who shares a pooler sees them.
+//
+// No compilation either: where only a sequential scan is possible, forbidding it makes
+// the plan look so dear that Postgres compiles it, for seconds.
 //
 // They only forbid; the statements are written so that an index remains, see
 // docs/decisions/claim.md.
@@ -181,7 +194,7 @@ func query[T any](ctx context.Context, db sender, scan pgx.RowToFunc[T], sql str
 // while that statement runs, which therefore leaves no name to the path.
 const (
 	indexesOnly = `SELECT ` + settings
-	settings    = `pg_catalog.set_config(` + safePath + `, true), pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('plan_cache_mode', 'force_generic_plan', true)`
+	settings    = `pg_catalog.set_config(` + safePath + `, true), pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('plan_cache_mode', 'force_generic_plan', true), pg_catalog.set_config('jit', 'off', true)`
 )
 
 // queryAfter is query after another statement than indexesOnly.

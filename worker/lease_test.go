@@ -79,6 +79,7 @@ func (s *fakeStore) Beat(_ context.Context, r tasks.Replica) ([]tasks.Replica, e
 	return []tasks.Replica{r}, nil
 }
 func (s *fakeStore) EndReplica(context.Context, string, tasks.ReplicaState) error { return nil }
+func (s *fakeStore) Replicas(context.Context) ([]tasks.Replica, error)            { return nil, nil }
 func (s *fakeStore) Sessions(context.Context, string) ([]string, error)           { return nil, nil }
 func (s *fakeStore) UnknownKinds(context.Context, []string) ([]string, error)     { return nil, nil }
 func (s *fakeStore) CancelRequests(context.Context, string) ([]int64, error)      { return nil, nil }

@@ -34,6 +34,7 @@ type MemberStore interface {
 	AdoptConsul(ctx context.Context, id string, sessions []string, foreign bool, by string, write func(ctx context.Context, id string) error) error
 	Join(ctx context.Context, id string, r tasks.Replica) error
 	Beat(context.Context, tasks.Replica) ([]tasks.Replica, error)
+	Replicas(context.Context) ([]tasks.Replica, error)
 	DeclareDead(context.Context, tasks.Replica) (tasks.ReplicaState, error)
 	EndReplica(ctx context.Context, session string, how tasks.ReplicaState) error
 }
@@ -156,7 +157,8 @@ func (w *Worker) beatOnce(ctx context.Context) {
 	list, err := w.Store.Beat(ctx, r)
 	if err != nil {
 		w.members.blind()
-		return // claim_failed reports a database that is unavailable
+		w.Log.Debug("heartbeat_unlisted", zap.String("session", session), zap.Error(err))
+		return
 	}
 	if w.members.saw(list) {
 		notify(w.bereaved)

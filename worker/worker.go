@@ -421,6 +421,9 @@ func (w *Worker) heed(ctx context.Context) {
 	for {
 		changed := w.Locks.Changed()
 		w.poke()
+		if list, err := w.Store.Replicas(ctx); err == nil { // the last heartbeat's may be a second old
+			w.members.saw(list)
+		}
 		again := time.Second
 		if began := time.Now(); w.takeOver(ctx) {
 			again = rest(10*time.Second, time.Since(began))
