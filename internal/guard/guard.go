@@ -21,18 +21,26 @@
 //	the guard was frozen     on waking, more than 500 ms late: SIGKILL at once
 //	the guard dies           the daemon kills what is left, and Wait says so
 //	the guard is stuck       the daemon kills it about 1.5 s after it should be done
+//	both die at once         the command dies; Sweep kills the rest when it is called
 //
 // "Everything it started" means every descendant: the guard is a child
 // subreaper, so changing group or session or losing one's parent is no escape.
-// Work that a command hands to somebody else's process (a container engine, a
+// Where cgroup v2 can be written, the command has a cgroup of its own as well,
+// and all that is in it is killed at once by the kernel; see cgroup.go. Work
+// that a command hands to somebody else's process (a container engine, a
 // service manager, at, cron) is no descendant, and neither this package nor
 // any other can see it.
 //
-// Not promised: if daemon and guard are killed in the same moment, only the
-// command itself is certain to die (PR_SET_PDEATHSIG), not what it started. A
-// descendant that changed to a user whom the daemon may not signal ends when
-// it likes; the guard waits for it. The same goes for one that hangs in the
-// kernel.
+// Without cgroups, when guard and daemon are killed in the same moment, a
+// process that has cleared its environment and left its session is not found
+// any more. A descendant that changed to a user whom the daemon may not signal
+// then ends when it likes; the guard waits for it. With or without cgroups that
+// goes for one that hangs in the kernel.
+//
+// Guards, and daemons that call Conceal, are hidden from commands of the same
+// user: their environment, memory and files cannot be read, and they cannot be
+// traced. This does not hide them from root. A guard takes orders from a socket
+// that only it and its daemon have. A command of the same user can kill both.
 //
 // A daemon that is process 1 of a container adopts what a dead guard leaves
 // behind, and does not reap it; let an init such as docker run --init be first.
@@ -43,10 +51,13 @@ package guard
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"onejob/internal/boottime"
 )
@@ -79,6 +90,20 @@ type Spec struct {
 
 	Grace    time.Duration    // between SIGTERM and SIGKILL
 	Deadline boottime.Instant // when the lease runs out, until Extend moves it
+
+	Limits     Limits      // see EnableLimits
+	User       *Credential // who runs it; the daemon's own user if nil
+	NoNewPrivs bool        // setuid programs and file capabilities give it no rights
+
+	NoCgroup bool // do as if there were no cgroups; for tests
+
+	moveIn bool // for tests: see plan
+}
+
+// Credential is a user and its groups.
+type Credential struct {
+	UID, GID uint32
+	Groups   []uint32 // supplementary ones
 }
 
 // Exit is how a command ended.
@@ -86,6 +111,21 @@ type Exit struct {
 	Code   int            // its exit code, or 128 plus the number of Signal
 	Signal syscall.Signal // what killed it; zero if it exited
 	Reason Reason
+
+	// OutOfMemory is set if the kernel killed one of its processes for want of
+	// memory. It is known only where Limits.Memory can be set.
+	OutOfMemory bool `json:",omitempty"`
+}
+
+// Conceal hides this process from others of the same user: they cannot read its
+// environment, its memory or its open files, nor trace it. It does not hide it
+// from root, and must be called again after an exec. A process that is hidden
+// leaves no core dump.
+func Conceal() error {
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return fmt.Errorf("hide the process from others: %w", err)
+	}
+	return nil
 }
 
 // Reason says who ended a command.

@@ -64,32 +64,26 @@ func TestStartSaysWhyItDoesNot(t *testing.T) {
 // The guard looks at the clock once more, right before it starts the command.
 func TestGuardRefusesWhatHasExpired(t *testing.T) {
 	t.Parallel()
-	control, orders, err := os.Pipe()
+	link, guardEnd, err := socketPair()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer control.Close()
-	reports, report, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer reports.Close()
+	defer link.Close()
 	guard := exec.Command("/proc/self/exe")
 	guard.Args = []string{argv0}
-	guard.ExtraFiles = []*os.File{control, report}
+	guard.ExtraFiles = []*os.File{guardEnd}
 	if err := guard.Start(); err != nil {
 		t.Fatal(err)
 	}
-	report.Close()
+	guardEnd.Close()
 	line, err := json.Marshal(plan{Argv: pack([]string{"/bin/true"}), Env: pack([]string{"A=b"})})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := orders.Write(line); err != nil {
+	if _, err := link.Write(line); err != nil {
 		t.Fatal(err)
 	}
-	orders.Close()
-	said, err := io.ReadAll(reports)
+	said, err := io.ReadAll(link)
 	if err != nil || !strings.Contains(string(said), `"Expired":true`) {
 		t.Errorf("%q, %v", said, err)
 	}
@@ -304,8 +298,8 @@ func TestWaitEndsThoughThePipeIsHeldOpen(t *testing.T) {
 
 func TestParseStat(t *testing.T) {
 	t.Parallel()
-	p, err := parseStat(7, []byte("7 (a) b (c) Z 1 2 3 4 5\n"))
-	if want := (proc{pid: 7, parent: 1, group: 2, session: 3, dead: true}); err != nil || p != want {
+	p, err := parseStat(7, []byte("7 (a) b (c) Z 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 1900 20 21\n"))
+	if want := (proc{pid: 7, parent: 1, group: 2, session: 3, dead: true, start: 1900}); err != nil || p != want {
 		t.Errorf("%+v, %v", p, err)
 	}
 	if _, err := parseStat(7, []byte("7 (a) S")); err == nil {

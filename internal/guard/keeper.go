@@ -7,9 +7,11 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -25,6 +27,11 @@ import (
 // started it.
 func init() {
 	if len(os.Args) > 0 && os.Args[0] == argv0 {
+		// First of all, before there is a command that could look.
+		if err := Conceal(); err != nil {
+			fmt.Fprintf(os.Stderr, "%s %v\n", argv0, err)
+			os.Exit(2)
+		}
 		os.Exit(keep())
 	}
 }
@@ -32,6 +39,9 @@ func init() {
 // keep is the whole life of a guard.
 func keep() int {
 	runtime.LockOSThread()
+	if name, err := unix.BytePtrFromString(comm); err == nil {
+		_ = unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(name)), 0, 0, 0)
+	}
 
 	// These are caught and dropped, not ignored: the command would inherit it.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGPIPE,
@@ -39,21 +49,21 @@ func keep() int {
 	children := make(chan os.Signal, 1)
 	signal.Notify(children, unix.SIGCHLD)
 
-	read := json.NewDecoder(os.NewFile(controlFD, "control"))
-	write := json.NewEncoder(os.NewFile(reportFD, "report"))
+	link := os.NewFile(linkFD, "link")
+	read, tell := json.NewDecoder(link), json.NewEncoder(link)
 	var p plan
 	if err := read.Decode(&p); err != nil {
-		fmt.Fprintf(os.Stderr, "%s: %v: it is started by onejob, not by hand\n", argv0, err)
+		fmt.Fprintf(os.Stderr, "%s %v: it is started by onejob, not by hand\n", argv0, err)
 		return 2
 	}
 	k, err := start(p)
 	if err != nil {
-		_ = write.Encode(report{Failed: err.Error(), Expired: errors.Is(err, ErrExpired)})
+		_ = tell.Encode(report{Failed: err.Error(), Expired: errors.Is(err, ErrExpired)})
 		return 1
 	}
 	// From here on nobody but the daemon can be told of an error, and it may
 	// be dead.
-	_ = write.Encode(report{})
+	_ = tell.Encode(report{})
 
 	orders := make(chan order)
 	go func() { // ends with the process
@@ -67,7 +77,7 @@ func keep() int {
 		}
 	}()
 	exit := k.run(orders, children)
-	_ = write.Encode(report{Ended: &exit})
+	_ = tell.Encode(report{Ended: &exit})
 	return 0
 }
 
@@ -82,23 +92,73 @@ func start(p plan) (*keeper, error) {
 	if p.Deadline.Passed() {
 		return nil, ErrExpired
 	}
+	if p.NoNewPrivs {
+		// It is this thread that forks, and what it forks inherits it.
+		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+			return nil, fmt.Errorf("set no_new_privs: %w", err)
+		}
+	}
+	k := &keeper{captured: p.Captured, grace: p.Grace, deadline: p.Deadline}
+	sys := &syscall.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL}
+	if u := p.User; u != nil {
+		sys.Credential = &syscall.Credential{Uid: u.UID, Gid: u.GID, Groups: u.Groups}
+		if p.Captured { // so that it can open /dev/stdout and the like once more
+			_ = unix.Fchown(0, int(u.UID), int(u.GID))
+			_ = unix.Fchown(1, int(u.UID), int(u.GID))
+		}
+	}
+	if len(p.Cgroup) > 0 {
+		k.group = &cgroup{dir: string(p.Cgroup)}
+	}
 	argv, dir := unpack(p.Argv), string(p.Dir)
-	pid, err := syscall.ForkExec(argv[0], argv, &syscall.ProcAttr{
-		Dir:   dir,
-		Env:   unpack(p.Env),
-		Files: []uintptr{0, 1, 2},
-		Sys:   &syscall.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL},
-	})
-	if err != nil {
+	pid, err := k.fork(p.MoveIn, argv, &syscall.ProcAttr{Dir: dir, Env: unpack(p.Env), Files: []uintptr{0, 1, 2}, Sys: sys})
+	if err == syscall.EPERM && p.User != nil {
+		return nil, fmt.Errorf("start %s as user %d: %w; the daemon needs root's rights to change users", argv[0], p.User.UID, err)
+	} else if err != nil {
 		return nil, explain(argv[0], dir, err)
 	}
+	k.command = pid
 	// A pipe that the command closes should look closed to its other end.
 	// Stderr stays: should the guard crash, it says so there.
 	if null, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0); err == nil {
 		_ = unix.Dup3(null, 0, 0)
 		_ = unix.Dup3(null, 1, 0)
 	}
-	return &keeper{command: pid, captured: p.Captured, grace: p.Grace, deadline: p.Deadline}, nil
+	return k, nil
+}
+
+// fork starts the command inside its cgroup. Kernels before 5.7, and some
+// filters of system calls, do not let a process be born there: then the guard
+// goes there itself for that moment.
+func (k *keeper) fork(moveIn bool, argv []string, attr *syscall.ProcAttr) (pid int, err error) {
+	if k.group == nil {
+		return syscall.ForkExec(argv[0], argv, attr)
+	}
+	if !moveIn {
+		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, cgroupFD
+		pid, err = syscall.ForkExec(argv[0], argv, attr)
+		if err != syscall.ENOSYS && err != syscall.EINVAL && err != syscall.E2BIG {
+			return pid, err
+		}
+		attr.Sys.UseCgroupFD = false
+	}
+	mounts, groups := readAll("/proc/self/mountinfo"), readAll("/proc/self/cgroup")
+	home, locateErr := locate(mounts, groups)
+	if locateErr != nil {
+		return 0, locateErr
+	}
+	if err := write(filepath.Join(k.group.dir, "cgroup.procs"), "0"); err != nil {
+		return 0, fmt.Errorf("enter cgroup %s: %w", k.group.dir, err)
+	}
+	pid, err = syscall.ForkExec(argv[0], argv, attr)
+	if backErr := write(filepath.Join(home, "cgroup.procs"), "0"); backErr != nil {
+		// Its own cgroup would be killed with the guard in it.
+		if err == nil {
+			k.group.kill()
+		}
+		return 0, fmt.Errorf("return to cgroup %s: %w", home, backErr)
+	}
+	return pid, err
 }
 
 // keepFiles keeps every open file but 0, 1 and 2 from the command: the guard's
@@ -146,6 +206,7 @@ func explain(path, dir string, err error) error {
 type keeper struct {
 	command  int  // its process, which leads its group
 	captured bool // the daemon reads its output from a pipe
+	group    *cgroup
 	grace    time.Duration
 	deadline boottime.Instant
 
@@ -168,7 +229,7 @@ const (
 
 // run returns when neither the command nor anything it started is left.
 func (k *keeper) run(orders <-chan order, children <-chan os.Signal) Exit {
-	for k.reap() {
+	for k.reap() || k.group.populated() {
 		k.act()
 		select {
 		case o, open := <-orders:
@@ -187,6 +248,8 @@ func (k *keeper) run(orders <-chan order, children <-chan os.Signal) Exit {
 		exit.Signal = k.status.Signal()
 		exit.Code = 128 + int(exit.Signal)
 	}
+	exit.OutOfMemory = k.group.outOfMemory()
+	k.group.remove()
 	return exit
 }
 
@@ -223,6 +286,8 @@ func (k *keeper) act() {
 		k.phase = killing
 	}
 	if k.phase == killing {
+		// The walk through /proc finds what has left the cgroup.
+		k.group.kill()
 		k.signalAll(unix.SIGKILL)
 	}
 }

@@ -49,6 +49,7 @@ func daemon() {
 		Output:   os.Stdout,
 		Grace:    200 * time.Millisecond,
 		Deadline: boottime.Now().Add(lease),
+		NoCgroup: os.Getenv("GUARD_TEST_NO_CGROUP") != "",
 	})
 	if err != nil {
 		panic(err)
@@ -149,6 +150,17 @@ func untilReady(t *testing.T, out *buffer) {
 	})
 }
 
+// hasVariable reports whether a process was given the variable "NAME=value".
+func hasVariable(pid int, variable string) bool {
+	environ, _ := os.ReadFile("/proc/" + itoa(pid) + "/environ")
+	for entry := range bytes.SplitSeq(environ, []byte{0}) {
+		if string(entry) == variable {
+			return true
+		}
+	}
+	return false
+}
+
 // marked returns the living processes that carry mark.
 func marked(t *testing.T, mark string) (pids []int) {
 	t.Helper()
@@ -157,7 +169,7 @@ func marked(t *testing.T, mark string) (pids []int) {
 		t.Fatal(err)
 	}
 	for _, p := range all {
-		if !p.dead && hasMark(p.pid, mark) {
+		if !p.dead && hasVariable(p.pid, mark) {
 			pids = append(pids, p.pid)
 		}
 	}

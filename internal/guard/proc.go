@@ -14,7 +14,9 @@ import (
 // proc is a line of /proc/PID/stat.
 type proc struct {
 	pid, parent, group, session int
-	dead                        bool // a zombie, or on the way to be one
+	dead                        bool   // a zombie, or on the way to be one
+	stopped                     bool   // by SIGSTOP or the like
+	start                       uint64 // in clock ticks since the machine was started
 }
 
 // processes returns the machine's processes, as far as this user may see them.
@@ -49,19 +51,24 @@ func processes() ([]proc, error) {
 }
 
 // parseStat reads "pid (name) state parent group session ..."; the name may
-// contain anything, parentheses too.
+// contain anything, parentheses too. The start is the 22nd field.
 func parseStat(pid int, stat []byte) (proc, error) {
 	p := proc{pid: pid}
 	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
-	if len(fields) < 4 {
+	if len(fields) < 20 {
 		return p, fmt.Errorf("/proc/%d/stat: cannot make sense of %q", pid, stat)
 	}
 	p.dead = bytes.ContainsAny(fields[0], "ZXx")
+	p.stopped = bytes.ContainsAny(fields[0], "T")
 	for i, n := range []*int{&p.parent, &p.group, &p.session} {
 		var err error
 		if *n, err = strconv.Atoi(string(fields[i+1])); err != nil {
 			return p, fmt.Errorf("/proc/%d/stat: %w", pid, err)
 		}
+	}
+	var err error
+	if p.start, err = strconv.ParseUint(string(fields[19]), 10, 64); err != nil {
+		return p, fmt.Errorf("/proc/%d/stat: %w", pid, err)
 	}
 	return p, nil
 }
@@ -110,24 +117,10 @@ func killMarked(guard int, mark string) (found bool) {
 		if p.pid == guard || p.dead {
 			continue
 		}
-		if p.session == guard || hasMark(p.pid, mark) {
+		if p.session == guard || markOf(p.pid) == mark {
 			found = true
 			_ = unix.Kill(p.pid, syscall.SIGKILL)
 		}
 	}
 	return found
-}
-
-// hasMark reports whether a process was given the variable mark, "NAME=value".
-func hasMark(pid int, mark string) bool {
-	environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
-	if err != nil {
-		return false
-	}
-	for entry := range bytes.SplitSeq(environ, []byte{0}) {
-		if string(entry) == mark {
-			return true
-		}
-	}
-	return false
 }

@@ -1,12 +1,15 @@
 package guard
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"syscall"
@@ -23,10 +26,11 @@ import (
 type Process struct {
 	guard *os.Process
 	grace time.Duration
-	mark  string // in the environment of all that the command starts
+	mark  string  // in the environment of all that the command starts
+	group *cgroup // nil without cgroups
 
 	mu       sync.Mutex
-	control  *os.File         // orders go here
+	link     *os.File         // to the guard: orders go there, reports come from there
 	deadline boottime.Instant // as the guard was told
 	stopBy   boottime.Instant // set by Stop and Kill
 
@@ -50,15 +54,28 @@ func Start(s Spec) (*Process, error) {
 	}
 	p := &Process{
 		grace:    s.Grace,
-		mark:     envKey + "=" + rand.Text(),
 		deadline: s.Deadline,
 		reaped:   make(chan struct{}),
 		started:  make(chan error, 1),
 		done:     make(chan struct{}),
 	}
-	var theirs []*os.File // ends that are the guard's alone
-	defer func() { closeAll(theirs) }()
+	var ours, theirs []*os.File // to close if there is an error; ends that are the guard's alone
+	defer func() { closeAll(theirs); closeAll(ours) }()
 
+	h, err := ourHierarchy()
+	switch {
+	case err == nil && !s.NoCgroup:
+		if p.group, err = h.newCgroup(s.Limits); err != nil {
+			return nil, err
+		}
+		defer func() {
+			if p.guard == nil {
+				p.group.destroy()
+			}
+		}()
+	case s.Limits != Limits{}:
+		return nil, fmt.Errorf("limit the command: it has no cgroup: %w", cmp.Or(err, errors.New("NoCgroup is set")))
+	}
 	files, output := s.Files, (*os.File)(nil)
 	if files == nil {
 		stdin, err := stdinFile(s.Stdin)
@@ -70,35 +87,32 @@ func Start(s Spec) (*Process, error) {
 		if err != nil {
 			return nil, fmt.Errorf("make a pipe for the command's output: %w", err)
 		}
-		theirs = append(theirs, w)
+		ours, theirs = append(ours, r), append(theirs, w)
 		files, output = []*os.File{stdin, w, w}, r
 	}
-	orders, control, err := os.Pipe()
+	link, guardEnd, err := socketPair()
 	if err != nil {
-		closeAll([]*os.File{output})
-		return nil, fmt.Errorf("make a pipe to the guard: %w", err)
+		return nil, fmt.Errorf("make a socket to the guard: %w", err)
 	}
-	theirs = append(theirs, orders)
-	reports, reportEnd, err := os.Pipe()
-	if err != nil {
-		closeAll([]*os.File{output, control})
-		return nil, fmt.Errorf("make a pipe from the guard: %w", err)
+	ours, theirs = append(ours, link), append(theirs, guardEnd)
+	files = append(files[:3:3], guardEnd)
+	if p.group != nil {
+		files = append(files, p.group.lock)
 	}
-	theirs = append(theirs, reportEnd)
 
 	// The link leads to this very binary, even if its file was replaced since.
-	p.guard, err = os.StartProcess("/proc/self/exe", []string{argv0, s.Path}, &os.ProcAttr{
+	p.guard, err = os.StartProcess("/proc/self/exe", []string{argv0, shown(s.Path)}, &os.ProcAttr{
 		Env:   []string{}, // nil would be the daemon's own
-		Files: append(files[:3:3], orders, reportEnd),
+		Files: files,
 		Sys:   &syscall.SysProcAttr{Setsid: true},
 	})
 	if err != nil {
-		closeAll([]*os.File{output, control, reports})
 		return nil, fmt.Errorf("start the guard process: %w", err)
 	}
 	closeAll(theirs)
-	theirs = nil
-	p.control = control
+	ours, theirs = nil, nil
+	p.link = link
+	p.mark = guardMark(p.guard.Pid, rand.Text())
 
 	var parts sync.WaitGroup
 	if output != nil {
@@ -107,7 +121,7 @@ func Start(s Spec) (*Process, error) {
 	parts.Go(p.watchClock)
 	go func() { // ends when the guard has, which done announces
 		defer close(p.done)
-		p.follow(reports)
+		p.follow()
 		if output != nil {
 			// All that could write is dead, unless somebody was handed the
 			// pipe; then no more than what is in it is waited for.
@@ -115,14 +129,21 @@ func Start(s Spec) (*Process, error) {
 		}
 		parts.Wait()
 	}()
-	p.send(plan{
-		Argv:     pack(append([]string{s.Path}, s.Args...)),
-		Env:      pack(append(unmarked(s.Env), p.mark)),
-		Dir:      []byte(s.Dir),
-		Captured: s.Files == nil,
-		Grace:    s.Grace,
-		Deadline: s.Deadline,
-	})
+	orders := plan{
+		Argv:       pack(append([]string{s.Path}, s.Args...)),
+		Env:        pack(append(unmarked(s.Env), p.mark)),
+		Dir:        []byte(s.Dir),
+		Captured:   s.Files == nil,
+		Grace:      s.Grace,
+		Deadline:   s.Deadline,
+		MoveIn:     s.moveIn,
+		User:       s.User,
+		NoNewPrivs: s.NoNewPrivs,
+	}
+	if p.group != nil {
+		orders.Cgroup = []byte(p.group.dir)
+	}
+	p.send(orders)
 	if err := <-p.started; err != nil {
 		<-p.done
 		return nil, err
@@ -197,18 +218,17 @@ func (p *Process) send(v any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if _, isPlan := v.(plan); isPlan {
-		// It may be larger than the pipe; the guard is about to read it.
-		_ = p.control.SetWriteDeadline(time.Now().Add(10 * time.Second))
+		// It may be larger than the socket's buffer; the guard is about to read it.
+		_ = p.link.SetWriteDeadline(time.Now().Add(10 * time.Second))
 	} else {
-		_ = p.control.SetWriteDeadline(time.Now().Add(time.Second))
+		_ = p.link.SetWriteDeadline(time.Now().Add(time.Second))
 	}
-	_, _ = p.control.Write(append(line, '\n'))
+	_, _ = p.link.Write(append(line, '\n'))
 }
 
 // follow reads what the guard reports, sees it off and sets exit and err.
-func (p *Process) follow(reports *os.File) {
-	defer reports.Close()
-	read := json.NewDecoder(reports)
+func (p *Process) follow() {
+	read := json.NewDecoder(p.link)
 	var first, last report
 	err := read.Decode(&first)
 	switch {
@@ -224,6 +244,7 @@ func (p *Process) follow(reports *os.File) {
 		}
 	}
 	_ = p.guard.Kill() // it has no more to do
+	p.group.destroy()  // if the guard could not
 	if err != nil {
 		sweep(p.guard.Pid, p.mark)
 	}
@@ -235,7 +256,7 @@ func (p *Process) follow(reports *os.File) {
 	}
 	close(p.reaped)
 	p.mu.Lock()
-	_ = p.control.Close()
+	_ = p.link.Close()
 	p.mu.Unlock()
 	select {
 	case p.started <- p.err:
@@ -321,6 +342,27 @@ func unmarked(env []string) []string {
 	}
 	return clean
 }
+
+// socketPair returns the daemon's end, which has deadlines, and the guard's.
+func socketPair() (ours, theirs *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := unix.SetNonblock(fds[0], true); err != nil {
+		_, _ = unix.Close(fds[0]), unix.Close(fds[1])
+		return nil, nil, err
+	}
+	return os.NewFile(uintptr(fds[0]), "guard"), os.NewFile(uintptr(fds[1]), "daemon"), nil
+}
+
+// shown is how ps names the command of a guard: without its directory, which
+// may contain the daemon's name.
+func shown(path string) string {
+	return daemonName.ReplaceAllString(filepath.Base(path), "one-job")
+}
+
+var daemonName = regexp.MustCompile("(?i)onejob")
 
 func closeAll(files []*os.File) {
 	for _, f := range files {

@@ -8,14 +8,26 @@ import (
 )
 
 const (
-	argv0  = "onejob-guard" // by this name the binary knows that it is a guard
+	// argv0 is the name by which the binary knows that it is a guard. ps shows
+	// it before the command's. It does not contain the daemon's name, so that
+	// "pkill -f" with that does not hit daemon and guard at once.
+	argv0  = "task-guard:"
+	comm   = "task-guard"
 	envKey = "ONEJOB_GUARD" // marks the command and what it starts
 
-	controlFD = 3 // the guard reads a plan, then orders; closed when the daemon dies
-	reportFD  = 4 // the guard writes that it started, then how it ended
+	// linkFD is a socket to the daemon, which nobody can open a second time
+	// through /proc. The guard reads a plan, then orders; it writes that it
+	// started, then how it ended. It is closed when the daemon dies.
+	linkFD   = 3
+	cgroupFD = 4 // the attempt's cgroup, if it has one; locked
 
 	// lapse is how long after its deadline a command may still be there.
 	lapse = 500 * time.Millisecond
+
+	// MinMargin is how much later than its deadline a lease may be granted to
+	// somebody else at the soonest: the 500 ms that a command may be late, and
+	// 100 ms for the kernel to end it.
+	MinMargin = lapse + 100*time.Millisecond
 )
 
 // plan is what the guard is told first. JSON would mend strings that are not
@@ -27,6 +39,11 @@ type plan struct {
 	Captured bool // stdout and stderr are a pipe that only the daemon reads
 	Grace    time.Duration
 	Deadline boottime.Instant
+
+	Cgroup     []byte      // the attempt's cgroup; empty without one
+	MoveIn     bool        // be moved into the cgroup to fork there, as on old kernels
+	User       *Credential `json:",omitempty"`
+	NoNewPrivs bool
 }
 
 // order is what the guard is told later; one field of it is set.
