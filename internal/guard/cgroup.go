@@ -113,7 +113,7 @@ func locate(mountinfo, cgroup string) (string, error) {
 		}
 		found = true
 		root, point := unescape(fields[3]), unescape(fields[4])
-		if below, err := filepath.Rel(root, own); err == nil && filepath.IsLocal(below) {
+		if below, err := filepath.Rel(root, own); err == nil && filepath.IsLocal(below) && !strings.HasPrefix(own, "/..") {
 			return filepath.Join(point, below), nil
 		}
 	}

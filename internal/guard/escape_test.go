@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -186,14 +187,26 @@ func TestGuardFrozen(t *testing.T) {
 
 // startDaemon runs this test binary as a daemon; see daemon. It returns when
 // the script is ready.
-func startDaemon(t *testing.T, lease time.Duration, text string) (d *exec.Cmd, guard int, out *buffer, mark string) {
+func startDaemon(t *testing.T, lease time.Duration, text string, env ...[]string) (d *exec.Cmd, guard int, out *buffer, mark string) {
+	t.Helper()
+	return startDaemonAs(t, os.Geteuid(), "", lease, text, slices.Concat(env...))
+}
+
+// startDaemonAs does it as another user, and in another cgroup if one is given.
+func startDaemonAs(t *testing.T, user int, cgroup string, lease time.Duration, text string, env []string) (d *exec.Cmd, guard int, out *buffer, mark string) {
 	t.Helper()
 	out, mark = &buffer{}, newMark(t)
 	d = exec.Command("/proc/self/exe")
 	d.Env = append(os.Environ(),
 		"GUARD_TEST_DAEMON="+mark, "GUARD_TEST_LEASE="+lease.String(), "GUARD_TEST_SCRIPT="+text)
+	d.Env = append(d.Env, env...)
 	d.Stdout, d.Stderr = out, os.Stderr
-	if err := d.Start(); err != nil {
+	if user != os.Geteuid() {
+		d.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(user), Gid: uint32(user)}}
+	}
+	if cgroup != "" {
+		inCgroup(t, cgroup, d)
+	} else if err := d.Start(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

@@ -327,3 +327,15 @@ func BenchmarkStart(b *testing.B) {
 		}
 	}
 }
+
+func BenchmarkStartWithoutCgroup(b *testing.B) {
+	for b.Loop() {
+		p, err := Start(Spec{Path: "/bin/true", Deadline: boottime.Now().Add(time.Minute), NoCgroup: true})
+		if err != nil {
+			b.Fatal(err)
+		}
+		if _, err := p.Wait(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

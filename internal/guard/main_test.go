@@ -38,6 +38,23 @@ func TestMain(m *testing.M) {
 // daemon runs a shell script under guard, extending its lease all the time. It
 // prints "guard" and a process id, what the script prints, "exit" and the Exit.
 func daemon() {
+	if os.Getenv("GUARD_TEST_EXPOSED") == "" {
+		if err := Conceal(); err != nil {
+			panic(err)
+		}
+	}
+	switch os.Getenv("GUARD_TEST_DAEMON") {
+	case "sweep":
+		sweepAndSay()
+		return
+	case "enable":
+		enableAndSay()
+		return
+	}
+	grace := 200 * time.Millisecond
+	if text := os.Getenv("GUARD_TEST_GRACE"); text != "" {
+		grace, _ = time.ParseDuration(text)
+	}
 	lease, err := time.ParseDuration(os.Getenv("GUARD_TEST_LEASE"))
 	if err != nil {
 		panic(err)
@@ -47,7 +64,7 @@ func daemon() {
 		Args:     []string{"-c", os.Getenv("GUARD_TEST_SCRIPT")},
 		Env:      []string{os.Getenv("GUARD_TEST_DAEMON"), "PATH=" + os.Getenv("PATH")},
 		Output:   os.Stdout,
-		Grace:    200 * time.Millisecond,
+		Grace:    grace,
 		Deadline: boottime.Now().Add(lease),
 		NoCgroup: os.Getenv("GUARD_TEST_NO_CGROUP") != "",
 	})
