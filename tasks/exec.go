@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -23,6 +24,8 @@ import (
 const (
 	// DefaultGrace is the time between SIGTERM and SIGKILL.
 	DefaultGrace = 5 * time.Second
+
+	minMemory Size = 1 << 20
 
 	defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 )
@@ -62,7 +65,8 @@ var ErrLeaseEnded = errors.New("the lease ran out")
 // that it started get SIGTERM and, after the grace, SIGKILL; the grace never
 // reaches past the lease. This holds if the replica is killed or frozen, too.
 // When the command exits, what it left running is killed: nothing may work on
-// after the lock is gone.
+// after the lock is gone. Where cgroup v2 can be written, the kernel does it and
+// nothing escapes; package guard says what can without it.
 type Exec struct {
 	Commands map[string]Command
 }
@@ -78,6 +82,22 @@ type Command struct {
 	Grace            time.Duration     `koanf:"grace"`      // zero means DefaultGrace
 	NoRetryExitCodes []int             `koanf:"no_retry_exit_codes"`
 	OutputLimit      int               `koanf:"output_limit"` // bytes; zero means the attempt's own
+
+	// Who runs it: a name or a number; the daemon's own user if both are empty.
+	// The supplementary groups are those of the user. Only root can run a
+	// command as somebody else.
+	User  Name `koanf:"user"`
+	Group Name `koanf:"group"` // the user's own if empty
+
+	// NoNewPrivs keeps setuid programs and file capabilities, such as sudo and
+	// ping, from giving the command rights that it does not have.
+	NoNewPrivs bool `koanf:"no_new_privs"`
+
+	// Limits of the command and all that it starts; zero means none. They need
+	// cgroup v2, see Prepare.
+	MemoryMax Size    `koanf:"memory_max"` // without swap; when it is exceeded, all are killed
+	PIDsMax   int     `koanf:"pids_max"`   // processes and threads
+	CPUMax    float64 `koanf:"cpu_max"`    // cores
 }
 
 var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
@@ -141,6 +161,18 @@ func (c Command) problems() []error {
 	}
 	if c.Grace < 0 {
 		add("grace %s is negative", c.Grace)
+	}
+	if _, err := c.credential(); err != nil {
+		all = append(all, err)
+	}
+	if c.MemoryMax < 0 || c.MemoryMax > 0 && c.MemoryMax < minMemory {
+		add("memory_max %s is below %s, in which no command can run", c.MemoryMax, minMemory)
+	}
+	if c.PIDsMax < 0 {
+		add("pids_max %d is negative", c.PIDsMax)
+	}
+	if c.CPUMax < 0 || c.CPUMax > 0 && c.CPUMax < 0.01 || c.CPUMax > 10000 || math.IsNaN(c.CPUMax) {
+		add("cpu_max %v is not between 0.01 and 10000 cores", c.CPUMax)
 	}
 	if c.OutputLimit < 0 {
 		add("output_limit %d is negative", c.OutputLimit)
@@ -236,6 +268,10 @@ func (e Exec) Run(ctx context.Context, a *Attempt) (Result, error) {
 		return Result{}, fmt.Errorf("command %q was not started: %w", name, context.Cause(ctx))
 	}
 	a.Output.Limit(c.OutputLimit)
+	who, err := c.credential()
+	if err != nil {
+		return Result{}, fmt.Errorf("command %q: %w", name, err)
+	}
 
 	lease := a.Deadline()
 	p, err := guard.Start(guard.Spec{
@@ -247,6 +283,10 @@ func (e Exec) Run(ctx context.Context, a *Attempt) (Result, error) {
 		Output:   a.Output,
 		Grace:    c.Grace,
 		Deadline: lease,
+
+		User:       who,
+		NoNewPrivs: c.NoNewPrivs,
+		Limits:     c.limits(),
 	})
 	if errors.Is(err, guard.ErrExpired) {
 		return Result{}, withCause(ctx, fmt.Errorf("command %q was not started: %w", name, ErrLeaseEnded))
@@ -291,6 +331,12 @@ func (c Command) failure(name string, exit guard.Exit) error {
 	message := fmt.Sprintf("command %q exited with code %d", name, exit.Code)
 	if exit.Signal != 0 {
 		message = fmt.Sprintf("command %q was ended by signal %d (%s)", name, int(exit.Signal), unix.SignalName(exit.Signal))
+	}
+	if exit.OutOfMemory && exit.Reason == guard.Exited {
+		message += "; killed: out of memory"
+		if c.MemoryMax > 0 {
+			message += fmt.Sprintf(" (memory_max %s)", c.MemoryMax)
+		}
 	}
 	err := error(NewExitError(exit.Code, message))
 	switch exit.Reason {

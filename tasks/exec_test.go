@@ -171,6 +171,11 @@ func TestExecValidate(t *testing.T) {
 			"ONEJOB_FENCE": "1", "1X": "", "A=B": "", "": "", "OK": "\x00",
 		}},
 		"numbers": {Path: "/bin/sh", Timeout: -1, Grace: -1, OutputLimit: -1, NoRetryExitCodes: []int{0, 256}},
+		"user":    {Path: "/bin/sh", User: "no-such-user"},
+		"group":   {Path: "/bin/sh", Group: "no-such-group"},
+		"number":  {Path: "/bin/sh", User: "3999999999"},
+		"nobody":  {Path: "/bin/sh", User: "4294967295", Group: "0"},
+		"limits":  {Path: "/bin/sh", MemoryMax: 4096, PIDsMax: -1, CPUMax: -0.5},
 	}}.Validate()
 	if err == nil {
 		t.Fatal("it was accepted")
@@ -196,13 +201,20 @@ func TestExecValidate(t *testing.T) {
 		`command "numbers": output_limit`,
 		`command "numbers": no_retry_exit_codes: 0`,
 		`command "numbers": no_retry_exit_codes: 256`,
+		`command "user": user: there is no user "no-such-user"`,
+		`command "group": group: there is no group "no-such-group"`,
+		`command "number": user: there is no user with the number 3999999999, so group must be set as well`,
+		`command "nobody": user: there is no user "4294967295"`,
+		`command "limits": memory_max 4KiB is below 1MiB`,
+		`command "limits": pids_max -1`,
+		`command "limits": cpu_max -0.5`,
 	} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("it does not say %q:\n%v", want, err)
 		}
 	}
-	if n := len(strings.Split(err.Error(), "\n")); n != 20 {
-		t.Errorf("%d problems instead of 20:\n%v", n, err)
+	if n := len(strings.Split(err.Error(), "\n")); n != 27 {
+		t.Errorf("%d problems instead of 27:\n%v", n, err)
 	}
 }
 

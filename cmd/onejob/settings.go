@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"encoding"
 	"errors"
 	"fmt"
 	"maps"
@@ -36,6 +37,17 @@ func decode(key string, from any, to reflect.Value) []error {
 		to.SetInt(int64(d))
 		return nil
 	}
+	if own, ok := to.Addr().Interface().(encoding.TextUnmarshaler); ok {
+		switch from.(type) {
+		case string, int:
+		default:
+			return problem("a text or a whole number")
+		}
+		if err := own.UnmarshalText(fmt.Append(nil, from)); err != nil {
+			return problem(err.Error())
+		}
+		return nil
+	}
 	var errs []error
 	switch value := reflect.ValueOf(from); to.Kind() {
 	case reflect.String:
@@ -55,6 +67,15 @@ func decode(key string, from any, to reflect.Value) []error {
 			return problem("a whole number")
 		}
 		to.SetInt(value.Int())
+	case reflect.Float64:
+		switch {
+		case value.CanFloat():
+			to.SetFloat(value.Float())
+		case value.CanInt():
+			to.SetFloat(float64(value.Int()))
+		default:
+			return problem("a number")
+		}
 	case reflect.Slice:
 		list, ok := from.([]any)
 		if !ok {
