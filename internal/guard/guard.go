@@ -16,7 +16,7 @@
 //	the command exits        what it left behind is killed, then the exit is reported
 //	Stop                     SIGTERM; SIGKILL after the grace, or at the deadline
 //	the deadline passes      SIGTERM; SIGKILL after the grace, but at most 500 ms
-//	the daemon dies          as Stop: the guard sees its pipe close
+//	the daemon dies          as Stop: the guard sees its socket close
 //	the daemon is frozen     no extension comes, the deadline passes
 //	the guard was frozen     on waking, more than 500 ms late: SIGKILL at once
 //	the guard dies           the daemon kills what is left, and Wait says so
