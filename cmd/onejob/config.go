@@ -199,6 +199,7 @@ func (c *Config) validate() error {
 		add("postgres.max_conns: %d is not between 2 and 1000", c.Postgres.MaxConns)
 	}
 	join("", c.validateConsul())
+	join("", checkMargin(c.Kinds.Exec.Commands, c.Consul.Margin))
 	if c.Worker.PayloadMemory < worker.MaxPayload {
 		add("worker.payload_memory: %d bytes are less than %d, the longest payload", c.Worker.PayloadMemory, worker.MaxPayload)
 	}

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -86,7 +87,9 @@ func TestExampleConfig(t *testing.T) {
 
 	t.Run("ExamplesCanBeUsed", func(t *testing.T) {
 		examples = strings.ReplaceAll("\n"+examples, "\n# ", "\n")
-		c := mustLoad(t, strings.ReplaceAll(examples, "/usr/local/bin/backup", "/bin/true"))
+		// Only root may name another user, and not every machine has this group.
+		c := mustLoad(t, strings.NewReplacer("/usr/local/bin/backup", "/bin/true",
+			"user: nobody", "user: "+strconv.Itoa(os.Getuid()), "group: nogroup", "group: "+strconv.Itoa(os.Getgid())).Replace(examples))
 		if len(c.Kinds.Exec.Commands) == 0 || len(c.Kinds.HTTP.Allow) == 0 || len(c.Kinds.SQL.Statements) == 0 {
 			t.Errorf("an example is missing: %+v", c.Kinds)
 		}
@@ -188,6 +191,18 @@ func TestConfigProblems(t *testing.T) {
 			"consul.check_ttl: a lease lasts TTL 4s - margin 1s = 3s after a heartbeat, which leaves no room for a lost one every 2s: it must be at least twice the heartbeat, 4s",
 			"consul.session_ttl: a lease lasts TTL 10s - margin 1s = 9s after a heartbeat, which leaves no room for a lost one every 5s: it must be at least twice the heartbeat, 10s",
 		}},
+		{"MarginTooShortForCommands", "consul: {margin: 599ms}\nkinds: {exec: {commands: {a: {path: /bin/true}}}}", nil, []string{
+			"consul.margin: 599ms is too short for commands: a command may be there for 500ms after its lease has ended, and the kernel needs up to 100ms to end it: it must be at least 500ms + 100ms = 600ms",
+		}},
+		{"ProcessesOfCommands", "kinds: {exec: {commands: {a: {path: /bin/true, user: no-such-user, memory_max: 1KiB, pids_max: -1, cpu_max: 0.001}, b: {path: /bin/true, memory_max: 64M, user: [x], cpu_max: half}}}}", nil, []string{
+			"kinds.exec.commands.b.cpu_max: this is a text; it must be a number",
+			"kinds.exec.commands.b.memory_max: this is a text; it must be a size in bytes, such as 1048576, 64KiB, 512MiB or 2GiB",
+			"kinds.exec.commands.b.user: this is a list; it must be a text or a whole number",
+			`kinds.exec: command "a": user: there is no user "no-such-user"`,
+			`kinds.exec: command "a": memory_max 1KiB is below 1MiB, in which no command can run`,
+			`kinds.exec: command "a": pids_max -1 is negative`,
+			`kinds.exec: command "a": cpu_max 0.001 is not between 0.01 and 10000 cores`,
+		}},
 		{"OutOfRange", "start_timeout: 1ms\nreplica: " + strings.Repeat("x", 201) + "\npostgres: {max_conns: 1}\nconsul: {verify: -1s, service: ''}\n" +
 			"worker: {concurrency: 0, payload_memory: 4194303, poll: often, max_crashes: 0, timeout: -1s, shutdown_grace: 0s, retry_base: 1m, retry_max: 1s, queues: ['']}\n" +
 			"retention: {succeeded: 0s, failed: -1h}\nhttp: {listen: nowhere}\nlog: {level: loud, format: xml}", nil, []string{
@@ -256,6 +271,17 @@ func TestConfigProblems(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestProcessesOfCommands(t *testing.T) {
+	c := mustLoad(t, "consul: {margin: 600ms}\nkinds: {exec: {commands: {a: {path: /bin/true, user: "+strconv.Itoa(os.Getuid())+", group: '"+strconv.Itoa(os.Getgid())+
+		"', no_new_privs: true, memory_max: 64MiB, pids_max: 20, cpu_max: 2}, b: {path: /bin/true, memory_max: 2097152, cpu_max: 0.5}}}}")
+	a, b := c.Kinds.Exec.Commands["a"], c.Kinds.Exec.Commands["b"]
+	if a.User != tasks.Name(strconv.Itoa(os.Getuid())) || a.Group != tasks.Name(strconv.Itoa(os.Getgid())) || !a.NoNewPrivs ||
+		a.MemoryMax != 64<<20 || a.PIDsMax != 20 || a.CPUMax != 2 || b.MemoryMax != 2<<20 || b.CPUMax != 0.5 {
+		t.Errorf("got %+v and %+v", a, b)
+	}
+	mustLoad(t, "consul: {margin: 300ms}") // without commands
 }
 
 // A password stands in the DSN, and in Consul's token; neither may be repeated

@@ -20,6 +20,7 @@ import (
 
 	"onejob/lock/consul"
 	"onejob/store"
+	"onejob/tasks"
 	"onejob/worker"
 )
 
@@ -78,6 +79,9 @@ func serve(ctx context.Context, cfg Config, out io.Writer) error {
 	log := newLogger(cfg, out)
 	defer func() { _ = log.Sync() }()
 	limitMemory(log)
+	if err := prepareCommands(tasks.Exec{Commands: cfg.Kinds.Exec.Commands}, log); err != nil {
+		return err
+	}
 
 	db, err := store.Open(cfg.storeConfig())
 	if err != nil {
