@@ -183,7 +183,7 @@ func (h hierarchy) enable(controllers []string) error {
 	has := strings.Fields(readLine(filepath.Join(h.base, "cgroup.controllers")))
 	for _, c := range controllers {
 		if !slices.Contains(has, c) {
-			return fmt.Errorf("limits on commands need the controller %s, and cgroup %s has only %q; %s, or remove the limits",
+			return fmt.Errorf("limits on commands need the controller %s, and cgroup %s has only %q (one that is mounted as version 1 does not count); %s, or remove the limits",
 				c, h.base, has, delegation)
 		}
 	}
