@@ -243,7 +243,8 @@ type cgroup struct {
 func (h hierarchy) newCgroup(l Limits) (*cgroup, error) {
 	for range 10 {
 		dir := filepath.Join(h.attempts(), rand.Text())
-		err := os.Mkdir(dir, 0o755)
+		// The command may read its limits by their names, and not lock the directory.
+		err := os.Mkdir(dir, 0o711)
 		if errors.Is(err, fs.ErrNotExist) { // somebody tidied up
 			_ = os.Mkdir(h.attempts(), 0o755)
 			continue

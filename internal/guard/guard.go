@@ -31,9 +31,9 @@
 // service manager, at, cron) is no descendant, and neither this package nor
 // any other can see it.
 //
-// Without cgroups, when guard and daemon are killed in the same moment, a
-// process that has cleared its environment and left its session is not found
-// any more. A descendant that changed to a user whom the daemon may not signal
+// Without cgroups, a process that has cleared its environment is not found when
+// guard and daemon were killed in the same moment; one that has left its session
+// as well is not found by a daemon whose guard was killed either. A descendant that changed to a user whom the daemon may not signal
 // then ends when it likes; the guard waits for it. With or without cgroups that
 // goes for one that hangs in the kernel.
 //
@@ -68,7 +68,8 @@ var (
 	ErrExpired = errors.New("the lease ran out before the command could be started")
 
 	// ErrGuardDied is in the error of Wait when the guard itself was lost.
-	// The command and what it started are dead; how it ended is not known.
+	// The command is dead, and so is what it started, with the exception in the
+	// package's comment; how it ended is not known.
 	ErrGuardDied = errors.New("the guard process died, and its command was killed")
 )
 

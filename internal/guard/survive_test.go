@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -181,6 +182,7 @@ func TestSweepKillsSurvivors(t *testing.T) {
 				// Both are stopped first, so that neither sees the other die.
 				sendSignal(t, d.Process.Pid, syscall.SIGSTOP)
 				sendSignal(t, guard, syscall.SIGSTOP)
+				until(t, "the guard is stopped", func() bool { return stateOf(t, guard).stopped })
 				sendSignal(t, d.Process.Pid, syscall.SIGKILL)
 				_ = d.Wait()
 				if guardIs == "killed" {
@@ -210,6 +212,19 @@ func gone(pid int) bool {
 	return err == nil && p.dead
 }
 
+func stateOf(t *testing.T, pid int) proc {
+	t.Helper()
+	stat, err := os.ReadFile("/proc/" + itoa(pid) + "/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := parseStat(pid, stat)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
 // A guard whose daemon is dead still gives its command the grace.
 func TestSweepLeavesWhatAGuardOwns(t *testing.T) {
 	t.Parallel()
@@ -232,6 +247,44 @@ func TestSweepLeavesWhatAGuardOwns(t *testing.T) {
 				t.Fatal(err)
 			}
 			until(t, "the command has cleaned up", there("cleaned"))
+		})
+	}
+}
+
+// A process is killed only if its daemon and its guard, of this very place, are
+// both dead; numbers that others have by now do not count.
+func TestSweepIsStrict(t *testing.T) {
+	t.Parallel()
+	us := fmt.Sprintf("%d.%d", os.Getpid(), startOf(os.Getpid()))
+	earlier := fmt.Sprintf("%d.%d", os.Getpid(), startOf(os.Getpid())-1)
+	for name, test := range map[string]struct {
+		value string
+		dies  bool
+	}{
+		"daemon and guard dead":         {here() + "/" + earlier + "/" + earlier + "/x", true},
+		"daemon alive":                  {here() + "/" + us + "/" + earlier + "/x", false},
+		"guard alive":                   {here() + "/" + earlier + "/" + us + "/x", false},
+		"another user or namespace":     {"9" + here() + "/" + earlier + "/" + earlier + "/x", false},
+		"a mark that is no mark":        {"ABCDEF", false},
+		"the mark of an older version":  {"WTL2HDJ2PTOBXAJ3EBTXSFJQ2A", false},
+		"a daemon that is not a number": {here() + "/me/" + earlier + "/x", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := exec.Command("/bin/sleep", "1000")
+			c.Env = []string{envKey + "=" + test.value}
+			if err := c.Start(); err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = c.Process.Kill(); _ = c.Wait() }()
+			until(t, "it has its environment", func() bool { return markOf(c.Process.Pid) != "" })
+			killed, err := Sweep()
+			if err != nil {
+				t.Error(err)
+			}
+			if dead := gone(c.Process.Pid); dead != test.dies {
+				t.Errorf("dead: %t; swept: %v", dead, killed)
+			}
 		})
 	}
 }

@@ -30,8 +30,8 @@ const sweepTime = 10 * time.Second
 // ONEJOB_GUARD or has not left the guard's session. It returns when all of it
 // is gone, or with an error if something is still there after 10 s.
 //
-// What a living daemon or guard owns is left alone, and so is what another user
-// or a daemon in another PID namespace has started. A guard that is stopped
+// What a living daemon or guard owns is left alone, and so is, without cgroups,
+// what another user or a daemon in another PID or time namespace has started. A guard that is stopped
 // (SIGSTOP) and whose daemon is dead counts as dead.
 func Sweep() ([]Survivor, error) {
 	killed := map[int]string{}
@@ -165,7 +165,7 @@ type identity struct {
 
 // mark is the value of ONEJOB_GUARD: who started a process, and where.
 type mark struct {
-	place         string // user and PID namespace
+	place         string // see here
 	daemon, guard identity
 }
 
@@ -194,10 +194,15 @@ func parseMark(text string) (mark, bool) {
 	return m, true
 }
 
-// here is the same for processes that have the same user and the same numbers.
+// here is the same for daemons that have the same user, and that see the same
+// process ids and start times: PID and time namespaces change those.
 var here = sync.OnceValue(func() string {
-	namespace, _ := os.Readlink("/proc/self/ns/pid")
-	return fmt.Sprintf("%d.%s", os.Geteuid(), strings.Trim(strings.TrimPrefix(namespace, "pid:"), "[]"))
+	place := strconv.Itoa(os.Geteuid())
+	for _, kind := range []string{"pid", "time"} { // time is from Linux 5.6 on
+		namespace, _ := os.Readlink("/proc/self/ns/" + kind)
+		place += "." + strings.Trim(strings.TrimPrefix(namespace, kind+":"), "[]")
+	}
+	return place
 })
 
 // startOf returns when a process was started, or zero if it is not there.
