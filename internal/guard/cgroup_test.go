@@ -186,12 +186,25 @@ func TestEnableLimitsMovesTheDaemonToALeaf(t *testing.T) {
 		}
 	}
 	controller := strings.Fields(readLine(dir + "/cgroup.controllers"))[0]
-	var out buffer
-	d := exec.Command("/proc/self/exe")
-	d.Env = append(os.Environ(), "GUARD_TEST_DAEMON=enable", "GUARD_TEST_ENABLE="+controller)
-	d.Stdout, d.Stderr = &out, &out
-	inCgroup(t, dir, d)
-	until(t, "the daemon has said it", func() bool { return strings.Contains(out.String(), "done\n") })
+	enable := func() *buffer {
+		var out buffer
+		d := exec.Command("/proc/self/exe")
+		d.Env = append(os.Environ(), "GUARD_TEST_DAEMON=enable", "GUARD_TEST_ENABLE="+controller)
+		d.Stdout, d.Stderr = &out, &out
+		inCgroup(t, dir, d)
+		until(t, "the daemon has said it", func() bool { return strings.Contains(out.String(), "done\n") })
+		return &out
+	}
+
+	// Somebody else in its cgroup prevents that, and is named.
+	other := exec.Command("/bin/sleep", "1000")
+	inCgroup(t, dir, other)
+	if said := enable().String(); !strings.Contains(said, fmt.Sprintf("holds [%q]; under systemd", itoa(other.Process.Pid))) {
+		t.Errorf("%q", said)
+	}
+	_ = other.Process.Kill()
+	_ = other.Wait()
+	out := enable()
 	want := "error <nil>\n" + readOwn(t, filepath.Base(dir)) + "/" + daemonLeaf + "\ndone\n"
 	if out.String() != want {
 		t.Errorf("%q, want %q", out.String(), want)
