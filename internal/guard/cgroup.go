@@ -19,7 +19,7 @@ import (
 // Every command has a cgroup of its own, where cgroup v2 can be written:
 //
 //	<base>                     the daemon's own cgroup when it started
-//	<base>/onejob-daemon       the daemon, if controllers are enabled for attempts
+//	<base>/onejob-daemon       the daemon, if controllers are enabled for attempts (EnableLimits)
 //	<base>/onejob-attempts/X   one attempt
 //
 // A process is born inside and its descendants stay inside, whatever they do
@@ -65,6 +65,7 @@ const delegation = "under systemd set Delegate=yes and DelegateSubgroup=" + daem
 type hierarchy struct {
 	base string
 	root bool // base is the root of all, where processes do not prevent controllers
+	ours bool // base is the root of a cgroup namespace: a container, in which all is ours
 }
 
 // ourHierarchy looks once: what the daemon does later (EnableLimits) moves it to
@@ -82,7 +83,12 @@ var ourHierarchy = sync.OnceValues(func() (hierarchy, error) {
 	if err != nil {
 		return hierarchy{}, err
 	}
-	return openHierarchy(own)
+	if !slices.Contains(strings.Fields(readAll(filepath.Join(own, "cgroup.procs"))), strconv.Itoa(os.Getpid())) {
+		return hierarchy{}, fmt.Errorf("cgroup %s does not list this process", own)
+	}
+	h, err := openHierarchy(own)
+	h.ours = !h.root && strings.Contains("\n"+string(groups), "\n0::/\n")
+	return h, err
 })
 
 // CgroupError returns why commands do not get a cgroup of their own, or nil if
@@ -113,7 +119,10 @@ func locate(mountinfo, cgroup string) (string, error) {
 		}
 		found = true
 		root, point := unescape(fields[3]), unescape(fields[4])
-		if below, err := filepath.Rel(root, own); err == nil && filepath.IsLocal(below) && !strings.HasPrefix(own, "/..") {
+		if strings.HasPrefix(root, "/..") || strings.HasPrefix(own, "/..") {
+			continue // outside of this cgroup namespace
+		}
+		if below, err := filepath.Rel(root, own); err == nil && filepath.IsLocal(below) {
 			return filepath.Join(point, below), nil
 		}
 	}
@@ -207,18 +216,25 @@ func (h hierarchy) enable(controllers []string) error {
 	return nil
 }
 
-// leave moves this process from the base into a leaf, if it is there.
+// leave moves this process from the base into a leaf, if it is there, and with
+// it a parent that is the same program. In a container all others are moved as
+// well, such as its init process.
 func (h hierarchy) leave() error {
-	self := strconv.Itoa(os.Getpid())
-	if h.root || !slices.Contains(strings.Fields(readAll(filepath.Join(h.base, "cgroup.procs"))), self) {
+	if h.root {
 		return nil
 	}
 	leaf := filepath.Join(h.base, daemonLeaf)
 	if err := os.Mkdir(leaf, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("make a cgroup for the daemon: %w; %s, or remove the limits", err, delegation)
 	}
-	if err := write(filepath.Join(leaf, "cgroup.procs"), self); err != nil {
-		return fmt.Errorf("move the daemon into cgroup %s: %w; %s, or remove the limits", leaf, err, delegation)
+	for _, field := range strings.Fields(readAll(filepath.Join(h.base, "cgroup.procs"))) {
+		pid, err := strconv.Atoi(field)
+		if err != nil || pid != os.Getpid() && !h.ours && (pid != os.Getppid() || nameOf(pid) != nameOf(os.Getpid())) {
+			continue
+		}
+		if err := write(filepath.Join(leaf, "cgroup.procs"), field); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("move process %d into cgroup %s: %w; %s, or remove the limits", pid, leaf, err, delegation)
+		}
 	}
 	return nil
 }

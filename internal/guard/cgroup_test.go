@@ -15,14 +15,15 @@ func TestLocate(t *testing.T) {
 	t.Parallel()
 	const both = "32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
 	for name, test := range map[string]struct{ mountinfo, cgroup, want, err string }{
-		"alone":          {"30 24 0:26 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n", "0::/system.slice/a.service\n", "/sys/fs/cgroup/system.slice/a.service", ""},
-		"beside v1":      {both, "4:memory:/x\n0::/\n", "/sys/fs/cgroup/unified", ""},
-		"part mounted":   {"30 24 0:26 /docker/x /sys/fs/cgroup ro - cgroup2 cgroup ro\n", "0::/docker/x/y\n", "/sys/fs/cgroup/y", ""},
-		"outside":        {"30 24 0:26 /docker/x /sys/fs/cgroup ro - cgroup2 cgroup ro\n", "0::/docker/xy\n", "", "outside"},
-		"another space":  {both, "0::/../x\n", "", "outside"},
-		"name with room": {`30 24 0:26 / /a\040b rw - cgroup2 cgroup2 rw` + "\n", "0::/c\n", "/a b/c", ""},
-		"not mounted":    {"32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n", "0::/\n", "", "no cgroup hierarchy"},
-		"v1 alone":       {both, "4:memory:/x\n", "", "in no cgroup"},
+		"alone":                  {"30 24 0:26 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n", "0::/system.slice/a.service\n", "/sys/fs/cgroup/system.slice/a.service", ""},
+		"beside v1":              {both, "4:memory:/x\n0::/\n", "/sys/fs/cgroup/unified", ""},
+		"part mounted":           {"30 24 0:26 /docker/x /sys/fs/cgroup ro - cgroup2 cgroup ro\n", "0::/docker/x/y\n", "/sys/fs/cgroup/y", ""},
+		"outside":                {"30 24 0:26 /docker/x /sys/fs/cgroup ro - cgroup2 cgroup ro\n", "0::/docker/xy\n", "", "outside"},
+		"another space":          {both, "0::/../x\n", "", "outside"},
+		"mount of another space": {"41 31 0:38 /.. /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n42 31 0:38 / /new rw - cgroup2 cgroup2 rw\n", "0::/\n", "/new", ""},
+		"name with room":         {`30 24 0:26 / /a\040b rw - cgroup2 cgroup2 rw` + "\n", "0::/c\n", "/a b/c", ""},
+		"not mounted":            {"32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n", "0::/\n", "", "no cgroup hierarchy"},
+		"v1 alone":               {both, "4:memory:/x\n", "", "in no cgroup"},
 	} {
 		got, err := locate(test.mountinfo, test.cgroup)
 		if got != test.want || (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
@@ -195,6 +196,28 @@ func TestEnableLimitsMovesTheDaemonToALeaf(t *testing.T) {
 		until(t, "the daemon has said it", func() bool { return strings.Contains(out.String(), "done\n") })
 		return &out
 	}
+
+	// In a container, which has a namespace of its own, all are moved.
+	t.Run("in a container", func(t *testing.T) {
+		self, err := os.Executable()
+		if err != nil {
+			t.Fatal(err)
+		}
+		box := testCgroup(t, os.Getuid())
+		var out buffer
+		d := exec.Command("unshare", "--cgroup", "--mount", "sh", "-c", `mount -t cgroup2 none "$1" && { sleep 1000 & "$0"; }`, self, t.TempDir())
+		d.Env = append(os.Environ(), "GUARD_TEST_DAEMON=enable", "GUARD_TEST_ENABLE="+controller)
+		d.Stdout, d.Stderr = &out, &out
+		inCgroup(t, box, d)
+		until(t, "the daemon has said it", func() bool { return strings.Contains(out.String(), "done\n") })
+		if want := "error <nil>\n0::/" + daemonLeaf + "\ndone\n"; out.String() != want {
+			t.Errorf("%q, want %q", out.String(), want)
+		}
+		if all := strings.Fields(readAll(box + "/" + daemonLeaf + "/cgroup.procs")); len(all) != 3 { // sh, sleep, the daemon
+			t.Errorf("processes %q are in the leaf", all)
+		}
+		(&cgroup{dir: box}).killAll(time.Time{}) // sh and the others die with it
+	})
 
 	// Somebody else in its cgroup prevents that, and is named.
 	other := exec.Command("/bin/sleep", "1000")
