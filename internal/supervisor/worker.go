@@ -1,0 +1,83 @@
+package supervisor
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
+)
+
+// What a worker says, a line each.
+const (
+	wordHere   = "here"
+	wordHello  = "hello" // and a text
+	wordReady  = "ready"
+	wordEnding = "ending"
+
+	pipeFD = 3 // where it says so
+)
+
+// Worker is the working process, as it knows itself. A nil Worker says nothing.
+type Worker struct {
+	Process string // a uuid, which no other process ever had
+
+	mu   sync.Mutex
+	pipe *os.File
+}
+
+// Adopt returns the Worker that this process is, or nil if it has no supervisor. It
+// removes the variable from the environment. Handlers of signals must be installed
+// before.
+func Adopt(variable string) (*Worker, error) {
+	id, there := os.LookupEnv(variable)
+	if !there {
+		return nil, nil
+	}
+	_ = os.Unsetenv(variable)
+	var stat unix.Stat_t
+	err := unix.Fstat(pipeFD, &stat)
+	if _, parseErr := uuid.Parse(id); err != nil || parseErr != nil || stat.Mode&unix.S_IFMT != unix.S_IFIFO {
+		return nil, fmt.Errorf("the variable %s is set for the working process alone; remove it from the environment", variable)
+	}
+	unix.CloseOnExec(pipeFD)
+	// Started by way of /proc/self/exe, it is called exe in lists of processes.
+	_ = os.WriteFile("/proc/self/comm", []byte(filepath.Base(os.Args[0])), 0)
+	w := &Worker{Process: id, pipe: os.NewFile(pipeFD, "supervisor")}
+	w.say(wordHere)
+	return w, nil
+}
+
+// Hello tells the supervisor something of this process, for Config.Hello.
+func (w *Worker) Hello(text string) { w.say(wordHello + " " + strings.ReplaceAll(text, "\n", " ")) }
+
+// Ready tells the supervisor that this process has begun to work.
+func (w *Worker) Ready() { w.say(wordReady) }
+
+// Ending tells the supervisor that this process is about to exit and means to.
+func (w *Worker) Ending() { w.say(wordEnding) }
+
+func (w *Worker) say(line string) {
+	if w == nil {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	_, _ = w.pipe.WriteString(line + "\n") // a supervisor that cannot hear is dead, and so are we
+}
+
+// listen passes on what a process says, until it has closed its end of the pipe.
+func listen(p *process, pipe *os.File, lines chan<- line) {
+	defer pipe.Close()
+	said := bufio.NewScanner(pipe)
+	for said.Scan() {
+		if said.Text() != "" {
+			lines <- line{p, said.Text()}
+		}
+	}
+	lines <- line{p, ""}
+}
