@@ -2,6 +2,7 @@ package worker_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -18,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"go.uber.org/zap/zaptest/observer"
 
+	"onejob/internal/supervisor"
 	"onejob/internal/testenv"
 	"onejob/lock/consul"
 	"onejob/store"
@@ -212,6 +214,7 @@ type process struct {
 	cmd    *exec.Cmd
 	name   string
 	exited chan struct{}
+	stderr bytes.Buffer // read it after exited
 
 	mu     sync.Mutex
 	events []map[string]any
@@ -231,7 +234,7 @@ func (c *cluster) process(t *testing.T, name, config string, settings ...string)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.cmd.Stderr = os.Stderr
+	p.cmd.Stderr = &p.stderr
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -258,22 +261,34 @@ func (c *cluster) process(t *testing.T, name, config string, settings ...string)
 			for _, e := range p.events {
 				t.Log(name, e)
 			}
+			t.Log(name, "wrote to stderr:", p.stderr.String())
 		}
 	})
 	p.logged(t, "session_started")
 	return p
 }
 
+// signal sends a signal to the replica: to its supervisor, which passes it on. With
+// SIGKILL the kernel kills the working process too. SIGSTOP and SIGCONT are sent to
+// both.
 func (p *process) signal(t *testing.T, s syscall.Signal) {
 	t.Helper()
 	select {
 	case <-p.exited:
 	default:
+		if s == syscall.SIGSTOP || s == syscall.SIGCONT {
+			if err := syscall.Kill(p.worker(), s); err != nil && err != syscall.ESRCH {
+				t.Errorf("signal %v to the working process of %s: %v", s, p.name, err)
+			}
+		}
 		if err := p.cmd.Process.Signal(s); err != nil && err != os.ErrProcessDone {
 			t.Errorf("signal %v to %s: %v", s, p.name, err)
 		}
 	}
 }
+
+// worker returns the pid of the working process.
+func (p *process) worker() int { return supervisor.Find(p.cmd.Process.Pid) }
 
 // count returns how often an event was logged.
 func (p *process) count(event string) (n int) {
@@ -379,9 +394,13 @@ func (w witness) judge(t *testing.T) (ended map[int]int) {
 // "stuck" never ends in its first attempt, ignores SIGTERM, and keeps a child
 // in a session of its own that ignores it too; in its second it looks whether
 // those of the first are dead, and stays inside while the witness is on hold.
+// "escape" is like "stuck", but its child is an orphan with an empty environment.
 func (w witness) config() string {
 	const say = `say() { echo "$1 $ONEJOB_LOCK_KEY $ONEJOB_TASK_ID $ONEJOB_ATTEMPT $ONEJOB_FENCE $$" >> "$W"; }; `
 	quick := say + `say begin; say end`
+	const child = `setsid sh -c 'trap "" TERM; while :; do sleep 1; done' & C=$!`
+	const orphan = `setsid env -i /bin/sh -c '/bin/sh -c "trap \"\" TERM; echo \$\$ > $0; while :; do sleep 1; done" &' "$P.child"
+while [ ! -s "$P.child" ]; do sleep 0.05; done; C=$(cat "$P.child")`
 	stuck := say + `trap "" TERM
 P="$W.$ONEJOB_TASK_ID"
 if [ -f "$P.pids" ]; then
@@ -393,8 +412,8 @@ if [ -f "$P.pids" ]; then
   say end
   exit 0
 fi
-setsid sh -c 'trap "" TERM; while :; do sleep 1; done' &
-echo "$$ $!" > "$P.new"; mv "$P.new" "$P.pids"
+CHILD
+echo "$$ $C" > "$P.new"; mv "$P.new" "$P.pids"
 say begin
 while :; do sleep 1; done`
 	command := func(name, script string) string {
@@ -404,7 +423,8 @@ while :; do sleep 1; done`
 		}
 		return fmt.Sprintf("      %s: {path: /bin/sh, args: [\"-c\", %s], env: {W: %q}, grace: 1s}\n", name, quoted, w.path)
 	}
-	return "kinds:\n  exec:\n    commands:\n" + command("quick", quick) + command("stuck", stuck)
+	return "kinds:\n  exec:\n    commands:\n" + command("quick", quick) + command("stuck", strings.Replace(stuck, "CHILD", child, 1)) +
+		command("escape", strings.Replace(stuck, "CHILD", orphan, 1))
 }
 
 // jsonField returns a text of a JSON object, "" if it is not there.

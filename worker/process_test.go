@@ -1,12 +1,17 @@
 package worker_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"os"
+	"slices"
+	"strconv"
 	"syscall"
 	"testing"
 	"time"
 
+	"onejob/internal/procfs"
 	"onejob/internal/servers"
 	"onejob/internal/testenv"
 )
@@ -264,4 +269,157 @@ func TestShutdownGivesWorkBack(t *testing.T) {
 	}
 	w.judge(t)
 	c.noOverlaps(t)
+}
+
+// crash kills the working process of the replica that works on a task, and returns
+// the replica and when that was.
+func (c *cluster) crash(t *testing.T, id int64, s syscall.Signal, all ...*process) (*process, time.Time) {
+	t.Helper()
+	holder, _ := c.holder(t, id, all...)
+	worker := holder.worker()
+	if worker == holder.cmd.Process.Pid {
+		t.Fatalf("%s has no working process", holder.name)
+	}
+	at := time.Now()
+	if err := syscall.Kill(worker, s); err != nil {
+		t.Fatal(err)
+	}
+	return holder, at
+}
+
+// TestCrashedWorkerIsTakenOver kills working processes. With TEST_CRASHES=20 it
+// measures how long a takeover takes.
+func TestCrashedWorkerIsTakenOver(t *testing.T) {
+	t.Parallel()
+	n, err := strconv.Atoi(cmp.Or(os.Getenv("TEST_CRASHES"), "1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var took []float64
+	for i := range n {
+		t.Run(strconv.Itoa(i), func(t *testing.T) {
+			took = append(took, testCrash(t))
+		})
+	}
+	slices.Sort(took)
+	if len(took) > 0 {
+		t.Logf("takeover after %.2f s (median) and %.2f s (most) in %d crashes", took[len(took)/2], took[len(took)-1], len(took))
+	}
+}
+
+func testCrash(t *testing.T) (took float64) {
+	c, w := newCluster(t), newWitness(t)
+	a, z := c.process(t, "a", w.config()), c.process(t, "z", w.config()) // with the default times
+	id := c.insert(t, "kind, payload, lock_key", "exec", `{"command": "escape"}`, "shared")
+	testenv.Eventually(t, patience, "the command is inside", func() bool { return w.count(t, "begin") == 1 })
+
+	holder, killed := c.crash(t, id, syscall.SIGKILL, a, z)
+	c.await(t, id, "succeeded")
+	took = get[float64](t, c, "SELECT extract(epoch FROM max(started_at) - $2::timestamptz)::float8 FROM onejob.attempts WHERE task_id = $1", id, killed)
+	t.Logf("taken over %.2f s after kill -9 of the working process", took)
+	if w.count(t, "dead") != 2 {
+		t.Errorf("the second attempt found %d of 2 processes of the first dead", w.count(t, "dead"))
+	}
+	w.judge(t)
+	if got := c.outcomes(t, id); got != "crashed succeeded" {
+		t.Errorf("outcomes: %s", got)
+	}
+
+	// The same replica works again.
+	testenv.Eventually(t, patience, "the next working process has a session", func() bool { return holder.count("session_started") == 2 })
+	if holder.count("worker_crashed") != 1 || holder.count("worker_restarted") != 1 {
+		t.Errorf("it logged %d crashes and %d restarts", holder.count("worker_crashed"), holder.count("worker_restarted"))
+	}
+	for _, p := range []*process{a, z} {
+		if p != holder {
+			p.signal(t, syscall.SIGTERM)
+			<-p.exited
+		}
+	}
+	next := c.insert(t, "kind", "noop")
+	c.await(t, next, "succeeded")
+	if by := get[string](t, c, "SELECT replica FROM onejob.attempts WHERE task_id = $1", next); by != holder.name {
+		t.Errorf("%s worked on the next task, not %s", by, holder.name)
+	}
+	rss, err := procfs.Status(holder.cmd.Process.Pid, "VmRSS")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("the supervisor has %.1f MB", rss)
+	if rss > 16 {
+		t.Errorf("the supervisor has %.1f MB", rss)
+	}
+	holder.signal(t, syscall.SIGTERM)
+	<-holder.exited
+	if code := holder.cmd.ProcessState.ExitCode(); code != 0 {
+		t.Errorf("exit code %d, want 0", code)
+	}
+	c.noOverlaps(t)
+	return took
+}
+
+// A Go program that panics exits with 2, as one does that refuses its configuration.
+// So does one that gets SIGQUIT.
+func TestPanickedWorkerIsRestarted(t *testing.T) {
+	t.Parallel()
+	c, w := newCluster(t), newWitness(t)
+	a := c.process(t, "a", w.config())
+	id := c.stuck(t, w)
+	c.crash(t, id, syscall.SIGQUIT, a)
+	c.await(t, id, "succeeded") // by the next working process
+	w.judge(t)
+	if got := c.outcomes(t, id); got != "crashed succeeded" {
+		t.Errorf("outcomes: %s", got)
+	}
+	c.noOverlaps(t)
+}
+
+// Either service may be unavailable when a worker crashes. What it held is released,
+// and the next one works, when both are back.
+func TestCrashWhileAServiceIsUnavailable(t *testing.T) {
+	t.Parallel()
+	for _, away := range []string{"consul", "postgres"} {
+		t.Run(away, func(t *testing.T) {
+			t.Parallel()
+			kv, db := testenv.Consul(t), testenv.Postgres(t)
+			var stop, start func() error
+			if away == "consul" {
+				server, own := testenv.OwnConsul(t, servers.ConsulConfig{})
+				kv, stop, start = own, server.Stop, func() error { return server.Start(context.Background()) }
+			} else {
+				server, own := testenv.OwnPostgres(t)
+				db, stop, start = own, func() error { return server.Stop(servers.Immediate) }, func() error { return server.Start(context.Background()) }
+			}
+			c, w := clusterOn(t, db, kv), newWitness(t)
+			a := c.process(t, "a", w.config())
+			id := c.stuck(t, w)
+			holder, _ := c.holder(t, id, a)
+			if err := stop(); err != nil {
+				t.Fatal(err)
+			}
+			if err := syscall.Kill(holder.worker(), syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			other := map[string]string{"consul": "postgres", "postgres": "consul"}[away]
+			testenv.Eventually(t, patience, other+" knows of the death", func() bool { return a.buried(other) })
+			if a.buried(away) {
+				t.Errorf("%s knows of the death while it is unavailable", away)
+			}
+			if err := start(); err != nil {
+				t.Fatal(err)
+			}
+			c.pool.Reset()
+			testenv.Eventually(t, patience, away+" knows of the death", func() bool { return a.buried(away) })
+			c.await(t, id, "succeeded")
+			w.judge(t)
+			c.noOverlaps(t)
+		})
+	}
+}
+
+// buried reports whether the supervisor has made a death known there.
+func (p *process) buried(where string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.ContainsFunc(p.events, func(e map[string]any) bool { return e["event"] == "process_buried" && e["where"] == where })
 }

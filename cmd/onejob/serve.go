@@ -14,10 +14,10 @@ import (
 	"time"
 
 	memlimit "github.com/KimMachineGun/automemlimit/memlimit"
-	"github.com/google/uuid"
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
+	"onejob/internal/supervisor"
 	"onejob/lock/consul"
 	"onejob/store"
 	"onejob/tasks"
@@ -38,18 +38,37 @@ ended. Start as many replicas as you like.
 
 SIGTERM or SIGINT: no more tasks are taken; what runs may go on for
 worker.shutdown_grace, is then cancelled and given back without using up an
-attempt. A second signal ends the grace at once.`,
+attempt. A second signal ends the grace at once.
+
+The process that you start is a supervisor. The work is done by its child, the
+working process. If that crashes the supervisor kills what it left behind, releases
+its locks and starts another one. Send signals to the supervisor: it passes them on.`,
 		Args: cobra.NoArgs,
 	}
 	path := configFlag(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		cfg, err := loadConfig(*path, os.Environ())
+		self, err := supervisor.Adopt(supervisedVariable)
 		if err != nil {
-			return err
+			return usage(err)
 		}
-		return serve(c.Context(), cfg, c.OutOrStdout())
+		if self == nil {
+			return supervise(*path, c.OutOrStdout())
+		}
+		err = work(c.Context(), *path, c.OutOrStdout(), self)
+		self.Ending() // a panic does not get here
+		return err
 	}
 	return c
+}
+
+// work is the working process of a replica.
+func work(ctx context.Context, path string, out io.Writer, self *supervisor.Worker) error {
+	cfg, err := loadConfig(path, os.Environ())
+	if err != nil {
+		return err
+	}
+	self.Hello(greeting{cfg.Replica, cfg.Log.Level, cfg.Log.Format}.String())
+	return serve(ctx, cfg, out, self)
 }
 
 // gcPercent is how far a replica's heap may grow over what is in use before it is
@@ -75,7 +94,7 @@ func limitMemory(log *zap.Logger) {
 }
 
 // serve wires a replica together and runs it until ctx ends.
-func serve(ctx context.Context, cfg Config, out io.Writer) error {
+func serve(ctx context.Context, cfg Config, out io.Writer, self *supervisor.Worker) error {
 	log := newLogger(cfg, out)
 	defer func() { _ = log.Sync() }()
 	limitMemory(log)
@@ -99,8 +118,7 @@ func serve(ctx context.Context, cfg Config, out io.Writer) error {
 	lockConfig := cfg.consulConfig()
 	lockConfig.Log = log
 	lockConfig.Replica.HTTP = address
-	process := uuid.NewString()
-	lockConfig.Replica.Process = process
+	lockConfig.Replica.Process = self.Process
 	locks, err := consul.New(lockConfig)
 	if err != nil {
 		return usage(err)
@@ -126,7 +144,7 @@ func serve(ctx context.Context, cfg Config, out io.Writer) error {
 		Kinds:         kinds,
 		Replica:       cfg.Replica,
 		Version:       version(),
-		Process:       process,
+		Process:       self.Process,
 		Concurrency:   cfg.Worker.Concurrency,
 		PayloadMemory: cfg.Worker.PayloadMemory,
 		Queues:        cfg.Worker.Queues,
@@ -168,7 +186,10 @@ func serve(ctx context.Context, cfg Config, out io.Writer) error {
 	starting.Go(func() {
 		ready, cancel := context.WithTimeout(run, cfg.StartTimeout)
 		defer cancel()
-		if err := locks.Ready(ready); err != nil && run.Err() == nil {
+		switch err := locks.Ready(ready); {
+		case err == nil:
+			self.Ready()
+		case run.Err() == nil:
 			stop(fmt.Errorf("no session within start_timeout (%v): %w", cfg.StartTimeout, err))
 		}
 	})
