@@ -7,8 +7,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-
-	"onejob/internal/procfs"
 )
 
 // runTimeout bounds one measurement.
@@ -170,7 +168,7 @@ func (m *meter) count(ctx context.Context, c contest) (o outcome, err error) {
 		o.GivenBack = 1 - done/claims
 	}
 	for _, p := range m.processes {
-		mb, err := procfs.Status(p.pid(), "VmHWM")
+		mb, err := p.memory("VmHWM")
 		if err != nil {
 			return o, err
 		}

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"time"
-
-	"onejob/internal/procfs"
 )
 
 // idleness is what a replica with default settings costs that has nothing to do.
@@ -69,7 +67,7 @@ func (g *ground) measureIdle(ctx context.Context, settle, watch time.Duration) (
 	}
 	percent := func(name string) float64 { return 100 * (after.cpu[name] - before.cpu[name]).Seconds() / took }
 	i.CPUPercent, i.PostgresPercent, i.ConsulPercent = percent("subject"), percent("postgres"), percent("consul")
-	if i.RSS, err = procfs.Status(replica.pid(), "VmRSS"); err != nil {
+	if i.RSS, err = replica.memory("VmRSS"); err != nil {
 		return i, err
 	}
 	return i, replica.alive()

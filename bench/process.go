@@ -9,6 +9,9 @@ import (
 	"runtime"
 	"syscall"
 	"time"
+
+	"onejob/internal/procfs"
+	"onejob/internal/supervisor"
 )
 
 // farewell is how long a process may take to end when it is asked to.
@@ -57,6 +60,18 @@ func startProcess(name, log, program string, args ...string) (*process, error) {
 
 // pid returns the process's number.
 func (p *process) pid() int { return p.cmd.Process.Pid }
+
+// memory returns a size of /proc/PID/status, such as VmRSS, in MB. Of a supervisor and
+// its working process it returns the sum.
+func (p *process) memory(name string) (float64, error) {
+	mb, err := procfs.Status(p.pid(), name)
+	if worker := supervisor.Find(p.pid()); err == nil && worker != p.pid() {
+		var more float64
+		more, err = procfs.Status(worker, name)
+		mb += more
+	}
+	return mb, err
+}
 
 // alive returns nil unless the process has ended, which it should not have.
 func (p *process) alive() error {

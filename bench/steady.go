@@ -272,7 +272,7 @@ func (s *steadyPlan) sample(ctx context.Context, m *meter, before reading, began
 	now.Rate = float64(now.Done-previous.Done) / took
 	now.ReplicaCPU, now.PostgresCPU, now.ConsulCPU = percent("subject"), percent("postgres"), percent("consul")
 	now.ConsulWrites = (after.writes - before.writes) / took
-	if now.ReplicaMB, err = procfs.Status(m.processes[0].pid(), "VmRSS"); err != nil {
+	if now.ReplicaMB, err = m.processes[0].memory("VmRSS"); err != nil {
 		return now, after, err
 	}
 	if now.ConsulMB, err = procfs.Status(m.consul.pid, "VmRSS"); err != nil {

@@ -165,7 +165,7 @@ func killChild(_ context.Context, h *hit) error {
 
 func killGuard(_ context.Context, h *hit) error {
 	return h.killBelow(func(r *replica, _, parent int) int {
-		if parent == r.proc.cmd.Process.Pid {
+		if parent == r.proc.worker() {
 			return 0 // it has no guards
 		}
 		return parent

@@ -96,7 +96,7 @@ func (l *leaks) watch(ctx context.Context) {
 			if !proc.running() {
 				continue
 			}
-			pid := proc.cmd.Process.Pid
+			pid := proc.worker()
 			if u, err := usesOf(pid); err == nil {
 				u[4] = connections[r.name]
 				l.looks[r] = append(l.looks[r], look{time.Now(), pid, u})
@@ -150,7 +150,7 @@ func (l *leaks) leftOver(ctx context.Context) error {
 	errs = append(errs, err)
 	for _, r := range l.c.replicas {
 		if proc := r.process(); proc.running() {
-			if u, err := usesOf(proc.cmd.Process.Pid); err == nil && u[3] > 0 {
+			if u, err := usesOf(proc.worker()); err == nil && u[3] > 0 {
 				errs = append(errs, fmt.Errorf("%s has %.0f child processes", r.name, u[3]))
 			}
 		}

@@ -7,6 +7,8 @@ import (
 	"runtime"
 	"syscall"
 	"time"
+
+	"onejob/internal/supervisor"
 )
 
 // process is a program that the harness started. The kernel kills it when the
@@ -62,19 +64,34 @@ func (p *process) running() bool {
 	}
 }
 
+// signal sends a signal. A supervisor passes it on; what cannot be passed on, its
+// working process gets too.
 func (p *process) signal(s syscall.Signal) {
+	if !p.running() {
+		return
+	}
+	if worker := p.worker(); worker != p.cmd.Process.Pid && (s == syscall.SIGSTOP || s == syscall.SIGCONT) {
+		_ = syscall.Kill(worker, s)
+	}
+	_ = p.cmd.Process.Signal(s)
+}
+
+// kill ends it with SIGKILL and waits until it is gone. With a supervisor the kernel
+// kills its working process.
+func (p *process) kill() {
 	if p.running() {
-		_ = p.cmd.Process.Signal(s)
+		worker := p.worker()
+		_ = p.cmd.Process.Kill()
+		<-p.exited
+		for end := time.Now().Add(time.Second); syscall.Kill(worker, 0) == nil && time.Now().Before(end); {
+			time.Sleep(time.Millisecond)
+		}
 	}
 }
 
-// kill ends it with SIGKILL and waits until it is gone.
-func (p *process) kill() {
-	if p.running() {
-		_ = p.cmd.Process.Kill()
-		<-p.exited
-	}
-}
+// worker returns the pid of the process that does the work: the child of a supervisor,
+// or the process itself.
+func (p *process) worker() int { return supervisor.Find(p.cmd.Process.Pid) }
 
 // stop ends it with SIGTERM, and with SIGKILL if that takes longer than
 // patience, which it then reports.
