@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
+	"onejob/internal/guard"
 	"onejob/internal/supervisor"
 	"onejob/lock/consul"
 	"onejob/store"
@@ -41,6 +42,9 @@ func (g greeting) String() string {
 // supervise runs replicas as processes of their own, one after the other, as long as
 // they crash. It uses little memory: it is always there, and has little to do.
 func supervise(path string, out io.Writer) error {
+	if err := guard.Conceal(); err != nil {
+		return err
+	}
 	runtime.GOMAXPROCS(1)
 	debug.SetGCPercent(20)
 	debug.FreeOSMemory()
@@ -111,9 +115,8 @@ func buryCommand() *cobra.Command {
 // Postgres and Consul both know. tried is called when it has tried once.
 //
 // Any order is safe: nothing is left that could work, and that is all that a takeover
-// waits for. Postgres comes first because of speed. Other replicas look for abandoned
-// tasks when a session's key vanishes from Consul, and by then must have read in
-// Postgres that the replica is dead. Without Postgres, Consul is told at once.
+// waits for. Postgres comes first because of speed: other replicas look there when a
+// session's key vanishes from Consul. Without Postgres, Consul is told at once.
 func bury(ctx context.Context, cfg Config, processes []string, out io.Writer, tried func()) error {
 	log := newLogger(cfg, out)
 	defer func() { _ = log.Sync() }()
@@ -159,47 +162,9 @@ func bury(ctx context.Context, cfg Config, processes []string, out io.Writer, tr
 	if unknown != nil {
 		both.Go(func() { retry("postgres", db.DeclareProcessDead, unknown) })
 	} else {
-		tried()
-		awaitHeartbeats(ctx, db)
 	}
 	err = attempt(ctx, "consul", locks.Bury)
 	tried()
 	retry("consul", locks.Bury, err)
 	return nil
-}
-
-// awaitHeartbeats returns when every replica that is alive has sent a heartbeat, to
-// which the list of replicas is the answer, and could read it. It does not wait for
-// long: some that count as alive may be dead. A replica that reads it later looks for
-// abandoned tasks some seconds later.
-func awaitHeartbeats(ctx context.Context, db *store.Store) {
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
-	defer cancel()
-	before := map[string]time.Time{}
-	for first := true; ; first = false {
-		list, err := db.Replicas(ctx)
-		if err != nil {
-			return
-		}
-		waiting := first
-		for _, r := range list {
-			if first {
-				before[r.Session] = r.HeartbeatAt
-			}
-			at, known := before[r.Session]
-			waiting = waiting || known && !r.State.Final() && r.HeartbeatAt.Equal(at)
-		}
-		pause := 50 * time.Millisecond
-		if !waiting {
-			pause = 250 * time.Millisecond // for the answer to the last one
-		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-			return
-		}
-		if !waiting {
-			return
-		}
-	}
 }
