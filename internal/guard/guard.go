@@ -42,8 +42,9 @@
 // traced. This does not hide them from root. A guard takes orders from a socket
 // that only it and its daemon have. A command of the same user can kill both.
 //
-// A daemon that is process 1 of a container adopts what a dead guard leaves
-// behind, and does not reap it; let an init such as docker run --init be first.
+// What a dead guard leaves behind is adopted by the supervisor of onejob serve, which
+// reaps it. A daemon without one that is process 1 of a container does not; let an
+// init such as docker run --init be first.
 //
 // Under systemd use KillMode=mixed: the default sends the SIGTERM that is
 // meant for the daemon to the commands as well.
