@@ -174,7 +174,10 @@ func (w *Worker) handle(ctx context.Context, lease lock.Lease, a *tasks.Attempt)
 			fmt.Fprintf(a.Output, "panic: %v\n%s", p, debug.Stack())
 		}
 	}()
-	kind := w.Kinds[a.Kind]
+	kind := w.serving.Load().kinds[a.Kind]
+	if kind == nil { // it was reloaded away
+		return tasks.Result{}, errNotBegun{fmt.Errorf("%w: kind %q", tasks.ErrUnknown, a.Kind)}
+	}
 	if err := kind.Check(a.Payload); errors.Is(err, tasks.ErrUnknown) {
 		return tasks.Result{}, errNotBegun{err}
 	} else if err != nil {

@@ -34,11 +34,9 @@ const (
 // need not. Names that rows have and limits have not cost them nothing: only known
 // ones are asked for.
 type limits struct {
-	wg     sync.WaitGroup
-	none   []string            // kinds whose rows have no limit unless they name one
-	byName map[string][]string // kinds whose rows have this limit unless they name one
-	news   atomic.Bool         // rows with a limit may have come due, or got room, since we looked
-	due    bool                // some were when we looked last; only claim's own
+	wg   sync.WaitGroup
+	news atomic.Bool // rows with a limit may have come due, or got room, since we looked
+	due  bool        // some were when we looked last; only claim's own
 
 	mu      sync.Mutex
 	known   map[string]bool      // limits that are there, or that we make
@@ -47,17 +45,19 @@ type limits struct {
 	told    map[string]string    // what was said last of a limit that cannot be served
 }
 
-func (l *limits) init(kinds []string, slots map[string]int, byKind map[string]string) {
-	l.known, l.missing, l.serving, l.told, l.byName = map[string]bool{}, map[string]time.Time{}, map[string]bool{}, map[string]string{}, map[string][]string{}
+func (l *limits) init(slots map[string]int) {
+	l.known, l.missing, l.serving, l.told = map[string]bool{}, map[string]time.Time{}, map[string]bool{}, map[string]string{}
+	l.know(slots)
+}
+
+// know notes limits that we make if they are not there.
+func (l *limits) know(slots map[string]int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	for name := range slots {
 		l.known[name] = true
-	}
-	for _, kind := range kinds {
-		if name := byKind[kind]; name == "" {
-			l.none = append(l.none, kind)
-		} else {
-			l.byName[name] = append(l.byName[name], kind)
-		}
+		delete(l.missing, name)
+		delete(l.told, name)
 	}
 }
 
@@ -142,17 +142,18 @@ func (w *Worker) serveLimits(ctx context.Context) {
 	if !w.limits.news.Swap(false) {
 		return
 	}
+	s := w.serving.Load()
 	var due []string
 	var err error
 	if known := w.limits.names(); len(known) > 0 {
-		due, err = w.Store.DueLimits(ctx, tasks.Claim{Kinds: w.Kinds.Names(), Queues: w.Queues}, known)
+		due, err = w.Store.DueLimits(ctx, tasks.Claim{Kinds: s.kinds.Names(), Queues: w.Queues}, known)
 	}
-	if err == nil && len(w.limits.byName) > 0 {
-		limited := slices.DeleteFunc(w.Kinds.Names(), func(kind string) bool { return w.KindLimits[kind] == "" })
+	if err == nil && len(s.under) > 0 {
+		limited := slices.DeleteFunc(s.kinds.Names(), func(kind string) bool { return s.limitOf[kind] == "" })
 		var kinds []string
 		kinds, err = w.Store.DueKinds(ctx, tasks.Claim{Kinds: limited, Queues: w.Queues})
 		for _, k := range kinds {
-			due = append(due, w.KindLimits[k])
+			due = append(due, s.limitOf[k])
 		}
 	}
 	if err != nil {
@@ -244,7 +245,7 @@ func (w *Worker) takeSlot(ctx context.Context, name string) (lock.Lease, error) 
 	}
 	leases, err := w.Limits.Take(ctx, name, 1, value)
 	if errors.Is(err, lock.ErrNoSemaphore) {
-		slots, configured := w.LimitSlots[name]
+		slots, configured := w.serving.Load().slots[name]
 		if !configured {
 			w.limits.note(name, false)
 			w.tellLimit(name, "limit_unknown", err)
@@ -277,8 +278,9 @@ func (w *Worker) giveSlotBack(name string, slot lock.Lease) {
 // is noted as running; the caller says when it has ended. As in claimSome, a claim
 // that has begun is finished.
 func (w *Worker) claimUnder(ctx context.Context, name string) *tasks.Task {
-	claims := []tasks.Claim{{Limit: name, Kinds: w.Kinds.Names()}}
-	if kinds := w.limits.byName[name]; len(kinds) > 0 {
+	s := w.serving.Load()
+	claims := []tasks.Claim{{Limit: name, Kinds: s.kinds.Names()}}
+	if kinds := s.under[name]; len(kinds) > 0 {
 		claims = append(claims, tasks.Claim{Kinds: kinds})
 	}
 	for _, c := range claims {

@@ -53,14 +53,15 @@ func (r *reported) first(name string) (tell, tellMore bool) {
 
 // reportUnknown reports kinds that wait for a replica that knows them.
 func (w *Worker) reportUnknown(ctx context.Context) {
-	kinds, err := w.Store.UnknownKinds(ctx, w.Kinds.Names())
+	known := w.serving.Load().kinds.Names()
+	kinds, err := w.Store.UnknownKinds(ctx, known)
 	if err != nil {
 		return // claim_failed reports a database that is unavailable
 	}
 	for _, k := range kinds {
 		switch tell, more := w.unknownKinds.first(k); {
 		case tell:
-			w.Log.Warn("kind_unknown", zap.String("kind", k), zap.Strings("known", w.Kinds.Names()))
+			w.Log.Warn("kind_unknown", zap.String("kind", k), zap.Strings("known", known))
 		case more:
 			w.Log.Warn("kinds_unknown", zap.Int("reported", maxReported), zap.Int("unknown", len(kinds)))
 		}

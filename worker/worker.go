@@ -100,6 +100,7 @@ type Worker struct {
 	giveUp   context.Context // ends when a shutdown will not wait any longer
 	stopping atomic.Bool     // nothing more is claimed
 	members  *members
+	serving  atomic.Pointer[serving]
 	running  running
 	payloads payloads // claim's own
 	limits   limits
@@ -161,7 +162,8 @@ func (w *Worker) Init() error {
 	w.members = &members{store: w.Store, me: tasks.Replica{Process: w.Process, Name: w.Replica, Host: host, PID: os.Getpid(),
 		Version: w.Version, Kinds: w.Kinds.Names(), Queues: w.Queues, Concurrency: w.Concurrency}}
 	w.running.fences, w.running.tasks = map[int64]int{}, map[int64]handler{}
-	w.limits.init(w.Kinds.Names(), w.LimitSlots, w.KindLimits)
+	w.limits.init(w.LimitSlots)
+	w.serving.Store(newServing(w.Kinds, w.LimitSlots, w.KindLimits))
 	return nil
 }
 
@@ -280,7 +282,7 @@ func (w *Worker) claimSome(ctx context.Context) (more, asked bool, err error) {
 	}
 	w.claiming.RLock()
 	defer w.claiming.RUnlock()
-	c := tasks.Claim{Session: session, Replica: w.Replica, Kinds: w.limits.none, Queues: w.Queues, Max: w.payloads.fit(room, bytes), MaxBytes: bytes}
+	c := tasks.Claim{Session: session, Replica: w.Replica, Kinds: w.serving.Load().none, Queues: w.Queues, Max: w.payloads.fit(room, bytes), MaxBytes: bytes}
 	claimed, err := w.Store.Claim(context.WithoutCancel(ctx), c)
 	w.running.leave(room - len(claimed.Tasks))
 	w.reportRefused(claimed.Refused)
@@ -387,7 +389,7 @@ func (p *payloads) saw(list []*tasks.Task) {
 func (w *Worker) lookBehind(ctx context.Context) {
 	for ctx.Err() == nil {
 		sleep(ctx, time.Second)
-		some, err := w.Store.LookBehind(ctx, tasks.Claim{Kinds: w.limits.none, Queues: w.Queues})
+		some, err := w.Store.LookBehind(ctx, tasks.Claim{Kinds: w.serving.Load().none, Queues: w.Queues})
 		if err == nil && some { // claim_failed reports a database that is unavailable
 			w.poke()
 		}

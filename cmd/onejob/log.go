@@ -19,6 +19,12 @@ import (
 
 // newLogger writes JSON, or lines for people when it writes to a terminal.
 func newLogger(c Config, out io.Writer) *zap.Logger {
+	level, _ := zap.ParseAtomicLevel(c.Log.Level) // was validated
+	return newLoggerAt(level, c, out)
+}
+
+// newLoggerAt is newLogger with a level that may change.
+func newLoggerAt(level zap.AtomicLevel, c Config, out io.Writer) *zap.Logger {
 	format := c.Log.Format
 	if f, ok := out.(*os.File); format == "auto" && ok && term.IsTerminal(int(f.Fd())) {
 		format = "console"
@@ -33,7 +39,6 @@ func newLogger(c Config, out io.Writer) *zap.Logger {
 		e.EncodeDuration = zapcore.SecondsDurationEncoder
 		encoder = zapcore.NewJSONEncoder(e)
 	}
-	level, _ := zapcore.ParseLevel(c.Log.Level) // was validated
 	core := zapcore.NewCore(encoder, zapcore.Lock(zapcore.AddSync(out)), level)
 	return zap.New(core, zap.ErrorOutput(zapcore.Lock(os.Stderr))).With(zap.String("replica", c.Replica))
 }

@@ -36,6 +36,9 @@ func serveCommand() *cobra.Command {
 		Long: `Run a replica: claim due tasks, lock each in Consul, run it, write down how it
 ended. Start as many replicas as you like.
 
+SIGHUP: kinds, limits and log.level are read again from the configuration; what
+runs goes on. If the configuration is invalid the old one stays.
+
 SIGTERM or SIGINT: no more tasks are taken; what runs may go on for
 worker.shutdown_grace, is then cancelled and given back without using up an
 attempt. A second signal ends the grace at once.
@@ -47,14 +50,17 @@ its locks and starts another one. Send signals to the supervisor: it passes them
 	}
 	path := configFlag(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
+		reload := make(chan os.Signal, 1) // before Adopt, or SIGHUP would end the process
+		signal.Notify(reload, syscall.SIGHUP)
 		self, err := supervisor.Adopt(supervisedVariable)
 		if err != nil {
 			return usage(err)
 		}
 		if self == nil {
+			signal.Stop(reload)
 			return supervise(*path, c.OutOrStdout())
 		}
-		err = work(c.Context(), *path, c.OutOrStdout(), self)
+		err = work(c.Context(), *path, c.OutOrStdout(), self, reload)
 		self.Ending() // a panic does not get here
 		return err
 	}
@@ -62,13 +68,13 @@ its locks and starts another one. Send signals to the supervisor: it passes them
 }
 
 // work is the working process of a replica.
-func work(ctx context.Context, path string, out io.Writer, self *supervisor.Worker) error {
+func work(ctx context.Context, path string, out io.Writer, self *supervisor.Worker, reload <-chan os.Signal) error {
 	cfg, err := loadConfig(path, os.Environ())
 	if err != nil {
 		return err
 	}
 	self.Hello(greeting{cfg.Replica, cfg.Log.Level, cfg.Log.Format}.String())
-	return serve(ctx, cfg, out, self)
+	return serve(ctx, path, cfg, out, self, reload)
 }
 
 // gcPercent is how far a replica's heap may grow over what is in use before it is
@@ -94,8 +100,9 @@ func limitMemory(log *zap.Logger) {
 }
 
 // serve wires a replica together and runs it until ctx ends.
-func serve(ctx context.Context, cfg Config, out io.Writer, self *supervisor.Worker) error {
-	log := newLogger(cfg, out)
+func serve(ctx context.Context, path string, cfg Config, out io.Writer, self *supervisor.Worker, reload <-chan os.Signal) error {
+	level, _ := zap.ParseAtomicLevel(cfg.Log.Level) // was validated
+	log := newLoggerAt(level, cfg, out)
 	defer func() { _ = log.Sync() }()
 	limitMemory(log)
 	if err := prepareCommands(tasks.Exec{Commands: cfg.Kinds.Exec.Commands}, log); err != nil {
@@ -200,6 +207,8 @@ func serve(ctx context.Context, cfg Config, out io.Writer, self *supervisor.Work
 		case <-again:
 			log.Warn("shutdown_hurried")
 			replica.Hurry()
+		case <-reload:
+			cfg = reloaded(path, cfg, db, replica, level, log)
 		case err := <-done:
 			if ctx.Err() == nil { // nobody told us to stop
 				err = errors.Join(context.Cause(run), err)

@@ -140,8 +140,8 @@ func Run(c Config) (code int, err error) {
 
 // forwarded are the signals that are passed on, and whether they ask for an end.
 var forwarded = map[syscall.Signal]bool{
-	unix.SIGTERM: true, unix.SIGINT: true, unix.SIGHUP: true, unix.SIGQUIT: true,
-	unix.SIGUSR1: false, unix.SIGUSR2: false,
+	unix.SIGTERM: true, unix.SIGINT: true, unix.SIGQUIT: true,
+	unix.SIGHUP: false, unix.SIGUSR1: false, unix.SIGUSR2: false,
 }
 
 // supervisor is Run at work. One goroutine owns it.

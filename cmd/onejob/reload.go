@@ -1,0 +1,41 @@
+package main
+
+import (
+	"os"
+	"reflect"
+
+	"go.uber.org/zap"
+
+	"onejob/store"
+	"onejob/tasks"
+	"onejob/worker"
+)
+
+// reloaded reads the configuration again and applies what may change while a replica
+// runs: kinds, limits and the log level. It returns the configuration that is in force
+// now: the old one, if the new one is invalid.
+func reloaded(path string, old Config, db *store.Store, replica *worker.Worker, level zap.AtomicLevel, log *zap.Logger) Config {
+	cfg, err := loadConfig(path, os.Environ())
+	if err != nil {
+		log.Error("reload_failed", zap.Error(err))
+		return old
+	}
+	if err := (tasks.Exec{Commands: cfg.Kinds.Exec.Commands}).Prepare(); err != nil {
+		log.Error("reload_failed", zap.Error(err))
+		return old
+	}
+	kinds, err := cfg.kinds(db)
+	if err == nil {
+		err = replica.Reload(kinds, cfg.Limits.Slots, cfg.Limits.Kinds)
+	}
+	if err != nil {
+		log.Error("reload_failed", zap.Error(err))
+		return old
+	}
+	_ = level.UnmarshalText([]byte(cfg.Log.Level)) // was validated
+	cfg.Replica = old.Replica // made up anew each time, unless it is set
+	applied := old
+	applied.Kinds, applied.Limits.Slots, applied.Limits.Kinds, applied.Log.Level = cfg.Kinds, cfg.Limits.Slots, cfg.Limits.Kinds, cfg.Log.Level
+	log.Info("reloaded", zap.Strings("kinds", kinds.Names()), zap.Bool("restart_needed", !reflect.DeepEqual(applied, cfg)))
+	return applied
+}
