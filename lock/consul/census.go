@@ -16,9 +16,9 @@ import (
 
 // census knows which sessions live. A blocking query on the replicas' keys
 // tells it quickly that one may have ended, for anybody may delete a key; only
-// Consul's own word on the session convinces it. An ended session never comes
-// back: IDs are not used twice, and nobody renews one that a restored snapshot
-// brings back.
+// Consul's own word on the session convinces it, and only if it is complete and comes
+// from the cluster's own Consul. A session that holds its key is alive, whatever was
+// heard before.
 type census struct {
 	l *Locker
 

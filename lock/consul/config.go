@@ -23,14 +23,17 @@
 // agent and cost no Raft write. The session's own TTL stays as the backstop for
 // the loss of a whole host, agent and replica together. With [TTL] there is the
 // session's TTL alone: it needs no stable agent, but Consul lets a session live
-// for up to twice its TTL, and no TTL may be below 10 s, and a take-over waits
-// for as long again: for 20 s and more.
+// for up to twice its TTL, and no TTL may be below 10 s.
+//
+// Other replicas do not wait for either. They end the session of a replica that has
+// given no sign of life for lock.Silence, neither to the cluster's list nor here.
 //
 // # Keys
 //
 //	<prefix>/tasks/<lock key>    a lock
 //	<prefix>/leader              the leader's lock, for everybody to read
 //	<prefix>/replicas/<session>  a living replica; its watch tells who died
+//	<prefix>/cluster             the cluster's id, which its list has too
 package consul
 
 import (
