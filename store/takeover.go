@@ -33,8 +33,9 @@ SELECT DISTINCT session::text
 // again, or fail when they have ended maxCrashes replicas or used up their
 // attempts. If the process lived on when it lost the session, the attempt is not used
 // up. If other replicas died at the same time, of which the task had nothing, it is not
-// to blame, and that is no crash of the task. Whoever is on the list of replicas and has not ended there keeps its tasks. Two replicas may do it at once; each task is moved by one of them,
-// and as neither waits for a row, no order is needed against deadlocks.
+// to blame, and that is no crash of the task. A replica that is on the list and has not
+// ended there keeps its tasks. Two replicas may do it at once; each task is moved by one
+// of them, and as neither waits for a row, no order is needed against deadlocks.
 //
 // A row that Postgres refuses to change does not keep the others: it stays as it is,
 // is among the refused, and is left alone from then on.

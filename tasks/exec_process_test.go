@@ -111,7 +111,7 @@ func TestExecNoNewPrivs(t *testing.T) {
 func TestExecLimits(t *testing.T) {
 	limited := shell(`head -c 200000000 /dev/zero | tail -c 200000000 >/dev/null`, func(c *tasks.Command) { c.MemoryMax = 32 << 20 })
 	if err := limited.Prepare(); err != nil {
-		// Then a replica does not start, and a command that is run all the same
+		// Then a replica does not start, and a command that is run anyway
 		// does not run without its limit.
 		if !strings.Contains(err.Error(), `memory_max, pids_max or cpu_max of command "it": `) || !strings.Contains(err.Error(), "Delegate=yes") {
 			t.Errorf("error %v", err)

@@ -116,7 +116,7 @@ func buryCommand() *cobra.Command {
 //
 // Any order is safe: nothing is left that could work, and that is all that a takeover
 // waits for. Postgres comes first because of speed: other replicas look there when a
-// session's key vanishes from Consul. Without Postgres, Consul is told at once.
+// session's key vanishes from Consul. If Postgres is unavailable, Consul is written at once.
 func bury(ctx context.Context, cfg Config, processes []string, out io.Writer, tried func()) error {
 	log := newLogger(cfg, out)
 	defer func() { _ = log.Sync() }()

@@ -355,7 +355,7 @@ func (g *cgroup) kill() {
 }
 
 // killEach does it without cgroup.kill, which came with Linux 5.14. Frozen
-// processes do not fork, and die of SIGKILL all the same.
+// processes do not fork, and still die of SIGKILL.
 func (g *cgroup) killEach() {
 	_ = write(filepath.Join(g.dir, "cgroup.freeze"), "1")
 	for _, pid := range g.processes() {

@@ -25,7 +25,7 @@ const (
 	lapse = 500 * time.Millisecond
 
 	// MinMargin is how much later than its deadline a lease may be granted to
-	// somebody else at the soonest: the 500 ms that a command may be late, and
+	// somebody else at the earliest: the 500 ms that a command may be late, and
 	// 100 ms for the kernel to end it.
 	MinMargin = lapse + 100*time.Millisecond
 )

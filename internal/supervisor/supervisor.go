@@ -256,7 +256,7 @@ func (s *supervisor) over(w *process) (code int, over bool) {
 	case !s.everReady:
 		return code, true
 	case s.stopping:
-		return code, !unmeant // what a crash leaves behind is killed all the same
+		return code, !unmeant // what a crash leaves behind is killed in any case
 	case unmeant:
 		return code, false
 	}

@@ -337,7 +337,7 @@ func TestNothingIsLeftBehind(t *testing.T) {
 	testEventually(t, "only the worker is left", func() bool { return len(procfs.Children(r.cmd.Process.Pid)) == 1 })
 }
 
-// Whoever execs a supervisor may have children of its own.
+// A process that execs a supervisor may have children of its own.
 func TestChildrenFromBeforeAreSpared(t *testing.T) {
 	t.Parallel()
 	self, err := os.Executable()

@@ -192,20 +192,20 @@ func (l *Locker) End(ctx context.Context, session string, silence time.Duration)
 	if pair != nil && pair.Session == session {
 		index = pair.ModifyIndex
 	}
-	if l.census.quiet(session, index) < silence {
+	if l.membership.quiet(session, index) < silence {
 		return false, nil
 	}
 	if err := l.end(ctx, session); err != nil {
 		return false, err
 	}
-	l.census.buried(session)
+	l.membership.buried(session)
 	return true, nil
 }
 
 // end ends a session that nobody works under any more. The locks are given back
 // first: those of a session that is destroyed stay locked for the lock-delay.
 func (l *Locker) end(ctx context.Context, session string) error {
-	alive, err := l.census.lives(ctx, session)
+	alive, err := l.membership.lives(ctx, session)
 	if err != nil || !alive {
 		return err
 	}

@@ -45,10 +45,10 @@ func TestFilteredIsNotEnded(t *testing.T) {
 	narrow.Client.Token = token.SecretID
 	witness := start(t, narrow)
 
-	if alive, err := witness.census.lives(t.Context(), session); alive || !errors.Is(err, errBlind) {
+	if alive, err := witness.membership.lives(t.Context(), session); alive || !errors.Is(err, errBlind) {
 		t.Errorf("it lives: %v, %v; want %v", alive, err, errBlind)
 	}
-	witness.census.update(t.Context(), map[string]uint64{witness.Session(): 1}) // its key is out of sight
+	witness.membership.update(t.Context(), map[string]uint64{witness.Session(): 1}) // its key is out of sight
 	if dead, err := witness.Dead(t.Context(), []string{session}); len(dead) > 0 || !errors.Is(err, errBlind) {
 		t.Errorf("dead are %v, %v", dead, err)
 	}
@@ -69,11 +69,11 @@ func TestWrongVerdictIsTakenBack(t *testing.T) {
 	l, witness := start(t, config(t, kv)), start(t, config(t, kv))
 	session := l.Session()
 	testenv.Eventually(t, patience, "it is in sight", func() bool {
-		witness.census.mu.Lock()
-		defer witness.census.mu.Unlock()
-		return witness.census.alive[session] != 0
+		witness.membership.mu.Lock()
+		defer witness.membership.mu.Unlock()
+		return witness.membership.alive[session] != 0
 	})
-	witness.census.buried(session)
+	witness.membership.buried(session)
 	if dead, _ := witness.Dead(t.Context(), []string{session}); len(dead) != 1 {
 		t.Fatal("the verdict does not count at all")
 	}

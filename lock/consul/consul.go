@@ -47,8 +47,8 @@ type Locker struct {
 	acquires batch.Group[*lease]
 	releases batch.Group[*lease]
 
-	census  *census
-	cluster lock.Cluster // whose Consul this must be; nil if any will do
+	membership *membership
+	cluster    lock.Cluster // whose Consul this must be; nil if any will do
 
 	semaphores registry
 
@@ -75,7 +75,7 @@ func New(cfg Config) (*Locker, error) {
 	cfg = cfg.WithDefaults()
 	l := &Locker{cfg: cfg, log: cfg.Log, changed: make(chan struct{})}
 	l.life, l.kill = context.WithCancel(context.Background())
-	l.census = newCensus(l)
+	l.membership = newMembership(l)
 	l.acquires = batch.Group[*lease]{Commit: func(list []*lease) { l.lockKeys(l.life, list) }, Max: maxBatch, Parallel: 2}
 	l.releases = batch.Group[*lease]{Commit: func(list []*lease) { l.deleteKeys(l.life, list) }, Max: maxBatch, Parallel: 2}
 
@@ -125,7 +125,7 @@ func (l *Locker) Run(ctx context.Context, cluster lock.Cluster) error {
 
 	watchCtx, stopWatch := context.WithCancel(context.WithoutCancel(ctx))
 	var wg sync.WaitGroup
-	wg.Go(func() { l.census.watch(watchCtx) })
+	wg.Go(func() { l.membership.watch(watchCtx) })
 	defer wg.Wait()
 	defer stopWatch()
 	defer l.retired.Wait()
@@ -234,7 +234,7 @@ func (l *Locker) Changed() <-chan struct{} {
 
 // Dead implements lock.Locker.
 func (l *Locker) Dead(ctx context.Context, sessions []string) ([]string, error) {
-	return l.census.dead(ctx, sessions)
+	return l.membership.dead(ctx, sessions)
 }
 
 func (l *Locker) taskKey(key string) string        { return l.cfg.Prefix + "/tasks/" + key }

@@ -67,9 +67,9 @@ func TestHolderKilled(t *testing.T) {
 		t.Errorf("session %q does not hold the key (%v)", session, err)
 	}
 	testenv.Eventually(t, patience, "it is in sight", func() bool {
-		l.census.mu.Lock()
-		defer l.census.mu.Unlock()
-		return l.census.alive[session] != 0
+		l.membership.mu.Lock()
+		defer l.membership.mu.Unlock()
+		return l.membership.alive[session] != 0
 	})
 	_ = cmd.Process.Signal(syscall.SIGKILL)
 	_ = cmd.Wait()
@@ -117,9 +117,9 @@ func TestUnheardEnd(t *testing.T) {
 	lease := acquire(t, l, "k")
 	session := l.Session()
 	testenv.Eventually(t, patience, "the replica is seen", func() bool {
-		witness.census.mu.Lock()
-		defer witness.census.mu.Unlock()
-		return witness.census.alive[session] != 0
+		witness.membership.mu.Lock()
+		defer witness.membership.mu.Unlock()
+		return witness.membership.alive[session] != 0
 	})
 
 	p.Cut()

@@ -163,9 +163,9 @@ func TestReplicaKeyDeleted(t *testing.T) {
 	session := l.Session()
 	lease := acquire(t, l, "k")
 	seen := func() bool {
-		witness.census.mu.Lock()
-		defer witness.census.mu.Unlock()
-		_, alive := witness.census.alive[session]
+		witness.membership.mu.Lock()
+		defer witness.membership.mu.Unlock()
+		_, alive := witness.membership.alive[session]
 		return alive
 	}
 	notDead := func() {
@@ -184,7 +184,7 @@ func TestReplicaKeyDeleted(t *testing.T) {
 	}
 
 	// A look that falls into the time when the key is away.
-	witness.census.update(t.Context(), map[string]uint64{witness.Session(): 1})
+	witness.membership.update(t.Context(), map[string]uint64{witness.Session(): 1})
 	notDead()
 
 	// The lock-delay is counted from the session's end, and not from the time

@@ -306,9 +306,9 @@ func TestConsulRebuilt(t *testing.T) {
 	_ = lease.Release(t.Context())
 	again(t, l, session)
 	testenv.Eventually(t, patience, "the new session is seen", func() bool {
-		witness.census.mu.Lock()
-		defer witness.census.mu.Unlock()
-		_, alive := witness.census.alive[l.Session()]
+		witness.membership.mu.Lock()
+		defer witness.membership.mu.Unlock()
+		_, alive := witness.membership.alive[l.Session()]
 		return alive
 	})
 	testenv.Eventually(t, patience, "the old session is dead", func() bool {

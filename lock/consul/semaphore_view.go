@@ -232,7 +232,7 @@ func (s *semaphore) judge(ctx context.Context, v *view) {
 	}
 	s.mu.Unlock()
 
-	dead, _ := s.l.census.dead(ctx, dying) // who cannot be judged now counts
+	dead, _ := s.l.membership.dead(ctx, dying) // who cannot be judged now counts
 	for _, session := range dying {
 		if slices.Contains(dead, session) {
 			v.gone[session] = true

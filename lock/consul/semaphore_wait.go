@@ -62,7 +62,7 @@ func (s *semaphore) tellFreed() {
 // replicas was woken by the same change. So they ask one after the other, some
 // milliseconds apart, and most of them see that the slot is gone without asking.
 func (s *semaphore) turn() time.Duration {
-	c := s.l.census
+	c := s.l.membership
 	c.mu.Lock()
 	replicas := len(c.alive)
 	c.mu.Unlock()
@@ -99,7 +99,7 @@ func (s *semaphore) watch(ctx context.Context, spare int) error {
 // follow reports whether the .lock, which alone it watches, has had so many slots
 // free until our turn came. If not, it returns when the whole should be looked at
 // again. A holder who dies leaves it as it was; that the replica died shows in
-// the census, and what does not show there is found by looking again every few
+// the membership, and what does not show there is found by looking again every few
 // seconds.
 func (s *semaphore) follow(ctx context.Context, v *view, spare int, changed <-chan struct{}) bool {
 	wait := watchWait - rand.N(watchWait/4)

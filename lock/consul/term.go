@@ -423,7 +423,7 @@ func (t *term) bury(ctx context.Context) {
 // in case Consul still has it: others need not wait for it to expire. Work that
 // goes on for longer than Consul would have kept the session is not waited for;
 // nor is any once ctx ends. Its keys then go into the lock-delay. The cluster's list
-// is told when the work has ended, however long that takes.
+// learns of it when the work has ended, however long that takes.
 func (t *term) retire(ctx context.Context) {
 	t.mu.Lock()
 	maps.DeleteFunc(t.leases, func(_ string, ls *lease) bool { return ls.state.Load() == stateStray })

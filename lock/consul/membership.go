@@ -14,12 +14,12 @@ import (
 	"onejob/internal/mutant"
 )
 
-// census knows which sessions live. A blocking query on the replicas' keys
+// membership knows which sessions live. A blocking query on the replicas' keys
 // tells it quickly that one may have ended, for anybody may delete a key; only
 // Consul's own word on the session convinces it, and only if it is complete and comes
 // from the cluster's own Consul. A session that holds its key is alive, whatever was
 // heard before.
-type census struct {
+type membership struct {
 	l *Locker
 
 	mu    sync.Mutex
@@ -41,12 +41,12 @@ type sign struct {
 	at    boottime.Instant
 }
 
-func newCensus(l *Locker) *census {
-	return &census{l: l, alive: map[string]uint64{}, ended: map[string]end{}, signs: map[string]sign{}}
+func newMembership(l *Locker) *membership {
+	return &membership{l: l, alive: map[string]uint64{}, ended: map[string]end{}, signs: map[string]sign{}}
 }
 
 // watch follows the replicas' keys until ctx ends.
-func (c *census) watch(ctx context.Context) {
+func (c *membership) watch(ctx context.Context) {
 	prefix := c.l.replicaKey("")
 	var index uint64
 	for failures := 0; ctx.Err() == nil; {
@@ -78,7 +78,7 @@ func (c *census) watch(ctx context.Context) {
 
 // update takes in which sessions have a key now, and asks about those that had
 // one before.
-func (c *census) update(ctx context.Context, alive map[string]uint64) {
+func (c *membership) update(ctx context.Context, alive map[string]uint64) {
 	c.mu.Lock()
 	now := boottime.Now()
 	var left []string
@@ -115,7 +115,7 @@ func (c *census) update(ctx context.Context, alive map[string]uint64) {
 
 // vanished notes that a session's key has gone. If it went with the session, that was
 // no sign of life.
-func (c *census) vanished(session string, ended bool) {
+func (c *membership) vanished(session string, ended bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s, known := c.signs[session]
@@ -128,7 +128,7 @@ func (c *census) vanished(session string, ended bool) {
 
 // quiet returns for how long a session has given no sign of life, given the index
 // that its key has now, zero if it is gone.
-func (c *census) quiet(session string, index uint64) time.Duration {
+func (c *membership) quiet(session string, index uint64) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := boottime.Now()
@@ -140,7 +140,7 @@ func (c *census) quiet(session string, index uint64) time.Duration {
 }
 
 // buried notes that nothing is left of a session.
-func (c *census) buried(session string) {
+func (c *membership) buried(session string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.ended[session] = end{boottime.Now(), true}
@@ -148,7 +148,7 @@ func (c *census) buried(session string) {
 
 // lives asks whether a session lives. Consul leaves out of its answers what the token
 // may not see, and says so: such an answer tells nothing.
-func (c *census) lives(ctx context.Context, session string) (bool, error) {
+func (c *membership) lives(ctx context.Context, session string) (bool, error) {
 	entry, meta, err := c.l.keys.Session().Info(session, c.l.query(ctx))
 	switch {
 	case err != nil:
@@ -165,7 +165,7 @@ var errBlind = errors.New("the token may not see it: it needs session:read for t
 // ask asks Consul whether a session has ended, and remembers when it first said
 // so: what must pass from then on is counted from there, which is late and never
 // early.
-func (c *census) ask(ctx context.Context, session string) (e end, ended bool, err error) {
+func (c *membership) ask(ctx context.Context, session string) (e end, ended bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	if t := c.l.current(); t != nil && t.cluster != "" {
@@ -190,7 +190,7 @@ func (c *census) ask(ctx context.Context, session string) (e end, ended bool, er
 // wait returns how long after a session's end its work may go on: somebody may have
 // destroyed the session of a replica that cannot hear of it. It may believe in its
 // leases until it has missed its heartbeats for too long.
-func (c *census) wait(e end) time.Duration {
+func (c *membership) wait(e end) time.Duration {
 	cfg := c.l.cfg
 	switch {
 	case e.buried:
@@ -201,7 +201,7 @@ func (c *census) wait(e end) time.Duration {
 	return max(cfg.LockDelay, cfg.SessionTTL)
 }
 
-func (c *census) dead(ctx context.Context, sessions []string) (dead []string, err error) {
+func (c *membership) dead(ctx context.Context, sessions []string) (dead []string, err error) {
 	for _, s := range sessions {
 		c.mu.Lock()
 		e, ended := c.ended[s]
