@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"onejob/internal/boottime"
+	"onejob/internal/procfs"
 )
 
 func itoa(n int) string { return strconv.Itoa(n) }
@@ -147,12 +148,12 @@ func TestGuardKilled(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	wantNoneLeft(t, mark)
-	all, err := processes()
+	all, err := procfs.Processes()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, q := range all {
-		if q.session == session && !q.dead {
+		if q.Session == session && !q.Dead {
 			t.Errorf("%+v is left", q)
 		}
 	}
@@ -252,12 +253,8 @@ func TestDaemonKilled(t *testing.T) {
 	sendSignal(t, d.Process.Pid, syscall.SIGKILL)
 	until(t, "nothing is left", func() bool { return len(marked(t, mark)) == 0 })
 	until(t, "the guard is gone", func() bool {
-		stat, err := os.ReadFile("/proc/" + itoa(guard) + "/stat")
-		if err != nil {
-			return true
-		}
-		p, err := parseStat(guard, stat)
-		return err == nil && p.dead
+		p, err := procfs.Read(guard)
+		return err != nil || p.Dead
 	})
 }
 

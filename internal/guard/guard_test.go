@@ -296,17 +296,6 @@ func TestWaitEndsThoughThePipeIsHeldOpen(t *testing.T) {
 	}
 }
 
-func TestParseStat(t *testing.T) {
-	t.Parallel()
-	p, err := parseStat(7, []byte("7 (a) b (c) Z 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 1900 20 21\n"))
-	if want := (proc{pid: 7, parent: 1, group: 2, session: 3, dead: true, start: 1900}); err != nil || p != want {
-		t.Errorf("%+v, %v", p, err)
-	}
-	if _, err := parseStat(7, []byte("7 (a) S")); err == nil {
-		t.Error("half a line was accepted")
-	}
-}
-
 func TestPack(t *testing.T) {
 	t.Parallel()
 	for _, list := range [][]string{{""}, {"a"}, {"", ""}, {"a", "", "\xff"}} {

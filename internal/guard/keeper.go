@@ -368,11 +368,11 @@ func (k *keeper) signalAll(sig syscall.Signal) {
 	}
 	groups := make(map[int]bool)
 	for _, p := range found {
-		if p.group <= 1 || p.group == self {
-			_ = unix.Kill(p.pid, sig)
-		} else if !groups[p.group] {
-			groups[p.group] = true
-			_ = unix.Kill(-p.group, sig)
+		if p.Group <= 1 || p.Group == self {
+			_ = unix.Kill(p.PID, sig)
+		} else if !groups[p.Group] {
+			groups[p.Group] = true
+			_ = unix.Kill(-p.Group, sig)
 		}
 	}
 }

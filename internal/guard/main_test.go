@@ -14,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"onejob/internal/boottime"
+	"onejob/internal/procfs"
 )
 
 // TestMain lets the test binary be a daemon that tests can kill and freeze,
@@ -181,13 +182,13 @@ func hasVariable(pid int, variable string) bool {
 // marked returns the living processes that carry mark.
 func marked(t *testing.T, mark string) (pids []int) {
 	t.Helper()
-	all, err := processes()
+	all, err := procfs.Processes()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, p := range all {
-		if !p.dead && hasVariable(p.pid, mark) {
-			pids = append(pids, p.pid)
+		if !p.Dead && hasVariable(p.PID, mark) {
+			pids = append(pids, p.PID)
 		}
 	}
 	return pids

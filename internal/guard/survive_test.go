@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"onejob/internal/boottime"
+	"onejob/internal/procfs"
 )
 
 // modes are the ways to run a command. Whether there are cgroups is up to the
@@ -53,14 +54,14 @@ echo ready
 // tagged returns the living processes with tag in their command line.
 func tagged(t *testing.T, tag string) (pids []int) {
 	t.Helper()
-	all, err := processes()
+	all, err := procfs.Processes()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, p := range all {
-		line, _ := os.ReadFile("/proc/" + itoa(p.pid) + "/cmdline")
-		if !p.dead && bytes.Contains(line, []byte(tag)) {
-			pids = append(pids, p.pid)
+		line, _ := os.ReadFile("/proc/" + itoa(p.PID) + "/cmdline")
+		if !p.Dead && bytes.Contains(line, []byte(tag)) {
+			pids = append(pids, p.PID)
 		}
 	}
 	return pids
@@ -182,7 +183,7 @@ func TestSweepKillsSurvivors(t *testing.T) {
 				// Both are stopped first, so that neither sees the other die.
 				sendSignal(t, d.Process.Pid, syscall.SIGSTOP)
 				sendSignal(t, guard, syscall.SIGSTOP)
-				until(t, "the guard is stopped", func() bool { return stateOf(t, guard).stopped })
+				until(t, "the guard is stopped", func() bool { return stateOf(t, guard).Stopped })
 				sendSignal(t, d.Process.Pid, syscall.SIGKILL)
 				_ = d.Wait()
 				if guardIs == "killed" {
@@ -204,21 +205,13 @@ func TestSweepKillsSurvivors(t *testing.T) {
 }
 
 func gone(pid int) bool {
-	stat, err := os.ReadFile("/proc/" + itoa(pid) + "/stat")
-	if err != nil {
-		return true
-	}
-	p, err := parseStat(pid, stat)
-	return err == nil && p.dead
+	p, err := procfs.Read(pid)
+	return err != nil || p.Dead
 }
 
-func stateOf(t *testing.T, pid int) proc {
+func stateOf(t *testing.T, pid int) procfs.Process {
 	t.Helper()
-	stat, err := os.ReadFile("/proc/" + itoa(pid) + "/stat")
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := parseStat(pid, stat)
+	p, err := procfs.Read(pid)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"onejob/internal/procfs"
 )
 
 // Survivor is a process that outlived both its guard and its daemon.
@@ -105,50 +107,50 @@ func sweepMarked(killed map[int]string, until time.Time) error {
 }
 
 func killOwnerless(killed map[int]string) (left []int, err error) {
-	all, err := processes()
+	all, err := procfs.Processes()
 	if err != nil {
 		return nil, err
 	}
-	byPID := make(map[int]proc, len(all))
+	byPID := make(map[int]procfs.Process, len(all))
 	for _, p := range all {
-		byPID[p.pid] = p
+		byPID[p.PID] = p
 	}
 	alive := func(o identity) bool {
 		p, ok := byPID[o.pid]
-		return ok && !p.dead && p.start == o.start
+		return ok && !p.Dead && p.Start == o.start
 	}
 	self := os.Getpid()
 	own := markOf(self)
 	ownerless := map[int]bool{}
 	sessions := map[int]bool{} // of dead guards
 	for _, p := range all {
-		text := markOf(p.pid)
+		text := markOf(p.PID)
 		m, ok := parseMark(text)
-		if p.dead || !ok || text == own || m.place != here() || alive(m.daemon) {
+		if p.Dead || !ok || text == own || m.place != here() || alive(m.daemon) {
 			continue
 		}
 		if alive(m.guard) {
-			if g := byPID[m.guard.pid]; g.stopped {
-				_ = unix.Kill(g.pid, unix.SIGKILL) // the next look finds the rest
-				left = append(left, g.pid)
+			if g := byPID[m.guard.pid]; g.Stopped {
+				_ = unix.Kill(g.PID, unix.SIGKILL) // the next look finds the rest
+				left = append(left, g.PID)
 			}
 			continue
 		}
-		ownerless[p.pid] = true
+		ownerless[p.PID] = true
 		sessions[m.guard.pid] = true
 	}
 	for _, p := range all {
 		// The number of a session is not given to another process while the
 		// session has members.
-		if p.dead || p.pid == self || !ownerless[p.pid] && !sessions[p.session] {
+		if p.Dead || p.PID == self || !ownerless[p.PID] && !sessions[p.Session] {
 			continue
 		}
-		if leader, ok := byPID[p.session]; !ownerless[p.pid] && ok && !leader.dead {
+		if leader, ok := byPID[p.Session]; !ownerless[p.PID] && ok && !leader.Dead {
 			continue // that is a new session after all
 		}
-		killed[p.pid] = nameOf(p.pid)
-		left = append(left, p.pid)
-		_ = unix.Kill(p.pid, unix.SIGKILL)
+		killed[p.PID] = nameOf(p.PID)
+		left = append(left, p.PID)
+		_ = unix.Kill(p.PID, unix.SIGKILL)
 	}
 	return left, nil
 }
@@ -207,12 +209,8 @@ var here = sync.OnceValue(func() string {
 
 // startOf returns when a process was started, or zero if it is not there.
 func startOf(pid int) uint64 {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0
-	}
-	p, _ := parseStat(pid, stat)
-	return p.start
+	p, _ := procfs.Read(pid)
+	return p.Start
 }
 
 // markOf returns the mark that a process was given, "NAME=value", or "".

@@ -2,6 +2,8 @@
 package procfs
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -46,4 +48,79 @@ func Status(pid int, name string) (float64, error) {
 		return n, err
 	}
 	return 0, fmt.Errorf("process %d has no %s", pid, name)
+}
+
+// A Process is a line of /proc/PID/stat.
+type Process struct {
+	PID, Parent, Group, Session int
+	Dead                        bool   // a zombie, or on the way to be one
+	Stopped                     bool   // by SIGSTOP or the like
+	Start                       uint64 // in clock ticks since the machine was started
+}
+
+// Processes returns the machine's processes, as far as this user may see them. It is
+// no snapshot: what is forked while it reads may be missing. With an error that wraps
+// ErrOdd it returns the others.
+func Processes() ([]Process, error) {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return nil, err
+	}
+	var all []Process
+	var odd error
+	for _, name := range names {
+		pid, err := strconv.Atoi(name)
+		if err != nil {
+			continue
+		}
+		p, err := Read(pid)
+		switch {
+		case err == nil:
+			all = append(all, p)
+		case errors.Is(err, ErrOdd):
+			odd = err
+		default: // it is gone
+		}
+	}
+	return all, odd
+}
+
+// ErrOdd says that a line of /proc cannot be understood.
+var ErrOdd = errors.New("a line of /proc cannot be understood")
+
+// Read returns one process. The error wraps ErrOdd, or says that there is none.
+func Read(pid int) (Process, error) {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return Process{}, err
+	}
+	return parse(pid, stat)
+}
+
+// parse reads "pid (name) state parent group session ..."; the name may contain
+// anything, parentheses too. The start is the 22nd field.
+func parse(pid int, stat []byte) (Process, error) {
+	p := Process{PID: pid}
+	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	if len(fields) < 20 {
+		return p, fmt.Errorf("%w: /proc/%d/stat: %q", ErrOdd, pid, stat)
+	}
+	p.Dead = bytes.ContainsAny(fields[0], "ZXx")
+	p.Stopped = bytes.ContainsAny(fields[0], "T")
+	for i, n := range []*int{&p.Parent, &p.Group, &p.Session} {
+		var err error
+		if *n, err = strconv.Atoi(string(fields[i+1])); err != nil {
+			return p, fmt.Errorf("%w: /proc/%d/stat: %w", ErrOdd, pid, err)
+		}
+	}
+	var err error
+	if p.Start, err = strconv.ParseUint(string(fields[19]), 10, 64); err != nil {
+		return p, fmt.Errorf("%w: /proc/%d/stat: %w", ErrOdd, pid, err)
+	}
+	return p, nil
 }

@@ -4,31 +4,22 @@ import (
 	"os"
 	"testing"
 	"time"
+
+	"onejob/internal/procfs"
 )
 
-func TestParseStat(t *testing.T) {
-	line := "42 (a) b (c) Z 17 42 42 0 -1 4194304 100 200 0 0 120 30 7 5 20 0 1 0 4711 1000 10"
-	p, ok := parseStat(42, []byte(line))
-	if want := (proc{pid: 42, parent: 17, started: 4711, dead: true}); !ok || p != want {
-		t.Errorf("got %+v, %v, want %+v", p, ok, want)
-	}
-	if _, ok := parseStat(42, []byte("42 (short) S 1")); ok {
-		t.Error("a line that is cut off was accepted")
-	}
-}
-
 func TestDescendants(t *testing.T) {
-	nobody := func(proc) bool { return false }
+	nobody := func(procfs.Process) bool { return false }
 	self := false
 	for _, p := range descendants(os.Getppid(), nobody) {
-		self = self || p.pid == os.Getpid()
+		self = self || p.PID == os.Getpid()
 	}
 	if !self {
 		t.Error("this process is not among the descendants of its parent")
 	}
-	if skipped := descendants(os.Getppid(), func(p proc) bool { return p.pid == os.Getpid() }); len(skipped) > 0 {
+	if skipped := descendants(os.Getppid(), func(p procfs.Process) bool { return p.PID == os.Getpid() }); len(skipped) > 0 {
 		for _, p := range skipped {
-			if p.pid == os.Getpid() {
+			if p.PID == os.Getpid() {
 				t.Error("what is to be skipped is there")
 			}
 		}

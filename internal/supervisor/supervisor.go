@@ -45,6 +45,8 @@ import (
 
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
+
+	"onejob/internal/procfs"
 )
 
 // ExitUsage is the exit code of a worker that refuses its configuration. To start it
@@ -125,7 +127,7 @@ func Run(c Config) (code int, err error) {
 		before:   map[int]uint64{},
 	}
 	for _, p := range s.descendants() {
-		s.before[p.pid] = p.started
+		s.before[p.PID] = p.Start
 	}
 	for sig := range forwarded {
 		if !signal.Ignored(sig) { // nohup
@@ -444,13 +446,13 @@ func (s *supervisor) killAll() (killed int, left []int, clean bool) {
 		all := s.stopAll()
 		if time.Now().After(end) {
 			for _, p := range all {
-				left = append(left, p.pid)
+				left = append(left, p.PID)
 			}
 			return max(len(found)-len(left), 0), left, false
 		}
 		for _, p := range all {
-			found[p.pid] = true
-			_ = unix.Kill(p.pid, unix.SIGKILL)
+			found[p.PID] = true
+			_ = unix.Kill(p.PID, unix.SIGKILL)
 		}
 		s.step(pause)
 		pause = min(2*pause, 50*time.Millisecond)
@@ -477,15 +479,15 @@ func (s *supervisor) alone() bool {
 
 // stopAll stops all that is left of the worker, so that nothing forks while it is being
 // killed, and returns it.
-func (s *supervisor) stopAll() (all []proc) {
+func (s *supervisor) stopAll() (all []procfs.Process) {
 	stopped := map[int]bool{}
 	for range 20 {
 		all = s.descendants()
 		news := false
 		for _, p := range all {
-			if !stopped[p.pid] {
-				stopped[p.pid], news = true, true
-				_ = unix.Kill(p.pid, unix.SIGSTOP)
+			if !stopped[p.PID] {
+				stopped[p.PID], news = true, true
+				_ = unix.Kill(p.PID, unix.SIGSTOP)
 			}
 		}
 		if !news {
@@ -497,10 +499,10 @@ func (s *supervisor) stopAll() (all []proc) {
 
 // descendants returns the living processes below us, but for Bury and what was there
 // before us.
-func (s *supervisor) descendants() []proc {
-	return descendants(os.Getpid(), func(p proc) bool {
-		started, older := s.before[p.pid]
-		return older && started == p.started || s.burial != nil && s.burial.pid == p.pid
+func (s *supervisor) descendants() []procfs.Process {
+	return descendants(os.Getpid(), func(p procfs.Process) bool {
+		started, older := s.before[p.PID]
+		return older && started == p.Start || s.burial != nil && s.burial.pid == p.PID
 	})
 }
 
