@@ -129,7 +129,10 @@ SELECT fence, verdict FROM verdicts`
 // with it the task, fails with an error that says so, and Complete returns a
 // *tasks.SpoiltError. It returns tasks.ErrUnwritable if Postgres refuses the row
 // whatever is written into it.
-func (s *Store) Complete(_ context.Context, e tasks.Ending) error {
+func (s *Store) Complete(ctx context.Context, e tasks.Ending) error {
+	if err := s.endOwn(ctx, e.ID, e.Fence); err != nil {
+		return fmt.Errorf("complete task %d: %w", e.ID, err)
+	}
 	return patiently(func() error {
 		v := &ending{Ending: e}
 		s.endings.Do(v)
@@ -311,14 +314,17 @@ func arguments(endings []*ending) pgx.NamedArgs {
 //
 // It returns tasks.ErrRefused, and leaves no trace of fn, if the fence has been
 // superseded. After any other error nothing of fn was kept, except if the
-// connection broke during the commit: then a later Complete finds out.
+// connection broke during the commit: then a later Complete finds out. When ctx ends,
+// or the connection breaks, the statement may go on in Postgres; Complete ends it.
 func (s *Store) CompleteWith(ctx context.Context, t *tasks.Task, fn func(ctx context.Context, tx pgx.Tx) (json.RawMessage, error)) error {
 	e := &ending{Ending: tasks.Ending{ID: t.ID, Fence: t.Fence, Outcome: tasks.Succeeded, Next: tasks.StatusSucceeded}}
+	sent := false
 	err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		before, err := beginStatement(ctx, tx, t)
 		if err != nil {
 			return fmt.Errorf("begin task %d: %w", t.ID, err)
 		}
+		sent = true
 		if e.Result, err = fn(ctx, tx); err != nil {
 			return err
 		}
@@ -335,6 +341,9 @@ func (s *Store) CompleteWith(ctx context.Context, t *tasks.Task, fn func(ctx con
 		return nil
 	})
 	s.pool.heal(err)
+	if pg := (*pgconn.PgError)(nil); sent && err != nil && !errors.As(err, &pg) { // nobody has said that it ended
+		s.unended.add(t)
+	}
 	if errors.Is(err, tasks.ErrRefused) {
 		// The refusal stands, whether or not there is a row about it.
 		_ = settle(ctx, s.pool, []*ending{e})

@@ -307,6 +307,7 @@ func TestUnclaim(t *testing.T) {
 func TestCompleteWith(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
+	b.join()
 	b.sql(`CREATE TABLE effect (what text)`)
 	effect := func(what string) func(context.Context, pgx.Tx) (json.RawMessage, error) {
 		return func(ctx context.Context, tx pgx.Tx) (json.RawMessage, error) {

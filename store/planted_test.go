@@ -297,6 +297,8 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 	_, err = b.Retry(ctx, ids[7])
 	ok("Retry", err)
 	var claimed, limited []*tasks.Task
+	b.join()
+	claim.Session = b.session
 	for len(claimed) < 6 && !t.Failed() {
 		c, err := b.Claim(ctx, claim)
 		ok("Claim", err)
@@ -335,6 +337,7 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 		_, err := tx.Exec(ctx, `SELECT pg_catalog.current_setting('onejob.fence')`)
 		return jsonOf(`{}`), err
 	}))
+	ok("EndReplica", b.EndReplica(ctx, b.session, tasks.ReplicaLost))
 	_, _, err = b.TakeOver(ctx, []string{b.session}, 1)
 	ok("TakeOver", err)
 	_, err = b.List(ctx, store.Filter{Status: "failed", Limit: 10})

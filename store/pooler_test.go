@@ -27,6 +27,7 @@ func TestThroughATransactionPooler(t *testing.T) {
 	if err := b.Migrate(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
+	b.join()
 	if err := b.CheckSchema(t.Context()); err != nil {
 		t.Fatal(err)
 	}

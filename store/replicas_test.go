@@ -30,6 +30,9 @@ func (b *bench) joined(name string) tasks.Replica {
 	return b.listed(r.Session)
 }
 
+// join puts the bench's own session on the list.
+func (b *bench) join() { b.session = b.joined("one").Session }
+
 // listed returns a replica as it is on the list.
 func (b *bench) listed(session string) tasks.Replica {
 	b.t.Helper()

@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"onejob/internal/mutant"
 	"onejob/tasks"
 )
 
@@ -29,8 +30,15 @@ type transaction struct {
 // idle_in_transaction_session_timeout makes Postgres notice. The transaction ID is
 // assigned here because it names the transaction; the completion would need one
 // anyway.
+//
+// It marks the transaction, so that others find it, and returns tasks.ErrRefused if the
+// task is not the attempt's any more.
 func beginStatement(ctx context.Context, tx pgx.Tx, t *tasks.Task) (before transaction, err error) {
-	err = tx.QueryRow(ctx, `
+	var b pgx.Batch
+	b.Queue(fixed)
+	b.Queue(markSQL, t.Session, t.Fence)
+	b.Queue(oursSQL, t.ID, t.Fence, t.Session)
+	b.Queue(`
 SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text,
        pg_catalog.current_setting('transaction_read_only'),
        pg_catalog.set_config('onejob.task_id',  $1, true),
@@ -40,8 +48,29 @@ SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text,
        pg_catalog.set_config('idle_in_transaction_session_timeout', '10s', true),
        pg_catalog.set_config('tcp_user_timeout', '10s', true),
        pg_catalog.set_config('search_path', NULL, true)`, // NULL: what it was before we SET it for the session
-		fmt.Sprint(t.ID), fmt.Sprint(t.Attempt), fmt.Sprint(t.Fence), t.LockKey).Scan(&before.id, &before.readOnly, nil, nil, nil, nil, nil, nil, nil)
-	return before, err
+		fmt.Sprint(t.ID), fmt.Sprint(t.Attempt), fmt.Sprint(t.Fence), t.LockKey)
+	r := tx.SendBatch(ctx, &b)
+	defer r.Close()
+	var marked, ours bool
+	if _, err := r.Exec(); err != nil {
+		return before, err
+	}
+	if err := r.QueryRow().Scan(&marked); err != nil {
+		return before, err
+	}
+	if err := r.QueryRow().Scan(&ours); err != nil {
+		return before, err
+	}
+	if err := r.QueryRow().Scan(&before.id, &before.readOnly, nil, nil, nil, nil, nil, nil, nil); err != nil {
+		return before, err
+	}
+	switch {
+	case !ours && !mutant.Statement:
+		return before, tasks.ErrRefused
+	case !marked:
+		return before, tasks.Requeue(0, errMarked)
+	}
+	return before, r.Close()
 }
 
 // restoreSQL makes a transaction ours again. Whatever the user's statement SET, with

@@ -31,6 +31,7 @@ func TestStatementsCannotHurtTheCompletion(t *testing.T) {
 		other := "other_" + db.Name
 		b.sql(`CREATE ROLE ` + other)
 		t.Cleanup(func() { b.sql(`DROP OWNED BY ` + other); b.sql(`DROP ROLE ` + other) })
+		b.join()
 		b.sql(`CREATE TABLE effects (n int)`)
 		b.sql(`CREATE PROCEDURE commits() LANGUAGE plpgsql AS 'BEGIN COMMIT; END'`)
 
@@ -92,6 +93,7 @@ func TestStatementsCannotHurtTheCompletion(t *testing.T) {
 func TestUnavailableDatabaseRequeues(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
+	b.join()
 	b.sql(`CREATE TABLE effects (n int)`)
 	away := open(t, store.Config{DSN: "postgres://postgres@127.0.0.1:1/nothing?sslmode=disable"})
 	for _, test := range []struct {

@@ -62,6 +62,7 @@ type Store struct {
 
 	endings batch.Group[*ending]
 	returns batch.Group[*returned]
+	unended unended
 }
 
 // Open prepares a store. It parses the configuration, and fails if that cannot

@@ -39,17 +39,38 @@ SELECT DISTINCT session::text
 //
 // A row that Postgres refuses to change does not keep the others: it stays as it is,
 // is among the refused, and is left alone from then on.
+//
+// Statements of theirs that still run are ended first. A task whose statement cannot be
+// ended keeps its row; the error says so, and the others are taken all the same.
 func (s *Store) TakeOver(ctx context.Context, dead []string, maxCrashes int) (orphans []tasks.Orphan, refused []tasks.RowError, err error) {
-	orphans, err = s.takeOver(ctx, dead, nil, maxCrashes)
+	statements, err := s.endStatementsOf(ctx, dead)
+	if err != nil {
+		return nil, nil, fmt.Errorf("take over tasks: %w", err)
+	}
+	except := s.avoid.list()
+	for _, l := range statements {
+		except = append(except, l.Task)
+	}
+	if orphans, refused, err = s.takeOverAll(ctx, dead, except, maxCrashes); err == nil && len(statements) > 0 {
+		l := statements[0]
+		err = fmt.Errorf("%d tasks are not taken over while statements of theirs run that this role may not end, such as that of task %d in backend %d", len(statements), l.Task, l.PID)
+	}
+	return orphans, refused, err
+}
+
+// takeOverAll takes over all tasks of dead sessions but some, and those that Postgres
+// does not refuse one by one.
+func (s *Store) takeOverAll(ctx context.Context, dead []string, except []int64, maxCrashes int) (orphans []tasks.Orphan, refused []tasks.RowError, err error) {
+	orphans, err = s.takeOver(ctx, dead, nil, except, maxCrashes)
 	if !unfit(err) {
 		return orphans, nil, err
 	}
-	ids, err := s.heldBy(ctx, dead)
+	ids, err := s.heldBy(ctx, dead, except)
 	if err != nil {
 		return nil, nil, err
 	}
 	for _, id := range ids {
-		one, err := s.takeOver(ctx, dead, []int64{id}, maxCrashes)
+		one, err := s.takeOver(ctx, dead, []int64{id}, []int64{}, maxCrashes)
 		var pg *pgconn.PgError
 		switch {
 		case unfit(err) && errors.As(err, &pg):
@@ -63,8 +84,8 @@ func (s *Store) TakeOver(ctx context.Context, dead []string, maxCrashes int) (or
 	return orphans, refused, nil
 }
 
-// heldBy returns the running tasks of dead sessions.
-func (s *Store) heldBy(ctx context.Context, dead []string) ([]int64, error) {
+// heldBy returns the running tasks of dead sessions, but some.
+func (s *Store) heldBy(ctx context.Context, dead []string, except []int64) ([]int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	ids, err := query(ctx, s.pool, pgx.RowTo[int64], `
@@ -73,7 +94,7 @@ SELECT id
  WHERE status = 'running'
    AND session = ANY ($1::uuid[])
    AND id <> ALL ($2)
- LIMIT 1000`, dead, s.avoid.list())
+ LIMIT 1000`, dead, except)
 	if err != nil {
 		return nil, fmt.Errorf("take over tasks: %w", err)
 	}
@@ -136,8 +157,9 @@ UPDATE onejob.tasks t
 RETURNING t.id, t.kind, coalesce(t.lock_key, t.id::text), t.attempt + (1 - v.used_up), t.crashes, t.fence, v.dead_replica, t.status,
           (extract(epoch FROM now() - t.started_at) * 1000000)::bigint`
 
-// takeOver is TakeOver for all tasks of dead sessions, or for some, all or none.
-func (s *Store) takeOver(ctx context.Context, dead []string, ids []int64, maxCrashes int) ([]tasks.Orphan, error) {
+// takeOver is TakeOver for all tasks of dead sessions, or for these ids, but for some:
+// all or none.
+func (s *Store) takeOver(ctx context.Context, dead []string, ids, except []int64, maxCrashes int) ([]tasks.Orphan, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	sql := takeOverSQL
@@ -150,7 +172,7 @@ func (s *Store) takeOver(ctx context.Context, dead []string, ids []int64, maxCra
 		err := row.Scan(&o.ID, &o.Kind, &o.LockKey, &o.Attempt, &o.Crashes, &o.Fence, &o.Replica, &o.Next, &micros)
 		o.Since = time.Duration(micros) * time.Microsecond
 		return o, err
-	}, sql, dead, maxCrashes, s.avoid.list(), ids)
+	}, sql, dead, maxCrashes, except, ids)
 	if err != nil {
 		return nil, fmt.Errorf("take over tasks: %w", err)
 	}

@@ -460,11 +460,8 @@ func (w *Worker) takeOver(ctx context.Context) (none bool) {
 	}
 	orphans, refused, err := w.Store.TakeOver(ctx, dead, w.MaxCrashes)
 	w.reportRefused(refused)
-	if err != nil {
-		if ctx.Err() == nil {
-			w.Log.Warn("take_over_failed", zap.Error(err))
-		}
-		return false
+	if err != nil && ctx.Err() == nil {
+		w.Log.Warn("take_over_failed", zap.Error(err))
 	}
 	for _, o := range orphans {
 		fields := []zap.Field{zap.Int64("task_id", o.ID), zap.String("kind", o.Kind), zap.Int("attempt", o.Attempt), zap.String("lock_key", o.LockKey),

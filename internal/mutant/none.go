@@ -16,4 +16,5 @@ const (
 	Witness     = false // an ended session is all it takes to take tasks over
 	Index       = false // two rows of one lock key may be running
 	List        = false // a key may be taken twice within one session
+	Statement   = false // statements of those who died go on
 )

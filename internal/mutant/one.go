@@ -11,4 +11,5 @@ var (
 	Witness     = name == "witness"
 	Index       = name == "index"
 	List        = name == "list"
+	Statement   = name == "statement"
 )

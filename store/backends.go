@@ -1,0 +1,141 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"onejob/internal/mutant"
+	"onejob/tasks"
+)
+
+// A user's statement runs in Postgres, and goes on there when the replica that sent it
+// is gone: the backend looks at its client only when it has something to say. Before
+// another attempt of its lock key begins, it must have ended.
+//
+// So a statement has a mark that others see, an advisory lock, taken before the
+// statement is sent and held until its transaction ends. Whoever takes a task from its
+// replica looks for the mark and ends the backend that has it. What keeps a replica
+// that was frozen meanwhile from sending its statement after that look: the replica's
+// end is on the list before anybody looks, and the statement is not sent unless the
+// list, read under the mark, says that the replica has not ended.
+
+// markOf is the number of the advisory lock of an attempt, given the table or alias that
+// has its session and fence.
+func markOf(of string) string {
+	return strings.ReplaceAll(`pg_catalog.hashtextextended(pg_catalog.concat('onejob statement ', X.session, ' ', X.fence), 0)`, "X", of)
+}
+
+// markSQL marks a transaction as that of the statement of an attempt, given session and
+// fence; oursSQL says whether its task and its replica are still what they were. Read
+// committed: it sees what was committed before it began, and so after the mark was there.
+var markSQL = `SELECT pg_catalog.pg_try_advisory_xact_lock_shared(` + markOf("a") + `) FROM (SELECT $1::uuid AS session, $2::bigint AS fence) a`
+
+const oursSQL = `
+SELECT (SELECT true FROM onejob.tasks    WHERE id = $1 AND fence = $2 AND status = 'running' LIMIT 1) IS NOT NULL
+   AND (SELECT true FROM onejob.replicas WHERE session = $3 AND ended_at IS NULL LIMIT 1) IS NOT NULL`
+
+// errMarked says that somebody else has the advisory lock: it is nobody of ours.
+var errMarked = errors.New("somebody else holds the advisory lock that marks its statement")
+
+// statement is a user's statement that runs, or has not been committed yet.
+type statement struct {
+	Task int64
+	PID  int // of its backend
+}
+
+// endStatements ends the statements of attempts, and returns those that are there a
+// second later. attempts selects task, session and fence.
+//
+// Anybody may hold any advisory lock; it is a statement's mark only if its holder may
+// change tasks. A backend of another role is not ours to end: it is waited for.
+func (s *Store) endStatements(ctx context.Context, attempts string, args ...any) ([]statement, error) {
+	if mutant.Statement {
+		return nil, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	for wait := 2 * time.Millisecond; ; wait *= 2 {
+		left, err := query(ctx, s.pool, func(row pgx.CollectableRow) (l statement, err error) {
+			return l, row.Scan(&l.Task, &l.PID, nil)
+		}, `
+SELECT a.task, l.pid, CASE WHEN pg_has_role(b.usesysid, 'USAGE') THEN pg_terminate_backend(l.pid) END
+  FROM (`+attempts+`) a
+  JOIN pg_locks l ON (l.classid::bigint << 32 | l.objid::bigint) = `+markOf("a")+`
+  JOIN pg_stat_activity b ON b.pid = l.pid
+ WHERE l.locktype = 'advisory'
+   AND l.objsubid = 1
+   AND l.granted
+   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+   AND has_table_privilege(b.usesysid, 'onejob.tasks', 'UPDATE')`, args...)
+		if err != nil {
+			return nil, fmt.Errorf("look for statements that still run: %w", err)
+		}
+		if len(left) == 0 || wait > time.Second {
+			return left, nil
+		}
+		time.Sleep(wait)
+	}
+}
+
+// endStatementsOf ends the statements of sessions that have ended, and returns those
+// that go on.
+func (s *Store) endStatementsOf(ctx context.Context, sessions []string) ([]statement, error) {
+	return s.endStatements(ctx, `
+SELECT id AS task, session, fence
+  FROM onejob.tasks t
+ WHERE status = 'running'
+   AND session = ANY ($1::uuid[])
+   AND (SELECT true FROM onejob.replicas r WHERE r.session = t.session AND r.ended_at IS NULL LIMIT 1) IS NULL`, sessions)
+}
+
+// unended are the attempts whose statement was sent, and whose end nobody has heard: a
+// request to cancel it may not have arrived.
+type unended struct {
+	mu       sync.Mutex
+	sessions map[int64]string // by fence
+}
+
+func (u *unended) add(t *tasks.Task) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.sessions == nil {
+		u.sessions = map[int64]string{}
+	}
+	u.sessions[t.Fence] = t.Session
+}
+
+func (u *unended) of(fence int64) (session string, there bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	session, there = u.sessions[fence]
+	return session, there
+}
+
+func (u *unended) drop(fence int64) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	delete(u.sessions, fence)
+}
+
+// endOwn makes sure that nothing runs of an attempt that is about to be completed.
+func (s *Store) endOwn(ctx context.Context, id, fence int64) error {
+	session, there := s.unended.of(fence)
+	if !there {
+		return nil
+	}
+	left, err := s.endStatements(context.WithoutCancel(ctx), `SELECT $1::bigint AS task, $2::uuid AS session, $3::bigint AS fence`, id, session, fence)
+	if err != nil {
+		return err
+	}
+	if len(left) > 0 {
+		return fmt.Errorf("its statement still runs, in backend %d", left[0].PID)
+	}
+	s.unended.drop(fence)
+	return nil
+}
