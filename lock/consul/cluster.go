@@ -202,20 +202,48 @@ func (l *Locker) End(ctx context.Context, session string, silence time.Duration)
 	return true, nil
 }
 
-// end ends a session that nobody works under any more. The locks are given back
-// first: those of a session that is destroyed stay locked for the lock-delay.
+// end ends a session that nobody works under any more, and the sessions of its slots.
+// Locks and slots are given back first: those of a session that is destroyed stay
+// locked for the lock-delay.
 func (l *Locker) end(ctx context.Context, session string) error {
-	alive, err := l.membership.lives(ctx, session)
-	if err != nil || !alive {
+	entry, err := l.membership.session(ctx, session)
+	if err != nil || entry == nil {
 		return err
 	}
-	if err := l.giveBackOf(ctx, session); err != nil {
+	slots, err := l.slotSessionsOf(ctx, entry)
+	if err != nil {
 		return err
 	}
-	if _, err := l.keys.Session().Destroy(session, l.write(ctx)); err != nil {
-		return fmt.Errorf("end session %s: %w", session, l.cfg.explain(err))
+	if err := l.giveBackOf(ctx, session, slots); err != nil {
+		return err
+	}
+	// The session itself is last: while it is there, whoever is told to end it after
+	// us finds the others.
+	for _, id := range append(slots, session) {
+		if _, err := l.keys.Session().Destroy(id, l.write(ctx)); err != nil {
+			return fmt.Errorf("end session %s: %w", id, l.cfg.explain(err))
+		}
 	}
 	return nil
+}
+
+// slotSessionsOf returns the sessions that hang on the same health check as a
+// replica's own. Without a check nobody can tell whose a slot's session is; it ends by
+// its TTL.
+func (l *Locker) slotSessionsOf(ctx context.Context, replica *api.SessionEntry) (slots []string, err error) {
+	if len(replica.ServiceChecks) != 1 {
+		return nil, nil
+	}
+	all, _, err := l.keys.Session().Node(replica.Node, l.query(ctx))
+	if err != nil {
+		return nil, fmt.Errorf("list the sessions of node %s: %w", replica.Node, err)
+	}
+	for _, s := range all {
+		if s.ID != replica.ID && len(s.ServiceChecks) == 1 && s.ServiceChecks[0].ID == replica.ServiceChecks[0].ID {
+			slots = append(slots, s.ID)
+		}
+	}
+	return slots, nil
 }
 
 // Bury ends all sessions of a process whose end the caller has seen, and returns them.
@@ -242,11 +270,17 @@ func (l *Locker) Bury(ctx context.Context, process string) (sessions []string, e
 }
 
 // giveBackOf deletes the keys that a session holds, but for its replica's own: that
-// goes with the session and tells the others.
-func (l *Locker) giveBackOf(ctx context.Context, session string) error {
+// goes with the session and tells the others. It also leaves the semaphores that the
+// sessions of its slots are in.
+func (l *Locker) giveBackOf(ctx context.Context, session string, slots []string) error {
 	pairs, _, err := l.keys.KV().List(l.cfg.Prefix+"/", l.query(ctx))
 	if err != nil {
 		return fmt.Errorf("list the keys of session %s: %w", session, err)
+	}
+	for _, p := range pairs {
+		if name, ok := strings.CutPrefix(p.Key, l.limitsFolder()); ok && p.Session != "" && slices.Contains(slots, p.Session) {
+			l.leaveFor(strings.TrimSuffix(name, "/"+p.Session), p.Session)
+		}
 	}
 	pairs = slices.DeleteFunc(pairs, func(p *api.KVPair) bool {
 		return p.Session != session || p.Key == l.replicaKey(session)

@@ -10,6 +10,7 @@ import (
 
 	"onejob/internal/servers"
 	"onejob/internal/testenv"
+	"onejob/lock"
 )
 
 // A token that may see the sessions of its own node alone gets no answer about
@@ -45,8 +46,8 @@ func TestFilteredIsNotEnded(t *testing.T) {
 	narrow.Client.Token = token.SecretID
 	witness := start(t, narrow)
 
-	if alive, err := witness.membership.lives(t.Context(), session); alive || !errors.Is(err, errBlind) {
-		t.Errorf("it lives: %v, %v; want %v", alive, err, errBlind)
+	if entry, err := witness.membership.session(t.Context(), session); entry != nil || !errors.Is(err, errBlind) {
+		t.Errorf("it is %v, %v; want %v", entry, err, errBlind)
 	}
 	witness.membership.update(t.Context(), map[string]uint64{witness.Session(): 1}) // its key is out of sight
 	if dead, err := witness.Dead(t.Context(), []string{session}); len(dead) > 0 || !errors.Is(err, errBlind) {
@@ -104,8 +105,8 @@ func TestKeyOfNoSession(t *testing.T) {
 	}
 }
 
-// Bury ends what a dead process has left, at once: its locks are free, and are not in
-// their lock-delay.
+// Bury ends what a dead process has left, at once: its locks and slots are free, and are
+// not in their lock-delay.
 func TestBury(t *testing.T) {
 	t.Parallel()
 	kv := testenv.Consul(t)
@@ -115,13 +116,34 @@ func TestBury(t *testing.T) {
 	l, other := start(t, cfg), start(t, config(t, kv))
 	session := l.Session()
 	lease := acquire(t, l, "k")
+	if err := l.Semaphores().Create(t.Context(), "s", 3); err != nil {
+		t.Fatal(err)
+	}
+	slots, err := l.Semaphores().Take(t.Context(), "s", 2, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine := takeOne(t, other, "s")
 	sessions, err := other.Bury(t.Context(), "p1")
 	if err != nil || len(sessions) != 1 || sessions[0] != session {
 		t.Fatalf("buried %v, %v", sessions, err)
 	}
 	release(t, acquire(t, other, "k"))
-	if again, err := other.Bury(t.Context(), "p1"); err != nil || len(again) > 0 && again[0] == session {
-		t.Errorf("buried again %v, %v", again, err)
+	again, err := other.Semaphores().Take(t.Context(), "s", 2, nil)
+	if err != nil {
+		t.Errorf("the slots: %v", err)
 	}
-	_ = lease.Release(t.Context())
+	notOne(t, other, "s", lock.ErrFull)
+	if v := look(t, other, "s"); len(v.Holders) != 3 {
+		t.Errorf("the holders are %v", v.Holders)
+	}
+	for _, s := range append(again, mine) {
+		release(t, s)
+	}
+	if sessions, err := other.Bury(t.Context(), "p1"); err != nil || len(sessions) > 0 && sessions[0] == session {
+		t.Errorf("buried again %v, %v", sessions, err)
+	}
+	for _, dead := range append(slots, lease) {
+		_ = dead.Release(t.Context())
+	}
 }

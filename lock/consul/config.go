@@ -69,10 +69,10 @@ type Config struct {
 	Service  string   // the name to register as; default onejob
 	Liveness Liveness // default Check
 
-	CheckTTL   time.Duration // of the check; default 5 s
+	CheckTTL   time.Duration // of the check; default 10 s
 	Heartbeat  time.Duration // how often the check is fed; default 1 s
 	SessionTTL time.Duration // at least 10 s, Consul's own bound; default 15 s
-	Renew      time.Duration // how often the session is renewed; default 5 s
+	Renew      time.Duration // how often the session is renewed; default 3 s
 	Margin     time.Duration // how much earlier than Consul the holder gives up; default 1 s
 	LockDelay  time.Duration // how long the keys of a dead session stay locked; default 3 s
 	Verify     time.Duration // how often held keys are looked at; default 3 s
@@ -111,10 +111,10 @@ func (c Config) WithDefaults() Config {
 	if c.Liveness == "" {
 		c.Liveness = Check
 	}
-	def(&c.CheckTTL, 5*time.Second)
+	def(&c.CheckTTL, 10*time.Second)
 	def(&c.Heartbeat, time.Second)
 	def(&c.SessionTTL, 15*time.Second)
-	def(&c.Renew, 5*time.Second)
+	def(&c.Renew, 3*time.Second)
 	def(&c.Margin, time.Second)
 	def(&c.LockDelay, 3*time.Second)
 	def(&c.Verify, 3*time.Second)

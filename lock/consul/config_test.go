@@ -25,7 +25,7 @@ func TestValidate(t *testing.T) {
 		{Config{CheckTTL: 2 * time.Second}, "consul.check_ttl: a lease lasts TTL 2s - margin 1s = 1s after a heartbeat"},
 		{Config{Margin: -time.Second}, "margin -1s must all be above zero"},
 		{Config{SessionTTL: 9 * time.Second}, "consul.session_ttl: 9s is outside what Consul accepts, 10s to 24h"},
-		{Config{SessionTTL: 10 * time.Second}, "consul.session_ttl: a lease lasts TTL 10s - margin 1s = 9s after a heartbeat"},
+		{Config{SessionTTL: 10 * time.Second, Renew: 5 * time.Second}, "consul.session_ttl: a lease lasts TTL 10s - margin 1s = 9s after a heartbeat"},
 		{Config{SessionTTL: 25 * time.Hour}, "consul.session_ttl: 25h0m0s is outside"},
 		{Config{LockDelay: 2 * time.Minute}, "consul.lock_delay: 2m0s is outside 1ms to 1m"},
 		{Config{LockDelay: -1}, "consul.lock_delay: -1ns is outside 1ms to 1m"},

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/hashicorp/consul/api"
+
 	"onejob/internal/boottime"
 	"onejob/internal/mutant"
 )
@@ -146,17 +148,17 @@ func (c *membership) buried(session string) {
 	c.ended[session] = end{boottime.Now(), true}
 }
 
-// lives asks whether a session lives. Consul leaves out of its answers what the token
-// may not see, and says so: such an answer tells nothing.
-func (c *membership) lives(ctx context.Context, session string) (bool, error) {
-	entry, meta, err := c.l.keys.Session().Info(session, c.l.query(ctx))
+// session asks for a session, nil if it has ended. Consul leaves out of its answers
+// what the token may not see, and says so: such an answer tells nothing.
+func (c *membership) session(ctx context.Context, id string) (*api.SessionEntry, error) {
+	entry, meta, err := c.l.keys.Session().Info(id, c.l.query(ctx))
 	switch {
 	case err != nil:
-		return false, fmt.Errorf("look at session %s: %w", session, err)
+		return nil, fmt.Errorf("look at session %s: %w", id, err)
 	case entry == nil && meta.ResultsFilteredByACLs:
-		return false, fmt.Errorf("look at session %s: %w", session, errBlind)
+		return nil, fmt.Errorf("look at session %s: %w", id, errBlind)
 	}
-	return entry != nil, nil
+	return entry, nil
 }
 
 // errBlind says that the token may not see the sessions of other nodes.
@@ -173,7 +175,7 @@ func (c *membership) ask(ctx context.Context, session string) (e end, ended bool
 			return end{}, false, err
 		}
 	}
-	if alive, err := c.lives(ctx, session); err != nil || alive {
+	if entry, err := c.session(ctx, session); err != nil || entry != nil {
 		return end{}, false, err
 	}
 	e = end{at: boottime.Now()}

@@ -209,7 +209,7 @@ func (s *semaphore) judge(ctx context.Context, v *view) {
 	}
 
 	now := boottime.Now()
-	patience := s.l.cfg.Verify + s.l.cfg.LockDelay
+	patience := max(s.l.cfg.Verify+s.l.cfg.LockDelay, s.l.membership.wait(end{}))
 	s.mu.Lock()
 	maps.DeleteFunc(s.missed, func(session string, _ boottime.Instant) bool { return !missing[session] })
 	var dying []string

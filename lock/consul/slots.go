@@ -129,6 +129,18 @@ func (sl *slot) leave() error {
 	return c.err
 }
 
+// leaveFor removes another replica's slot, which nobody works under any more. If it
+// cannot, the slot comes free some time after the end of its session.
+func (l *Locker) leaveFor(name, session string) {
+	c := &change{leave: &slot{session: &slotSession{id: session}, name: name}}
+	sem := l.semaphore(name)
+	defer sem.done()
+	sem.changes.Do(c)
+	if c.err != nil && !errors.Is(c.err, lock.ErrRevoked) {
+		l.log.Debug("slot_left_behind", zap.String("limit", name), zap.String("session", session), zap.Error(c.err))
+	}
+}
+
 // settle is called when nobody works under the slot any more. If it is out of
 // the semaphore for sure it is taken off the list; if not, or if a request that
 // we gave up on may be applied still, verifySlots will see to it. A session that
