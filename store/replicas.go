@@ -117,8 +117,8 @@ func (s *Store) Join(ctx context.Context, id string, r tasks.Replica) error {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	joined, err := query(ctx, s.list, pgx.RowTo[bool], `
-INSERT INTO onejob.replicas (session, process, name, host, pid, version, kinds, queues, concurrency, running, state)
-SELECT @session, @process, @name, @host, @pid, @version, @kinds, @queues, @concurrency, @running, @state
+INSERT INTO onejob.replicas (session, process, name, host, pid, version, kinds, queues, concurrency, running, state, machine, started)
+SELECT @session, @process, @name, @host, @pid, @version, @kinds, @queues, @concurrency, @running, @state, @machine, @started
   FROM (SELECT FROM onejob.cluster WHERE id = @cluster FOR SHARE) ours
 RETURNING true`, replicaArguments(r, pgx.NamedArgs{"cluster": id}))
 	switch {
@@ -136,7 +136,8 @@ DELETE FROM onejob.replicas WHERE ended_at < statement_timestamp() - interval '1
 
 func replicaArguments(r tasks.Replica, more pgx.NamedArgs) pgx.NamedArgs {
 	args := pgx.NamedArgs{"session": r.Session, "process": r.Process, "name": r.Name, "host": r.Host, "pid": r.PID, "version": r.Version,
-		"kinds": notNil(r.Kinds), "queues": notNil(r.Queues), "concurrency": r.Concurrency, "running": r.Running, "state": r.State}
+		"kinds": notNil(r.Kinds), "queues": notNil(r.Queues), "concurrency": r.Concurrency, "running": r.Running, "state": r.State,
+		"machine": r.Machine, "started": int64(r.Started)}
 	for k, v := range more {
 		args[k] = v
 	}
@@ -176,14 +177,14 @@ func (s *Store) Replicas(ctx context.Context) ([]tasks.Replica, error) {
 }
 
 const replicasSQL = `
-SELECT session::text, process::text, name, host, pid, version, kinds, queues, concurrency, running, state, heartbeat_at
+SELECT session::text, process::text, name, host, pid, version, kinds, queues, concurrency, running, state, heartbeat_at, machine, started
   FROM onejob.replicas
  WHERE ended_at IS NULL
     OR ended_at > statement_timestamp() - interval '10 minutes'
  ORDER BY began_at, session`
 
 func scanReplica(row pgx.CollectableRow) (r tasks.Replica, err error) {
-	return r, row.Scan(&r.Session, &r.Process, &r.Name, &r.Host, &r.PID, &r.Version, &r.Kinds, &r.Queues, &r.Concurrency, &r.Running, &r.State, &r.HeartbeatAt)
+	return r, row.Scan(&r.Session, &r.Process, &r.Name, &r.Host, &r.PID, &r.Version, &r.Kinds, &r.Queues, &r.Concurrency, &r.Running, &r.State, &r.HeartbeatAt, &r.Machine, &r.Started)
 }
 
 // EndReplica notes that nobody works under a session any more, and why: the replica

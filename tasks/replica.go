@@ -9,6 +9,8 @@ type Replica struct {
 	Name        string
 	Host        string
 	PID         int
+	Started     uint64 // when the process was, in clock ticks since the machine was
+	Machine     string // on which PID and Started mean something; empty if they do not
 	Version     string
 	Kinds       []string
 	Queues      []string // that it claims from; empty means all

@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"onejob/internal/boottime"
+	"onejob/internal/procfs"
 	"onejob/lock"
 	"onejob/tasks"
 )
@@ -145,7 +146,7 @@ func (w *Worker) beat(ctx context.Context) {
 func (w *Worker) beatOnce(ctx context.Context) {
 	session := w.Locks.Session()
 	if session == "" {
-		w.members.blind()
+		w.mourn(ctx)
 		return
 	}
 	r := w.members.me
@@ -176,6 +177,23 @@ func (w *Worker) beatOnce(ctx context.Context) {
 	}
 }
 
+// mourn declares replicas dead whose process has ended on this machine and that have been
+// silent for long. It is for when there is no session, and nobody to ask: a Consul that
+// was wiped is adopted only if no replica can be at work elsewhere.
+func (w *Worker) mourn(ctx context.Context) {
+	list, err := w.Store.Replicas(ctx)
+	if err != nil {
+		w.members.blind()
+		return
+	}
+	w.members.saw(list)
+	for _, r := range w.members.silent() {
+		if r.Machine != "" && r.Machine == w.members.me.Machine && procfs.Gone(r.PID, r.Started) {
+			w.declareDead(ctx, r)
+		}
+	}
+}
+
 // bury declares a replica dead that gives no sign of life, neither here nor in Consul.
 // Its leases have ended by its own clock, wherever it is.
 func (w *Worker) bury(ctx context.Context, r tasks.Replica) {
@@ -186,6 +204,11 @@ func (w *Worker) bury(ctx context.Context, r tasks.Replica) {
 	if err != nil || !ended {
 		return
 	}
+	w.declareDead(ctx, r)
+}
+
+// declareDead notes a death on the list, unless there was a heartbeat meanwhile.
+func (w *Worker) declareDead(ctx context.Context, r tasks.Replica) {
 	how, err := w.Store.DeclareDead(ctx, r)
 	if err != nil || how == "" {
 		return // the next heartbeat tells

@@ -27,6 +27,7 @@ import (
 	"go.uber.org/zap"
 
 	"onejob/internal/mutant"
+	"onejob/internal/procfs"
 	"onejob/lock"
 	"onejob/tasks"
 )
@@ -160,7 +161,7 @@ func (w *Worker) Init() error {
 	w.wake, w.look, w.bereaved, w.hurry = make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{})
 	host, _ := os.Hostname()
 	w.members = &members{store: w.Store, me: tasks.Replica{Process: w.Process, Name: w.Replica, Host: host, PID: os.Getpid(),
-		Version: w.Version, Kinds: w.Kinds.Names(), Queues: w.Queues, Concurrency: w.Concurrency}}
+		Machine: procfs.Machine(), Started: procfs.Started(), Version: w.Version, Kinds: w.Kinds.Names(), Queues: w.Queues, Concurrency: w.Concurrency}}
 	w.running.fences, w.running.tasks = map[int64]int{}, map[int64]handler{}
 	w.limits.init(w.LimitSlots)
 	w.serving.Store(newServing(w.Kinds, w.LimitSlots, w.KindLimits))

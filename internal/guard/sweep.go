@@ -197,15 +197,8 @@ func parseMark(text string) (mark, bool) {
 }
 
 // here is the same for daemons that have the same user, and that see the same
-// process ids and start times: PID and time namespaces change those.
-var here = sync.OnceValue(func() string {
-	place := strconv.Itoa(os.Geteuid())
-	for _, kind := range []string{"pid", "time"} { // time is from Linux 5.6 on
-		namespace, _ := os.Readlink("/proc/self/ns/" + kind)
-		place += "." + strings.Trim(strings.TrimPrefix(namespace, kind+":"), "[]")
-	}
-	return place
-})
+// process ids and start times.
+var here = sync.OnceValue(func() string { return strconv.Itoa(os.Geteuid()) + "." + procfs.Place() })
 
 // startOf returns when a process was started, or zero if it is not there.
 func startOf(pid int) uint64 {

@@ -2,6 +2,8 @@ package procfs
 
 import (
 	"errors"
+	"os"
+	"os/exec"
 	"testing"
 )
 
@@ -14,5 +16,33 @@ func TestParse(t *testing.T) {
 		if _, err := parse(7, []byte(line)); !errors.Is(err, ErrOdd) {
 			t.Errorf("%q: got %v", line, err)
 		}
+	}
+}
+
+func TestGone(t *testing.T) {
+	if Machine() == "" {
+		t.Fatal("this /proc is not of our own PID namespace")
+	}
+	if Gone(os.Getpid(), Started()) {
+		t.Error("this process is gone")
+	}
+	if !Gone(os.Getpid(), Started()+1) {
+		t.Error("a process that had our number before us is not gone")
+	}
+	if Gone(os.Getpid(), 0) || Gone(0, 1) || Gone(-1, 1) {
+		t.Error("what is unknown is gone")
+	}
+	cmd := exec.Command("sleep", "60")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	p, err := Read(cmd.Process.Pid)
+	if err != nil || Gone(p.PID, p.Start) {
+		t.Errorf("a child that runs is gone (%v)", err)
+	}
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	if !Gone(p.PID, p.Start) {
+		t.Error("a child that was reaped is not gone")
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // Children returns the children of all threads of a process, dead ones that
@@ -123,4 +125,47 @@ func parse(pid int, stat []byte) (Process, error) {
 		return p, fmt.Errorf("%w: /proc/%d/stat: %w", ErrOdd, pid, err)
 	}
 	return p, nil
+}
+
+// Place names the world in which numbers and start times of processes mean the same:
+// PID and time namespaces change those. It is empty if /proc is that of another one.
+func Place() string {
+	if self, err := os.Readlink("/proc/self"); err != nil || self != strconv.Itoa(os.Getpid()) {
+		return ""
+	}
+	var names []string
+	for _, kind := range []string{"pid", "time"} { // time is from Linux 5.6 on
+		namespace, _ := os.Readlink("/proc/self/ns/" + kind)
+		names = append(names, strings.Trim(strings.TrimPrefix(namespace, kind+":"), "[]"))
+	}
+	return strings.Join(names, ".")
+}
+
+// Machine is Place for processes of other machines, and of times before the machine was
+// started, to compare. A virtual machine that is cloned while it runs has the same.
+func Machine() string {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if place := Place(); err == nil && place != "" {
+		return strings.TrimSpace(string(boot)) + "." + place
+	}
+	return ""
+}
+
+// Started returns when this process was, as in Process; zero if that is unknown.
+func Started() uint64 {
+	p, _ := Read(os.Getpid())
+	return p.Start
+}
+
+// Gone reports whether the process that had this number, and was started then, has
+// ended for certain. It must have been of our Place.
+func Gone(pid int, start uint64) bool {
+	if pid < 1 || start == 0 {
+		return false
+	}
+	if unix.Kill(pid, 0) == unix.ESRCH {
+		return true
+	}
+	now, err := Read(pid) // the number may have been given to another one
+	return err == nil && now.Start != start
 }

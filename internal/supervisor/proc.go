@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"os"
-	"strconv"
 
 	"onejob/internal/procfs"
 )
@@ -33,7 +32,7 @@ func descendants(root int, skip func(procfs.Process) bool) (living []procfs.Proc
 // processes returns the machine's processes, none if our numbers in /proc are those of
 // others: it may be that of another namespace.
 func processes() []procfs.Process {
-	if self, err := os.Readlink("/proc/self"); err != nil || self != strconv.Itoa(os.Getpid()) {
+	if procfs.Place() == "" {
 		return nil
 	}
 	all, _ := procfs.Processes()
