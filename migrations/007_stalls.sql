@@ -1,3 +1,24 @@
+-- Besides deaths, what is counted are replicas that lived and did not get to their
+-- heartbeats while they worked on a task: it may take all processors or all memory.
+ALTER TABLE onejob.tasks
+    ADD COLUMN stalls int NOT NULL DEFAULT 0,
+    ADD CONSTRAINT stalls_are_between_0_and_a_million CHECK (stalls BETWEEN 0 AND 1000000) NOT VALID;
+COMMENT ON COLUMN onejob.tasks.stalls IS 'How many replicas lost their leases while they worked on it because they did not run, and lived on.';
+
+CREATE OR REPLACE FUNCTION onejob.retry(task_id bigint) RETURNS bool LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    WITH retried AS (
+        UPDATE onejob.tasks
+           SET status = 'pending', run_at = now(), attempt = 0, crashes = 0, stalls = 0, finished_at = NULL,
+               started_at = NULL, cancel_requested = false, result = NULL
+         WHERE id = task_id
+           AND status <> 'running'
+     RETURNING id
+    ), notified AS (
+        SELECT pg_notify('onejob_due', '') FROM retried
+    )
+    SELECT EXISTS (SELECT FROM notified)
+$$;
+
 -- Which process a replica is: its death is certain to whoever sees the same processes.
 ALTER TABLE onejob.replicas
     ADD COLUMN machine text   NOT NULL DEFAULT '',

@@ -39,9 +39,9 @@ const (
 	completeBegin = `
 WITH given AS (
     SELECT *
-      FROM unnest(@ids::bigint[], @fences::bigint[], @outcomes::text[], @nexts::text[], @delays::bigint[], @back::bool[],
+      FROM unnest(@ids::bigint[], @fences::bigint[], @outcomes::text[], @nexts::text[], @delays::bigint[], @back::bool[], @stalled::bool[],
                   @errors::text[], @codes::int[], @results::text[], @outputs::text[])
-        AS g(id, fence, outcome, next, delay, back, error, code, result, output)
+        AS g(id, fence, outcome, next, delay, back, stalled, error, code, result, output)
 ), before AS (
     SELECT id, fence, attempt, coalesce(lock_key, id::text) AS lock_key, replica, session, started_at
       FROM onejob.tasks
@@ -57,6 +57,7 @@ WITH given AS (
            run_at      = CASE WHEN g.next = 'pending' AND g.delay > 0
                               THEN statement_timestamp() + g.delay * interval '1 microsecond' ELSE t.run_at END,
            attempt     = CASE WHEN g.back THEN greatest(t.attempt - 1, 0) ELSE t.attempt END,
+           stalls      = least(t.stalls + g.stalled::int, 1000000),
            error       = nullif(g.error, ''),
            result      = g.result::jsonb,
            session     = NULL,
@@ -94,12 +95,13 @@ const hashJoins = indexesOnly + `, pg_catalog.set_config('enable_nestloop', 'off
 //
 // All others are refused. That changes nothing; but an attempt that has no row in
 // the history gets one, with what is known: the rest of it is NULL once the task
-// has been claimed again, or deleted.
+// has been claimed again, or deleted. And if others have called its replica dead, it
+// lives: the attempt did not crash, and does not count.
 const settleSQL = `
 WITH given AS (
     SELECT *
-      FROM unnest(@ids::bigint[], @fences::bigint[], @outcomes::text[], @errors::text[], @codes::int[], @outputs::text[])
-        AS g(id, fence, outcome, error, code, output)
+      FROM unnest(@ids::bigint[], @fences::bigint[], @outcomes::text[], @stalled::bool[], @errors::text[], @codes::int[], @outputs::text[])
+        AS g(id, fence, outcome, stalled, error, code, output)
 ), verdicts AS (
     SELECT g.*, t.id IS NOT NULL AS known, t.fence = g.fence AS same, t.attempt, t.lock_key, t.replica, t.session, t.started_at,
            CASE WHEN t.fence = g.fence AND t.status = 'running'                               THEN 'locked'
@@ -118,6 +120,32 @@ WITH given AS (
      WHERE verdict = 'refused'
      ORDER BY fence
         ON CONFLICT (task_id, fence) DO NOTHING
+), wrong AS (
+    DELETE FROM onejob.attempts a
+     USING verdicts v
+     WHERE v.verdict = 'refused'
+       AND a.task_id = v.id
+       AND a.fence = v.fence
+       AND a.outcome = 'crashed'
+ RETURNING a.*, v.stalled
+), alive AS (
+    INSERT INTO onejob.attempts (fence, task_id, attempt, lock_key, replica, session, started_at, finished_at, outcome, error)
+    SELECT fence, task_id, attempt, lock_key, replica, session, started_at, finished_at, 'lease_lost', format('replica %s was silent for long, and lived', replica)
+      FROM wrong
+), blamed AS (
+    SELECT id
+      FROM onejob.tasks
+     WHERE id = ANY (ARRAY(SELECT task_id FROM wrong))
+       AND CASE WHEN status IN ('pending', 'running') THEN crashes > 0 END
+       FOR NO KEY UPDATE SKIP LOCKED
+), pardoned AS (
+    UPDATE onejob.tasks t
+       SET crashes = crashes - 1,
+           attempt = greatest(t.attempt - 1, CASE WHEN t.status = 'running' THEN 1 ELSE 0 END),
+           stalls  = least(t.stalls + w.stalled::int, 1000000)
+      FROM wrong w
+     WHERE t.id = w.task_id
+       AND t.id = ANY (ARRAY(SELECT id FROM blamed))
 )
 SELECT fence, verdict FROM verdicts`
 
@@ -287,13 +315,14 @@ func arguments(endings []*ending) pgx.NamedArgs {
 	var (
 		ids, fences, delays            = make([]int64, n), make([]int64, n), make([]int64, n)
 		outcomes, nexts, errs, outputs = make([]string, n), make([]string, n), make([]string, n), make([]string, n)
-		back                           = make([]bool, n)
+		back, stalled                  = make([]bool, n), make([]bool, n)
 		codes                          = make([]*int, n)
 		results                        = make([]*string, n)
 	)
 	for i, e := range endings {
 		ids[i], fences[i], delays[i] = e.ID, e.Fence, e.Delay.Microseconds()
 		outcomes[i], nexts[i], back[i] = string(e.Outcome), string(e.Next), e.GiveBack
+		stalled[i] = e.Stalled
 		errs[i], outputs[i] = tasks.Text(e.Error), tasks.Text(e.Output)
 		codes[i] = e.ExitCode
 		if len(e.Result) > 0 {
@@ -302,7 +331,7 @@ func arguments(endings []*ending) pgx.NamedArgs {
 		}
 	}
 	return pgx.NamedArgs{
-		"ids": ids, "fences": fences, "outcomes": outcomes, "nexts": nexts, "delays": delays, "back": back,
+		"ids": ids, "fences": fences, "outcomes": outcomes, "nexts": nexts, "delays": delays, "back": back, "stalled": stalled,
 		"errors": errs, "codes": codes, "results": results, "outputs": outputs,
 	}
 }

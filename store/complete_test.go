@@ -360,3 +360,71 @@ func TestCompleteWith(t *testing.T) {
 	equal(t, "the row", b.row(broken, "status"), "succeeded")
 	equal(t, "the effects", strings.Join(b.sql(`SELECT what FROM effect OFFSET 1`), " "), "mended")
 }
+
+// A replica that others called dead comes back: that its ending is refused proves that it
+// lived, and the task does not pay for it. What has failed stays failed.
+func TestWhoIsRefusedHasLived(t *testing.T) {
+	t.Parallel()
+	for what, test := range map[string]struct {
+		since       string // what became of the row since the takeover
+		stalled     bool
+		row, before string // status, attempt, crashes, stalls
+	}{
+		"waiting":                {"SELECT 1", false, "pending 0 0 0", "pending 1 1 0"},
+		"waiting after a stall":  {"SELECT 1", true, "pending 0 0 1", "pending 1 1 0"},
+		"blamed by another, too": {"UPDATE onejob.tasks SET crashes = 2", false, "pending 0 1 0", "pending 1 2 0"},
+		"retried by hand":        {"SELECT onejob.retry(id) FROM onejob.tasks", false, "pending 0 0 0", "pending 0 0 0"},
+		"failed":                 {"UPDATE onejob.tasks SET status = 'failed', finished_at = now()", true, "failed 1 1 0", "failed 1 1 0"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			r := b.joined("silent")
+			task := b.claimedBy(r)
+			if _, err := b.DeclareDead(t.Context(), r); err != nil {
+				t.Fatal(err)
+			}
+			if _, _, err := b.TakeOver(t.Context(), []string{r.Session}, 3); err != nil {
+				t.Fatal(err)
+			}
+			b.sql(test.since)
+			const columns = "status, attempt, crashes, stalls"
+			equal(t, "the row before", b.row(task, columns), test.before)
+			e := tasks.Ending{ID: task.ID, Fence: task.Fence, Outcome: tasks.LeaseLost, Next: tasks.StatusPending, GiveBack: true, Stalled: test.stalled}
+			for range 2 { // the answer may be lost
+				if err := b.Complete(t.Context(), e); err != nil && !errors.Is(err, tasks.ErrRefused) {
+					t.Errorf("it was answered with %v", err)
+				}
+			}
+			equal(t, "the row", b.row(task, columns), test.row)
+			equal(t, "the history", b.history(task), "lease_lost")
+		})
+	}
+}
+
+// Stalls are held against a task together with crashes.
+func TestStallsCount(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	r := b.joined("one")
+	task := b.claimedBy(r)
+	e := tasks.Ending{ID: task.ID, Fence: task.Fence, Outcome: tasks.LeaseLost, Next: tasks.StatusPending, GiveBack: true, Stalled: true}
+	if err := b.Complete(t.Context(), e); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "the row", b.row(task, "status, attempt, crashes, stalls"), "pending 0 0 1")
+	other := *b
+	other.session = r.Session
+	again := other.claimMax(1)[0]
+	equal(t, "stalls of the one that is claimed", again.Stalls, 1)
+	if _, err := b.DeclareDead(t.Context(), b.listed(r.Session)); err != nil {
+		t.Fatal(err)
+	}
+	orphans, _, err := b.TakeOver(t.Context(), []string{r.Session}, 2)
+	if err != nil || len(orphans) != 1 || orphans[0].Next != tasks.StatusFailed {
+		t.Fatalf("taken over: %+v, %v", orphans, err)
+	}
+	if text := b.row(again, "error"); !strings.HasPrefix(text, "quarantined: 2 replicas died or stalled while they worked on it") {
+		t.Errorf("the error is %q", text)
+	}
+}

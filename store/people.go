@@ -30,6 +30,7 @@ type Row struct {
 	Attempt         int             `json:"attempt" db:"attempt"`
 	MaxAttempts     int             `json:"max_attempts" db:"max_attempts"`
 	Crashes         int             `json:"crashes" db:"crashes"`
+	Stalls          int             `json:"stalls" db:"stalls"`
 	Timeout         *string         `json:"timeout" db:"timeout"`
 	Fence           *int64          `json:"fence" db:"fence"`
 	Session         *string         `json:"session" db:"session"`
@@ -42,7 +43,7 @@ type Row struct {
 	CreatedAt       Time            `json:"created_at" db:"created_at"`
 }
 
-const rowColumns = `id, kind, payload, status, queue, priority, run_at, lock_key, limit_name, unique_key, attempt, max_attempts, crashes,
+const rowColumns = `id, kind, payload, status, queue, priority, run_at, lock_key, limit_name, unique_key, attempt, max_attempts, crashes, stalls,
        timeout::text, fence, session::text, replica, started_at, finished_at, result, error, cancel_requested, created_at`
 
 // AttemptRow is an attempt as people see it. What is not known of a refused one

@@ -103,7 +103,7 @@ SELECT id
 
 const takeOverSQL = `
 WITH orphans AS (
-    SELECT id, fence, attempt, max_attempts, crashes, lock_key, replica, session, started_at, cancel_requested,
+    SELECT id, fence, attempt, max_attempts, crashes, stalls, lock_key, replica, session, started_at, cancel_requested,
            coalesce((SELECT r.state = 'dead' FROM onejob.replicas r WHERE r.session = t.session LIMIT 1), true) AS died,
            (SELECT true
               FROM onejob.replicas r
@@ -133,13 +133,14 @@ WITH orphans AS (
            died::int AS used_up, (died AND NOT others_died)::int AS blame,
            CASE WHEN cancel_requested         THEN 'cancelled'
                 WHEN NOT died                 THEN 'pending'
-                WHEN crashes + 1 >= $2 AND NOT others_died THEN 'failed'
+                WHEN crashes + stalls + 1 >= $2 AND NOT others_died THEN 'failed'
                 WHEN attempt >= max_attempts  THEN 'failed'
                                               ELSE 'pending' END AS next,
            CASE WHEN NOT died
                 THEN format('replica %s lost its session during attempt %s of %s', replica, attempt, max_attempts)
-                WHEN crashes + 1 >= $2 AND NOT others_died
-                THEN format('quarantined: %s replicas died while they worked on it, the last was %s; see what it does to them, then onejob tasks retry %s', crashes + 1, replica, id)
+                WHEN crashes + stalls + 1 >= $2 AND NOT others_died
+                THEN format('quarantined: %s replicas died%s while they worked on it, the last was %s; see what it does to them, then onejob tasks retry %s',
+                            crashes + stalls + 1, CASE WHEN stalls > 0 THEN ' or stalled' END, replica, id)
                 ELSE format('replica %s died during attempt %s of %s', replica, attempt, max_attempts) END AS error
       FROM orphans
 )
@@ -154,7 +155,7 @@ UPDATE onejob.tasks t
   FROM verdicts v
  WHERE t.id = v.id
    AND t.id = ANY (ARRAY(SELECT id FROM orphans))
-RETURNING t.id, t.kind, coalesce(t.lock_key, t.id::text), t.attempt + (1 - v.used_up), t.crashes, t.fence, v.dead_replica, t.status,
+RETURNING t.id, t.kind, coalesce(t.lock_key, t.id::text), t.attempt + (1 - v.used_up), t.crashes, t.stalls, t.fence, v.dead_replica, t.status,
           (extract(epoch FROM now() - t.started_at) * 1000000)::bigint`
 
 // takeOver is TakeOver for all tasks of dead sessions, or for these ids, but for some:
@@ -169,7 +170,7 @@ func (s *Store) takeOver(ctx context.Context, dead []string, ids, except []int64
 	orphans, err := query(ctx, s.pool, func(row pgx.CollectableRow) (tasks.Orphan, error) {
 		var o tasks.Orphan
 		var micros int64
-		err := row.Scan(&o.ID, &o.Kind, &o.LockKey, &o.Attempt, &o.Crashes, &o.Fence, &o.Replica, &o.Next, &micros)
+		err := row.Scan(&o.ID, &o.Kind, &o.LockKey, &o.Attempt, &o.Crashes, &o.Stalls, &o.Fence, &o.Replica, &o.Next, &micros)
 		o.Since = time.Duration(micros) * time.Microsecond
 		return o, err
 	}, sql, dead, maxCrashes, except, ids)

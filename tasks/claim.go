@@ -37,6 +37,7 @@ type Orphan struct {
 	LockKey string
 	Attempt int
 	Crashes int
+	Stalls  int
 	Fence   int64  // of the attempt that ended with the crash
 	Replica string // that died
 	Next    Status

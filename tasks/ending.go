@@ -46,6 +46,10 @@ type Ending struct {
 	// that is not the task's.
 	GiveBack bool
 
+	// Stalled says that the lease was lost because the replica itself did not run: the
+	// task may be the cause.
+	Stalled bool
+
 	Error    string
 	ExitCode *int // of an exec task's process that ended by itself
 	Result   json.RawMessage

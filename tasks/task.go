@@ -32,6 +32,7 @@ type Task struct {
 	Attempt     int           // counts from 1
 	MaxAttempts int           // attempts after which a failure is final
 	Crashes     int           // how many replicas died while they worked on it
+	Stalls      int           // how many did not run for seconds, lost their leases and lived on
 	Timeout     time.Duration // of one attempt; zero means none
 	Fence       int64         // rises with every claim of the lock key
 	Session     string        // the session that claimed it

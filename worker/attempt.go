@@ -23,7 +23,7 @@ func (w *Worker) attempt(t *tasks.Task) {
 
 // attemptUnder is attempt under a slot of a limit as well, if slot is not nil.
 func (w *Worker) attemptUnder(t *tasks.Task, slot lock.Lease) {
-	if t.Crashes > 0 && t.Crashes >= w.MaxCrashes-1 {
+	if n := t.Crashes + t.Stalls; n > 0 && n >= w.MaxCrashes-1 {
 		if !w.suspects.enter(t.Fence) {
 			w.giveBack(t, errSuspect)
 			return
@@ -221,6 +221,10 @@ func (w *Worker) judge(t *tasks.Task, result tasks.Result, err, cause error) tas
 	switch {
 	case is(lock.ErrLost), is(lock.ErrRevoked), is(tasks.ErrLeaseEnded):
 		e.Outcome, e.Next, e.GiveBack, e.Delay = tasks.LeaseLost, tasks.StatusPending, true, w.LockDelay
+		if e.Stalled = w.stalls.lately(); e.Stalled && t.Crashes+t.Stalls+1 >= w.MaxCrashes {
+			e.Next, e.GiveBack = tasks.StatusFailed, false
+			e.Error = fmt.Sprintf("quarantined: %d replicas died or stalled while they worked on it, the last was %s; see what it does to them, then onejob tasks retry %d", t.Crashes+t.Stalls+1, w.Replica, t.ID)
+		}
 	case is(tasks.ErrCancelled):
 		e.Outcome, e.Next = tasks.Cancelled, tasks.StatusCancelled
 	case is(tasks.ErrShutdown):
@@ -275,6 +279,8 @@ func (w *Worker) tell(t *tasks.Task, e tasks.Ending, took time.Duration) {
 	}
 	f = append(f, zap.String("error", e.Error))
 	switch {
+	case e.Outcome == tasks.LeaseLost && e.Next == tasks.StatusFailed:
+		w.Log.Error("task_stalled_for_good", append(f, zap.Int("crashes", t.Crashes), zap.Int("stalls", t.Stalls+1))...)
 	case e.Outcome == tasks.LeaseLost:
 		w.Log.Warn("task_lease_lost", f...)
 	case e.Outcome == tasks.Shutdown:

@@ -112,6 +112,7 @@ type Worker struct {
 
 	requeues requeues
 	suspects suspects
+	stalls   stalls
 
 	unknownKinds, unknownNames reported
 }
@@ -203,6 +204,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	helping.Go(func() { w.lead(intake) })
 	helping.Go(func() { w.lookBehind(intake) })
 	helping.Go(func() { w.suspect(intake) })
+	helping.Go(func() { w.stalls.watch(work) })
 	helping.Go(func() { w.findLimits(intake) })
 	helping.Go(func() { w.watchCancels(work) })
 	if !w.PollOnly {
@@ -466,9 +468,9 @@ func (w *Worker) takeOver(ctx context.Context) (none bool) {
 	}
 	for _, o := range orphans {
 		fields := []zap.Field{zap.Int64("task_id", o.ID), zap.String("kind", o.Kind), zap.Int("attempt", o.Attempt), zap.String("lock_key", o.LockKey),
-			zap.Int64("fence", o.Fence), zap.String("from", o.Replica), zap.Int("crashes", o.Crashes), zap.Duration("since_start", o.Since)}
+			zap.Int64("fence", o.Fence), zap.String("from", o.Replica), zap.Int("crashes", o.Crashes), zap.Int("stalls", o.Stalls), zap.Duration("since_start", o.Since)}
 		switch {
-		case o.Next == tasks.StatusFailed && o.Crashes >= w.MaxCrashes:
+		case o.Next == tasks.StatusFailed && o.Crashes+o.Stalls >= w.MaxCrashes:
 			w.Log.Error("task_quarantined", fields...)
 		case o.Next == tasks.StatusFailed:
 			w.Log.Error("task_crashed_for_good", fields...)

@@ -176,6 +176,9 @@ func showTask(w io.Writer, r store.Row, attempts []store.AttemptRow) error {
 	if r.Crashes > 0 {
 		t.line("crashes", r.Crashes)
 	}
+	if r.Stalls > 0 {
+		t.line("stalls", r.Stalls)
+	}
 	t.line("timeout", or(r.Timeout))
 	t.line("created", whenStored(&r.CreatedAt))
 	t.line("run at", runAt(r))

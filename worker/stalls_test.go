@@ -1,0 +1,56 @@
+package worker
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"onejob/lock"
+	"onejob/tasks"
+)
+
+func TestStalls(t *testing.T) {
+	t.Parallel()
+	var s stalls
+	if s.lately() {
+		t.Error("a process that has just begun has stalled")
+	}
+	s.look()
+	if s.lately() {
+		t.Error("a process that runs has stalled")
+	}
+	s.tick = time.Now().Add(-stallTime - time.Second) // as if it had not run since
+	if !s.lately() || !s.lately() {
+		t.Error("a stall went unnoticed")
+	}
+	s.at = s.at.Add(-stallMemory)
+	if s.lately() {
+		t.Error("a stall is not forgotten")
+	}
+}
+
+// A lease that is lost because the replica did not run is held against the task; one
+// that is lost because nobody answered is not.
+func TestStallsAreHeldAgainstTheTask(t *testing.T) {
+	t.Parallel()
+	lost := errors.Join(lock.ErrLost)
+	for _, test := range []struct {
+		stalled         bool
+		crashes, stalls int
+		next            tasks.Status
+	}{
+		{false, 2, 2, tasks.StatusPending},
+		{true, 0, 1, tasks.StatusPending},
+		{true, 0, 2, tasks.StatusFailed},
+		{true, 1, 1, tasks.StatusFailed},
+	} {
+		w := Worker{MaxCrashes: 3, Replica: "r"}
+		if test.stalled {
+			w.stalls.tick = time.Now().Add(-time.Minute)
+		}
+		e := w.judge(&tasks.Task{Attempt: 1, MaxAttempts: 5, Crashes: test.crashes, Stalls: test.stalls}, tasks.Result{}, lost, lost)
+		if e.Next != test.next || e.Stalled != test.stalled || e.Outcome != tasks.LeaseLost {
+			t.Errorf("%+v: %+v", test, e)
+		}
+	}
+}
