@@ -154,10 +154,11 @@ WITH beat AS (
     UPDATE onejob.replicas
        SET heartbeat_at = clock_timestamp(),
            running      = $2,
-           state        = $3
+           state        = $3,
+           kinds        = $4
      WHERE session = $1
        AND ended_at IS NULL
-)`+replicasSQL, r.Session, r.Running, r.State)
+)`+replicasSQL, r.Session, r.Running, r.State, notNil(r.Kinds))
 	if err != nil {
 		return nil, fmt.Errorf("heartbeat: %w", err)
 	}

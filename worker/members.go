@@ -23,7 +23,7 @@ import (
 // Postgres did not answer us, does not count.
 type members struct {
 	store Store
-	me    tasks.Replica // Session, Running and State are filled in for each heartbeat
+	me    tasks.Replica // Session, Running, State and Kinds are filled in for each heartbeat
 
 	mu   sync.Mutex
 	seen map[string]member // by session
@@ -150,7 +150,7 @@ func (w *Worker) beatOnce(ctx context.Context) {
 		return
 	}
 	r := w.members.me
-	r.Session, r.Running, r.State = session, w.running.count(), tasks.ReplicaWorking
+	r.Session, r.Running, r.State, r.Kinds = session, w.running.count(), tasks.ReplicaWorking, w.serving.Load().kinds.Names()
 	if w.stopping.Load() {
 		r.State = tasks.ReplicaStopping
 	}

@@ -14,6 +14,7 @@ import (
 	"onejob/internal/servers"
 	"onejob/internal/testenv"
 	"onejob/lock"
+	"onejob/tasks"
 	"onejob/worker"
 )
 
@@ -271,6 +272,53 @@ func TestHostAndAgentAreLost(t *testing.T) {
 	c.noOverlaps(t)
 }
 
+// A lease survives what happens every day, with the default times: the agent is restarted,
+// the servers are for a moment without a leader, the process does not get to run.
+func TestShortOutagesLoseNoLease(t *testing.T) {
+	t.Parallel()
+	server, kv := testenv.OwnConsul(t, servers.ConsulConfig{})
+	agent, err := servers.StartConsulAgent(t.Context(), server)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = agent.Close() })
+	c, w := clusterOn(t, testenv.Postgres(t), kv), newWitness(t)
+	hosted := c.elsewhere(t, &testenv.KV{Client: agent.Client(), Addr: agent.Addr(), Prefix: kv.Prefix})
+	holder := hosted.process(t, "holder", w.config())
+	id := c.stuck(t, w)
+	c.replica(t, "near", kinds(nil), nil) // it would take over
+
+	const away = 3 * time.Second
+	start := func(server *servers.Consul) {
+		t.Helper()
+		if err := server.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for what, outage := range map[string]func(){
+		"the agent is restarted": func() { agent.Kill(); time.Sleep(away); start(agent) },
+		"there is no leader":     func() { _ = server.Freeze(); time.Sleep(away); _ = server.Thaw() },
+		"the process stalls": func() {
+			holder.signal(t, syscall.SIGSTOP)
+			time.Sleep(away)
+			holder.signal(t, syscall.SIGCONT)
+		},
+	} {
+		t.Log(what)
+		outage()
+		// Leases that would be lost are lost by now.
+		time.Sleep(lock.Silence + away)
+		if holder.count("session_started") != 1 || holder.count("session_lost") != 0 {
+			t.Errorf("%s: it has lost its session", what)
+		}
+	}
+	c.exec(t, "SELECT onejob.cancel($1)", id)
+	c.await(t, id, "cancelled")
+	if got := c.outcomes(t, id); got != "cancelled" {
+		t.Errorf("outcomes: %s", got)
+	}
+}
+
 // A replica that stops in order says so, and one whose session is ended by hand is not
 // dead.
 func TestReplicasAreListed(t *testing.T) {
@@ -280,6 +328,12 @@ func TestReplicasAreListed(t *testing.T) {
 	if got := get[string](t, c, "SELECT concat_ws(' ', version, array_to_string(queues, ','), concurrency, state, pid > 0) FROM onejob.replicas"); got != "v1 default,mail 32 working t" {
 		t.Errorf("the row is %q", got)
 	}
+	if err := r.Reload(tasks.Kinds{"other": tasks.Noop{}}, nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, patience, "the kinds are those of the new configuration", func() bool {
+		return get[string](t, c, "SELECT array_to_string(kinds, ',') FROM onejob.replicas") == "other"
+	})
 	if _, err := c.kv.Client.Session().Destroy(r.locks.Session(), nil); err != nil {
 		t.Fatal(err)
 	}

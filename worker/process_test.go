@@ -108,11 +108,19 @@ func TestFrozenReplicaIsFencedOut(t *testing.T) {
 	resume := w.hold(t)
 	holder.signal(t, syscall.SIGSTOP)
 	testenv.Eventually(t, patience, "the second attempt is inside", func() bool { return w.count(t, "begin") == 2 })
-	before := get[string](t, c, "SELECT to_jsonb(t)::text FROM onejob.tasks t WHERE id = $1", id)
+	// That it wants to write proves that it lived: it is no crash any more.
+	const row, blame = "SELECT (to_jsonb(t) - '{attempt,crashes,stalls}'::text[])::text FROM onejob.tasks t WHERE id = $1", "SELECT concat_ws(' ', crashes, stalls) FROM onejob.tasks WHERE id = $1"
+	before := get[string](t, c, row, id)
+	if got := get[string](t, c, blame, id); got != "1 0" {
+		t.Errorf("crashes and stalls before it woke: %s", got)
+	}
 	holder.signal(t, syscall.SIGCONT)
 	holder.logged(t, "completion_refused")
-	if after := get[string](t, c, "SELECT to_jsonb(t)::text FROM onejob.tasks t WHERE id = $1", id); after != before {
+	if after := get[string](t, c, row, id); after != before {
 		t.Errorf("the refused write changed the row from\n%s to\n%s", before, after)
+	}
+	if got := get[string](t, c, blame, id); got != "0 1" {
+		t.Errorf("crashes and stalls after it woke: %s", got)
 	}
 	resume()
 	c.await(t, id, "succeeded")
@@ -121,7 +129,7 @@ func TestFrozenReplicaIsFencedOut(t *testing.T) {
 		t.Errorf("the second attempt found %d of 2 processes of the first dead", w.count(t, "dead"))
 	}
 	w.judge(t)
-	if got := c.outcomes(t, id); got != "crashed succeeded" {
+	if got := c.outcomes(t, id); got != "lease_lost succeeded" {
 		t.Errorf("outcomes: %s", got)
 	}
 	c.noOverlaps(t)
