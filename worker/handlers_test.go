@@ -1,0 +1,350 @@
+package worker_test
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"onejob/internal/supervisor"
+	"onejob/internal/testenv"
+	"onejob/lock/consul"
+	"onejob/store"
+	"onejob/tasks"
+	"onejob/worker"
+)
+
+// Here the test binary is a program of its own with handlers in Go, which end their
+// process in every way that Go has. Its replicas have supervisors, as those of the real
+// binary do.
+
+const (
+	// programVariable makes the test binary such a program. It is the name of the replica.
+	programVariable = "ONEJOB_TEST_PROGRAM"
+
+	programSupervisedVariable = "ONEJOB_TEST_SUPERVISED"
+)
+
+func init() {
+	name := os.Getenv(programVariable)
+	if name == "" {
+		return
+	}
+	code, err := program(name)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = max(code, 1)
+	}
+	os.Exit(code)
+}
+
+// program is the whole main of such a program: the supervisor, the working process, or
+// what makes the death of one known.
+func program(name string) (code int, err error) {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	self, err := supervisor.Adopt(programSupervisedVariable)
+	if err != nil {
+		return 1, err
+	}
+	encoder := zap.NewProductionEncoderConfig()
+	encoder.MessageKey = "event"
+	log := zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(encoder), zapcore.Lock(os.Stdout), zap.DebugLevel))
+	if self == nil {
+		return supervisor.Run(supervisor.Config{
+			Variable: programSupervisedVariable,
+			Bury: func(dead []string) (args, env []string) {
+				return append([]string{os.Args[0], "bury"}, dead...), os.Environ()
+			},
+			Crashed: func(c supervisor.Crash) {
+				log.Error("worker_crashed", zap.Int("exit_code", c.ExitCode), zap.String("signal", c.Signal), zap.Bool("clean", c.Clean))
+			},
+			Restarted: func(int) { log.Info("worker_restarted") },
+		})
+	}
+	db, err := store.Open(store.Config{DSN: os.Getenv("ONEJOB_POSTGRES_DSN")})
+	if err != nil {
+		return 1, err
+	}
+	defer db.Close()
+	locks, err := consul.New(consul.Config{Client: api.DefaultConfig(), Prefix: os.Getenv("ONEJOB_CONSUL_PREFIX"), Log: log,
+		Replica: consul.Replica{Name: name, Process: self.Process}})
+	if err != nil {
+		return 1, err
+	}
+	if len(os.Args) > 1 && os.Args[1] == "bury" {
+		var errs []error
+		for _, process := range os.Args[2:] {
+			_, inPostgres := db.DeclareProcessDead(ctx, process)
+			_, inConsul := locks.Bury(ctx, process)
+			errs = append(errs, inPostgres, inConsul)
+		}
+		self.Ready()
+		return 0, errors.Join(errs...)
+	}
+
+	concurrency, err := strconv.Atoi(os.Getenv("ONEJOB_WORKER_CONCURRENCY"))
+	if err != nil {
+		return supervisor.ExitUsage, err
+	}
+	replica := worker.Worker{Store: db, Locks: locks, Kinds: deadly(), Replica: name, Process: self.Process, Concurrency: concurrency, Log: log}
+	if err := replica.Init(); err != nil {
+		return supervisor.ExitUsage, err
+	}
+	go func() {
+		if locks.Ready(ctx) == nil {
+			self.Ready()
+		}
+	}()
+	err = replica.Run(ctx)
+	self.Ending()
+	return 0, err
+}
+
+// deadly are the kinds "busy", which takes its time, and "die", which ends the process in
+// the way that the payload names: in the first attempt, or in each.
+func deadly() tasks.Kinds {
+	kinds := tasks.Kinds{}
+	tasks.Handle(kinds, "busy", func(ctx context.Context, _ *tasks.Attempt, p struct{ Millis int }) (any, error) {
+		select {
+		case <-time.After(time.Duration(p.Millis) * time.Millisecond):
+			return nil, nil
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	})
+	tasks.Handle(kinds, "die", func(_ context.Context, a *tasks.Attempt, p struct {
+		How    string
+		Always bool
+	}) (any, error) {
+		if a.Attempt > 1 && !p.Always {
+			return nil, nil
+		}
+		switch p.How {
+		case "kill -9":
+			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		case "panic":
+			go func() { panic("as the test wants it") }() // in the handler's own goroutine it is an error of the task
+		case "os.Exit(0)":
+			os.Exit(0)
+		case "os.Exit(2)": // as a program that refuses its configuration
+			go os.Exit(2)
+		case "fatal error":
+			shared := map[int]int{}
+			for range 8 {
+				go func() {
+					for i := 0; ; i++ {
+						shared[i%10]++
+					}
+				}()
+			}
+		}
+		select {}
+	})
+	return kinds
+}
+
+// program starts a replica of the program, and waits until it works.
+func (c *cluster) program(t *testing.T, name string, concurrency int) *process {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &process{cmd: exec.Command(self), name: name, exited: make(chan struct{})}
+	p.cmd.Env = append(os.Environ(), programVariable+"="+name, "ONEJOB_POSTGRES_DSN="+c.dsn, "CONSUL_HTTP_ADDR="+c.kv.Addr, "ONEJOB_CONSUL_PREFIX="+c.kv.Prefix,
+		"ONEJOB_WORKER_CONCURRENCY="+strconv.Itoa(concurrency))
+	p.cmd.Stdout, p.cmd.Stderr = &lines{each: p.take}, &p.stderr
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer close(p.exited)
+		_ = p.cmd.Wait()
+	}()
+	t.Cleanup(func() {
+		p.signal(t, syscall.SIGKILL)
+		<-p.exited
+		if t.Failed() {
+			for _, e := range p.events {
+				t.Log(name, e)
+			}
+			t.Logf("%s wrote to stderr: %.3000s", name, &p.stderr)
+		}
+	})
+	p.logged(t, "session_started")
+	return p
+}
+
+// take takes in a line of the log.
+func (p *process) take(line []byte) {
+	var event map[string]any
+	if json.Unmarshal(line, &event) != nil {
+		event = map[string]any{"event": "no_json", "line": string(line)}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.events = append(p.events, event)
+}
+
+// field returns a field of the first event of that name.
+func (p *process) field(event, name string) any {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, e := range p.events {
+		if e["event"] == event {
+			return e[name]
+		}
+	}
+	return nil
+}
+
+// lines hands on what is written to it, line by line.
+type lines struct {
+	each func(line []byte)
+	rest []byte
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.rest = append(l.rest, b...)
+	for {
+		line, rest, found := bytes.Cut(l.rest, []byte("\n"))
+		if !found {
+			return len(b), nil
+		}
+		l.each(line)
+		l.rest = rest
+	}
+}
+
+// The process ends in the midst of a handler: nobody can recover from these. The other
+// replica does not wait for silence, and the same one works again.
+func TestHandlerEndsItsProcess(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		how      string
+		exitCode float64
+		signal   string
+		stderr   string
+	}{
+		{"kill -9", -1, "SIGKILL", ""},
+		{"panic", 2, "", "panic: as the test wants it"},
+		{"os.Exit(0)", 0, "", ""},
+		{"os.Exit(2)", 2, "", ""},
+		{"fatal error", 2, "", "fatal error: concurrent map"},
+	} {
+		t.Run(test.how, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t)
+			a, z := c.program(t, "a", 32), c.program(t, "z", 32)
+			id := c.insert(t, "kind, payload", "die", fmt.Sprintf(`{"How": %q}`, test.how))
+			c.await(t, id, "succeeded")
+			if got := c.outcomes(t, id); got != "crashed succeeded" {
+				t.Errorf("outcomes: %s", got)
+			}
+			if got := get[string](t, c, "SELECT attempt || ' ' || crashes FROM onejob.tasks WHERE id = $1", id); got != "2 1" {
+				t.Errorf("attempt and crashes are %s, want 2 1", got)
+			}
+			t.Logf("the next attempt began %.2f s after the first", get[float64](t, c, "SELECT extract(epoch FROM max(started_at) - min(started_at))::float8 FROM onejob.attempts WHERE task_id = $1", id))
+
+			died, other := a, z
+			if get[string](t, c, "SELECT replica FROM onejob.attempts WHERE task_id = $1 AND outcome = 'crashed'", id) == "z" {
+				died, other = z, a
+			}
+			testenv.Eventually(t, patience, "the next working process has a session", func() bool { return died.count("session_started") == 2 })
+			if died.count("worker_crashed") != 1 || died.count("worker_restarted") != 1 {
+				t.Errorf("%s logged %d crashes and %d restarts", died.name, died.count("worker_crashed"), died.count("worker_restarted"))
+			}
+			if code, signal := died.field("worker_crashed", "exit_code"), died.field("worker_crashed", "signal"); code != test.exitCode || cmp.Or(signal, any("")) != any(test.signal) {
+				t.Errorf("it crashed with code %v and signal %q, want %v and %q", code, signal, test.exitCode, test.signal)
+			}
+			if other.count("worker_crashed") != 0 || other.count("replica_dead") != 0 {
+				t.Errorf("the other one logged %d crashes, and %d times that it waited for silence", other.count("worker_crashed"), other.count("replica_dead"))
+			}
+
+			// It works, too.
+			other.signal(t, syscall.SIGTERM)
+			<-other.exited
+			c.await(t, c.insert(t, "kind, payload", "busy", `{"Millis": 1}`), "succeeded")
+			died.signal(t, syscall.SIGTERM)
+			<-died.exited
+			for _, p := range []*process{died, other} {
+				if code := p.cmd.ProcessState.ExitCode(); code != 0 {
+					t.Errorf("%s exited with %d", p.name, code)
+				}
+			}
+			if got := died.stderr.String(); !strings.Contains(got, test.stderr) {
+				t.Errorf("stderr lacks %q: %.500s", test.stderr, got)
+			}
+			c.noOverlaps(t)
+		})
+	}
+}
+
+// One task kills each process that begins it. It is quarantined, and those that run beside
+// it are not.
+func TestTaskThatKillsEachProcess(t *testing.T) {
+	t.Parallel()
+	const healthy = 30
+	for name, concurrency := range map[string]int{
+		"alone in its replica":                  1,
+		"beside a third of the others":          11,
+		"in one replica with all of the others": 32, // as long as there are no suspects
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if concurrency > 1 && os.Getenv("TEST_BYSTANDERS") == "" {
+				t.Skip("tasks are quarantined that have not begun: a suspect that waits for its turn counts as running " +
+					"until it is requeued, and when the replica dies meanwhile that is its last crash; TEST_BYSTANDERS=1 runs this")
+			}
+			c := newCluster(t)
+			replicas := []*process{c.program(t, "a", concurrency), c.program(t, "b", concurrency), c.program(t, "c", concurrency)}
+			c.exec(t, `
+INSERT INTO onejob.tasks (kind, payload)
+SELECT CASE i WHEN 7 THEN 'die' ELSE 'busy' END,
+       CASE i WHEN 7 THEN '{"How": "kill -9", "Always": true}'::jsonb ELSE '{"Millis": 500}' END
+  FROM generate_series(0, $1) i`, healthy)
+			c.awaitAll(t, 5*time.Minute)
+
+			bad := get[int64](t, c, "SELECT id FROM onejob.tasks WHERE kind = 'die'")
+			if got := get[string](t, c, "SELECT concat_ws(' ', status, crashes) FROM onejob.tasks WHERE id = $1", bad); got != "failed 3" {
+				t.Errorf("the task that kills is %s, want failed after 3 crashes", got)
+			}
+			if got, want := get[string](t, c, "SELECT error FROM onejob.tasks WHERE id = $1", bad), "quarantined: 3 replicas died while they worked on it"; !strings.HasPrefix(got, want) {
+				t.Errorf("its error is %q, want %q", got, want)
+			}
+			if got := c.outcomes(t, bad); got != "crashed crashed crashed" {
+				t.Errorf("its outcomes: %s", got)
+			}
+			c.wantNone(t, "healthy tasks did not succeed", "SELECT count(*) FROM onejob.tasks WHERE kind = 'busy' AND status <> 'succeeded'")
+			c.wantNone(t, "attempts at healthy tasks failed", `
+SELECT count(*)
+  FROM onejob.attempts a
+  JOIN onejob.tasks t ON t.id = a.task_id
+ WHERE t.kind = 'busy'
+   AND a.outcome NOT IN ('succeeded', 'crashed')`)
+			crashes := 0
+			for _, p := range replicas {
+				crashes += p.count("worker_crashed")
+			}
+			if crashes != 3 {
+				t.Errorf("%d processes crashed, want 3", crashes)
+			}
+			c.noOverlaps(t)
+		})
+	}
+}
