@@ -307,9 +307,8 @@ func TestTaskThatKillsEachProcess(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if concurrency > 1 && os.Getenv("TEST_BYSTANDERS") == "" {
-				t.Skip("tasks are quarantined that have not begun: a suspect that waits for its turn counts as running " +
-					"until it is requeued, and when the replica dies meanwhile that is its last crash; TEST_BYSTANDERS=1 runs this")
+			if concurrency > 1 {
+				knownBug(t, "tasks are quarantined that have not begun, see TestSuspectsThatWaitAreNotBlamed")
 			}
 			c := newCluster(t)
 			replicas := []*process{c.program(t, "a", concurrency), c.program(t, "b", concurrency), c.program(t, "c", concurrency)}

@@ -1,0 +1,150 @@
+package worker_test
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"onejob/internal/testenv"
+)
+
+// knownBug skips a test that shows a bug which is not fixed yet, unless
+// TEST_KNOWN_BUGS=1 asks for it.
+func knownBug(t *testing.T, what string) {
+	t.Helper()
+	if os.Getenv("TEST_KNOWN_BUGS") == "" {
+		t.Skipf("known bug: %s; TEST_KNOWN_BUGS=1 runs this", what)
+	}
+}
+
+// serveBriefly runs onejob serve and sends SIGTERM after a delay. It returns what the replica
+// logged and whether it ended.
+func (c *cluster) serveBriefly(t *testing.T, delay, limit time.Duration) (log string, ended bool) {
+	t.Helper()
+	var out bytes.Buffer // read it after Wait
+	cmd := exec.Command(testenv.Binary(t), "serve")
+	cmd.Env = append(os.Environ(), "ONEJOB_POSTGRES_DSN="+c.dsn, "CONSUL_HTTP_ADDR="+c.kv.Addr, "ONEJOB_CONSUL_PREFIX="+c.kv.Prefix,
+		"ONEJOB_HTTP_LISTEN=", "ONEJOB_LOG_FORMAT=json")
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	exited := make(chan struct{})
+	go func() {
+		defer close(exited)
+		_ = cmd.Wait()
+	}()
+	<-time.After(delay) // what is tested: any moment of the start
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-exited:
+		return out.String(), true
+	case <-time.After(limit):
+		_ = cmd.Process.Kill()
+		<-exited
+		return out.String(), false
+	}
+}
+
+// SIGTERM ends a replica at any moment of its start: before it has a session, before it
+// has a working process, and as soon as it has begun to exist.
+func TestStopAtAnyMomentOfTheStart(t *testing.T) {
+	t.Parallel()
+	knownBug(t, "a SIGTERM that comes before the supervisor listens for signals is lost, and the replica runs on")
+	c := newCluster(t)
+	for delay := time.Duration(0); delay < 60*time.Millisecond; delay += time.Millisecond {
+		if log, ended := c.serveBriefly(t, delay, patience); !ended {
+			t.Fatalf("SIGTERM %v after the start did not end the replica within %v:\n%s", delay, patience, log)
+		}
+	}
+}
+
+// A replica that is stopped while Postgres is unavailable cannot put its work back. It
+// has not crashed for all that.
+func TestStopWithoutPostgres(t *testing.T) {
+	t.Parallel()
+	knownBug(t, "a replica that was stopped while Postgres was unavailable is called dead, its tasks have crashed and used up an attempt")
+	c, w := newCluster(t), newWitness(t)
+	behind, toPostgres, _ := c.behind(t)
+	const n = 3
+	c.insertLong(t, n, 1)
+	far := behind.process(t, "far", w.long(), "ONEJOB_WORKER_SHUTDOWN_GRACE=1s")
+	c.awaitRunning(t, w, n, n)
+	c.process(t, "near", w.long())
+	toPostgres.Cut()
+	far.signal(t, syscall.SIGTERM)
+	<-far.exited
+	toPostgres.Heal()
+	w.finish(t)
+	c.awaitAll(t, patience)
+	c.wantNone(t, "tasks did not succeed", "SELECT count(*) FROM onejob.tasks WHERE status <> 'succeeded'")
+	c.wantNone(t, "tasks used up an attempt", "SELECT count(*) FROM onejob.tasks WHERE attempt <> 1")
+	c.noneIsBlamed(t)
+	c.noOverlaps(t)
+}
+
+// Tasks that the next crash would quarantine begin one at a time. Those that wait for
+// their turn, and have not begun, are not to blame if the replica dies.
+func TestSuspectsThatWaitAreNotBlamed(t *testing.T) {
+	t.Parallel()
+	knownBug(t, "a suspect that waits for its turn counts as running until it is requeued; if the replica dies meanwhile, it is quarantined")
+	c := newCluster(t)
+	c.exec(t, `
+INSERT INTO onejob.tasks (kind, payload, max_attempts, crashes)
+SELECT CASE i WHEN 0 THEN 'die' ELSE 'busy' END,
+       CASE i WHEN 0 THEN '{"How": "kill -9", "Always": true}'::jsonb ELSE '{"Millis": 10}' END,
+       100,
+       CASE i WHEN 0 THEN 0 ELSE 2 END
+  FROM generate_series(0, 30) i`)
+	p := c.program(t, "a", 32)
+	testenv.Eventually(t, patience, "the process died and works again", func() bool { return p.count("session_started") == 2 })
+	testenv.Eventually(t, patience, "the crash was counted", func() bool {
+		return get[bool](t, c, "SELECT crashes > 0 FROM onejob.tasks WHERE kind = 'die'")
+	})
+	var began []string
+	p.mu.Lock()
+	for _, e := range p.events {
+		if e["event"] == "worker_crashed" {
+			break
+		}
+		if e["event"] == "task_started" {
+			began = append(began, fmt.Sprint(e["task_id"]))
+		}
+	}
+	p.mu.Unlock()
+	c.wantNone(t, "tasks were quarantined that had not begun", `
+SELECT count(*)
+  FROM onejob.tasks
+ WHERE error LIKE 'quarantined%'
+   AND id::text <> ALL (string_to_array($1, ' '))`, strings.Join(began, " "))
+}
+
+// A process that dies with many tasks says little of any of them. Two such deaths, as of
+// a host that loses power twice, do not make all of them wait for each other.
+func TestCrashesThatHitManyTasks(t *testing.T) {
+	t.Parallel()
+	knownBug(t, "a crash counts against all tasks that ran; after two of them they begin one a minute, and each further one quarantines those that have begun")
+	c, w := newCluster(t), newWitness(t)
+	const n = 20
+	c.insertLong(t, n, 1000)
+	a := c.process(t, "a", w.long())
+	c.awaitRunning(t, w, n, n)
+	for kill := range 2 {
+		if err := syscall.Kill(a.worker(), syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		c.awaitRunning(t, w, n, n*(kill+2))
+	}
+	w.finish(t)
+	c.awaitAll(t, patience)
+	c.wantNone(t, "tasks did not succeed", "SELECT count(*) FROM onejob.tasks WHERE status <> 'succeeded'")
+	w.judge(t)
+	c.noOverlaps(t)
+}
