@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -256,8 +257,8 @@ func TestHandlerEndsItsProcess(t *testing.T) {
 			if got := c.outcomes(t, id); got != "crashed succeeded" {
 				t.Errorf("outcomes: %s", got)
 			}
-			if got := get[string](t, c, "SELECT attempt || ' ' || crashes FROM onejob.tasks WHERE id = $1", id); got != "2 1" {
-				t.Errorf("attempt and crashes are %s, want 2 1", got)
+			if got := get[int](t, c, "SELECT attempt FROM onejob.tasks WHERE id = $1", id); got != 2 {
+				t.Errorf("it is at attempt %d, want 2", got)
 			}
 			t.Logf("the next attempt began %.2f s after the first", get[float64](t, c, "SELECT extract(epoch FROM max(started_at) - min(started_at))::float8 FROM onejob.attempts WHERE task_id = $1", id))
 
@@ -313,9 +314,10 @@ func TestTaskThatKillsEachProcess(t *testing.T) {
 			c := newCluster(t)
 			replicas := []*process{c.program(t, "a", concurrency), c.program(t, "b", concurrency), c.program(t, "c", concurrency)}
 			c.exec(t, `
-INSERT INTO onejob.tasks (kind, payload)
+INSERT INTO onejob.tasks (kind, payload, max_attempts)
 SELECT CASE i WHEN 7 THEN 'die' ELSE 'busy' END,
-       CASE i WHEN 7 THEN '{"How": "kill -9", "Always": true}'::jsonb ELSE '{"Millis": 500}' END
+       CASE i WHEN 7 THEN '{"How": "kill -9", "Always": true}'::jsonb ELSE '{"Millis": 500}' END,
+       20
   FROM generate_series(0, $1) i`, healthy)
 			c.awaitAll(t, 5*time.Minute)
 
@@ -326,8 +328,10 @@ SELECT CASE i WHEN 7 THEN 'die' ELSE 'busy' END,
 			if got, want := get[string](t, c, "SELECT error FROM onejob.tasks WHERE id = $1", bad), "quarantined: 3 replicas died while they worked on it"; !strings.HasPrefix(got, want) {
 				t.Errorf("its error is %q, want %q", got, want)
 			}
-			if got := c.outcomes(t, bad); got != "crashed crashed crashed" {
-				t.Errorf("its outcomes: %s", got)
+			// More than three, if another replica is so slow that it seems to have died too.
+			outcomes := strings.Fields(c.outcomes(t, bad))
+			if len(outcomes) < 3 || slices.ContainsFunc(outcomes, func(o string) bool { return o != "crashed" }) {
+				t.Errorf("its outcomes: %s", outcomes)
 			}
 			c.wantNone(t, "healthy tasks did not succeed", "SELECT count(*) FROM onejob.tasks WHERE kind = 'busy' AND status <> 'succeeded'")
 			c.wantNone(t, "attempts at healthy tasks failed", `
@@ -340,8 +344,8 @@ SELECT count(*)
 			for _, p := range replicas {
 				crashes += p.count("worker_crashed")
 			}
-			if crashes != 3 {
-				t.Errorf("%d processes crashed, want 3", crashes)
+			if crashes != len(outcomes) {
+				t.Errorf("%d processes crashed in %d attempts", crashes, len(outcomes))
 			}
 			c.noOverlaps(t)
 		})
