@@ -1,14 +1,12 @@
 package worker_test
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"strconv"
 	"strings"
 	"syscall"
@@ -269,16 +267,6 @@ func awaitGone(t *testing.T, family []procfs.Process) {
 	})
 }
 
-// adopt tells the cluster that its Consul is another one now.
-func (c *cluster) adopt(t *testing.T) {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), testenv.Binary(t), "adopt-consul", "--yes")
-	cmd.Env = append(os.Environ(), "ONEJOB_POSTGRES_DSN="+c.dsn, "CONSUL_HTTP_ADDR="+c.kv.Addr, "ONEJOB_CONSUL_PREFIX="+c.kv.Prefix)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("onejob adopt-consul: %v\n%s", err, bytes.TrimSpace(out))
-	}
-}
-
 // TestWholeClusterIsKilled kills all replicas at once, while Consul loses all its data,
 // as a power cut does where Consul keeps nothing. TEST_CLUSTER_KILLS=3 does it three
 // times, which would quarantine every task if it was to blame.
@@ -322,8 +310,7 @@ func TestWholeClusterIsKilled(t *testing.T) {
 		if err := server.Start(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		c.adopt(t)
-		replicas = start()
+		replicas = start() // on the same machine, they see that nobody is at work under the old Consul
 		c.awaitRunning(t, w, n, n*(kill+2))
 		c.noneIsBlamed(t)
 	}
