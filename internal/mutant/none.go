@@ -16,5 +16,7 @@ const (
 	Witness     = false // an ended session is all it takes to take tasks over
 	Index       = false // two rows of one lock key may be running
 	List        = false // a key may be taken twice within one session
+	Identity    = false // a replica works with any Consul
+	Burial      = false // a death is made known before all that the process left is dead
 	Statement   = false // statements of those who died go on
 )

@@ -11,5 +11,7 @@ var (
 	Witness     = name == "witness"
 	Index       = name == "index"
 	List        = name == "list"
+	Identity    = name == "identity"
+	Burial      = name == "burial"
 	Statement   = name == "statement"
 )

@@ -46,6 +46,7 @@ import (
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 
+	"onejob/internal/mutant"
 	"onejob/internal/procfs"
 )
 
@@ -437,6 +438,9 @@ func (s *supervisor) checkBurial() {
 // killed, those that do not die, and whether nothing is left.
 func (s *supervisor) killAll() (killed int, left []int, clean bool) {
 	defer func() { s.killing = false }()
+	if mutant.Burial {
+		return 0, nil, true
+	}
 	for end := time.Now().Add(farewell); time.Now().Before(end) && !s.alone(); {
 		s.step(5 * time.Millisecond)
 	}

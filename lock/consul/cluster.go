@@ -12,6 +12,7 @@ import (
 	"github.com/hashicorp/consul/api"
 
 	"onejob/internal/boottime"
+	"onejob/internal/mutant"
 	"onejob/lock"
 )
 
@@ -42,6 +43,9 @@ func (l *Locker) belong(ctx context.Context) (id string, err error) {
 			return "", err
 		}
 		known := lock.Known{Sessions: sessions, Foreign: pair != nil}
+		if mutant.Identity && id != "" {
+			return id, nil
+		}
 		if err := l.cluster.Adopt(ctx, id, known, func(ctx context.Context, id string) error {
 			return l.txn(ctx, l.keys, api.TxnOps{{KV: &api.KVTxnOp{Verb: api.KVCAS, Key: l.clusterKey(), Value: []byte(id), Index: index}}})
 		}); err != nil {
@@ -100,6 +104,8 @@ func (l *Locker) ours(ctx context.Context, id string) error {
 	switch {
 	case err != nil:
 		return fmt.Errorf("look at key %s: %w", l.clusterKey(), err)
+	case mutant.Identity:
+		return nil
 	case pair == nil:
 		return fmt.Errorf("%w: the key %s is gone", lock.ErrOtherCluster, l.clusterKey())
 	case string(pair.Value) != id:
