@@ -32,7 +32,7 @@ type ConsulConfig struct {
 }
 
 // Consul is a private Consul server, a cluster of one or a member of a
-// [ConsulCluster]. Its methods may be called from several goroutines, one of
+// [ConsulCluster], or a client agent. Its methods may be called from several goroutines, one of
 // which then waits for the other.
 type Consul struct {
 	config    ConsulConfig
@@ -40,8 +40,8 @@ type Consul struct {
 	folder    *folder
 	host      string
 	ports     consulPorts
-	members   []string // all hosts of the cluster, if it has more than this one
-	serves    *Consul  // the server that it is a client agent of; nil if it is a server itself
+	members   []string  // all hosts of the cluster, if it has more than this one
+	agentOf   []*Consul // the servers that it is a client agent of; empty if it is a server itself
 	client    *api.Client
 	closeIdle func() // closes the client's idle connections
 
@@ -58,31 +58,27 @@ func StartConsul(ctx context.Context, config ConsulConfig) (*Consul, error) {
 	if err != nil {
 		return nil, err
 	}
-	folder, err := makeFolder(config.Dir, "consul")
-	if err != nil {
-		return nil, err
-	}
-	c := &Consul{config: config, path: path, folder: folder, host: localhost}
-	err = startOnFreePorts(ctx, 3, func(ports []int) error {
-		if err := c.prepare(ports); err != nil {
-			return err
-		}
-		return c.Start(ctx)
-	})
-	if err != nil {
-		return nil, errors.Join(err, c.Close())
-	}
-	return c, nil
+	return startConsul(ctx, &Consul{config: config, path: path, host: localhost})
 }
 
-// StartConsulAgent makes a client agent of server, as there is one on each host of a
-// cluster, and returns when sessions can be made through it.
-func StartConsulAgent(ctx context.Context, server *Consul) (*Consul, error) {
-	folder, err := makeFolder(server.config.Dir, "consul")
-	if err != nil {
+// StartConsulAgent makes a client agent of the servers of one cluster, as there is
+// one on each host, and returns when sessions can be made through it. It has the
+// configuration of the first server. Stop and Kill keep its data: when it starts
+// again it has the same name and node id, and so the sessions made through it
+// live on.
+func StartConsulAgent(ctx context.Context, servers ...*Consul) (*Consul, error) {
+	if len(servers) == 0 {
+		return nil, errors.New("start a Consul agent: it needs a server")
+	}
+	return startConsul(ctx, &Consul{config: servers[0].config, path: servers[0].path, host: localhost, agentOf: servers})
+}
+
+// startConsul starts c on free ports, in a folder of its own.
+func startConsul(ctx context.Context, c *Consul) (*Consul, error) {
+	var err error
+	if c.folder, err = makeFolder(c.config.Dir, "consul"); err != nil {
 		return nil, err
 	}
-	c := &Consul{config: ConsulConfig{ManagementToken: server.config.ManagementToken}, path: server.path, folder: folder, host: localhost, serves: server}
 	err = startOnFreePorts(ctx, 3, func(ports []int) error {
 		if err := c.prepare(ports); err != nil {
 			return err
@@ -141,10 +137,14 @@ func (c *Consul) settings() map[string]any {
 			"serf_wan": -1, "dns": -1, "https": -1, "grpc": -1, "grpc_tls": -1,
 		},
 	}
-	if c.serves != nil {
+	if len(c.agentOf) > 0 {
 		settings["server"] = false
 		delete(settings, "bootstrap_expect")
-		settings["retry_join"] = []string{address(c.serves.host, c.serves.ports.serf)}
+		var join []string
+		for _, s := range c.agentOf {
+			join = append(join, address(s.host, s.ports.serf))
+		}
+		settings["retry_join"] = join
 		settings["retry_interval"] = "1s"
 	}
 	if len(c.members) > 0 {

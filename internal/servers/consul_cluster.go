@@ -86,6 +86,11 @@ func (k *ConsulCluster) Leader(ctx context.Context) (*Consul, error) {
 	return nil, fmt.Errorf("the Consul cluster has no leader: %w", errors.Join(errs...))
 }
 
+// StartAgent makes a client agent of the cluster, see [StartConsulAgent].
+func (k *ConsulCluster) StartAgent(ctx context.Context) (*Consul, error) {
+	return StartConsulAgent(ctx, k.Servers...)
+}
+
 // Close stops all servers and removes all they have written.
 func (k *ConsulCluster) Close() error {
 	var errs []error

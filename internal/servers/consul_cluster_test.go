@@ -2,6 +2,7 @@ package servers
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -67,5 +68,90 @@ func TestConsulClusterComesBackWhole(t *testing.T) {
 	pair, _, err := k.Servers[1].Client().KV().Get("kept", &api.QueryOptions{RequireConsistent: true})
 	if err != nil || pair == nil {
 		t.Errorf("after all were killed the cluster has %v (%v)", pair, err)
+	}
+}
+
+// A session ends with its node. So an agent must come back as the same node,
+// whether it was stopped or killed, and whichever server it finds.
+func TestSessionsOutliveTheirAgent(t *testing.T) {
+	t.Parallel()
+	k, err := StartConsulCluster(t.Context(), ConsulConfig{ManagementToken: "0f5f2b54-5a0a-4d0c-8d5e-0a6b9f0f8a27"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { k.Close() })
+	agent, err := k.StartAgent(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { agent.Close() })
+	// Without checks it does not end while the agent is unavailable.
+	session, _, err := agent.Client().Session().CreateNoChecks(&api.SessionEntry{Name: "kept", TTL: "86400s"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	name, id := identity(t, agent)
+	for _, c := range []struct {
+		how  string
+		down func() error
+	}{
+		{"stopped", agent.Stop},
+		{"killed", func() error { agent.Kill(); return nil }},
+		{"killed together with a server", func() error { agent.Kill(); k.Servers[0].Kill(); return nil }},
+	} {
+		if err := c.down(); err != nil {
+			t.Fatal(err)
+		}
+		if err := agent.Start(t.Context()); err != nil {
+			t.Fatalf("%s, it does not come back: %v", c.how, err)
+		}
+		if nowName, nowID := identity(t, agent); nowName != name || nowID != id {
+			t.Errorf("%s, node %s %s came back as %s %s", c.how, name, id, nowName, nowID)
+		}
+		entry, _, err := agent.Client().Session().Info(session, &api.QueryOptions{RequireConsistent: true})
+		if err != nil || entry == nil || entry.Node != name {
+			t.Errorf("%s, the agent finds %+v (%v) in place of its session", c.how, entry, err)
+		}
+	}
+}
+
+// identity returns an agent's node name and node id.
+func identity(t *testing.T, agent *Consul) (name, id string) {
+	t.Helper()
+	self, err := agent.Client().Agent().Self()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprint(self["Config"]["NodeName"]), fmt.Sprint(self["Config"]["NodeID"])
+}
+
+// A cluster that was wiped is another one, at the same addresses. Its agents, wiped
+// too, find it.
+func TestWipedClusterHasNothing(t *testing.T) {
+	t.Parallel()
+	k, err := StartConsulCluster(t.Context(), ConsulConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { k.Close() })
+	agent, err := k.StartAgent(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { agent.Close() })
+	put(t, agent, "kept")
+	for _, c := range append([]*Consul{agent}, k.Servers...) {
+		if err := c.Wipe(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := k.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := agent.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if keys, _, err := agent.Client().KV().Keys("", "", &api.QueryOptions{RequireConsistent: true}); err != nil || len(keys) > 0 {
+		t.Errorf("after the wipe there are keys %v (%v)", keys, err)
 	}
 }
