@@ -36,6 +36,7 @@ type cluster struct {
 
 	postgres *servers.Postgres
 	consul   *servers.ConsulCluster
+	hosts    []*host
 	rabbitmq *servers.RabbitMQ // nil unless limits are kept there
 	operator *pgxpool.Pool     // a way of one's own to Postgres
 	replicas []*replica
@@ -70,7 +71,7 @@ func startCluster(ctx context.Context, dir string, rabbitmq bool, say func(strin
 	if c.self, err = os.Executable(); err != nil {
 		return c, err
 	}
-	say("starting the witness, a Postgres and three Consul servers")
+	say("starting the witness, a Postgres, three Consul servers and a client agent on each of %d hosts", hostCount)
 	if err := c.startWitness(); err != nil {
 		return c, fmt.Errorf("start the witness: %w", err)
 	}
@@ -80,7 +81,12 @@ func startCluster(ctx context.Context, dir string, rabbitmq bool, say func(strin
 		c.postgres, pgErr = servers.StartPostgres(ctx, servers.PostgresConfig{Dir: dir, Durable: true,
 			Settings: map[string]string{"max_connections": "200", "log_min_messages": "fatal"}})
 	})
-	all.Go(func() { c.consul, consulErr = servers.StartConsulCluster(ctx, servers.ConsulConfig{Dir: dir}) })
+	all.Go(func() {
+		config := servers.ConsulConfig{Dir: dir, ManagementToken: managementToken, Extra: consulSettings}
+		if c.consul, consulErr = servers.StartConsulCluster(ctx, config); consulErr == nil {
+			consulErr = c.startHosts(ctx)
+		}
+	})
 	if rabbitmq {
 		all.Go(func() { c.rabbitmq, rabbitErr = servers.StartRabbitMQ(ctx, servers.RabbitMQConfig{Dir: dir}) })
 	}
@@ -134,20 +140,23 @@ func (c *cluster) sendWitnessHome() (witness.Seen, error) {
 	return witness.Load(filepath.Join(c.dir, "witness.json"))
 }
 
-// addReplicas starts n replicas of s, spread over the Consul servers.
-func (c *cluster) addReplicas(s subject, name string, n int) error {
+// addReplicas starts n replicas of s, spread over the hosts.
+func (c *cluster) addReplicas(ctx context.Context, s subject, name string, n int) error {
 	for i := range n {
-		r := &replica{c: c, subject: s, server: len(c.replicas) % len(c.consul.Servers)}
+		r := &replica{c: c, subject: s, host: c.hosts[len(c.replicas)%len(c.hosts)]}
 		r.name = fmt.Sprintf("%s-%d", name, i+1)
 		c.replicas = append(c.replicas, r)
-		server := c.consul.Servers[r.server].Addr()
+		if err := c.authorize(ctx, r); err != nil {
+			return err
+		}
+		_, r.place.token = tokenOf(r.name)
 		database, err := pgx.ParseConfig(c.dsn(r.name))
 		if err != nil {
 			return err
 		}
 		address := fmt.Sprintf("%s:%d", database.Host, database.Port)
 		var errs [2]error
-		r.consul, errs[0] = proxy.New(server)
+		r.consul, errs[0] = proxy.New(r.host.agent.Addr())
 		r.postgres, errs[1] = proxy.New(address)
 		if err := errors.Join(errs[:]...); err != nil {
 			return err
@@ -187,6 +196,9 @@ func (c *cluster) heal(ctx context.Context) error {
 		r.thaw()
 	}
 	err := errors.Join(c.consul.Start(ctx), c.postgres.Start(ctx))
+	if err == nil {
+		err = errors.Join(c.startAgents(ctx), c.authorizeAll(ctx))
+	}
 	if c.rabbitmq != nil {
 		err = errors.Join(err, c.rabbitmq.Start(ctx))
 	}
@@ -226,6 +238,9 @@ func (c *cluster) close() {
 	c.witness.kill()
 	if c.postgres != nil {
 		_ = c.postgres.Close()
+	}
+	for _, h := range c.hosts {
+		_ = h.agent.Close()
 	}
 	if c.consul != nil {
 		_ = c.consul.Close()

@@ -29,7 +29,7 @@ type kind struct {
 var errNothing = errors.New("there is nothing to hit just now")
 
 // kinds are all that there are.
-var kinds = slices.Concat(replicaFaults, clusterFaults, linkFaults, consulFaults, postgresFaults, rowFaults, processFaults, rabbitmqFaults)
+var kinds = slices.Concat(replicaFaults, clusterFaults, linkFaults, consulFaults, hostFaults, aclFaults, postgresFaults, rowFaults, processFaults, rabbitmqFaults)
 
 // chooseKinds returns the kinds of these names; "all" and "none" are names too.
 func chooseKinds(names []string, rabbitmq bool) ([]*kind, error) {

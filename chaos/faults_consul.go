@@ -138,7 +138,9 @@ func restoreConsul(ctx context.Context, h *hit) error {
 	if client.Snapshot().Restore((&api.WriteOptions{}).WithContext(restoring), bytes.NewReader(snapshot)) != nil {
 		return nil // it was applied or was not: harm enough
 	}
-	return nil
+	// A token that was deleted or narrowed then is so again, and no other fault sees
+	// to that any more.
+	return h.c.authorizeAll(context.WithoutCancel(ctx))
 }
 
 func destroySession(ctx context.Context, h *hit) error {

@@ -21,8 +21,8 @@ type replica struct {
 	place
 	c        *cluster
 	subject  subject
-	server   int // which of the Consul servers it talks to
-	consul   *proxy.Proxy
+	host     *host
+	consul   *proxy.Proxy // to the host's agent
 	postgres *proxy.Proxy
 	rabbitmq *proxy.Proxy // nil unless limits are kept there
 

@@ -35,6 +35,9 @@ type report struct {
 	KillTakeOvers    int     `json:"takeovers_kill_alone"` // after a kill -9 while nothing else was going on
 	KillTakeOverP50  float64 `json:"takeover_kill_p50_s"`
 	KillTakeOverMax  float64 `json:"takeover_kill_max_s"`
+	HostTakeOvers    int     `json:"takeovers_host_alone"` // the same after the loss of a host
+	HostTakeOverP50  float64 `json:"takeover_host_p50_s"`
+	HostTakeOverMax  float64 `json:"takeover_host_max_s"`
 	OccurrencesFound int     `json:"occurrences"`
 
 	HostileRows int            `json:"hostile_rows"` // that the table admitted
@@ -72,17 +75,22 @@ func newReport(s settings, began time.Time, h *havoc, e *judge.Evidence, v *judg
 			r.Errors[beginning(f.Error)]++
 		}
 	}
-	var all, kills []time.Duration
+	var all, kills, hosts []time.Duration
 	for _, t := range v.TakeOvers {
 		all = append(all, t.Took)
 		if t.Cause == judge.Kill && t.Alone {
 			kills = append(kills, t.Took)
+		}
+		if t.Cause == judge.HostLoss && t.Alone {
+			hosts = append(hosts, t.Took)
 		}
 	}
 	seconds := func(d time.Duration) float64 { return float64(d.Milliseconds()) / 1000 }
 	r.TakeOverP50, r.TakeOverP99, r.TakeOverMax = seconds(judge.Quantile(all, 0.5)), seconds(judge.Quantile(all, 0.99)), seconds(judge.Quantile(all, 1))
 	r.KillTakeOvers = len(kills)
 	r.KillTakeOverP50, r.KillTakeOverMax = seconds(judge.Quantile(kills, 0.5)), seconds(judge.Quantile(kills, 1))
+	r.HostTakeOvers = len(hosts)
+	r.HostTakeOverP50, r.HostTakeOverMax = seconds(judge.Quantile(hosts, 0.5)), seconds(judge.Quantile(hosts, 1))
 	return r
 }
 
@@ -130,6 +138,8 @@ func (r *report) summary() string {
 	line("takeover_max_s", r.TakeOverMax, "")
 	line("takeover_kill_p50_s", r.KillTakeOverP50, fmt.Sprintf("of %d after a kill -9 alone", r.KillTakeOvers))
 	line("takeover_kill_max_s", r.KillTakeOverMax, "")
+	line("takeover_host_p50_s", r.HostTakeOverP50, fmt.Sprintf("of %d after a host-loss alone", r.HostTakeOvers))
+	line("takeover_host_max_s", r.HostTakeOverMax, "")
 	for _, leak := range r.Leaks {
 		fmt.Fprintln(&b, "\nleak:", leak)
 	}

@@ -167,7 +167,7 @@ func (c *cluster) startSubjects(ctx context.Context, name string) error {
 		return fmt.Errorf("let the database take notes: %w", err)
 	}
 	for _, r := range all {
-		if err := c.addReplicas(r.subject, r.name, r.n); err != nil {
+		if err := c.addReplicas(ctx, r.subject, r.name, r.n); err != nil {
 			return err
 		}
 	}

@@ -37,6 +37,7 @@ type replicas struct {
 type place struct {
 	name   string
 	consul string // host and port
+	token  string // for Consul
 	dsn    string // of Postgres
 
 	rabbitmq string // URL; empty unless limits are kept there
@@ -45,6 +46,9 @@ type place struct {
 func (p place) environ() []string {
 	env := []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME"),
 		"ONEJOB_REPLICA=" + p.name, "ONEJOB_POSTGRES_DSN=" + p.dsn, "ONEJOB_CONSUL_ADDRESS=" + p.consul}
+	if p.token != "" {
+		env = append(env, "CONSUL_HTTP_TOKEN="+p.token)
+	}
 	if p.rabbitmq != "" {
 		env = append(env, "ONEJOB_LIMITS_BACKEND=rabbitmq", "ONEJOB_LIMITS_RABBITMQ_URL="+p.rabbitmq)
 	}

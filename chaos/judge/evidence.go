@@ -145,6 +145,8 @@ const (
 	Frozen = "frozen" // of marks; the target is a replica
 	Kill   = "kill"   // of marks; the target is a replica
 
+	HostLoss = "host-loss" // of marks; the target is several replicas, separated by commas
+
 	SessionDestroy = "session-destroy" // of marks: an operator ends a replica's session
 	SessionUnheard = "session-unheard" // the same, when the replica cannot hear of it
 

@@ -2,6 +2,7 @@ package judge
 
 import (
 	"slices"
+	"strings"
 	"time"
 
 	"onejob/chaos/witness"
@@ -11,6 +12,7 @@ import (
 // on for long enough. What is shorter may pass unnoticed, as it should.
 var ends = map[string]time.Duration{
 	Kill:              0,
+	HostLoss:          0,
 	Frozen:            6 * time.Second,
 	"cut-consul":      6 * time.Second,
 	"cut-both":        6 * time.Second,
@@ -28,8 +30,9 @@ func (h *history) takeOvers(v *Verdict) {
 		if !ok || m.End != 0 && m.End.Sub(m.Begin) < least {
 			continue
 		}
+		targets := strings.Split(m.Target, ",")
 		for _, a := range h.attempts {
-			if a.Replica != m.Target || a.Limit != "" || a.begin >= m.Begin || a.end <= m.Begin {
+			if !slices.Contains(targets, a.Replica) || a.Limit != "" || a.begin >= m.Begin || a.end <= m.Begin {
 				continue
 			}
 			if a.how == witness.Succeeded || a.how == witness.Failed {

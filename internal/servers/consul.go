@@ -119,7 +119,7 @@ func (c *Consul) settings() map[string]any {
 	settings := map[string]any{
 		"server":               true,
 		"bootstrap_expect":     1,
-		"node_name":            c.node(),
+		"node_name":            c.Node(),
 		"data_dir":             c.data(),
 		"bind_addr":            c.host,
 		"client_addr":          c.host,
@@ -220,7 +220,7 @@ func (c *Consul) ready(ctx context.Context) error {
 		return errors.New("the server has not become leader yet")
 	}
 	options := (&api.QueryOptions{RequireConsistent: true}).WithContext(ctx)
-	checks, _, err := c.client.Health().Node(c.node(), options)
+	checks, _, err := c.client.Health().Node(c.Node(), options)
 	if err != nil {
 		return err
 	}
@@ -307,8 +307,9 @@ func (c *Consul) Client() *api.Client { return c.client }
 // LogFile is where the server writes its log, until Close.
 func (c *Consul) LogFile() string { return c.file("consul.log") }
 
-// node is the server's name, unique among all that run on this machine.
-func (c *Consul) node() string { return filepath.Base(c.folder.path) }
+// Node is the server's or agent's name in Consul, unique among all that run on this
+// machine.
+func (c *Consul) Node() string { return filepath.Base(c.folder.path) }
 
 func (c *Consul) data() string { return c.file("data") }
 

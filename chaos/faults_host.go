@@ -1,0 +1,165 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"syscall"
+	"time"
+
+	"onejob/chaos/judge"
+	"onejob/internal/procfs"
+	"onejob/internal/proxy"
+)
+
+// Faults of hosts and their Consul agents.
+var hostFaults = []*kind{
+	{name: "agent-restart", what: "the Consul agent of a host is stopped and started again", weight: 2, least: 0, most: 3 * time.Second, run: onHost(restartAgent)},
+	{name: "agent-loss", what: "kill -9 of the Consul agent of a host", weight: 2, least: 5 * time.Second, most: 40 * time.Second, run: onHost(loseAgent)},
+	{name: judge.HostLoss, what: "a host: replicas with all their processes, their connections, and the Consul agent", weight: 2, least: 4 * time.Second, most: 30 * time.Second, run: onHost(loseHost)},
+}
+
+// onHost does harm to a host, if no other fault has taken it away just now.
+func onHost(harm func(context.Context, *hit, *host) error) func(context.Context, *hit) error {
+	return func(ctx context.Context, h *hit) error {
+		host := h.c.hosts[h.rand.IntN(len(h.c.hosts))]
+		if !host.busy.TryLock() {
+			return errNothing
+		}
+		defer host.busy.Unlock()
+		return harm(ctx, h, host)
+	}
+}
+
+// restartAgent stops the agent as an upgrade does: it does not leave the cluster.
+func restartAgent(ctx context.Context, h *hit, host *host) error {
+	if err := h.begins(host.name); err != nil {
+		return err
+	}
+	if err := host.agent.Stop(); err != nil {
+		return err
+	}
+	h.lasts(ctx)
+	return host.agent.Start(context.WithoutCancel(ctx))
+}
+
+func loseAgent(ctx context.Context, h *hit, host *host) error {
+	if err := h.begins(host.name); err != nil {
+		return err
+	}
+	host.agent.Kill()
+	h.lasts(ctx)
+	return host.agent.Start(context.WithoutCancel(ctx))
+}
+
+// loseHost ends everything of a host in one moment. A host that dies leaves no
+// process and closes no connection: its processes are stopped before they are killed,
+// so that none sees another one die, and nothing of theirs comes through to Postgres
+// any more, not even the end of a connection. What it does not have in common with the
+// loss of a machine is its name: replicas that compare host names take all hosts for
+// one.
+func loseHost(ctx context.Context, h *hit, host *host) error {
+	replicas := h.c.on(host)
+	var procs []*process
+	var names []string
+	for _, r := range replicas {
+		if proc := r.process(); proc.running() {
+			procs, names = append(procs, proc), append(names, r.name)
+		}
+	}
+	if len(procs) == 0 {
+		return errNothing
+	}
+	var letGo []func() error
+	for _, r := range replicas {
+		letGo = append(letGo, r.hold())
+	}
+	h.about = " of " + host.name + " with its agent"
+	if err := h.begins(strings.Join(names, ",")); err != nil {
+		return err
+	}
+	for _, r := range replicas {
+		r.postgres.Cut(proxy.Both)
+		if r.rabbitmq != nil {
+			r.rabbitmq.Cut(proxy.Both)
+		}
+	}
+	_ = host.agent.Freeze() // it may not run
+	left := stopAll(procs)
+	for _, pid := range left {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+	host.agent.Kill()
+	for _, proc := range procs {
+		<-proc.exited
+	}
+	if err := awaitGone(ctx, left); err != nil {
+		return err
+	}
+	h.lasts(ctx)
+	ctx = context.WithoutCancel(ctx)
+	for _, r := range replicas {
+		for _, p := range r.ways() {
+			p.Heal(proxy.Both)
+		}
+	}
+	if err := host.agent.Start(ctx); err != nil {
+		return err
+	}
+	for _, up := range letGo {
+		if err := up(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// stopAll stops processes and all that is below them, and returns the pids. A process
+// that is stopped makes no children, so it ends when there is nobody left who is not.
+func stopAll(procs []*process) (pids []int) {
+	stopped := map[int]bool{}
+	stop := func(pid int) {
+		if !stopped[pid] && syscall.Kill(pid, syscall.SIGSTOP) == nil {
+			pids = append(pids, pid)
+		}
+		stopped[pid] = true
+	}
+	for _, p := range procs {
+		stop(p.cmd.Process.Pid)
+	}
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); {
+		awake := false
+		all, _ := procfs.Processes()
+		below := map[int]bool{}
+		for _, pid := range pids {
+			below[pid] = true
+		}
+		for _, p := range all {
+			switch {
+			case p.Dead:
+			case below[p.PID]:
+				awake = awake || !p.Stopped
+			case below[p.Parent]:
+				stop(p.PID)
+				awake = true
+			}
+		}
+		if !awake {
+			break
+		}
+	}
+	return pids
+}
+
+// awaitGone waits until none of these processes lives. Those of a supervisor that is
+// gone are buried by somebody else.
+func awaitGone(ctx context.Context, pids []int) error {
+	return eventually(context.WithoutCancel(ctx), 10*time.Second, "the processes of a host are gone", func() error {
+		for _, pid := range pids {
+			if p, err := procfs.Read(pid); err == nil && !p.Dead {
+				return fmt.Errorf("%d lives", pid)
+			}
+		}
+		return nil
+	})
+}
