@@ -56,6 +56,8 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 		}
 	}
 
+	statements := watchStatements(ctx, c)
+	defer statements.end()
 	leaks, err := startLeaks(ctx, c, ours && len(s.Kinds) == 0 && s.Duration >= longEnough)
 	if err != nil {
 		return nil, err
@@ -105,6 +107,7 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 	if err := c.readEvidence(ctx, &evidence); err != nil {
 		return nil, err
 	}
+	evidence.Statements = statements.end()
 	if !ours { // their rows stay pending while they are worked on, and nobody promises that all succeed
 		evidence.Gentle = false
 		for i := range evidence.Enqueued {

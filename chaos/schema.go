@@ -26,6 +26,7 @@ CREATE TABLE chaos.transitions (
     became  text   NOT NULL,
     fence   bigint,
     replica text,
+    attempt int    NOT NULL,
     at      timestamptz NOT NULL,
     by      text   NOT NULL
 );
@@ -37,9 +38,9 @@ CREATE TABLE chaos.begun (
 
 CREATE FUNCTION chaos.note() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO chaos.transitions (task, kind, key, was, became, fence, replica, at, by)
+    INSERT INTO chaos.transitions (task, kind, key, was, became, fence, replica, attempt, at, by)
     VALUES (NEW.id, NEW.kind, coalesce(NEW.lock_key, NEW.id::text), OLD.status, NEW.status, NEW.fence,
-            coalesce(NEW.replica, OLD.replica), clock_timestamp(), current_setting('application_name'));
+            coalesce(NEW.replica, OLD.replica), NEW.attempt, clock_timestamp(), current_setting('application_name'));
     RETURN NULL;
 END $$;
 CREATE TRIGGER note AFTER UPDATE ON onejob.tasks
@@ -49,9 +50,9 @@ CREATE TRIGGER note AFTER UPDATE ON onejob.tasks
 -- when anybody else did.
 CREATE FUNCTION chaos.note_deleted() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO chaos.transitions (task, kind, key, was, became, fence, replica, at, by)
+    INSERT INTO chaos.transitions (task, kind, key, was, became, fence, replica, attempt, at, by)
     VALUES (OLD.id, OLD.kind, coalesce(OLD.lock_key, OLD.id::text), OLD.status, 'deleted', OLD.fence,
-            OLD.replica, clock_timestamp(), current_setting('application_name'));
+            OLD.replica, OLD.attempt, clock_timestamp(), current_setting('application_name'));
     RETURN NULL;
 END $$;
 CREATE TRIGGER note_deleted AFTER DELETE ON onejob.tasks
@@ -104,7 +105,15 @@ CREATE TABLE chaos.effects (
     began timestamptz NOT NULL,
     slept text,
     ended timestamptz NOT NULL
-);`
+);
+
+-- A statement shows that it is at work by a lock that keeps nobody out: a table
+-- would show it only when it is over, see statements.
+CREATE FUNCTION chaos.enter() RETURNS timestamptz LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared(hashtext(current_setting('onejob.lock_key')), current_setting('onejob.fence')::int);
+    RETURN clock_timestamp();
+END $$;`
 
 // notUniqueSQL makes the mutant whose index keeps nothing out.
 const notUniqueSQL = `
@@ -116,7 +125,7 @@ CREATE INDEX one_running_task_per_lock_key ON onejob.tasks ((coalesce(lock_key, 
 const effectSQL = `
 INSERT INTO chaos.effects (task, fence, key, began, slept, ended)
 SELECT current_setting('onejob.task_id')::bigint, current_setting('onejob.fence')::bigint, current_setting('onejob.lock_key'),
-       clock_timestamp(), pg_sleep($1::float8)::text, clock_timestamp()`
+       chaos.enter(), pg_sleep($1::float8)::text, clock_timestamp()`
 
 // readEvidence fills in what the database has to say.
 func (c *cluster) readEvidence(ctx context.Context, e *judge.Evidence) error {
@@ -130,11 +139,11 @@ func (c *cluster) readEvidence(ctx context.Context, e *judge.Evidence) error {
 	}
 	read("transitions", func() (err error) {
 		e.Transitions, err = rows(ctx, c, `
-SELECT task, kind, key, was, became, coalesce(fence, 0), coalesce(replica, ''), at, by
+SELECT task, kind, key, was, became, coalesce(fence, 0), coalesce(replica, ''), attempt, at, by
   FROM chaos.transitions
  ORDER BY id`, func(row pgx.CollectableRow) (t judge.Transition, err error) {
 			var at time.Time
-			err = row.Scan(&t.Task, &t.Kind, &t.Key, &t.From, &t.To, &t.Fence, &t.Replica, &at, &t.By)
+			err = row.Scan(&t.Task, &t.Kind, &t.Key, &t.From, &t.To, &t.Fence, &t.Replica, &t.Attempt, &at, &t.By)
 			t.At = witness.At(at)
 			return t, err
 		})

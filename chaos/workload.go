@@ -23,6 +23,7 @@ type row struct {
 	maxAttempts         int
 	timeout             *string
 	priority, delayInMS int
+	once                bool // one attempt, and nothing in it that fails
 }
 
 // workload enqueues tasks by plain INSERTs and cancels some of them.
@@ -54,7 +55,7 @@ func newWorkload(c *cluster, rate int, seed uint64, subject string) *workload {
 	}
 	slices.Sort(w.kinds)
 	w.kinds = slices.Compact(w.kinds)
-	w.long = slices.DeleteFunc(slices.Clone(w.kinds), func(k string) bool { return k == "noop" || k == "sql" })
+	w.long = slices.DeleteFunc(slices.Clone(w.kinds), func(k string) bool { return k == "noop" })
 	return w
 }
 
@@ -98,8 +99,11 @@ func (w *workload) next() row {
 	case p < 3:
 		t.kind = w.long[w.rand.IntN(len(w.long))]
 		d.MS = 4000 + w.rand.IntN(16000)
-		if p == 0 {
+		switch p {
+		case 0:
 			share("long-", 12)
+		case 1:
+			t.once = true
 		}
 	case p < 13:
 		share("short-", 12)
@@ -122,6 +126,11 @@ func (w *workload) next() row {
 			key := fmt.Sprint(w.recent[len(w.recent)-1] + int64(w.rand.IntN(3)))
 			t.key = &key
 		}
+	case p == 21:
+		t.once = true
+	}
+	if t.once {
+		t.maxAttempts = 1
 	}
 	if t.limit != nil && t.kind == "sql" {
 		t.kind = "exec" // what an sql task does is seen when it is done, too late for a limit
@@ -168,6 +177,8 @@ func (w *workload) payload(t row, d work) string {
 		}
 		p = map[string]any{"url": w.c.where.WorkURL(key, d.Limit, time.Duration(d.MS)*time.Millisecond, d.Failures)}
 	case "sql":
+		// A replica that is cut off or frozen is taken over after 7 s. Its statement is
+		// over by then, whoever could end it.
 		seconds := min(float64(d.MS)/1000, 6)
 		p = map[string]any{"statement": "effect", "params": map[string]any{"seconds": seconds}}
 	default:
@@ -213,13 +224,13 @@ RETURNING id, run_at`, t.kind, t.payload, t.key, t.limit, t.token, t.maxAttempts
 	if err != nil {
 		w.errors++
 		for _, t := range batch {
-			w.doubtful[t.token] = judge.Enqueued{Kind: t.kind, Doomed: t.timeout != nil}
+			w.doubtful[t.token] = judge.Enqueued{Kind: t.kind, Doomed: t.timeout != nil, Once: t.once}
 		}
 		return
 	}
 	for i, id := range ids {
 		t := batch[i]
-		q := &judge.Enqueued{Task: id, Kind: t.kind, Doomed: t.timeout != nil}
+		q := &judge.Enqueued{Task: id, Kind: t.kind, Doomed: t.timeout != nil, Once: t.once}
 		if t.key == nil && t.limit == nil {
 			q.Due = witness.At(due[i])
 		}

@@ -29,6 +29,7 @@ type Evidence struct {
 	Transitions []Transition    `json:"transitions"` // in the order in which they were made
 	Begun       []Begun         `json:"begun,omitempty"`
 	Effects     []Effect        `json:"effects"`
+	Statements  []Statement     `json:"statements,omitempty"`
 	Final       map[int64]Final `json:"final"` // every row of the table at the end, by id
 	Schedules   []Schedule      `json:"schedules"`
 	Occurrences []Occurrence    `json:"occurrences"`
@@ -50,6 +51,7 @@ type Enqueued struct {
 	Kind      string `json:"kind"`
 	Cancelled bool   `json:"cancelled"` // somebody asked for that
 	Doomed    bool   `json:"doomed"`    // it was made to fail
+	Once      bool   `json:"once"`      // it has one attempt, and does not fail by itself
 
 	// Due is when the task became due, if nothing but a claim was missing from then
 	// on: it shares its lock key with no other task and has no limit. Zero otherwise.
@@ -82,6 +84,7 @@ type Transition struct {
 	To      string       `json:"to"`
 	Fence   int64        `json:"fence"`   // of the row, after the change
 	Replica string       `json:"replica"` // that holds the row, or held it
+	Attempt int          `json:"attempt"` // of the row, after the change: how many are used up
 	At      witness.Time `json:"at"`
 	By      string       `json:"by"` // Operator, or anybody else
 }
@@ -103,6 +106,17 @@ type Effect struct {
 	Key   string       `json:"key"`
 	Began witness.Time `json:"began"`
 	Ended witness.Time `json:"ended"` // a little before it was committed
+}
+
+// Statement is one of an sql task that was seen at work in Postgres, from the first
+// time somebody looked until the last: it was at work all the time between.
+type Statement struct {
+	Fence   int64        `json:"fence"`
+	PID     int          `json:"pid"` // of the backend
+	Key     int64        `json:"key"` // hash of its lock key
+	Replica string       `json:"replica"`
+	First   witness.Time `json:"first"`
+	Last    witness.Time `json:"last"`
 }
 
 // Final is how a row was found at the end.
@@ -150,6 +164,10 @@ const (
 	SessionDestroy = "session-destroy" // of marks: an operator ends a replica's session
 	SessionUnheard = "session-unheard" // the same, when the replica cannot hear of it
 
+	// of marks; the target is a replica, which is stopped with SIGTERM and started
+	// again when it has ended. The mark ends then.
+	GracefulRestart = "graceful-restart"
+
 	// Marks of faults that leave all servers, and all replicas but one, in order.
 	HostileRows     = "hostile-rows"
 	ClaimFreeze     = "claim-freeze"
@@ -188,6 +206,10 @@ const (
 	// recovering is how long after any other fault tasks may wait for longer.
 	recovering = 10 * time.Second
 
+	// succeeding is how long after a graceful restart others may take over what the
+	// replica left behind.
+	succeeding = 20 * time.Second
+
 	// mostFrozen is how many replicas may be frozen in their claims at once if the
 	// others are to claim in time.
 	mostFrozen = 2
@@ -201,6 +223,11 @@ func (e Evidence) withoutHostile() Evidence {
 	}
 	e.Stays = without(e.Stays, func(s witness.Stay) bool { return hostile[s.Task] })
 	e.Stale = without(e.Stale, func(s witness.Stale) bool { return hostile[s.Task] })
+	hostileFence := map[int64]bool{}
+	for _, t := range e.Transitions {
+		hostileFence[t.Fence] = hostileFence[t.Fence] || hostile[t.Task] && t.To == running
+	}
+	e.Statements = without(e.Statements, func(s Statement) bool { return hostileFence[s.Fence] })
 	e.Transitions = without(e.Transitions, func(t Transition) bool { return hostile[t.Task] })
 	e.Effects = without(e.Effects, func(f Effect) bool { return hostile[f.Task] })
 	e.Final = maps.Clone(e.Final)

@@ -17,11 +17,13 @@ type Verdict struct {
 	Lost               int        `json:"lost"`                  // tasks that did not end in a final state
 	DoubleSuccess      int        `json:"double_success"`        // tasks that were accepted as succeeded twice
 	DoubleEffect       int        `json:"double_effect"`         // sql tasks whose effect is there twice, or without their success
+	DoubleStatements   int        `json:"double_statements"`     // pairs of sql statements of one lock key at work at once
 	DoubleRunning      int        `json:"double_running"`        // times at which two rows of one lock key were running
 	StaleAccepted      int        `json:"stale_accepted"`        // writes that were accepted and were not the holder's
 	OccurrencesMissing int        `json:"occurrences_missing"`   // due times without a task or a reason
 	OccurrencesDoubled int        `json:"occurrences_doubled"`   // due times with several tasks
 	Starved            int        `json:"starved"`               // tasks that nobody claimed in time, see history.starved
+	Spent              int        `json:"spent"`                 // attempts that nothing but a graceful restart used up, see history.spent
 	Spoiled            int        `json:"spoiled"`               // tasks that failed without a cause, in a run whose faults give none
 	Refused            int        `json:"refused"`               // writes that were refused; above zero where the fence was needed
 	FrozenHTTPInFlight int        `json:"frozen_http_in_flight"` // http attempts beside their successor, their replica being frozen
@@ -45,8 +47,8 @@ type TakeOver struct {
 
 // Guilty reports whether something happened that must not.
 func (v *Verdict) Guilty() bool {
-	return v.Overlaps+v.LimitExcesses+v.Lost+v.DoubleSuccess+v.DoubleEffect+v.DoubleRunning+
-		v.StaleAccepted+v.OccurrencesMissing+v.OccurrencesDoubled+v.Starved+v.Spoiled > 0
+	return v.Overlaps+v.LimitExcesses+v.Lost+v.DoubleSuccess+v.DoubleEffect+v.DoubleStatements+v.DoubleRunning+
+		v.StaleAccepted+v.OccurrencesMissing+v.OccurrencesDoubled+v.Starved+v.Spent+v.Spoiled > 0
 }
 
 const maxViolations = 200
@@ -68,6 +70,8 @@ func Judge(e Evidence) *Verdict {
 	h.ends(v)
 	h.statuses(v)
 	h.effects(v)
+	h.statementsAtOnce(v)
+	h.spent(v)
 	h.occurrences(v)
 	h.starved(v)
 	h.takeOvers(v)
@@ -415,6 +419,81 @@ func (h *history) effects(v *Verdict) {
 			v.accuse(&v.DoubleEffect, "double effect: task %d has an effect under fence %d, under which it did not succeed", f.Task, f.Fence)
 		}
 	}
+}
+
+// statementsAtOnce looks for two statements of one lock key at work at once. The
+// fence undoes what the older one does, but not what others saw of it, nor the locks
+// that it takes.
+func (h *history) statementsAtOnce(v *Verdict) {
+	task := map[int64]int64{} // by fence
+	for _, t := range h.Transitions {
+		task[t.Fence] = t.Task
+	}
+	say := func(s Statement) string {
+		return fmt.Sprintf("task %d fence %d (backend %d of %s, %s to %s)", task[s.Fence], s.Fence, s.PID, s.Replica, clock(s.First), clock(s.Last))
+	}
+	byKey := map[int64][]Statement{}
+	for _, b := range h.Statements {
+		for _, a := range byKey[b.Key] {
+			if a.First <= b.Last && b.First <= a.Last {
+				v.accuse(&v.DoubleStatements, "two statements at once: %s and %s", say(a), say(b))
+			}
+		}
+		byKey[b.Key] = append(byKey[b.Key], b)
+	}
+}
+
+// spent looks for what a graceful restart takes from tasks, where no other fault went
+// on: an attempt whose handler had not begun must not be used up, and a task that has
+// one attempt must not fail. Of noop and sql tasks nobody sees the beginning, so for
+// them there is only the second.
+func (h *history) spent(v *Verdict) {
+	enqueued := map[int64]Enqueued{}
+	for _, q := range h.Enqueued {
+		enqueued[q.Task] = q
+	}
+	claims := map[int64]Transition{} // by fence
+	for _, t := range h.Transitions {
+		if t.To == running {
+			claims[t.Fence] = t
+			continue
+		}
+		claim, ok := claims[t.Fence]
+		if !ok || t.From != running || t.By == Operator || t.To != pending && t.To != failed {
+			continue
+		}
+		q := enqueued[t.Task]
+		if q.Doomed || h.touched[t.Task] != nil || !h.onlyRestarted(claim, t) {
+			continue
+		}
+		a := h.byFence[t.Fence]
+		seen := t.Kind != kindNoop && t.Kind != kindSQL
+		switch {
+		case t.To == failed && q.Once:
+			v.accuse(&v.Spent, "spent: task %d (%s), which has one attempt, failed at %s by the restart of %s: %v", t.Task, t.Kind, clock(t.At), claim.Replica, a)
+		case seen && a == nil && claim.Attempt > 0 && t.Attempt >= claim.Attempt:
+			v.accuse(&v.Spent, "spent: task %d (%s) had attempt %d used up at %s by the restart of %s, and its handler had not begun", t.Task, t.Kind, claim.Attempt, clock(t.At), claim.Replica)
+		}
+	}
+}
+
+// onlyRestarted reports whether a graceful restart of the claim's replica went on when
+// the row was given up, or a while before, and no other fault since a while before the
+// claim.
+func (h *history) onlyRestarted(claim, end Transition) bool {
+	restarted := false
+	for _, m := range h.Marks {
+		s := span{m.Begin, m.End}
+		if m.End == 0 {
+			s.end = never
+		}
+		if m.Kind == GracefulRestart {
+			restarted = restarted || m.Target == claim.Replica && claim.At <= s.end && s.begin <= end.At && end.At <= s.end.Add(succeeding)
+		} else if s.meets(span{claim.At.Add(-recovering), end.At}) {
+			return false
+		}
+	}
+	return restarted
 }
 
 // occurrences looks for due times of which nothing became.

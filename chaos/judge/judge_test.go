@@ -343,6 +343,34 @@ func TestEveryViolationIsFound(t *testing.T) {
 			s.enqueue(7, "exec")
 			s.works(claim(7, 20, "exec", "7", "a"), 50, 51, witness.Failed, failed)
 		}, map[string]int{"spoiled": 1}},
+		"two statements of one lock key, the older of which was undone": {func(s *story) {
+			s.statement("a", 50, 55)
+			s.statement("b", 55, 56)
+		}, map[string]int{"double_statements": 1}},
+		"two statements of one task's fence": {func(s *story) {
+			s.statement("a", 50, 55)
+			s.statement("a", 52, 53)
+			s.Statements[1].Fence = s.Statements[0].Fence
+		}, map[string]int{"double_statements": 1}},
+		"an attempt that a graceful restart used up before its handler began": {func(s *story) {
+			restarted(s, pending, 1)
+		}, map[string]int{"spent": 1}},
+		"an attempt that somebody else called used up after a graceful restart": {func(s *story) {
+			restarted(s, pending, 1)
+			s.Transitions[len(s.Transitions)-1].At = at(64)
+		}, map[string]int{"spent": 1}},
+		"a task with one attempt that failed by a graceful restart, its handler at work": {func(s *story) {
+			c := restarted(s, failed, 1)
+			s.Enqueued[len(s.Enqueued)-1].Once = true
+			s.stay(c, 50.1, 51.8, witness.Gone)
+		}, map[string]int{"spent": 1}},
+		"an sql task with one attempt that failed by a graceful restart": {func(s *story) {
+			restarted(s, failed, 1)
+			s.Enqueued[len(s.Enqueued)-1].Once = true
+			for i := range s.Transitions[len(s.Transitions)-2:] {
+				s.Transitions[len(s.Transitions)-2+i].Kind = kindSQL
+			}
+		}, map[string]int{"spent": 1}},
 		"a due time without an occurrence":           {func(s *story) { s.Occurrences = s.Occurrences[1:]; delete(s.Final, 50) }, map[string]int{"occurrences_missing": 1}},
 		"an occurrence with neither task nor reason": {func(s *story) { s.Occurrences[1].Skipped = "" }, map[string]int{"occurrences_missing": 1}},
 		"an occurrence whose task is not there":      {func(s *story) { delete(s.Final, 52) }, map[string]int{"occurrences_missing": 1}},
@@ -515,6 +543,35 @@ func TestExcuses(t *testing.T) {
 			s.touch(8, Edited)
 			s.works(claim(8, 21, "exec", "8", "a"), 50, 51, witness.Stopped, failed)
 		}, map[string]int{}},
+		"two statements of one lock key, one after the other, and one of another key": {func(s *story) {
+			s.statement("a", 50, 55)
+			s.statement("b", 55.1, 57)
+			s.statement("b", 52, 56)
+			s.Statements[2].Key++
+		}, map[string]int{}},
+		"an attempt that a graceful restart gave back before its handler began": {func(s *story) {
+			restarted(s, pending, 0)
+		}, map[string]int{}},
+		"an attempt that was used up though its handler had begun": {func(s *story) {
+			s.stay(restarted(s, pending, 1), 50.1, 51.8, witness.Stopped)
+		}, map[string]int{}},
+		"an attempt that was used up in the restart of another replica": {func(s *story) {
+			restarted(s, pending, 1)
+			s.Marks[len(s.Marks)-1].Target = "b"
+		}, map[string]int{}},
+		"an attempt that was claimed after the restart": {func(s *story) {
+			restarted(s, pending, 1)
+			s.Marks[len(s.Marks)-1].Begin, s.Marks[len(s.Marks)-1].End = at(48), at(49)
+		}, map[string]int{}},
+		"an attempt that another fault may have used up": {func(s *story) {
+			restarted(s, failed, 1)
+			s.Enqueued[len(s.Enqueued)-1].Once = true
+			s.Marks = append(s.Marks, witness.Mark{ID: 300, Kind: "consul-kill", Target: "x", Begin: at(40), End: at(41)})
+		}, map[string]int{}},
+		"a task that was made to fail, in a graceful restart": {func(s *story) {
+			restarted(s, failed, 1)
+			s.Enqueued[len(s.Enqueued)-1].Doomed = true
+		}, map[string]int{}},
 		"a task that was cancelled on request": {func(s *story) {
 			s.Enqueued = append(s.Enqueued, Enqueued{Task: 7, Kind: "exec", Cancelled: true})
 			s.change(claim(7, 0, "exec", "7", ""), pending, cancelled, 50, "")
@@ -556,6 +613,27 @@ func deletedWhileRunning(s *story, next float64) {
 	s.change(c, running, Deleted, 52, Operator)
 	delete(s.Final, 7)
 	s.works(claim(8, 21, "exec", "k3", "b"), next, 62, witness.Succeeded, succeeded)
+}
+
+// statement is one of an sql task at work. It leaves no other trace, as if it was
+// undone.
+func (s *story) statement(replica string, first, last float64) {
+	n := len(s.Statements)
+	s.Statements = append(s.Statements, Statement{Fence: 20 + int64(n), PID: 500 + n, Key: 77, Replica: replica, First: at(first), Last: at(last)})
+}
+
+// restarted adds a task that replica a claims at 50, and that is given up at 52, with so
+// many attempts used up, as a graceful restart from 51 to 53 goes on.
+func restarted(s *story, next string, used int) witness.Claim {
+	c := claim(7, 20, "exec", "k7", "a")
+	s.enqueue(7, "exec")
+	s.claim(c, 50)
+	s.Transitions[len(s.Transitions)-1].Attempt = 1
+	s.change(c, running, next, 52, "")
+	s.Transitions[len(s.Transitions)-1].Attempt = used
+	s.Final[7] = Final{Status: failed}
+	s.Marks = append(s.Marks, witness.Mark{ID: 200, Kind: GracefulRestart, Target: "a", Begin: at(51), End: at(53)})
+	return c
 }
 
 // starve adds a task that is due at 52, and faults from 50 to 65.
@@ -608,6 +686,13 @@ func TestTakeOvers(t *testing.T) {
 	v = Judge(s.Evidence)
 	if i := slices.IndexFunc(v.TakeOvers, func(o TakeOver) bool { return o.Cause == Kill }); i < 0 || v.TakeOvers[i].Took != 7*time.Second {
 		t.Errorf("take-overs %v, want one of 7 s after the kill", v.TakeOvers)
+	}
+	// A host takes several replicas with it.
+	s.Marks[slices.IndexFunc(s.Marks, func(m witness.Mark) bool { return m.Kind == Kill })] =
+		witness.Mark{ID: 100, Kind: HostLoss, Target: "c,a", Alone: true, Begin: at(7), End: at(20)}
+	v = Judge(s.Evidence)
+	if i := slices.IndexFunc(v.TakeOvers, func(o TakeOver) bool { return o.Cause == HostLoss }); i < 0 || v.TakeOvers[i].Took != 7*time.Second || !v.TakeOvers[i].Alone {
+		t.Errorf("take-overs %v, want one of 7 s after the loss of a host", v.TakeOvers)
 	}
 }
 

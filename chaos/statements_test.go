@@ -1,0 +1,83 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"onejob/chaos/judge"
+)
+
+// What is seen in a real Postgres is enough for the judge: two statements of one lock
+// key at work at once, and neither a transaction that is merely open nor one of another
+// lock key.
+func TestStatementsAtWorkAreSeen(t *testing.T) {
+	c := tables(t)
+	// begin begins a transaction that works under a fence for a while.
+	begin := func(replica, key string, fence int, seconds float64) (over chan error, tx pgx.Tx) {
+		config := c.operator.Config().ConnConfig
+		config.RuntimeParams["application_name"] = replica
+		conn, err := pgx.ConnectConfig(t.Context(), config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = conn.Close(context.Background()) })
+		if tx, err = conn.Begin(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		_, err = tx.Exec(t.Context(), `
+SELECT set_config('onejob.task_id', '7', true), set_config('onejob.fence', $1, true), set_config('onejob.lock_key', $2, true)`, fmt.Sprint(fence), key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		over = make(chan error, 1)
+		go func() {
+			_, err := tx.Exec(t.Context(), effectSQL, seconds)
+			over <- err
+		}()
+		return over, tx
+	}
+	working := func(want ...string) {
+		t.Helper()
+		err := eventually(t.Context(), 20*time.Second, "statements are at work", func() error {
+			names := c.working(t.Context())
+			for _, name := range want {
+				if !names[name] {
+					return fmt.Errorf("at work are %v", names)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := watchStatements(t.Context(), c)
+	defer s.stop()
+
+	// The first one of this key is over, though its transaction is open.
+	first, firstTx := begin("a", "k", 1, 0.3)
+	working("a")
+	if err := <-first; err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = firstTx.Rollback(context.Background()) }()
+	begin("b", "k", 2, 600)
+	begin("c", "other", 3, 600)
+	working("b", "c")
+	begin("d", "k", 4, 600)
+	working("b", "c", "d")
+	wait(t.Context(), 3*lookEvery)
+
+	seen := s.end()
+	v := judge.Judge(judge.Evidence{Statements: seen})
+	if v.DoubleStatements != 1 || !v.Guilty() {
+		t.Errorf("the judge found %v in %+v", v.Violations, seen)
+	}
+	if len(seen) != 4 || seen[1].Replica != "b" || seen[1].Fence != 2 {
+		t.Errorf("seen were %+v", seen)
+	}
+}
