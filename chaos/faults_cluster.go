@@ -15,14 +15,26 @@ import (
 
 // Faults that tempt replicas to call others dead, or that only a supervisor sees.
 var clusterFaults = []*kind{
-	{name: "worker-kill", what: "kill -9 of the working process of a replica, under its supervisor", weight: 3, run: killWorker},
+	{name: "worker-kill", what: "kill -9 of the working process of a replica, under its supervisor, often while a statement of its works", weight: 3, run: killWorker},
 	{name: "both-unavailable", what: "all replicas black-holed from Consul and Postgres", weight: 1, least: 2 * time.Second, most: 30 * time.Second, run: cutAll},
 	{name: "wrong-consul", what: "one more replica, with an empty Consul of its own", weight: 1, least: 5 * time.Second, most: 25 * time.Second, run: wrongConsul},
 	{name: "cluster-key", what: "the cluster's id in Consul is deleted", weight: 1, run: deleteClusterKey},
 }
 
-func killWorker(_ context.Context, h *hit) error {
+// killWorker kills, in half of the cases, a working process whose statement is at work
+// in Postgres. Its backend does not notice that, and the next attempt may begin within
+// a second.
+func killWorker(ctx context.Context, h *hit) error {
 	r := h.replica()
+	if h.rand.IntN(2) == 0 {
+		names := h.c.working(ctx)
+		for _, i := range h.rand.Perm(len(h.c.replicas)) {
+			if other := h.c.replicas[i]; names[other.name] {
+				r, h.about = other, ", whose statement works"
+				break
+			}
+		}
+	}
 	proc := r.process()
 	if !proc.running() {
 		return errNothing
@@ -31,7 +43,7 @@ func killWorker(_ context.Context, h *hit) error {
 	if worker == proc.cmd.Process.Pid { // it has no supervisor
 		return errNothing
 	}
-	h.about = fmt.Sprintf(", pid %d", worker)
+	h.about += fmt.Sprintf(", pid %d", worker)
 	if err := h.begins(r.name); err != nil {
 		return err
 	}

@@ -26,6 +26,7 @@ var consulFaults = []*kind{
 	{name: judge.SessionDestroy, what: "an operator destroys a replica's session", weight: 2, run: destroySession},
 	{name: judge.SessionUnheard, what: "the same, when the replica cannot hear of it", weight: 2, least: 5 * time.Second, most: 20 * time.Second, run: destroyUnheard},
 	{name: "slot-destroy", what: "an operator destroys the sessions of slots", weight: 1, run: destroySlots},
+	{name: consulWiped, what: "all servers and agents of Consul lose their data, with all replicas killed or not", weight: 1, least: 0, most: 10 * time.Second, run: wipeConsul},
 	{name: "key-delete", what: "an operator deletes keys", weight: 2, run: deleteKeys},
 }
 

@@ -115,40 +115,26 @@ func loseHost(ctx context.Context, h *hit, host *host) error {
 }
 
 // stopAll stops processes and all that is below them, and returns the pids. A process
-// that is stopped makes no children, so it ends when there is nobody left who is not.
+// that is stopped makes no children, so nobody is missing when all are.
 func stopAll(procs []*process) (pids []int) {
-	stopped := map[int]bool{}
-	stop := func(pid int) {
-		if !stopped[pid] && syscall.Kill(pid, syscall.SIGSTOP) == nil {
-			pids = append(pids, pid)
-		}
-		stopped[pid] = true
-	}
+	var roots []int
 	for _, p := range procs {
-		stop(p.cmd.Process.Pid)
+		roots = append(roots, p.cmd.Process.Pid)
 	}
-	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); {
+	for end := time.Now().Add(5 * time.Second); ; {
+		pids = nil
 		awake := false
-		all, _ := procfs.Processes()
-		below := map[int]bool{}
-		for _, pid := range pids {
-			below[pid] = true
-		}
-		for _, p := range all {
-			switch {
-			case p.Dead:
-			case below[p.PID]:
-				awake = awake || !p.Stopped
-			case below[p.Parent]:
-				stop(p.PID)
+		for _, p := range below(roots...) {
+			pids = append(pids, p.PID)
+			if !p.Stopped {
 				awake = true
+				_ = syscall.Kill(p.PID, syscall.SIGSTOP)
 			}
 		}
-		if !awake {
-			break
+		if !awake || time.Now().After(end) {
+			return pids
 		}
 	}
-	return pids
 }
 
 // awaitGone waits until none of these processes lives. Those of a supervisor that is

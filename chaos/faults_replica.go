@@ -4,9 +4,13 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
+	"onejob/chaos/judge"
+	"onejob/internal/procfs"
 	"onejob/internal/proxy"
 )
 
@@ -18,6 +22,7 @@ var replicaFaults = []*kind{
 	killed,
 	{name: "freeze", what: "SIGSTOP of a replica, and SIGCONT", weight: 5, least: time.Second, most: 60 * time.Second, run: freezeReplica},
 	{name: "term", what: "SIGTERM of a replica", weight: 2, least: time.Second, most: 5 * time.Second, run: stopReplica},
+	{name: judge.GracefulRestart, what: "SIGTERM of a replica, which is started again at once", weight: 2, run: restartGracefully},
 	{name: "rolling", what: "a rolling restart of all replicas", weight: 1, least: time.Second, most: 3 * time.Second, run: rollReplicas},
 }
 
@@ -60,6 +65,24 @@ func stopReplica(ctx context.Context, h *hit) error {
 	return r.restart(ctx, h.For)
 }
 
+// restartGracefully does what a service manager does on an upgrade. See history.spent
+// in the judge for what it must not cost.
+func restartGracefully(_ context.Context, h *hit) error {
+	r := h.replica()
+	proc := r.process()
+	if !proc.running() {
+		return errNothing
+	}
+	letGo := r.hold()
+	if err := h.begins(r.name); err != nil {
+		return err
+	}
+	if proc.stop(stopPatience) {
+		h.c.say("%s: %s had not stopped after %v and was killed", h.Kind.name, r.name, stopPatience)
+	}
+	return letGo()
+}
+
 func rollReplicas(ctx context.Context, h *hit) error {
 	if !h.c.rolling.TryLock() {
 		return errNothing
@@ -79,11 +102,14 @@ func rollReplicas(ctx context.Context, h *hit) error {
 	return nil
 }
 
+// stopPatience is how long a service manager waits for the end of a replica.
+const stopPatience = 30 * time.Second
+
 // restart stops a replica as a service manager would, with some patience, and
 // starts it again after a while.
 func (r *replica) restart(ctx context.Context, down time.Duration) error {
 	letGo := r.hold()
-	r.process().stop(30 * time.Second)
+	r.process().stop(stopPatience)
 	wait(ctx, down)
 	return letGo()
 }
@@ -156,11 +182,63 @@ func reset(ctx context.Context, h *hit, p *proxy.Proxy) {
 // Faults of single processes below a replica.
 var processFaults = []*kind{
 	{name: "child-kill", what: "kill -9 of a command alone", weight: 2, run: killChild},
+	{name: "oom", what: "SIGKILL of the process of a replica that the kernel's OOM killer would choose; there is no real memory limit", weight: 2, run: killLargest},
 	{name: "guard-kill", what: "kill -9 of a guard alone", weight: 2, run: killGuard},
 }
 
 func killChild(_ context.Context, h *hit) error {
 	return h.killBelow(func(r *replica, pid, _ int) int { return pid })
+}
+
+// killLargest kills what the kernel would if the memory of a replica and its commands
+// had a limit: the process with the highest oom_score. It sets no limit, as that needs
+// the right to make cgroups.
+func killLargest(_ context.Context, h *hit) error {
+	r := h.replica()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.proc.running() {
+		return errNothing
+	}
+	pid, score := largest(below(r.proc.cmd.Process.Pid))
+	if pid == 0 {
+		return errNothing
+	}
+	what := "a command, or its guard"
+	switch pid {
+	case r.proc.worker():
+		what = "the working process"
+	case r.proc.cmd.Process.Pid:
+		what = "the supervisor"
+	}
+	rss, _ := procfs.Status(pid, "VmRSS")
+	h.about = fmt.Sprintf(", pid %d, %s: oom_score %d, %.0f MB", pid, what, score, rss)
+	if err := h.begins(r.name); err != nil {
+		return err
+	}
+	_ = syscall.Kill(pid, syscall.SIGKILL)
+	return nil
+}
+
+// largest returns the process with the highest oom_score, and of several the one with
+// the most memory; zero if there is none.
+func largest(processes []procfs.Process) (pid, score int) {
+	most := 0.0
+	for _, p := range processes {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score", p.PID))
+		if err != nil {
+			continue // it is gone
+		}
+		n, err := strconv.Atoi(strings.TrimSpace(string(text)))
+		rss, rssErr := procfs.Status(p.PID, "VmRSS")
+		if err != nil || rssErr != nil {
+			continue
+		}
+		if pid == 0 || n > score || n == score && rss > most {
+			pid, score, most = p.PID, n, rss
+		}
+	}
+	return pid, score
 }
 
 func killGuard(_ context.Context, h *hit) error {

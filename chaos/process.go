@@ -5,9 +5,11 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"syscall"
 	"time"
 
+	"onejob/internal/procfs"
 	"onejob/internal/supervisor"
 )
 
@@ -87,6 +89,26 @@ func (p *process) kill() {
 			time.Sleep(time.Millisecond)
 		}
 	}
+}
+
+// below returns those of the given processes that live, and all that are below them.
+func below(roots ...int) (living []procfs.Process) {
+	all, _ := procfs.Processes()
+	children := map[int][]procfs.Process{}
+	var next []procfs.Process
+	for _, p := range all {
+		children[p.Parent] = append(children[p.Parent], p)
+		if slices.Contains(roots, p.PID) {
+			next = append(next, p)
+		}
+	}
+	for ; len(next) > 0; next = next[1:] {
+		if !next[0].Dead {
+			living = append(living, next[0])
+		}
+		next = append(next, children[next[0].PID]...)
+	}
+	return living
 }
 
 // worker returns the pid of the process that does the work: the child of a supervisor,

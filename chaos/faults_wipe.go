@@ -1,0 +1,131 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+
+	"onejob/internal/servers"
+)
+
+const consulWiped = "consul-wiped"
+
+const (
+	// alone is how long replicas have to get a session in a Consul that was wiped,
+	// before a person helps them.
+	alone = 15 * time.Second
+
+	// helped is how long they have after that.
+	helped = time.Minute
+)
+
+// wipeConsul ends all servers and agents, and in half of the cases all replicas before
+// that, and starts them again without their data. If no replica gets a session, it
+// does what the runbook tells a person to do.
+func wipeConsul(ctx context.Context, h *hit) error {
+	c := h.c
+	if !c.consulBusy.TryLock() {
+		return errNothing
+	}
+	defer c.consulBusy.Unlock()
+	for _, host := range c.hosts {
+		if !host.busy.TryLock() {
+			return errNothing
+		}
+		defer host.busy.Unlock()
+	}
+	var letGo []func() error
+	killed := h.rand.IntN(2) == 0
+	h.about = ", while the replicas live"
+	if killed {
+		h.about = ", and all replicas are killed"
+	}
+	if err := h.begins("all"); err != nil {
+		return err
+	}
+	var all sync.WaitGroup
+	if killed {
+		for _, r := range c.replicas {
+			letGo = append(letGo, r.hold())
+			all.Go(func() { r.process().kill() })
+		}
+		all.Wait()
+	}
+	wipe := append([]*servers.Consul{}, c.consul.Servers...)
+	for _, host := range c.hosts {
+		wipe = append(wipe, host.agent)
+	}
+	errs := make([]error, len(wipe))
+	for i, s := range wipe {
+		all.Go(func() { errs[i] = s.Wipe() })
+	}
+	all.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	h.lasts(ctx)
+	ctx = context.WithoutCancel(ctx)
+	if err := c.consul.Start(ctx); err != nil {
+		return err
+	}
+	if err := errors.Join(c.startAgents(ctx), c.authorizeAll(ctx)); err != nil {
+		return err
+	}
+	for _, up := range letGo {
+		if err := up(); err != nil {
+			return err
+		}
+	}
+	return c.awaitAdoption(ctx)
+}
+
+// awaitAdoption returns when a replica has a session, after it has helped if that was
+// necessary. If nothing helps it says so: tasks are lost then, and the judge finds them.
+func (c *cluster) awaitAdoption(ctx context.Context) error {
+	began := time.Now()
+	inSession := func() error {
+		keys, _, err := c.consul.Servers[0].Client().KV().Keys(consulPrefix+"/replicas/", "", new(api.QueryOptions).WithContext(ctx))
+		if err == nil && len(keys) == 0 {
+			err = errors.New("none has one")
+		}
+		return err
+	}
+	if eventually(ctx, alone, "a replica has a session", inSession) == nil {
+		c.say("%s: a replica has a session after %.1f s, without help", consulWiped, time.Since(began).Seconds())
+		return nil
+	}
+	told, err := c.adoptConsul(ctx)
+	if errors.Is(err, errNothing) {
+		return nil
+	}
+	c.say("%s: onejob adopt-consul: %s (%v)", consulWiped, told, err)
+	if err := eventually(ctx, helped, "a replica has a session", inSession); err != nil {
+		c.say("%s: %v", consulWiped, err)
+		return nil
+	}
+	c.say("%s: a replica has a session after %.1f s, with help", consulWiped, time.Since(began).Seconds())
+	return nil
+}
+
+// adoptConsul runs onejob adopt-consul as a person would, and returns what it prints.
+func (c *cluster) adoptConsul(ctx context.Context) (string, error) {
+	for _, r := range c.replicas {
+		d, ok := r.subject.(*daemon)
+		if !ok {
+			continue
+		}
+		ctx, cancel := context.WithTimeout(ctx, time.Minute)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, d.binary, "adopt-consul", "--yes", "--config", d.config)
+		cmd.Env = place{name: "operator", consul: c.consul.Servers[0].Addr(), dsn: c.dsn("operator"), token: managementToken}.environ()
+		out, err := cmd.CombinedOutput()
+		return strings.ReplaceAll(strings.TrimSpace(string(out)), "\n", "; "), err
+	}
+	return "", fmt.Errorf("%w: there is no daemon", errNothing)
+}

@@ -1,0 +1,203 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+
+	"onejob/internal/procfs"
+)
+
+// family starts a process with a child and a grandchild that has a session of its own.
+func family(t *testing.T) *process {
+	t.Helper()
+	proc, err := start(exec.Command("/bin/sh", "-c", "(setsid sleep 600 & wait) & wait"), filepath.Join(t.TempDir(), "log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for _, pid := range stopAll([]*process{proc}) {
+			if p, err := os.FindProcess(pid); err == nil {
+				_ = p.Kill()
+			}
+		}
+		<-proc.exited
+	})
+	err = eventually(t.Context(), 20*time.Second, "there are three generations", func() error {
+		for _, p := range below(proc.cmd.Process.Pid) {
+			if name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p.PID)); bytes.HasPrefix(name, []byte("sleep")) {
+				return nil
+			}
+		}
+		return errNothing
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return proc
+}
+
+func TestAHostIsStoppedWhole(t *testing.T) {
+	one, other := family(t), family(t)
+	pids := stopAll([]*process{one, other})
+	if len(pids) != 6 || !slices.Contains(pids, one.cmd.Process.Pid) || !slices.Contains(pids, other.cmd.Process.Pid) {
+		t.Errorf("stopped were %v", pids)
+	}
+	for _, pid := range pids {
+		if p, err := procfs.Read(pid); err != nil || !p.Stopped {
+			t.Errorf("process %d is %+v (%v)", pid, p, err)
+		}
+		if p, err := os.FindProcess(pid); err == nil {
+			_ = p.Kill()
+		}
+	}
+	if err := awaitGone(t.Context(), pids); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTheLargestProcessIsChosen(t *testing.T) {
+	proc := family(t)
+	// A shell with 200 MB in a variable is larger than the family.
+	large, err := start(exec.Command("/bin/sh", "-c", "x=$(head -c 200000000 /dev/zero | tr '\\0' x); sleep 600; echo $x"), filepath.Join(t.TempDir(), "log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for _, pid := range stopAll([]*process{large}) {
+			if p, err := os.FindProcess(pid); err == nil {
+				_ = p.Kill()
+			}
+		}
+		<-large.exited
+	})
+	pid := large.cmd.Process.Pid
+	err = eventually(t.Context(), time.Minute, "it is large", func() error {
+		if rss, err := procfs.Status(pid, "VmRSS"); err != nil || rss < 150 {
+			return errNothing
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, score := largest(below(proc.cmd.Process.Pid, pid)); got != pid {
+		t.Errorf("chosen was %d with score %d, not %d", got, score, pid)
+	}
+	if got, _ := largest(nil); got != 0 {
+		t.Errorf("of nobody %d was chosen", got)
+	}
+}
+
+// A token has the rights that the README recommends, until a fault takes some or all
+// away, and then again, with the same secret; also in a Consul that was wiped.
+func TestTokensAreTakenAwayAndGivenBack(t *testing.T) {
+	readme, err := os.ReadFile("../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(strings.TrimSpace(replicaRules)) {
+		if !bytes.Contains(readme, []byte(strings.TrimSpace(line))) {
+			t.Errorf("the README has no rule %s", line)
+		}
+	}
+
+	dir, err := makeDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	c, err := startCluster(t.Context(), dir, false, t.Logf)
+	defer c.close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	agent := c.hosts[0].agent
+	_, secret := tokenOf("daemon-1")
+	client, err := api.NewClient(&api.Config{Address: agent.Addr(), Token: secret})
+	if err != nil {
+		t.Fatal(err)
+	}
+	kv := client.KV()
+	rights := map[string]func() error{
+		"read": func() error { _, _, err := kv.Get(consulPrefix+"/cluster", nil); return err },
+		"list": func() error { _, _, err := kv.Keys(consulPrefix+"/tasks/", "", nil); return err },
+		"write": func() error {
+			_, err := kv.Put(&api.KVPair{Key: consulPrefix + "/tasks/7"}, nil)
+			return err
+		},
+		"replicas": func() error { _, _, err := kv.Get(consulPrefix+"/replicas/x", nil); return err },
+		"session": func() error {
+			id, _, err := client.Session().CreateNoChecks(&api.SessionEntry{Node: c.hosts[1].agent.Node()}, nil)
+			if err == nil {
+				_, err = client.Session().Destroy(id, nil)
+			}
+			return err
+		},
+		"service": func() error {
+			return client.Agent().ServiceRegister(&api.AgentServiceRegistration{ID: "x", Name: "onejob"})
+		},
+	}
+	expect := func(when string, denied ...string) {
+		t.Helper()
+		for name, use := range rights {
+			want := slices.Contains(denied, name)
+			if err := eventually(t.Context(), 20*time.Second, when, func() error { // agents remember tokens for seconds
+				err := use()
+				if refused := err != nil && (strings.Contains(err.Error(), "denied") || strings.Contains(err.Error(), "not found")); refused != want {
+					return err
+				}
+				return nil
+			}); err != nil {
+				t.Errorf("%s the right to %s is not as it should be: %v", when, name, err)
+			}
+		}
+	}
+	r := &replica{c: c, host: c.hosts[0], place: place{name: "daemon-1"}}
+	restore := func() {
+		t.Helper()
+		if err := c.authorize(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	restore()
+	expect("at first")
+	for name, rules := range narrowRules(agent.Node()) {
+		if err := c.setPolicy(t.Context(), r.name, rules); err != nil {
+			t.Fatal(err)
+		}
+		expect(name, map[string][]string{
+			"sessions of its own agent only":                   {"session"},
+			"it reads keys, and neither lists nor writes them": {"list", "write"},
+			"it writes locks, and does not see who is alive":   {"replicas"},
+			"it feeds no health check":                         {"service"},
+		}[name]...)
+	}
+	restore()
+	expect("when its rights are given back")
+	if err := c.deleteToken(t.Context(), r.name); err != nil {
+		t.Fatal(err)
+	}
+	expect("without the token", "read", "list", "write", "replicas", "session", "service")
+	restore()
+	expect("when the token is made again")
+	for _, s := range append(c.consul.Servers[:3:3], c.hosts[0].agent, c.hosts[1].agent, c.hosts[2].agent) {
+		if err := s.Wipe(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := c.heal(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	restore()
+	expect("in a Consul that was wiped")
+}
