@@ -90,6 +90,13 @@ func (h *hit) begins(target string) error {
 	return h.c.desk.Begin(h.mark)
 }
 
+// also tells the witness what else is so while the fault goes on, until the func that it
+// returns is called.
+func (h *hit) also(kind string) (over func() error, err error) {
+	m := witness.Mark{ID: h.c.nextMark(), Kind: kind, Target: "all"}
+	return func() error { return h.c.desk.End(m) }, h.c.desk.Begin(m)
+}
+
 // lasts waits for as long as the fault goes on.
 func (h *hit) lasts(ctx context.Context) { wait(ctx, h.For) }
 

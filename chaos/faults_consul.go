@@ -107,7 +107,14 @@ func consulAway(ctx context.Context, h *hit) error {
 	for _, s := range h.c.consul.Servers {
 		s.Kill()
 	}
+	over, err := h.also(judge.NoConsul)
+	if err != nil {
+		return err
+	}
 	h.lasts(ctx)
+	if err := over(); err != nil {
+		return err
+	}
 	return h.c.consul.Start(context.WithoutCancel(ctx))
 }
 

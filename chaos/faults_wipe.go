@@ -11,6 +11,7 @@ import (
 
 	"github.com/hashicorp/consul/api"
 
+	"onejob/chaos/judge"
 	"onejob/internal/servers"
 )
 
@@ -69,7 +70,14 @@ func wipeConsul(ctx context.Context, h *hit) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
+	over, err := h.also(judge.NoConsul)
+	if err != nil {
+		return err
+	}
 	h.lasts(ctx)
+	if err := over(); err != nil {
+		return err
+	}
 	ctx = context.WithoutCancel(ctx)
 	if err := c.consul.Start(ctx); err != nil {
 		return err

@@ -17,7 +17,8 @@
 // The subjects besides onejob are two other ways of doing its tasks: a session of
 // Consul for each task, as in the post about mutually exclusive workers, and the
 // lock of Consul's own Go client. Each gets servers of its own, six replicas and
-// the same seed, and is judged by the same judge. They have neither limits nor
+// the same seed, and is judged by the same judge. Two replicas share a host: a
+// client agent of the three Consul servers. Each replica has a token of its own. They have neither limits nor
 // schedules, so their rows have none; what cannot hit them counts as missed.
 //
 // It exits with 0 if nothing happened that must not, with 1 if onejob did

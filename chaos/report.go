@@ -124,6 +124,7 @@ func (r *report) summary() string {
 	line("occurrences_missing", r.OccurrencesMissing, fmt.Sprintf("of %d due times", r.OccurrencesFound))
 	line("occurrences_doubled", r.OccurrencesDoubled, "")
 	line("starved", r.Starved, "due tasks that nobody claimed for 8 s, with all servers and most replicas in order")
+	line("unlocked", r.Unlocked, "attempts that began while no Consul server ran")
 	line("spent", r.Spent, "attempts that nothing but a graceful restart used up")
 	line("spoiled", r.Spoiled, "tasks that failed although no fault ends attempts")
 	line("leaks", len(r.Leaks), "what grew, or was left over when everything had ended")

@@ -2,7 +2,7 @@
 //
 // The evidence is what the witness has seen, what was enqueued, and what the
 // database itself noted of every change of a row's status and of every effect of
-// an sql task. What onejob says of itself, its attempts and its logs, is not
+// an sql task, and which statements of sql tasks an observer saw at work. What onejob says of itself, its attempts and its logs, is not
 // asked; only how often it refused a write is counted from its logs, and nothing
 // is concluded from that.
 //
@@ -168,6 +168,8 @@ const (
 	// again when it has ended. The mark ends then.
 	GracefulRestart = "graceful-restart"
 
+	NoConsul = "no-consul" // of marks; no server runs
+
 	// Marks of faults that leave all servers, and all replicas but one, in order.
 	HostileRows     = "hostile-rows"
 	ClaimFreeze     = "claim-freeze"
@@ -209,6 +211,10 @@ const (
 	// succeeding is how long after a graceful restart others may take over what the
 	// replica left behind.
 	succeeding = 20 * time.Second
+
+	// arriving is how long after a lock was granted its work may begin: a process has
+	// to be started, on a machine that is busy.
+	arriving = 3 * time.Second
 
 	// mostFrozen is how many replicas may be frozen in their claims at once if the
 	// others are to claim in time.

@@ -23,6 +23,7 @@ type Verdict struct {
 	OccurrencesMissing int        `json:"occurrences_missing"`   // due times without a task or a reason
 	OccurrencesDoubled int        `json:"occurrences_doubled"`   // due times with several tasks
 	Starved            int        `json:"starved"`               // tasks that nobody claimed in time, see history.starved
+	Unlocked           int        `json:"unlocked"`              // attempts that began while no Consul server ran
 	Spent              int        `json:"spent"`                 // attempts that nothing but a graceful restart used up, see history.spent
 	Spoiled            int        `json:"spoiled"`               // tasks that failed without a cause, in a run whose faults give none
 	Refused            int        `json:"refused"`               // writes that were refused; above zero where the fence was needed
@@ -48,7 +49,7 @@ type TakeOver struct {
 // Guilty reports whether something happened that must not.
 func (v *Verdict) Guilty() bool {
 	return v.Overlaps+v.LimitExcesses+v.Lost+v.DoubleSuccess+v.DoubleEffect+v.DoubleStatements+v.DoubleRunning+
-		v.StaleAccepted+v.OccurrencesMissing+v.OccurrencesDoubled+v.Starved+v.Spent+v.Spoiled > 0
+		v.StaleAccepted+v.OccurrencesMissing+v.OccurrencesDoubled+v.Starved+v.Unlocked+v.Spent+v.Spoiled > 0
 }
 
 const maxViolations = 200
@@ -71,6 +72,7 @@ func Judge(e Evidence) *Verdict {
 	h.statuses(v)
 	h.effects(v)
 	h.statementsAtOnce(v)
+	h.unlocked(v)
 	h.spent(v)
 	h.occurrences(v)
 	h.starved(v)
@@ -440,6 +442,27 @@ func (h *history) statementsAtOnce(v *Verdict) {
 			}
 		}
 		byKey[b.Key] = append(byKey[b.Key], b)
+	}
+}
+
+// unlocked looks for attempts that began while no Consul server ran, which nobody can
+// have had the lock for. An sql task may have waited for Postgres meanwhile, and who was
+// frozen goes on where it was.
+func (h *history) unlocked(v *Verdict) {
+	for _, m := range h.Marks {
+		if m.Kind != NoConsul {
+			continue
+		}
+		s := span{m.Begin.Add(arriving), m.End}
+		if m.End == 0 {
+			s.end = never
+		}
+		for _, a := range h.attempts {
+			if a.Kind == kindSQL || a.begin <= s.begin || a.begin >= s.end || slices.ContainsFunc(h.frozen[a.Replica], s.meets) {
+				continue
+			}
+			v.accuse(&v.Unlocked, "unlocked: %v began while no Consul server ran, since %s", a, clock(m.Begin))
+		}
 	}
 }
 

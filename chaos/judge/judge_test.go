@@ -371,6 +371,9 @@ func TestEveryViolationIsFound(t *testing.T) {
 				s.Transitions[len(s.Transitions)-2+i].Kind = kindSQL
 			}
 		}, map[string]int{"spent": 1}},
+		"a command that began while no Consul server ran": {func(s *story) {
+			began(s, "exec", 54)
+		}, map[string]int{"unlocked": 1}},
 		"a due time without an occurrence":           {func(s *story) { s.Occurrences = s.Occurrences[1:]; delete(s.Final, 50) }, map[string]int{"occurrences_missing": 1}},
 		"an occurrence with neither task nor reason": {func(s *story) { s.Occurrences[1].Skipped = "" }, map[string]int{"occurrences_missing": 1}},
 		"an occurrence whose task is not there":      {func(s *story) { delete(s.Final, 52) }, map[string]int{"occurrences_missing": 1}},
@@ -572,6 +575,13 @@ func TestExcuses(t *testing.T) {
 			restarted(s, failed, 1)
 			s.Enqueued[len(s.Enqueued)-1].Doomed = true
 		}, map[string]int{}},
+		"a command that was about to begin when the last Consul server was killed": {func(s *story) {
+			began(s, "exec", 52)
+		}, map[string]int{}},
+		"a handler that thawed while no Consul server ran": {func(s *story) {
+			s.froze("a", 51, 54)
+			began(s, "go", 54.1)
+		}, map[string]int{}},
 		"a task that was cancelled on request": {func(s *story) {
 			s.Enqueued = append(s.Enqueued, Enqueued{Task: 7, Kind: "exec", Cancelled: true})
 			s.change(claim(7, 0, "exec", "7", ""), pending, cancelled, 50, "")
@@ -634,6 +644,14 @@ func restarted(s *story, next string, used int) witness.Claim {
 	s.Final[7] = Final{Status: failed}
 	s.Marks = append(s.Marks, witness.Mark{ID: 200, Kind: GracefulRestart, Target: "a", Begin: at(51), End: at(53)})
 	return c
+}
+
+// began adds a task of replica a that begins at a moment; from 50 to 60 no Consul
+// server runs.
+func began(s *story, kind string, when float64) {
+	s.Marks = append(s.Marks, witness.Mark{ID: 200, Kind: NoConsul, Target: "all", Begin: at(50), End: at(60)})
+	s.enqueue(7, kind)
+	s.works(claim(7, 20, kind, "k8", "a"), when, when+1, witness.Succeeded, succeeded)
 }
 
 // starve adds a task that is due at 52, and faults from 50 to 65.
