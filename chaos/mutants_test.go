@@ -27,6 +27,7 @@ func TestMutantsAreCaught(t *testing.T) {
 		"self-fencing":                                   {"selffencing", "cut-consul", []string{"overlaps"}},
 		"the guard":                                      {"guard", "kill,freeze", []string{"overlaps"}},
 		"the second witness of a death":                  {"witness", "session-unheard", []string{"overlaps", "limit_excesses"}},
+		"the end of a dead replica's statement":          {"statement", "worker-kill", []string{"double_statements"}},
 		"the unique index":                               {"index", "none", []string{"double_running"}},
 		"the list of keys that are held by this process": {"list", "row-reset", []string{"overlaps"}},
 	} {

@@ -177,9 +177,9 @@ func (w *workload) payload(t row, d work) string {
 		}
 		p = map[string]any{"url": w.c.where.WorkURL(key, d.Limit, time.Duration(d.MS)*time.Millisecond, d.Failures)}
 	case "sql":
-		// A replica that is cut off or frozen is taken over after 7 s. Its statement is
-		// over by then, whoever could end it.
-		seconds := min(float64(d.MS)/1000, 6)
+		// A replica that is cut off or frozen is taken over after 7 s: some statements are
+		// at work for longer.
+		seconds := min(float64(d.MS)/1000, 12)
 		p = map[string]any{"statement": "effect", "params": map[string]any{"seconds": seconds}}
 	default:
 		return "{}"
