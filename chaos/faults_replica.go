@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -200,16 +201,17 @@ func killLargest(_ context.Context, h *hit) error {
 	if !r.proc.running() {
 		return errNothing
 	}
-	pid, score := largest(below(r.proc.cmd.Process.Pid))
+	candidates := below(r.proc.cmd.Process.Pid)
+	if _, supervised := r.subject.(*daemon); supervised { // a supervisor that is alone does not exceed a limit
+		candidates = slices.DeleteFunc(candidates, func(p procfs.Process) bool { return p.PID == r.proc.cmd.Process.Pid })
+	}
+	pid, score := largest(candidates)
 	if pid == 0 {
 		return errNothing
 	}
 	what := "a command, or its guard"
-	switch pid {
-	case r.proc.worker():
+	if pid == r.proc.worker() {
 		what = "the working process"
-	case r.proc.cmd.Process.Pid:
-		what = "the supervisor"
 	}
 	rss, _ := procfs.Status(pid, "VmRSS")
 	h.about = fmt.Sprintf(", pid %d, %s: oom_score %d, %.0f MB", pid, what, score, rss)
