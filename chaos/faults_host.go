@@ -100,6 +100,7 @@ func loseHost(ctx context.Context, h *hit, host *host) error {
 	ctx = context.WithoutCancel(ctx)
 	for _, r := range replicas {
 		for _, p := range r.ways() {
+			p.Reset() // what the dead had sent never arrives, and a machine that is back knows no old connection
 			p.Heal(proxy.Both)
 		}
 	}
