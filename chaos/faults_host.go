@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -86,7 +87,8 @@ func loseHost(ctx context.Context, h *hit, host *host) error {
 	}
 	_ = host.agent.Freeze() // it may not run
 	left := stopAll(procs)
-	for _, pid := range left {
+	// Children first: the kernel continues a stopped group that its parent leaves behind.
+	for _, pid := range slices.Backward(left) {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
 	host.agent.Kill()
@@ -115,8 +117,9 @@ func loseHost(ctx context.Context, h *hit, host *host) error {
 	return nil
 }
 
-// stopAll stops processes and all that is below them, and returns the pids. A process
-// that is stopped makes no children, so nobody is missing when all are.
+// stopAll stops processes and all that is below them, and returns the pids, parents
+// before their children. A process that is stopped makes no children, so nobody is
+// missing when all are.
 func stopAll(procs []*process) (pids []int) {
 	var roots []int
 	for _, p := range procs {

@@ -56,6 +56,8 @@ func TestAHostIsStoppedWhole(t *testing.T) {
 		if p, err := procfs.Read(pid); err != nil || !p.Stopped {
 			t.Errorf("process %d is %+v (%v)", pid, p, err)
 		}
+	}
+	for _, pid := range slices.Backward(pids) {
 		if p, err := os.FindProcess(pid); err == nil {
 			_ = p.Kill()
 		}
