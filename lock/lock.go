@@ -124,15 +124,25 @@ type Locker interface {
 	Dead(ctx context.Context, sessions []string) ([]string, error)
 
 	// End ends the session of a replica that is dead, as the cluster's list says, and
-	// gives its locks back at once; nothing is left of it then. It reports false, and
+	// gives its locks back at once; nothing is left of it then. It returns Alive, and
 	// does nothing, if the backend has heard of that replica within the last silence,
 	// or cannot tell.
-	End(ctx context.Context, session string, silence time.Duration) (ended bool, err error)
+	End(ctx context.Context, session string, silence time.Duration) (End, error)
 
 	// Acquire asks once for one lock. Its errors are ErrHeld, ErrDelayed and
 	// ErrLost, or else the backend's own, in which case nothing is held.
 	Acquire(ctx context.Context, r Request) (Lease, error)
 }
+
+// End is how a session ended, as the backend knows it.
+type End int
+
+// The ends of a session.
+const (
+	Alive   End = iota // it has not, as far as anybody knows
+	Dead               // its replica fell silent
+	Stopped            // its replica stopped in order, and could not put that on the list
+)
 
 // A Lease is the right to work on what a key stands for.
 type Lease interface {

@@ -2,8 +2,11 @@
 -- heartbeats while they worked on a task: it may take all processors or all memory.
 ALTER TABLE onejob.tasks
     ADD COLUMN stalls int NOT NULL DEFAULT 0,
+    ADD COLUMN begun_at timestamptz,
     ADD CONSTRAINT stalls_are_between_0_and_a_million CHECK (stalls BETWEEN 0 AND 1000000) NOT VALID;
 COMMENT ON COLUMN onejob.tasks.stalls IS 'How many replicas lost their leases while they worked on it because they did not run, and lived on.';
+
+COMMENT ON COLUMN onejob.tasks.begun_at IS 'When the handler was about to begin; written only where a crash or a stall was counted before, and of that attempt only if it is not before started_at.';
 
 CREATE OR REPLACE FUNCTION onejob.retry(task_id bigint) RETURNS bool LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     WITH retried AS (

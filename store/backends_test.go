@@ -84,7 +84,7 @@ func TestTakeOverEndsStatements(t *testing.T) {
 	}
 	equal(t, "statements of a living replica", b.sleeping(), "1")
 
-	if _, err := b.DeclareDead(t.Context(), dead); err != nil {
+	if _, err := b.DeclareDead(t.Context(), dead, false); err != nil {
 		t.Fatal(err)
 	}
 	orphans, _, err = b.TakeOver(t.Context(), []string{dead.Session}, 3)
@@ -106,7 +106,7 @@ func TestNoStatementAfterTheEnd(t *testing.T) {
 	b := newBench(t)
 	for what, end := range map[string]func(tasks.Replica){
 		"declared dead": func(r tasks.Replica) {
-			if _, err := b.DeclareDead(t.Context(), r); err != nil {
+			if _, err := b.DeclareDead(t.Context(), r, false); err != nil {
 				t.Fatal(err)
 			}
 		},

@@ -277,7 +277,7 @@ func TestTakeOver(t *testing.T) {
 	}{
 		{"Again", nil, false, "pending 1 1", "replica one died during attempt 1 of 5"},
 		{"AttemptsUsedUp", []string{"max_attempts=1"}, false, "failed 1 1", "replica one died during attempt 1 of 1"},
-		{"Quarantined", []string{"crashes=2"}, false, "failed 1 3", "quarantined: 3 replicas died while they worked on it"},
+		{"Quarantined", []string{"crashes=2", "begun_at=now() + interval '1 s'"}, false, "failed 1 3", "quarantined: 3 replicas died while they worked on it"},
 		{"Cancelled", nil, true, "cancelled 1 1", "replica one died"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

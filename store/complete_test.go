@@ -381,7 +381,7 @@ func TestWhoIsRefusedHasLived(t *testing.T) {
 			b := newBench(t)
 			r := b.joined("silent")
 			task := b.claimedBy(r)
-			if _, err := b.DeclareDead(t.Context(), r); err != nil {
+			if _, err := b.DeclareDead(t.Context(), r, false); err != nil {
 				t.Fatal(err)
 			}
 			if _, _, err := b.TakeOver(t.Context(), []string{r.Session}, 3); err != nil {
@@ -417,7 +417,7 @@ func TestStallsCount(t *testing.T) {
 	other.session = r.Session
 	again := other.claimMax(1)[0]
 	equal(t, "stalls of the one that is claimed", again.Stalls, 1)
-	if _, err := b.DeclareDead(t.Context(), b.listed(r.Session)); err != nil {
+	if _, err := b.DeclareDead(t.Context(), b.listed(r.Session), false); err != nil {
 		t.Fatal(err)
 	}
 	orphans, _, err := b.TakeOver(t.Context(), []string{r.Session}, 2)

@@ -262,7 +262,7 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 	if len(list) != 1 {
 		t.Fatalf("the replicas are %v", list)
 	}
-	_, err = b.DeclareDead(ctx, list[0])
+	_, err = b.DeclareDead(ctx, list[0], false)
 	ok("DeclareDead", err)
 	_, err = b.Replicas(ctx)
 	ok("Replicas", err)
@@ -332,6 +332,7 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 		t.Errorf("a wrong fence: %v", err)
 	}
 	ok("Complete", b.Complete(ctx, tasks.Ending{ID: claimed[1].ID, Fence: claimed[1].Fence, Outcome: tasks.Failed, Next: tasks.StatusPending, Delay: time.Hour, Error: "it broke"}))
+	ok("Begin", b.Begin(ctx, claimed[2]))
 	ok("Unclaim", b.Unclaim(ctx, claimed[2], time.Second))
 	ok("CompleteWith", b.CompleteWith(ctx, claimed[3], func(ctx context.Context, tx pgx.Tx) (json.RawMessage, error) {
 		_, err := tx.Exec(ctx, `SELECT pg_catalog.current_setting('onejob.fence')`)

@@ -207,20 +207,21 @@ RETURNING true`, session, how); err != nil {
 }
 
 // DeclareDead notes that a session has ended, unless there was a heartbeat after the
-// one given, and returns how: it is lost if the process lives on under another one.
-// The answer is empty if it was not changed.
-func (s *Store) DeclareDead(ctx context.Context, r tasks.Replica) (tasks.ReplicaState, error) {
+// one given, and returns how: stopped if it is known to have stopped in order, and lost
+// if the process lives on under another one. The answer is empty if it was not changed.
+func (s *Store) DeclareDead(ctx context.Context, r tasks.Replica, stopped bool) (tasks.ReplicaState, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	how, err := query(ctx, s.list, pgx.RowTo[tasks.ReplicaState], `
 UPDATE onejob.replicas d
-   SET state    = CASE WHEN (SELECT true FROM onejob.replicas o WHERE o.process = d.process AND o.ended_at IS NULL AND o.began_at > d.began_at LIMIT 1)
+   SET state    = CASE WHEN $3 THEN 'stopped'
+                       WHEN (SELECT true FROM onejob.replicas o WHERE o.process = d.process AND o.ended_at IS NULL AND o.began_at > d.began_at LIMIT 1)
                        THEN 'lost' ELSE 'dead' END,
        ended_at = clock_timestamp()
  WHERE session = $1
    AND ended_at IS NULL
    AND heartbeat_at = $2
-RETURNING state`, r.Session, r.HeartbeatAt)
+RETURNING state`, r.Session, r.HeartbeatAt, stopped)
 	if err != nil {
 		return "", fmt.Errorf("declare replica %s dead: %w", r.Session, err)
 	}

@@ -79,11 +79,11 @@ func TestTakeOverNeedsTheList(t *testing.T) {
 	if _, err := b.Beat(t.Context(), a); err != nil {
 		t.Fatal(err)
 	}
-	how, err := b.DeclareDead(t.Context(), a)
+	how, err := b.DeclareDead(t.Context(), a, false)
 	equal(t, "declared", fmt.Sprint(how, err), fmt.Sprint("", nil))
 	equal(t, "taken from a living replica", taken(), 0)
 
-	how, err = b.DeclareDead(t.Context(), b.listed(a.Session))
+	how, err = b.DeclareDead(t.Context(), b.listed(a.Session), false)
 	equal(t, "declared", fmt.Sprint(how, err), fmt.Sprint("dead", nil))
 	equal(t, "taken from a dead replica", taken(), 1)
 	equal(t, "the row", b.row(task, "status, attempt, crashes"), "pending 1 1")
@@ -110,7 +110,7 @@ func TestALostSessionIsNoCrash(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	how, err := b.DeclareDead(t.Context(), a)
+	how, err := b.DeclareDead(t.Context(), a, false)
 	equal(t, "declared", fmt.Sprint(how, err), fmt.Sprint("lost", nil))
 	if _, _, err := b.TakeOver(t.Context(), []string{a.Session}, 3); err != nil {
 		t.Fatal(err)
@@ -127,7 +127,7 @@ func TestWhoIsToBlame(t *testing.T) {
 	dies := func(replicas ...tasks.Replica) {
 		t.Helper()
 		for _, r := range replicas {
-			if how, err := b.DeclareDead(t.Context(), b.listed(r.Session)); err != nil || how != tasks.ReplicaDead {
+			if how, err := b.DeclareDead(t.Context(), b.listed(r.Session), false); err != nil || how != tasks.ReplicaDead {
 				t.Fatal(how, err)
 			}
 		}

@@ -115,10 +115,19 @@ func Open(cfg Config) (*Store, error) {
 	return s, nil
 }
 
-// Close ends all connections. It waits for those in use.
+// Close ends all connections. It waits for those in use, and for the server to take
+// notice, for a second at most: behind a network that drops everything it would take 15.
 func (s *Store) Close() {
-	s.pool.Close()
-	s.list.Close()
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		s.pool.Close()
+		s.list.Close()
+	}()
+	select {
+	case <-closed:
+	case <-time.After(time.Second):
+	}
 }
 
 // Pool returns the pool, for statements of the caller's own. The search_path of

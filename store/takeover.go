@@ -33,7 +33,9 @@ SELECT DISTINCT session::text
 // again, or fail when they have ended maxCrashes replicas or used up their
 // attempts. If the process lived on when it lost the session, the attempt is not used
 // up. If other replicas died at the same time, of which the task had nothing, it is not
-// to blame, and that is no crash of the task. A replica that is on the list and has not
+// to blame, and that is no crash of the task. Nor is it if the handler had not begun,
+// where that is known, see Begin. The crash that would be the last quarantines a task only
+// if it alone, of those for which it would be, had begun within tasks.SuspectTime. A replica that is on the list and has not
 // ended there keeps its tasks. Two replicas may do it at once; each task is moved by one
 // of them, and as neither waits for a row, no order is needed against deadlocks.
 //
@@ -101,6 +103,27 @@ SELECT id
 	return ids, nil
 }
 
+// Begin notes that the handler of an attempt is about to begin, for tasks whose replica
+// has died or stalled before. It returns tasks.ErrRefused if the fence has been
+// superseded.
+func (s *Store) Begin(ctx context.Context, t *tasks.Task) error {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	begun, err := query(ctx, s.pool, pgx.RowTo[bool], `
+UPDATE onejob.tasks
+   SET begun_at = clock_timestamp()
+ WHERE id = $1
+   AND CASE WHEN status = 'running' THEN fence = $2 END
+RETURNING true`, t.ID, t.Fence)
+	if err != nil {
+		return fmt.Errorf("begin task %d: %w", t.ID, err)
+	}
+	if len(begun) == 0 {
+		return tasks.ErrRefused
+	}
+	return nil
+}
+
 const takeOverSQL = `
 WITH orphans AS (
     SELECT id, fence, attempt, max_attempts, crashes, stalls, lock_key, replica, session, started_at, cancel_requested,
@@ -112,7 +135,17 @@ WITH orphans AS (
                AND (o.state = 'dead' OR o.ended_at IS NULL AND o.heartbeat_at < clock_timestamp() - interval '3 seconds')
              WHERE r.session = t.session
                AND (SELECT true FROM onejob.attempts a WHERE a.task_id = t.id AND a.session = o.session LIMIT 1) IS NULL
-             LIMIT 1) IS NOT NULL AS others_died
+             LIMIT 1) IS NOT NULL AS others_died,
+           crashes + stalls = 0 AND $2 > 1 OR coalesce(begun_at >= started_at, false) AS begun,
+           crashes + stalls + 1 >= $2 AS last,
+           $2 = 1 OR crashes + stalls + 1 >= $2 AND
+                     (SELECT count(*) = 1 AND bool_or(s.id = t.id)
+                        FROM onejob.tasks s
+                       WHERE s.status = 'running'
+                         AND s.session = t.session
+                         AND s.crashes + s.stalls + 1 >= $2
+                         AND s.begun_at >= s.started_at
+                         AND coalesce((SELECT r.heartbeat_at - s.begun_at < $5::bigint * interval '1 microsecond' FROM onejob.replicas r WHERE r.session = s.session LIMIT 1), true)) AS proven
       FROM onejob.tasks t
      WHERE status = 'running'
        AND session = ANY ($1::uuid[])
@@ -128,21 +161,25 @@ WITH orphans AS (
            format(CASE WHEN died THEN 'replica %s died' ELSE 'the session of replica %s ended' END, replica)
       FROM orphans
         ON CONFLICT (task_id, fence) DO NOTHING
+), blamed AS (
+    SELECT *,
+           (died AND begun)::int AS used_up,
+           (died AND begun AND NOT others_died)::int AS blame
+      FROM orphans
 ), verdicts AS (
-    SELECT id, session AS dead_session, replica AS dead_replica,
-           died::int AS used_up, (died AND NOT others_died)::int AS blame,
+    SELECT id, session AS dead_session, replica AS dead_replica, used_up, blame,
            CASE WHEN cancel_requested         THEN 'cancelled'
-                WHEN NOT died                 THEN 'pending'
-                WHEN crashes + stalls + 1 >= $2 AND NOT others_died THEN 'failed'
+                WHEN used_up = 0              THEN 'pending'
+                WHEN last AND blame = 1 AND proven THEN 'failed'
                 WHEN attempt >= max_attempts  THEN 'failed'
                                               ELSE 'pending' END AS next,
            CASE WHEN NOT died
                 THEN format('replica %s lost its session during attempt %s of %s', replica, attempt, max_attempts)
-                WHEN crashes + stalls + 1 >= $2 AND NOT others_died
+                WHEN last AND blame = 1 AND proven
                 THEN format('quarantined: %s replicas died%s while they worked on it, the last was %s; see what it does to them, then onejob tasks retry %s',
                             crashes + stalls + 1, CASE WHEN stalls > 0 THEN ' or stalled' END, replica, id)
                 ELSE format('replica %s died during attempt %s of %s', replica, attempt, max_attempts) END AS error
-      FROM orphans
+      FROM blamed
 )
 UPDATE onejob.tasks t
    SET status      = v.next,
@@ -173,7 +210,7 @@ func (s *Store) takeOver(ctx context.Context, dead []string, ids, except []int64
 		err := row.Scan(&o.ID, &o.Kind, &o.LockKey, &o.Attempt, &o.Crashes, &o.Stalls, &o.Fence, &o.Replica, &o.Next, &micros)
 		o.Since = time.Duration(micros) * time.Microsecond
 		return o, err
-	}, sql, dead, maxCrashes, except, ids)
+	}, sql, dead, maxCrashes, except, ids, tasks.SuspectTime.Microseconds())
 	if err != nil {
 		return nil, fmt.Errorf("take over tasks: %w", err)
 	}

@@ -44,6 +44,11 @@ type Orphan struct {
 	Since   time.Duration // since that attempt began
 }
 
+// SuspectTime is how soon after its beginning a task that ends its replica is expected
+// to do so, as far as quarantine is concerned. One that takes longer ends when its
+// attempts are used up.
+const SuspectTime = 15 * time.Second
+
 // Signal says why a store wakes a replica.
 type Signal int
 

@@ -24,7 +24,7 @@ func (w *Worker) attempt(t *tasks.Task) {
 // attemptUnder is attempt under a slot of a limit as well, if slot is not nil.
 func (w *Worker) attemptUnder(t *tasks.Task, slot lock.Lease) {
 	if n := t.Crashes + t.Stalls; n > 0 && n >= w.MaxCrashes-1 {
-		if !w.suspects.enter(t.Fence) {
+		if !w.suspects.enter(t.Fence, n >= w.MaxCrashes) {
 			w.giveBack(t, errSuspect)
 			return
 		}
@@ -38,7 +38,16 @@ func (w *Worker) attemptUnder(t *tasks.Task, slot lock.Lease) {
 	if slot != nil {
 		lease = newUnderSlot(lease, slot)
 	}
-	w.run(lease, t)
+	if t.Crashes+t.Stalls > 0 || w.MaxCrashes == 1 { // what the next crash counts for depends on it
+		if err = w.Store.Begin(lease.Context(), t); err != nil {
+			err = errNotNoted{err}
+		}
+	}
+	if err == nil {
+		w.run(lease, t)
+	} else {
+		w.giveBack(t, err)
+	}
 	if err := lease.Release(context.Background()); err != nil && lease.Context().Err() == nil {
 		w.Log.Warn("release_failed", fields(t, zap.Error(err))...)
 	}
@@ -70,6 +79,11 @@ func (w *Worker) acquire(t *tasks.Task) (lock.Lease, error) {
 // errUnheard is why a task is given back whose claim was never answered.
 var errUnheard = errors.New("the answer to the claim was lost")
 
+// errNotNoted is why a task is given back whose beginning could not be noted.
+type errNotNoted struct{ error }
+
+func (e errNotNoted) Unwrap() error { return e.error }
+
 // errSuspect is why a task is given back that the next crash would quarantine, while
 // another one like it runs here.
 var errSuspect = errors.New("another task that may have ended replicas runs here")
@@ -96,14 +110,16 @@ func (w *Worker) giveBack(t *tasks.Task, why error) {
 	case errors.Is(why, lock.ErrDelayed):
 		w.Log.Debug("lock_delayed", fields(t, zap.Error(why))...)
 		delay = w.LockDelay
-	case errors.Is(why, errUnheard), errors.Is(why, tasks.ErrShutdown):
+	case errors.Is(why, errUnheard), errors.Is(why, tasks.ErrShutdown), errors.Is(why, tasks.ErrRefused):
 		delay = 0
 	case errors.Is(why, errSuspect):
 		w.Log.Debug("suspect_waits", fields(t)...)
-		delay = w.requeues.next(t.ID)
+		delay = min(w.requeues.next(t.ID), maxHeldDelay)
 	case errors.Is(why, tasks.ErrUnknown):
 		w.reportUnknownName(t, why)
 		delay = w.requeues.next(t.ID)
+	case errors.As(why, new(errNotNoted)):
+		w.Log.Warn("begin_failed", fields(t, zap.Error(why))...)
 	case errors.Is(why, lock.ErrLost):
 		w.Log.Debug("lock_without_session", fields(t, zap.Error(why))...)
 		delay = 0
@@ -111,7 +127,7 @@ func (w *Worker) giveBack(t *tasks.Task, why error) {
 		w.Log.Warn("lock_failed", fields(t, zap.Error(why))...)
 	}
 	for tries := 1; ; tries++ {
-		err := w.Store.Unclaim(context.Background(), t, jitter(delay))
+		err := w.unlessGivenUp(func() error { return w.Store.Unclaim(context.Background(), t, jitter(delay)) })
 		if err == nil {
 			return
 		}
@@ -221,7 +237,7 @@ func (w *Worker) judge(t *tasks.Task, result tasks.Result, err, cause error) tas
 	switch {
 	case is(lock.ErrLost), is(lock.ErrRevoked), is(tasks.ErrLeaseEnded):
 		e.Outcome, e.Next, e.GiveBack, e.Delay = tasks.LeaseLost, tasks.StatusPending, true, w.LockDelay
-		if e.Stalled = w.stalls.lately(); e.Stalled && t.Crashes+t.Stalls+1 >= w.MaxCrashes {
+		if e.Stalled = w.stalls.lately(); e.Stalled && t.Crashes+t.Stalls+1 >= w.MaxCrashes && (w.MaxCrashes == 1 || w.suspects.only(t.Fence)) {
 			e.Next, e.GiveBack = tasks.StatusFailed, false
 			e.Error = fmt.Sprintf("quarantined: %d replicas died or stalled while they worked on it, the last was %s; see what it does to them, then onejob tasks retry %d", t.Crashes+t.Stalls+1, w.Replica, t.ID)
 		}
@@ -248,7 +264,7 @@ func (w *Worker) judge(t *tasks.Task, result tasks.Result, err, cause error) tas
 func (w *Worker) complete(t *tasks.Task, e tasks.Ending, took time.Duration) {
 	for tries := 1; ; tries++ {
 		last := w.giveUp.Err() != nil
-		err := w.Store.Complete(context.Background(), e)
+		err := w.unlessGivenUp(func() error { return w.Store.Complete(context.Background(), e) })
 		var spoilt *tasks.SpoiltError
 		switch {
 		case err == nil:
@@ -269,6 +285,29 @@ func (w *Worker) complete(t *tasks.Task, e tasks.Ending, took time.Duration) {
 		sleep(w.giveUp, retryPause(tries))
 	}
 }
+
+// errGivenUp is what a stopping replica makes of a store that does not answer in time.
+var errGivenUp = errors.New("the replica stops, and Postgres has not answered")
+
+// unlessGivenUp calls f, and waits for it until the drain gives up.
+func (w *Worker) unlessGivenUp(f func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	select {
+	case err := <-done:
+		return err
+	case <-w.giveUp.Done():
+	}
+	select {
+	case err := <-done: // it may be quick
+		return err
+	case <-time.After(lastTry):
+		return errGivenUp
+	}
+}
+
+// lastTry is for how long a store may still answer when the drain has given up.
+const lastTry = 500 * time.Millisecond
 
 // tell logs how an attempt ended.
 func (w *Worker) tell(t *tasks.Task, e tasks.Ending, took time.Duration) {

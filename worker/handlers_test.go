@@ -308,9 +308,6 @@ func TestTaskThatKillsEachProcess(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if concurrency > 1 {
-				knownBug(t, "tasks are quarantined that have not begun, see TestSuspectsThatWaitAreNotBlamed")
-			}
 			c := newCluster(t)
 			replicas := []*process{c.program(t, "a", concurrency), c.program(t, "b", concurrency), c.program(t, "c", concurrency)}
 			c.exec(t, `
@@ -322,10 +319,10 @@ SELECT CASE i WHEN 7 THEN 'die' ELSE 'busy' END,
 			c.awaitAll(t, 5*time.Minute)
 
 			bad := get[int64](t, c, "SELECT id FROM onejob.tasks WHERE kind = 'die'")
-			if got := get[string](t, c, "SELECT concat_ws(' ', status, crashes) FROM onejob.tasks WHERE id = $1", bad); got != "failed 3" {
-				t.Errorf("the task that kills is %s, want failed after 3 crashes", got)
+			if got := get[string](t, c, "SELECT concat_ws(' ', status, crashes) FROM onejob.tasks WHERE id = $1", bad); got != "failed 3" && got != "failed 4" {
+				t.Errorf("the task that kills is %s, want failed after 3 crashes, or 4 if others were as likely to be the cause of the third", got)
 			}
-			if got, want := get[string](t, c, "SELECT error FROM onejob.tasks WHERE id = $1", bad), "quarantined: 3 replicas died while they worked on it"; !strings.HasPrefix(got, want) {
+			if got, want := get[string](t, c, "SELECT error FROM onejob.tasks WHERE id = $1", bad), "quarantined: 3 replicas died while they worked on it"; !strings.HasPrefix(strings.Replace(got, "4", "3", 1), want) {
 				t.Errorf("its error is %q, want %q", got, want)
 			}
 			// More than three, if another replica is so slow that it seems to have died too.

@@ -32,8 +32,8 @@ func (l *fakeLocker) Session() string                               { return "se
 func (l *fakeLocker) Changed() <-chan struct{}                      { return l.changed }
 func (l *fakeLocker) Heard(string, boottime.Instant)                {}
 func (l *fakeLocker) Lose(string, error)                            {}
-func (l *fakeLocker) End(context.Context, string, time.Duration) (bool, error) {
-	return false, nil
+func (l *fakeLocker) End(context.Context, string, time.Duration) (lock.End, error) {
+	return lock.Alive, nil
 }
 func (l *fakeLocker) Dead(context.Context, []string) ([]string, error) {
 	return nil, nil

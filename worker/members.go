@@ -36,7 +36,7 @@ type MemberStore interface {
 	Join(ctx context.Context, id string, r tasks.Replica) error
 	Beat(context.Context, tasks.Replica) ([]tasks.Replica, error)
 	Replicas(context.Context) ([]tasks.Replica, error)
-	DeclareDead(context.Context, tasks.Replica) (tasks.ReplicaState, error)
+	DeclareDead(ctx context.Context, r tasks.Replica, stopped bool) (tasks.ReplicaState, error)
 	EndReplica(ctx context.Context, session string, how tasks.ReplicaState) error
 }
 
@@ -112,12 +112,12 @@ func (m *members) of(session string) (r tasks.Replica, silent time.Duration, kno
 	return s.Replica, boottime.Now().Sub(s.since), known
 }
 
-// silent returns those that have not ended and have been silent for too long.
-func (m *members) silent() (list []tasks.Replica) {
+// silent returns those that have not ended and have been silent for so long.
+func (m *members) silent(long time.Duration) (list []tasks.Replica) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, r := range m.seen {
-		if !r.State.Final() && boottime.Now().Sub(r.since) >= lock.Silence {
+		if !r.State.Final() && boottime.Now().Sub(r.since) >= long {
 			list = append(list, r.Replica)
 		}
 	}
@@ -132,6 +132,9 @@ func (m *members) ended(session string, how tasks.ReplicaState) {
 	r.State = how
 	m.seen[session] = r
 }
+
+// doubt is after how much silence Consul is asked about a replica.
+const doubt = 2 * time.Second
 
 // beat writes heartbeats of the present session and watches those of others, until
 // ctx ends.
@@ -170,7 +173,13 @@ func (w *Worker) beatOnce(ctx context.Context) {
 		return
 	}
 	w.Locks.Heard(session, sent)
-	for _, r := range w.members.silent() {
+	// Consul's silence counts from when we first asked: not after that of the list.
+	var doubtful []string
+	for _, r := range w.members.silent(doubt) {
+		doubtful = append(doubtful, r.Session)
+	}
+	_, _ = w.Locks.Dead(ctx, doubtful)
+	for _, r := range w.members.silent(lock.Silence) {
 		if r.Session != session {
 			w.bury(ctx, r)
 		}
@@ -187,9 +196,9 @@ func (w *Worker) mourn(ctx context.Context) {
 		return
 	}
 	w.members.saw(list)
-	for _, r := range w.members.silent() {
+	for _, r := range w.members.silent(lock.Silence) {
 		if r.Machine != "" && r.Machine == w.members.me.Machine && procfs.Gone(r.PID, r.Started) {
-			w.declareDead(ctx, r)
+			w.declareDead(ctx, r, lock.Dead)
 		}
 	}
 }
@@ -197,19 +206,18 @@ func (w *Worker) mourn(ctx context.Context) {
 // bury declares a replica dead that gives no sign of life, neither here nor in Consul.
 // Its leases have ended by its own clock, wherever it is.
 func (w *Worker) bury(ctx context.Context, r tasks.Replica) {
-	ended, err := w.Locks.End(ctx, r.Session, lock.Silence)
+	how, err := w.Locks.End(ctx, r.Session, lock.Silence)
 	if err != nil {
 		w.Log.Debug("replica_unclear", zap.String("replica", r.Name), zap.String("session", r.Session), zap.Error(err))
 	}
-	if err != nil || !ended {
-		return
+	if err == nil && how != lock.Alive {
+		w.declareDead(ctx, r, how)
 	}
-	w.declareDead(ctx, r)
 }
 
 // declareDead notes a death on the list, unless there was a heartbeat meanwhile.
-func (w *Worker) declareDead(ctx context.Context, r tasks.Replica) {
-	how, err := w.Store.DeclareDead(ctx, r)
+func (w *Worker) declareDead(ctx context.Context, r tasks.Replica, end lock.End) {
+	how, err := w.Store.DeclareDead(ctx, r, end == lock.Stopped)
 	if err != nil || how == "" {
 		return // the next heartbeat tells
 	}

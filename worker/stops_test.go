@@ -13,15 +13,6 @@ import (
 	"onejob/internal/testenv"
 )
 
-// knownBug skips a test that shows a bug which is not fixed yet, unless
-// TEST_KNOWN_BUGS=1 asks for it.
-func knownBug(t *testing.T, what string) {
-	t.Helper()
-	if os.Getenv("TEST_KNOWN_BUGS") == "" {
-		t.Skipf("known bug: %s; TEST_KNOWN_BUGS=1 runs this", what)
-	}
-}
-
 // serveBriefly runs onejob serve and sends SIGTERM after a delay. It returns what the replica
 // logged and whether it ended.
 func (c *cluster) serveBriefly(t *testing.T, delay, limit time.Duration) (log string, ended bool) {
@@ -57,7 +48,6 @@ func (c *cluster) serveBriefly(t *testing.T, delay, limit time.Duration) (log st
 // has a working process, and as soon as it has begun to exist.
 func TestStopAtAnyMomentOfTheStart(t *testing.T) {
 	t.Parallel()
-	knownBug(t, "a SIGTERM that comes before the supervisor listens for signals is lost, and the replica runs on")
 	c := newCluster(t)
 	for delay := time.Duration(0); delay < 60*time.Millisecond; delay += time.Millisecond {
 		if log, ended := c.serveBriefly(t, delay, patience); !ended {
@@ -70,7 +60,6 @@ func TestStopAtAnyMomentOfTheStart(t *testing.T) {
 // has not crashed for all that.
 func TestStopWithoutPostgres(t *testing.T) {
 	t.Parallel()
-	knownBug(t, "a replica that was stopped while Postgres was unavailable is called dead, its tasks have crashed and used up an attempt")
 	c, w := newCluster(t), newWitness(t)
 	behind, toPostgres, _ := c.behind(t)
 	const n = 3
@@ -94,7 +83,6 @@ func TestStopWithoutPostgres(t *testing.T) {
 // their turn, and have not begun, are not to blame if the replica dies.
 func TestSuspectsThatWaitAreNotBlamed(t *testing.T) {
 	t.Parallel()
-	knownBug(t, "a suspect that waits for its turn counts as running until it is requeued; if the replica dies meanwhile, it is quarantined")
 	c := newCluster(t)
 	c.exec(t, `
 INSERT INTO onejob.tasks (kind, payload, max_attempts, crashes)
@@ -130,7 +118,6 @@ SELECT count(*)
 // a host that loses power twice, do not make all of them wait for each other.
 func TestCrashesThatHitManyTasks(t *testing.T) {
 	t.Parallel()
-	knownBug(t, "a crash counts against all tasks that ran; after two of them they begin one a minute, and each further one quarantines those that have begun")
 	c, w := newCluster(t), newWitness(t)
 	const n = 20
 	c.insertLong(t, n, 1000)

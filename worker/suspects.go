@@ -2,37 +2,62 @@ package worker
 
 import (
 	"sync"
-	"time"
 
 	"onejob/internal/boottime"
+	"onejob/tasks"
 )
 
-// suspectTime is for how long a suspect has this replica's other suspects wait. One
-// that has run for longer is not what ends a process at once.
-const suspectTime = time.Minute
-
-// suspects are tasks that the next crash would quarantine. They begin one at a time,
-// so that a crash tells which of them was the cause. The zero value is ready.
+// suspects are tasks that the next crash would quarantine. A crash tells which of them
+// is the cause if only one has begun a short while before. But a host that lost its power
+// twice makes suspects of many innocent tasks, which must not wait for each other for
+// long. So they begin in batches that double as long as nothing happens, from one on. If a
+// crash meets several, those are counted beyond the limit, and from then on begin one by
+// one. The zero value is ready.
 type suspects struct {
 	mu    sync.Mutex
 	began map[int64]boottime.Instant // by fence
+	batch int                        // how many may begin in this window
+	left  int                        // of them
+	since boottime.Instant           // when the window began
+	alone bool                       // who began in it must be the only one
 }
 
-// enter reports whether a suspect may begin.
-func (s *suspects) enter(fence int64) bool {
+// enter reports whether a suspect may begin; a prime one is past the limit.
+func (s *suspects) enter(fence int64, prime bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := boottime.Now()
-	for _, at := range s.began {
-		if now.Sub(at) < suspectTime {
-			return false
-		}
-	}
 	if s.began == nil {
 		s.began = map[int64]boottime.Instant{}
 	}
+	if s.batch == 0 || now.Sub(s.since) >= tasks.SuspectTime {
+		s.batch = max(1, min(2*s.batch, 1024))
+		s.left, s.since, s.alone = s.batch, now, false
+	}
+	switch {
+	case s.left == 0, s.alone, prime && s.left < s.batch:
+		return false
+	}
+	s.left--
+	s.alone = prime
 	s.began[fence] = now
 	return true
+}
+
+// only reports whether no other suspect has begun for a while, but for one that did so
+// itself.
+func (s *suspects) only(fence int64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := boottime.Now()
+	recent := 0
+	for _, at := range s.began {
+		if now.Sub(at) < 2*tasks.SuspectTime {
+			recent++
+		}
+	}
+	at, entered := s.began[fence]
+	return entered && now.Sub(at) < 2*tasks.SuspectTime && recent == 1
 }
 
 // leave is called when it has ended.

@@ -36,6 +36,7 @@ import (
 type Store interface {
 	Claim(context.Context, tasks.Claim) (tasks.Claimed, error)
 	LookBehind(context.Context, tasks.Claim) (some bool, err error)
+	Begin(context.Context, *tasks.Task) error
 	Unclaim(ctx context.Context, t *tasks.Task, delay time.Duration) error
 	Complete(context.Context, tasks.Ending) error
 	Sessions(ctx context.Context, mine string) ([]string, error)
@@ -238,11 +239,14 @@ func (w *Worker) claim(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
-			w.audit(ctx)
+			// What it does not find now is given back when others see that we have stopped.
+			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+			w.audit(last)
+			cancel()
 			return
 		case <-w.wake:
 		}
-		w.audit(ctx)
+		w.audit(context.WithoutCancel(ctx))
 		limited := w.limits.due
 		if limited { // first: they take little room, and would never get any after the others
 			w.serveLimits(ctx)
@@ -325,7 +329,7 @@ func (w *Worker) audit(ctx context.Context) {
 		return
 	}
 	w.unheard.Store(false)
-	held, err := w.Store.Held(context.WithoutCancel(ctx), session)
+	held, err := w.Store.Held(ctx, session)
 	if err != nil {
 		w.unheard.Store(true)
 		return // claim_failed reports a database that is unavailable
@@ -491,8 +495,8 @@ func (w *Worker) dead(ctx context.Context, sessions []string) (dead []string, er
 		case !known || mutant.Witness: // of an older version, or gone from the list long ago
 			strangers = append(strangers, s)
 		case r.State.Final():
-			ended, e := w.Locks.End(ctx, s, 0)
-			if err = cmp.Or(err, e); ended {
+			end, e := w.Locks.End(ctx, s, 0)
+			if err = cmp.Or(err, e); end != lock.Alive {
 				dead = append(dead, s)
 			}
 		}
@@ -576,7 +580,7 @@ func (w *Worker) drain(giveUp context.CancelFunc) error {
 	giveUp()
 	select {
 	case <-done:
-	case <-time.After(time.Second):
+	case <-time.After(4 * lastTry):
 	}
 	if n := w.running.count(); n > 0 {
 		w.Log.Error("drain_incomplete", zap.Int("running", n))

@@ -299,8 +299,8 @@ func TestQuarantine(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	// Running rows whose sessions have ended long ago.
-	orphan := `INSERT INTO onejob.tasks (kind, status, session, replica, fence, started_at, attempt, max_attempts, crashes)
-               VALUES ('noop', 'running', gen_random_uuid(), 'ghost', nextval('onejob.fences'), now(), $1, $2, $3) RETURNING id`
+	orphan := `INSERT INTO onejob.tasks (kind, status, session, replica, fence, started_at, begun_at, attempt, max_attempts, crashes)
+               VALUES ('noop', 'running', gen_random_uuid(), 'ghost', nextval('onejob.fences'), now(), now(), $1, $2, $3) RETURNING id`
 	again := get[int64](t, c, orphan, 1, 5, 1)
 	poison := get[int64](t, c, orphan, 3, 5, 2)
 	spent := get[int64](t, c, orphan, 1, 1, 0)

@@ -58,7 +58,7 @@ its locks and starts another one. Send signals to the supervisor: it passes them
 		}
 		if self == nil {
 			signal.Stop(reload)
-			return supervise(*path, c.OutOrStdout())
+			return supervise(c.Context(), *path, c.OutOrStdout())
 		}
 		err = work(c.Context(), *path, c.OutOrStdout(), self, reload)
 		self.Ending() // a panic does not get here

@@ -41,7 +41,7 @@ func (g greeting) String() string {
 
 // supervise runs replicas as processes of their own, one after the other, as long as
 // they crash. It uses little memory: it is always there, and has little to do.
-func supervise(path string, out io.Writer) error {
+func supervise(ctx context.Context, path string, out io.Writer) error {
 	if err := guard.Conceal(); err != nil {
 		return err
 	}
@@ -60,6 +60,7 @@ func supervise(path string, out io.Writer) error {
 	}
 	code, err := supervisor.Run(supervisor.Config{
 		Variable: supervisedVariable,
+		Asked:    ctx,
 		Bury:     bury,
 		Hello: func(text string) {
 			if json.Unmarshal([]byte(text), &worker) == nil {
@@ -161,7 +162,6 @@ func bury(ctx context.Context, cfg Config, processes []string, out io.Writer, tr
 	defer both.Wait()
 	if unknown != nil {
 		both.Go(func() { retry("postgres", db.DeclareProcessDead, unknown) })
-	} else {
 	}
 	err = attempt(ctx, "consul", locks.Bury)
 	tried()

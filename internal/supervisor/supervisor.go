@@ -34,6 +34,7 @@
 package supervisor
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/signal"
@@ -71,6 +72,11 @@ type Config struct {
 	Variable string   // the environment variable that tells the worker its identity
 	Args     []string // of the worker, its name first; default os.Args
 	Env      []string // of the worker; default os.Environ()
+
+	// Asked ends when SIGTERM or SIGINT asks this program to end, as by
+	// signal.NotifyContext. If it is nil, Run listens for them itself; one that came
+	// just before is lost then.
+	Asked context.Context
 
 	// Bury returns the arguments and the environment of this program under which it
 	// makes known that these processes are dead: their locks can be released, because
@@ -131,9 +137,12 @@ func Run(c Config) (code int, err error) {
 		s.before[p.PID] = p.Start
 	}
 	for sig := range forwarded {
-		if !signal.Ignored(sig) { // nohup
+		if !signal.Ignored(sig) && !(c.Asked != nil && (sig == unix.SIGTERM || sig == unix.SIGINT)) { // nohup
 			signal.Notify(s.signals, sig)
 		}
+	}
+	if c.Asked != nil {
+		s.asked = c.Asked.Done()
 	}
 	defer signal.Stop(s.signals)
 	signal.Notify(s.children, unix.SIGCHLD)
@@ -151,6 +160,7 @@ var forwarded = map[syscall.Signal]bool{
 type supervisor struct {
 	Config
 	signals, children chan os.Signal
+	asked             <-chan struct{}
 	lines             chan line
 
 	worker    *process
@@ -316,6 +326,10 @@ func (s *supervisor) step(atMost time.Duration) {
 	timer := time.NewTimer(min(atMost, tick))
 	defer timer.Stop()
 	select {
+	case <-s.asked:
+		s.asked = nil
+		signal.Notify(s.signals, unix.SIGTERM, unix.SIGINT) // the next one tells the worker to hurry
+		s.forward(unix.SIGTERM)
 	case sig := <-s.signals:
 		s.forward(sig.(unix.Signal))
 	case l := <-s.lines:

@@ -180,33 +180,46 @@ func (l *Locker) Lose(session string, why error) {
 }
 
 // End implements lock.Locker.
-func (l *Locker) End(ctx context.Context, session string, silence time.Duration) (ended bool, err error) {
+func (l *Locker) End(ctx context.Context, session string, silence time.Duration) (lock.End, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	t := l.current()
 	if t == nil || t.cluster == "" {
-		return false, lock.ErrLost
+		return lock.Alive, lock.ErrLost
 	}
 	if err := l.ours(ctx, t.cluster); err != nil {
-		return false, err
+		return lock.Alive, err
 	}
 	pair, _, err := l.keys.KV().Get(l.replicaKey(session), l.query(ctx))
 	if err != nil {
-		return false, fmt.Errorf("look at key %s: %w", l.replicaKey(session), err)
+		return lock.Alive, fmt.Errorf("look at key %s: %w", l.replicaKey(session), err)
 	}
 	var index uint64
 	if pair != nil && pair.Session == session {
 		index = pair.ModifyIndex
 	}
 	if l.membership.quiet(session, index) < silence {
-		return false, nil
+		return lock.Alive, nil
 	}
 	if err := l.end(ctx, session); err != nil {
-		return false, err
+		return lock.Alive, err
 	}
 	l.membership.buried(session)
-	return true, nil
+	said, _, err := l.keys.KV().Get(l.stoppedKey(session), l.query(ctx))
+	switch {
+	case err != nil:
+		return lock.Alive, fmt.Errorf("look at key %s: %w", l.stoppedKey(session), err)
+	case said == nil:
+		return lock.Dead, nil
+	case silence == 0: // the list says how it ended by now
+		_, _ = l.keys.KV().Delete(l.stoppedKey(session), l.write(ctx))
+	}
+	return lock.Stopped, nil
 }
+
+// stoppedKey is where a replica says that it has stopped in order, if the cluster's list
+// could not be told. No session holds it.
+func (l *Locker) stoppedKey(session string) string { return l.cfg.Prefix + "/stopped/" + session }
 
 // end ends a session that nobody works under any more, and the sessions of its slots.
 // Locks and slots are given back first: those of a session that is destroyed stay

@@ -33,6 +33,7 @@
 //	<prefix>/tasks/<lock key>    a lock
 //	<prefix>/leader              the leader's lock, for everybody to read
 //	<prefix>/replicas/<session>  a living replica; its watch tells who died
+//	<prefix>/stopped/<session>   a replica that stopped while its list was away
 //	<prefix>/cluster             the cluster's id, which its list has too
 package consul
 

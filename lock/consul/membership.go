@@ -137,6 +137,9 @@ func (c *membership) quiet(session string, index uint64) time.Duration {
 	if s, ok := c.signs[session]; ok && s.index == index {
 		return now.Sub(s.at)
 	}
+	if e, ended := c.ended[session]; ended && index == 0 {
+		return now.Sub(e.at) // it can give no sign any more
+	}
 	c.signs[session] = sign{index, now}
 	return 0
 }

@@ -393,7 +393,11 @@ func (t *term) end(ctx context.Context) {
 	t.leaveSlots()
 	t.bury(ctx)
 	if t.cluster != "" && len(leases) == 0 { // or else a handler runs on: the process must end first
-		_ = t.leave(ctx, false) // if it fails, the others hear no heartbeat
+		if t.leave(ctx, false) != nil { // the others will hear no heartbeat
+			ctx, cancel := context.WithTimeout(ctx, farewell)
+			defer cancel()
+			_, _ = t.l.pulse.KV().Put(&api.KVPair{Key: t.l.stoppedKey(t.id), Value: t.card()}, t.l.write(ctx))
+		}
 	}
 }
 

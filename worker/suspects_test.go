@@ -1,0 +1,52 @@
+package worker
+
+import (
+	"testing"
+
+	"onejob/tasks"
+)
+
+// Suspects begin in batches that double while nothing happens; those past the limit one
+// by one.
+func TestSuspects(t *testing.T) {
+	t.Parallel()
+	var s suspects
+	next := int64(0)
+	enter := func(prime bool) bool { next++; return s.enter(next, prime) }
+	later := func() {
+		s.since = s.since.Add(-tasks.SuspectTime)
+		for fence, at := range s.began {
+			s.began[fence] = at.Add(-tasks.SuspectTime)
+		}
+	}
+	for _, want := range []int{1, 2, 4, 8} {
+		n := 0
+		for enter(false) {
+			n++
+		}
+		if n != want {
+			t.Errorf("%d began in a window, want %d", n, want)
+		}
+		later()
+	}
+	if !enter(true) || enter(true) || enter(false) {
+		t.Error("one past the limit does not have a window of its own")
+	}
+	later()
+	if !enter(false) || enter(true) {
+		t.Error("one past the limit began beside another")
+	}
+
+	var lone suspects
+	if lone.only(1) || !lone.enter(1, false) || !lone.only(1) || lone.only(2) {
+		t.Error("the only suspect is not known as such")
+	}
+	lone.batch, lone.left = 2, 1
+	if !lone.enter(2, false) || lone.only(1) || lone.only(2) {
+		t.Error("one of two is called the only one")
+	}
+	lone.leave(2)
+	if !lone.only(1) {
+		t.Error("one that has left still counts")
+	}
+}
