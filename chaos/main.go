@@ -68,7 +68,11 @@ func main() {
 	case partTask:
 		os.Exit(beTask(ctx))
 	case partReplica:
-		exit(beReplica(ctx))
+		code, err := beReplica()
+		if err != nil {
+			exit(err)
+		}
+		os.Exit(code)
 	case "":
 		os.Exit(chaos(ctx))
 	default:

@@ -22,8 +22,8 @@ import (
 
 // beReplica is the life of a replica with Go handlers: a main of one's own on
 // onejob's packages, as users write it. It also runs commands.
-func beReplica(ctx context.Context) error {
-	name, witnessAddr := os.Getenv("ONEJOB_REPLICA"), os.Getenv(envWitness)
+func beReplica() (exitCode int, err error) {
+	name := os.Getenv("ONEJOB_REPLICA")
 	config := zap.NewProductionConfig()
 	config.Level.SetLevel(zap.DebugLevel)
 	config.Sampling = nil
@@ -35,11 +35,16 @@ func beReplica(ctx context.Context) error {
 	config.OutputPaths = []string{"stdout"}
 	log, err := config.Build()
 	if err != nil {
-		return err
+		return 1, err
 	}
 	log = log.With(zap.String("replica", name))
 	defer func() { _ = log.Sync() }()
+	return worker.Supervise(log, func(ctx context.Context, p *worker.Process) error { return replicate(ctx, p, name, log) }), nil
+}
 
+// replicate is its working process.
+func replicate(ctx context.Context, p *worker.Process, name string, log *zap.Logger) error {
+	witnessAddr := os.Getenv(envWitness)
 	self, err := os.Executable()
 	if err != nil {
 		return err
@@ -78,7 +83,7 @@ func beReplica(ctx context.Context) error {
 		defer func() { stop(); <-done }()
 	}
 	log.Info("replica_started", zap.Int("pid", os.Getpid()))
-	if err := replica.Run(ctx); err != nil {
+	if err := p.Run(ctx, &replica); err != nil {
 		return fmt.Errorf("replica %s: %w", name, err)
 	}
 	return nil

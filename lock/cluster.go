@@ -16,6 +16,9 @@ var ErrOtherCluster = errors.New("this is not the cluster's own lock service")
 // or was rebuilt, has another one or none. To a replica there, all others would seem
 // dead: their sessions are unknown.
 type Cluster interface {
+	// Process returns the identity of the process whose sessions these are, a uuid.
+	Process() string
+
 	// ID returns the id that the list has; empty if there is none yet.
 	ID(ctx context.Context) (string, error)
 

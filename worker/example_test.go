@@ -8,6 +8,8 @@ import (
 	"os/signal"
 	"syscall"
 
+	"go.uber.org/zap"
+
 	"onejob/internal/servers"
 	"onejob/lock/consul"
 	"onejob/store"
@@ -48,6 +50,30 @@ func Example() {
 		log.Fatal(err)
 	}
 	// Output: hello Zoë
+}
+
+// The whole main of such a program under a supervisor, which takes care of crashes.
+func ExampleSupervise() {
+	logger := zap.Must(zap.NewProduction())
+	os.Exit(worker.Supervise(logger, func(ctx context.Context, p *worker.Process) error {
+		kinds := tasks.Kinds{}
+		tasks.Handle(kinds, "greet", func(ctx context.Context, a *tasks.Attempt, p struct{ Name string }) (string, error) {
+			return "hello " + p.Name, nil
+		})
+		db, err := store.Open(store.Config{DSN: os.Getenv("ONEJOB_POSTGRES_DSN")})
+		if err != nil {
+			return err
+		}
+		defer db.Close()
+		if err := db.Migrate(ctx, nil); err != nil {
+			return err
+		}
+		locks, err := consul.New(consul.Config{Log: logger})
+		if err != nil {
+			return err
+		}
+		return p.Run(ctx, &worker.Worker{Store: db, Locks: locks, Kinds: kinds, Replica: "one", Log: logger})
+	}))
 }
 
 // exampleServers starts a Postgres and a Consul, and tells of them in the

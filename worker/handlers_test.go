@@ -5,11 +5,9 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
-	"os/signal"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,7 +19,6 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
-	"onejob/internal/supervisor"
 	"onejob/internal/testenv"
 	"onejob/lock/consul"
 	"onejob/store"
@@ -33,87 +30,36 @@ import (
 // process in every way that Go has. Its replicas have supervisors, as those of the real
 // binary do.
 
-const (
-	// programVariable makes the test binary such a program. It is the name of the replica.
-	programVariable = "ONEJOB_TEST_PROGRAM"
-
-	programSupervisedVariable = "ONEJOB_TEST_SUPERVISED"
-)
+// programVariable makes the test binary such a program. It is the name of the replica.
+const programVariable = "ONEJOB_TEST_PROGRAM"
 
 func init() {
 	name := os.Getenv(programVariable)
 	if name == "" {
 		return
 	}
-	code, err := program(name)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = max(code, 1)
-	}
-	os.Exit(code)
-}
-
-// program is the whole main of such a program: the supervisor, the working process, or
-// what makes the death of one known.
-func program(name string) (code int, err error) {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-	defer stop()
-	self, err := supervisor.Adopt(programSupervisedVariable)
-	if err != nil {
-		return 1, err
-	}
 	encoder := zap.NewProductionEncoderConfig()
 	encoder.MessageKey = "event"
 	log := zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(encoder), zapcore.Lock(os.Stdout), zap.DebugLevel))
-	if self == nil {
-		return supervisor.Run(supervisor.Config{
-			Variable: programSupervisedVariable,
-			Bury: func(dead []string) (args, env []string) {
-				return append([]string{os.Args[0], "bury"}, dead...), os.Environ()
-			},
-			Crashed: func(c supervisor.Crash) {
-				log.Error("worker_crashed", zap.Int("exit_code", c.ExitCode), zap.String("signal", c.Signal), zap.Bool("clean", c.Clean))
-			},
-			Restarted: func(int) { log.Info("worker_restarted") },
-		})
-	}
+	os.Exit(worker.Supervise(log, func(ctx context.Context, p *worker.Process) error { return program(ctx, p, name, log) }))
+}
+
+// program is the working process of such a program.
+func program(ctx context.Context, p *worker.Process, name string, log *zap.Logger) error {
 	db, err := store.Open(store.Config{DSN: os.Getenv("ONEJOB_POSTGRES_DSN")})
 	if err != nil {
-		return 1, err
+		return err
 	}
 	defer db.Close()
-	locks, err := consul.New(consul.Config{Client: api.DefaultConfig(), Prefix: os.Getenv("ONEJOB_CONSUL_PREFIX"), Log: log,
-		Replica: consul.Replica{Name: name, Process: self.Process}})
+	locks, err := consul.New(consul.Config{Client: api.DefaultConfig(), Prefix: os.Getenv("ONEJOB_CONSUL_PREFIX"), Log: log, Replica: consul.Replica{Name: name}})
 	if err != nil {
-		return 1, err
+		return err
 	}
-	if len(os.Args) > 1 && os.Args[1] == "bury" {
-		var errs []error
-		for _, process := range os.Args[2:] {
-			_, inPostgres := db.DeclareProcessDead(ctx, process)
-			_, inConsul := locks.Bury(ctx, process)
-			errs = append(errs, inPostgres, inConsul)
-		}
-		self.Ready()
-		return 0, errors.Join(errs...)
-	}
-
 	concurrency, err := strconv.Atoi(os.Getenv("ONEJOB_WORKER_CONCURRENCY"))
 	if err != nil {
-		return supervisor.ExitUsage, err
+		return err
 	}
-	replica := worker.Worker{Store: db, Locks: locks, Kinds: deadly(), Replica: name, Process: self.Process, Concurrency: concurrency, Log: log}
-	if err := replica.Init(); err != nil {
-		return supervisor.ExitUsage, err
-	}
-	go func() {
-		if locks.Ready(ctx) == nil {
-			self.Ready()
-		}
-	}()
-	err = replica.Run(ctx)
-	self.Ending()
-	return 0, err
+	return p.Run(ctx, &worker.Worker{Store: db, Locks: locks, Kinds: deadly(), Replica: name, Concurrency: concurrency, Log: log})
 }
 
 // deadly are the kinds "busy", which takes its time, and "die", which ends the process in

@@ -36,6 +36,7 @@ type MemberStore interface {
 	Join(ctx context.Context, id string, r tasks.Replica) error
 	Beat(context.Context, tasks.Replica) ([]tasks.Replica, error)
 	Replicas(context.Context) ([]tasks.Replica, error)
+	DeclareProcessDead(ctx context.Context, process string) (sessions []string, err error)
 	DeclareDead(ctx context.Context, r tasks.Replica, stopped bool) (tasks.ReplicaState, error)
 	EndReplica(ctx context.Context, session string, how tasks.ReplicaState) error
 }
@@ -44,6 +45,9 @@ type member struct {
 	tasks.Replica
 	since boottime.Instant // that its heartbeat is what it is
 }
+
+// Process implements lock.Cluster.
+func (m *members) Process() string { return m.me.Process }
 
 // ID implements lock.Cluster.
 func (m *members) ID(ctx context.Context) (string, error) { return m.store.ClusterID(ctx) }

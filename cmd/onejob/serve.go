@@ -125,7 +125,6 @@ func serve(ctx context.Context, path string, cfg Config, out io.Writer, self *su
 	lockConfig := cfg.consulConfig()
 	lockConfig.Log = log
 	lockConfig.Replica.HTTP = address
-	lockConfig.Replica.Process = self.Process
 	locks, err := consul.New(lockConfig)
 	if err != nil {
 		return usage(err)

@@ -113,7 +113,9 @@ func New(cfg Config) (*Locker, error) {
 // Run implements lock.Locker. It may be called once. When ctx has ended it
 // returns within about four seconds, whether or not Consul answers.
 func (l *Locker) Run(ctx context.Context, cluster lock.Cluster) error {
-	l.cluster = cluster
+	if l.cluster = cluster; cluster != nil && l.cfg.Replica.Process == "" {
+		l.cfg.Replica.Process = cluster.Process()
+	}
 	defer func() {
 		for _, t := range l.transports {
 			t.CloseIdleConnections()

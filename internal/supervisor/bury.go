@@ -1,0 +1,65 @@
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// Log logs how a working process died.
+func (c Crash) Log(log *zap.Logger) {
+	log.Error("worker_crashed", zap.Int("pid", c.PID), zap.String("process", c.Process), zap.Int("exit_code", c.ExitCode), zap.String("signal", c.Signal),
+		zap.Duration("lived", c.Lived), zap.Int("killed", c.Killed), zap.Bool("restarts", c.RestartIn >= 0), zap.Duration("restart_in", max(c.RestartIn, 0)), zap.Error(c.Err))
+	if !c.Clean && c.Err == nil {
+		log.Error("processes_left_behind", zap.String("process", c.Process), zap.Ints("pids", c.Left))
+	}
+}
+
+// Bury makes known that processes are dead, of which nothing is left, and tries until
+// Postgres and Consul both know, or ctx ends. tried is called when it has tried once.
+//
+// Any order is safe: nothing is left that could work, and that is all that a takeover
+// waits for. Postgres comes first because of speed: other replicas look there when a
+// session's key vanishes from Consul. If Postgres is unavailable, Consul is written at once.
+func Bury(ctx context.Context, log *zap.Logger, processes []string, inPostgres, inConsul func(context.Context, string) ([]string, error), tried func()) {
+	attempt := func(ctx context.Context, where string, declare func(context.Context, string) ([]string, error)) error {
+		var sessions []string
+		var errs []error
+		for _, p := range processes {
+			s, err := declare(ctx, p)
+			sessions, errs = append(sessions, s...), append(errs, err)
+		}
+		err := errors.Join(errs...)
+		if err == nil {
+			log.Info("process_buried", zap.String("where", where), zap.Strings("processes", processes), zap.Strings("sessions", sessions))
+		}
+		return err
+	}
+	retry := func(where string, declare func(context.Context, string) ([]string, error), err error) {
+		if err != nil {
+			log.Warn("burial_failed", zap.String("where", where), zap.Strings("processes", processes), zap.String("error", strings.ReplaceAll(err.Error(), "\n", "; ")))
+		}
+		for pause := 250 * time.Millisecond; err != nil && ctx.Err() == nil; pause = min(2*pause, 10*time.Second) {
+			select {
+			case <-time.After(pause):
+				err = attempt(ctx, where, declare)
+			case <-ctx.Done():
+			}
+		}
+	}
+	quick, cancel := context.WithTimeout(ctx, 2*time.Second)
+	unknown := attempt(quick, "postgres", inPostgres)
+	cancel()
+	var both sync.WaitGroup
+	defer both.Wait()
+	if unknown != nil {
+		both.Go(func() { retry("postgres", inPostgres, unknown) })
+	}
+	err := attempt(ctx, "consul", inConsul)
+	tried()
+	retry("consul", inConsul, err)
+}

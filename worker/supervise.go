@@ -1,0 +1,132 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"syscall"
+
+	"go.uber.org/zap"
+
+	"onejob/internal/guard"
+	"onejob/internal/supervisor"
+)
+
+// Variables that tell a process of Supervise what it is.
+const (
+	supervisedVariable = "ONEJOB_SUPERVISED"
+	buryVariable       = "ONEJOB_BURY" // the dead, separated by commas
+)
+
+// Supervise is the main of a program of your own: what it returns is the exit code. The
+// process that was started becomes a supervisor. It starts this program once more as the
+// working process, which calls work; work makes a [Worker] and hands it to
+// [Process.Run]. When the working process crashes, the supervisor kills everything that
+// it left behind, makes its death known, so that its tasks are taken over at once, and
+// starts the next one. It passes signals on; SIGINT and SIGTERM end the context of work.
+// log gets the supervisor's own lines; nil means none.
+//
+// Call it before anything else: what main has done before is done in each process.
+func Supervise(log *zap.Logger, work func(ctx context.Context, p *Process) error) (exitCode int) {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	self, err := supervisor.Adopt(supervisedVariable)
+	switch {
+	case err != nil:
+		fmt.Fprintln(os.Stderr, err)
+		return supervisor.ExitUsage
+	case self == nil:
+		if err := guard.Conceal(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		runtime.GOMAXPROCS(1)
+		debug.SetGCPercent(20)
+		return superviseBy(ctx, log)
+	}
+	p := &Process{self: self}
+	if dead := os.Getenv(buryVariable); dead != "" {
+		p.dead = strings.Split(dead, ",")
+		os.Args = os.Args[:len(os.Args)-1]
+	}
+	err = work(ctx, p)
+	self.Ending() // a panic does not get here
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+func superviseBy(ctx context.Context, log *zap.Logger) (exitCode int) {
+	if log == nil {
+		log = zap.NewNop()
+	}
+	code, err := supervisor.Run(supervisor.Config{
+		Variable: supervisedVariable,
+		Asked:    ctx,
+		Bury: func(dead []string) (args, env []string) {
+			// The last one is for people who look at a list of processes.
+			return append(slices.Clone(os.Args), "(bury)"), append(os.Environ(), buryVariable+"="+strings.Join(dead, ","))
+		},
+		Crashed:   func(c supervisor.Crash) { c.Log(log) },
+		Restarted: func(pid int) { log.Info("worker_restarted", zap.Int("pid", pid)) },
+	})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	}
+	return code
+}
+
+// Process is the working process of a supervisor, or one that makes the death of others
+// known.
+type Process struct {
+	self *supervisor.Worker
+	dead []string
+}
+
+// Run runs w as Worker.Run does; w.Process is set. In a process that the supervisor has
+// started to make deaths known it uses nothing of w but its Store, its Locks and its Log,
+// and returns when both know.
+func (p *Process) Run(ctx context.Context, w *Worker) error {
+	if p.dead != nil {
+		locks, ok := w.Locks.(interface {
+			Bury(ctx context.Context, process string) ([]string, error)
+		})
+		if !ok {
+			return errors.New("worker: these Locks cannot end what a dead process held")
+		}
+		log := w.Log
+		if log == nil {
+			log = zap.NewNop()
+		}
+		supervisor.Bury(ctx, log, p.dead, w.Store.DeclareProcessDead, locks.Bury, p.self.Ready)
+		return nil
+	}
+	w.Process = p.self.Process
+	if err := w.Init(); err != nil {
+		return err
+	}
+	watching, stop := context.WithCancel(ctx)
+	defer stop()
+	go func() {
+		for watching.Err() == nil {
+			changed := w.Locks.Changed()
+			if w.Locks.Session() != "" {
+				p.self.Ready()
+				return
+			}
+			select {
+			case <-changed:
+			case <-watching.Done():
+			}
+		}
+	}()
+	return w.Run(ctx)
+}
