@@ -28,6 +28,8 @@ func TestMutantsAreCaught(t *testing.T) {
 		"the guard":                                      {"guard", "kill,freeze", []string{"overlaps"}},
 		"the second witness of a death":                  {"witness", "session-unheard", []string{"overlaps", "limit_excesses"}},
 		"the end of a dead replica's statement":          {"statement", "worker-kill", []string{"double_statements"}},
+		"the cluster's id in Consul":                     {"identity", "wrong-consul", []string{"limit_excesses", "overlaps"}},
+		"that nothing is left of a process that is dead": {"burial", "worker-kill", []string{"overlaps"}},
 		"the unique index":                               {"index", "none", []string{"double_running"}},
 		"the list of keys that are held by this process": {"list", "row-reset", []string{"overlaps"}},
 	} {
