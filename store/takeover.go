@@ -29,15 +29,21 @@ SELECT DISTINCT session::text
 	return sessions, nil
 }
 
-// TakeOver takes the running tasks of dead sessions from them: they become due
-// again, or fail when they have ended maxCrashes replicas or used up their
-// attempts. If the process lived on when it lost the session, the attempt is not used
-// up. If other replicas died at the same time, of which the task had nothing, it is not
-// to blame, and that is no crash of the task. Nor is it if the handler had not begun,
-// where that is known, see Begin. The crash that would be the last quarantines a task only
-// if it alone, of those for which it would be, had begun within tasks.SuspectTime. A replica that is on the list and has not
-// ended there keeps its tasks. Two replicas may do it at once; each task is moved by one
-// of them, and as neither waits for a row, no order is needed against deadlocks.
+// TakeOver takes the running tasks of dead sessions from them: they become due again,
+// or fail when they have ended maxCrashes replicas or used up their attempts. A replica
+// that is on the list and has not ended there keeps its tasks. Two replicas may do it at
+// once; each task is moved by one of them, and as neither waits for a row, no order is
+// needed against deadlocks.
+//
+// What a task is charged:
+//
+//   - nothing, not even the attempt, if the process lived on when it lost the session, or
+//     if the handler had not begun, where that is known (see Begin);
+//   - the attempt alone, if other replicas died at the same time, of which the task had
+//     nothing: it is not to blame;
+//   - the attempt and a crash otherwise. The crash that would be the last quarantines it
+//     only if it alone, of those for which it would be, had begun within
+//     tasks.SuspectTime.
 //
 // A row that Postgres refuses to change does not keep the others: it stays as it is,
 // is among the refused, and is left alone from then on.
