@@ -24,20 +24,27 @@ func TestStatementsAtWorkAreSeen(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = conn.Close(context.Background()) })
+		ended := make(chan struct{}, 1) // the statement, by the test's context if not by itself
+		t.Cleanup(func() {
+			<-ended
+			_ = conn.Close(context.Background())
+		})
 		if tx, err = conn.Begin(t.Context()); err != nil {
+			close(ended)
 			t.Fatal(err)
 		}
 		_, err = tx.Exec(t.Context(), `
 SELECT set_config('onejob.task_id', '7', true), set_config('onejob.fence', $1, true), set_config('onejob.lock_key', $2, true)`, fmt.Sprint(fence), key)
 		if err != nil {
+			close(ended)
 			t.Fatal(err)
 		}
 		over = make(chan error, 1)
-		go func() {
+		go func(tx pgx.Tx) {
 			_, err := tx.Exec(t.Context(), effectSQL, seconds)
 			over <- err
-		}()
+			close(ended)
+		}(tx)
 		return over, tx
 	}
 	working := func(want ...string) {

@@ -417,6 +417,9 @@ func TestStallsCount(t *testing.T) {
 	other.session = r.Session
 	again := other.claimMax(1)[0]
 	equal(t, "stalls of the one that is claimed", again.Stalls, 1)
+	if err := b.Begin(t.Context(), again); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := b.DeclareDead(t.Context(), b.listed(r.Session), false); err != nil {
 		t.Fatal(err)
 	}

@@ -154,7 +154,7 @@ func TestWhoIsToBlame(t *testing.T) {
 	poison := b.insert()
 	for range 3 {
 		r := b.joined("r") // within the same five seconds
-		b.sql(`UPDATE onejob.tasks SET status = 'running', attempt = attempt + 1, fence = nextval('onejob.fences'), session = $2, replica = 'r', started_at = now() WHERE id = $1`, poison, r.Session)
+		b.sql(`UPDATE onejob.tasks SET status = 'running', attempt = attempt + 1, fence = nextval('onejob.fences'), session = $2, replica = 'r', started_at = now(), begun_at = now() WHERE id = $1`, poison, r.Session)
 		dies(r)
 	}
 	equal(t, "what ended three replicas, one after the other", b.one(`SELECT status || ' ' || crashes FROM onejob.tasks WHERE id = $1`, poison), "failed 3")
