@@ -22,7 +22,7 @@ CREATE OR REPLACE FUNCTION onejob.retry(task_id bigint) RETURNS bool LANGUAGE sq
     SELECT EXISTS (SELECT FROM notified)
 $$;
 
--- Which process a replica is: its death is certain to whoever sees the same processes.
+-- Which process a replica is: its death is certain to all who see the same processes.
 ALTER TABLE onejob.replicas
     ADD COLUMN machine text   NOT NULL DEFAULT '',
     ADD COLUMN started bigint NOT NULL DEFAULT 0;

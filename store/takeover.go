@@ -49,7 +49,7 @@ SELECT DISTINCT session::text
 // is among the refused, and is left alone from then on.
 //
 // Statements of theirs that still run are ended first. A task whose statement cannot be
-// ended keeps its row; the error says so, and the others are taken all the same.
+// ended keeps its row; the error says so, and the others are taken none the less.
 func (s *Store) TakeOver(ctx context.Context, dead []string, maxCrashes int) (orphans []tasks.Orphan, refused []tasks.RowError, err error) {
 	statements, err := s.endStatementsOf(ctx, dead)
 	if err != nil {

@@ -240,18 +240,26 @@ func TestTwoWitnesses(t *testing.T) {
 	c.noOverlaps(t)
 }
 
-// A lost host takes its Consul agent with it. Nobody is left who could fail its health
-// check, so Consul itself would keep the session for up to twice its TTL.
-func TestHostAndAgentAreLost(t *testing.T) {
-	t.Parallel()
+// withAgent returns a cluster beside a Consul server of its own, and the same cluster as
+// those see it who reach that server through a client agent.
+func withAgent(t *testing.T) (c, hosted *cluster, server, agent *servers.Consul) {
+	t.Helper()
 	server, kv := testenv.OwnConsul(t, servers.ConsulConfig{})
 	agent, err := servers.StartConsulAgent(t.Context(), server)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = agent.Close() })
-	c, w := clusterOn(t, testenv.Postgres(t), kv), newWitness(t)
-	hosted := c.elsewhere(t, &testenv.KV{Client: agent.Client(), Addr: agent.Addr(), Prefix: kv.Prefix})
+	c = clusterOn(t, testenv.Postgres(t), kv)
+	return c, c.elsewhere(t, &testenv.KV{Client: agent.Client(), Addr: agent.Addr(), Prefix: kv.Prefix}), server, agent
+}
+
+// A lost host takes its Consul agent with it. Nobody is left who could fail its health
+// check, so Consul itself would keep the session for up to twice its TTL.
+func TestHostAndAgentAreLost(t *testing.T) {
+	t.Parallel()
+	c, hosted, _, agent := withAgent(t)
+	w := newWitness(t)
 	lost := hosted.process(t, "lost", w.config())
 	id := c.stuck(t, w)
 	near := c.replica(t, "near", kinds(nil), nil)
@@ -276,14 +284,8 @@ func TestHostAndAgentAreLost(t *testing.T) {
 // the servers are for a moment without a leader, the process does not get to run.
 func TestShortOutagesLoseNoLease(t *testing.T) {
 	t.Parallel()
-	server, kv := testenv.OwnConsul(t, servers.ConsulConfig{})
-	agent, err := servers.StartConsulAgent(t.Context(), server)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = agent.Close() })
-	c, w := clusterOn(t, testenv.Postgres(t), kv), newWitness(t)
-	hosted := c.elsewhere(t, &testenv.KV{Client: agent.Client(), Addr: agent.Addr(), Prefix: kv.Prefix})
+	c, hosted, server, agent := withAgent(t)
+	w := newWitness(t)
 	holder := hosted.process(t, "holder", w.config())
 	id := c.stuck(t, w)
 	c.replica(t, "near", kinds(nil), nil) // it would take over

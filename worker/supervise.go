@@ -6,15 +6,12 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"runtime"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"syscall"
 
 	"go.uber.org/zap"
 
-	"onejob/internal/guard"
 	"onejob/internal/supervisor"
 )
 
@@ -42,12 +39,6 @@ func Supervise(log *zap.Logger, work func(ctx context.Context, p *Process) error
 		fmt.Fprintln(os.Stderr, err)
 		return supervisor.ExitUsage
 	case self == nil:
-		if err := guard.Conceal(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
-		runtime.GOMAXPROCS(1)
-		debug.SetGCPercent(20)
 		return superviseBy(ctx, log)
 	}
 	p := &Process{self: self}

@@ -7,14 +7,11 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"runtime"
-	"runtime/debug"
 
 	"github.com/google/uuid"
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
-	"onejob/internal/guard"
 	"onejob/internal/supervisor"
 	"onejob/lock/consul"
 	"onejob/store"
@@ -36,15 +33,8 @@ func (g greeting) String() string {
 }
 
 // supervise runs replicas as processes of their own, one after the other, as long as
-// they crash. It uses little memory: it is always there, and has little to do.
+// they crash.
 func supervise(ctx context.Context, path string, out io.Writer) error {
-	if err := guard.Conceal(); err != nil {
-		return err
-	}
-	runtime.GOMAXPROCS(1)
-	debug.SetGCPercent(20)
-	debug.FreeOSMemory()
-
 	var greeted greeting
 	log := newLogger(defaults(), out)
 	bury := func(processes []string) (args, env []string) {

@@ -39,6 +39,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"syscall"
@@ -47,6 +48,7 @@ import (
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 
+	"onejob/internal/guard"
 	"onejob/internal/mutant"
 	"onejob/internal/procfs"
 )
@@ -112,8 +114,15 @@ type Crash struct {
 //
 // Signals that ask a program to end, and SIGUSR1 and SIGUSR2, are passed on to the
 // worker. The thread that calls Run stays with it: the kernel kills the workers when
-// it ends.
+// it ends. The process is hidden from others of its user, and uses little memory from
+// now on: it is always there, and has little to do.
 func Run(c Config) (code int, err error) {
+	if err := guard.Conceal(); err != nil {
+		return 1, err
+	}
+	runtime.GOMAXPROCS(1)
+	debug.SetGCPercent(20)
+	debug.FreeOSMemory()
 	// The parent that PR_SET_PDEATHSIG knows is a thread.
 	runtime.LockOSThread()
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {

@@ -236,8 +236,8 @@ func (l *Locker) end(ctx context.Context, session string) error {
 	if err := l.giveBackOf(ctx, session, slots); err != nil {
 		return err
 	}
-	// The session itself is last: while it is there, whoever is told to end it after
-	// us finds the others.
+	// The session itself is last: while it is there, the next process that ends it finds
+	// the others.
 	for _, id := range append(slots, session) {
 		if _, err := l.keys.Session().Destroy(id, l.write(ctx)); err != nil {
 			return fmt.Errorf("end session %s: %w", id, l.cfg.explain(err))
