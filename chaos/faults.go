@@ -14,7 +14,7 @@ import (
 )
 
 // A kind of fault. Its run does harm, goes on for as long as the step says or
-// until ctx ends, and mends what it broke before it returns: without an error,
+// until ctx ends, and repairs what it broke before it returns: without an error,
 // unless that did not work. errNothing means that there was nothing to hit.
 type kind struct {
 	name        string

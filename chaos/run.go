@@ -181,7 +181,7 @@ func (c *cluster) startSubjects(ctx context.Context, name string) error {
 }
 
 // storm enqueues and breaks things for so long. It returns when every fault has
-// been mended by whoever did it.
+// been repaired by the one who did it.
 func (c *cluster) storm(ctx context.Context, long time.Duration, work *workload, havoc *havoc, leaks *leaks) error {
 	storm, cancel := context.WithTimeout(ctx, long)
 	defer cancel()

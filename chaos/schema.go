@@ -12,8 +12,8 @@ import (
 )
 
 // What the database notes by itself. A trigger is as far outside as one can be
-// and still see every change of a status exactly when it is committed, whoever
-// makes it.
+// and still see every change of a status exactly when it is committed, no matter
+// who makes it.
 const schemaSQL = `
 CREATE SCHEMA chaos;
 

@@ -35,7 +35,7 @@ const (
 )
 
 // Semaphores are named limits: of each, at most so many slots are held at once,
-// across all replicas and whoever else takes part. Its methods may be called by
+// across all replicas and all others who take part. Its methods may be called by
 // many goroutines at once.
 //
 // A semaphore outlives those who hold its slots. It is there until Destroy.

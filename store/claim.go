@@ -31,7 +31,7 @@ import (
 //
 // It is for speed alone. Side by side, each would lock rows that another has
 // claimed since its snapshot was taken, to no avail, and keep them locked from
-// whoever completes them. One after the other, none sees a row that is not to be
+// those who complete them. One after the other, none sees a row that is not to be
 // had, and what becomes due or free meanwhile is claimed together.
 const turnSQL = `
 SELECT ` + settings + `,

@@ -189,7 +189,7 @@ func (h *HTTP) checkRedirect(req *http.Request, via []*http.Request) error {
 	if len(via) > maxRedirects {
 		return Permanent(fmt.Errorf("redirected to %s, after %d redirects already", shown(req.URL), maxRedirects))
 	}
-	// Once a redirect has left the origin, whoever answers there chooses the
+	// Once a redirect has left the origin, the server there chooses the
 	// way: not even on the way back do the payload's headers return.
 	first, _ := locate(via[0].URL)
 	elsewhere := func(r *http.Request) bool {
@@ -531,7 +531,7 @@ func parseAllowed(entry string) (place, error) {
 	return p, nil
 }
 
-// check returns an error, made for whoever wrote the URL, unless u leads to
+// check returns an error, made for the one who wrote the URL, unless u leads to
 // where the list allows.
 func (l allowList) check(u *url.URL) error {
 	p, err := locate(u)

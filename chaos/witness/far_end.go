@@ -15,7 +15,7 @@ import (
 
 type connKey struct{} // under which a request's context has its connection
 
-// farEnd answers http tasks, and whoever sits at the Desk.
+// farEnd answers http tasks, and those who sit at the Desk.
 func (l *ledger) farEnd() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/work", l.work)

@@ -69,7 +69,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	return exitFailure
 }
 
-// explain puts what Postgres says in the words of whoever typed a command, and
+// explain puts what Postgres says in the words of a person who types commands, and
 // adds what to try.
 func explain(err error) string {
 	var pg *pgconn.PgError

@@ -13,7 +13,7 @@
 // folder that was left.
 //
 // What is not promised is anything that a production server needs. There are no
-// passwords: whoever can log in to this machine can use the servers. Unless
+// passwords: everybody who can log in to this machine can use the servers. Unless
 // asked otherwise, PostgreSQL leaves syncing to the kernel: it survives its own
 // death by kill -9 but not that of the machine.
 //

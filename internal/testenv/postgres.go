@@ -20,7 +20,7 @@ type DB struct {
 }
 
 // Postgres makes a database for the test on the shared server. It is dropped
-// when the test ends, whoever is still connected to it.
+// when the test ends, no matter who is still connected to it.
 func Postgres(t testing.TB) *DB {
 	t.Helper()
 	return newDB(t, sharedPostgres.get(t))

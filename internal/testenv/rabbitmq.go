@@ -23,7 +23,7 @@ type Vhost struct {
 }
 
 // RabbitMQ makes a virtual host for the test on the shared broker. It is deleted
-// when the test ends, whoever is still connected to it.
+// when the test ends, no matter who is still connected to it.
 func RabbitMQ(t testing.TB) *Vhost {
 	t.Helper()
 	v := newVhost(t, sharedRabbitMQ.get(t))

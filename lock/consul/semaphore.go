@@ -29,7 +29,7 @@
 // its holders, we wait for Config.Verify as well: so long its holder may take to
 // notice. Meanwhile the slot counts as held. A .lock that "consul lock" deleted
 // when everybody had left looks the same as one that a person deleted with all
-// entries, so whoever of ours comes next waits for that long, too.
+// entries, so our next one waits for that long, too.
 //
 // What is in .lock and cannot be understood to the last field is lock.ErrForeign
 // and never overwritten; slots below it are revoked, since nothing proves them.

@@ -93,7 +93,7 @@ type view struct {
 
 func (v *view) exists() bool { return v.setting != nil || v.lock != nil }
 
-// usable returns why nobody can enter, whoever is inside.
+// usable returns why nobody can enter, no matter who is inside.
 func (v *view) usable() error {
 	if v.foreign != nil {
 		return v.foreign

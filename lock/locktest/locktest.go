@@ -317,7 +317,7 @@ func goodBye(t *testing.T, b Backend) {
 }
 
 // neverTwoInside lets many goroutines of several lockers fight for a few keys;
-// whoever is inside looks around. No session is ended meanwhile: a backend's
+// the one inside looks around. No session is ended meanwhile: a backend's
 // lock-delay need not hold against those who hammer a key, which is why there
 // is a fence.
 func neverTwoInside(t *testing.T, b Backend) {

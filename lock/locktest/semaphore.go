@@ -566,7 +566,7 @@ func goodByeSlots(t *testing.T, b SemaphoreBackend) {
 }
 
 // neverMoreThanTheLimit lets many goroutines of several lockers fight for a few
-// slots, one or two at a time; whoever is inside looks around. The first stays
+// slots, one or two at a time; those inside look around. The first stays
 // until he has company.
 func neverMoreThanTheLimit(t *testing.T, b SemaphoreBackend) {
 	const slots, workers, rounds = 3, 6, 12

@@ -11,7 +11,7 @@ import (
 
 // Letters are messages to the holder of a slot, sent to its B queue. RabbitMQ
 // does not tell whose an exclusive queue is, nor take it away from its owner; but
-// whoever knows its name may write to it, and a holder of ours reads. Those of
+// everybody who knows its name may write to it, and a holder of ours reads. Those of
 // other makes let the letters expire.
 const (
 	letterWho   = "onejob.who"   // tell the queue in ReplyTo who you are

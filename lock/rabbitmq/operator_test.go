@@ -16,7 +16,7 @@ import (
 )
 
 // TestHole: an A queue deleted by hand ends the semaphore there for those who
-// come, and throws nobody out. The next change of the limit mends it.
+// come, and throws nobody out. The next change of the limit repairs it.
 func TestHole(t *testing.T) {
 	t.Parallel()
 	v := testenv.RabbitMQ(t)
@@ -62,8 +62,8 @@ func aQueues(t testing.TB, v *testenv.Vhost) []string {
 	return slices.DeleteFunc(v.Queues(t), func(queue string) bool { return !strings.HasSuffix(queue, "-A") })
 }
 
-// TestDeletedHolder: a B queue deleted by hand ends its lease, and whoever gets
-// the slot next keeps it when the first lets go.
+// TestDeletedHolder: a B queue deleted by hand ends its lease, and the next holder of
+// the slot keeps it when the first lets go.
 func TestDeletedHolder(t *testing.T) {
 	t.Parallel()
 	v := testenv.RabbitMQ(t)

@@ -161,7 +161,7 @@ func endSession(t testing.TB, v *testenv.Vhost, session string) {
 	t.Fatalf("session %s is not among the connections:\n%s", session, connections)
 }
 
-// deleteQueue deletes a queue, whoever has it, as an operator would.
+// deleteQueue deletes a queue, no matter whose it is, as an operator would.
 func deleteQueue(t testing.TB, v *testenv.Vhost, queue string) {
 	t.Helper()
 	expression := `{ok, Q} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"` + v.Name + `">>, queue, <<"` + queue + `">>)),
