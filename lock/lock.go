@@ -62,6 +62,10 @@ var (
 	// released or deleted its key, while the session lives on.
 	ErrRevoked = errors.New("the lock was taken away")
 
+	// ErrChanged says that the record of the database is not the one that the caller has
+	// read, see Locker.Database.
+	ErrChanged = errors.New("the record of the database has changed")
+
 	// ErrReleased is the cause with which a lease's context ends after the
 	// holder itself let go.
 	ErrReleased = errors.New("the lock was released")
@@ -80,6 +84,11 @@ type Request struct {
 	// Value tells a person who looks at the key who holds it. It does not
 	// change while the lock is held, and should differ between acquisitions.
 	Value []byte
+
+	// Database is the version of the record of the database under which the caller
+	// began. The lock is granted only while the record has this version; zero means that
+	// no record matters.
+	Database uint64
 }
 
 // Silence is after how long without any sign of life a replica is dead. It gives
@@ -129,9 +138,19 @@ type Locker interface {
 	// or cannot tell.
 	End(ctx context.Context, session string, silence time.Duration) (End, error)
 
-	// Acquire asks once for one lock. Its errors are ErrHeld, ErrDelayed and
+	// Acquire asks once for one lock. Its errors are ErrHeld, ErrDelayed, ErrChanged and
 	// ErrLost, or else the backend's own, in which case nothing is held.
 	Acquire(ctx context.Context, r Request) (Lease, error)
+
+	// Database returns what is on record about the database that the cluster works on,
+	// and the version of that record; zero if there is none. What it means is the
+	// caller's business.
+	Database(ctx context.Context) (record []byte, version uint64, err error)
+
+	// SetDatabase replaces the record if it still has the version given, and returns the
+	// new version. It returns ErrChanged if it has another one. After any other error
+	// nobody knows; Database tells.
+	SetDatabase(ctx context.Context, record []byte, version uint64) (uint64, error)
 }
 
 // End is how a session ended, as the backend knows it.

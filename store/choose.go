@@ -33,6 +33,8 @@ import (
 // number; if that becomes busy just now, or both are picked, the unique index on
 // running lock keys refuses, and Claim asks again for fewer.
 //
+// Nothing is picked on another server than @server.
+//
 // What could not be had does not hide what is behind it. The statement reports, for
 // each lane, up to where all rows are dealt with, and the lock keys of those that it
 // left (ends); as marks they tell the next one where to go on. The first row of
@@ -149,7 +151,8 @@ WITH RECURSIVE marks AS MATERIALIZED (
       FROM (SELECT c.*
               FROM candidates c
               LEFT JOIN bound b ON true
-             WHERE NOT @strictly OR b.id IS NULL OR (c.urgency, c.run_at, c.id) <= (b.urgency, b.run_at, b.id)
+             WHERE coalesce(pg_postmaster_start_time() = @server::timestamptz, true)
+               AND (NOT @strictly OR b.id IS NULL OR (c.urgency, c.run_at, c.id) <= (b.urgency, b.run_at, b.id))
              ORDER BY c.urgency, c.run_at, c.id) c
      CROSS JOIN LATERAL (
            SELECT id
@@ -188,6 +191,7 @@ WITH RECURSIVE marks AS MATERIALIZED (
 SELECT set_config('onejob.claimed', (SELECT coalesce(array_agg(id), '{}') FROM picked)::text, false),
        (SELECT count(*) FROM picked),
        EXISTS (SELECT FROM bound) OR (SELECT count(*) FROM heads) = @max,
+       coalesce(pg_postmaster_start_time() <> @server::timestamptz, false),
        e.lanes, e.run_ats, e.ids, e.keys,
        (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::bigint
   FROM (SELECT array_agg(lane) AS lanes, array_agg(greatest(run_at, '0001-01-01 UTC')) AS run_ats, array_agg(id) AS ids, array_agg(to_jsonb(keys)) AS keys
@@ -197,6 +201,7 @@ SELECT set_config('onejob.claimed', (SELECT coalesce(array_agg(id), '{}') FROM p
 type chosen struct {
 	picked int
 	more   bool // than what was looked at
+	other  bool // it was another server
 	ends   map[int64]mark
 	took   time.Duration // by Postgres' clock
 }
@@ -216,7 +221,7 @@ func readChosen(results pgx.BatchResults) (c chosen, err error) {
 	var keys [][]string
 	var claimed string
 	var micros int64
-	if err := results.QueryRow().Scan(&claimed, &c.picked, &c.more, &lanes, &runAts, &ids, &keys, &micros); err != nil {
+	if err := results.QueryRow().Scan(&claimed, &c.picked, &c.more, &c.other, &lanes, &runAts, &ids, &keys, &micros); err != nil {
 		return c, err
 	}
 	c.took = time.Duration(micros) * time.Microsecond
@@ -441,5 +446,14 @@ func (k look) arguments(c tasks.Claim, avoid []int64) pgx.NamedArgs {
 	return pgx.NamedArgs{
 		"limit": c.Limit, "kinds": c.Kinds, "queues": notNil(c.Queues), "max": k.max, "show": k.show, "walk": k.walk, "strictly": k.strictly,
 		"lanes": lanes, "run_ats": runAts, "ids": ids, "busy": busy, "margin": k.margin.Microseconds(), "avoid": avoid,
+		"server": moment(c.Server),
 	}
+}
+
+// moment is t, or NULL if it is zero.
+func moment(t time.Time) *time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	return &t
 }

@@ -43,7 +43,7 @@ const takeSQL = `
 UPDATE onejob.tasks
    SET status     = 'running',
        attempt    = least(attempt + 1, 1000000),
-       fence      = nextval('onejob.fences'::regclass),
+       fence      = @fences_from::bigint + nextval('onejob.fences'::regclass),
        session    = @session,
        replica    = @replica,
        started_at = clock_timestamp()
@@ -97,6 +97,10 @@ func (s *Store) Claim(ctx context.Context, c tasks.Claim) (tasks.Claimed, error)
 		case err == nil:
 			if turn.wait > 0 {
 				s.turnStuck.Store(false)
+			}
+			if r.chosen.other {
+				s.pool.renew()
+				return tasks.Claimed{}, fmt.Errorf("claim tasks: %w", tasks.ErrOtherServer)
 			}
 			lanes.looked(look, r.chosen)
 			if r.chosen.picked == 0 && r.chosen.more && time.Since(began) < searchTime {
@@ -167,7 +171,7 @@ func (s *Store) claimOnce(ctx context.Context, c tasks.Claim, l look, turn turn)
 
 	b, begun := beginClaim(conn, turn)
 	b.Queue(chooseSQL(c.Limit), l.arguments(c, s.avoid.list()))
-	b.Queue(takeSQL, pgx.NamedArgs{"session": c.Session, "replica": c.Replica})
+	b.Queue(takeSQL, pgx.NamedArgs{"session": c.Session, "replica": c.Replica, "fences_from": c.FencesFrom})
 	b.Queue(`COMMIT`)
 	b.Queue(indexesOnly)
 	b.Queue(readSQL, readArguments(nil, c.Session, maxFirstBytes))

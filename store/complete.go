@@ -26,7 +26,7 @@ type ending struct {
 // the row: a cancel, most often.
 var errLocked = errors.New("the row is locked by another transaction")
 
-// completeSQL writes endings, each only if its fence is the row's, and returns
+// completeSQL writes endings, each only if its fence and session are the row's, and returns
 // the fences that it accepted.
 //
 // In a batch it skips rows that are locked. So it never waits with rows of its
@@ -39,14 +39,14 @@ const (
 	completeBegin = `
 WITH given AS (
     SELECT *
-      FROM unnest(@ids::bigint[], @fences::bigint[], @outcomes::text[], @nexts::text[], @delays::bigint[], @back::bool[], @stalled::bool[],
+      FROM unnest(@ids::bigint[], @fences::bigint[], @sessions::uuid[], @outcomes::text[], @nexts::text[], @delays::bigint[], @back::bool[], @stalled::bool[],
                   @errors::text[], @codes::int[], @results::text[], @outputs::text[])
-        AS g(id, fence, outcome, next, delay, back, stalled, error, code, result, output)
+        AS g(id, fence, by, outcome, next, delay, back, stalled, error, code, result, output)
 ), before AS (
     SELECT id, fence, attempt, coalesce(lock_key, id::text) AS lock_key, replica, session, started_at
       FROM onejob.tasks
      WHERE id = ANY (@ids)
-       AND CASE WHEN status = 'running' THEN fence = ANY (@fences) END
+       AND CASE WHEN status = 'running' THEN fence = ANY (@fences) AND session = ANY (@sessions) END
        FOR NO KEY UPDATE`
 
 	completeEnd = `
@@ -63,7 +63,7 @@ WITH given AS (
            session     = NULL,
            replica     = NULL
       FROM given g
-      JOIN before b ON b.id = g.id AND b.fence = g.fence
+      JOIN before b ON b.id = g.id AND b.fence = g.fence AND b.session = g.by
      WHERE t.id = g.id
        AND t.id = ANY (ARRAY(SELECT id FROM before))
  RETURNING t.fence
@@ -72,7 +72,7 @@ WITH given AS (
     SELECT b.fence, b.id, b.attempt, b.lock_key, b.replica, b.session, b.started_at, statement_timestamp(),
            g.outcome, nullif(g.error, ''), g.code, nullif(g.output, '')
       FROM before b
-      JOIN given g ON g.id = b.id AND g.fence = b.fence
+      JOIN given g ON g.id = b.id AND g.fence = b.fence AND g.by = b.session
         ON CONFLICT (task_id, fence) DO NOTHING
 )
 SELECT fence FROM accepted`
@@ -100,13 +100,13 @@ const hashJoins = indexesOnly + `, pg_catalog.set_config('enable_nestloop', 'off
 const settleSQL = `
 WITH given AS (
     SELECT *
-      FROM unnest(@ids::bigint[], @fences::bigint[], @outcomes::text[], @stalled::bool[], @errors::text[], @codes::int[], @outputs::text[])
-        AS g(id, fence, outcome, stalled, error, code, output)
+      FROM unnest(@ids::bigint[], @fences::bigint[], @sessions::uuid[], @outcomes::text[], @stalled::bool[], @errors::text[], @codes::int[], @outputs::text[])
+        AS g(id, fence, by, outcome, stalled, error, code, output)
 ), verdicts AS (
-    SELECT g.*, t.id IS NOT NULL AS known, t.fence = g.fence AS same, t.attempt, t.lock_key, t.replica, t.session, t.started_at,
-           CASE WHEN t.fence = g.fence AND t.status = 'running'                               THEN 'locked'
-                WHEN a.outcome = g.outcome AND g.outcome NOT IN ('crashed', 'refused') THEN 'accepted'
-                                                                                      ELSE 'refused' END AS verdict
+    SELECT g.*, t.id IS NOT NULL AS known, t.fence = g.fence AND coalesce(t.session, g.by) = g.by AS same, t.attempt, t.lock_key, t.replica, t.session, t.started_at,
+           CASE WHEN t.fence = g.fence AND t.session = g.by AND t.status = 'running'                              THEN 'locked'
+                WHEN a.outcome = g.outcome AND a.session = g.by AND g.outcome NOT IN ('crashed', 'refused') THEN 'accepted'
+                                                                                                           ELSE 'refused' END AS verdict
       FROM given g
       LEFT JOIN LATERAL (SELECT * FROM onejob.tasks    WHERE id    = g.id    LIMIT 1) t ON true
       LEFT JOIN LATERAL (SELECT * FROM onejob.attempts WHERE task_id = g.id AND fence = g.fence LIMIT 1) a ON true
@@ -266,7 +266,7 @@ func (s *Store) completeOrSettle(ctx context.Context, endings []*ending) error {
 // the others.
 func complete(ctx context.Context, db sender, sql string, endings []*ending) (rest []*ending, err error) {
 	if mutant.Fence {
-		sql = strings.NewReplacer("THEN fence = ANY (@fences) END", "THEN true END", "AND b.fence = g.fence", "", "RETURNING t.fence", "RETURNING g.fence").Replace(sql)
+		sql = strings.NewReplacer("THEN fence = ANY (@fences) AND session = ANY (@sessions) END", "THEN true END", "AND b.fence = g.fence AND b.session = g.by", "", "RETURNING t.fence", "RETURNING g.fence").Replace(sql)
 	}
 	fences, err := queryAfter(ctx, db, pgx.RowTo[int64], hashJoins, nil, sql, arguments(endings))
 	if err != nil {
@@ -314,6 +314,7 @@ func arguments(endings []*ending) pgx.NamedArgs {
 	n := len(endings)
 	var (
 		ids, fences, delays            = make([]int64, n), make([]int64, n), make([]int64, n)
+		sessions                       = make([]string, n)
 		outcomes, nexts, errs, outputs = make([]string, n), make([]string, n), make([]string, n), make([]string, n)
 		back, stalled                  = make([]bool, n), make([]bool, n)
 		codes                          = make([]*int, n)
@@ -322,7 +323,7 @@ func arguments(endings []*ending) pgx.NamedArgs {
 	for i, e := range endings {
 		ids[i], fences[i], delays[i] = e.ID, e.Fence, e.Delay.Microseconds()
 		outcomes[i], nexts[i], back[i] = string(e.Outcome), string(e.Next), e.GiveBack
-		stalled[i] = e.Stalled
+		stalled[i], sessions[i] = e.Stalled, e.Session
 		errs[i], outputs[i] = tasks.Text(e.Error), tasks.Text(e.Output)
 		codes[i] = e.ExitCode
 		if len(e.Result) > 0 {
@@ -331,7 +332,7 @@ func arguments(endings []*ending) pgx.NamedArgs {
 		}
 	}
 	return pgx.NamedArgs{
-		"ids": ids, "fences": fences, "outcomes": outcomes, "nexts": nexts, "delays": delays, "back": back, "stalled": stalled,
+		"ids": ids, "fences": fences, "sessions": sessions, "outcomes": outcomes, "nexts": nexts, "delays": delays, "back": back, "stalled": stalled,
 		"errors": errs, "codes": codes, "results": results, "outputs": outputs,
 	}
 }
@@ -346,7 +347,7 @@ func arguments(endings []*ending) pgx.NamedArgs {
 // connection broke during the commit: then a later Complete finds out. When ctx ends,
 // or the connection breaks, the statement may go on in Postgres; Complete ends it.
 func (s *Store) CompleteWith(ctx context.Context, t *tasks.Task, fn func(ctx context.Context, tx pgx.Tx) (json.RawMessage, error)) error {
-	e := &ending{Ending: tasks.Ending{ID: t.ID, Fence: t.Fence, Outcome: tasks.Succeeded, Next: tasks.StatusSucceeded}}
+	e := &ending{Ending: tasks.Ending{ID: t.ID, Fence: t.Fence, Session: t.Session, Outcome: tasks.Succeeded, Next: tasks.StatusSucceeded}}
 	sent := false
 	err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		before, err := beginStatement(ctx, tx, t)
@@ -383,6 +384,7 @@ func (s *Store) CompleteWith(ctx context.Context, t *tasks.Task, fn func(ctx con
 // returned is one claim on its way back.
 type returned struct {
 	id, fence int64
+	session   string
 	delay     time.Duration
 	err       error
 }
@@ -392,7 +394,7 @@ type returned struct {
 // superseded means that there is nothing to give back; that is no error.
 func (s *Store) Unclaim(_ context.Context, t *tasks.Task, delay time.Duration) error {
 	return patiently(func() error {
-		r := &returned{id: t.ID, fence: t.Fence, delay: delay}
+		r := &returned{id: t.ID, fence: t.Fence, session: t.Session, delay: delay}
 		s.returns.Do(r)
 		return r.err
 	})
@@ -401,9 +403,9 @@ func (s *Store) Unclaim(_ context.Context, t *tasks.Task, delay time.Duration) e
 func (s *Store) commitReturns(list []*returned) {
 	ctx, cancel := s.bounded(context.Background())
 	defer cancel()
-	ids, fences, delays := make([]int64, len(list)), make([]int64, len(list)), make([]int64, len(list))
+	ids, fences, delays, sessions := make([]int64, len(list)), make([]int64, len(list)), make([]int64, len(list)), make([]string, len(list))
 	for i, r := range list {
-		ids[i], fences[i], delays[i] = r.id, r.fence, r.delay.Microseconds()
+		ids[i], fences[i], delays[i], sessions[i] = r.id, r.fence, r.delay.Microseconds(), r.session
 	}
 	// As in completeSQL, locked rows are skipped; those that were there to be
 	// given back and were not are returned.
@@ -412,12 +414,12 @@ WITH held AS (
     SELECT id, fence
       FROM onejob.tasks
      WHERE id = ANY ($1)
-       AND CASE WHEN status = 'running' THEN fence = ANY ($2) END
+       AND CASE WHEN status = 'running' THEN fence = ANY ($2) AND session = ANY ($4) END
 ), free AS (
     SELECT id
       FROM onejob.tasks
      WHERE id = ANY ($1)
-       AND CASE WHEN status = 'running' THEN fence = ANY ($2) END
+       AND CASE WHEN status = 'running' THEN fence = ANY ($2) AND session = ANY ($4) END
        FOR NO KEY UPDATE SKIP LOCKED
 ), done AS (
     UPDATE onejob.tasks t
@@ -428,15 +430,16 @@ WITH held AS (
            session     = NULL,
            replica     = NULL,
            started_at  = NULL
-      FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS g(id, fence, delay)
+      FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::uuid[]) AS g(id, fence, delay, by)
      WHERE t.id = g.id
        AND t.fence = g.fence
+       AND t.session = g.by
        AND t.id = ANY (ARRAY(SELECT id FROM free))
  RETURNING t.fence
 )
 SELECT fence FROM held
 EXCEPT
-SELECT fence FROM done`, ids, fences, delays)
+SELECT fence FROM done`, ids, fences, delays, sessions)
 	if unfit(err) && len(list) > 1 { // one of them is to blame
 		for _, r := range list {
 			s.commitReturns([]*returned{r})

@@ -390,7 +390,7 @@ func TestWhoIsRefusedHasLived(t *testing.T) {
 			b.sql(test.since)
 			const columns = "status, attempt, crashes, stalls"
 			equal(t, "the row before", b.row(task, columns), test.before)
-			e := tasks.Ending{ID: task.ID, Fence: task.Fence, Outcome: tasks.LeaseLost, Next: tasks.StatusPending, GiveBack: true, Stalled: test.stalled}
+			e := tasks.Ending{ID: task.ID, Fence: task.Fence, Session: task.Session, Outcome: tasks.LeaseLost, Next: tasks.StatusPending, GiveBack: true, Stalled: test.stalled}
 			for range 2 { // the answer may be lost
 				if err := b.Complete(t.Context(), e); err != nil && !errors.Is(err, tasks.ErrRefused) {
 					t.Errorf("it was answered with %v", err)
@@ -408,7 +408,7 @@ func TestStallsCount(t *testing.T) {
 	b := newBench(t)
 	r := b.joined("one")
 	task := b.claimedBy(r)
-	e := tasks.Ending{ID: task.ID, Fence: task.Fence, Outcome: tasks.LeaseLost, Next: tasks.StatusPending, GiveBack: true, Stalled: true}
+	e := tasks.Ending{ID: task.ID, Fence: task.Fence, Session: task.Session, Outcome: tasks.LeaseLost, Next: tasks.StatusPending, GiveBack: true, Stalled: true}
 	if err := b.Complete(t.Context(), e); err != nil {
 		t.Fatal(err)
 	}

@@ -157,6 +157,7 @@ func nextNotification(ctx context.Context, conn *pgx.Conn) (channel string, err 
 func (s *Store) connect(ctx context.Context, notice pgconn.NoticeHandler) (*pgx.Conn, error) {
 	cfg := s.listen.Copy()
 	cfg.OnNotice = notice
+	s.hosts.prepare(&cfg.Config)
 	conn, err := pgx.ConnectConfig(ctx, cfg)
 	if err != nil {
 		return nil, sanitized(err)

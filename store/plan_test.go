@@ -53,10 +53,10 @@ func TestPlansMadeOnASmallTableStayGood(t *testing.T) {
 					endings[i] = succeeded(task)
 				}
 				if len(list) == 0 {
-					endings = []tasks.Ending{{ID: 1, Fence: -1, Outcome: tasks.Failed, Next: tasks.StatusFailed}}
+					endings = []tasks.Ending{{ID: 1, Fence: -1, Session: uuid.NewString(), Outcome: tasks.Failed, Next: tasks.StatusFailed}}
 				}
 				b.gathered(endings)
-				if err := b.Unclaim(t.Context(), &tasks.Task{ID: 1, Fence: -1}, 0); err != nil {
+				if err := b.Unclaim(t.Context(), &tasks.Task{ID: 1, Fence: -1, Session: uuid.NewString()}, 0); err != nil {
 					t.Fatal(err)
 				}
 				if _, err := b.CancelRequests(t.Context(), b.session); err != nil {

@@ -322,6 +322,13 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 	ok("CancelRequests", err)
 	_, err = b.Held(ctx, b.session)
 	ok("Held", err)
+	server, err := b.Which(ctx)
+	ok("Which", err)
+	_, err = b.Server(ctx)
+	ok("Server", err)
+	ok("Recorded", b.Recorded(ctx))
+	b.Refuse(server)
+	ok("Refuse", nil)
 	_, err = b.Sessions(ctx, "another")
 	ok("Sessions", err)
 	e := succeeded(claimed[0])
@@ -331,7 +338,7 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 	if err := b.Complete(ctx, e); !errors.Is(err, tasks.ErrRefused) {
 		t.Errorf("a wrong fence: %v", err)
 	}
-	ok("Complete", b.Complete(ctx, tasks.Ending{ID: claimed[1].ID, Fence: claimed[1].Fence, Outcome: tasks.Failed, Next: tasks.StatusPending, Delay: time.Hour, Error: "it broke"}))
+	ok("Complete", b.Complete(ctx, tasks.Ending{ID: claimed[1].ID, Fence: claimed[1].Fence, Session: claimed[1].Session, Outcome: tasks.Failed, Next: tasks.StatusPending, Delay: time.Hour, Error: "it broke"}))
 	ok("Begin", b.Begin(ctx, claimed[2]))
 	ok("Unclaim", b.Unclaim(ctx, claimed[2], time.Second))
 	ok("CompleteWith", b.CompleteWith(ctx, claimed[3], func(ctx context.Context, tx pgx.Tx) (json.RawMessage, error) {

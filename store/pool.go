@@ -4,17 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"golang.org/x/sys/unix"
 )
 
 // Every statement of the store needs four things, whatever the defaults of the
@@ -55,7 +52,7 @@ const (
 	// cutOff is after how long of unacknowledged data a connection ends, on the
 	// server's side and on ours. It must be longer than a short network outage, and
 	// shorter than the leases whose completions wait for the rows.
-	cutOff = 10 * time.Second
+	cutOff = 5 * time.Second
 )
 
 // beginSQL begins a transaction, setCutOff follows it through a pooler.
@@ -77,6 +74,8 @@ type pool struct {
 	// hidden is set when statements fail as they do through a transaction pooler,
 	// although the connections look direct. It stays set.
 	hidden atomic.Bool
+
+	renewed atomic.Int64 // when all connections were replaced last, in Unix ns
 }
 
 // link is what is known about a connection. It is kept in its CustomData.
@@ -92,7 +91,7 @@ func linkOf(conn *pgx.Conn) link {
 	return l
 }
 
-func newPool(config *pgxpool.Config) (*pool, error) {
+func newPool(config *pgxpool.Config, hosts *hosts) (*pool, error) {
 	// A setting in a service file counts only if it is not pgx's default.
 	p := &pool{explicit: strings.Contains(config.ConnString(), "default_query_exec_mode") ||
 		config.ConnConfig.DefaultQueryExecMode != pgx.QueryExecModeCacheStatement}
@@ -100,6 +99,7 @@ func newPool(config *pgxpool.Config) (*pool, error) {
 		if !p.explicit && (p.pooled.Load() || p.hidden.Load()) {
 			c.DefaultQueryExecMode = pgx.QueryExecModeExec
 		}
+		hosts.prepare(&c.Config)
 		return nil
 	}
 	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
@@ -144,26 +144,6 @@ SELECT pg_catalog.pg_backend_pid(),
 	return l, nil
 }
 
-// dialer returns a dialer whose connections end soon after the network has cut
-// them off: data that is not acknowledged for cutOff ends them, and so does a
-// silence of about that long when there is nothing to send.
-func dialer(timeout time.Duration) pgconn.DialFunc {
-	d := &net.Dialer{
-		Timeout:         timeout,
-		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: cutOff / 2, Interval: cutOff / 5, Count: 3},
-		Control: func(network, _ string, c syscall.RawConn) error {
-			if !strings.HasPrefix(network, "tcp") {
-				return nil
-			}
-			var err error
-			return errors.Join(c.Control(func(fd uintptr) {
-				err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(cutOff.Milliseconds()))
-			}), err)
-		},
-	}
-	return d.DialContext
-}
-
 // acquire returns a connection for a batch that holds its own transactions. Each of
 // them must set search_path first. Give it back with release.
 func (p *pool) acquire(ctx context.Context) (*pgxpool.Conn, error) { return p.inner.Acquire(ctx) }
@@ -175,6 +155,9 @@ func (p *pool) release(conn *pgxpool.Conn, err error) {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		_, _ = conn.Exec(ctx, `ROLLBACK`)
 		cancel()
+	}
+	if conn.Conn().IsClosed() && !errors.Is(err, context.Canceled) { // no answer in time, or it broke
+		p.renew()
 	}
 	p.heal(err)
 	conn.Release()
@@ -237,6 +220,16 @@ func (p *pool) heal(err error) {
 			p.inner.Reset()
 		}
 	case noSuchStatement:
+		p.inner.Reset()
+	}
+}
+
+// renew replaces all connections, at most once a second. When one leads to a server that
+// does not answer any more, or is not the right one, the others most likely do, too, and
+// each would be believed for as long as a statement may take.
+func (p *pool) renew() {
+	now, last := time.Now().UnixNano(), p.renewed.Load()
+	if now-last > int64(time.Second) && p.renewed.CompareAndSwap(last, now) {
 		p.inner.Reset()
 	}
 }

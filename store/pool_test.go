@@ -44,7 +44,7 @@ func TestSettingsDoNotDependOnTheDatabase(t *testing.T) {
 			for setting, want := range map[string]string{
 				"transaction_isolation": "read committed",
 				"search_path":           "pg_catalog, pg_temp",
-				"tcp_user_timeout":      "10000",
+				"tcp_user_timeout":      "5000",
 			} {
 				values, err := store.SettingsOf(t.Context(), s, setting)
 				if err != nil {
@@ -56,7 +56,7 @@ func TestSettingsDoNotDependOnTheDatabase(t *testing.T) {
 			}
 		}
 		ms, err := store.OurTimeouts(t.Context(), s)
-		if err != nil || !slices.Equal(ms, []int{10_000, 10_000}) {
+		if err != nil || !slices.Equal(ms, []int{5_000, 5_000}) {
 			t.Errorf("TCP_USER_TIMEOUT of our side is %v ms: %v", ms, err)
 		}
 

@@ -55,7 +55,7 @@ type claimed struct {
 // brought within what Go can carry, and an infinite time is the zero time.
 func scanClaimed(c tasks.Claim) pgx.RowToFunc[claimed] {
 	return func(row pgx.CollectableRow) (claimed, error) {
-		t := claimed{Task: &tasks.Task{Session: c.Session, Replica: c.Replica}}
+		t := claimed{Task: &tasks.Task{Session: c.Session, Replica: c.Replica, Server: c.Server}}
 		var timeout pgtype.Interval
 		var runAt, createdAt pgtype.Timestamptz
 		err := row.Scan(&t.ID, &t.Fence, &t.Kind, &t.Queue, &t.Priority, &t.LockKey, &t.Attempt, &t.MaxAttempts, &t.Crashes, &t.Stalls,
@@ -98,7 +98,7 @@ func (s *Store) readRest(ctx context.Context, c tasks.Claim, r round) (tasks.Cla
 	}
 	for _, t := range rest { // no room, or no Postgres
 		out.More = true
-		if e := s.Unclaim(ctx, &tasks.Task{ID: t.id, Fence: t.fence}, 0); e != nil {
+		if e := s.Unclaim(ctx, &tasks.Task{ID: t.id, Fence: t.fence, Session: c.Session}, 0); e != nil {
 			err = errors.Join(err, e)
 		}
 	}
@@ -107,7 +107,7 @@ func (s *Store) readRest(ctx context.Context, c tasks.Claim, r round) (tasks.Cla
 	})
 	for _, t := range list {
 		if t.Payload == nil {
-			s.failUnread(ctx, t.ID, t.Fence, fmt.Sprintf("the payload has %d bytes, of at most %d", t.length, maxPayload), &out)
+			s.failUnread(ctx, t.ID, t.Fence, c.Session, fmt.Sprintf("the payload has %d bytes, of at most %d", t.length, maxPayload), &out)
 			continue
 		}
 		out.Tasks = append(out.Tasks, t.Task)
@@ -142,7 +142,7 @@ func (s *Store) readPortion(ctx context.Context, c tasks.Claim, rows []taken, ou
 		return nil, fmt.Errorf("read claimed tasks: %w", err)
 	case len(rows) == 1:
 		errors.As(err, &pg)
-		s.failUnread(ctx, rows[0].id, rows[0].fence, "the payload cannot be read: "+words(pg), out)
+		s.failUnread(ctx, rows[0].id, rows[0].fence, c.Session, "the payload cannot be read: "+words(pg), out)
 		return nil, nil
 	}
 	var list []claimed
@@ -163,8 +163,8 @@ func (s *Store) read(ctx context.Context, c tasks.Claim, ids []int64) ([]claimed
 }
 
 // failUnread fails a claimed task that cannot be handed to anybody.
-func (s *Store) failUnread(ctx context.Context, id, fence int64, why string, out *tasks.Claimed) {
-	err := s.Complete(ctx, tasks.Ending{ID: id, Fence: fence, Outcome: tasks.Failed, Next: tasks.StatusFailed, Error: why})
+func (s *Store) failUnread(ctx context.Context, id, fence int64, session, why string, out *tasks.Claimed) {
+	err := s.Complete(ctx, tasks.Ending{ID: id, Fence: fence, Session: session, Outcome: tasks.Failed, Next: tasks.StatusFailed, Error: why})
 	out.Refused = append(out.Refused, tasks.RowError{ID: id, Failed: err == nil, Err: errors.New(why)})
 }
 

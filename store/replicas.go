@@ -117,8 +117,8 @@ func (s *Store) Join(ctx context.Context, id string, r tasks.Replica) error {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	joined, err := query(ctx, s.list, pgx.RowTo[bool], `
-INSERT INTO onejob.replicas (session, process, name, host, pid, version, kinds, queues, concurrency, running, state, machine, started)
-SELECT @session, @process, @name, @host, @pid, @version, @kinds, @queues, @concurrency, @running, @state, @machine, @started
+INSERT INTO onejob.replicas (session, process, name, host, pid, version, kinds, queues, concurrency, running, state, machine, started, server)
+SELECT @session, @process, @name, @host, @pid, @version, @kinds, @queues, @concurrency, @running, @state, @machine, @started, pg_postmaster_start_time()
   FROM (SELECT FROM onejob.cluster WHERE id = @cluster FOR SHARE) ours
 RETURNING true`, replicaArguments(r, pgx.NamedArgs{"cluster": id}))
 	switch {
@@ -155,7 +155,8 @@ WITH beat AS (
        SET heartbeat_at = clock_timestamp(),
            running      = $2,
            state        = $3,
-           kinds        = $4
+           kinds        = $4,
+           server       = pg_postmaster_start_time()
      WHERE session = $1
        AND ended_at IS NULL
 )`+replicasSQL, r.Session, r.Running, r.State, notNil(r.Kinds))
@@ -178,14 +179,15 @@ func (s *Store) Replicas(ctx context.Context) ([]tasks.Replica, error) {
 }
 
 const replicasSQL = `
-SELECT session::text, process::text, name, host, pid, version, kinds, queues, concurrency, running, state, heartbeat_at, machine, started
+SELECT session::text, process::text, name, host, pid, version, kinds, queues, concurrency, running, state, heartbeat_at, machine, started,
+       server IS NOT DISTINCT FROM pg_postmaster_start_time(), pg_postmaster_start_time()
   FROM onejob.replicas
  WHERE ended_at IS NULL
     OR ended_at > statement_timestamp() - interval '10 minutes'
  ORDER BY began_at, session`
 
 func scanReplica(row pgx.CollectableRow) (r tasks.Replica, err error) {
-	return r, row.Scan(&r.Session, &r.Process, &r.Name, &r.Host, &r.PID, &r.Version, &r.Kinds, &r.Queues, &r.Concurrency, &r.Running, &r.State, &r.HeartbeatAt, &r.Machine, &r.Started)
+	return r, row.Scan(&r.Session, &r.Process, &r.Name, &r.Host, &r.PID, &r.Version, &r.Kinds, &r.Queues, &r.Concurrency, &r.Running, &r.State, &r.HeartbeatAt, &r.Machine, &r.Started, &r.Here, &r.Server)
 }
 
 // EndReplica notes that nobody works under a session any more, and why: the replica

@@ -25,6 +25,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"onejob/internal/batch"
+	"onejob/tasks"
 )
 
 // Config says how to reach Postgres.
@@ -43,7 +44,7 @@ type Config struct {
 	// is opened for LISTEN, and one for heartbeats.
 	MaxConns int
 
-	// Timeout bounds every statement of the store's own; zero means 15 s.
+	// Timeout bounds every statement of the store's own; zero means 10 s.
 	Timeout time.Duration
 }
 
@@ -52,6 +53,7 @@ type Store struct {
 	pool    *pool
 	list    *pool // one connection, for the list of replicas: no task may keep a heartbeat waiting
 	listen  *pgx.ConnConfig
+	hosts   *hosts
 	timeout time.Duration
 
 	turnStuck atomic.Bool               // the last claim waited for its turn in vain
@@ -84,29 +86,37 @@ func Open(cfg Config) (*Store, error) {
 	if cfg.MaxConns > 0 {
 		pc.MaxConns = int32(cfg.MaxConns)
 	}
+	near := &hosts{names: map[string]string{}}
 	for _, c := range []*pgx.ConnConfig{pc.ConnConfig, lc.ConnConfig} {
+		network, random, err := networkOf(c.RuntimeParams)
+		if err != nil {
+			return nil, fmt.Errorf("postgres.dsn: %w", err)
+		}
+		near.random = near.random || random
 		if c.ConnectTimeout == 0 {
-			c.ConnectTimeout = 5 * time.Second
+			if c.ConnectTimeout = 5 * time.Second; len(unique(append([]*host{{Host: c.Host, Port: c.Port}}, c.Fallbacks...))) > 1 {
+				c.ConnectTimeout = 2 * time.Second // others may be there
+			}
 		}
 		if c.RuntimeParams["application_name"] == "" {
 			c.RuntimeParams["application_name"] = "onejob"
 		}
-		c.DialFunc = dialer(c.ConnectTimeout)
+		c.DialFunc = network.dialer(c.ConnectTimeout)
 	}
 	// Few statements, and perhaps another way than the pool's: not worth finding
 	// out whether they could be prepared.
 	lc.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
-	pool, err := newPool(pc)
+	pool, err := newPool(pc, near)
 	if err != nil {
 		return nil, fmt.Errorf("postgres.dsn: %w", sanitized(err))
 	}
 	oc := pc.Copy()
 	oc.MaxConns, oc.MinConns, oc.MinIdleConns = 1, 0, 0
-	list, err := newPool(oc)
+	list, err := newPool(oc, near)
 	if err != nil {
 		return nil, fmt.Errorf("postgres.dsn: %w", sanitized(err))
 	}
-	s := &Store{pool: pool, list: list, listen: lc.ConnConfig, timeout: 15 * time.Second}
+	s := &Store{pool: pool, list: list, listen: lc.ConnConfig, hosts: near, timeout: 10 * time.Second}
 	if cfg.Timeout > 0 {
 		s.timeout = cfg.Timeout
 	}
@@ -127,6 +137,15 @@ func (s *Store) Close() {
 	select {
 	case <-closed:
 	case <-time.After(time.Second):
+	}
+}
+
+// Refuse makes connections fail that lead to a copy of the given server with an older
+// timeline, and ends those that there are.
+func (s *Store) Refuse(older tasks.Server) {
+	if s.hosts.refuse(older) && older.Timeline > 1 {
+		s.pool.inner.Reset()
+		s.list.inner.Reset()
 	}
 }
 

@@ -141,11 +141,11 @@ func (b *bench) history(t *tasks.Task) string {
 }
 
 func succeeded(t *tasks.Task) tasks.Ending {
-	return tasks.Ending{ID: t.ID, Fence: t.Fence, Outcome: tasks.Succeeded, Next: tasks.StatusSucceeded}
+	return tasks.Ending{ID: t.ID, Fence: t.Fence, Session: t.Session, Outcome: tasks.Succeeded, Next: tasks.StatusSucceeded}
 }
 
 func failed(t *tasks.Task, next tasks.Status) tasks.Ending {
-	return tasks.Ending{ID: t.ID, Fence: t.Fence, Outcome: tasks.Failed, Next: next, Error: "it broke"}
+	return tasks.Ending{ID: t.ID, Fence: t.Fence, Session: t.Session, Outcome: tasks.Failed, Next: next, Error: "it broke"}
 }
 
 func equal[T comparable](t testing.TB, what string, got, want T) {

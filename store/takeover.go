@@ -119,8 +119,8 @@ func (s *Store) Begin(ctx context.Context, t *tasks.Task) error {
 UPDATE onejob.tasks
    SET begun_at = clock_timestamp()
  WHERE id = $1
-   AND CASE WHEN status = 'running' THEN fence = $2 END
-RETURNING true`, t.ID, t.Fence)
+   AND CASE WHEN status = 'running' THEN fence = $2 AND session = $3 END
+RETURNING true`, t.ID, t.Fence, t.Session)
 	if err != nil {
 		return fmt.Errorf("begin task %d: %w", t.ID, err)
 	}

@@ -11,6 +11,13 @@ type Claim struct {
 	Limit   string   // only tasks with this limit_name; empty means only those without one
 	Max     int      // how many it can start
 
+	// Server is when the server was started that must take the claim; another one
+	// answers ErrOtherServer. Zero means any.
+	Server time.Time
+
+	// FencesFrom is added to the numbers of onejob.fences.
+	FencesFrom int64
+
 	// MaxBytes is how much text of payloads the replica has room for; tasks beyond it
 	// are requeued. One task is always read. Zero means any amount.
 	MaxBytes int

@@ -36,6 +36,7 @@ const (
 type Ending struct {
 	ID      int64
 	Fence   int64
+	Session string // under which the attempt ran
 	Outcome Outcome
 	Next    Status
 

@@ -18,6 +18,8 @@ type Replica struct {
 	Running     int // attempts under way
 	State       ReplicaState
 	HeartbeatAt time.Time // by Postgres' clock
+	Here        bool      // the server that has told this took the last heartbeat
+	Server      time.Time // when that server was started
 }
 
 // ReplicaState is what a replica does, or how it ended.

@@ -35,6 +35,7 @@ type Task struct {
 	Stalls      int           // how many did not run for seconds, lost their leases and lived on
 	Timeout     time.Duration // of one attempt; zero means none
 	Fence       int64         // rises with every claim of the lock key
+	Server      time.Time     // when the server was started that took the claim; zero if nobody asked
 	Session     string        // the session that claimed it
 	Replica     string        // the replica that claimed it
 	CreatedAt   time.Time     // by Postgres' clock

@@ -31,6 +31,10 @@ func (w *Worker) attemptUnder(t *tasks.Task, slot lock.Lease) {
 		defer w.suspects.leave(t.Fence)
 	}
 	lease, err := w.acquire(t)
+	if w.doorway.seen(err) {
+		w.Log.Info("lock_recovered")
+		w.poke()
+	}
 	if err != nil {
 		w.giveBack(t, err)
 		return
@@ -68,16 +72,28 @@ func (w *Worker) acquire(t *tasks.Task) (lock.Lease, error) {
 	}
 	request := lock.Request{Session: t.Session, Key: t.LockKey, Value: value}
 	for wait := 5 * time.Millisecond; ; wait *= 2 {
+		if request.Database, err = w.database.cover(w.giveUp, t); err != nil {
+			return nil, err
+		}
 		lease, err := w.Locks.Acquire(context.Background(), request)
-		if err == nil || !errors.Is(err, lock.ErrHeld) || wait > 320*time.Millisecond {
+		switch {
+		case wait > 320*time.Millisecond:
+			return lease, err
+		case errors.Is(err, lock.ErrChanged):
+			w.database.look(w.giveUp)
+		case errors.Is(err, lock.ErrHeld):
+			time.Sleep(wait)
+		default:
 			return lease, err
 		}
-		time.Sleep(wait)
 	}
 }
 
 // errUnheard is why a task is given back whose claim was never answered.
 var errUnheard = errors.New("the answer to the claim was lost")
+
+// errFenceBack is why a task is given back whose fence is not above those before it.
+var errFenceBack = errors.New("fences have gone back")
 
 // errNotNoted is why a task is given back whose beginning could not be noted.
 type errNotNoted struct{ error }
@@ -110,6 +126,8 @@ func (w *Worker) giveBack(t *tasks.Task, why error) {
 	case errors.Is(why, lock.ErrDelayed):
 		w.Log.Debug("lock_delayed", fields(t, zap.Error(why))...)
 		delay = w.LockDelay
+	case errors.Is(why, tasks.ErrOtherServer), errors.Is(why, lock.ErrChanged), errors.Is(why, errFenceBack):
+		w.Log.Debug("database_changed", fields(t, zap.Error(why))...)
 	case errors.Is(why, errUnheard), errors.Is(why, tasks.ErrShutdown), errors.Is(why, tasks.ErrRefused):
 		delay = 0
 	case errors.Is(why, errSuspect):
@@ -124,7 +142,11 @@ func (w *Worker) giveBack(t *tasks.Task, why error) {
 		w.Log.Debug("lock_without_session", fields(t, zap.Error(why))...)
 		delay = 0
 	default:
-		w.Log.Warn("lock_failed", fields(t, zap.Error(why))...)
+		if w.doorway.close() {
+			w.Log.Warn("lock_failed", fields(t, zap.Error(why))...)
+		} else {
+			w.Log.Debug("lock_failed_again", fields(t, zap.Error(why))...)
+		}
 	}
 	for tries := 1; ; tries++ {
 		err := w.unlessGivenUp(func() error { return w.Store.Unclaim(context.Background(), t, jitter(delay)) })
@@ -214,7 +236,7 @@ func (w *Worker) handle(ctx context.Context, lease lock.Lease, a *tasks.Attempt)
 // judge turns what the handler returned, and what ended its context, into an
 // ending. A handler that succeeded has succeeded, whatever came meanwhile.
 func (w *Worker) judge(t *tasks.Task, result tasks.Result, err, cause error) tasks.Ending {
-	e := tasks.Ending{ID: t.ID, Fence: t.Fence, Outcome: tasks.Succeeded, Next: tasks.StatusSucceeded, Result: result.Value}
+	e := tasks.Ending{ID: t.ID, Fence: t.Fence, Session: t.Session, Outcome: tasks.Succeeded, Next: tasks.StatusSucceeded, Result: result.Value}
 	if err == nil {
 		return e
 	}

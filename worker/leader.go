@@ -45,6 +45,10 @@ func (w *Worker) makeTasks(ctx context.Context) {
 	failing := false
 	for ctx.Err() == nil {
 		wait := time.Second
+		if !w.database.is() {
+			sleep(ctx, wait)
+			continue
+		}
 		err := w.makeDue(ctx)
 		if err == nil {
 			wait, err = w.Store.UntilNextSchedule(ctx, wait)

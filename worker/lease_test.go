@@ -39,6 +39,10 @@ func (l *fakeLocker) Dead(context.Context, []string) ([]string, error) {
 	return nil, nil
 }
 func (l *fakeLocker) Acquire(context.Context, lock.Request) (lock.Lease, error) { return l, nil }
+func (l *fakeLocker) Database(context.Context) ([]byte, uint64, error)          { return nil, 0, nil }
+func (l *fakeLocker) SetDatabase(context.Context, []byte, uint64) (uint64, error) {
+	return 1, nil
+}
 func (l *fakeLocker) Campaign(ctx context.Context) (lock.Lease, error) {
 	<-ctx.Done()
 	return nil, ctx.Err()
@@ -52,6 +56,8 @@ func (l *fakeLocker) Release(context.Context) error {
 	return nil
 }
 
+var fakeServer = tasks.ServerReport{Server: tasks.Server{System: "1", Timeline: 1, Started: time.Unix(1, 0)}}
+
 type fakeStore struct {
 	worker.Store // what is not overridden is not called
 	task         *tasks.Task
@@ -61,8 +67,11 @@ type fakeStore struct {
 	tries        int
 }
 
-func (s *fakeStore) Claim(context.Context, tasks.Claim) (claimed tasks.Claimed, err error) {
-	s.once.Do(func() { claimed.Tasks = []*tasks.Task{s.task} })
+func (s *fakeStore) Claim(_ context.Context, c tasks.Claim) (claimed tasks.Claimed, err error) {
+	s.once.Do(func() {
+		s.task.Server = c.Server
+		claimed.Tasks = []*tasks.Task{s.task}
+	})
 	return claimed, nil
 }
 func (s *fakeStore) Complete(_ context.Context, e tasks.Ending) error {
@@ -76,8 +85,12 @@ func (s *fakeStore) Complete(_ context.Context, e tasks.Ending) error {
 	return nil
 }
 func (s *fakeStore) Beat(_ context.Context, r tasks.Replica) ([]tasks.Replica, error) {
+	r.Server = fakeServer.Started
 	return []tasks.Replica{r}, nil
 }
+func (s *fakeStore) Server(context.Context) (tasks.ServerReport, error)           { return fakeServer, nil }
+func (s *fakeStore) Recorded(context.Context) error                               { return nil }
+func (s *fakeStore) Refuse(tasks.Server)                                          {}
 func (s *fakeStore) EndReplica(context.Context, string, tasks.ReplicaState) error { return nil }
 func (s *fakeStore) Replicas(context.Context) ([]tasks.Replica, error)            { return nil, nil }
 func (s *fakeStore) Sessions(context.Context, string) ([]string, error)           { return nil, nil }

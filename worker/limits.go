@@ -298,13 +298,17 @@ func (w *Worker) claimOne(ctx context.Context, name string, c tasks.Claim) (t *t
 	session := w.Locks.Session()
 	bytes := w.running.reserve(MaxPayload, MaxPayload, w.PayloadMemory)
 	defer w.running.unreserve(bytes)
-	if session == "" || bytes == 0 || ctx.Err() != nil {
+	before, known := w.database.put(&c)
+	if session == "" || !known || bytes == 0 || ctx.Err() != nil {
 		return nil, false
 	}
 	w.claiming.RLock()
 	defer w.claiming.RUnlock()
 	c.Session, c.Replica, c.Queues, c.Max = session, w.Replica, w.Queues, 1
 	claimed, err := w.Store.Claim(context.WithoutCancel(ctx), c)
+	if !w.usable(&claimed, before, err) {
+		return nil, false
+	}
 	w.reportRefused(claimed.Refused)
 	if err != nil {
 		w.unheard.Store(true)

@@ -116,7 +116,8 @@ func (m *members) of(session string) (r tasks.Replica, silent time.Duration, kno
 	return s.Replica, boottime.Now().Sub(s.since), known
 }
 
-// silent returns those that have not ended and have been silent for so long.
+// silent returns those that have not ended and have been silent for so long. Those whose
+// last heartbeat another server took are among them: they may be talking to that one.
 func (m *members) silent(long time.Duration) (list []tasks.Replica) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -176,6 +177,11 @@ func (w *Worker) beatOnce(ctx context.Context) {
 		w.Locks.Lose(session, errors.New("other replicas have declared this one dead: they heard no heartbeat"))
 		return
 	}
+	mine, _, _ := w.members.of(session)
+	if !w.database.serves(mine.Server) {
+		w.database.doubt() // others may look at another server
+		return
+	}
 	w.Locks.Heard(session, sent)
 	// Consul's silence counts from when we first asked: not after that of the list.
 	var doubtful []string
@@ -184,8 +190,12 @@ func (w *Worker) beatOnce(ctx context.Context) {
 	}
 	_, _ = w.Locks.Dead(ctx, doubtful)
 	for _, r := range w.members.silent(lock.Silence) {
-		if r.Session != session {
+		switch {
+		case r.Session == session:
+		case r.Here:
 			w.bury(ctx, r)
+		default:
+			w.buryElsewhere(ctx, r)
 		}
 	}
 }
@@ -210,12 +220,25 @@ func (w *Worker) mourn(ctx context.Context) {
 // bury declares a replica dead that gives no sign of life, neither here nor in Consul.
 // Its leases have ended by its own clock, wherever it is.
 func (w *Worker) bury(ctx context.Context, r tasks.Replica) {
+	if !w.database.unchanged(ctx, r.Server) {
+		return // it may have moved to another server, where its heartbeats count
+	}
 	how, err := w.Locks.End(ctx, r.Session, lock.Silence)
 	if err != nil {
 		w.Log.Debug("replica_unclear", zap.String("replica", r.Name), zap.String("session", r.Session), zap.Error(err))
 	}
 	if err == nil && how != lock.Alive {
 		w.declareDead(ctx, r, how)
+	}
+}
+
+// buryElsewhere declares a replica dead whose last heartbeat went to another server than
+// the present one, as that of a replica that did not live to see the failover. Its silence
+// here says nothing: it may be alive, and heard by an old primary. Consul alone must have
+// ended its session, by its own clock.
+func (w *Worker) buryElsewhere(ctx context.Context, r tasks.Replica) {
+	if dead, err := w.Locks.Dead(ctx, []string{r.Session}); err == nil && len(dead) == 1 && w.database.unchanged(ctx, r.Server) {
+		w.declareDead(ctx, r, lock.Dead)
 	}
 }
 

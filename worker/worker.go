@@ -45,6 +45,7 @@ type Store interface {
 	CancelRequests(ctx context.Context, session string) ([]int64, error)
 	Held(ctx context.Context, session string) ([]*tasks.Task, error)
 	MemberStore
+	DatabaseStore
 	Limited(context.Context) (bool, error)
 	DueLimits(ctx context.Context, c tasks.Claim, names []string) ([]string, error)
 	UnknownLimits(ctx context.Context, known []string, n int) ([]string, error)
@@ -102,6 +103,8 @@ type Worker struct {
 	giveUp   context.Context // ends when a shutdown will not wait any longer
 	stopping atomic.Bool     // nothing more is claimed
 	members  *members
+	database *database
+	doorway  doorway
 	serving  atomic.Pointer[serving]
 	running  running
 	payloads payloads // claim's own
@@ -164,6 +167,7 @@ func (w *Worker) Init() error {
 	host, _ := os.Hostname()
 	w.members = &members{store: w.Store, me: tasks.Replica{Process: w.Process, Name: w.Replica, Host: host, PID: os.Getpid(),
 		Machine: procfs.Machine(), Started: procfs.Started(), Version: w.Version, Kinds: w.Kinds.Names(), Queues: w.Queues, Concurrency: w.Concurrency}}
+	w.database = &database{store: w.Store, locks: w.Locks, log: w.Log, replica: w.Replica, doubts: make(chan struct{}, 1)}
 	w.running.fences, w.running.tasks = map[int64]int{}, map[int64]handler{}
 	w.limits.init(w.LimitSlots)
 	w.serving.Store(newServing(w.Kinds, w.LimitSlots, w.KindLimits))
@@ -199,6 +203,7 @@ func (w *Worker) Run(ctx context.Context) error {
 			stopIntake(lockErr)
 		}
 	})
+	holding.Go(func() { w.database.run(locks, w.Locks, w.poke) })
 	helping.Go(func() { w.tick(intake) })
 	helping.Go(func() { w.heed(intake) })
 	holding.Go(func() { w.beat(locks) })
@@ -283,14 +288,26 @@ func (w *Worker) claimSome(ctx context.Context) (more, asked bool, err error) {
 	room := w.running.take(maxClaim, w.Concurrency)
 	bytes := w.running.reserve(w.PayloadMemory, MaxPayload, w.PayloadMemory)
 	defer w.running.unreserve(bytes)
-	if room == 0 || bytes == 0 || session == "" {
+	c := tasks.Claim{}
+	before, known := w.database.put(&c)
+	if room == 0 || bytes == 0 || session == "" || !known {
 		w.running.leave(room)
-		return false, false, nil // room that is given back, or a session, wakes us
+		return false, false, nil // room that is given back, a session, or a database wakes us
+	}
+	if pass := w.doorway.pass(room); pass < room {
+		w.running.leave(room - pass)
+		if room = pass; room == 0 {
+			return false, false, nil // the next tick asks again
+		}
 	}
 	w.claiming.RLock()
 	defer w.claiming.RUnlock()
-	c := tasks.Claim{Session: session, Replica: w.Replica, Kinds: w.serving.Load().none, Queues: w.Queues, Max: w.payloads.fit(room, bytes), MaxBytes: bytes}
+	c = tasks.Claim{Server: c.Server, FencesFrom: c.FencesFrom, Session: session, Replica: w.Replica, Kinds: w.serving.Load().none, Queues: w.Queues, Max: w.payloads.fit(room, bytes), MaxBytes: bytes}
 	claimed, err := w.Store.Claim(context.WithoutCancel(ctx), c)
+	if !w.usable(&claimed, before, err) {
+		w.running.leave(room)
+		return false, false, nil
+	}
 	w.running.leave(room - len(claimed.Tasks))
 	w.reportRefused(claimed.Refused)
 	w.payloads.saw(claimed.Tasks)
@@ -305,6 +322,23 @@ func (w *Worker) claimSome(ctx context.Context) (more, asked bool, err error) {
 		w.unheard.Store(true)
 	}
 	return claimed.More, true, err
+}
+
+// usable reports whether what was claimed may be worked on. It may not if the claim met
+// another server than the database on record, or if fences have gone back; it is given
+// back then.
+func (w *Worker) usable(claimed *tasks.Claimed, before int64, err error) bool {
+	if errors.Is(err, tasks.ErrOtherServer) {
+		w.database.doubt()
+		return false
+	}
+	if w.database.rising(claimed.Tasks, before) {
+		return true
+	}
+	for _, t := range claimed.Tasks {
+		w.giveBack(t, errFenceBack)
+	}
+	return false
 }
 
 // reportRefused logs rows that Postgres refuses to change. Each is refused once: it
@@ -451,7 +485,7 @@ func (w *Worker) heed(ctx context.Context) {
 // at all, and found none.
 func (w *Worker) takeOver(ctx context.Context) (none bool) {
 	mine := w.Locks.Session()
-	if mine == "" {
+	if mine == "" || !w.database.is() {
 		return false
 	}
 	sessions, err := w.Store.Sessions(ctx, mine)

@@ -10,6 +10,7 @@ import (
 
 	"onejob/lock/consul"
 	"onejob/store"
+	"onejob/worker"
 )
 
 func adoptCommand() *cobra.Command {
@@ -63,6 +64,52 @@ the dead. It needs Postgres and Consul.`,
 		if len(names) == 0 {
 			printf(out, "Every replica that may be alive has a session in this Consul; nothing was changed.\n")
 		}
+		return nil
+	}
+	return c
+}
+
+func adoptPostgresCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "adopt-postgres",
+		Short: "Tell the cluster that the Postgres server that answers is its database from now on",
+		Long: `Consul has on record which Postgres server is the database, and which fences were used.
+A server that was restarted, or promoted, or recovered from an archive takes its place
+by itself. Two do not: one with an older timeline, which is an old primary in a split
+brain or a backup from before a failover, and one that is no copy of the database on
+record. Replicas then claim nothing (postgres_stale, postgres_is_another).
+
+Run this when you know that this server is the database: after a restore from such a
+backup, after pg_upgrade, or when a dump was loaded elsewhere. Its fences are above all
+that were used before. It needs Postgres and Consul.`,
+		Args: cobra.NoArgs,
+	}
+	path := configFlag(c)
+	yes := c.Flags().Bool("yes", false, "this is the database: I have looked")
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		cfg, err := loadConfig(*path, os.Environ())
+		if err != nil {
+			return err
+		}
+		if !*yes {
+			return usage(errors.New("look first whether postgres.dsn leads to the right server and no other primary is at work; then run this with --yes"))
+		}
+		db, err := store.Open(cfg.storeConfig())
+		if err != nil {
+			return usage(err)
+		}
+		defer db.Close()
+		locks, err := consul.New(cfg.consulConfig())
+		if err != nil {
+			return usage(err)
+		}
+		ctx, cancel := context.WithTimeout(c.Context(), 30*time.Second)
+		defer cancel()
+		server, err := worker.AdoptDatabase(ctx, db, locks, cfg.Replica)
+		if err != nil {
+			return err
+		}
+		printf(c.OutOrStdout(), "The database is now %s (system %s).\n", printable(server.String()), printable(server.System))
 		return nil
 	}
 	return c

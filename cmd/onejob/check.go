@@ -14,6 +14,7 @@ import (
 	"onejob/lock/consul"
 	"onejob/store"
 	"onejob/tasks"
+	"onejob/worker"
 )
 
 func checkCommand() *cobra.Command {
@@ -81,7 +82,14 @@ func checkPostgres(ctx context.Context, cfg Config, report reporter, warn func(w
 	if err != nil {
 		err = fmt.Errorf("%w; check postgres.dsn (ONEJOB_POSTGRES_DSN), and that the server is there and lets this user in", err)
 	}
-	if !report("postgres", err, "version "+version) {
+	server := tasks.Server{}
+	if err == nil {
+		server, err = db.Which(ctx)
+	}
+	if err == nil && server.Standby {
+		err = fmt.Errorf("the server at %s is a standby; add target_session_attrs=read-write to postgres.dsn", server.Address)
+	}
+	if !report("postgres", err, fmt.Sprintf("version %s, %s", version, server)) {
 		return
 	}
 	if err := db.CheckPool(ctx); err != nil {
@@ -208,5 +216,6 @@ func checkCluster(ctx context.Context, cfg Config, report reporter) {
 		report("cluster", fmt.Errorf("this Consul belongs to the cluster %.64q, the database to %q; replicas will not work here; check consul.address and consul.prefix", theirs, ours), "")
 	default:
 		report("cluster", nil, "Consul and Postgres belong together ("+ours+")")
+		report("database", worker.CheckDatabase(ctx, db, locks), "the one on record in Consul, or one that may take its place")
 	}
 }

@@ -41,6 +41,8 @@ type Config struct {
 		Listen    bool   `koanf:"listen"`
 		MaxConns  int    `koanf:"max_conns"`
 		Migrate   bool   `koanf:"migrate"`
+
+		Timeout time.Duration `koanf:"timeout"`
 	} `koanf:"postgres"`
 
 	Consul struct {
@@ -112,6 +114,7 @@ func defaults() Config {
 	c.Postgres.Listen = true
 	c.Postgres.MaxConns = 8
 	c.Postgres.Migrate = true
+	c.Postgres.Timeout = 10 * time.Second
 	lock := consul.Config{}.WithDefaults()
 	c.Consul.Prefix, c.Consul.Service, c.Consul.Liveness = lock.Prefix, lock.Service, string(lock.Liveness)
 	c.Consul.CheckTTL, c.Consul.Heartbeat = lock.CheckTTL, lock.Heartbeat
@@ -197,6 +200,9 @@ func (c *Config) validate() error {
 	}
 	if c.Postgres.MaxConns < 2 || c.Postgres.MaxConns > 1000 {
 		add("postgres.max_conns: %d is not between 2 and 1000", c.Postgres.MaxConns)
+	}
+	if c.Postgres.Timeout < time.Second || c.Postgres.Timeout > time.Minute {
+		add("postgres.timeout: %v is not between 1s and 1m", c.Postgres.Timeout)
 	}
 	join("", c.validateConsul())
 	join("", checkMargin(c.Kinds.Exec.Commands, c.Consul.Margin))
@@ -300,7 +306,7 @@ func (c *Config) validateConsul() error {
 }
 
 func (c *Config) storeConfig() store.Config {
-	return store.Config{DSN: c.Postgres.DSN, ListenDSN: c.Postgres.ListenDSN, MaxConns: c.Postgres.MaxConns}
+	return store.Config{DSN: c.Postgres.DSN, ListenDSN: c.Postgres.ListenDSN, MaxConns: c.Postgres.MaxConns, Timeout: c.Postgres.Timeout}
 }
 
 func (c *Config) consulConfig() consul.Config {

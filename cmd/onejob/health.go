@@ -18,6 +18,7 @@ import (
 
 	"onejob/lock/consul"
 	"onejob/store"
+	"onejob/worker"
 )
 
 // health answers /healthz, which says that the process is there, and /readyz,
@@ -25,6 +26,8 @@ import (
 type health struct {
 	store *store.Store
 	locks atomic.Pointer[consul.Locker] // nil until it is known
+
+	replica atomic.Pointer[worker.Worker] // nil until it runs
 }
 
 // listen answers at address until stop is called, and returns where that is.
@@ -62,6 +65,14 @@ func (h *health) ready(w http.ResponseWriter, r *http.Request) {
 	}
 	if err := h.store.Ping(ctx); err != nil {
 		answer["postgres"], answer["schema"], status = "unreachable", "unknown", http.StatusServiceUnavailable
+	} else if replica := h.replica.Load(); replica != nil {
+		server, err := replica.Database()
+		if answer["postgres"] = server.String(); err != nil {
+			answer["postgres"], status = err.Error(), http.StatusServiceUnavailable
+		}
+	}
+	if answer["schema"] == "unknown" {
+		// nobody can be asked
 	} else if err := h.store.CheckSchema(ctx); err != nil {
 		answer["schema"], status = err.Error(), http.StatusServiceUnavailable
 	}

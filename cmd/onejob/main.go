@@ -119,7 +119,7 @@ is wrong. "onejob lock" has more: see its help.`,
 		return usage(fmt.Errorf("%w; see %s --help", err, c.CommandPath()))
 	})
 	root.AddCommand(serveCommand(), devCommand(), migrateCommand(), checkCommand(), enqueueCommand(),
-		tasksCommand(), schedulesCommand(), leaderCommand(), replicasCommand(), limitsCommand(), lockCommand(), healthCommand(), adoptCommand(), buryCommand())
+		tasksCommand(), schedulesCommand(), leaderCommand(), replicasCommand(), limitsCommand(), lockCommand(), healthCommand(), adoptCommand(), adoptPostgresCommand(), buryCommand())
 	wrapArgs(root)
 	return root
 }

@@ -176,6 +176,7 @@ func serve(ctx context.Context, path string, cfg Config, out io.Writer, self *su
 	if err := prepare(ctx, cfg, db, log); err != nil {
 		return stopped(ctx, err)
 	}
+	health.replica.Store(replica)
 	log.Info("replica_started", zap.String("version", version()), zap.Int("pid", os.Getpid()), zap.String("http", address),
 		zap.String("consul", lockConfig.Client.Address), zap.String("prefix", cfg.Consul.Prefix), zap.Int("concurrency", cfg.Worker.Concurrency))
 

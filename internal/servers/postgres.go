@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net/url"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -88,11 +89,89 @@ func StartPostgres(ctx context.Context, config PostgresConfig) (*Postgres, error
 	return p, nil
 }
 
+// StartStandby makes a server that follows p, and returns when it answers.
+func (p *Postgres) StartStandby(ctx context.Context) (*Postgres, error) {
+	folder, err := makeFolder(p.config.Dir, "postgres")
+	if err != nil {
+		return nil, err
+	}
+	s := &Postgres{config: p.config, bin: p.bin, account: p.account, folder: folder}
+	if err := s.createFrom(ctx, func(ctx context.Context) error {
+		var err error
+		s.data, err = p.copyTo(ctx, s.folder, "data", "--write-recovery-conf")
+		return err
+	}); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+// copyTo copies p's data into a new folder of that name.
+func (p *Postgres) copyTo(ctx context.Context, in *folder, name string, more ...string) (data string, err error) {
+	if data, err = in.sub(name, p.account); err != nil {
+		return "", fmt.Errorf("pg_basebackup: %w", err)
+	}
+	arguments := append([]string{"--pgdata=" + data, "--host=127.0.0.1", "--port=" + strconv.Itoa(p.port), "--username=postgres",
+		"--checkpoint=fast", "--wal-method=stream", "--no-sync"}, more...)
+	cmd := exec.CommandContext(ctx, filepath.Join(p.bin, "pg_basebackup"), arguments...)
+	cmd.Dir = in.path
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: p.account.credential()}
+	if output, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("pg_basebackup: %w\n%s", err, output)
+	}
+	return data, nil
+}
+
+// Detach makes a standby hear nothing more of its primary.
+func (p *Postgres) Detach(ctx context.Context) error {
+	return p.run(ctx, "ALTER SYSTEM SET primary_conninfo = ''", "SELECT pg_reload_conf()")
+}
+
+// Promote makes a standby a primary, and returns when it takes writes.
+func (p *Postgres) Promote(ctx context.Context) error {
+	return p.run(ctx, "SELECT pg_promote(true, 600)")
+}
+
+func (p *Postgres) run(ctx context.Context, statements ...string) error {
+	conn, err := pgx.Connect(ctx, p.DSN("postgres"))
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	for _, s := range statements {
+		if _, err := conn.Exec(ctx, s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Backup copies the data of the server. restore kills the server, and starts it again
+// with that copy, at the same address; it can be called once.
+func (p *Postgres) Backup(ctx context.Context) (restore func(context.Context) error, err error) {
+	data, err := p.copyTo(ctx, p.folder, "backup")
+	if err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context) error {
+		p.Kill()
+		if err := os.RemoveAll(p.data); err != nil {
+			return err
+		}
+		if err := os.Rename(data, p.data); err != nil {
+			return err
+		}
+		return p.Start(ctx)
+	}, nil
+}
+
 // create makes the data folder and starts the server for the first time.
-func (p *Postgres) create(ctx context.Context) error {
+func (p *Postgres) create(ctx context.Context) error { return p.createFrom(ctx, p.initdb) }
+
+func (p *Postgres) createFrom(ctx context.Context, fill func(context.Context) error) error {
 	ctx, cancel := startContext(ctx, "PostgreSQL")
 	defer cancel()
-	if err := p.initdb(ctx); err != nil {
+	if err := fill(ctx); err != nil {
 		return err
 	}
 	if _, err := p.folder.sub("socket", p.account); err != nil {

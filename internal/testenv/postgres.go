@@ -42,6 +42,18 @@ func OwnPostgres(t testing.TB) (*servers.Postgres, *DB) {
 	return server, db
 }
 
+// Standby starts a server that follows another, until the test ends, and returns the
+// database on it.
+func (db *DB) Standby(t testing.TB, primary *servers.Postgres) (*servers.Postgres, *DB) {
+	t.Helper()
+	server, err := primary.StartStandby(t.Context())
+	if err != nil {
+		t.Fatalf("testenv: %v", err)
+	}
+	closeAtEnd(t, server)
+	return server, &DB{Name: db.Name, DSN: server.DSN(db.Name)}
+}
+
 func newDB(t testing.TB, server *servers.Postgres) *DB {
 	t.Helper()
 	name := "test_" + random()

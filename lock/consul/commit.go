@@ -26,7 +26,11 @@ func (l *Locker) lockKeys(ctx context.Context, list []*lease) {
 	})
 	for len(list) > 0 {
 		n := fitting(list)
-		l.commit(ctx, "acquire", list[:n], 1, func(b []byte, ls *lease) []byte {
+		var guard []byte
+		if version := list[0].database; version != 0 {
+			guard = appendOp(nil, api.KVCheckIndex, l.databaseKey(), "", nil, version)
+		}
+		l.commit(ctx, "acquire", list[:n], guard, 1, func(b []byte, ls *lease) []byte {
 			return appendOp(b, api.KVLock, ls.path, ls.t.id, ls.value, 0)
 		}, func(ls *lease, what string, _ bool) error {
 			switch {
@@ -60,7 +64,7 @@ func (l *Locker) deleteKeys(ctx context.Context, list []*lease) {
 		}
 	}
 	for chunk := range slices.Chunk(known, maxBatch) {
-		l.commit(ctx, "release", chunk, 1, func(b []byte, ls *lease) []byte {
+		l.commit(ctx, "release", chunk, nil, 1, func(b []byte, ls *lease) []byte {
 			return appendOp(b, api.KVDeleteCAS, ls.path, "", nil, ls.index)
 		}, func(ls *lease, _ string, again bool) error {
 			if !again { // else it was our own deletion, most likely
@@ -70,7 +74,7 @@ func (l *Locker) deleteKeys(ctx context.Context, list []*lease) {
 		})
 	}
 	for chunk := range slices.Chunk(others, maxBatch/2) {
-		l.commit(ctx, "release", chunk, 2, func(b []byte, ls *lease) []byte {
+		l.commit(ctx, "release", chunk, nil, 2, func(b []byte, ls *lease) []byte {
 			b = appendOp(b, api.KVCheckSession, ls.path, ls.t.id, nil, 0)
 			return appendOp(append(b, ','), api.KVDelete, ls.path, "", nil, 0)
 		}, func(ls *lease, what string, again bool) error {
@@ -93,19 +97,25 @@ func notOurs(what string) bool {
 
 // commit sends the operations of all leases in one transaction, at most three
 // times as long as Consul may be able to apply it, and within requestTimeout. ops
-// appends those of one lease, so many of them, as JSON.
+// appends those of one lease, so many of them, as JSON. guard is an operation that goes
+// before them, if it is not empty: Consul applies nothing unless it holds, and the answer
+// is then lock.ErrChanged.
 //
 // It sends it again without those that Consul refuses, whose answer refused
 // tells from Consul's words; again says that an earlier try may have been
 // applied.
-func (l *Locker) commit(ctx context.Context, verb string, list []*lease, operations int, ops func([]byte, *lease) []byte, refused func(ls *lease, what string, again bool) error) {
+func (l *Locker) commit(ctx context.Context, verb string, list []*lease, guard []byte, operations int, ops func([]byte, *lease) []byte, refused func(ls *lease, what string, again bool) error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	again := false
+	before := 0 // operations
+	if len(guard) > 0 {
+		before = 1
+	}
 	for tries := 1; len(list) > 0; {
-		body := append(make([]byte, 0, 512*len(list)), '[')
+		body := append(append(make([]byte, 0, 512*(len(list)+1)), '['), guard...)
 		for i, ls := range list {
-			if i > 0 {
+			if i+before > 0 {
 				body = append(body, ',')
 			}
 			body = ops(body, ls)
@@ -115,12 +125,16 @@ func (l *Locker) commit(ctx context.Context, verb string, list []*lease, operati
 		answer := classify(err)
 		if answer == applied {
 			for i, ls := range list {
-				ls.err, ls.index = nil, written.index(i, ls.path)
+				ls.err, ls.index = nil, written.index(before+i, ls.path)
 			}
 			return
 		}
 		if answer == conflict {
-			rest := split(list, operations, err, func(ls *lease, what string) { ls.err = refused(ls, what, again) })
+			if before > 0 && slices.ContainsFunc(txnErrors(err), func(e *api.TxnError) bool { return e.OpIndex == 0 }) {
+				setErr(list, lock.ErrChanged)
+				return
+			}
+			rest := split(list, before, operations, err, func(ls *lease, what string) { ls.err = refused(ls, what, again) })
 			if len(rest) < len(list) {
 				list = rest
 				continue
@@ -143,11 +157,12 @@ func (l *Locker) commit(ctx context.Context, verb string, list []*lease, operati
 }
 
 // split calls refused for each lease that a conflict names, with Consul's first
-// word on it, and returns the others. Each lease has that many operations.
-func split(list []*lease, operations int, conflict error, refused func(*lease, string)) (rest []*lease) {
+// word on it, and returns the others. Each lease has that many operations, after so
+// many of others.
+func split(list []*lease, before, operations int, conflict error, refused func(*lease, string)) (rest []*lease) {
 	what := map[int]string{}
 	for _, e := range txnErrors(conflict) {
-		if i := e.OpIndex / operations; what[i] == "" {
+		if i := (e.OpIndex - before) / operations; what[i] == "" {
 			what[i] = e.What
 		}
 	}

@@ -76,7 +76,7 @@ func New(cfg Config) (*Locker, error) {
 	l := &Locker{cfg: cfg, log: cfg.Log, changed: make(chan struct{})}
 	l.life, l.kill = context.WithCancel(context.Background())
 	l.membership = newMembership(l)
-	l.acquires = batch.Group[*lease]{Commit: func(list []*lease) { l.lockKeys(l.life, list) }, Max: maxBatch, Parallel: 2}
+	l.acquires = batch.Group[*lease]{Commit: func(list []*lease) { l.lockKeys(l.life, list) }, Max: maxBatch - 1, Parallel: 2}
 	l.releases = batch.Group[*lease]{Commit: func(list []*lease) { l.deleteKeys(l.life, list) }, Max: maxBatch, Parallel: 2}
 
 	// As in the library, a token file goes before a token.

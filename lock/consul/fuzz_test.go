@@ -67,7 +67,7 @@ func FuzzConflict(f *testing.F) {
 		for _, operations := range []int{1, 2} {
 			list := []*lease{{key: "a"}, {key: "b"}, {key: "c"}}
 			told := map[*lease]int{}
-			rest := split(list, operations, api.StatusError{Code: http.StatusConflict, Body: string(body)}, func(ls *lease, what string) {
+			rest := split(list, 0, operations, api.StatusError{Code: http.StatusConflict, Body: string(body)}, func(ls *lease, what string) {
 				if what == "" {
 					t.Errorf("%q: %s is refused without a word", body, ls.key)
 				}

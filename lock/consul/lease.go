@@ -39,10 +39,13 @@ const (
 // From Acquire until it is settled, a lease is on its term's list, and reserves
 // its key there: Consul would grant a key twice within one session.
 type lease struct {
-	t      *term
-	key    string // as people know it
-	path   string // in Consul
-	value  []byte
+	t     *term
+	key   string // as people know it
+	path  string // in Consul
+	value []byte
+
+	database uint64 // the version that the record of the database must have; zero if any will do
+
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	state  atomic.Int32
@@ -79,7 +82,7 @@ func (l *Locker) acquire(ctx context.Context, r lock.Request, path string) (*lea
 	if t == nil || t.id != r.Session {
 		return nil, lock.ErrLost
 	}
-	ls := &lease{t: t, key: r.Key, path: path, value: r.Value}
+	ls := &lease{t: t, key: r.Key, path: path, value: r.Value, database: r.Database}
 	ls.ctx, ls.cancel = context.WithCancelCause(t.ctx)
 	if !t.reserve(ls) {
 		ls.cancel(lock.ErrHeld)

@@ -57,12 +57,13 @@ func appendOp(b []byte, verb api.KVOp, path, session string, value []byte, index
 	return append(b, "}}"...)
 }
 
-// fitting returns how many leases can be locked in one transaction, at least one.
+// fitting returns how many leases can be locked in one transaction, at least one. They
+// were claimed under the same record of the database, which takes one operation.
 func fitting(list []*lease) int {
 	size := 0
 	for i, ls := range list {
 		// In JSON a byte of a key may be six, and three of a value are four.
-		if size += 150 + 6*len(ls.path) + 4*(len(ls.value)+2)/3; i > 0 && (size > maxTxn || i == maxBatch) {
+		if size += 150 + 6*len(ls.path) + 4*(len(ls.value)+2)/3; i > 0 && (size > maxTxn || i == maxBatch-1 || ls.database != list[0].database) {
 			return i
 		}
 	}

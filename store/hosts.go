@@ -1,0 +1,202 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"golang.org/x/sys/unix"
+
+	"onejob/tasks"
+)
+
+// hosts decides in which order the hosts of a DSN are tried, and which servers will not
+// do. A host that is gone costs connect_timeout; so the one that was good last is tried
+// first. All connections of a store share one.
+type hosts struct {
+	random bool // load_balance_hosts
+
+	mu    sync.Mutex
+	names map[string]string // of hosts, by address
+	good  string            // host and port that a connection led to last
+	least tasks.Server      // servers of its system with a lower timeline will not do
+}
+
+// host is one of those of a DSN. With sslmode=prefer each is there twice.
+type host = pgconn.FallbackConfig
+
+// prepare makes a configuration try the good host first, and refuse old primaries.
+func (h *hosts) prepare(c *pgconn.Config) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	all := append([]*host{{Host: c.Host, Port: c.Port, TLSConfig: c.TLSConfig}}, c.Fallbacks...)
+	var ordered []*host
+	names := unique(all)
+	if h.random {
+		rand.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
+	} else {
+		for i, name := range names {
+			if name == h.good {
+				copy(names[1:i+1], names[:i])
+				names[0] = name
+			}
+		}
+	}
+	for _, name := range names {
+		for _, f := range all {
+			if address(f.Host, f.Port) == name {
+				ordered = append(ordered, f)
+			}
+		}
+	}
+	c.Host, c.Port, c.TLSConfig, c.Fallbacks = ordered[0].Host, ordered[0].Port, ordered[0].TLSConfig, ordered[1:]
+
+	lookUp := c.LookupFunc
+	c.LookupFunc = func(ctx context.Context, host string) ([]string, error) {
+		addrs, err := lookUp(ctx, host)
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		for _, a := range addrs {
+			h.names[a] = host
+		}
+		return addrs, err
+	}
+	validate := c.ValidateConnect
+	c.ValidateConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
+		if validate != nil {
+			if err := validate(ctx, conn); err != nil {
+				return err
+			}
+		}
+		return h.validate(ctx, conn)
+	}
+}
+
+func unique(all []*host) (names []string) {
+	seen := map[string]bool{}
+	for _, f := range all {
+		if name := address(f.Host, f.Port); !seen[name] {
+			seen[name] = true
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+func address(host string, port uint16) string { return net.JoinHostPort(host, strconv.Itoa(int(port))) }
+
+// validate refuses a server that is an old primary, and notes where a good one is.
+func (h *hosts) validate(ctx context.Context, conn *pgconn.PgConn) error {
+	h.mu.Lock()
+	least := h.least
+	h.mu.Unlock()
+	if least.Timeline > 1 {
+		results, err := conn.Exec(ctx, `SELECT system_identifier, CASE WHEN pg_catalog.pg_is_in_recovery() THEN 'FFFFFFFF' ELSE pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 1, 8) END FROM pg_catalog.pg_control_system()`).ReadAll()
+		if err != nil {
+			return fmt.Errorf("ask for its timeline: %w", err)
+		}
+		if len(results) == 1 && len(results[0].Rows) == 1 {
+			row := results[0].Rows[0]
+			timeline, err := strconv.ParseInt(string(row[1]), 16, 64)
+			if err == nil && string(row[0]) == least.System && int(timeline) < least.Timeline {
+				return fmt.Errorf("it is an old primary: its timeline is %d, that of the database %d (%s)", timeline, least.Timeline, least.Address)
+			}
+		}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if ip, port, err := net.SplitHostPort(conn.Conn().RemoteAddr().String()); err == nil {
+		if name, known := h.names[ip]; known {
+			ip = name
+		}
+		h.good = net.JoinHostPort(ip, port)
+	}
+	return nil
+}
+
+// refuse sets which servers will not do. It reports whether that has changed.
+func (h *hosts) refuse(older tasks.Server) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	changed := h.least.System != older.System || h.least.Timeline != older.Timeline
+	h.least = older
+	return changed
+}
+
+// network is how dead connections are noticed, as libpq's parameters have it.
+type network struct {
+	keepalives            bool
+	idle, interval, limit time.Duration // limit is tcp_user_timeout
+	count                 int
+}
+
+// networkOf takes libpq's parameters of the network out of those that pgx would send to
+// the server, which refuses or misunderstands them.
+func networkOf(params map[string]string) (n network, random bool, err error) {
+	n = network{keepalives: true, idle: cutOff / 2, interval: cutOff / 5, count: 3, limit: cutOff}
+	number := func(name string, set func(int)) {
+		text, given := params[name]
+		delete(params, name)
+		if !given || err != nil {
+			return
+		}
+		v, e := strconv.Atoi(text)
+		if e != nil || v < 0 {
+			err = fmt.Errorf("%s: %q is not a whole number of at least zero", name, text)
+			return
+		}
+		if v > 0 { // zero is the default, to libpq as well
+			set(v)
+		}
+	}
+	if params["keepalives"] == "0" {
+		n.keepalives = false
+	}
+	number("keepalives", func(int) {})
+	number("keepalives_idle", func(v int) { n.idle = time.Duration(v) * time.Second })
+	number("keepalives_interval", func(v int) { n.interval = time.Duration(v) * time.Second })
+	number("keepalives_count", func(v int) { n.count = v })
+	number("tcp_user_timeout", func(v int) { n.limit = time.Duration(v) * time.Millisecond })
+	switch how := params["load_balance_hosts"]; how {
+	case "", "disable":
+	case "random":
+		random = true
+	default:
+		err = fmt.Errorf("load_balance_hosts: %q is neither disable nor random", how)
+	}
+	delete(params, "load_balance_hosts")
+	return n, random, err
+}
+
+// dialer returns a dialer whose connections end soon after the network has cut
+// them off: data that is not acknowledged for so long ends them, and so does a
+// silence of about that long when there is nothing to send.
+func (n network) dialer(timeout time.Duration) pgconn.DialFunc {
+	d := &net.Dialer{
+		Timeout:         timeout,
+		KeepAliveConfig: net.KeepAliveConfig{Enable: n.keepalives, Idle: n.idle, Interval: n.interval, Count: n.count},
+		Control: func(network, _ string, c syscall.RawConn) error {
+			if !strings.HasPrefix(network, "tcp") {
+				return nil
+			}
+			var err error
+			if e := c.Control(func(fd uintptr) {
+				err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(n.limit.Milliseconds()))
+			}); e != nil {
+				return e
+			}
+			return err
+		},
+	}
+	if !n.keepalives {
+		d.KeepAlive = -1
+	}
+	return d.DialContext
+}

@@ -1,0 +1,73 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"onejob/tasks"
+)
+
+// serverSQL says which server answers. pg_control_checkpoint() would tell the timeline of
+// the last checkpoint, which after a promotion is the old one for a while; the name of the
+// WAL file that is being written is right at once.
+const serverSQL = `
+SELECT (SELECT system_identifier::text FROM pg_control_system()),
+       CASE WHEN pg_is_in_recovery() THEN '0' ELSE substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) END,
+       pg_postmaster_start_time(),
+       coalesce(host(inet_server_addr()) || ':' || inet_server_port(), 'a socket of its host'),
+       pg_is_in_recovery(),
+       extract(epoch FROM clock_timestamp())::bigint`
+
+// Which returns the server that answers.
+func (s *Store) Which(ctx context.Context) (tasks.Server, error) {
+	r, err := s.which(ctx, serverSQL)
+	return r.Server, err
+}
+
+// Server returns the server that answers, and what it knows of its fences.
+func (s *Store) Server(ctx context.Context) (tasks.ServerReport, error) {
+	return s.which(ctx, serverSQL+`,
+       coalesce(pg_sequence_last_value('onejob.fences'::regclass), 0),
+       coalesce((SELECT recorded_at IS NOT NULL FROM onejob.cluster), false)`)
+}
+
+func (s *Store) which(ctx context.Context, sql string) (tasks.ServerReport, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	list, err := query(ctx, s.pool, func(row pgx.CollectableRow) (r tasks.ServerReport, err error) {
+		var timeline string
+		var seconds int64
+		to := []any{&r.System, &timeline, &r.Started, &r.Address, &r.Standby, &seconds}
+		if len(row.FieldDescriptions()) > len(to) {
+			to = append(to, &r.LastFence, &r.Recorded)
+		}
+		if err := row.Scan(to...); err != nil {
+			return r, err
+		}
+		n, err := strconv.ParseInt(timeline, 16, 64)
+		r.Timeline, r.Now = int(n), time.Unix(seconds, 0)
+		return r, err
+	}, sql)
+	switch {
+	case err != nil:
+		return tasks.ServerReport{}, fmt.Errorf("ask which server this is: %w", err)
+	case len(list) != 1:
+		return tasks.ServerReport{}, errors.New("ask which server this is: no answer")
+	}
+	return list[0], nil
+}
+
+// Recorded notes that the database is on record in Consul, or is about to be.
+func (s *Store) Recorded(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	if _, err := query(ctx, s.pool, pgx.RowTo[bool], `UPDATE onejob.cluster SET recorded_at = clock_timestamp() WHERE recorded_at IS NULL RETURNING true`); err != nil {
+		return fmt.Errorf("note that the database is on record: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,443 @@
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"onejob/lock"
+	"onejob/tasks"
+)
+
+// Fences rise, whatever happens to Postgres (docs/decisions/fences.md). Its sequence
+// alone cannot see to that: a standby that takes over may not have its last numbers, an
+// old primary may live on, a backup has none of the numbers since it was made. So the
+// locks' backend has a record of which server is the database, and from where to where
+// its fences go. A fence is the sum of FencesFrom and the next number of the sequence.
+//
+//   - A claim is taken only by the server that the replica has found on record.
+//   - Consul locks a task only while the record is the one under which it was claimed.
+//   - No fence above FencesTo is used. A replica that has a higher one raises it first.
+//   - When another server is put on record, FencesFrom becomes the old FencesTo, or more.
+//
+// databaseRecord is the record, as JSON.
+type databaseRecord struct {
+	tasks.Server
+	FencesFrom int64     `json:"fences_from"`
+	FencesTo   int64     `json:"fences_to"`
+	By         string    `json:"by"` // the replica that wrote it
+	At         time.Time `json:"at"` // by that one's clock, for people
+}
+
+const (
+	// fenceBlock is by how much FencesTo is raised: a write to Consul for so many claims.
+	fenceBlock = 10_000_000
+
+	// fencesPerSecond bounds from below where the fences of a new server begin: with so
+	// many for each second since 1970, they are above all earlier ones even where Consul
+	// and Postgres were both restored from backups, unless more than that were used.
+	fencesPerSecond = 100_000
+
+	lookAtRecord = 5 * time.Second // how often, while all is well
+)
+
+// DatabaseStore tells about the server that answers. *store.Store is one.
+type DatabaseStore interface {
+	Server(context.Context) (tasks.ServerReport, error)
+
+	// Recorded notes that the database is on record, or is about to be.
+	Recorded(context.Context) error
+
+	// Refuse makes connections fail that lead to a server with an older timeline than the
+	// given one.
+	Refuse(older tasks.Server)
+}
+
+// DatabaseLocks keeps the record. A [lock.Locker] is one.
+type DatabaseLocks interface {
+	Database(ctx context.Context) (record []byte, version uint64, err error)
+	SetDatabase(ctx context.Context, record []byte, version uint64) (uint64, error)
+}
+
+// errOtherDatabase says that the server that answers is not the cluster's database.
+type errOtherDatabase struct {
+	event     string
+	adoptable bool // a person may say that it is
+	why       string
+}
+
+func (e *errOtherDatabase) Error() string { return e.why }
+
+// database is what this replica knows of the record.
+type database struct {
+	store   DatabaseStore
+	locks   DatabaseLocks
+	log     *zap.Logger
+	replica string
+	doubts  chan struct{}
+
+	asking sync.Mutex // held by those who read and write the record
+
+	mu      sync.Mutex
+	trusted bool // the server on record is the one that answers
+	record  databaseRecord
+	version uint64
+	highest int64  // fence that was claimed here from this server
+	back    bool   // its fences went back
+	told    string // the event that was logged last
+	why     error  // there is no server that is known to be the database
+}
+
+// put fills in what a claim needs. It reports whether there is a server that may take
+// it, and the highest fence that is known to have been claimed from it before.
+func (d *database) put(c *tasks.Claim) (highest int64, ok bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	c.Server, c.FencesFrom = d.record.Started, d.record.FencesFrom
+	return d.highest, d.trusted
+}
+
+// serves reports whether the server that was started then is the database.
+func (d *database) serves(started time.Time) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.trusted && d.record.Started.Equal(started)
+}
+
+// is reports whether there is a server that is known to be the database.
+func (d *database) is() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.trusted
+}
+
+// rising reports whether the fences of a claim are above those that were known before it.
+// If not, somebody has set back the sequence: no fence is used before they rise again.
+func (d *database) rising(claimed []*tasks.Task, before int64) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, t := range claimed {
+		if t.Fence <= before {
+			d.back = true
+			d.doubtLocked()
+			return false
+		}
+		d.highest = max(d.highest, t.Fence)
+	}
+	return true
+}
+
+// doubt makes run look again before anything more is claimed.
+func (d *database) doubt() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.doubtLocked()
+}
+
+func (d *database) doubtLocked() {
+	d.trusted = false
+	notify(d.doubts)
+}
+
+// run looks at the record until ctx ends.
+func (d *database) run(ctx context.Context, locks lock.Locker, wake func()) {
+	for ctx.Err() == nil {
+		before := d.is()
+		changed := locks.Changed()
+		if locks.Session() != "" { // or else nobody knows whether this Consul is the cluster's own
+			d.look(ctx)
+		}
+		wait := lookAtRecord
+		switch {
+		case !d.is():
+			wait = time.Second
+		case !before:
+			wake()
+		}
+		select {
+		case <-d.doubts:
+		case <-changed:
+		case <-time.After(jitter(wait)):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// look reads the record and, if the server on it is not the one that is known, asks
+// which one answers.
+func (d *database) look(ctx context.Context) {
+	d.asking.Lock()
+	defer d.asking.Unlock()
+	r, version, err := readRecord(ctx, d.locks)
+	if err != nil {
+		d.log.Debug("database_record_unread", zap.Error(err))
+		return // nothing can be locked either
+	}
+	d.mu.Lock()
+	known := d.trusted && version != 0 && d.record.Same(r.Server) && d.record.FencesFrom == r.FencesFrom
+	if known {
+		d.record, d.version = r, version
+	}
+	back := d.back
+	d.trusted = known
+	d.mu.Unlock()
+	if known {
+		return
+	}
+	now, version, err := settleDatabase(ctx, d.store, d.locks, r, version, d.replica, back, false)
+	other := (*errOtherDatabase)(nil)
+	switch {
+	case errors.As(err, &other):
+		d.mu.Lock()
+		d.why = other
+		d.mu.Unlock()
+		if other.event == "postgres_stale" {
+			d.store.Refuse(r.Server) // the DSN may name another server
+		}
+		d.tell(other.event, r, now)
+		return
+	case errors.Is(err, lock.ErrChanged):
+		notify(d.doubts) // another replica was first
+		return
+	case err != nil:
+		d.log.Debug("database_unclear", zap.Error(err)) // claim_failed reports a Postgres that is unavailable
+		return
+	}
+	d.mu.Lock()
+	d.highest, d.back = 0, false
+	d.trusted, d.record, d.version, d.why = true, now, version, nil
+	d.mu.Unlock()
+	d.store.Refuse(now.Server)
+	switch {
+	case now.FencesFrom == r.FencesFrom && now.Same(r.Server): // others have put it on record
+		d.tell("postgres_server", r, now)
+	case r.System == "":
+		d.tell("postgres_recorded", r, now)
+	case back:
+		d.tell("fences_went_back", r, now)
+	case now.Timeline == r.Timeline && now.System == r.System:
+		d.tell("postgres_restarted", r, now)
+	default:
+		d.tell("postgres_failed_over", r, now)
+	}
+}
+
+// tell logs what came of a look: what keeps this replica from working once until it
+// changes.
+func (d *database) tell(event string, before, now databaseRecord) {
+	d.mu.Lock()
+	news := d.told != event
+	d.told = event
+	d.mu.Unlock()
+	is, was, from := zap.Object("server", server(now.Server)), zap.Object("on_record", server(before.Server)), zap.Int64("fences_from", now.FencesFrom)
+	switch event {
+	case "postgres_server":
+		d.log.Info("postgres_server", is)
+	case "postgres_recorded":
+		d.log.Info("postgres_recorded", is, from)
+	case "postgres_restarted":
+		d.log.Info("postgres_restarted", is, was, from)
+	case "postgres_failed_over":
+		d.log.Warn("postgres_failed_over", is, was, from)
+	case "fences_went_back":
+		d.log.Error("fences_went_back", is, from)
+	}
+	if !news {
+		return
+	}
+	switch event {
+	case "postgres_stale":
+		d.log.Error("postgres_stale", is, was)
+	case "postgres_is_another":
+		d.log.Error("postgres_is_another", is, was)
+	case "postgres_standby":
+		d.log.Error("postgres_standby", is)
+	}
+}
+
+// server is a server in a log line.
+type server tasks.Server
+
+func (s server) MarshalLogObject(e zapcore.ObjectEncoder) error {
+	e.AddString("address", s.Address)
+	e.AddInt("timeline", s.Timeline)
+	e.AddTime("started", s.Started)
+	e.AddString("system", s.System)
+	return nil
+}
+
+// cover returns the version of the record under which a task may be locked, after it has
+// raised FencesTo if the task's fence is above it.
+func (d *database) cover(ctx context.Context, t *tasks.Task) (version uint64, err error) {
+	for range 3 {
+		d.mu.Lock()
+		ours, covered, version := d.trusted && d.record.Started.Equal(t.Server), t.Fence <= d.record.FencesTo, d.version
+		d.mu.Unlock()
+		switch {
+		case !ours:
+			return 0, tasks.ErrOtherServer
+		case covered && t.Fence > 0:
+			return version, nil
+		}
+		if err := d.raise(ctx, t.Fence); err != nil {
+			return 0, err
+		}
+	}
+	return 0, lock.ErrChanged
+}
+
+// raise raises FencesTo above a fence.
+func (d *database) raise(ctx context.Context, fence int64) error {
+	d.asking.Lock()
+	d.mu.Lock()
+	r, version := d.record, d.version
+	d.mu.Unlock()
+	if r.FencesTo >= fence { // somebody has done it
+		d.asking.Unlock()
+		return nil
+	}
+	r.FencesTo, r.By, r.At = fence+fenceBlock, d.replica, time.Now().UTC()
+	version, err := writeRecord(ctx, d.locks, r, version)
+	if err == nil {
+		d.mu.Lock()
+		d.record, d.version = r, version
+		d.mu.Unlock()
+	}
+	d.asking.Unlock()
+	if errors.Is(err, lock.ErrChanged) {
+		d.look(ctx)
+		return nil
+	}
+	return err
+}
+
+// unchanged reports whether the record is the one that this replica knows, and its
+// server is the one that was started then. Whoever acts on what that server does not
+// say, as on a heartbeat that is missing, asks after it has noticed.
+func (d *database) unchanged(ctx context.Context, started time.Time) bool {
+	_, version, err := d.locks.Database(ctx)
+	if err != nil {
+		return false
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if version != d.version {
+		notify(d.doubts)
+	}
+	return d.trusted && version == d.version && d.record.Started.Equal(started)
+}
+
+// Database returns the Postgres server that is the cluster's database, as far as this
+// replica knows, or why it works with none. It is for people.
+func (w *Worker) Database() (tasks.Server, error) {
+	d := w.database
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch {
+	case d.trusted:
+		return d.record.Server, nil
+	case d.why != nil:
+		return tasks.Server{}, d.why
+	}
+	return tasks.Server{}, errors.New("it is not yet known which server is the database")
+}
+
+// CheckDatabase returns why replicas would not work with the server that answers, nil if
+// they would. It changes nothing.
+func CheckDatabase(ctx context.Context, store DatabaseStore, locks DatabaseLocks) error {
+	r, version, err := readRecord(ctx, locks)
+	if err != nil || version == 0 {
+		return err
+	}
+	server, err := store.Server(ctx)
+	if err != nil {
+		return err
+	}
+	if why := r.refuses(server.Server); why != nil {
+		return why
+	}
+	return nil
+}
+
+// AdoptDatabase puts the server that answers on record, whatever was there before, and
+// returns it. All fences that its predecessor may have given out are below its own.
+func AdoptDatabase(ctx context.Context, store DatabaseStore, locks DatabaseLocks, by string) (tasks.Server, error) {
+	for range 5 {
+		r, version, err := readRecord(ctx, locks)
+		if err != nil {
+			return tasks.Server{}, err
+		}
+		now, _, err := settleDatabase(ctx, store, locks, r, version, by, false, true)
+		if !errors.Is(err, lock.ErrChanged) {
+			return now.Server, err
+		}
+	}
+	return tasks.Server{}, lock.ErrChanged
+}
+
+// settleDatabase puts the server that answers on record, where r is not of that server
+// and it may take its place. It returns the record as it is then. If the server may not
+// take its place it returns an errOtherDatabase, and the record that it would have; with
+// force it always may.
+func settleDatabase(ctx context.Context, store DatabaseStore, locks DatabaseLocks, r databaseRecord, version uint64, by string, back, force bool) (databaseRecord, uint64, error) {
+	server, err := store.Server(ctx)
+	now := databaseRecord{Server: server.Server, By: by, At: time.Now().UTC()}
+	if err != nil {
+		return now, 0, err
+	}
+	if version != 0 && r.Same(server.Server) && !back {
+		return r, version, nil
+	}
+	if why := r.refuses(server.Server); why != nil && (!why.adoptable || version != 0 && !force) {
+		return now, 0, why
+	}
+	if !server.Recorded {
+		if err := store.Recorded(ctx); err != nil {
+			return now, 0, err
+		}
+	}
+	if version != 0 || server.Recorded { // else all fences that were ever used are the sequence's own
+		now.FencesFrom = max(r.FencesTo, server.Now.Unix()*fencesPerSecond)
+	}
+	now.FencesTo = now.FencesFrom + server.LastFence + fenceBlock
+	version, err = writeRecord(ctx, locks, now, version)
+	return now, version, err
+}
+
+// refuses returns why a server may not take the place of the one on record; nil if it may.
+func (r databaseRecord) refuses(server tasks.Server) *errOtherDatabase {
+	switch {
+	case server.Standby:
+		return &errOtherDatabase{"postgres_standby", false, fmt.Sprintf("the server at %s is a standby; add target_session_attrs=read-write to postgres.dsn", server.Address)}
+	case r.System != server.System:
+		return &errOtherDatabase{"postgres_is_another", true, fmt.Sprintf("the server at %s (system %s) is not a copy of the database on record, %s (system %s); is this the right postgres.dsn, and the right consul.prefix? If the database has moved there: onejob adopt-postgres", server.Address, server.System, r.Server, r.System)}
+	case server.Timeline < r.Timeline:
+		return &errOtherDatabase{"postgres_stale", true, fmt.Sprintf("the server at %s has timeline %d, and the database on record is %s: this is an old primary, or a backup from before a failover; name all servers in postgres.dsn, or, if the database was restored from that backup: onejob adopt-postgres", server.Address, server.Timeline, r.Server)}
+	}
+	return nil
+}
+
+func readRecord(ctx context.Context, locks DatabaseLocks) (r databaseRecord, version uint64, err error) {
+	text, version, err := locks.Database(ctx)
+	if err != nil || version == 0 {
+		return r, 0, err
+	}
+	if err := json.Unmarshal(text, &r); err != nil {
+		return databaseRecord{}, version, nil // somebody wrote to it; no server is the one on record
+	}
+	return r, version, nil
+}
+
+func writeRecord(ctx context.Context, locks DatabaseLocks, r databaseRecord, version uint64) (uint64, error) {
+	text, err := json.Marshal(r)
+	if err != nil {
+		return 0, fmt.Errorf("write the record of the database: %w", err)
+	}
+	return locks.SetDatabase(ctx, text, version)
+}

@@ -1,0 +1,318 @@
+package worker_test
+
+import (
+	"context"
+	"net/url"
+	"strings"
+	"sync"
+	"testing"
+
+	"onejob/internal/testenv"
+	"onejob/tasks"
+)
+
+// A ledger is what handlers saw of fences: evidence outside of every database.
+type ledger struct {
+	mu      sync.Mutex
+	entries []entry
+}
+
+type entry struct {
+	key   string
+	task  int64
+	fence int64
+}
+
+func (l *ledger) kinds() tasks.Kinds {
+	k := tasks.Kinds{}
+	tasks.Handle(k, "note", func(_ context.Context, a *tasks.Attempt, _ struct{}) (struct{}, error) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.entries = append(l.entries, entry{a.LockKey, a.ID, a.Fence})
+		return struct{}{}, nil
+	})
+	return k
+}
+
+func (l *ledger) count() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.entries)
+}
+
+// judge looks whether a fence was used twice, or followed by a lower one of its key.
+func (l *ledger) judge(t *testing.T) {
+	t.Helper()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	last, used := map[string]entry{}, map[int64]entry{}
+	for _, e := range l.entries {
+		if before, is := used[e.fence]; is {
+			t.Errorf("fence %d was used for task %d and for task %d", e.fence, before.task, e.task)
+		}
+		used[e.fence] = e
+		if before, is := last[e.key]; is && before.fence >= e.fence {
+			t.Errorf("key %s: fence %d of task %d after %d of task %d", e.key, e.fence, e.task, before.fence, before.task)
+		}
+		last[e.key] = e
+	}
+}
+
+// notes adds tasks with a few lock keys.
+func (c *cluster) notes(t *testing.T, n int) {
+	t.Helper()
+	c.exec(t, `INSERT INTO onejob.tasks (kind, lock_key) SELECT 'note', 'key ' || i % 7 FROM generate_series(1, $1::int) i`, n)
+}
+
+// at is the cluster as it is seen on another Postgres server, or on several.
+func (c *cluster) at(t *testing.T, dbs ...*testenv.DB) *cluster {
+	t.Helper()
+	var hosts []string
+	dsn, err := url.Parse(dbs[0].DSN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, db := range dbs {
+		u, err := url.Parse(db.DSN)
+		if err != nil {
+			t.Fatal(err)
+		}
+		hosts = append(hosts, u.Host)
+	}
+	dsn.Host = strings.Join(hosts, ",")
+	dsn.RawQuery += "&target_session_attrs=read-write"
+	one := &testenv.DB{Name: dbs[0].Name, DSN: dsn.String()}
+	return &cluster{dsn: one.DSN, kv: c.kv, pool: one.Pool(t)}
+}
+
+func events(rs []*replica, event string) (n int) {
+	for _, r := range rs {
+		n += r.events.FilterMessage(event).Len()
+	}
+	return n
+}
+
+// I10: a standby that lacks the last claims takes over. The old primary comes back.
+func TestFencesRiseThroughAFailover(t *testing.T) {
+	t.Parallel()
+	primary, db := testenv.OwnPostgres(t)
+	c := clusterOn(t, db, testenv.Consul(t))
+	standby, copied := db.Standby(t, primary)
+	both := c.at(t, db, copied)
+	var l ledger
+	rs := []*replica{both.replica(t, "a", l.kinds(), nil), both.replica(t, "b", l.kinds(), nil)}
+	c.notes(t, 100)
+	c.awaitAll(t, patience)
+	caughtUp(t, c, copied)
+	if err := standby.Detach(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c.notes(t, 500) // the standby never hears of them
+	c.awaitAll(t, patience)
+
+	primary.Kill()
+	if err := standby.Promote(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	now := c.at(t, copied)
+	now.notes(t, 300)
+	now.awaitAll(t, patience)
+	if n := events(rs, "postgres_failed_over"); n != 1 {
+		t.Errorf("the failover was announced %d times", n)
+	}
+
+	if err := primary.Start(t.Context()); err != nil { // as a primary of its own
+		t.Fatal(err)
+	}
+	late := both.replica(t, "late", l.kinds(), nil)
+	late.logged(t, "postgres_server")
+	now.notes(t, 100)
+	now.awaitAll(t, patience)
+	if server, err := late.Database(); err != nil || server.Timeline != 2 {
+		t.Errorf("the late replica works with %v (%v)", server, err)
+	}
+	if l.count() != 1000 {
+		t.Errorf("%d tasks ran, not 1000", l.count())
+	}
+	l.judge(t)
+	now.noOverlaps(t)
+}
+
+func caughtUp(t *testing.T, c *cluster, copied *testenv.DB) {
+	t.Helper()
+	want := get[string](t, c, "SELECT pg_current_wal_lsn()::text")
+	pool := copied.Pool(t)
+	testenv.Eventually(t, patience, "the standby has caught up", func() bool {
+		var there bool
+		err := pool.QueryRow(t.Context(), "SELECT pg_last_wal_replay_lsn() >= $1::pg_lsn", want).Scan(&there)
+		return err == nil && there
+	})
+}
+
+// I10: the old primary lives on beside the new one, and a replica follows it.
+func TestSplitBrain(t *testing.T) {
+	t.Parallel()
+	primary, db := testenv.OwnPostgres(t)
+	c := clusterOn(t, db, testenv.Consul(t))
+	standby, copied := db.Standby(t, primary)
+	var l ledger
+	old := c.replica(t, "old", l.kinds(), nil) // it knows the old primary only
+	both := c.at(t, db, copied).replica(t, "both", l.kinds(), nil)
+	c.notes(t, 100)
+	c.awaitAll(t, patience)
+	caughtUp(t, c, copied)
+	if err := standby.Promote(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c.notes(t, 200) // for nothing: both still follow the old one
+	c.awaitAll(t, patience)
+
+	now := c.at(t, copied)
+	fresh := now.replica(t, "new", l.kinds(), nil)
+	fresh.logged(t, "postgres_failed_over")
+	now.notes(t, 200)
+	c.notes(t, 50)
+	now.awaitAll(t, patience)
+	old.logged(t, "postgres_stale")
+	testenv.Eventually(t, patience, "the replica that knows both has moved", func() bool {
+		server, err := both.Database()
+		return err == nil && server.Timeline == 2
+	})
+	if _, err := old.Database(); err == nil {
+		t.Error("the replica of the old primary still believes in it")
+	}
+	before := l.count()
+	now.notes(t, 100)
+	now.awaitAll(t, patience)
+	if n := l.count() - before; n != 100 {
+		t.Errorf("%d tasks ran where 100 are new: the old primary's were claimed", n)
+	}
+	l.judge(t)
+}
+
+// I4: a replica talks to an old primary, and loses Consul just when others move to the new
+// one. To them it is silent; its leases hold until its health check ends.
+func TestSilenceBesideASplitBrainIsNoDeath(t *testing.T) {
+	t.Parallel()
+	primary, db := testenv.OwnPostgres(t)
+	c := clusterOn(t, db, testenv.Consul(t))
+	standby, copied := db.Standby(t, primary)
+	w := newWitness(t)
+	behind, _, toConsul := c.behind(t)
+	old := behind.process(t, "old", w.config())
+	id := c.stuck(t, w)
+	caughtUp(t, c, copied)
+	promoted := make(chan error, 1)
+	go func() { promoted <- standby.Promote(t.Context()) }()
+	now := c.at(t, copied)
+	fresh := now.process(t, "new", w.config())
+	toConsul.Cut()
+	if err := <-promoted; err != nil {
+		t.Fatal(err)
+	}
+	fresh.logged(t, "postgres_failed_over")
+	now.await(t, id, "succeeded")
+	if n := old.count("postgres_stale"); n > 0 {
+		t.Log("the replica heard of the new primary before Consul was cut off")
+	}
+	w.judge(t)
+}
+
+// I10: the database is restored from a backup of a while ago, at the same timeline.
+func TestFencesRiseThroughARestore(t *testing.T) {
+	t.Parallel()
+	server, db := testenv.OwnPostgres(t)
+	c := clusterOn(t, db, testenv.Consul(t))
+	var l ledger
+	rs := []*replica{c.replica(t, "a", l.kinds(), nil), c.replica(t, "b", l.kinds(), nil)}
+	c.notes(t, 50)
+	c.awaitAll(t, patience)
+	restore, err := server.Backup(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.notes(t, 300)
+	c.awaitAll(t, patience)
+	if err := restore(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c.pool.Reset()
+	c.notes(t, 300)
+	c.awaitAll(t, patience)
+	testenv.Eventually(t, patience, "the restart is announced", func() bool { return events(rs, "postgres_restarted") == 1 })
+	l.judge(t)
+}
+
+// I10: somebody sets the sequence back, loses or spoils the record in Consul.
+func TestHandsOnFences(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	var l ledger
+	r := c.replica(t, "a", l.kinds(), nil)
+	more := func() {
+		t.Helper()
+		c.notes(t, 100)
+		c.awaitAll(t, patience)
+	}
+	more()
+	c.exec(t, "ALTER SEQUENCE onejob.fences RESTART 1")
+	more()
+	r.logged(t, "fences_went_back")
+
+	key := c.kv.Prefix + "/database"
+	if _, err := c.kv.Client.KV().Delete(key, nil); err != nil {
+		t.Fatal(err)
+	}
+	more()
+	l.judge(t)
+	for what, value := range map[string]string{"no JSON": "{", "nothing": "", "of another": `{"system":"1","timeline":1,"fences_to":5}`} {
+		t.Run(what, func(t *testing.T) {
+			pair, _, err := c.kv.Client.KV().Get(key, nil)
+			if err != nil || pair == nil {
+				t.Fatal(pair, err)
+			}
+			good := pair.Value
+			pair.Value = []byte(value)
+			if _, err := c.kv.Client.KV().Put(pair, nil); err != nil {
+				t.Fatal(err)
+			}
+			before := r.events.FilterMessage("postgres_is_another").Len()
+			id := c.insert(t, "kind", "note")
+			testenv.Eventually(t, patience, "it is told", func() bool { return r.events.FilterMessage("postgres_is_another").Len() > before })
+			if got := get[string](t, c, "SELECT status FROM onejob.tasks WHERE id = $1", id); got == "succeeded" {
+				t.Error("the task ran")
+			}
+			pair.Value = good
+			if _, err := c.kv.Client.KV().Put(pair, nil); err != nil {
+				t.Fatal(err)
+			}
+			c.await(t, id, "succeeded")
+		})
+	}
+	l.judge(t)
+}
+
+// While locks fail, rows are not claimed and given back again and again.
+func TestClaimsPauseWhileLocksFail(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	var l ledger
+	behind, _, toConsul := c.behind(t)
+	r := behind.replica(t, "a", l.kinds(), nil)
+	c.notes(t, 10)
+	c.awaitAll(t, patience)
+	before := get[int64](t, c, "SELECT last_value FROM onejob.fences")
+	toConsul.Cut()
+	c.notes(t, 500)
+	r.logged(t, "session_lost")
+	toConsul.Heal()
+	c.awaitAll(t, patience)
+	burnt := get[int64](t, c, "SELECT last_value FROM onejob.fences") - before - 500
+	if burnt > 100 {
+		t.Errorf("%d fences were used for nothing", burnt)
+	}
+	if n := r.events.FilterMessage("lock_failed").Len(); n > 1 {
+		t.Errorf("lock_failed was logged %d times", n)
+	}
+	l.judge(t)
+}

@@ -1,0 +1,62 @@
+package worker
+
+import (
+	"errors"
+	"sync"
+	"time"
+
+	"onejob/lock"
+)
+
+// doorway lets tasks in only while locks can be had. When one fails for a reason that is
+// not the task's, because Consul is unavailable or refuses, all would, and each would be
+// claimed and given back again and again. So from then on one task is claimed a second,
+// until Consul answers.
+type doorway struct {
+	mu     sync.Mutex
+	closed bool
+	next   time.Time // when one may pass
+}
+
+// probeEvery is how often a task is claimed to see whether locks can be had again.
+const probeEvery = time.Second
+
+// pass returns how many of n tasks may be claimed now.
+func (d *doorway) pass(n int) int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch now := time.Now(); {
+	case !d.closed:
+		return n
+	case n == 0 || now.Before(d.next):
+		return 0
+	default:
+		d.next = now.Add(probeEvery)
+		return 1
+	}
+}
+
+// close reports whether it was open.
+func (d *doorway) close() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	was := d.closed
+	d.closed = true
+	if !was {
+		d.next = time.Now().Add(probeEvery)
+	}
+	return !was
+}
+
+// seen takes in Consul's answer to an attempt to lock, and reports whether that has
+// opened the door again. That somebody else holds a lock is an answer, too.
+func (d *doorway) seen(err error) bool {
+	if err != nil && !errors.Is(err, lock.ErrHeld) && !errors.Is(err, lock.ErrDelayed) {
+		return false
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	was := d.closed
+	d.closed = false
+	return was
+}
