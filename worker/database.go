@@ -235,29 +235,28 @@ func (d *database) tell(event string, before, now databaseRecord) {
 	news := d.told != event
 	d.told = event
 	d.mu.Unlock()
-	is, was, from := zap.Object("server", server(now.Server)), zap.Object("on_record", server(before.Server)), zap.Int64("fences_from", now.FencesFrom)
 	switch event {
 	case "postgres_server":
-		d.log.Info("postgres_server", is)
+		d.log.Info("postgres_server", zap.Object("server", server(now.Server)))
 	case "postgres_recorded":
-		d.log.Info("postgres_recorded", is, from)
+		d.log.Info("postgres_recorded", zap.Object("server", server(now.Server)), zap.Int64("fences_from", now.FencesFrom))
 	case "postgres_restarted":
-		d.log.Info("postgres_restarted", is, was, from)
+		d.log.Info("postgres_restarted", zap.Object("server", server(now.Server)), zap.Object("on_record", server(before.Server)), zap.Int64("fences_from", now.FencesFrom))
 	case "postgres_failed_over":
-		d.log.Warn("postgres_failed_over", is, was, from)
+		d.log.Warn("postgres_failed_over", zap.Object("server", server(now.Server)), zap.Object("on_record", server(before.Server)), zap.Int64("fences_from", now.FencesFrom))
 	case "fences_went_back":
-		d.log.Error("fences_went_back", is, from)
+		d.log.Error("fences_went_back", zap.Object("server", server(now.Server)), zap.Int64("fences_from", now.FencesFrom))
 	}
 	if !news {
 		return
 	}
 	switch event {
 	case "postgres_stale":
-		d.log.Error("postgres_stale", is, was)
+		d.log.Error("postgres_stale", zap.Object("server", server(now.Server)), zap.Object("on_record", server(before.Server)))
 	case "postgres_is_another":
-		d.log.Error("postgres_is_another", is, was)
+		d.log.Error("postgres_is_another", zap.Object("server", server(now.Server)), zap.Object("on_record", server(before.Server)))
 	case "postgres_standby":
-		d.log.Error("postgres_standby", is)
+		d.log.Error("postgres_standby", zap.Object("server", server(now.Server)))
 	}
 }
 

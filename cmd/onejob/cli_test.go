@@ -221,6 +221,13 @@ var scriptCommands = map[string]func(ts *testscript.TestScript, neg bool, args [
 		ts.Check(err)
 	},
 
+	// database JSON puts something on record as the database.
+	"database": func(ts *testscript.TestScript, _ bool, args []string) {
+		kv := consulOf(ts)
+		_, err := kv.Client.KV().Put(&api.KVPair{Key: kv.Prefix + "/database", Value: []byte(args[0])}, nil)
+		ts.Check(err)
+	},
+
 	// end-session KEY ends the session that holds a lock.
 	"end-session": func(ts *testscript.TestScript, _ bool, args []string) {
 		pair := holder(ts, args[0])
