@@ -18,6 +18,7 @@ var clusterFaults = []*kind{
 	{name: "worker-kill", what: "kill -9 of the working process of a replica, under its supervisor, often while a statement of its works", weight: 3, run: killWorker},
 	{name: "both-unavailable", what: "all replicas black-holed from Consul and Postgres", weight: 1, least: 2 * time.Second, most: 30 * time.Second, run: cutAll},
 	{name: "wrong-consul", what: "one more replica, with an empty Consul of its own", weight: 1, least: 5 * time.Second, most: 25 * time.Second, run: wrongConsul},
+	{name: "database-key", what: "the record of the database in Consul is deleted, or overwritten for a while", weight: 1, least: 0, most: 15 * time.Second, run: spoilDatabaseKey},
 	{name: "cluster-key", what: "the cluster's id in Consul is deleted", weight: 1, run: deleteClusterKey},
 }
 
@@ -109,4 +110,38 @@ func deleteClusterKey(ctx context.Context, h *hit) error {
 		}
 	}
 	return errNothing // all of them are unavailable
+}
+
+// spoilDatabaseKey takes the record of the database away. Deleted, it is made again, with
+// fences above all others; overwritten, nobody works until it is put right.
+func spoilDatabaseKey(ctx context.Context, h *hit) error {
+	const key = "service/onejob/database"
+	kv := h.c.consul.Servers[h.rand.IntN(len(h.c.consul.Servers))].Client().KV()
+	asking, cancel := context.WithTimeout(ctx, consulPatience)
+	defer cancel()
+	before, _, err := kv.Get(key, new(api.QueryOptions).WithContext(asking))
+	if err != nil || before == nil {
+		return errNothing
+	}
+	if err := h.begins(key); err != nil {
+		return err
+	}
+	if h.rand.IntN(2) == 0 {
+		_, err := kv.Delete(key, new(api.WriteOptions).WithContext(asking))
+		return err
+	}
+	if _, err := kv.Put(&api.KVPair{Key: key, Value: []byte("{")}, new(api.WriteOptions).WithContext(asking)); err != nil {
+		return err
+	}
+	h.lasts(ctx)
+	return eventually(context.WithoutCancel(ctx), time.Minute, "the record of the database is put right", func() error {
+		writing, cancel := context.WithTimeout(context.WithoutCancel(ctx), consulPatience)
+		defer cancel()
+		for _, s := range h.c.consul.Servers {
+			if _, err := s.Client().KV().Put(&api.KVPair{Key: key, Value: before.Value}, new(api.WriteOptions).WithContext(writing)); err == nil {
+				return nil
+			}
+		}
+		return errNothing
+	})
 }

@@ -60,6 +60,37 @@ func TestMutantsAreCaught(t *testing.T) {
 	}
 }
 
+// Protections whose fault cannot be had under load, or needs a server to be promoted, have
+// a test of their own. It must fail for the mutant.
+func TestMutantsFailTheirTest(t *testing.T) {
+	for name, m := range map[string]struct{ mutant, pkg, test string }{
+		"fences begin above those of another server":      {"fences", "onejob/worker", "TestFencesRiseThroughARestore"},
+		"locks are had under the record of the database":  {"record", "onejob/lock/consul", "TestLocksNeedTheRecord"},
+		"silence counts on the replica's own server only": {"silence", "onejob/worker", "TestSilenceBesideASplitBrainIsNoDeath"},
+		"what has not begun is not charged":               {"begun", "onejob/worker", "TestSuspectsThatWaitAreNotBlamed"},
+		"a task that stalls replicas is charged":          {"stalls", "onejob/worker", "TestStallsAreHeldAgainstTheTask"},
+		"a claim that has begun is finished":              {"claims", "onejob/worker", "TestStopsLoseNoClaim"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run := func(mutant string) error {
+				cmd := exec.CommandContext(t.Context(), "go", "test", "-tags", "mutants", "-count", "1", "-timeout", "10m",
+					"-ldflags", "-X onejob/internal/mutant.name="+mutant, "-run", "^"+m.test+"$", m.pkg)
+				out, err := cmd.CombinedOutput()
+				if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) || strings.Contains(string(out), "[build failed]") || strings.Contains(string(out), "no tests to run") {
+					t.Fatalf("the test did not run: %v\n%s", err, out)
+				}
+				return err
+			}
+			if err := run(""); err != nil {
+				t.Errorf("%s fails without the mutant, too", m.test)
+			}
+			if run(m.mutant) == nil {
+				t.Errorf("%s passes", m.test)
+			}
+		})
+	}
+}
+
 // The same faults do no harm to what is not a mutant.
 func TestNoMutantIsNotGuilty(t *testing.T) {
 	if r, guilty := judged(t, "", "freeze,cut-consul,kill,session-unheard,row-reset", "3m"); guilty {

@@ -11,6 +11,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"onejob/internal/mutant"
 	"onejob/lock"
 	"onejob/tasks"
 )
@@ -259,7 +260,7 @@ func (w *Worker) judge(t *tasks.Task, result tasks.Result, err, cause error) tas
 	switch {
 	case is(lock.ErrLost), is(lock.ErrRevoked), is(tasks.ErrLeaseEnded):
 		e.Outcome, e.Next, e.GiveBack, e.Delay = tasks.LeaseLost, tasks.StatusPending, true, w.LockDelay
-		if e.Stalled = w.stalls.lately(); e.Stalled && t.Crashes+t.Stalls+1 >= w.MaxCrashes && (w.MaxCrashes == 1 || w.suspects.only(t.Fence)) {
+		if e.Stalled = w.stalls.lately() && !mutant.Stalls; e.Stalled && t.Crashes+t.Stalls+1 >= w.MaxCrashes && (w.MaxCrashes == 1 || w.suspects.only(t.Fence)) {
 			e.Next, e.GiveBack = tasks.StatusFailed, false
 			e.Error = fmt.Sprintf("quarantined: %d replicas died or stalled while they worked on it, the last was %s; see what it does to them, then onejob tasks retry %d", t.Crashes+t.Stalls+1, w.Replica, t.ID)
 		}

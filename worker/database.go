@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
+	"onejob/internal/mutant"
 	"onejob/lock"
 	"onejob/tasks"
 )
@@ -33,6 +34,8 @@ type databaseRecord struct {
 	FencesTo   int64     `json:"fences_to"`
 	By         string    `json:"by"` // the replica that wrote it
 	At         time.Time `json:"at"` // by that one's clock, for people
+
+	last int64 // fence that the server has given out, when it was asked
 }
 
 const (
@@ -210,7 +213,7 @@ func (d *database) look(ctx context.Context) {
 		return
 	}
 	d.mu.Lock()
-	d.highest, d.back = 0, false
+	d.highest, d.back = now.last, false
 	d.trusted, d.record, d.version, d.why = true, now, version, nil
 	d.mu.Unlock()
 	d.store.Refuse(now.Server)
@@ -391,6 +394,7 @@ func settleDatabase(ctx context.Context, store DatabaseStore, locks DatabaseLock
 		return now, 0, err
 	}
 	if version != 0 && r.Same(server.Server) && !back {
+		r.last = r.FencesFrom + server.LastFence
 		return r, version, nil
 	}
 	if why := r.refuses(server.Server); why != nil && (!why.adoptable || version != 0 && !force) {
@@ -404,7 +408,11 @@ func settleDatabase(ctx context.Context, store DatabaseStore, locks DatabaseLock
 	if version != 0 || server.Recorded { // else all fences that were ever used are the sequence's own
 		now.FencesFrom = max(r.FencesTo, server.Now.Unix()*fencesPerSecond)
 	}
-	now.FencesTo = now.FencesFrom + server.LastFence + fenceBlock
+	if mutant.Fences {
+		now.FencesFrom = 0
+	}
+	now.last = now.FencesFrom + server.LastFence
+	now.FencesTo = now.last + fenceBlock
 	version, err = writeRecord(ctx, locks, now, version)
 	return now, version, err
 }

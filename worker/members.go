@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"onejob/internal/boottime"
+	"onejob/internal/mutant"
 	"onejob/internal/procfs"
 	"onejob/lock"
 	"onejob/tasks"
@@ -192,7 +193,7 @@ func (w *Worker) beatOnce(ctx context.Context) {
 	for _, r := range w.members.silent(lock.Silence) {
 		switch {
 		case r.Session == session:
-		case r.Here:
+		case r.Here || mutant.Silence:
 			w.bury(ctx, r)
 		default:
 			w.buryElsewhere(ctx, r)

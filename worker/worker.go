@@ -303,7 +303,11 @@ func (w *Worker) claimSome(ctx context.Context) (more, asked bool, err error) {
 	w.claiming.RLock()
 	defer w.claiming.RUnlock()
 	c = tasks.Claim{Server: c.Server, FencesFrom: c.FencesFrom, Session: session, Replica: w.Replica, Kinds: w.serving.Load().none, Queues: w.Queues, Max: w.payloads.fit(room, bytes), MaxBytes: bytes}
-	claimed, err := w.Store.Claim(context.WithoutCancel(ctx), c)
+	whole := context.WithoutCancel(ctx)
+	if mutant.Claims {
+		whole = ctx
+	}
+	claimed, err := w.Store.Claim(whole, c)
 	if !w.usable(&claimed, before, err) {
 		w.running.leave(room)
 		return false, false, nil

@@ -19,4 +19,10 @@ const (
 	Identity    = false // a replica works with any Consul
 	Burial      = false // a death is made known before all that the process left is dead
 	Statement   = false // statements of those who died go on
+	Fences      = false // the fences of another server do not begin above those of its predecessor
+	Record      = false // locks are had whatever the record of the database says
+	Silence     = false // silence on one server is death, whatever another one hears
+	Begun       = false // tasks are charged with the deaths of replicas where they had not begun
+	Stalls      = false // tasks that stall replicas are not charged
+	Claims      = false // a claim is given up when the replica is told to stop
 )

@@ -14,4 +14,10 @@ var (
 	Identity    = name == "identity"
 	Burial      = name == "burial"
 	Statement   = name == "statement"
+	Fences      = name == "fences"
+	Record      = name == "record"
+	Silence     = name == "silence"
+	Begun       = name == "begun"
+	Stalls      = name == "stalls"
+	Claims      = name == "claims"
 )

@@ -10,6 +10,7 @@ import (
 	"github.com/hashicorp/consul/api"
 
 	"onejob/internal/boottime"
+	"onejob/internal/mutant"
 	"onejob/lock"
 )
 
@@ -27,7 +28,7 @@ func (l *Locker) lockKeys(ctx context.Context, list []*lease) {
 	for len(list) > 0 {
 		n := fitting(list)
 		var guard []byte
-		if version := list[0].database; version != 0 {
+		if version := list[0].database; version != 0 && !mutant.Record {
 			guard = appendOp(nil, api.KVCheckIndex, l.databaseKey(), "", nil, version)
 		}
 		l.commit(ctx, "acquire", list[:n], guard, 1, func(b []byte, ls *lease) []byte {
