@@ -13,7 +13,6 @@ var postgresFaults = []*kind{
 	{name: "postgres-kill", what: "Postgres falls (immediate) and comes back", weight: 1, least: 0, most: 10 * time.Second, run: killPostgres},
 	{name: "postgres-terminate", what: "an operator terminates a replica's connections", weight: 2, run: terminatePostgres},
 	{name: "postgres-slow", what: "Postgres' disk is slow: every commit waits", weight: 2, least: 2 * time.Second, most: 20 * time.Second, run: slowPostgres},
-	{name: "fences-reset", what: "an operator sets the sequence of fences back to 1", weight: 1, run: resetFences},
 	{name: "row-reset", what: "an operator makes running rows pending, by hand", weight: 1, run: resetRows},
 }
 
@@ -95,13 +94,4 @@ func (h *hit) operate(ctx context.Context, statement string, args ...any) error 
 	defer cancel()
 	_, err := h.c.operator.Exec(ctx, statement, args...)
 	return err
-}
-
-// resetFences does what somebody does who copies tables together. Nothing else says how
-// far fences went but the record in Consul.
-func resetFences(ctx context.Context, h *hit) error {
-	if err := h.begins("the sequence"); err != nil {
-		return err
-	}
-	return h.sql(ctx, `ALTER SEQUENCE onejob.fences RESTART`)
 }

@@ -326,7 +326,7 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 	ok("Which", err)
 	_, err = b.Server(ctx)
 	ok("Server", err)
-	ok("Recorded", b.Recorded(ctx))
+	ok("Recorded", b.Recorded(ctx, 0))
 	b.Refuse(server)
 	ok("Refuse", nil)
 	_, err = b.Sessions(ctx, "another")

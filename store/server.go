@@ -33,7 +33,7 @@ func (s *Store) Which(ctx context.Context) (tasks.Server, error) {
 func (s *Store) Server(ctx context.Context) (tasks.ServerReport, error) {
 	return s.which(ctx, serverSQL+`,
        coalesce(pg_sequence_last_value('onejob.fences'::regclass), 0),
-       coalesce((SELECT recorded_at IS NOT NULL FROM onejob.cluster), false)`)
+       coalesce((SELECT fences_from FROM onejob.cluster), -1)`)
 }
 
 func (s *Store) which(ctx context.Context, sql string) (tasks.ServerReport, error) {
@@ -44,7 +44,7 @@ func (s *Store) which(ctx context.Context, sql string) (tasks.ServerReport, erro
 		var seconds int64
 		to := []any{&r.System, &timeline, &r.Started, &r.Address, &r.Standby, &seconds}
 		if len(row.FieldDescriptions()) > len(to) {
-			to = append(to, &r.LastFence, &r.Recorded)
+			to = append(to, &r.LastFence, &r.FencesFrom)
 		}
 		if err := row.Scan(to...); err != nil {
 			return r, err
@@ -62,12 +62,17 @@ func (s *Store) which(ctx context.Context, sql string) (tasks.ServerReport, erro
 	return list[0], nil
 }
 
-// Recorded notes that the database is on record in Consul, or is about to be.
-func (s *Store) Recorded(ctx context.Context) error {
+// Recorded notes what is added to the numbers of onejob.fences from now on, unless more is
+// noted already.
+func (s *Store) Recorded(ctx context.Context, fencesFrom int64) error {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	if _, err := query(ctx, s.pool, pgx.RowTo[bool], `UPDATE onejob.cluster SET recorded_at = clock_timestamp() WHERE recorded_at IS NULL RETURNING true`); err != nil {
-		return fmt.Errorf("note that the database is on record: %w", err)
+	if _, err := query(ctx, s.pool, pgx.RowTo[bool], `
+UPDATE onejob.cluster
+   SET fences_from = $1
+ WHERE coalesce(fences_from < $1, true)
+RETURNING true`, fencesFrom); err != nil {
+		return fmt.Errorf("note where fences begin: %w", err)
 	}
 	return nil
 }

@@ -20,7 +20,7 @@ func TestAClaimNamesItsServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if server.Timeline != 1 || server.Standby || server.System == "" || server.Recorded {
+	if server.Timeline != 1 || server.Standby || server.System == "" || server.FencesFrom != -1 {
 		t.Errorf("the server is %+v", server)
 	}
 	b.insert()

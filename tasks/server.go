@@ -29,7 +29,10 @@ type ServerReport struct {
 	Server
 	Now       time.Time // by its clock
 	LastFence int64     // the last number of onejob.fences; zero if none was given out
-	Recorded  bool      // the database was put on record once
+
+	// FencesFrom is what the database knows was added to these numbers last; -1 if it was
+	// never on record.
+	FencesFrom int64
 }
 
 func (s Server) String() string { return fmt.Sprintf("timeline %d at %s", s.Timeline, s.Address) }

@@ -54,8 +54,8 @@ const (
 type DatabaseStore interface {
 	Server(context.Context) (tasks.ServerReport, error)
 
-	// Recorded notes that the database is on record, or is about to be.
-	Recorded(context.Context) error
+	// Recorded notes in the database where its fences begin, unless more is noted there.
+	Recorded(ctx context.Context, fencesFrom int64) error
 
 	// Refuse makes connections fail that lead to a server with an older timeline than the
 	// given one.
@@ -183,11 +183,21 @@ func (d *database) look(ctx context.Context) {
 		return // nothing can be locked either
 	}
 	d.mu.Lock()
+	mine, back := d.record, d.back
+	d.mu.Unlock()
+	if version != 0 && r.FencesTo < mine.FencesTo && r.FencesFrom == mine.FencesFrom && r.Same(mine.Server) { // an old record is back
+		r.FencesTo = mine.FencesTo
+		if version, err = writeRecord(ctx, d.locks, r, version); err != nil {
+			d.log.Debug("database_record_unwritten", zap.Error(err))
+			notify(d.doubts)
+			return
+		}
+	}
+	d.mu.Lock()
 	known := d.trusted && version != 0 && d.record.Same(r.Server) && d.record.FencesFrom == r.FencesFrom
 	if known {
 		d.record, d.version = r, version
 	}
-	back := d.back
 	d.trusted = known
 	d.mu.Unlock()
 	if known {
@@ -213,6 +223,12 @@ func (d *database) look(ctx context.Context) {
 		return
 	}
 	d.mu.Lock()
+	if now.FencesFrom == d.record.FencesFrom && now.last < d.highest {
+		d.back = true
+		d.mu.Unlock()
+		notify(d.doubts)
+		return
+	}
 	d.highest, d.back = now.last, false
 	d.trusted, d.record, d.version, d.why = true, now, version, nil
 	d.mu.Unlock()
@@ -220,7 +236,7 @@ func (d *database) look(ctx context.Context) {
 	switch {
 	case now.FencesFrom == r.FencesFrom && now.Same(r.Server): // others have put it on record
 		d.tell("postgres_server", r, now)
-	case r.System == "":
+	case r.System == "" || now.Same(r.Server) && !back:
 		d.tell("postgres_recorded", r, now)
 	case back:
 		d.tell("fences_went_back", r, now)
@@ -393,28 +409,25 @@ func settleDatabase(ctx context.Context, store DatabaseStore, locks DatabaseLock
 	if err != nil {
 		return now, 0, err
 	}
-	if version != 0 && r.Same(server.Server) && !back {
+	if version != 0 && r.Same(server.Server) && r.FencesFrom >= server.FencesFrom && !back {
 		r.last = r.FencesFrom + server.LastFence
-		return r, version, nil
+		return r, version, store.Recorded(ctx, r.FencesFrom)
 	}
 	if why := r.refuses(server.Server); why != nil && (!why.adoptable || version != 0 && !force) {
 		return now, 0, why
 	}
-	if !server.Recorded {
-		if err := store.Recorded(ctx); err != nil {
-			return now, 0, err
-		}
-	}
-	if version != 0 || server.Recorded { // else all fences that were ever used are the sequence's own
-		now.FencesFrom = max(r.FencesTo, server.Now.Unix()*fencesPerSecond)
+	if version != 0 || server.FencesFrom >= 0 { // else all fences that were ever used are the sequence's own
+		now.FencesFrom = max(r.FencesTo, server.FencesFrom+fenceBlock, server.Now.Unix()*fencesPerSecond)
 	}
 	if mutant.Fences {
 		now.FencesFrom = 0
 	}
 	now.last = now.FencesFrom + server.LastFence
 	now.FencesTo = now.last + fenceBlock
-	version, err = writeRecord(ctx, locks, now, version)
-	return now, version, err
+	if version, err = writeRecord(ctx, locks, now, version); err != nil {
+		return now, 0, err
+	}
+	return now, version, store.Recorded(ctx, now.FencesFrom)
 }
 
 // refuses returns why a server may not take the place of the one on record; nil if it may.

@@ -265,6 +265,21 @@ func TestHandsOnFences(t *testing.T) {
 	}
 	more()
 	l.judge(t)
+	t.Run("an old record is put back", func(t *testing.T) {
+		pair, _, err := c.kv.Client.KV().Get(key, nil)
+		if err != nil || pair == nil {
+			t.Fatal(pair, err)
+		}
+		if _, err := c.kv.Client.KV().Delete(key, nil); err != nil {
+			t.Fatal(err)
+		}
+		more() // under a new one
+		if _, err := c.kv.Client.KV().Put(pair, nil); err != nil {
+			t.Fatal(err)
+		}
+		more()
+		l.judge(t)
+	})
 	for what, value := range map[string]string{"no JSON": "{", "nothing": "", "of another": `{"system":"1","timeline":1,"fences_to":5}`} {
 		t.Run(what, func(t *testing.T) {
 			pair, _, err := c.kv.Client.KV().Get(key, nil)

@@ -89,7 +89,7 @@ func (s *fakeStore) Beat(_ context.Context, r tasks.Replica) ([]tasks.Replica, e
 	return []tasks.Replica{r}, nil
 }
 func (s *fakeStore) Server(context.Context) (tasks.ServerReport, error)           { return fakeServer, nil }
-func (s *fakeStore) Recorded(context.Context) error                               { return nil }
+func (s *fakeStore) Recorded(context.Context, int64) error                        { return nil }
 func (s *fakeStore) Refuse(tasks.Server)                                          {}
 func (s *fakeStore) EndReplica(context.Context, string, tasks.ReplicaState) error { return nil }
 func (s *fakeStore) Replicas(context.Context) ([]tasks.Replica, error)            { return nil, nil }
