@@ -81,7 +81,7 @@ type Command struct {
 	Timeout          time.Duration     `koanf:"timeout"`    // of an attempt, besides the task's; zero means none
 	Grace            time.Duration     `koanf:"grace"`      // zero means DefaultGrace
 	NoRetryExitCodes []int             `koanf:"no_retry_exit_codes"`
-	OutputLimit      int               `koanf:"output_limit"` // bytes; zero means the attempt's own
+	OutputLimit      int               `koanf:"output_limit"` // bytes, at most MaxKept; zero means the attempt's own
 
 	// Who runs it: a name or a number; the daemon's own user if both are empty.
 	// The supplementary groups are those of the user. Only root can run a
@@ -176,6 +176,9 @@ func (c Command) problems() []error {
 	}
 	if c.OutputLimit < 0 {
 		add("output_limit %d is negative", c.OutputLimit)
+	}
+	if c.OutputLimit > MaxKept {
+		add("output_limit %d is above %d (16 MiB), the most that is kept of an attempt", c.OutputLimit, MaxKept)
 	}
 	for _, code := range c.NoRetryExitCodes {
 		if code < 1 || code > 255 {

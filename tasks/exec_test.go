@@ -175,6 +175,8 @@ func TestExecValidate(t *testing.T) {
 		"group":   {Path: "/bin/sh", Group: "no-such-group"},
 		"number":  {Path: "/bin/sh", User: "3999999999"},
 		"nobody":  {Path: "/bin/sh", User: "4294967295", Group: "0"},
+		"largest": {Path: "/bin/sh", OutputLimit: 16 << 20},
+		"large":   {Path: "/bin/sh", OutputLimit: 16<<20 + 1},
 		"limits":  {Path: "/bin/sh", MemoryMax: 4096, PIDsMax: -1, CPUMax: -0.5},
 	}}.Validate()
 	if err == nil {
@@ -199,6 +201,7 @@ func TestExecValidate(t *testing.T) {
 		`command "numbers": timeout`,
 		`command "numbers": grace`,
 		`command "numbers": output_limit`,
+		`command "large": output_limit 16777217 is above 16777216 (16 MiB)`,
 		`command "numbers": no_retry_exit_codes: 0`,
 		`command "numbers": no_retry_exit_codes: 256`,
 		`command "user": user: there is no user "no-such-user"`,
@@ -213,8 +216,8 @@ func TestExecValidate(t *testing.T) {
 			t.Errorf("it does not say %q:\n%v", want, err)
 		}
 	}
-	if n := len(strings.Split(err.Error(), "\n")); n != 27 {
-		t.Errorf("%d problems instead of 27:\n%v", n, err)
+	if n := len(strings.Split(err.Error(), "\n")); n != 28 {
+		t.Errorf("%d problems instead of 28:\n%v", n, err)
 	}
 }
 

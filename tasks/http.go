@@ -43,7 +43,7 @@ type HTTPConfig struct {
 	Allow []string `koanf:"allow"`
 
 	// ResponseLimit is how many bytes of a response's body are kept as the
-	// task's result. Zero means DefaultHTTPResponseLimit.
+	// task's result, at most MaxKept. Zero means DefaultHTTPResponseLimit.
 	ResponseLimit int `koanf:"response_limit"`
 
 	// Timeout bounds the request of a task that has no timeout of its own,
@@ -90,6 +90,9 @@ func NewHTTP(c HTTPConfig) (*HTTP, error) {
 	}
 	if c.ResponseLimit < 0 {
 		problems = append(problems, fmt.Errorf("response_limit %d: must not be negative", c.ResponseLimit))
+	}
+	if c.ResponseLimit > MaxKept {
+		problems = append(problems, fmt.Errorf("response_limit %d: must be at most %d (16 MiB)", c.ResponseLimit, MaxKept))
 	}
 	if c.Timeout < 0 {
 		problems = append(problems, fmt.Errorf("timeout %s: must not be negative", c.Timeout))

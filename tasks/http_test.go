@@ -513,6 +513,16 @@ timeout -1s: must not be negative`
 	}
 }
 
+func TestResponseLimitHasAnUpperBound(t *testing.T) {
+	if _, err := NewHTTP(HTTPConfig{ResponseLimit: 16 << 20}); err != nil {
+		t.Errorf("16 MiB: %v", err)
+	}
+	const want = "response_limit 16777217: must be at most 16777216 (16 MiB)"
+	if _, err := NewHTTP(HTTPConfig{ResponseLimit: 16<<20 + 1}); err == nil || err.Error() != want {
+		t.Errorf("a byte more: %v, want %s", err, want)
+	}
+}
+
 // FuzzHTTPAllow checks that what the allow-list lets through leads, for a
 // reader that decodes the path as often as it likes and cleans it, to the
 // place that the list names.

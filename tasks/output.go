@@ -11,6 +11,11 @@ import (
 // half of it from the beginning and half from the end.
 const DefaultOutputLimit = 16 << 10
 
+// MaxKept is the highest limit, in bytes, that a configuration may set for what is
+// kept of an attempt: the output of a command, or the response to a request. Each
+// attempt that runs may hold that much in memory.
+const MaxKept = 16 << 20
+
 // Output keeps the beginning and the end of what is written to it and counts
 // the rest, so that a chatty task costs a fixed amount of memory. Its methods
 // may be called by several goroutines at once.
