@@ -118,6 +118,30 @@ func TestHealthyRowsAmongHostileOnes(t *testing.T) {
 	})
 }
 
+// A row that Postgres refuses to make running fails, and the log names it, once. A
+// healthy row that was claimed together with it runs.
+func TestRefusedRowIsNamed(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.exec(t, `CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE numeric_value_out_of_range USING MESSAGE = 'not this one'; END $$`)
+	c.exec(t, `CREATE TRIGGER refuse BEFORE UPDATE ON onejob.tasks FOR EACH ROW WHEN (NEW.status = 'running' AND NEW.payload = '"refused"') EXECUTE FUNCTION public.refuse()`)
+	bad := c.insert(t, "kind, payload, priority", "noop", `"refused"`, 1)
+	healthy := c.insert(t, "kind", "noop")
+	r := c.replica(t, "a", kinds(nil), nil)
+	c.await(t, bad, "failed")
+	c.await(t, healthy, "succeeded")
+	fields := r.logged(t, "row_refused")
+	if fields["task_id"] != bad || fields["failed"] != true || !strings.Contains(fmt.Sprint(fields["error"]), "not this one (SQLSTATE 22003)") {
+		t.Errorf("the event has the fields %v, want those of task %d, which has failed", fields, bad)
+	}
+	for range 3 { // claims go on
+		c.await(t, c.insert(t, "kind", "noop"), "succeeded")
+	}
+	if n := r.events.FilterMessage("row_refused").Len(); n != 1 {
+		t.Errorf("it was logged %d times", n)
+	}
+}
+
 // A replica is frozen while it receives what it has claimed. Until its session ends
 // its rows are its own; all others are nobody's business of its.
 func TestAReplicaFrozenInItsClaim(t *testing.T) {
