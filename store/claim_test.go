@@ -267,6 +267,35 @@ func TestRowsBehindABusyKeyHideNoOthers(t *testing.T) {
 	equal(t, "what was claimed", ids(b.claimMax(4)), keyed+" "+plain)
 }
 
+// One lock key with many due rows, and many lock keys whose rows are due tomorrow, stand
+// before the one row that is due and free. It comes before rows of a lower priority, and
+// is found when there are none.
+func TestNeitherLessUrgentNorFutureRowsHideAFreeOne(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name    string
+		further int // rows of a lower priority
+		want    int // tasks of one claim of ten
+	}{
+		{"BesideLessUrgentOnes", 500, 10},
+		{"Alone", 0, 2},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			b.sql(`INSERT INTO onejob.tasks (kind, priority, lock_key, run_at) SELECT 'noop', 10, 'hot', now() - interval '1 hour' + i * interval '1 ms' FROM generate_series(1, 70) i`)
+			b.sql(`INSERT INTO onejob.tasks (kind, priority, lock_key, run_at) SELECT 'noop', 10, 'customer-' || i, now() + interval '1 day' FROM generate_series(1, 600) i`)
+			zoe := b.insert("priority=10", "lock_key='zoe'", "run_at=now() - interval '30 min'")
+			b.sql(`INSERT INTO onejob.tasks (kind, lock_key, run_at) SELECT 'noop', 'other-' || i, now() - interval '2 hours' FROM generate_series(1, $1) i`, test.further)
+			list := b.claimMax(10)
+			equal(t, "the number of tasks claimed", len(list), test.want)
+			if len(list) >= 2 {
+				equal(t, "the first two", ids(list[:2]), "1 "+zoe)
+			}
+		})
+	}
+}
+
 func TestTakeOver(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {

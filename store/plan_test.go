@@ -1,12 +1,14 @@
 package store_test
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 
 	"onejob/store"
 	"onejob/tasks"
@@ -117,6 +119,100 @@ SELECT 'noop', now() - interval '1 hour' + i * interval '1 ms', ` + test.columns
 			}
 		})
 	}
+}
+
+// A lock key with many rows under a limit costs a claim what it looks at, not what there
+// is, and is asked for as a whole, not row by row.
+func TestADeepLockKeyUnderALimitReadsFewRows(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.sql(`ALTER DATABASE ` + b.one(`SELECT current_database()`) + ` SET track_functions = 'all'`)
+	b.Store = open(t, store.Config{DSN: b.dsn, MaxConns: 1})
+	b.sql(`INSERT INTO onejob.tasks (kind, limit_name, lock_key, run_at) SELECT 'noop', 'l', 'deep', now() - interval '1 hour' + i * interval '1 ms' FROM generate_series(1, 20000) i`)
+	c := tasks.Claim{Session: b.session, Replica: "one", Kinds: []string{"noop"}, Limit: "l", Max: 1}
+	look := func() (rows int64, list []*tasks.Task) {
+		before := b.read()
+		claimed, err := b.Claim(t.Context(), c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b.read() - before, claimed.Tasks
+	}
+	_, list := look()
+	equal(t, "the first task", ids(list), "1")
+	before := b.calls("onejob.reserve_lock_key(text)")
+	if before == 0 {
+		t.Fatal("calls of functions are not counted")
+	}
+	var rows []int64
+	for range 20 {
+		n, list := look()
+		equal(t, "what was claimed beside it", ids(list), "")
+		rows = append(rows, n)
+	}
+	slices.Sort(rows)
+	if median := rows[len(rows)/2]; median >= 5000 {
+		t.Errorf("half of the claims read more than %d rows; all of them: %v", median, rows)
+	}
+	if n := b.calls("onejob.reserve_lock_key(text)") - before; n >= 100 {
+		t.Errorf("in 20 claims a lock key was reserved, or found busy, %d times", n)
+	}
+}
+
+// While a snapshot is held, the index entries of rows that are done stay. A claim does not
+// read them all each time.
+func TestClaimsUnderAHeldSnapshotReadFewRows(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.Store = open(t, store.Config{DSN: b.dsn, MaxConns: 1})
+	b.sql(`ALTER TABLE onejob.tasks SET (autovacuum_enabled = false)`)
+	tx, err := b.pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.WithoutCancel(t.Context()))
+	if _, err := tx.Exec(t.Context(), `SELECT FROM onejob.tasks`); err != nil { // the snapshot is taken here
+		t.Fatal(err)
+	}
+	const total = 60_000
+	b.sql(`INSERT INTO onejob.tasks (kind, run_at) SELECT 'noop', now() - interval '1 hour' + i * interval '1 ms' FROM generate_series(1, $1) i`, total)
+	for done := 0; done < total; {
+		list := b.claimMax(512)
+		if len(list) == 0 {
+			t.Fatalf("nothing is claimed after %d of %d", done, total)
+		}
+		var endings []tasks.Ending
+		for _, task := range list {
+			endings = append(endings, succeeded(task))
+		}
+		b.gathered(endings)
+		done += len(list)
+	}
+	var rows []int64
+	for range 40 {
+		id := b.insert()
+		before := b.read()
+		equal(t, "what was claimed", ids(b.claimMax(1)), id)
+		rows = append(rows, b.read()-before)
+	}
+	slices.Sort(rows)
+	if median := rows[len(rows)/2]; median >= 5000 {
+		t.Errorf("half of the claims read more than %d rows; all of them: %v", median, rows)
+	}
+}
+
+// calls returns how often a function of the schema was called by the store's one
+// connection, which must track functions.
+func (b *bench) calls(function string) int64 {
+	b.t.Helper()
+	if _, err := b.Pool().Exec(b.t.Context(), `SELECT pg_stat_force_next_flush()`); err != nil {
+		b.t.Fatal(err)
+	}
+	var n int64
+	if err := b.Pool().QueryRow(b.t.Context(), `SELECT coalesce(pg_stat_get_function_calls($1::text::regprocedure), 0)`, function).Scan(&n); err != nil {
+		b.t.Fatal(err)
+	}
+	return n
 }
 
 // read returns how many rows and index entries of tasks have been read so far.

@@ -70,6 +70,12 @@ func TestNonsenseIsRefusedByName(t *testing.T) {
 			t.Errorf("nothing here violates %s", name)
 		}
 	}
+	// A payload that is short as it is stored and long as text.
+	_, err := b.try(`INSERT INTO onejob.schedules (name, cron, kind, payload) VALUES ('s', '@daily', 'noop', '[1e131071]'::jsonb || (SELECT jsonb_agg(1e131071) FROM generate_series(1, 40)))`)
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) || pg.ConstraintName != "payload_is_at_most_4_mib" || pg.TableName != "schedules" {
+		t.Errorf("a schedule with a long payload: %v", err)
+	}
 	for constraint, statement := range map[string]string{
 		"outcome_is_known": `UPDATE onejob.attempts SET outcome = 'odd'`,
 		"only_a_refused_attempt_may_be_known_in_part": `UPDATE onejob.attempts SET replica = NULL`,
