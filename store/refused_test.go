@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -335,5 +336,13 @@ func TestDurations(t *testing.T) {
 			t.Fatal(err)
 		}
 		equal(t, text, fmt.Sprint(store.Duration(i).Microseconds()), b.one(`SELECT (extract(epoch FROM $1::text::interval) * 1000000)::bigint`, text))
+	}
+	// What Go cannot hold must not wrap round to a short or negative time.
+	for _, text := range []string{"1000 years", "178000000 years", "213503 days 23:34:34.709552"} {
+		var i pgtype.Interval
+		if err := b.pool.QueryRow(t.Context(), `SELECT $1::text::interval`, text).Scan(&i); err != nil {
+			t.Fatal(err)
+		}
+		equal(t, text, store.Duration(i), math.MaxInt64)
 	}
 }
