@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"fmt"
+	"sync"
 
 	"github.com/jackc/pgx/v5"
 
@@ -111,7 +112,9 @@ SELECT DISTINCT name
 }
 
 // UnknownLimits returns up to n names of limits that waiting tasks have and that
-// are not among known, in the order of the alphabet.
+// are not among known, in the order of the alphabet. It goes on behind the last name of
+// the call before, and begins anew when that was the last of all. So each name has its
+// turn, however many there are.
 func (s *Store) UnknownLimits(ctx context.Context, known []string, n int) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
@@ -120,7 +123,7 @@ WITH RECURSIVE names AS (
     (SELECT limit_name, (limit_name <> ALL ($1))::int AS unknown
        FROM onejob.tasks
       WHERE status = 'pending'
-        AND limit_name IS NOT NULL
+        AND limit_name > $3
       ORDER BY limit_name
       LIMIT 1)
  UNION ALL
@@ -135,11 +138,35 @@ WITH RECURSIVE names AS (
             LIMIT 1) next
      WHERE n.unknown < $2
 )
-SELECT limit_name FROM names WHERE limit_name <> ALL ($1)`, notNil(known), n)
+SELECT limit_name FROM names WHERE limit_name <> ALL ($1) ORDER BY limit_name`, notNil(known), n, s.unknown.last())
 	if err != nil {
 		return nil, fmt.Errorf("look for unknown limits: %w", err)
 	}
+	s.unknown.came(names, n)
 	return names, nil
+}
+
+// walk is how far a walk through names has come that takes several calls.
+type walk struct {
+	mu   sync.Mutex
+	name string
+}
+
+// last returns the name behind which to go on; no name is empty.
+func (w *walk) last() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.name
+}
+
+// came notes the names of a call that asked for n.
+func (w *walk) came(names []string, n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.name = ""
+	if n > 0 && len(names) >= n {
+		w.name = names[len(names)-1]
+	}
 }
 
 func notNil(s []string) []string {

@@ -284,6 +284,29 @@ func TestADeepLockKeyUnderALimit(t *testing.T) {
 	equal(t, "none that nobody knows", fmt.Sprint(none, err), "[] <nil>")
 }
 
+// Each unknown name has its turn, whatever the others are.
+func TestUnknownLimitsComeInTurn(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.sql(`INSERT INTO onejob.tasks (kind, limit_name) SELECT 'noop', 'name-' || to_char(i % 50, 'FM00') FROM generate_series(0, 499) i`)
+	var names []string
+	for range 4 {
+		some, err := b.UnknownLimits(t.Context(), []string{"name-07", "other"}, 20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		names = append(names, some...)
+	}
+	var want []string
+	for i := range 50 + 20 {
+		if i %= 50; i != 7 {
+			want = append(want, fmt.Sprintf("name-%02d", i))
+		}
+	}
+	want = append(want, "name-20")
+	equal(t, "the names", strings.Join(names, " "), strings.Join(want, " "))
+}
+
 // A finished task to which a table of the user's refers cannot be deleted.
 func TestOneReferencedRowStopsNoRetention(t *testing.T) {
 	t.Parallel()

@@ -60,6 +60,7 @@ type Store struct {
 	avoid     idSet                     // rows that Postgres refuses to change
 	remember  memory                    // where claims go on
 	kept      kept                      // where retention goes on
+	unknown   walk                      // where the search for unknown limits goes on
 	deafAt    atomic.Pointer[time.Time] // when Listen found out that it hears nothing
 
 	endings batch.Group[*ending]

@@ -27,6 +27,7 @@ const (
 	findEvery  = time.Second
 	missingFor = 30 * time.Second
 	maxTold    = 1000
+	findFew    = 20 // how many are looked for at once
 )
 
 // limits is the state of serving rows with a limit. Each limit that has due rows
@@ -43,6 +44,8 @@ type limits struct {
 	missing map[string]time.Time // names that were no limit, and when
 	serving map[string]bool      // whether somebody asked for it again meanwhile
 	told    map[string]string    // what was said last of a limit that cannot be served
+
+	unknown reported // names that are no limit
 }
 
 func (l *limits) init(slots map[string]int) {
@@ -58,6 +61,7 @@ func (l *limits) know(slots map[string]int) {
 		l.known[name] = true
 		delete(l.missing, name)
 		delete(l.told, name)
+		l.unknown.forget(name)
 	}
 }
 
@@ -93,18 +97,17 @@ func (l *limits) passedOver() []string {
 }
 
 // findLimits looks for limits that waiting rows name and that are not known, a few at
-// a time, until ctx ends.
+// a time and all of them in turn, until ctx ends.
 func (w *Worker) findLimits(ctx context.Context) {
-	const few = 20
 	for ctx.Err() == nil {
 		if some, err := w.Store.Limited(ctx); err == nil && some { // claim_failed reports a database that is unavailable
-			w.findSome(ctx, few)
+			w.findSome(ctx)
 		}
 		sleep(ctx, findEvery)
 	}
 }
 
-func (w *Worker) findSome(ctx context.Context, few int) {
+func (w *Worker) findSome(ctx context.Context) {
 	if w.Limits != nil {
 		if list, err := w.Limits.List(ctx); err == nil { // all of them, where the backend can tell
 			for _, name := range list {
@@ -114,7 +117,7 @@ func (w *Worker) findSome(ctx context.Context, few int) {
 			}
 		}
 	}
-	names, err := w.Store.UnknownLimits(ctx, w.limits.passedOver(), few)
+	names, err := w.Store.UnknownLimits(ctx, w.limits.passedOver(), findFew)
 	if err != nil {
 		return
 	}
@@ -327,7 +330,8 @@ func (w *Worker) claimOne(ctx context.Context, name string, c tasks.Claim) (t *t
 	return t, false
 }
 
-// tellLimit logs what keeps a limit from being served, once until it changes.
+// tellLimit logs what keeps a limit from being served, once until it changes, and of
+// names that are no limit only so many an hour.
 func (w *Worker) tellLimit(name, event string, err error) {
 	w.limits.mu.Lock()
 	news := w.limits.told[name] != event
@@ -339,12 +343,22 @@ func (w *Worker) tellLimit(name, event string, err error) {
 	if !news {
 		return
 	}
+	tell, more := true, false
 	switch event {
-	case "limit_unknown":
+	case "":
+		w.limits.unknown.forget(name)
+	case "limit_unknown", "limit_unserved":
+		tell, more = w.limits.unknown.first(name)
+	}
+	switch {
+	case more:
+		w.Log.Warn("limits_unknown", zap.Int("reported", maxReported))
+	case !tell:
+	case event == "limit_unknown":
 		w.Log.Warn("limit_unknown", zap.String("limit", name), zap.Error(err))
-	case "limit_unserved":
+	case event == "limit_unserved":
 		w.Log.Warn("limit_unserved", zap.String("limit", name), zap.Error(err))
-	case "limit_failed":
+	case event == "limit_failed":
 		w.Log.Warn("limit_failed", zap.String("limit", name), zap.Error(err))
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"onejob/internal/testenv"
+	"onejob/lock"
 	"onejob/lock/consul"
 	"onejob/lock/rabbitmq"
 	"onejob/tasks"
@@ -156,6 +157,56 @@ func TestKindWithALimit(t *testing.T) {
 	c.awaitAll(t, patience)
 	if most := in.most.Load(); most != 1 {
 		t.Errorf("%d were inside at once, with a limit of 1", most)
+	}
+}
+
+// unlisted is a backend that cannot tell which limits there are.
+type unlisted struct{ lock.Semaphores }
+
+func (unlisted) List(context.Context) ([]string, error) { return nil, nil }
+
+// Rows that name limits which do not exist keep those of a limit that does from
+// nothing, however many they are, and do not fill the log: with a backend that lists
+// its limits, and with one that must be asked for each name.
+func TestUnknownLimitsStarveNobody(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name    string
+		unknown int
+		lists   bool
+	}{
+		{"Listed", 3000, true},
+		{"AskedForByName", 900, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t)
+			c.exec(t, `INSERT INTO onejob.tasks (kind, limit_name) SELECT 'noop', 'unknown-' || i FROM generate_series(1, $1) i`, test.unknown)
+			r := c.limited(t, "a", kinds(nil), func(w *worker.Worker) {
+				if !test.lists {
+					w.Limits = unlisted{w.Limits}
+				}
+			})
+			r.logged(t, "limit_unknown")
+			if err := r.Limits.Create(t.Context(), "zzz", 1); err != nil {
+				t.Fatal(err)
+			}
+			id := c.insert(t, "kind, limit_name", "noop", "zzz")
+			testenv.Eventually(t, 4*patience, "the task of the limit that is there is done", func() bool {
+				return get[string](t, c, "SELECT status FROM onejob.tasks WHERE id = $1", id) == "succeeded"
+			})
+			if n := get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status = 'pending'"); n != test.unknown {
+				t.Errorf("%d tasks are waiting, want the %d of limits that do not exist", n, test.unknown)
+			}
+			if n := r.events.FilterMessage("limit_unknown").Len(); n > 256 {
+				t.Errorf("limit_unknown was logged %d times", n)
+			}
+			if !test.lists { // so many names have been looked for by now
+				if n := r.events.FilterMessage("limits_unknown").Len(); n != 1 {
+					t.Errorf("limits_unknown was logged %d times", n)
+				}
+			}
+		})
 	}
 }
 

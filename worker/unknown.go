@@ -51,6 +51,13 @@ func (r *reported) first(name string) (tell, tellMore bool) {
 	return false, false
 }
 
+// forget lets name be reported again.
+func (r *reported) forget(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.names, name)
+}
+
 // reportUnknown reports kinds that wait for a replica that knows them.
 func (w *Worker) reportUnknown(ctx context.Context) {
 	known := w.serving.Load().kinds.Names()
