@@ -171,7 +171,7 @@ END $$`)
 		`WITH f AS (
 		     SELECT o.*, 'operator_' || o.oid AS name
 		       FROM pg_operator o
-		      WHERE oprnamespace = 'pg_catalog'::regnamespace AND oprname IN ('=', '<>', '<', '<=', '>', '>=', '+', '-', '*', '||', '~', '!~', '&', '>>', '#>', '->') AND oprleft <> 0)
+		      WHERE oprnamespace = 'pg_catalog'::regnamespace AND oprname IN ('=', '<>', '<', '<=', '>', '>=', '+', '-', '*', '||', '~', '!~', '|', '&', '<<', '>>', '#>', '->', '?') AND oprleft <> 0)
 		 SELECT format('CREATE FUNCTION public.%I(%s, %s) RETURNS %s ` + body + `; CREATE OPERATOR public.%s (LEFTARG = %2$s, RIGHTARG = %3$s, FUNCTION = public.%1$I)',
 		               name, oprleft::regtype, oprright::regtype, oprresult::regtype, format('%s %s %s', oprleft::regtype, oprname, oprright::regtype), oprname)
 		   FROM f WHERE $1::text[] IS NOT NULL`,
