@@ -95,8 +95,9 @@ const hashJoins = indexesOnly + `, pg_catalog.set_config('enable_nestloop', 'off
 //
 // All others are refused. That changes nothing; but an attempt that has no row in
 // the history gets one, with what is known: the rest of it is NULL once the task
-// has been claimed again, or deleted. And if others have called its replica dead, it
-// lives: the attempt did not crash, and does not count.
+// has been claimed again. It gets none if the task is gone: with the task its attempts
+// were deleted, and nobody would delete this one. And if others have called its replica
+// dead, it lives: the attempt did not crash, and does not count.
 const settleSQL = `
 WITH given AS (
     SELECT *
@@ -112,12 +113,13 @@ WITH given AS (
       LEFT JOIN LATERAL (SELECT * FROM onejob.attempts WHERE task_id = g.id AND fence = g.fence LIMIT 1) a ON true
 ), history AS (
     INSERT INTO onejob.attempts (fence, task_id, attempt, lock_key, replica, session, started_at, finished_at, outcome, error, exit_code, output)
-    SELECT fence, id, CASE WHEN same THEN attempt END, CASE WHEN known THEN coalesce(lock_key, id::text) END,
+    SELECT fence, id, CASE WHEN same THEN attempt END, coalesce(lock_key, id::text),
            CASE WHEN same THEN replica END, CASE WHEN same THEN session END, CASE WHEN same THEN started_at END,
            statement_timestamp(), 'refused', concat_ws(': ', format('it ended as %s, under a fence that was not the row''s any more', outcome), nullif(error, '')),
            code, nullif(output, '')
       FROM verdicts
      WHERE verdict = 'refused'
+       AND known
      ORDER BY fence
         ON CONFLICT (task_id, fence) DO NOTHING
 ), wrong AS (

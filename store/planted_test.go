@@ -65,6 +65,7 @@ func TestNothingPlantedInPublicRuns(t *testing.T) {
 			`INSERT INTO onejob.tasks (kind) VALUES ('noop')`, `UPDATE onejob.tasks SET cancel_requested = true`,
 			`SELECT onejob.cancel(1)`, `SELECT onejob.retry(1)`,
 			`INSERT INTO onejob.schedules (name, cron, kind) VALUES ('t', '@hourly', 'noop')`, `UPDATE onejob.schedules SET cron = '@daily'`,
+			`DELETE FROM onejob.tasks`,
 		} {
 			if _, err := user.Exec(t.Context(), sql); err != nil {
 				t.Errorf("%s: %v", sql, err)
@@ -86,7 +87,7 @@ func TestFunctionsHaveAFixedPathAndAreNotForEverybody(t *testing.T) {
 	for _, f := range b.sql(`SELECT oid::regprocedure::text FROM pg_proc WHERE pronamespace = 'onejob'::regnamespace AND proname <> 'lane' AND has_function_privilege('public', oid, 'EXECUTE')`) {
 		t.Errorf("PUBLIC may EXECUTE %s", f)
 	}
-	equal(t, "the functions that run with their owner's rights", strings.Join(b.sql(`SELECT proname FROM pg_proc WHERE pronamespace = 'onejob'::regnamespace AND prosecdef ORDER BY 1`), " "), "cancel retry")
+	equal(t, "the functions that run with their owner's rights", strings.Join(b.sql(`SELECT proname FROM pg_proc WHERE pronamespace = 'onejob'::regnamespace AND prosecdef ORDER BY 1`), " "), "cancel delete_attempts retry")
 }
 
 // plant makes, as a role that may do nothing but CREATE in public, everything that

@@ -147,7 +147,7 @@ SELECT least((extract(epoch FROM min(next_at) FILTER (WHERE isfinite(next_at)) -
 }
 
 // Purge deletes up to n tasks that finished with the status longer than keep
-// ago, or longer than their row says, with their attempts. It returns how many, and
+// ago, or longer than their row says; their attempts go with them. It returns how many, and
 // whether there may be more. A statement deletes few rows, so that no snapshot is
 // held for long.
 //
@@ -173,48 +173,52 @@ func (s *Store) Purge(ctx context.Context, status tasks.Status, keep time.Durati
 	}
 }
 
-// oldSQL chooses what purge deletes. No time is so long ago that a row could not say
-// to be kept for longer: a thousand years are as good as any more, and can be
-// reckoned with. A join with what is old could be planned, while the table is small,
-// as one that reads all of it.
-const oldSQL = `
+// oldSQL chooses what purge deletes, in the order of the times until which rows are kept,
+// in microseconds since 1970. What a row says itself has the expression of the index
+// tasks_finished_kept_until; see there. So no more is read than is due.
+//
+// A join with what is old could be planned, while the table is small, as one that reads
+// all of it.
+const (
+	sinceEpoch = `- timestamptz '1970-01-01 UTC'`
+	keptUntil  = `(extract(epoch FROM finished_at ` + sinceEpoch + ` + least(keep_for, interval '1000 years')) * 1000000)::bigint`
+
+	oldSQL = `
 WITH usual AS (
-    SELECT id, finished_at
+    SELECT id, (extract(epoch FROM finished_at ` + sinceEpoch + `) * 1000000)::bigint + $2 AS until
       FROM onejob.tasks
      WHERE status = $1
        AND finished_at IS NOT NULL
        AND keep_for IS NULL
        AND finished_at < now() - $2 * interval '1 microsecond'
-       AND finished_at > $4
+       AND finished_at > timestamptz '1970-01-01 UTC' + ($4 - $2) * interval '1 microsecond'
      ORDER BY finished_at
      LIMIT $3
        FOR UPDATE SKIP LOCKED
 ), special AS (
-    SELECT id, finished_at
+    SELECT id, ` + keptUntil + ` AS until
       FROM onejob.tasks
      WHERE status = $1
        AND finished_at IS NOT NULL
        AND keep_for IS NOT NULL
-       AND finished_at < now() - least(keep_for, interval '1000 years')
-       AND finished_at > $4
-     ORDER BY finished_at
+       AND ` + keptUntil + ` < (extract(epoch FROM now() ` + sinceEpoch + `) * 1000000)::bigint
+       AND ` + keptUntil + ` > $4
+     ORDER BY ` + keptUntil + `
      LIMIT $3
        FOR UPDATE SKIP LOCKED
 ), old AS (
-    SELECT id, finished_at FROM usual
+    SELECT id, until FROM usual
  UNION ALL
-    SELECT id, finished_at FROM special
-     ORDER BY finished_at
+    SELECT id, until FROM special
+     ORDER BY until
      LIMIT $3
 )`
+)
 
 func (s *Store) purge(ctx context.Context, status tasks.Status, keep time.Duration, n int) ([]int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	return query(ctx, s.pool, pgx.RowTo[int64], oldSQL+`, history AS (
-    DELETE FROM onejob.attempts
-     WHERE task_id = ANY (ARRAY(SELECT id FROM old))
-)
+	return query(ctx, s.pool, pgx.RowTo[int64], oldSQL+`
 DELETE FROM onejob.tasks
  WHERE id = ANY (ARRAY(SELECT id FROM old))
 RETURNING id`, string(status), keep.Microseconds(), n, s.kept.until(status))
@@ -225,43 +229,44 @@ RETURNING id`, string(status), keep.Microseconds(), n, s.kept.until(status))
 func (s *Store) passOver(ctx context.Context, status tasks.Status, keep time.Duration) (int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	type row struct {
-		ID         int64
-		FinishedAt time.Time
-	}
+	type row struct{ ID, Until int64 }
 	rows, err := query(ctx, s.pool, pgx.RowToStructByPos[row], oldSQL+`
-SELECT id, finished_at FROM old`, string(status), keep.Microseconds(), 1, s.kept.until(status))
+SELECT id, until FROM old`, string(status), keep.Microseconds(), 1, s.kept.until(status))
 	if err != nil {
 		return 0, fmt.Errorf("delete old tasks: %w", err)
 	}
 	if len(rows) == 0 {
 		return 0, nil
 	}
-	s.kept.passed(status, rows[0].FinishedAt)
+	s.kept.passed(status, rows[0].Until)
 	return rows[0].ID, nil
 }
 
-// kept knows up to where finished tasks cannot be deleted, by status.
+// kept knows up to where finished tasks cannot be deleted, by status: the time until
+// which the last of them was kept, in microseconds since 1970.
 type kept struct {
 	mu    sync.Mutex
-	ends  map[tasks.Status]time.Time
+	ends  map[tasks.Status]int64
 	since time.Time
 }
 
 // until returns where purge begins. Every hour that is the beginning again.
-func (k *kept) until(status tasks.Status) time.Time {
+func (k *kept) until(status tasks.Status) int64 {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if time.Since(k.since) > time.Hour {
-		k.ends, k.since = map[tasks.Status]time.Time{}, time.Now()
+		k.ends, k.since = map[tasks.Status]int64{}, time.Now()
 	}
-	return k.ends[status]
+	if end, passed := k.ends[status]; passed {
+		return end
+	}
+	return time.Time{}.UnixMicro() // the year 1, before which no task finished
 }
 
-func (k *kept) passed(status tasks.Status, at time.Time) {
+func (k *kept) passed(status tasks.Status, until int64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.ends[status] = at
+	k.ends[status] = until
 }
 
 // PurgeOccurrences deletes up to n occurrences that were made longer than keep

@@ -1,12 +1,15 @@
 package store_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"onejob/store"
 	"onejob/tasks"
@@ -307,6 +310,72 @@ func TestPurge(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Rows that say how long they are kept cost retention nothing before their time is over.
+func TestRowsThatAreKeptForLongAreNotRead(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.Store = open(t, store.Config{DSN: b.dsn, MaxConns: 1})
+	b.sql(`ALTER TABLE onejob.tasks SET (autovacuum_enabled = false)`)
+	b.sql(`INSERT INTO onejob.tasks (kind, status, finished_at, keep_for)
+SELECT 'noop', 'succeeded', now() - interval '2 days' + i * interval '1 s', interval '1 year' + i * interval '1 s' FROM generate_series(1, 20000) i`)
+	b.sql(`INSERT INTO onejob.tasks (kind, status, finished_at, keep_for) SELECT 'noop', 'succeeded', now() - interval '1 hour', interval '1 min' FROM generate_series(1, 10)`)
+	for _, statistics := range []string{"none", "analyzed"} {
+		for _, want := range []int{10, 0} {
+			before := b.read()
+			deleted, _, _, err := b.Purge(t.Context(), tasks.StatusSucceeded, time.Hour, 1000)
+			if err != nil {
+				t.Fatal(err)
+			}
+			equal(t, "deleted", deleted, want)
+			if rows := b.read() - before; rows > 500 {
+				t.Errorf("statistics %s: %d rows were read to delete %d of 20010", statistics, rows, want)
+			}
+		}
+		b.sql(`ANALYZE onejob.tasks`)
+		b.Store = open(t, store.Config{DSN: b.dsn, MaxConns: 1})
+		b.sql(`INSERT INTO onejob.tasks (kind, status, finished_at, keep_for) SELECT 'noop', 'succeeded', now() - interval '1 hour', interval '1 min' FROM generate_series(1, 10)`)
+	}
+}
+
+// Whoever deletes tasks deletes their attempts with them, and no others.
+func TestAttemptsGoWithTheirTask(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.sql(`INSERT INTO onejob.tasks (kind) SELECT 'noop' FROM generate_series(1, 6)`)
+	for _, task := range b.claimMax(6) {
+		if err := b.Complete(t.Context(), succeeded(task)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	left := func(want string) {
+		t.Helper()
+		equal(t, "the tasks whose attempts are left", strings.Join(b.sql(`SELECT task_id FROM onejob.attempts ORDER BY task_id`), " "), want)
+	}
+	b.sql(`DELETE FROM onejob.tasks WHERE id IN (2, 5)`)
+	left("1 3 4 6")
+	b.sql(`UPDATE onejob.tasks SET finished_at = now() - interval '1 hour' WHERE id IN (1, 3)`)
+	if deleted, _, _, err := b.Purge(t.Context(), tasks.StatusSucceeded, time.Minute, 10); err != nil || deleted != 2 {
+		t.Errorf("deleted %d, %v", deleted, err)
+	}
+	left("4 6")
+
+	// Somebody who may delete tasks, and may not touch the history.
+	role := "deleter_" + b.one(`SELECT current_database()`)
+	b.sql(`CREATE ROLE ` + role + ` LOGIN`)
+	t.Cleanup(func() { b.sql(`DROP OWNED BY ` + role); b.sql(`DROP ROLE ` + role) })
+	b.sql(`GRANT USAGE ON SCHEMA onejob TO ` + role)
+	b.sql(`GRANT SELECT, DELETE ON onejob.tasks TO ` + role)
+	conn, err := pgx.Connect(t.Context(), as(t, b.dsn, role))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.WithoutCancel(t.Context()))
+	if _, err := conn.Exec(t.Context(), `DELETE FROM onejob.tasks WHERE id = 4`); err != nil {
+		t.Error(err)
+	}
+	left("6")
 }
 
 func TestPurgeOccurrences(t *testing.T) {
