@@ -61,7 +61,7 @@ func TestNothingPlantedInPublicRuns(t *testing.T) {
 		}
 		defer user.Close(context.WithoutCancel(t.Context()))
 		for _, sql := range []string{
-			`SELECT onejob.enqueue('noop', lock_key => 'x', unique_key => 'x')`, `SELECT onejob.reserve_lock_key('k')`,
+			`SELECT onejob.enqueue('noop', lock_key => 'x', unique_key => 'x')`, `SELECT onejob.reserve_lock_key('k')`, `SELECT onejob.lane(1::smallint, 'q', 'k', true)`,
 			`INSERT INTO onejob.tasks (kind) VALUES ('noop')`, `UPDATE onejob.tasks SET cancel_requested = true`,
 			`SELECT onejob.cancel(1)`, `SELECT onejob.retry(1)`,
 			`INSERT INTO onejob.schedules (name, cron, kind) VALUES ('t', '@hourly', 'noop')`, `UPDATE onejob.schedules SET cron = '@daily'`,
