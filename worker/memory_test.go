@@ -9,36 +9,64 @@ import (
 	"onejob/worker"
 )
 
-// weights is what payloads weigh whose tasks are at work.
-type weights struct {
-	mu              sync.Mutex
-	begun, now, max int
-	changed         chan struct{} // closed, and another one put there, when one begins
+// weighed knows how long the payloads are that a replica holds: of tasks that it has
+// claimed and not completed.
+type weighed struct {
+	worker.Store
+
+	mu        sync.Mutex
+	held      map[int64]int // by fence
+	now, most int
 }
 
-// carry stays until so much is at work at once that no more can be claimed, or until
-// all tasks have begun.
-func (w *weights) carry(ctx context.Context, bytes, enough, all int) {
+func (w *weighed) Claim(ctx context.Context, c tasks.Claim) (tasks.Claimed, error) {
+	claimed, err := w.Store.Claim(ctx, c)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.begun++
-	w.now += bytes
-	w.max = max(w.max, w.now)
-	close(w.changed)
-	w.changed = make(chan struct{})
-	for w.now <= enough && w.begun < all && ctx.Err() == nil {
-		changed := w.changed
-		w.mu.Unlock()
+	for _, t := range claimed.Tasks {
+		w.held[t.Fence] = len(t.Payload)
+		w.now += len(t.Payload)
+	}
+	w.most = max(w.most, w.now)
+	return claimed, err
+}
+
+func (w *weighed) Complete(ctx context.Context, e tasks.Ending) error {
+	w.mu.Lock()
+	w.now -= w.held[e.Fence]
+	delete(w.held, e.Fence)
+	w.mu.Unlock()
+	return w.Store.Complete(ctx, e)
+}
+
+// few lets handlers wait for each other.
+type few struct {
+	mu         sync.Mutex
+	begun, now int
+	changed    chan struct{} // closed, and another one put there, when one begins
+}
+
+// stay returns when more than so many are inside, or all have begun.
+func (f *few) stay(ctx context.Context, most, all int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.begun++
+	f.now++
+	close(f.changed)
+	f.changed = make(chan struct{})
+	for f.now <= most && f.begun < all && ctx.Err() == nil {
+		changed := f.changed
+		f.mu.Unlock()
 		select {
 		case <-changed:
 		case <-ctx.Done():
 		}
-		w.mu.Lock()
+		f.mu.Lock()
 	}
-	w.now -= bytes
+	f.now--
 }
 
-// Payloads that are at work take no more memory than PayloadMemory allows and one
+// Payloads that a replica holds take no more memory than PayloadMemory allows and one
 // portion, in which payloads are read. What there is no room for waits, and uses up no
 // attempt.
 func TestPayloadMemoryIsBounded(t *testing.T) {
@@ -47,20 +75,24 @@ func TestPayloadMemoryIsBounded(t *testing.T) {
 	const n, memory, portion = 40, 8 << 20, 1<<20 + 100
 	c.exec(t, `INSERT INTO onejob.tasks (kind, payload)
 SELECT 'carry', to_jsonb((SELECT string_agg(md5(random()::text || i || j), '') FROM generate_series(1, 32768) j)) FROM generate_series(1, $1) i`, n)
-	w := weights{changed: make(chan struct{})}
+	f := few{changed: make(chan struct{})}
 	k := tasks.Kinds{}
-	tasks.Handle(k, "carry", func(ctx context.Context, _ *tasks.Attempt, payload string) (none, error) {
-		w.carry(ctx, len(payload)+len(`""`), memory-worker.MaxPayload, n)
+	tasks.Handle(k, "carry", func(ctx context.Context, _ *tasks.Attempt, _ string) (none, error) {
+		f.stay(ctx, 3, n) // beside three, there is room for the longest payload
 		return none{}, nil
 	})
-	c.replica(t, "a", k, func(w *worker.Worker) { w.Concurrency, w.PayloadMemory = n, memory })
+	w := &weighed{held: map[int64]int{}}
+	c.replica(t, "a", k, func(r *worker.Worker) {
+		w.Store = r.Store
+		r.Store, r.Concurrency, r.PayloadMemory = w, n, memory
+	})
 	c.awaitAll(t, 5*patience)
 	if got := get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status = 'succeeded' AND attempt = 1"); got != n {
 		t.Errorf("%d of %d tasks succeeded in their first attempt", got, n)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.max > memory+portion || w.max <= memory-worker.MaxPayload {
-		t.Errorf("payloads of %d bytes were at work at once, want more than %d and at most %d", w.max, memory-worker.MaxPayload, memory+portion)
+	if w.most > memory+portion || w.most < memory/2 {
+		t.Errorf("the replica held %d bytes of payloads at once, want at least %d and at most %d", w.most, memory/2, memory+portion)
 	}
 }
