@@ -1,6 +1,7 @@
 package scale_test
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -51,6 +52,33 @@ SELECT 'noop', now() - interval '1 hour' + i * interval '1 ms', `+spread.columns
 			var took []time.Duration
 			for b.Loop() {
 				for range 50 {
+					began := time.Now()
+					got, _ := claims(b, db, tasks.Claim{Max: 64})
+					took = append(took, time.Since(began))
+					if got != 64 {
+						b.Fatalf("claimed %d", got)
+					}
+				}
+			}
+			b.ReportMetric(milliseconds(median(took)), "ms/claim-of-64")
+		})
+	}
+}
+
+// BenchmarkClaimBesideFutureLanes measures a claim of 64 from 20,000 due rows of one
+// queue beside so many queues of the same priority, each with one row that is due
+// tomorrow. A claim asks for the first row of each of them.
+func BenchmarkClaimBesideFutureLanes(b *testing.B) {
+	for _, queues := range []int{0, 1000, 10_000, 100_000} {
+		b.Run(fmt.Sprint(queues), func(b *testing.B) {
+			db := database(b, nil)
+			claims(b, db, tasks.Claim{Max: 64}) // its plan is that of an empty table
+			execute(b, db, fmt.Sprintf(`INSERT INTO onejob.tasks (kind, run_at, queue)
+SELECT 'noop', now() + interval '1 day', 'queue ' || i FROM generate_series(1, %d) i`, queues))
+			execute(b, db, `INSERT INTO onejob.tasks (kind, run_at) SELECT 'noop', now() - interval '1 hour' + i * interval '1 ms' FROM generate_series(1, 20000) i`)
+			var took []time.Duration
+			for b.Loop() {
+				for range 10 {
 					began := time.Now()
 					got, _ := claims(b, db, tasks.Claim{Max: 64})
 					took = append(took, time.Since(began))
