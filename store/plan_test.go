@@ -201,6 +201,36 @@ func TestClaimsUnderAHeldSnapshotReadFewRows(t *testing.T) {
 	}
 }
 
+// Retention does not walk over all that it has deleted before.
+func TestRetentionUnderAHeldSnapshotReadsFewRows(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.Store = open(t, store.Config{DSN: b.dsn, MaxConns: 1})
+	b.sql(`ALTER TABLE onejob.tasks SET (autovacuum_enabled = false)`)
+	const total, batch = 40_000, 1000
+	b.sql(`INSERT INTO onejob.tasks (kind, status, finished_at, attempt) SELECT 'noop', 'succeeded', now() - interval '1 day' + i * interval '1 ms', 1 FROM generate_series(1, $1) i`, total)
+	tx, err := b.pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.WithoutCancel(t.Context()))
+	if _, err := tx.Exec(t.Context(), `SELECT FROM onejob.tasks`); err != nil { // the snapshot is taken here
+		t.Fatal(err)
+	}
+	var rows []int64
+	for done := 0; done < total; done += batch {
+		before := b.read()
+		deleted, _, _, err := b.Purge(t.Context(), tasks.StatusSucceeded, time.Hour, batch)
+		if err != nil || deleted != batch {
+			t.Fatalf("after %d: %d deleted, %v", done, deleted, err)
+		}
+		rows = append(rows, b.read()-before)
+	}
+	if last := rows[len(rows)-1]; last > 10*batch {
+		t.Errorf("the last %d rows took reading %d; all: %v", batch, last, rows)
+	}
+}
+
 // calls returns how often a function of the schema was called by the store's one
 // connection, which must track functions.
 func (b *bench) calls(function string) int64 {

@@ -155,11 +155,11 @@ SELECT least((extract(epoch FROM min(next_at) FILTER (WHERE isfinite(next_at)) -
 // example, keeps no others: it is returned, and passed over for an hour.
 func (s *Store) Purge(ctx context.Context, status tasks.Status, keep time.Duration, n int) (deleted int, more bool, refused []tasks.RowError, err error) {
 	for most := n; ; most /= 2 {
-		ids, err := s.purge(ctx, status, keep, most)
+		deleted, err := s.purge(ctx, status, keep, most)
 		var pg *pgconn.PgError
 		switch {
 		case err == nil:
-			return len(ids), len(ids) == most, nil, nil
+			return deleted, deleted == most, nil, nil
 		case !unfit(err) || !errors.As(err, &pg):
 			return 0, false, nil, fmt.Errorf("delete old tasks: %w", err)
 		case most > 1:
@@ -215,13 +215,19 @@ WITH usual AS (
 )`
 )
 
-func (s *Store) purge(ctx context.Context, status tasks.Status, keep time.Duration, n int) ([]int64, error) {
+// purge deletes what is next, and remembers how far that was. An old snapshot keeps the
+// index entries of all that was deleted; without a mark each statement would read them.
+func (s *Store) purge(ctx context.Context, status tasks.Status, keep time.Duration, n int) (deleted int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	return query(ctx, s.pool, pgx.RowTo[int64], oldSQL+`
+	ends, err := query(ctx, s.pool, pgx.RowTo[int64], oldSQL+`
 DELETE FROM onejob.tasks
  WHERE id = ANY (ARRAY(SELECT id FROM old))
-RETURNING id`, string(status), keep.Microseconds(), n, s.kept.until(status))
+RETURNING (SELECT max(until) FROM old)`, string(status), keep.Microseconds(), n, s.kept.until(status))
+	if len(ends) > 0 {
+		s.kept.passed(status, ends[0]-1) // others may have the same time
+	}
+	return len(ends), err
 }
 
 // passOver makes purge go on behind the row that it would delete next, and returns
@@ -242,8 +248,8 @@ SELECT id, until FROM old`, string(status), keep.Microseconds(), 1, s.kept.until
 	return rows[0].ID, nil
 }
 
-// kept knows up to where finished tasks cannot be deleted, by status: the time until
-// which the last of them was kept, in microseconds since 1970.
+// kept knows up to where finished tasks were deleted, or cannot be, by status: the time
+// until which the last of them was kept, in microseconds since 1970.
 type kept struct {
 	mu    sync.Mutex
 	ends  map[tasks.Status]int64
