@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -207,10 +208,13 @@ func checkCluster(ctx context.Context, cfg Config, report reporter) {
 		return
 	}
 	theirs, err := locks.ClusterID(ctx)
+	if err == nil && theirs == "" {
+		err = checkElsewhere(ctx, db, locks)
+	}
 	switch {
 	case err != nil:
 		report("cluster", err, "")
-	case ours == "" || theirs == "" && ours != "":
+	case ours == "" || theirs == "":
 		report("cluster", nil, "this Consul has not been used with this database yet; the first replica will see whether it may")
 	case ours != theirs:
 		report("cluster", fmt.Errorf("this Consul belongs to the cluster %.64q, the database to %q; replicas will not work here; check consul.address and consul.prefix", theirs, ours), "")
@@ -218,4 +222,24 @@ func checkCluster(ctx context.Context, cfg Config, report reporter) {
 		report("cluster", nil, "Consul and Postgres belong together ("+ours+")")
 		report("database", worker.CheckDatabase(ctx, db, locks), "the one on record in Consul, or one that may take its place")
 	}
+}
+
+// checkElsewhere returns an error if a replica of this database may be at work with
+// another Consul: replicas adopt no Consul that does not know all of them.
+func checkElsewhere(ctx context.Context, db *store.Store, locks *consul.Locker) error {
+	replicas, err := db.Replicas(ctx)
+	if err != nil {
+		return err
+	}
+	present, err := locks.Present(ctx)
+	if err != nil {
+		return err
+	}
+	for _, r := range replicas {
+		if !r.State.Final() && !slices.Contains(present, r.Session) {
+			return fmt.Errorf("replica %s may be at work and has no session in this Consul (%s); replicas will not work here; "+
+				"check consul.address and consul.prefix; if this Consul was wiped or rebuilt, and that replica is gone: onejob adopt-consul", r.Name, r.Session)
+		}
+	}
+	return nil
 }

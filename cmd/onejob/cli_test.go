@@ -221,10 +221,16 @@ var scriptCommands = map[string]func(ts *testscript.TestScript, neg bool, args [
 		ts.Check(err)
 	},
 
-	// database JSON puts something on record as the database.
-	"database": func(ts *testscript.TestScript, _ bool, args []string) {
+	// put-key KEY VALUE writes a key below the prefix, and delete-key KEY deletes it, as
+	// a person might.
+	"put-key": func(ts *testscript.TestScript, _ bool, args []string) {
 		kv := consulOf(ts)
-		_, err := kv.Client.KV().Put(&api.KVPair{Key: kv.Prefix + "/database", Value: []byte(args[0])}, nil)
+		_, err := kv.Client.KV().Put(&api.KVPair{Key: kv.Prefix + "/" + args[0], Value: []byte(args[1])}, nil)
+		ts.Check(err)
+	},
+	"delete-key": func(ts *testscript.TestScript, _ bool, args []string) {
+		kv := consulOf(ts)
+		_, err := kv.Client.KV().Delete(kv.Prefix+"/"+args[0], nil)
 		ts.Check(err)
 	},
 
