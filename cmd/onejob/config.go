@@ -205,7 +205,9 @@ func (c *Config) validate() error {
 		add("postgres.timeout: %v is not between 1s and 1m", c.Postgres.Timeout)
 	}
 	join("", c.validateConsul())
-	join("", checkMargin(c.Kinds.Exec.Commands, c.Consul.Margin))
+	if len(c.Kinds.Exec.Commands) > 0 {
+		join("", checkMargin(c.Consul.Margin))
+	}
 	if c.Worker.PayloadMemory < worker.MaxPayload {
 		add("worker.payload_memory: %d bytes are less than %d, the longest payload", c.Worker.PayloadMemory, worker.MaxPayload)
 	}

@@ -11,9 +11,9 @@ import (
 )
 
 // checkMargin returns an error if a command could still be there when its lock is
-// granted to somebody else.
-func checkMargin(commands map[string]tasks.Command, margin time.Duration) error {
-	if len(commands) == 0 || margin <= 0 || margin >= guard.MinMargin {
+// granted to somebody else. A margin that is not above zero is reported elsewhere.
+func checkMargin(margin time.Duration) error {
+	if margin <= 0 || margin >= guard.MinMargin {
 		return nil
 	}
 	return fmt.Errorf("consul.margin: %v is too short for commands: a command may be there for 500ms after its lease has ended, "+

@@ -158,6 +158,9 @@ func slotOf(c *cobra.Command, configPath, name string, slots int) (prize, error)
 		}
 		return &oneSlot{limits: limits, name: name, slots: slots, run: limits.Run, ready: limits.Cooled}, nil
 	}
+	if err := checkMargin(cfg.Consul.Margin); err != nil {
+		return nil, usage(problemList("lock", configPath, nil, err))
+	}
 	lockConfig := cfg.consulConfig()
 	lockConfig.Replica.Name = "onejob lock " + name
 	locks, err := consul.New(lockConfig)
