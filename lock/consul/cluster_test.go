@@ -1,8 +1,10 @@
 package consul
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -64,6 +66,86 @@ func TestFilteredIsNotEnded(t *testing.T) {
 		dead, err := witness.Dead(t.Context(), []string{session})
 		return err == nil && len(dead) == 1
 	})
+}
+
+// A replica whose token was narrowed cannot see its own sessions. It still has them:
+// nothing is lost until a deadline passes, and everything goes on if the token gets its
+// rights back before. What has really ended is lost at once.
+func TestNarrowedTokenLosesNoSession(t *testing.T) {
+	t.Parallel()
+	_, kv := testenv.OwnConsul(t, servers.ConsulConfig{ManagementToken: "2c1e7a54-6a0f-4d53-9a53-0f0f5b0b7a11"})
+	cfg := config(t, kv)
+	cfg.SessionTTL = 5 * time.Minute // no deadline comes into it
+	cfg.CheckTTL = cfg.SessionTTL
+	policy, _, err := kv.Client.ACL().PolicyCreate(&api.ACLPolicy{Name: "replica", Rules: strings.Join(cfg.WithDefaults().rules(), "\n")}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	token, _, err := kv.Client.ACL().TokenCreate(&api.ACLToken{Policies: []*api.ACLLink{{ID: policy.ID}}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	grant := func(rules []string) {
+		t.Helper()
+		if _, _, err := kv.Client.ACL().PolicyUpdate(&api.ACLPolicy{ID: policy.ID, Name: policy.Name, Rules: strings.Join(rules, "\n")}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cfg.Client.Token = token.SecretID
+	l := start(t, cfg)
+	lease := acquire(t, l, "k")
+	if err := l.Semaphores().Create(t.Context(), "s", 2); err != nil {
+		t.Fatal(err)
+	}
+	slot := takeOne(t, l, "s").(*slot)
+	term := l.current()
+
+	var keysOnly []string
+	for _, rule := range cfg.WithDefaults().rules() {
+		if strings.HasPrefix(rule, "key_prefix") {
+			keysOnly = append(keysOnly, rule)
+		}
+	}
+	grant(keysOnly)
+	for what, lives := range map[string]func() (bool, error){
+		"its own session":  func() (bool, error) { return term.lives(t.Context()) },
+		"a slot's session": func() (bool, error) { return slot.session.lives(t.Context()) },
+	} {
+		testenv.Eventually(t, patience, "it cannot see "+what, func() bool {
+			alive, err := lives()
+			if !alive && err == nil {
+				t.Fatalf("that it cannot see %s counts as its end", what)
+			}
+			return !alive && errors.Is(err, errBlind)
+		})
+	}
+	for what, ctx := range map[string]context.Context{"the lease": lease.Context(), "the slot": slot.Context()} {
+		if ctx.Err() != nil {
+			t.Errorf("%s was lost: %v", what, context.Cause(ctx))
+		}
+	}
+
+	grant(cfg.WithDefaults().rules())
+	testenv.Eventually(t, patience, "it sees them again", func() bool {
+		alive, _ := term.lives(t.Context())
+		slotAlive, _ := slot.session.lives(t.Context())
+		return alive && slotAlive
+	})
+	if _, err := kv.Client.Session().Destroy(slot.session.id, nil); err != nil {
+		t.Fatal(err)
+	}
+	if alive, err := slot.session.lives(t.Context()); alive || err != nil {
+		t.Errorf("the slot's session, which has ended: alive %t, %v", alive, err)
+	}
+	ended(t, slot, lock.ErrLost)
+	if _, err := kv.Client.Session().Destroy(term.id, nil); err != nil {
+		t.Fatal(err)
+	}
+	if alive, err := term.lives(t.Context()); alive || err != nil {
+		t.Errorf("its own session, which has ended: alive %t, %v", alive, err)
+	}
+	ended(t, lease, lock.ErrLost)
+	_, _ = slot.Release(t.Context()), lease.Release(t.Context())
 }
 
 // What told that a session had ended was wrong if that session holds its key: a

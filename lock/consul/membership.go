@@ -151,20 +151,25 @@ func (c *membership) buried(session string) {
 	c.ended[session] = end{boottime.Now(), true}
 }
 
-// session asks for a session, nil if it has ended. Consul leaves out of its answers
-// what the token may not see, and says so: such an answer tells nothing.
+// session asks for a session, nil if it has ended.
 func (c *membership) session(ctx context.Context, id string) (*api.SessionEntry, error) {
-	entry, meta, err := c.l.keys.Session().Info(id, c.l.query(ctx))
+	return c.l.lookAt(ctx, c.l.keys, id)
+}
+
+// lookAt asks for a session, nil if it has ended. Consul leaves out of its answers
+// what the token may not see, and says so: such an answer tells nothing.
+func (l *Locker) lookAt(ctx context.Context, client *api.Client, session string) (*api.SessionEntry, error) {
+	entry, meta, err := client.Session().Info(session, l.query(ctx))
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("look at session %s: %w", id, err)
+		return nil, fmt.Errorf("look at session %s: %w", session, err)
 	case entry == nil && meta.ResultsFilteredByACLs:
-		return nil, fmt.Errorf("look at session %s: %w", id, errBlind)
+		return nil, fmt.Errorf("look at session %s: %w", session, errBlind)
 	}
 	return entry, nil
 }
 
-// errBlind says that the token may not see the sessions of other nodes.
+// errBlind says that the token may not see a session, whether or not it lives.
 var errBlind = errors.New("the token may not see it: it needs session:read for the agents of all replicas")
 
 // ask asks Consul whether a session has ended, and remembers when it first said

@@ -128,11 +128,12 @@ func (s *slotSession) lose(why error) {
 	s.cancel(fmt.Errorf("%w: slot session %s: %w", lock.ErrLost, s.id, why))
 }
 
-// lives asks whether the session still lives. If it has ended it is lost.
+// lives asks whether the session still lives. If it has ended it is lost. An answer
+// that Consul does not give is an error, as in term.lives.
 func (s *slotSession) lives(ctx context.Context) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	entry, _, err := s.t.l.pulse.Session().Info(s.id, s.t.l.query(ctx))
+	entry, err := s.t.l.lookAt(ctx, s.t.l.pulse, s.id)
 	if err == nil && entry == nil {
 		s.lose(errors.New("it was ended from outside"))
 	}

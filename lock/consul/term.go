@@ -303,11 +303,12 @@ func (t *term) renew(ctx context.Context) bool {
 	return false
 }
 
-// lives asks whether the session still lives. If it has ended, so does the term.
+// lives asks whether the session still lives. If it has ended, so does the term. If
+// Consul cannot tell, or may not because the token was narrowed, that is an error.
 func (t *term) lives(ctx context.Context) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	entry, _, err := t.l.pulse.Session().Info(t.id, t.l.query(ctx))
+	entry, err := t.l.lookAt(ctx, t.l.pulse, t.id)
 	if err == nil && entry == nil {
 		t.lose(fmt.Errorf("%w: session %s was ended from outside", lock.ErrLost, t.id))
 	}
