@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -364,4 +365,52 @@ func TestLimitHoldsOnRabbitMQ(t *testing.T) {
 		t.Errorf("%d were inside at once, with a limit of 2", most)
 	}
 	c.noOverlaps(t)
+}
+
+// Nobody can stop a handler in Go that ignores its context. Run returns all the same, and
+// says so; its session has ended by then, and another replica takes the task over.
+func TestHandlerThatNeverReturns(t *testing.T) {
+	t.Parallel()
+	for name, limit := range map[string]any{"without a limit": nil, "with a limit": "one"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t)
+			slots := func(w *worker.Worker) {
+				w.ShutdownGrace, w.LimitSlots = 10*time.Millisecond, map[string]int{"one": 1}
+			}
+			began, end := make(chan struct{}), make(chan struct{})
+			k := tasks.Kinds{}
+			tasks.Handle(k, "deaf", func(context.Context, *tasks.Attempt, none) (none, error) {
+				close(began)
+				<-end
+				return none{}, nil
+			})
+			a := c.limited(t, "a", k, slots)
+			stop := a.stop
+			a.stop = func() error { close(end); return nil } // what is left to do in the end
+			session := a.locks.Session()
+			id := c.insert(t, "kind, lock_key, limit_name", "deaf", "shared", limit)
+			<-began
+
+			stopped := make(chan error, 1)
+			go func() { stopped <- stop() }()
+			select {
+			case err := <-stopped:
+				if err == nil || !strings.Contains(err.Error(), "1 tasks were still running") {
+					t.Errorf("Run returned %v", err)
+				}
+			case <-time.After(patience):
+				t.Fatalf("Run has not returned within %v", patience)
+			}
+			if entry, _, err := c.kv.Client.Session().Info(session, nil); entry != nil || err != nil {
+				t.Errorf("its session is %+v, %v; want none", entry, err)
+			}
+			c.limited(t, "b", tasks.Kinds{"deaf": tasks.Noop{}}, slots)
+			c.await(t, id, "succeeded")
+			if got := c.outcomes(t, id); got != "crashed succeeded" {
+				t.Errorf("outcomes: %s", got)
+			}
+			c.noOverlaps(t)
+		})
+	}
 }

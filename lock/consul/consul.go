@@ -111,7 +111,8 @@ func New(cfg Config) (*Locker, error) {
 }
 
 // Run implements lock.Locker. It may be called once. When ctx has ended it
-// returns within about four seconds, whether or not Consul answers.
+// returns within about four seconds, whether or not Consul answers. Release leases
+// before that: the keys of those that are held then are locked for the lock-delay.
 func (l *Locker) Run(ctx context.Context, cluster lock.Cluster) error {
 	if l.cluster = cluster; cluster != nil && l.cfg.Replica.Process == "" {
 		l.cfg.Replica.Process = cluster.Process()

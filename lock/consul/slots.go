@@ -249,11 +249,3 @@ func (t *term) verifySome(ctx context.Context, list []*slot) {
 		}
 	}
 }
-
-// leaveSlots gives back all slots that are held, when the replica ends.
-func (t *term) leaveSlots() {
-	held := slices.DeleteFunc(t.slotsIn(stateHeld), func(sl *slot) bool {
-		return !sl.state.CompareAndSwap(stateHeld, stateReleasing)
-	})
-	parallel(maxBatch, held, func(sl *slot) { _ = sl.leave() })
-}

@@ -379,21 +379,22 @@ func (t *term) verify(ctx context.Context) {
 	}
 }
 
-// end gives everything back and lets Consul forget the replica.
+// end ends the session and lets Consul forget the replica. What the holders have let go
+// of was given back by Release.
+//
+// A lease that is still held belongs to a handler that ignores its context. It runs
+// until it returns or the process exits, which is some milliseconds away in most
+// programs. So its key is not deleted, and its slot is not left: somebody else could
+// begin at once. Both go with the session. Consul then keeps the key from others for
+// the lock-delay, and replicas count the slot as taken for at least as long. The
+// cluster's list is not told that the replica has stopped: others take the task over
+// when they have heard nothing for lock.Silence, or at once if a supervisor tells them
+// that the process is gone.
 func (t *term) end(ctx context.Context) {
-	t.mu.Lock()
-	leases := slices.Collect(maps.Values(t.leases))
-	t.mu.Unlock()
-	leases = slices.DeleteFunc(leases, func(ls *lease) bool {
-		return !ls.state.CompareAndSwap(stateHeld, stateReleasing)
-	})
+	held := t.held()
 	t.lose(fmt.Errorf("%w: the replica ends its session", lock.ErrLost))
-	// Keys first: those of a session that is destroyed stay locked for the
-	// lock-delay.
-	t.l.deleteKeys(t.l.life, leases)
-	t.leaveSlots()
 	t.bury(ctx)
-	if t.cluster != "" && len(leases) == 0 { // or else a handler runs on: the process must end first
+	if t.cluster != "" && !held {
 		if t.leave(ctx, false) != nil { // the others will hear no heartbeat
 			ctx, cancel := context.WithTimeout(ctx, farewell)
 			defer cancel()
@@ -468,6 +469,24 @@ func (t *term) count() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return len(t.leases) + len(t.slots)
+}
+
+// held reports whether the holder of a lease or a slot has not let go yet.
+func (t *term) held() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	held := func(state int32) bool { return state == stateHeld || state == stateRevoked }
+	for _, ls := range t.leases {
+		if held(ls.state.Load()) {
+			return true
+		}
+	}
+	for sl := range t.slots {
+		if held(sl.state.Load()) {
+			return true
+		}
+	}
+	return false
 }
 
 // reserve puts a lease on the term's list, unless another has its key.

@@ -306,10 +306,24 @@ func goodBye(t *testing.T, b Backend) {
 	a, stop := running(t, b)
 	z, _ := running(t, b)
 	session := a.Session()
-	lease := acquire(t, a, "k")
+	released, held := acquire(t, a, "released"), acquire(t, a, "held")
+	release(t, released)
+	began := time.Now()
 	stop()
-	ended(t, lease, lock.ErrLost)
-	release(t, acquire(t, z, "k")) // at once: nothing was left to a lock-delay
+	ended(t, held, lock.ErrLost)
+	release(t, acquire(t, z, "released")) // at once: nothing was left to a lock-delay
+
+	// Who has not let go may be working still.
+	until(t, z, "the key of who has not let go", func() bool {
+		lease, err := try(z, "held")
+		if err == nil {
+			release(t, lease)
+		}
+		return err == nil
+	})
+	if took := time.Since(began); took < b.LockDelay-50*time.Millisecond {
+		t.Errorf("the key of who has not let go was had after %v, before the lock-delay of %v was over", took, b.LockDelay)
+	}
 	until(t, z, "the other session to be dead", func() bool {
 		dead, err := z.Dead(context.Background(), []string{session})
 		return err == nil && len(dead) == 1

@@ -558,11 +558,35 @@ func goodByeSlots(t *testing.T, b SemaphoreBackend) {
 	a, z := b.start(t), b.start(t)
 	create(t, a, "k", 3)
 	leases := take(t, a, "k", 3)
+	releaseAll(t, leases[:1])
+	began := time.Now()
 	a.stop()
-	for _, lease := range leases {
+	for _, lease := range leases[1:] {
 		ended(t, lease, lock.ErrLost)
 	}
-	releaseAll(t, take(t, z, "k", 3)) // at once: nothing was left to a lock-delay
+	releaseAll(t, take(t, z, "k", 1)) // at once: nothing was left to a lock-delay
+
+	// Those who have not let go may be working still.
+	defer func() {
+		if took := time.Since(began); took < b.LockDelay-50*time.Millisecond {
+			t.Errorf("the slots of those who have not let go were had after %v, before the lock-delay of %v was over", took, b.LockDelay)
+		}
+	}()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	for {
+		leases, err := z.Take(ctx, "k", 3, nil)
+		if err == nil {
+			releaseAll(t, leases)
+			return
+		}
+		if !errors.Is(err, lock.ErrDelayed) && !errors.Is(err, lock.ErrFull) {
+			t.Fatalf("take: got error %v", err)
+		}
+		if err := z.Await(ctx, "k"); err != nil {
+			t.Fatalf("await: %v", err)
+		}
+	}
 }
 
 // neverMoreThanTheLimit lets many goroutines of several lockers fight for a few
