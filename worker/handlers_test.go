@@ -1,10 +1,8 @@
 package worker_test
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -112,40 +110,7 @@ func (c *cluster) program(t *testing.T, name string, concurrency int) *process {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &process{cmd: exec.Command(self), name: name, exited: make(chan struct{})}
-	p.cmd.Env = append(os.Environ(), programVariable+"="+name, "ONEJOB_POSTGRES_DSN="+c.dsn, "CONSUL_HTTP_ADDR="+c.kv.Addr, "ONEJOB_CONSUL_PREFIX="+c.kv.Prefix,
-		"ONEJOB_WORKER_CONCURRENCY="+strconv.Itoa(concurrency))
-	p.cmd.Stdout, p.cmd.Stderr = &lines{each: p.take}, &p.stderr
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	go func() {
-		defer close(p.exited)
-		_ = p.cmd.Wait()
-	}()
-	t.Cleanup(func() {
-		p.signal(t, syscall.SIGKILL)
-		<-p.exited
-		if t.Failed() {
-			for _, e := range p.events {
-				t.Log(name, e)
-			}
-			t.Logf("%s wrote to stderr: %.3000s", name, &p.stderr)
-		}
-	})
-	p.logged(t, "session_started")
-	return p
-}
-
-// take takes in a line of the log.
-func (p *process) take(line []byte) {
-	var event map[string]any
-	if json.Unmarshal(line, &event) != nil {
-		event = map[string]any{"event": "no_json", "line": string(line)}
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.events = append(p.events, event)
+	return c.run(t, name, exec.Command(self), programVariable+"="+name, "ONEJOB_WORKER_CONCURRENCY="+strconv.Itoa(concurrency))
 }
 
 // field returns a field of the first event of that name.
@@ -158,24 +123,6 @@ func (p *process) field(event, name string) any {
 		}
 	}
 	return nil
-}
-
-// lines hands on what is written to it, line by line.
-type lines struct {
-	each func(line []byte)
-	rest []byte
-}
-
-func (l *lines) Write(b []byte) (int, error) {
-	l.rest = append(l.rest, b...)
-	for {
-		line, rest, found := bytes.Cut(l.rest, []byte("\n"))
-		if !found {
-			return len(b), nil
-		}
-		l.each(line)
-		l.rest = rest
-	}
 }
 
 // The process ends in the midst of a handler: nobody can recover from these. The other

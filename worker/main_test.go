@@ -235,7 +235,13 @@ func (c *cluster) process(t *testing.T, name, config string, settings ...string)
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	p := &process{cmd: exec.Command(testenv.Binary(t), "serve", "--config", file), name: name, exited: make(chan struct{})}
+	return c.run(t, name, exec.Command(testenv.Binary(t), "serve", "--config", file), settings...)
+}
+
+// run starts a replica with settings in its environment, and waits until it works.
+func (c *cluster) run(t *testing.T, name string, cmd *exec.Cmd, settings ...string) *process {
+	t.Helper()
+	p := &process{cmd: cmd, name: name, exited: make(chan struct{})}
 	p.cmd.Env = append(os.Environ(), append([]string{"ONEJOB_POSTGRES_DSN=" + c.dsn, "CONSUL_HTTP_ADDR=" + c.kv.Addr, "ONEJOB_CONSUL_PREFIX=" + c.kv.Prefix,
 		"ONEJOB_REPLICA=" + name, "ONEJOB_HTTP_LISTEN=", "ONEJOB_LOG_LEVEL=debug", "ONEJOB_LOG_FORMAT=json"}, settings...)...)
 	out, err := p.cmd.StdoutPipe()

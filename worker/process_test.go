@@ -3,8 +3,11 @@ package worker_test
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"syscall"
@@ -366,6 +369,21 @@ func testCrash(t *testing.T) (took float64) {
 	return took
 }
 
+// guard returns the guard of the one command that a replica runs.
+func (p *process) guard(t *testing.T) int {
+	t.Helper()
+	var guards []int
+	for _, member := range familyOf(t, []*process{p}) {
+		if name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", member.PID)); string(name) == "task-guard\n" {
+			guards = append(guards, member.PID)
+		}
+	}
+	if len(guards) != 1 {
+		t.Fatalf("%s has the guards %v, want one", p.name, guards)
+	}
+	return guards[0]
+}
+
 // A Go program that panics exits with 2, as one does that refuses its configuration.
 // So does one that gets SIGQUIT.
 func TestPanickedWorkerIsRestarted(t *testing.T) {
@@ -422,6 +440,112 @@ func TestCrashWhileAServiceIsUnavailable(t *testing.T) {
 			w.judge(t)
 			c.noOverlaps(t)
 		})
+	}
+}
+
+// readable returns a copy of a program that any user can run.
+func readable(t *testing.T, program string) (path string) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "onejob-readable-") // not t.TempDir, which is ours alone
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	path = filepath.Join(dir, filepath.Base(program))
+	content, err := os.ReadFile(program)
+	if err == nil {
+		err = errors.Join(os.WriteFile(path, content, 0o755), os.Chmod(path, 0o755), os.Chmod(dir, 0o755))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// A replica that does not run as root is hidden from the other processes of its user: its
+// environment has passwords. The kernel gives the files of such a process in /proc to
+// root.
+func TestReplicaIsHiddenFromItsUser(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("this needs root, to become another user")
+	}
+	const nobody = 65534
+	as := func(cmd *exec.Cmd) *exec.Cmd {
+		cmd.Dir, cmd.SysProcAttr = "/", &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+		return cmd
+	}
+	owner := func(t *testing.T, pid int) uint32 {
+		t.Helper()
+		info, err := os.Stat(fmt.Sprintf("/proc/%d/environ", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info.Sys().(*syscall.Stat_t).Uid
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		name     string
+		program  string
+		args     []string
+		settings []string
+		kind     string
+	}{
+		{"onejob serve", testenv.Binary(t), []string{"serve"}, nil, "noop"},
+		{"a program of worker.Supervise", self, nil, []string{programVariable + "=a", "ONEJOB_WORKER_CONCURRENCY=1"}, "busy"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t)
+			p := c.run(t, "a", as(exec.Command(readable(t, test.program), test.args...)), test.settings...)
+			if p.worker() == p.cmd.Process.Pid {
+				t.Fatal("it has no working process")
+			}
+			for what, pid := range map[string]int{"supervisor": p.cmd.Process.Pid, "working process": p.worker()} {
+				if uid := owner(t, pid); uid != 0 {
+					t.Errorf("the environment of the %s belongs to user %d, not to root", what, uid)
+				}
+			}
+			c.await(t, c.insert(t, "kind, payload", test.kind, `{}`), "succeeded")
+		})
+	}
+	t.Run("the test would notice", func(t *testing.T) {
+		t.Parallel()
+		sleep := as(exec.Command("/bin/sleep", "1000"))
+		if err := sleep.Start(); err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = sleep.Process.Kill(); _ = sleep.Wait() }()
+		testenv.Eventually(t, patience, "its environment is its user's", func() bool { return owner(t, sleep.Process.Pid) == nobody })
+	})
+}
+
+// What a replica of onejob serve has left running is ended by the next replica on the
+// machine, if that is a program with a worker of its own, too.
+func TestProgramKillsSurvivors(t *testing.T) {
+	t.Parallel()
+	c, w := newCluster(t), newWitness(t)
+	a := c.process(t, "a", w.config())
+	c.stuck(t, w)
+	family, guard := familyOf(t, []*process{a}), a.guard(t)
+	a.signal(t, syscall.SIGSTOP) // nobody sees another one die, and ends what is left
+	for _, kill := range []struct {
+		pid int
+		by  syscall.Signal
+	}{{guard, syscall.SIGSTOP}, {guard, syscall.SIGKILL}, {a.cmd.Process.Pid, syscall.SIGKILL}} {
+		if err := syscall.Kill(kill.pid, kill.by); err != nil {
+			t.Fatal(err)
+		}
+	}
+	<-a.exited
+	c.program(t, "b", 1)
+	for _, p := range family {
+		if now, err := procfs.Read(p.PID); err == nil && now.Start == p.Start && !now.Dead {
+			t.Errorf("process %d of the dead replica is still there", p.PID)
+		}
 	}
 }
 

@@ -27,7 +27,9 @@ const (
 // [Process.Run]. When the working process crashes, the supervisor kills everything that
 // it left behind, makes its death known, so that its tasks are taken over at once, and
 // starts the next one. It passes signals on; SIGINT and SIGTERM end the context of work.
-// log gets the supervisor's own lines; nil means none.
+// log gets the supervisor's own lines; nil means none. All these processes are hidden
+// from others of the same user, who cannot read their environment or memory, nor trace
+// them; they leave no core dumps.
 //
 // Call it before anything else: what main has done before is done in each process.
 func Supervise(log *zap.Logger, work func(ctx context.Context, p *Process) error) (exitCode int) {
@@ -82,7 +84,8 @@ type Process struct {
 	dead []string
 }
 
-// Run runs w as Worker.Run does; w.Process is set. In a process that the supervisor has
+// Run runs w as Worker.Run does; w.Process is set. Before that it kills what commands of
+// dead replicas have left running on this machine. In a process that the supervisor has
 // started to make deaths known it uses nothing of w but its Store, its Locks and its Log,
 // and returns when both know.
 func (p *Process) Run(ctx context.Context, w *Worker) error {
@@ -104,6 +107,7 @@ func (p *Process) Run(ctx context.Context, w *Worker) error {
 	if err := w.Init(); err != nil {
 		return err
 	}
+	supervisor.Sweep(w.Log)
 	watching, stop := context.WithCancel(ctx)
 	defer stop()
 	go func() {

@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"onejob/internal/procfs"
 	"onejob/internal/supervisor"
 )
@@ -39,6 +41,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(99)
 	case os.Args[1] == "bury":
+		say("burial", "dumpable", dumpable())
 		say("buried", len(os.Args)-2)
 		w.Ready()
 	case w != nil:
@@ -62,6 +65,12 @@ func TestMain(m *testing.M) {
 // say writes a line at once, whole.
 func say(words ...any) { _, _ = os.Stdout.WriteString(fmt.Sprintln(words...)) }
 
+// dumpable reports whether others of its user can look into this process.
+func dumpable() bool {
+	d, err := unix.PrctlRetInt(unix.PR_GET_DUMPABLE, 0, 0, 0, 0)
+	return err != nil || d != 0
+}
+
 // work does what the words of the second argument say; those of the third, if there is
 // one, from the second start on.
 func work(w *supervisor.Worker, signals chan os.Signal) {
@@ -81,6 +90,8 @@ func work(w *supervisor.Worker, signals chan os.Signal) {
 			w.Hello(text)
 		case "ready":
 			w.Ready()
+		case "dumpable":
+			say("dumpable", dumpable())
 		case "ending":
 			w.Ending()
 		case "exit":
@@ -303,6 +314,21 @@ func TestSignalWhileWaitingToRestart(t *testing.T) {
 	}
 	if code := r.code(); code != 137 {
 		t.Errorf("exit code %d", code)
+	}
+}
+
+// What works and what makes deaths known have the same secrets in their environment.
+func TestWorkerAndBurialAreHidden(t *testing.T) {
+	t.Parallel()
+	r := start(t, nil, "dumpable ready die=9", "ready signals=1 ending exit=0")
+	if got := r.await("dumpable"); got != "false" {
+		t.Errorf("the worker is dumpable: %s", got)
+	}
+	if got := r.await("burial"); got != "dumpable false" {
+		t.Errorf("the burial is %s", got)
+	}
+	if !dumpable() {
+		t.Error("the test itself is hidden, and shows nothing")
 	}
 }
 

@@ -10,6 +10,8 @@ import (
 
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
+
+	"onejob/internal/guard"
 )
 
 // What a worker says, a line each.
@@ -31,8 +33,8 @@ type Worker struct {
 }
 
 // Adopt returns the Worker that this process is, or nil if it has no supervisor. It
-// removes the variable from the environment. Handlers of signals must be installed
-// before.
+// removes the variable from the environment, and hides the process from others of its
+// user, as Run does. Handlers of signals must be installed before.
 func Adopt(variable string) (*Worker, error) {
 	id, there := os.LookupEnv(variable)
 	if !there {
@@ -46,7 +48,11 @@ func Adopt(variable string) (*Worker, error) {
 	}
 	unix.CloseOnExec(pipeFD)
 	// Started by way of /proc/self/exe, it is called exe in lists of processes.
+	// That must come before the process is hidden: then the file is root's.
 	_ = os.WriteFile("/proc/self/comm", []byte(filepath.Base(os.Args[0])), 0)
+	if err := guard.Conceal(); err != nil {
+		return nil, err
+	}
 	w := &Worker{Process: id, pipe: os.NewFile(pipeFD, "supervisor")}
 	w.say(wordHere)
 	return w, nil
