@@ -384,6 +384,57 @@ func (p *process) guard(t *testing.T) int {
 	return guards[0]
 }
 
+// The working process and the guard of its command are killed in the same moment, or the
+// guard is stopped and sees nothing of it: neither of them can end the command. The
+// supervisor does, before anybody can begin.
+func TestWorkerAndGuardAreKilledTogether(t *testing.T) {
+	t.Parallel()
+	for _, what := range []string{"the guard is killed too", "the guard is left stopped"} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			c, w := newCluster(t), newWitness(t)
+			a, z := c.process(t, "a", w.config()), c.process(t, "z", w.config())
+			id := c.insert(t, "kind, payload, lock_key", "exec", `{"command": "escape"}`, "shared")
+			testenv.Eventually(t, patience, "the command is inside", func() bool { return w.count(t, "begin") == 1 })
+			holder, _ := c.holder(t, id, a, z)
+			family := familyOf(t, []*process{holder})
+			both := []int{holder.guard(t), holder.worker()}
+			for _, pid := range both { // neither sees the other die
+				if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+					t.Fatal(err)
+				}
+				testenv.Eventually(t, patience, "it is stopped", func() bool {
+					p, err := procfs.Read(pid)
+					return err != nil || p.Stopped
+				})
+			}
+			if what == "the guard is left stopped" {
+				both = both[1:]
+			}
+			for _, pid := range both {
+				if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+					t.Fatal(err)
+				}
+			}
+			holder.logged(t, "worker_crashed")
+			for _, p := range family { // a replica that starts would look for survivors, and later
+				if now, err := procfs.Read(p.PID); err == nil && now.Start == p.Start && !now.Dead {
+					t.Errorf("process %d is there when the crash is reported", p.PID)
+				}
+			}
+			c.await(t, id, "succeeded")
+			if w.count(t, "dead") != 2 {
+				t.Errorf("the second attempt found %d of 2 processes of the first dead", w.count(t, "dead"))
+			}
+			w.judge(t)
+			if got := c.outcomes(t, id); got != "crashed succeeded" {
+				t.Errorf("outcomes: %s", got)
+			}
+			c.noOverlaps(t)
+		})
+	}
+}
+
 // A Go program that panics exits with 2, as one does that refuses its configuration.
 // So does one that gets SIGQUIT.
 func TestPanickedWorkerIsRestarted(t *testing.T) {
