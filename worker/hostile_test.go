@@ -1,6 +1,7 @@
 package worker_test
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"strings"
@@ -13,6 +14,7 @@ import (
 
 	"onejob/internal/testenv"
 	"onejob/store"
+	"onejob/tasks"
 	"onejob/worker"
 )
 
@@ -193,4 +195,54 @@ func TestStopsLoseNoClaim(t *testing.T) {
 	if n := get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status = 'pending' AND attempt > 0 OR status NOT IN ('pending', 'succeeded')"); n > 0 {
 		t.Errorf("%d tasks lost an attempt that never began", n)
 	}
+}
+
+// tardy commits limited claims, says so, and answers 100 ms later: with the error of the
+// context if that has ended by then, as if the connection had been given up.
+type tardy struct {
+	worker.Store
+	committed chan struct{}
+}
+
+func (s tardy) Claim(ctx context.Context, c tasks.Claim) (tasks.Claimed, error) {
+	claimed, err := s.Store.Claim(context.WithoutCancel(ctx), c)
+	if c.Limit == "" || len(claimed.Tasks) == 0 {
+		return claimed, err
+	}
+	select {
+	case s.committed <- struct{}{}:
+	default: // nobody counts any more
+	}
+	<-time.After(100 * time.Millisecond)
+	if ctx.Err() != nil {
+		return tasks.Claimed{}, ctx.Err()
+	}
+	return claimed, err
+}
+
+// The same goes for claims under a limit, of which there are many at once.
+func TestStopsLoseNoLimitedClaim(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.exec(t, `INSERT INTO onejob.tasks (kind, max_attempts, limit_name) SELECT 'noop', 1, 'many' FROM generate_series(1, 5000)`)
+	for i, claims := range []int{1, 5, 20, 100} {
+		committed := make(chan struct{}, claims)
+		r := c.limited(t, fmt.Sprint("r", i), kinds(nil), func(w *worker.Worker) {
+			w.Store, w.Concurrency, w.LimitSlots = tardy{w.Store, committed}, 200, map[string]int{"many": 50}
+		})
+		for range claims {
+			select {
+			case <-committed:
+			case <-time.After(patience):
+				t.Fatalf("stop %d: there were not %d claims within %v", i, claims, patience)
+			}
+		}
+		if err := r.stop(); err != nil {
+			t.Fatal(err)
+		}
+		c.wantNone(t, fmt.Sprintf("rows are running after stop %d", i), "SELECT count(*) FROM onejob.tasks WHERE status = 'running'")
+	}
+	c.wantNone(t, "tasks lost an attempt that never began", "SELECT count(*) FROM onejob.tasks WHERE status = 'pending' AND attempt > 0")
+	c.wantNone(t, "tasks are neither waiting nor done", "SELECT count(*) FROM onejob.tasks WHERE status NOT IN ('pending', 'succeeded')")
+	c.wantNone(t, "attempts did not succeed", "SELECT count(*) FROM onejob.attempts WHERE outcome <> 'succeeded'")
 }
