@@ -1,0 +1,71 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"onejob/tasks"
+)
+
+// A handler that ignores its context may still run when its task is claimed again by the
+// same replica: there are two handlers of one task then, with different fences. When the
+// first one exits, the second can still be cancelled.
+func TestExitOfAZombieLeavesItsSuccessor(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		cancel func(r *running)
+		want   error
+	}{
+		"cancel":    {func(r *running) { r.cancel(7, tasks.ErrCancelled) }, tasks.ErrCancelled},
+		"cancelAll": {func(r *running) { r.cancelAll(tasks.ErrShutdown) }, tasks.ErrShutdown},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := running{fences: map[int64]int{}, tasks: map[int64]handler{}}
+			enter := func(id, fence int64) (ctx context.Context, exit func()) {
+				ctx, cancel := context.WithCancelCause(t.Context())
+				return ctx, r.enter(id, fence, cancel)
+			}
+			_, exitZombie := enter(7, 1)
+			successor, exitSuccessor := enter(7, 2)
+			exitZombie()
+			test.cancel(&r)
+			if cause := context.Cause(successor); !errors.Is(cause, test.want) {
+				t.Errorf("the successor was cancelled with %v, want %v", cause, test.want)
+			}
+			exitSuccessor()
+			if len(r.tasks) > 0 {
+				t.Errorf("%d handlers are left", len(r.tasks))
+			}
+		})
+	}
+}
+
+// Both handlers of one task are cancelled, and no handler of another.
+func TestCancelReachesAllHandlersOfATask(t *testing.T) {
+	t.Parallel()
+	r := running{fences: map[int64]int{}, tasks: map[int64]handler{}}
+	enter := func(id, fence int64) context.Context {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		r.enter(id, fence, cancel)
+		return ctx
+	}
+	zombie, other, successor := enter(7, 1), enter(8, 2), enter(7, 3)
+	r.cancel(7, tasks.ErrCancelled)
+	for name, ctx := range map[string]context.Context{"the zombie": zombie, "the successor": successor} {
+		if cause := context.Cause(ctx); !errors.Is(cause, tasks.ErrCancelled) {
+			t.Errorf("%s was cancelled with %v, want %v", name, cause, tasks.ErrCancelled)
+		}
+	}
+	if other.Err() != nil {
+		t.Errorf("the handler of another task was cancelled: %v", context.Cause(other))
+	}
+	r.cancelAll(tasks.ErrShutdown)
+	late := enter(9, 4)
+	for name, ctx := range map[string]context.Context{"one that ran": other, "one that began later": late} {
+		if cause := context.Cause(ctx); !errors.Is(cause, tasks.ErrShutdown) {
+			t.Errorf("%s was cancelled with %v, want %v", name, cause, tasks.ErrShutdown)
+		}
+	}
+}
