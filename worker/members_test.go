@@ -260,7 +260,8 @@ func TestHostAndAgentAreLost(t *testing.T) {
 	t.Parallel()
 	c, hosted, _, agent := withAgent(t)
 	w := newWitness(t)
-	lost := hosted.process(t, "lost", w.config())
+	// Consul alone would keep this session for longer than the test waits.
+	lost := hosted.process(t, "lost", w.config(), "ONEJOB_CONSUL_CHECK_TTL=10m", "ONEJOB_CONSUL_SESSION_TTL=20m")
 	id := c.stuck(t, w)
 	near := c.replica(t, "near", kinds(nil), nil)
 	c.process(t, "heir", w.config())
