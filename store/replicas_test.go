@@ -160,6 +160,41 @@ func TestWhoIsToBlame(t *testing.T) {
 	equal(t, "what ended three replicas, one after the other", b.one(`SELECT status || ' ' || crashes FROM onejob.tasks WHERE id = $1`, poison), "failed 3")
 }
 
+// Of the tasks that a death would quarantine, the death says something only of one that
+// had just begun, and only if it was alone. The others are claimed once more.
+func TestOnlyTheLikelyCauseIsQuarantined(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name  string
+		begun []string // how long before the death each task had begun
+		want  string   // status and crashes of each
+	}{
+		{"begun long ago", []string{"1 minute"}, "pending 3"},
+		{"two that had just begun", []string{"1 second", "1 second"}, "pending 3, pending 3"},
+		{"alone and just begun", []string{"1 second"}, "failed 3"},
+		{"just begun, beside one from long ago", []string{"1 second", "1 minute"}, "failed 3, pending 3"},
+		{"not begun", []string{""}, "pending 2"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			a := b.joined("a")
+			for _, ago := range test.begun {
+				task := b.claimedBy(a, "crashes=2")
+				if ago != "" {
+					b.sql(`UPDATE onejob.tasks SET started_at = r.heartbeat_at - $2::interval, begun_at = r.heartbeat_at - $2::interval FROM onejob.replicas r WHERE r.session = tasks.session AND id = $1`, task.ID, ago)
+				}
+			}
+			how, err := b.DeclareDead(t.Context(), b.listed(a.Session), false)
+			equal(t, "declared", fmt.Sprint(how, err), fmt.Sprint("dead", nil))
+			if _, _, err := b.TakeOver(t.Context(), []string{a.Session}, 3); err != nil {
+				t.Fatal(err)
+			}
+			equal(t, "what became of them", b.one(`SELECT string_agg(status || ' ' || crashes, ', ' ORDER BY id) FROM onejob.tasks`), test.want)
+		})
+	}
+}
+
 func TestAdoptConsul(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
