@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"onejob/internal/guard"
+	"onejob/internal/testenv/cgroups"
 	"onejob/tasks"
 )
 
@@ -138,9 +139,7 @@ func TestExecPrepareWithoutLimits(t *testing.T) {
 // Where cgroups can be had, every command is in one.
 func TestExecUsesACgroup(t *testing.T) {
 	t.Parallel()
-	if err := guard.CgroupError(); err != nil {
-		t.Skipf("this needs a writable cgroup v2 hierarchy: %v", err)
-	}
+	cgroups.Need(t, guard.CgroupError())
 	a := attempt()
 	if _, err := shell("grep ^0:: /proc/self/cgroup").Run(t.Context(), a); err != nil {
 		t.Fatal(err)

@@ -15,6 +15,7 @@ import (
 
 	"onejob/internal/boottime"
 	"onejob/internal/procfs"
+	"onejob/internal/testenv/cgroups"
 )
 
 // modes are the ways to run a command. Whether there are cgroups is up to the
@@ -26,9 +27,7 @@ var modes = []struct {
 
 func needCgroups(t *testing.T) {
 	t.Helper()
-	if err := CgroupError(); err != nil {
-		t.Skipf("this needs a writable cgroup v2 hierarchy: %v", err)
-	}
+	cgroups.Need(t, CgroupError())
 }
 
 var swarms atomic.Int64
