@@ -159,7 +159,7 @@ func (w *Worker) beatOnce(ctx context.Context) {
 		return
 	}
 	r := w.members.me
-	r.Session, r.Running, r.State, r.Kinds = session, w.running.count(), tasks.ReplicaWorking, w.serving.Load().kinds.Names()
+	r.Session, r.Running, r.State, r.Kinds = session, w.running.attempts(), tasks.ReplicaWorking, w.serving.Load().kinds.Names()
 	if w.stopping.Load() {
 		r.State = tasks.ReplicaStopping
 	}

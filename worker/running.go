@@ -49,6 +49,14 @@ func (r *running) count() int {
 	return r.taken
 }
 
+// attempts returns how many attempts are under way: less than the room that is taken
+// while a claim or a wait for a slot keeps some.
+func (r *running) attempts() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.fences)
+}
+
 // reserve reserves memory for payloads: up to n bytes, as long as no more than most
 // is held, and nothing at all if that leaves less than least. It returns how much.
 func (r *running) reserve(n, least, most int) int {

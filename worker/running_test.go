@@ -69,3 +69,20 @@ func TestCancelReachesAllHandlersOfATask(t *testing.T) {
 		}
 	}
 }
+
+// Room that a claim keeps for what it may find is not work under way.
+func TestRoomOfAClaimIsNoAttempt(t *testing.T) {
+	t.Parallel()
+	r := running{fences: map[int64]int{}, tasks: map[int64]handler{}}
+	if r.take(32, 32) != 32 || r.attempts() != 0 {
+		t.Errorf("a claim has room for %d attempts, and %d are under way", r.count(), r.attempts())
+	}
+	r.begin(1, 0)
+	if r.attempts() != 1 {
+		t.Errorf("%d attempts are under way, want 1", r.attempts())
+	}
+	r.end(1)
+	if r.attempts() != 0 {
+		t.Errorf("%d attempts are under way, want none", r.attempts())
+	}
+}
