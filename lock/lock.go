@@ -103,8 +103,8 @@ type Locker interface {
 	Elector
 
 	// Run keeps a session alive, and begins another when one is lost, until
-	// ctx ends. It then releases what is still held, ends the session and
-	// returns nil. It returns an error only for what waiting cannot mend.
+	// ctx ends. It then ends the session and returns nil. Keys that somebody still
+	// holds stay locked for the lock-delay. It returns an error only for what waiting cannot mend.
 	//
 	// Sessions begin only where the backend is the cluster's own, and each is on the
 	// cluster's list before Session tells it. If c is nil, any backend will do, and
