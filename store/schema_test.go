@@ -227,6 +227,28 @@ func TestRights(t *testing.T) {
 	if err := poor.CheckSchema(t.Context()); err != nil {
 		t.Error(err)
 	}
+	if server, err := poor.Server(t.Context()); err != nil || server.Timeline != 1 {
+		t.Errorf("which server it is: %+v, %v", server, err)
+	}
+	if err := poor.Recorded(t.Context(), 0); err != nil {
+		t.Error(err)
+	}
+	// A provider may keep these functions to itself.
+	_, ownDB := testenv.OwnPostgres(t)
+	closed := ownDB.Pool(t)
+	for _, f := range []string{"pg_control_system()", "pg_walfile_name(pg_lsn)"} {
+		if _, err := closed.Exec(t.Context(), "REVOKE EXECUTE ON FUNCTION "+f+" FROM PUBLIC"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := closed.Exec(t.Context(), "CREATE ROLE guest LOGIN"); err != nil {
+		t.Fatal(err)
+	}
+	guest := open(t, store.Config{DSN: as(t, ownDB.DSN, "guest")})
+	server, err := guest.Which(t.Context())
+	if err != nil || server.Timeline != 0 || server.Started.IsZero() {
+		t.Errorf("where nobody may ask: %+v, %v", server, err)
+	}
 
 	// And for the leader.
 	b.sql(`INSERT INTO onejob.schedules (name, cron, kind) VALUES ('s', '@hourly', 'noop')`)

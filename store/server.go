@@ -4,39 +4,65 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"onejob/tasks"
 )
 
-// serverSQL says which server answers. pg_control_checkpoint() would tell the timeline of
+// These say which server answers. pg_control_checkpoint() would tell the timeline of
 // the last checkpoint, which after a promotion is the old one for a while; the name of the
 // WAL file that is being written is right at once.
-const serverSQL = `
+//
+// A provider may keep these functions to itself. Then all that is known of a server is
+// when it was started: fences rise as elsewhere, and no old primary is recognised.
+const (
+	fullIdentity = `
 SELECT (SELECT system_identifier::text FROM pg_control_system()),
-       CASE WHEN pg_is_in_recovery() THEN '0' ELSE substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) END,
+       CASE WHEN pg_is_in_recovery() THEN '0' ELSE substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) END`
+	noIdentity = `
+SELECT '` + tasks.UnknownSystem + `', '0'`
+	restOfServer = `,
        pg_postmaster_start_time(),
        coalesce(host(inet_server_addr()) || ':' || inet_server_port(), 'a socket of its host'),
        pg_is_in_recovery(),
        extract(epoch FROM clock_timestamp())::bigint`
+)
 
 // Which returns the server that answers.
 func (s *Store) Which(ctx context.Context) (tasks.Server, error) {
-	r, err := s.which(ctx, serverSQL)
+	r, err := s.which(ctx, restOfServer)
 	return r.Server, err
 }
 
 // Server returns the server that answers, and what it knows of its fences.
 func (s *Store) Server(ctx context.Context) (tasks.ServerReport, error) {
-	return s.which(ctx, serverSQL+`,
+	return s.which(ctx, restOfServer+`,
        coalesce(pg_sequence_last_value('onejob.fences'::regclass), 0),
        coalesce((SELECT fences_from FROM onejob.cluster), -1)`)
 }
 
-func (s *Store) which(ctx context.Context, sql string) (tasks.ServerReport, error) {
+func (s *Store) which(ctx context.Context, rest string) (tasks.ServerReport, error) {
+	r, err := s.identify(ctx, fullIdentity+rest)
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) && slices.Contains([]string{insufficientPrivilege, undefinedFunction, notSupported}, pg.Code) {
+		return s.identify(ctx, noIdentity+rest)
+	}
+	return r, err
+}
+
+// SQLSTATEs of a function that cannot be had.
+const (
+	insufficientPrivilege = "42501"
+	undefinedFunction     = "42883"
+	notSupported          = "0A000"
+)
+
+func (s *Store) identify(ctx context.Context, sql string) (tasks.ServerReport, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	list, err := query(ctx, s.pool, func(row pgx.CollectableRow) (r tasks.ServerReport, err error) {

@@ -19,6 +19,10 @@ type Server struct {
 	Standby  bool      `json:"-"`        // it follows a primary, and takes no writes
 }
 
+// UnknownSystem is the System of a server that does not tell, as where a provider keeps
+// that to itself. Its Timeline is 0.
+const UnknownSystem = "unknown"
+
 // Same reports whether both are one server, which was not restarted.
 func (s Server) Same(o Server) bool {
 	return s.System == o.System && s.Timeline == o.Timeline && s.Started.Equal(o.Started)

@@ -81,7 +81,7 @@ func (w *Worker) acquire(t *tasks.Task) (lock.Lease, error) {
 		case wait > 320*time.Millisecond:
 			return lease, err
 		case errors.Is(err, lock.ErrChanged):
-			w.database.look(w.giveUp)
+			w.database.lookPast(w.giveUp, request.Database)
 		case errors.Is(err, lock.ErrHeld):
 			time.Sleep(wait)
 		default:

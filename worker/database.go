@@ -177,6 +177,23 @@ func (d *database) run(ctx context.Context, locks lock.Locker, wake func()) {
 func (d *database) look(ctx context.Context) {
 	d.asking.Lock()
 	defer d.asking.Unlock()
+	d.lookLocked(ctx)
+}
+
+// lookPast is look, unless another goroutine has found a later version of the record
+// meanwhile.
+func (d *database) lookPast(ctx context.Context, version uint64) {
+	d.asking.Lock()
+	defer d.asking.Unlock()
+	d.mu.Lock()
+	passed := d.version != version
+	d.mu.Unlock()
+	if !passed {
+		d.lookLocked(ctx)
+	}
+}
+
+func (d *database) lookLocked(ctx context.Context) {
 	r, version, err := readRecord(ctx, d.locks)
 	if err != nil {
 		d.log.Debug("database_record_unread", zap.Error(err))
@@ -321,15 +338,15 @@ func (d *database) raise(ctx context.Context, fence int64) error {
 		return nil
 	}
 	r.FencesTo, r.By, r.At = fence+fenceBlock, d.replica, time.Now().UTC()
-	version, err := writeRecord(ctx, d.locks, r, version)
+	now, err := writeRecord(ctx, d.locks, r, version)
 	if err == nil {
 		d.mu.Lock()
-		d.record, d.version = r, version
+		d.record, d.version = r, now
 		d.mu.Unlock()
 	}
 	d.asking.Unlock()
 	if errors.Is(err, lock.ErrChanged) {
-		d.look(ctx)
+		d.lookPast(ctx, version)
 		return nil
 	}
 	return err
@@ -435,6 +452,8 @@ func (r databaseRecord) refuses(server tasks.Server) *errOtherDatabase {
 	switch {
 	case server.Standby:
 		return &errOtherDatabase{"postgres_standby", false, fmt.Sprintf("the server at %s is a standby; add target_session_attrs=read-write to postgres.dsn", server.Address)}
+	case r.System == tasks.UnknownSystem || server.System == tasks.UnknownSystem:
+		return nil // nobody can tell
 	case r.System != server.System:
 		return &errOtherDatabase{"postgres_is_another", true, fmt.Sprintf("the server at %s (system %s) is not a copy of the database on record, %s (system %s); is this the right postgres.dsn, and the right consul.prefix? If the database has moved there: onejob adopt-postgres", server.Address, server.System, r.Server, r.System)}
 	case server.Timeline < r.Timeline:

@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"maps"
 	"sync"
 )
 
@@ -112,6 +113,13 @@ func (r *running) has(fence int64) bool {
 	defer r.mu.Unlock()
 	_, is := r.fences[fence]
 	return is
+}
+
+// known returns the fences of all attempts that are under way.
+func (r *running) known() map[int64]int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return maps.Clone(r.fences)
 }
 
 // done returns a channel that is closed when nothing is under way. Nothing may

@@ -367,13 +367,14 @@ func (w *Worker) audit(ctx context.Context) {
 		return
 	}
 	w.unheard.Store(false)
+	known := w.running.known() // before the question: what ends meanwhile was known
 	held, err := w.Store.Held(ctx, session)
 	if err != nil {
 		w.unheard.Store(true)
 		return // claim_failed reports a database that is unavailable
 	}
 	for _, t := range held {
-		if !w.running.has(t.Fence) {
+		if _, heard := known[t.Fence]; !heard {
 			w.Log.Warn("claim_unheard", fields(t)...)
 			w.running.take(1, math.MaxInt)
 			w.running.start(t.Fence, 0, func() { w.giveBack(t, errUnheard) }, w.poke)
