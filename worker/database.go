@@ -206,7 +206,6 @@ func (d *database) lookLocked(ctx context.Context) {
 		r.FencesTo = mine.FencesTo
 		if version, err = writeRecord(ctx, d.locks, r, version); err != nil {
 			d.log.Debug("database_record_unwritten", zap.Error(err))
-			notify(d.doubts)
 			return
 		}
 	}
@@ -312,12 +311,14 @@ func (s server) MarshalLogObject(e zapcore.ObjectEncoder) error {
 func (d *database) cover(ctx context.Context, t *tasks.Task) (version uint64, err error) {
 	for range 3 {
 		d.mu.Lock()
-		ours, covered, version := d.trusted && d.record.Started.Equal(t.Server), t.Fence <= d.record.FencesTo, d.version
+		// A fence from before the record began anew may have been given out twice.
+		ours := d.trusted && d.record.Started.Equal(t.Server) && t.Fence > d.record.FencesFrom
+		covered, version := t.Fence <= d.record.FencesTo, d.version
 		d.mu.Unlock()
 		switch {
 		case !ours:
 			return 0, tasks.ErrOtherServer
-		case covered && t.Fence > 0:
+		case covered:
 			return version, nil
 		}
 		if err := d.raise(ctx, t.Fence); err != nil {
