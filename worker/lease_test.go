@@ -56,7 +56,7 @@ func (l *fakeLocker) Release(context.Context) error {
 	return nil
 }
 
-var fakeServer = tasks.ServerReport{Server: tasks.Server{System: "1", Timeline: 1, Started: time.Unix(1, 0)}}
+var fakeServer = tasks.ServerReport{Server: tasks.Server{System: "1", Timeline: 1, Started: time.Unix(1, 0)}, FencesFrom: -1}
 
 type fakeStore struct {
 	worker.Store // what is not overridden is not called
