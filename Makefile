@@ -44,7 +44,7 @@ chaos: consul postgres rabbitmq ## Break everything while tasks run, and let a w
 compare: consul postgres ## The same run against two other ways (DURATION=6m SEED= FAULTS= ...; 40 minutes at most)
 	DURATION=$${DURATION:-6m} SUBJECTS=$${SUBJECTS:-onejob,naive,apilock} go run ./chaos
 
-mutants: consul postgres ## Switch off one protection at a time: each must be found guilty (15 minutes)
+mutants: consul postgres ## Switch off one protection at a time: each must be found guilty (30 minutes)
 	go test -tags mutants -timeout 60m -v -run 'Mutant' ./chaos
 
 compose-test: ## Bring up docker-compose.yml, kill a container, look whether anything is lost
