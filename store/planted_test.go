@@ -356,7 +356,7 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 	equal(t, "the number of attempts", len(attempts), 1)
 
 	b.sql(`INSERT INTO onejob.schedules (name, cron, kind, on_overlap) VALUES ('s', '@hourly', 'noop', 'queue'), ('x', '@daily', 'noop', 'skip')`)
-	now, due, err := b.DueSchedules(ctx)
+	now, due, err := b.DueSchedules(ctx, nil)
 	ok("DueSchedules", err)
 	if len(due) != 2 {
 		t.Fatalf("%d schedules are due", len(due))
@@ -366,7 +366,7 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 	ok("MakeOccurrences", err)
 	equal(t, "the number of tasks made", made, 1)
 	ok("MarkSchedule", b.MarkSchedule(ctx, due[1], "it is odd"))
-	_, err = b.UntilNextSchedule(ctx, time.Minute)
+	_, err = b.UntilNextSchedule(ctx, time.Minute, nil)
 	ok("UntilNextSchedule", err)
 	_, err = b.Schedules(ctx)
 	ok("Schedules", err)

@@ -15,9 +15,10 @@ import (
 
 // DueSchedules returns the schedules whose next due time has come, or has yet
 // to be worked out, and what Postgres' clock says. Schedules that are disabled
-// or marked with an error are left out. A person may have written -infinity into
-// next_at, which no Go time is; it counts as not worked out.
-func (s *Store) DueSchedules(ctx context.Context) (now time.Time, due []tasks.DueSchedule, err error) {
+// or marked with an error are left out, and so are those in one of the zones that
+// the caller does not know. A person may have written -infinity into next_at, which
+// no Go time is; it counts as not worked out.
+func (s *Store) DueSchedules(ctx context.Context, unknownZones []string) (now time.Time, due []tasks.DueSchedule, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	rows, err := s.pool.Query(ctx, `
@@ -30,8 +31,9 @@ SELECT now(), id, name, cron, time_zone, on_missed, missed_cap, on_overlap, null
  WHERE enabled
    AND error IS NULL
    AND (next_at IS NULL OR next_at <= now())
+   AND time_zone <> ALL (coalesce($1, '{}'::text[]))
  ORDER BY next_at, id
- LIMIT 1000`)
+ LIMIT 1000`, unknownZones)
 	if err != nil {
 		return now, nil, fmt.Errorf("look for due schedules: %w", err)
 	}
@@ -130,8 +132,8 @@ UPDATE onejob.schedules
 }
 
 // UntilNextSchedule returns how long it is, by Postgres' clock, until a
-// schedule comes due, and at most d.
-func (s *Store) UntilNextSchedule(ctx context.Context, d time.Duration) (time.Duration, error) {
+// schedule comes due, and at most d. Schedules in the zones given are left out.
+func (s *Store) UntilNextSchedule(ctx context.Context, d time.Duration, unknownZones []string) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	var micros int64
@@ -139,7 +141,8 @@ func (s *Store) UntilNextSchedule(ctx context.Context, d time.Duration) (time.Du
 SELECT least((extract(epoch FROM min(next_at) FILTER (WHERE isfinite(next_at)) - clock_timestamp()) * 1000000)::bigint, $1)
   FROM onejob.schedules
  WHERE enabled
-   AND error IS NULL`, d.Microseconds()).Scan(&micros)
+   AND error IS NULL
+   AND time_zone <> ALL (coalesce($2, '{}'::text[]))`, d.Microseconds(), unknownZones).Scan(&micros)
 	if err != nil {
 		return 0, fmt.Errorf("look for the next schedule: %w", err)
 	}

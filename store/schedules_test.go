@@ -26,7 +26,7 @@ func (b *bench) schedule(name string, next time.Time, columns ...string) {
 // due returns the schedule of that name among those that are due, and its plan.
 func (b *bench) due(name string) (tasks.DueSchedule, tasks.Plan) {
 	b.t.Helper()
-	now, list, err := b.DueSchedules(b.t.Context())
+	now, list, err := b.DueSchedules(b.t.Context(), nil)
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -155,7 +155,7 @@ func TestDueSchedules(t *testing.T) {
              FROM (VALUES ('past', now() - interval '1 h', NULL), ('now', now(), NULL), ('soon', now() + interval '1 min', NULL), ('never', 'infinity', NULL),
                           ('always', '-infinity', NULL), ('disabled', now(), NULL), ('marked', now(), 'wrong')) AS v(name, next_at, error)
             WHERE v.name = s.name`)
-	now, list, err := b.DueSchedules(t.Context())
+	now, list, err := b.DueSchedules(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -166,7 +166,7 @@ func TestDueSchedules(t *testing.T) {
 	}
 	equal(t, "what is due", fmt.Sprint(due), "map[always:true now:true past:true unknown:true]")
 	equal(t, "the clock is Postgres'", b.one(`SELECT now() - $1 BETWEEN interval '0' AND interval '1 min'`, now), "true")
-	wait, err := b.UntilNextSchedule(t.Context(), time.Hour)
+	wait, err := b.UntilNextSchedule(t.Context(), time.Hour, nil)
 	if err != nil || wait != 0 {
 		t.Errorf("one that is overdue is %v away, %v", wait, err)
 	}
@@ -176,7 +176,33 @@ func TestDueSchedules(t *testing.T) {
 		}
 	}
 	b.sql(`UPDATE onejob.schedules SET next_at = clock_timestamp() + interval '10 s' WHERE name = 'soon'`)
-	if wait, err := b.UntilNextSchedule(t.Context(), time.Hour); err != nil || wait > 10*time.Second {
+	if wait, err := b.UntilNextSchedule(t.Context(), time.Hour, nil); err != nil || wait > 10*time.Second {
+		t.Errorf("the next one is %v away, %v", wait, err)
+	}
+}
+
+// Schedules in a zone that the leader does not know are left out, and do not keep it
+// from sleeping.
+func TestDueSchedulesOfUnknownZones(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.sql(`INSERT INTO onejob.schedules (name, cron, kind, time_zone) VALUES ('here', '@daily', 'noop', 'Europe/Berlin'), ('there', '@daily', 'noop', 'Asia/Tokyo')`)
+	names := func(unknown []string) string {
+		_, list, err := b.DueSchedules(t.Context(), unknown)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, d := range list {
+			names = append(names, d.Name)
+		}
+		return strings.Join(names, " ")
+	}
+	equal(t, "all are known", names(nil), "here there")
+	equal(t, "one is unknown", names([]string{"Asia/Tokyo"}), "here")
+	equal(t, "both are unknown", names([]string{"Asia/Tokyo", "Europe/Berlin"}), "")
+	b.sql(`UPDATE onejob.schedules SET next_at = CASE name WHEN 'there' THEN now() - interval '1 h' ELSE now() + interval '1 h' END`)
+	if wait, err := b.UntilNextSchedule(t.Context(), time.Minute, []string{"Asia/Tokyo"}); err != nil || wait != time.Minute {
 		t.Errorf("the next one is %v away, %v", wait, err)
 	}
 }

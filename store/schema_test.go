@@ -252,7 +252,7 @@ func TestRights(t *testing.T) {
 
 	// And for the leader.
 	b.sql(`INSERT INTO onejob.schedules (name, cron, kind) VALUES ('s', '@hourly', 'noop')`)
-	now, due, err := poor.DueSchedules(t.Context())
+	now, due, err := poor.DueSchedules(t.Context(), nil)
 	if err != nil || len(due) != 1 {
 		t.Fatalf("due schedules: %v, %v", due, err)
 	}

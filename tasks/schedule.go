@@ -3,14 +3,21 @@ package tasks
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
+	_ "time/tzdata" // for images without /usr/share/zoneinfo; a table of the system is preferred
 
 	"github.com/robfig/cron/v3"
 )
 
 // MinEvery is the shortest interval that @every may have.
 const MinEvery = time.Second
+
+// ErrUnknownZone says that this process has no such time zone. Another one may
+// have it: its table of zones can be newer.
+var ErrUnknownZone = errors.New("not known here")
 
 // Schedule tells when a cron line comes due in a time zone.
 //
@@ -31,17 +38,14 @@ type Schedule struct {
 var cronParser = cron.NewParser(cron.SecondOptional | cron.Minute | cron.Hour | cron.Dom | cron.Month | cron.Dow | cron.Descriptor)
 
 // ParseSchedule reads a cron line of five fields, or six with seconds first, or
-// a descriptor such as @hourly or @every 90s, and the name of a time zone.
+// a descriptor such as @hourly or @every 90s, and the name of a time zone. The
+// error wraps ErrUnknownZone if the zone is the only thing wrong.
 func ParseSchedule(line, zone string) (Schedule, error) {
 	if strings.HasPrefix(line, "TZ=") || strings.HasPrefix(line, "CRON_TZ=") {
 		return Schedule{}, fmt.Errorf("cron %q: a time zone does not belong into the line; put it into time_zone", line)
 	}
 	if zone == "" || zone == "Local" {
 		return Schedule{}, errors.New("time_zone: name one, such as UTC or Europe/Berlin")
-	}
-	loc, err := time.LoadLocation(zone)
-	if err != nil {
-		return Schedule{}, fmt.Errorf("time_zone %q: %w; name one such as UTC or Europe/Berlin", zone, err)
 	}
 	if every, ok := strings.CutPrefix(line, "@every "); ok {
 		d, err := time.ParseDuration(strings.TrimSpace(every))
@@ -52,14 +56,68 @@ func ParseSchedule(line, zone string) (Schedule, error) {
 			return Schedule{}, fmt.Errorf("cron %q: an interval is %v at the least, and has whole seconds", line, MinEvery)
 		}
 	}
-	spec, err := cronParser.Parse(line)
+	spec, err := cronParser.Parse(sundayIsZero(line))
 	if err != nil {
 		return Schedule{}, fmt.Errorf("cron %q: %w; write it as minute hour day month weekday, or as @hourly, @daily, @every 90s", line, err)
+	}
+	loc, err := time.LoadLocation(zone)
+	if err != nil {
+		return Schedule{}, fmt.Errorf("time_zone %q: %w (%w); name one such as UTC or Europe/Berlin, or install newer zone data", zone, ErrUnknownZone, err)
 	}
 	if s, ok := spec.(*cron.SpecSchedule); ok {
 		s.Location = time.UTC // wall clocks are handed over as if they were UTC
 	}
 	return Schedule{spec, loc}, nil
+}
+
+// sundayIsZero returns the line with every weekday 7 written as 0: crontabs have
+// both, the parser has 0 only. What the parser must refuse is left for it to refuse.
+func sundayIsZero(line string) string {
+	trimmed := strings.TrimRight(line, " \t")
+	fields := strings.Fields(trimmed)
+	if len(fields) < 5 || !strings.Contains(fields[len(fields)-1], "7") {
+		return line
+	}
+	weekdays := fields[len(fields)-1]
+	parts := strings.Split(weekdays, ",")
+	for i, part := range parts {
+		parts[i] = weekdayRange(part)
+	}
+	return strings.TrimSuffix(trimmed, weekdays) + strings.Join(parts, ",")
+}
+
+// weekdayRange returns a weekday or a range of them without 7: the numbers that a
+// range names up to 7, with 0 in its place.
+func weekdayRange(part string) string {
+	days, step, stepped := strings.Cut(part, "/")
+	first, last, ranged := strings.Cut(days, "-")
+	by := 1
+	if stepped {
+		var err error
+		if by, err = strconv.Atoi(step); err != nil || by < 1 {
+			return part
+		}
+	}
+	if !ranged {
+		last = first // 7/2 is 7 alone, as nothing follows it
+	}
+	from, known := weekday(first)
+	if to, ok := weekday(last); !known || !ok || to != 7 || from > 7 {
+		return part
+	}
+	var list []string
+	for day := from; day <= 7; day += min(by, 8) {
+		list = append(list, strconv.Itoa(day%7))
+	}
+	return strings.Join(list, ",")
+}
+
+func weekday(text string) (day int, ok bool) {
+	if i := slices.Index([]string{"sun", "mon", "tue", "wed", "thu", "fri", "sat"}, strings.ToLower(text)); i >= 0 {
+		return i, true
+	}
+	day, err := strconv.Atoi(text)
+	return day, err == nil && day >= 0
 }
 
 // Next returns the first due time after t, and the zero time if there is none

@@ -1,6 +1,7 @@
 package tasks_test
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -130,6 +131,7 @@ func TestScheduleByExample(t *testing.T) {
 		{"0 12 30 12 *", "Pacific/Apia", "2011-12-29T12:00:00-10:00", "2011-12-31T00:00:00+14:00"}, // a day that never was
 		{"*/15 30 12 * * *", "UTC", "2026-01-01T12:30:15Z", "2026-01-01T12:30:30Z"},                // seconds first
 		{"@every 90s", "Europe/Berlin", "2026-03-29T00:59:30Z", "2026-03-29T01:01:00Z"},
+		{"0 12 * * 7", "UTC", "2026-01-01T00:00:00Z", "2026-01-04T12:00:00Z"}, // a Sunday
 		{"0 0 29 2 *", "UTC", "2026-01-01T00:00:00Z", "2028-02-29T00:00:00Z"},
 	} {
 		s, err := tasks.ParseSchedule(test.line, test.zone)
@@ -165,6 +167,13 @@ func TestParseScheduleRefuses(t *testing.T) {
 		{"@every -5s", "UTC", "1s at the least"},
 		{"every day", "UTC", "minute hour day"},
 		{"60 * * * *", "UTC", "60"},
+		{"* * * * 8", "UTC", "8"},
+		{"* * * * 6-8", "UTC", "8"},
+		{"* * * * 7-1", "UTC", "7-1"},
+		{"* * * * 7/0", "UTC", "7/0"},
+		{"* * * * 5-7/x", "UTC", "x"},
+		{"* * * 7 7-8", "UTC", "8"},
+		{" TZ=UTC * * * * 7", "UTC", "TZ=UTC"},
 		{"", "UTC", "minute hour day"},
 		{"CRON_TZ=UTC * * * * *", "UTC", "time_zone"},
 		{"* * * * *", "Berlin", "Europe/Berlin"},
@@ -174,6 +183,48 @@ func TestParseScheduleRefuses(t *testing.T) {
 		_, err := tasks.ParseSchedule(test.line, test.zone)
 		if err == nil || !strings.Contains(err.Error(), test.says) {
 			t.Errorf("%q in %q: error %v does not say %q", test.line, test.zone, err, test.says)
+		}
+	}
+}
+
+// A process without the zone is not a fault of the line.
+func TestUnknownZone(t *testing.T) {
+	t.Parallel()
+	_, err := tasks.ParseSchedule("* * * * *", "Mars/Olympus_Mons")
+	if !errors.Is(err, tasks.ErrUnknownZone) || !strings.Contains(err.Error(), `"Mars/Olympus_Mons"`) {
+		t.Errorf("a zone that is not there: %v", err)
+	}
+	for _, test := range []struct{ line, zone string }{{"99 * * * *", "UTC"}, {"99 * * * *", "Mars/Olympus_Mons"}, {"* * * * *", ""}} {
+		if _, err := tasks.ParseSchedule(test.line, test.zone); err == nil || errors.Is(err, tasks.ErrUnknownZone) {
+			t.Errorf("%q in %q: %v", test.line, test.zone, err)
+		}
+	}
+}
+
+// Weekday 7 is Sunday, as 0 is, wherever a weekday may stand.
+func TestSeventhWeekday(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct{ seven, want string }{
+		{"7", "0"}, {"07", "0"}, {"5-7", "5,6,0"}, {"7,1", "0,1"}, {"1,7", "0,1"}, {"6-7/1", "6,0"}, {"0-7", "0-6"}, {"1-7", "0-6"}, {"7-7", "0"}, {"1-7/2", "1,3,5,0"},
+		{"2-7/2", "2,4,6"}, {"1-7/9223372036854775807", "1"}, {"7/2", "0"}, {"mon-7", "0-6"}, {"SAT-7,2", "6,0,2"}, {"*/2", "0,2,4,6"}, {"3/2", "3,5"}, {"*/7", "0"}, {"1-5/7", "1"},
+	} {
+		for _, line := range []string{"30 6 * * %s", "15 30 6 * * %s", "0 0 1,15 * %s", "0 0 7 7 %s", "0 0 * 2 %s  "} {
+			got, err := tasks.ParseSchedule(fmt.Sprintf(line, test.seven), "Europe/Berlin")
+			if err != nil {
+				t.Fatal(err)
+			}
+			want, err := tasks.ParseSchedule(fmt.Sprintf(line, test.want), "Europe/Berlin")
+			if err != nil {
+				t.Fatal(err)
+			}
+			at := time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC)
+			for range 40 {
+				next := want.Next(at)
+				if due := got.Next(at); !due.Equal(next) {
+					t.Fatalf("%q after %v: %v, and with %q %v", fmt.Sprintf(line, test.seven), at, due, test.want, next)
+				}
+				at = next
+			}
 		}
 	}
 }

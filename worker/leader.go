@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,10 +15,10 @@ import (
 
 // LeaderStore is what a worker asks of the database while it leads.
 type LeaderStore interface {
-	DueSchedules(context.Context) (now time.Time, due []tasks.DueSchedule, err error)
+	DueSchedules(ctx context.Context, unknownZones []string) (now time.Time, due []tasks.DueSchedule, err error)
 	MakeOccurrences(context.Context, tasks.DueSchedule, tasks.Plan) (current bool, made int, err error)
 	MarkSchedule(ctx context.Context, d tasks.DueSchedule, message string) error
-	UntilNextSchedule(ctx context.Context, atMost time.Duration) (time.Duration, error)
+	UntilNextSchedule(ctx context.Context, atMost time.Duration, unknownZones []string) (time.Duration, error)
 	Purge(ctx context.Context, status tasks.Status, keep time.Duration, n int) (deleted int, more bool, refused []tasks.RowError, err error)
 	PurgeOccurrences(ctx context.Context, keep time.Duration, n int) (int, error)
 	HeldSnapshots(ctx context.Context, longerThan time.Duration) ([]tasks.HeldSnapshot, error)
@@ -43,15 +44,17 @@ func (w *Worker) lead(ctx context.Context) {
 // which is also how soon a changed schedule takes effect.
 func (w *Worker) makeTasks(ctx context.Context) {
 	failing := false
+	var unknown []string // zones, see makeDue
 	for ctx.Err() == nil {
 		wait := time.Second
 		if !w.database.is() {
 			sleep(ctx, wait)
 			continue
 		}
-		err := w.makeDue(ctx)
+		var err error
+		unknown, err = w.makeDue(ctx, unknown)
 		if err == nil {
-			wait, err = w.Store.UntilNextSchedule(ctx, wait)
+			wait, err = w.Store.UntilNextSchedule(ctx, wait, unknown)
 		}
 		if err != nil && ctx.Err() == nil && !failing {
 			w.Log.Warn("schedules_failed", zap.Error(err))
@@ -65,15 +68,30 @@ func (w *Worker) makeTasks(ctx context.Context) {
 
 // makeDue makes what is due of every schedule. What is wrong with one of them
 // does not stop the others.
-func (w *Worker) makeDue(ctx context.Context) error {
-	now, due, err := w.Store.DueSchedules(ctx)
+//
+// A zone that is unknown here may be known to the next leader. Its schedules are
+// left as they are, and not asked for until the zone is known. makeDue takes the zones
+// that were unknown the last time, and returns those that are now.
+func (w *Worker) makeDue(ctx context.Context, unknown []string) ([]string, error) {
+	unknown = slices.DeleteFunc(unknown, func(zone string) bool {
+		_, err := time.LoadLocation(zone)
+		return err == nil
+	})
+	now, due, err := w.Store.DueSchedules(ctx, unknown)
 	if err != nil {
-		return err
+		return unknown, err
 	}
 	var errs []error
 	for _, d := range due {
 		name := zap.String("schedule", d.Name)
 		s, err := tasks.ParseSchedule(d.Cron, d.Zone)
+		if errors.Is(err, tasks.ErrUnknownZone) {
+			if !slices.Contains(unknown, d.Zone) {
+				w.Log.Error("schedule_zone_unknown", name, zap.String("time_zone", d.Zone), zap.Error(err))
+				unknown = append(unknown, d.Zone)
+			}
+			continue
+		}
 		if err != nil {
 			w.Log.Error("schedule_invalid", name, zap.Error(err))
 			errs = append(errs, w.Store.MarkSchedule(ctx, d, err.Error()))
@@ -106,7 +124,7 @@ func (w *Worker) makeDue(ctx context.Context) error {
 			w.Log.Warn("schedule_skipped", name, zap.String("reason", string(reason)), zap.Int("due_times", n))
 		}
 	}
-	return errors.Join(errs...)
+	return unknown, errors.Join(errs...)
 }
 
 // deleteOld deletes what has been kept for long enough, in small batches with a

@@ -137,7 +137,8 @@ func TestSchedules(t *testing.T) {
 	})
 
 	t.Run("BadOnesDoNotStopTheOthers", func(t *testing.T) {
-		// Postgres knows this zone and Go does not; this line has the right form.
+		// Postgres knows this zone and Go does not, which may be different elsewhere; this
+		// line has the right form.
 		zone := c.schedule(t, "name, cron, kind, time_zone", "bad zone", "* * * * * *", "noop", "UTC+3")
 		line := c.schedule(t, "name, cron, kind", "bad line", "99 * * * *", "noop")
 		never := c.schedule(t, "name, cron, kind", "never", "0 0 30 2 *", "noop")
@@ -145,17 +146,24 @@ func TestSchedules(t *testing.T) {
 		testenv.Eventually(t, patience, "the good one is made", func() bool {
 			return get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE schedule_id = $1", good) >= 2
 		})
-		for _, id := range []int64{zone, line} {
-			if get[string](t, c, "SELECT coalesce(error, '') FROM onejob.schedules WHERE id = $1", id) == "" {
-				t.Errorf("schedule %d is not marked", id)
-			}
+		if get[string](t, c, "SELECT coalesce(error, '') FROM onejob.schedules WHERE id = $1", line) == "" {
+			t.Error("the bad line is not marked")
+		}
+		if !get[bool](t, c, "SELECT error IS NULL AND next_at IS NULL FROM onejob.schedules WHERE id = $1", zone) {
+			t.Error("the schedule in an unknown zone was changed: another leader may know that zone")
+		}
+		if said := r.logged(t, "schedule_zone_unknown"); said["time_zone"] != "UTC+3" || said["schedule"] != "bad zone" {
+			t.Errorf("schedule_zone_unknown says %v", said)
+		}
+		if n := r.events.FilterMessage("schedule_zone_unknown").Len(); n != 1 {
+			t.Errorf("schedule_zone_unknown was logged %d times", n)
 		}
 		if !get[bool](t, c, "SELECT next_at = 'infinity' FROM onejob.schedules WHERE id = $1", never) {
 			t.Error("30 February has a due time")
 		}
 		r.logged(t, "schedule_never_due")
-		if n := r.events.FilterMessage("schedule_invalid").Len(); n != 3 {
-			t.Errorf("schedule_invalid was logged %d times, want once for each of three", n)
+		if n := r.events.FilterMessage("schedule_invalid").Len(); n != 2 {
+			t.Errorf("schedule_invalid was logged %d times, want once for each of two", n)
 		}
 		c.exec(t, "UPDATE onejob.schedules SET cron = '* * * * * *' WHERE id = $1", line)
 		testenv.Eventually(t, patience, "the mended one is made", func() bool {

@@ -41,14 +41,14 @@ func BenchmarkSchedules(b *testing.B) {
 			execute(b, db, `VACUUM ANALYZE onejob.schedules`)
 			for b.Loop() {
 				look := each(b, 20, func() error {
-					if _, _, err := db.DueSchedules(b.Context()); err != nil {
+					if _, _, err := db.DueSchedules(b.Context(), nil); err != nil {
 						return err
 					}
-					_, err := db.UntilNextSchedule(b.Context(), time.Second)
+					_, err := db.UntilNextSchedule(b.Context(), time.Second, nil)
 					return err
 				})
 				execute(b, db, `UPDATE onejob.schedules SET next_at = now() - interval '1 second' WHERE id <= 1000`)
-				now, due, err := db.DueSchedules(b.Context())
+				now, due, err := db.DueSchedules(b.Context(), nil)
 				check(b, err)
 				at := 0
 				made := each(b, len(due), func() error {
