@@ -87,7 +87,7 @@ func TestFunctionsHaveAFixedPathAndAreNotForEverybody(t *testing.T) {
 	for _, f := range b.sql(`SELECT oid::regprocedure::text FROM pg_proc WHERE pronamespace = 'onejob'::regnamespace AND proname <> 'lane' AND has_function_privilege('public', oid, 'EXECUTE')`) {
 		t.Errorf("PUBLIC may EXECUTE %s", f)
 	}
-	equal(t, "the functions that run with their owner's rights", strings.Join(b.sql(`SELECT proname FROM pg_proc WHERE pronamespace = 'onejob'::regnamespace AND prosecdef ORDER BY 1`), " "), "cancel delete_attempts retry")
+	equal(t, "the functions that run with their owner's rights", strings.Join(b.sql(`SELECT proname FROM pg_proc WHERE pronamespace = 'onejob'::regnamespace AND prosecdef ORDER BY 1`), " "), "cancel delete_attempts keep_former_schedule retry")
 }
 
 // plant makes, as a role that may do nothing but CREATE in public, everything that
@@ -366,6 +366,14 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 	ok("MakeOccurrences", err)
 	equal(t, "the number of tasks made", made, 1)
 	ok("MarkSchedule", b.MarkSchedule(ctx, due[1], "it is odd"))
+	b.sql(`UPDATE onejob.schedules SET cron = '@weekly' WHERE name = $1`, due[1].Name)
+	_, edited, err := b.DueSchedules(ctx, nil)
+	ok("DueSchedules", err)
+	if len(edited) != 1 || len(edited[0].Former) != 1 {
+		t.Fatalf("after an edit %v are due", edited)
+	}
+	_, _, err = b.MakeOccurrences(ctx, edited[0], tasks.Plan{Keep: true, Done: []int64{edited[0].Former[0].ID}})
+	ok("MakeOccurrences", err)
 	_, err = b.UntilNextSchedule(ctx, time.Minute, nil)
 	ok("UntilNextSchedule", err)
 	_, err = b.Schedules(ctx)

@@ -14,54 +14,120 @@ import (
 )
 
 // DueSchedules returns the schedules whose next due time has come, or has yet
-// to be worked out, and what Postgres' clock says. Schedules that are disabled
-// or marked with an error are left out, and so are those in one of the zones that
-// the caller does not know. A person may have written -infinity into next_at, which
-// no Go time is; it counts as not worked out.
+// to be worked out, or that were edited when due times had not been made, and what
+// Postgres' clock says. Schedules that are disabled are there only for such due
+// times; those that are marked with an error are left out. So are those in one of the
+// zones that the caller does not know.
+//
+// A person may have written anything into the times: -infinity, which no Go time is,
+// counts as not worked out. A time that the clock has not reached is from before it
+// was set back; nothing begins there.
 func (s *Store) DueSchedules(ctx context.Context, unknownZones []string) (now time.Time, due []tasks.DueSchedule, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	rows, err := s.pool.Query(ctx, `
-SELECT now(), id, name, cron, time_zone, on_missed, missed_cap, on_overlap, nullif(next_at, '-infinity'),
+WITH former AS (
+    SELECT DISTINCT schedule_id
+      FROM onejob.former_schedules
+     WHERE time_zone <> ALL (coalesce($1, '{}'::text[]))
+)
+SELECT now(), id, name, cron, time_zone, on_missed, missed_cap, on_overlap,
+       CASE WHEN isfinite(next_at) THEN next_at END,
+       nullif(greatest(CASE WHEN changed_at <= clock_timestamp() THEN changed_at END, CASE WHEN last_at <= clock_timestamp() THEN last_at END), '-infinity'),
+       CASE WHEN isfinite(changed_at) THEN changed_at END,
+       NOT is_due,
+       id IN (SELECT schedule_id FROM former),
        on_overlap = 'skip' AND EXISTS (SELECT
                                          FROM onejob.tasks t
                                         WHERE t.schedule_id = s.id
                                           AND t.status IN ('pending', 'running'))
   FROM onejob.schedules s
- WHERE enabled
-   AND error IS NULL
-   AND (next_at IS NULL OR next_at <= now())
-   AND time_zone <> ALL (coalesce($1, '{}'::text[]))
+ CROSS JOIN LATERAL (
+       SELECT enabled AND (next_at IS NULL OR next_at <= now()) AND time_zone <> ALL (coalesce($1, '{}'::text[]))) AS x(is_due)
+ WHERE error IS NULL
+   AND (is_due OR id IN (SELECT schedule_id FROM former))
  ORDER BY next_at, id
  LIMIT 1000`, unknownZones)
 	if err != nil {
 		return now, nil, fmt.Errorf("look for due schedules: %w", err)
 	}
+	var edited []int64
 	due, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (d tasks.DueSchedule, err error) {
-		err = row.Scan(&now, &d.ID, &d.Name, &d.Cron, &d.Zone, &d.OnMissed, &d.MissedCap, &d.OnOverlap, &d.Next, &d.Busy)
+		var former bool
+		err = row.Scan(&now, &d.ID, &d.Name, &d.Cron, &d.Zone, &d.OnMissed, &d.MissedCap, &d.OnOverlap, &d.Next, &d.Begin, &d.Changed, &d.Off, &former, &d.Busy)
+		if former {
+			edited = append(edited, d.ID)
+		}
 		return d, err
 	})
+	if err == nil && len(edited) > 0 {
+		err = s.addFormer(ctx, due, edited)
+	}
 	if err != nil {
 		return now, nil, fmt.Errorf("look for due schedules: %w", err)
 	}
 	return now, due, nil
 }
 
-// makeSQL writes occurrences, their tasks and the schedule's next due time, all
-// or nothing. Nothing happens if the schedule is not as it was when it was
-// planned: somebody changed it, or another leader was here. An occurrence that
-// is there already makes no second task.
+// addFormer adds to schedules what they were before their edits. It may see an edit
+// that the schedule is not read with; then changed_at is another, and MakeOccurrences
+// does nothing.
+func (s *Store) addFormer(ctx context.Context, due []tasks.DueSchedule, edited []int64) error {
+	type row struct {
+		tasks.FormerSchedule
+		ScheduleID int64
+	}
+	list, err := query(ctx, s.pool, func(r pgx.CollectableRow) (f row, err error) {
+		err = r.Scan(&f.ScheduleID, &f.ID, &f.Cron, &f.Zone, &f.Next, &f.Begin, &f.Until)
+		return f, err
+	}, `
+SELECT schedule_id, id, cron, time_zone, next_at, begun_at, until
+  FROM onejob.former_schedules
+ WHERE schedule_id = ANY ($1)
+ ORDER BY id`, edited)
+	if err != nil {
+		return err
+	}
+	former := map[int64][]tasks.FormerSchedule{}
+	for _, f := range list {
+		former[f.ScheduleID] = append(former[f.ScheduleID], f.FormerSchedule)
+	}
+	for i := range due {
+		due[i].Former = former[due[i].ID]
+	}
+	return nil
+}
+
+// makeSQL writes occurrences, their tasks and the schedule's next due time, and
+// deletes what the schedule was before its edits, all or nothing. Nothing happens if
+// the schedule is not as it was when it was planned: somebody changed it, or another
+// leader was here. An occurrence that is there already makes no second task.
+//
+// An edit waits for this statement, or this statement for the edit. So what an edit
+// notes as not made is not made, and a new edit makes the plan void: changed_at is
+// another.
 const makeSQL = `
 WITH schedule AS (
     UPDATE onejob.schedules
-       SET next_at = coalesce(@next, 'infinity'::timestamptz),
+       SET next_at = CASE WHEN @keep THEN next_at ELSE coalesce(@next, 'infinity'::timestamptz) END,
            last_at = coalesce(@last, last_at)
      WHERE id        = @id
        AND cron      = @cron
        AND time_zone = @zone
-       AND enabled
-       AND nullif(next_at, '-infinity') IS NOT DISTINCT FROM @old
+       AND CASE WHEN isfinite(changed_at) THEN changed_at END IS NOT DISTINCT FROM @changed
+       AND (@keep OR enabled AND nullif(next_at, '-infinity') IS NOT DISTINCT FROM @old)
  RETURNING *
+), done AS (
+    DELETE FROM onejob.former_schedules f
+     USING schedule s
+     WHERE f.schedule_id = s.id
+       AND f.id = ANY (@done)
+), cut AS (
+    UPDATE onejob.former_schedules f
+       SET next_at = @cut_next
+      FROM schedule s
+     WHERE f.schedule_id = s.id
+       AND f.id = @cut
 ), occurrences AS (
     INSERT INTO onejob.occurrences (schedule_id, due_at, task_id, skipped)
     SELECT s.id, o.due_at,
@@ -95,7 +161,7 @@ func (s *Store) MakeOccurrences(ctx context.Context, d tasks.DueSchedule, p task
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	dues, reasons := make([]time.Time, len(p.Occurrences)), make([]string, len(p.Occurrences))
-	var next, last *time.Time
+	var next, last, cutNext *time.Time
 	for i, o := range p.Occurrences {
 		dues[i], reasons[i] = o.Due, string(o.Skipped)
 		last = &dues[i]
@@ -103,8 +169,12 @@ func (s *Store) MakeOccurrences(ctx context.Context, d tasks.DueSchedule, p task
 	if !p.Next.IsZero() {
 		next = &p.Next
 	}
+	if p.Cut != 0 {
+		cutNext = &p.CutNext
+	}
 	if err := s.pool.QueryRow(ctx, makeSQL, pgx.NamedArgs{
-		"id": d.ID, "cron": d.Cron, "zone": d.Zone, "old": d.Next, "next": next, "last": last, "dues": dues, "reasons": reasons,
+		"id": d.ID, "cron": d.Cron, "zone": d.Zone, "changed": d.Changed, "old": d.Next, "keep": p.Keep, "next": next, "last": last,
+		"done": p.Done, "cut": p.Cut, "cut_next": cutNext, "dues": dues, "reasons": reasons,
 	}).Scan(&current, &made); err != nil {
 		if unfit(err) {
 			err = fmt.Errorf("%w: %w", tasks.ErrUnwritable, err)

@@ -147,9 +147,8 @@ func TestMakeOccurrences(t *testing.T) {
 func TestDueSchedules(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	b.sql(`INSERT INTO onejob.schedules (name, cron, kind)
-           SELECT name, '* * * * *', 'noop' FROM unnest(ARRAY['past', 'now', 'soon', 'never', 'always', 'unknown', 'disabled', 'marked']) AS name`)
-	b.sql(`UPDATE onejob.schedules SET enabled = false WHERE name = 'disabled'`)
+	b.sql(`INSERT INTO onejob.schedules (name, cron, kind, enabled)
+           SELECT name, '* * * * *', 'noop', name <> 'disabled' FROM unnest(ARRAY['past', 'now', 'soon', 'never', 'always', 'unknown', 'disabled', 'marked']) AS name`)
 	// By Postgres' clock alone: at the end of the transaction "now" is past and "soon" is not.
 	b.sql(`UPDATE onejob.schedules s SET next_at = v.next_at, error = v.error
              FROM (VALUES ('past', now() - interval '1 h', NULL), ('now', now(), NULL), ('soon', now() + interval '1 min', NULL), ('never', 'infinity', NULL),
@@ -205,6 +204,156 @@ func TestDueSchedulesOfUnknownZones(t *testing.T) {
 	if wait, err := b.UntilNextSchedule(t.Context(), time.Minute, []string{"Asia/Tokyo"}); err != nil || wait != time.Minute {
 		t.Errorf("the next one is %v away, %v", wait, err)
 	}
+}
+
+// What an edit notes, and what is made of it.
+func TestEditedSchedules(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	// former is what is noted of a schedule: the line, the next due time and until when.
+	former := func(name string) string {
+		b.t.Helper()
+		return strings.Join(b.sql(`SELECT concat_ws(' ', f.cron, f.time_zone, CASE WHEN f.next_at IS NULL THEN 'unknown' ELSE 'known' END, f.until = s.changed_at)
+		                             FROM onejob.former_schedules f JOIN onejob.schedules s ON s.id = f.schedule_id WHERE s.name = $1 ORDER BY f.id`, name), ", ")
+	}
+
+	t.Run("WhatIsNoted", func(t *testing.T) {
+		for _, test := range []struct {
+			name, before, edit, want string
+			changed                  bool
+		}{
+			{"cron", "next_at = now() - interval '1 h'", "cron = '@hourly'", "*/10 * * * * UTC known t", true},
+			{"zone", "next_at = now() - interval '1 h'", "time_zone = 'Asia/Tokyo'", "*/10 * * * * UTC known t", true},
+			{"disable", "next_at = now() - interval '1 h'", "enabled = false", "*/10 * * * * UTC known t", true},
+			{"not worked out", "next_at = NULL", "cron = '@hourly'", "*/10 * * * * UTC unknown t", true},
+			{"minus infinity", "next_at = '-infinity', last_at = '-infinity', changed_at = '-infinity'", "cron = '@hourly'", "*/10 * * * * UTC unknown t", true},
+			{"clock set back", "next_at = NULL, last_at = now() + interval '1 y', changed_at = 'infinity'", "cron = '@hourly'", "*/10 * * * * UTC unknown t", true},
+			{"not due", "next_at = now() + interval '1 h'", "cron = '@hourly'", "", true},
+			{"never due", "next_at = 'infinity'", "cron = '@hourly'", "", true},
+			{"payload", "next_at = now() - interval '1 h'", "payload = '{}', on_missed = 'all', next_at = now()", "", false},
+			{"the same", "next_at = now() - interval '1 h'", "cron = cron, time_zone = 'UTC', enabled = true", "", false},
+		} {
+			b.schedule(test.name, hoursAgo(1))
+			b.sql(`UPDATE onejob.schedules SET `+test.before+` WHERE name = $1`, test.name)
+			at := b.one(`SELECT changed_at::text FROM onejob.schedules WHERE name = $1`, test.name)
+			b.sql(`UPDATE onejob.schedules SET `+test.edit+` WHERE name = $1`, test.name)
+			equal(t, test.name+": what is noted", former(test.name), test.want)
+			equal(t, test.name+": changed_at changes", b.one(`SELECT changed_at::text FROM onejob.schedules WHERE name = $1`, test.name) != at, test.changed)
+			equal(t, test.name+": next_at is known", b.one(`SELECT next_at IS NOT NULL FROM onejob.schedules WHERE name = $1`, test.name), fmt.Sprint(!test.changed))
+		}
+		b.schedule("disabled", hoursAgo(1))
+		b.sql(`UPDATE onejob.schedules SET next_at = now() + interval '1 h' WHERE name = 'disabled'`)
+		b.sql(`UPDATE onejob.schedules SET enabled = false WHERE name = 'disabled'`)
+		b.sql(`UPDATE onejob.schedules SET cron = '@hourly' WHERE name = 'disabled'`)
+		b.sql(`UPDATE onejob.schedules SET enabled = true WHERE name = 'disabled'`)
+		equal(t, "what is noted of a disabled one", former("disabled"), "")
+		// None of these keeps the leader from its work.
+		if _, _, err := b.DueSchedules(t.Context(), nil); err != nil {
+			t.Error(err)
+		}
+		b.sql(`DELETE FROM onejob.schedules`)
+		equal(t, "what is noted of those that are gone", b.one(`SELECT count(*) FROM onejob.former_schedules`), "0")
+	})
+
+	// dues is what became of a schedule, in its zone's hours and minutes.
+	dues := func(id int64) string {
+		return strings.Join(b.sql(`SELECT to_char(due_at - $2::timestamptz, 'HH24:MI') || coalesce('!' || skipped, '') FROM onejob.occurrences WHERE schedule_id = $1 ORDER BY due_at`, id, hoursAgo(3)), " ")
+	}
+	// edited plants that the line was edited so long after three hours ago.
+	edited := func(name, after string) {
+		b.sql(`UPDATE onejob.schedules SET cron = '0 * * * *' WHERE name = $1`, name)
+		b.sql(`UPDATE onejob.schedules SET changed_at = $2::timestamptz + $3::text::interval WHERE name = $1`, name, hoursAgo(3), after)
+		b.sql(`UPDATE onejob.former_schedules f SET until = s.changed_at FROM onejob.schedules s WHERE s.id = f.schedule_id AND s.name = $1`, name)
+	}
+
+	t.Run("BothLinesAreMadeOnce", func(t *testing.T) {
+		b.schedule("both", hoursAgo(3), "on_missed = 'all'")
+		edited("both", "25 min")
+		d, p := b.due("both")
+		current, _ := b.make(d, p)
+		equal(t, "current", current, true)
+		equal(t, "due times", dues(d.ID), "00:00 00:10 00:20 01:00 02:00 03:00")
+		equal(t, "what is noted", former("both"), "")
+		equal(t, "next_at is the hour", b.one(`SELECT next_at = date_trunc('hour', now()) + interval '1 hour' FROM onejob.schedules WHERE id = $1`, d.ID), "true")
+		b.make(d, p) // by another leader
+		b.consistent()
+	})
+
+	t.Run("TwoLeadersWithOnePlan", func(t *testing.T) {
+		for i := range 10 {
+			name := fmt.Sprint("both ", i)
+			b.schedule(name, hoursAgo(3), "on_missed = 'all'")
+			edited(name, "25 min")
+			b.sql(`UPDATE onejob.schedules SET enabled = $2 WHERE name = $1`, name, i%2 == 0)
+			d, p := b.due(name)
+			var wg sync.WaitGroup
+			var made [2]int
+			for i := range 2 {
+				wg.Go(func() { _, made[i] = b.make(d, p) })
+			}
+			wg.Wait()
+			if made[0]+made[1] != len(p.Occurrences) || len(p.Occurrences) < 3 {
+				t.Errorf("%v were made of %d", made, len(p.Occurrences))
+			}
+			equal(t, "what is noted", former(name), "")
+		}
+		b.consistent()
+	})
+
+	t.Run("DisabledIsMadeUpToThen", func(t *testing.T) {
+		b.schedule("off", hoursAgo(3), "on_missed = 'all'")
+		b.sql(`UPDATE onejob.schedules SET enabled = false WHERE name = 'off'`)
+		b.sql(`UPDATE onejob.former_schedules SET until = $1::timestamptz + interval '25 min'`, hoursAgo(3))
+		d, p := b.due("off")
+		b.make(d, p)
+		equal(t, "due times", dues(d.ID), "00:00 00:10 00:20")
+		equal(t, "next_at is unknown", b.one(`SELECT next_at IS NULL FROM onejob.schedules WHERE id = $1`, d.ID), "true")
+		_, list, err := b.DueSchedules(t.Context(), nil)
+		for _, d := range list {
+			if d.Name == "off" {
+				t.Error("it is due when all is made", err)
+			}
+		}
+	})
+
+	// A plan is void after an edit, also if the line is the same again.
+	t.Run("EditedThereAndBack", func(t *testing.T) {
+		b.schedule("back", hoursAgo(3), "on_missed = 'all'")
+		b.sql(`UPDATE onejob.schedules SET next_at = NULL WHERE name = 'back'`)
+		d, p := b.due("back")
+		b.sql(`UPDATE onejob.schedules SET enabled = false WHERE name = 'back'`)
+		b.sql(`UPDATE onejob.schedules SET enabled = true WHERE name = 'back'`)
+		current, made := b.make(d, p)
+		equal(t, "current", current, false)
+		equal(t, "tasks made", made, 0)
+	})
+
+	t.Run("NothingIfATaskIsRefused", func(t *testing.T) {
+		b.schedule("refused", hoursAgo(3), "on_missed = 'all'")
+		edited("refused", "25 min")
+		d, p := b.due("refused")
+		b.sql(`ALTER TABLE onejob.tasks ADD CONSTRAINT no CHECK (schedule_id <> ` + fmt.Sprint(d.ID) + `)`)
+		defer b.sql(`ALTER TABLE onejob.tasks DROP CONSTRAINT no`)
+		if _, _, err := b.MakeOccurrences(t.Context(), d, p); err == nil {
+			t.Error("it was made")
+		}
+		equal(t, "what is noted", former("refused"), "*/10 * * * * UTC known t")
+	})
+
+	t.Run("MoreThanOnePlan", func(t *testing.T) {
+		b.schedule("much", hoursAgo(3), "on_missed = 'skip'")
+		edited("much", "25 min")
+		d, _ := b.due("much")
+		next := hoursAgo(3).Add(10 * time.Minute)
+		b.make(d, tasks.Plan{Occurrences: []tasks.Occurrence{{Due: hoursAgo(3), Skipped: tasks.SkippedMissed}}, Keep: true, Cut: d.Former[0].ID, CutNext: next})
+		d, p := b.due("much")
+		if d.Next != nil || len(d.Former) != 1 || !d.Former[0].Next.Equal(next) {
+			t.Errorf("it is %+v", d)
+		}
+		b.make(d, p)
+		equal(t, "due times before the last", strings.Join(strings.Fields(dues(d.ID))[:5], " "), "00:00!missed 00:10!missed 00:20!missed 01:00!missed 02:00!missed")
+		equal(t, "what is noted", former("much"), "")
+	})
 }
 
 func TestBackfill(t *testing.T) {

@@ -86,7 +86,7 @@ func checkParts(ctx context.Context, q rower) error {
 SELECT coalesce(array_agg(name), '{}')
   FROM (SELECT name FROM unnest(ARRAY['onejob.tasks', 'onejob.attempts', 'onejob.overlaps', 'onejob.fences', 'onejob.tasks_pending', 'onejob.tasks_pending_by_lock_key', 'onejob.tasks_pending_by_limit',
                                       'onejob.one_running_task_per_lock_key', 'onejob.unique_key_is_taken_by_a_pending_or_running_task',
-                                      'onejob.schedules', 'onejob.occurrences']) AS name
+                                      'onejob.schedules', 'onejob.former_schedules', 'onejob.occurrences']) AS name
          WHERE to_regclass(name) IS NULL
      UNION ALL
         SELECT name FROM unnest(ARRAY['onejob.enqueue', 'onejob.cancel', 'onejob.retry', 'onejob.reserve_lock_key']) AS name

@@ -1,6 +1,9 @@
 package tasks
 
-import "time"
+import (
+	"errors"
+	"time"
+)
 
 // What becomes of due times that nobody made in time.
 const (
@@ -35,7 +38,8 @@ const OnTime = time.Minute
 const maxPlanned = 100_000
 
 // DueSchedule is a row of onejob.schedules that has come due, or whose next due
-// time has yet to be worked out.
+// time has yet to be worked out, or that was edited when due times had not been
+// made.
 type DueSchedule struct {
 	ID        int64
 	Name      string
@@ -45,7 +49,22 @@ type DueSchedule struct {
 	MissedCap int
 	OnOverlap string
 	Next      *time.Time // nil if it has yet to be worked out
-	Busy      bool       // a task of it waits or runs; told only if OnOverlap is skip
+	Begin     *time.Time // then it is the first one after this; nil means after now
+	Changed   *time.Time // the last edit of when it comes due
+	Former    []FormerSchedule
+	Off       bool // only what is due of Former is made: the schedule is disabled, not due, or cannot be understood here
+	Busy      bool // a task of it waits or runs; told only if OnOverlap is skip
+}
+
+// FormerSchedule is what a schedule was before an edit, with due times that have
+// not been made. They end with the edit; those of the edited schedule are after it.
+type FormerSchedule struct {
+	ID    int64
+	Cron  string
+	Zone  string
+	Next  *time.Time // nil if it has yet to be worked out
+	Begin time.Time  // then it is the first one after this
+	Until time.Time  // the edit
 }
 
 // An Occurrence is one due time, and what becomes of it.
@@ -58,35 +77,81 @@ type Occurrence struct {
 type Plan struct {
 	Occurrences []Occurrence
 	Next        time.Time // the next due time; zero if there is none
+	Keep        bool      // the schedule's next due time stays as it is, whatever Next says
+
+	Done    []int64   // the former schedules of which nothing is left to make
+	Cut     int64     // one of which there is more than fits into a plan; 0 if there is none
+	CutNext time.Time // its first due time that is left
+
+	UnknownZones []string // those of former schedules that this process does not know; they are left as they are
 }
 
-// Plan works out what to do at the time now. Of the due times that have passed
-// the last one is made in time if it is not older than OnTime; all others were
-// missed. A schedule whose next due time is not known begins with the first one
-// after now, so that nothing is ever made for the past of a change.
+// Plan works out what to do at the time now. A schedule whose next due time is not
+// known begins with the first one after its last edit, and the due times before the
+// edit are those that it had then. So no due time is lost or invented by an edit,
+// whenever the leader sees it.
+//
+// Of the due times that have passed the last one is made in time if it is not older
+// than OnTime, and so is the last one before each edit; all others were missed.
 func (d DueSchedule) Plan(s Schedule, now time.Time) Plan {
-	if d.Next == nil {
-		return Plan{Next: s.Next(now)}
-	}
+	p := Plan{Keep: d.Off}
 	var dues []time.Time
-	next := *d.Next
-	for !next.IsZero() && !next.After(now) && len(dues) < maxPlanned {
-		dues = append(dues, next)
-		next = s.Next(next)
+	lasts := map[int]bool{} // the last due time before each edit, and before now
+	collect := func(s Schedule, next, until time.Time) time.Time {
+		began := len(dues)
+		for !next.IsZero() && !next.After(until) && len(dues) < maxPlanned {
+			dues = append(dues, next)
+			next = s.Next(next)
+		}
+		if len(dues) > began {
+			lasts[len(dues)-1] = true
+		}
+		return next
 	}
-	p := Plan{Next: next, Occurrences: make([]Occurrence, len(dues))}
+	for _, f := range d.Former {
+		s, err := ParseSchedule(f.Cron, f.Zone)
+		if errors.Is(err, ErrUnknownZone) {
+			p.UnknownZones = append(p.UnknownZones, f.Zone)
+			continue
+		}
+		if err == nil {
+			var next time.Time
+			if f.Next != nil {
+				next = *f.Next
+			} else {
+				next = s.Next(f.Begin)
+			}
+			if next = collect(s, next, f.Until); !next.IsZero() && !next.After(f.Until) {
+				p.Cut, p.CutNext, p.Keep = f.ID, next, true
+				break
+			}
+		} // or else nobody ever understood it: it had no due times
+		p.Done = append(p.Done, f.ID)
+	}
+	if !p.Keep {
+		var next time.Time
+		switch {
+		case d.Next != nil:
+			next = *d.Next
+		case d.Begin != nil:
+			next = s.Next(*d.Begin)
+		default:
+			next = s.Next(now)
+		}
+		p.Next = collect(s, next, now)
+	}
+	p.Occurrences = make([]Occurrence, len(dues))
 	missed, busy := 0, d.Busy
 	for i, due := range dues {
 		o := Occurrence{Due: due}
-		last := i == len(dues)-1
-		inTime := last && now.Sub(due) <= OnTime
+		inTime := lasts[i] && now.Sub(due) <= OnTime
 		switch {
 		case inTime:
 		case d.OnMissed == MissedAll:
 			if missed++; missed > d.MissedCap {
 				o.Skipped = SkippedCapped
 			}
-		case d.OnMissed == MissedOne && last:
+		case d.OnMissed == MissedOne && i == len(dues)-1:
 		default:
 			o.Skipped = SkippedMissed
 		}

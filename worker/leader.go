@@ -81,50 +81,67 @@ func (w *Worker) makeDue(ctx context.Context, unknown []string) ([]string, error
 	if err != nil {
 		return unknown, err
 	}
+	noteZone := func(d tasks.DueSchedule, zone string, err error) {
+		if !slices.Contains(unknown, zone) {
+			w.Log.Error("schedule_zone_unknown", zap.String("schedule", d.Name), zap.String("time_zone", zone), zap.Error(err))
+			unknown = append(unknown, zone)
+		}
+	}
 	var errs []error
 	for _, d := range due {
-		name := zap.String("schedule", d.Name)
-		s, err := tasks.ParseSchedule(d.Cron, d.Zone)
-		if errors.Is(err, tasks.ErrUnknownZone) {
-			if !slices.Contains(unknown, d.Zone) {
-				w.Log.Error("schedule_zone_unknown", name, zap.String("time_zone", d.Zone), zap.Error(err))
-				unknown = append(unknown, d.Zone)
+		var s tasks.Schedule
+		var invalid error
+		if !d.Off {
+			s, invalid = tasks.ParseSchedule(d.Cron, d.Zone)
+			d.Off = invalid != nil // what it was before an edit may be understood
+			if errors.Is(invalid, tasks.ErrUnknownZone) {
+				noteZone(d, d.Zone, invalid)
+				invalid = nil
 			}
-			continue
-		}
-		if err != nil {
-			w.Log.Error("schedule_invalid", name, zap.Error(err))
-			errs = append(errs, w.Store.MarkSchedule(ctx, d, err.Error()))
-			continue
 		}
 		p := d.Plan(s, now)
-		current, made, err := w.Store.MakeOccurrences(ctx, d, p)
-		if errors.Is(err, tasks.ErrUnwritable) { // as it would be the next time
-			w.Log.Error("schedule_invalid", name, zap.Error(err))
-			errs = append(errs, w.Store.MarkSchedule(ctx, d, err.Error()))
-			continue
+		for _, zone := range p.UnknownZones {
+			noteZone(d, zone, tasks.ErrUnknownZone)
 		}
-		if err != nil || !current { // not current: somebody changed it; the next round sees it as it is now
-			errs = append(errs, err)
-			continue
-		}
-		skipped := map[tasks.SkipReason]int{}
-		for _, o := range p.Occurrences {
-			if o.Skipped != tasks.NotSkipped {
-				skipped[o.Skipped]++
+		if !d.Off || len(p.Done) > 0 || p.Cut != 0 {
+			err := w.makePlan(ctx, d, p)
+			if errors.Is(err, tasks.ErrUnwritable) { // as it would be the next time
+				invalid, err = err, nil
 			}
+			errs = append(errs, err)
 		}
-		if p.Next.IsZero() {
-			w.Log.Warn("schedule_never_due", name, zap.String("cron", d.Cron))
-		}
-		if made > 0 {
-			w.Log.Debug("schedule_made", name, zap.Int("tasks", made))
-		}
-		for reason, n := range skipped {
-			w.Log.Warn("schedule_skipped", name, zap.String("reason", string(reason)), zap.Int("due_times", n))
+		if invalid != nil {
+			w.Log.Error("schedule_invalid", zap.String("schedule", d.Name), zap.Error(invalid))
+			errs = append(errs, w.Store.MarkSchedule(ctx, d, invalid.Error()))
 		}
 	}
 	return unknown, errors.Join(errs...)
+}
+
+// makePlan makes what is planned of a schedule. If somebody changed it meanwhile it
+// makes nothing; the next round sees it as it is then.
+func (w *Worker) makePlan(ctx context.Context, d tasks.DueSchedule, p tasks.Plan) error {
+	current, made, err := w.Store.MakeOccurrences(ctx, d, p)
+	if err != nil || !current {
+		return err
+	}
+	name := zap.String("schedule", d.Name)
+	skipped := map[tasks.SkipReason]int{}
+	for _, o := range p.Occurrences {
+		if o.Skipped != tasks.NotSkipped {
+			skipped[o.Skipped]++
+		}
+	}
+	if p.Next.IsZero() && !p.Keep {
+		w.Log.Warn("schedule_never_due", name, zap.String("cron", d.Cron))
+	}
+	if made > 0 {
+		w.Log.Debug("schedule_made", name, zap.Int("tasks", made))
+	}
+	for reason, n := range skipped {
+		w.Log.Warn("schedule_skipped", name, zap.String("reason", string(reason)), zap.Int("due_times", n))
+	}
+	return nil
 }
 
 // deleteOld deletes what has been kept for long enough, in small batches with a

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -38,6 +39,9 @@ func TestSchedules(t *testing.T) {
 			return get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE schedule_id = $1 AND status = 'succeeded'", id) >= 3
 		})
 		c.exec(t, "UPDATE onejob.schedules SET enabled = false WHERE id = $1", id)
+		testenv.Eventually(t, patience, "what was due before is made", func() bool {
+			return get[bool](t, c, "SELECT NOT EXISTS (SELECT FROM onejob.former_schedules)")
+		})
 		if n := get[int](t, c, `SELECT count(*) FROM onejob.tasks t JOIN onejob.occurrences o ON o.task_id = t.id AND o.due_at = t.run_at
                                  WHERE t.schedule_id = $1 AND t.queue = 'q' AND t.priority = 7 AND t.max_attempts = 2`, id); n < 3 {
 			t.Errorf("%d tasks are as the schedule says", n)
@@ -47,8 +51,7 @@ func TestSchedules(t *testing.T) {
 			t.Errorf("%d due times are missing", n)
 		}
 		last := get[time.Time](t, c, "SELECT max(due_at) FROM onejob.occurrences WHERE schedule_id = $1", id)
-		c.exec(t, "UPDATE onejob.schedules SET enabled = true, cron = '*/2 * * * * *' WHERE id = $1", id)
-		now := get[time.Time](t, c, "SELECT now()")
+		now := get[time.Time](t, c, "UPDATE onejob.schedules SET enabled = true, cron = '*/2 * * * * *' WHERE id = $1 RETURNING changed_at", id)
 		testenv.Eventually(t, patience, "it goes on", func() bool {
 			return get[bool](t, c, "SELECT EXISTS (SELECT FROM onejob.occurrences WHERE schedule_id = $1 AND due_at > $2)", id, now)
 		})
@@ -181,6 +184,111 @@ func TestSchedules(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A schedule is edited at random moments. Each second from the first edit to the end
+// belongs to the line that was there then, by Postgres' clock, and has a task or a
+// reason if that line names it, and neither if it does not.
+func TestEditsLoseNoDueTime(t *testing.T) {
+	t.Parallel()
+	type line struct {
+		cron    string
+		enabled bool
+		names   func(second int) bool
+	}
+	every := func(int) bool { return true }
+	same := []line{{"* * * * * *", true, every}, {"*/1 * * * * *", true, every}, {"0-29,30-59 * * * * *", true, every}}
+	others := append(same[:2:2], line{"*/2 * * * * *", true, func(s int) bool { return s%2 == 0 }}, line{"1-59/3 * * * * *", true, func(s int) bool { return s%3 == 1 }},
+		line{"* * * * * *", false, func(int) bool { return false }})
+	const edits = 200
+	for _, test := range []struct {
+		name   string
+		lines  []line
+		before bool // replicas are there from the beginning
+		lose   bool // the leader's session is destroyed now and then
+	}{
+		{"WithALeader", same, true, false},
+		{"WithALeaderThatComesAndGoes", same, true, true},
+		{"WithoutAnyReplica", same, false, false},
+		{"OtherDueTimesAndDisabled", others, true, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t)
+			start := func() {
+				for _, name := range []string{"a", "b"} {
+					c.replica(t, name, kinds(nil), nil)
+				}
+			}
+			if test.before {
+				start()
+			}
+			id := c.schedule(t, "name, cron, kind, on_missed, missed_cap", "edited", "59 59 23 31 12 *", "noop", "all", 10000)
+			type edit struct {
+				at time.Time
+				line
+			}
+			var made []edit
+			for i := range edits {
+				if i > 0 {
+					time.Sleep(rand.N(100 * time.Millisecond))
+				}
+				l := test.lines[i%len(test.lines)]
+				if i > 3 {
+					l = test.lines[rand.IntN(len(test.lines))]
+				}
+				at := get[time.Time](t, c, "UPDATE onejob.schedules SET cron = $2, enabled = $3 WHERE id = $1 RETURNING changed_at", id, l.cron, l.enabled)
+				made = append(made, edit{at, l})
+				if test.lose && i%50 == 25 {
+					if pair, _, err := c.kv.Client.KV().Get(c.kv.Prefix+"/leader", nil); err == nil && pair != nil && pair.Session != "" {
+						if _, err := c.kv.Client.Session().Destroy(pair.Session, nil); err != nil {
+							t.Fatal(err)
+						}
+					}
+				}
+			}
+			c.exec(t, "UPDATE onejob.schedules SET payload = '{}' WHERE id = $1", id)
+			time.Sleep(time.Second) // something comes due after the last edit, too
+			first, last := made[0].at, get[time.Time](t, c, "SELECT clock_timestamp()")
+			if !test.before {
+				start()
+			}
+			testenv.Eventually(t, patience, "all is made that was due", func() bool {
+				return get[bool](t, c, "SELECT (coalesce(next_at > $2, false) OR NOT enabled) AND NOT EXISTS (SELECT FROM onejob.former_schedules) FROM onejob.schedules WHERE id = $1", id, last)
+			})
+			var want []string
+			for at := first.Truncate(time.Second).Add(time.Second); !at.After(last); at = at.Add(time.Second) {
+				now := made[0]
+				for _, e := range made {
+					if e.at.Before(at) {
+						now = e
+					}
+				}
+				if now.enabled && now.names(at.Second()) {
+					want = append(want, at.UTC().Format(time.TimeOnly))
+				}
+			}
+			rows, err := c.pool.Query(t.Context(), "SELECT to_char(due_at AT TIME ZONE 'UTC', 'HH24:MI:SS') FROM onejob.occurrences WHERE schedule_id = $1 AND due_at > $2 AND due_at <= $3 ORDER BY due_at", id, first, last)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := pgx.CollectRows(rows, pgx.RowTo[string])
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("of the due times from %v to %v\nthere are %v\nwant      %v", first, last, got, want)
+			}
+			if len(want) == 0 {
+				t.Error("nothing was due")
+			}
+			if n := get[int](t, c, `SELECT count(*) FROM onejob.tasks t FULL JOIN (SELECT * FROM onejob.occurrences WHERE task_id IS NOT NULL) o ON o.task_id = t.id AND o.due_at = t.run_at
+			                         WHERE t.id IS NULL OR o.task_id IS NULL`); n != 0 {
+				t.Errorf("%d due times have no task, or tasks no due time", n)
+			}
+			t.Logf("%d due times in %v", len(want), last.Sub(first))
+		})
+	}
 }
 
 func TestRetention(t *testing.T) {
