@@ -49,5 +49,11 @@ CREATE TRIGGER keep_former_schedule AFTER UPDATE OF cron, time_zone, enabled ON 
           AND OLD.enabled AND (OLD.next_at IS NULL OR OLD.next_at <= NEW.changed_at))
     EXECUTE FUNCTION onejob.keep_former_schedule();
 
+-- Tasks of a schedule wait for one another with on_overlap = 'queue'. One that is stuck
+-- must not gather others without end.
+ALTER TABLE onejob.schedules ADD COLUMN queue_cap int NOT NULL DEFAULT 100
+    CONSTRAINT queue_cap_is_between_1_and_10000 CHECK (queue_cap BETWEEN 1 AND 10000);
+COMMENT ON COLUMN onejob.schedules.queue_cap IS 'With on_overlap = queue: how many tasks of the schedule may be pending at once; due times beyond that are skipped as overlap.';
+
 -- A zone that one leader did not know disabled the schedule for all.
 UPDATE onejob.schedules SET error = NULL WHERE error LIKE 'time_zone "%';

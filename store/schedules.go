@@ -40,7 +40,17 @@ SELECT now(), id, name, cron, time_zone, on_missed, missed_cap, on_overlap,
        on_overlap = 'skip' AND EXISTS (SELECT
                                          FROM onejob.tasks t
                                         WHERE t.schedule_id = s.id
-                                          AND t.status IN ('pending', 'running'))
+                                          AND t.status IN ('pending', 'running')),
+       CASE WHEN on_overlap = 'queue'
+            THEN (SELECT count(*)
+                    FROM (SELECT
+                            FROM onejob.tasks t
+                           WHERE t.schedule_id = s.id
+                             AND t.status IN ('pending', 'running')  -- as the index has it
+                             AND t.status = 'pending'
+                           LIMIT queue_cap) waiting)
+            ELSE 0 END,
+       queue_cap
   FROM onejob.schedules s
  CROSS JOIN LATERAL (
        SELECT enabled AND (next_at IS NULL OR next_at <= now()) AND time_zone <> ALL (coalesce($1, '{}'::text[]))) AS x(is_due)
@@ -54,7 +64,8 @@ SELECT now(), id, name, cron, time_zone, on_missed, missed_cap, on_overlap,
 	var edited []int64
 	due, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (d tasks.DueSchedule, err error) {
 		var former bool
-		err = row.Scan(&now, &d.ID, &d.Name, &d.Cron, &d.Zone, &d.OnMissed, &d.MissedCap, &d.OnOverlap, &d.Next, &d.Begin, &d.Changed, &d.Off, &former, &d.Busy)
+		err = row.Scan(&now, &d.ID, &d.Name, &d.Cron, &d.Zone, &d.OnMissed, &d.MissedCap, &d.OnOverlap, &d.Next, &d.Begin, &d.Changed, &d.Off, &former, &d.Busy,
+			&d.Waiting, &d.QueueCap)
 		if former {
 			edited = append(edited, d.ID)
 		}

@@ -37,6 +37,7 @@ type ScheduleRow struct {
 	OnMissed    string          `json:"on_missed" db:"on_missed"`
 	MissedCap   int             `json:"missed_cap" db:"missed_cap"`
 	OnOverlap   string          `json:"on_overlap" db:"on_overlap"`
+	QueueCap    int             `json:"queue_cap" db:"queue_cap"`
 	NextAt      *time.Time      `json:"next_at" db:"next_at"`     // nil if it has yet to be worked out, or never comes
 	NeverDue    bool            `json:"never_due" db:"never_due"` // next_at is infinity
 	LastAt      *Time           `json:"last_at" db:"last_at"`
@@ -45,7 +46,7 @@ type ScheduleRow struct {
 }
 
 const scheduleColumns = `id, name, cron, time_zone, kind, payload, queue, priority, lock_key, limit_name, max_attempts, timeout::text, keep_for::text,
-       enabled, on_missed, missed_cap, on_overlap, CASE WHEN isfinite(next_at) THEN next_at END AS next_at, coalesce(next_at = 'infinity', false) AS never_due,
+       enabled, on_missed, missed_cap, on_overlap, queue_cap, CASE WHEN isfinite(next_at) THEN next_at END AS next_at, coalesce(next_at = 'infinity', false) AS never_due,
        last_at, error, created_at`
 
 // OccurrenceRow is a due time as people see it: it has a task, or a reason why

@@ -206,6 +206,42 @@ func TestDueSchedulesOfUnknownZones(t *testing.T) {
 	}
 }
 
+// How many tasks of a schedule wait is told up to its cap, where it matters.
+func TestQueueCap(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	for _, queued := range []string{"queue", "allow"} {
+		b.schedule(queued, hoursAgo(1), "on_missed = 'all'", "queue_cap = 3", "on_overlap = '"+queued+"'")
+		for i, test := range []struct {
+			status  string
+			waiting string
+		}{{"pending", "1"}, {"running", "1"}, {"succeeded", "1"}, {"pending", "2"}, {"pending", "3"}, {"pending", "3"}} {
+			columns, values := "", ""
+			switch test.status {
+			case "running":
+				columns, values = ", session, replica, fence, started_at", ", gen_random_uuid(), 'r', "+fmt.Sprint(len(queued)*100+i)+", now()"
+			case "succeeded":
+				columns, values = ", finished_at", ", now()"
+			}
+			b.sql(`INSERT INTO onejob.tasks (kind, status, schedule_id`+columns+`) SELECT 'noop', $2, id`+values+` FROM onejob.schedules WHERE name = $1`, queued, test.status)
+			d, _ := b.due(queued)
+			equal(t, "the cap", d.QueueCap, 3)
+			if queued == "allow" {
+				test.waiting = "0"
+			}
+			equal(t, fmt.Sprintf("%s: what waits after task %d", queued, i+1), fmt.Sprint(d.Waiting), test.waiting)
+		}
+	}
+	d, p := b.due("queue")
+	b.make(d, p)
+	equal(t, "what is made while three wait", b.one(`SELECT count(*) FROM onejob.occurrences WHERE schedule_id = $1 AND skipped IS NULL`, d.ID), "0")
+	for _, limit := range []string{"0", "10001", "NULL"} {
+		if _, err := b.try(`UPDATE onejob.schedules SET queue_cap = ` + limit); err == nil {
+			t.Errorf("a queue_cap of %s is accepted", limit)
+		}
+	}
+}
+
 // What an edit notes, and what is made of it.
 func TestEditedSchedules(t *testing.T) {
 	t.Parallel()

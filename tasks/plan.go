@@ -16,7 +16,7 @@ const (
 const (
 	OverlapAllow = "allow" // another task
 	OverlapSkip  = "skip"  // none
-	OverlapQueue = "queue" // another, which waits for the first: they share a lock key
+	OverlapQueue = "queue" // another, which waits for the first, as they share a lock key; none if queue_cap wait
 )
 
 // SkipReason says why a due time made no task.
@@ -27,7 +27,7 @@ const (
 	NotSkipped     SkipReason = ""
 	SkippedMissed  SkipReason = "missed"  // nobody was there in time, and on_missed is skip or one
 	SkippedCapped  SkipReason = "capped"  // on_missed is all, and there were more than missed_cap
-	SkippedOverlap SkipReason = "overlap" // a task of the schedule was waiting or running
+	SkippedOverlap SkipReason = "overlap" // a task of the schedule was waiting or running, or queue_cap of them were waiting
 )
 
 // OnTime is how late a due time may be made and still count as made in time: a
@@ -54,6 +54,8 @@ type DueSchedule struct {
 	Former    []FormerSchedule
 	Off       bool // only what is due of Former is made: the schedule is disabled, not due, or cannot be understood here
 	Busy      bool // a task of it waits or runs; told only if OnOverlap is skip
+	Waiting   int  // so many tasks of it wait, QueueCap at most; told only if OnOverlap is queue
+	QueueCap  int  // so many may
 }
 
 // FormerSchedule is what a schedule was before an edit, with due times that have
@@ -141,7 +143,7 @@ func (d DueSchedule) Plan(s Schedule, now time.Time) Plan {
 		p.Next = collect(s, next, now)
 	}
 	p.Occurrences = make([]Occurrence, len(dues))
-	missed, busy := 0, d.Busy
+	missed, busy, waiting := 0, d.Busy, d.Waiting
 	for i, due := range dues {
 		o := Occurrence{Due: due}
 		inTime := lasts[i] && now.Sub(due) <= OnTime
@@ -160,6 +162,13 @@ func (d DueSchedule) Plan(s Schedule, now time.Time) Plan {
 				o.Skipped = SkippedOverlap
 			}
 			busy = true
+		}
+		if o.Skipped == NotSkipped && d.OnOverlap == OverlapQueue {
+			if waiting >= d.QueueCap {
+				o.Skipped = SkippedOverlap
+			} else {
+				waiting++
+			}
 		}
 		p.Occurrences[i] = o
 	}

@@ -116,7 +116,11 @@ func showSchedule(w io.Writer, r store.ScheduleRow, occurrences []store.Occurren
 		onMissed += fmt.Sprintf(", at most %d", r.MissedCap)
 	}
 	t.line("on missed", onMissed)
-	t.line("on overlap", r.OnOverlap)
+	onOverlap := r.OnOverlap
+	if onOverlap == tasks.OverlapQueue {
+		onOverlap += fmt.Sprintf(", at most %d", r.QueueCap)
+	}
+	t.line("on overlap", onOverlap)
 	t.line("kind", r.Kind)
 	t.line("payload", firstLine(string(r.Payload), 200))
 	t.line("queue", r.Queue)
