@@ -24,7 +24,7 @@ func TestMutantsAreCaught(t *testing.T) {
 		found  []string // numbers of the report, one of which is above zero
 	}{
 		"the fence in the status write":                  {"fence", "freeze", []string{"stale_accepted", "double_success"}},
-		"self-fencing":                                   {"selffencing", "cut-consul", []string{"overlaps"}},
+		"self-fencing":                                   {"selffencing", "cut-both", []string{"overlaps"}},
 		"the guard":                                      {"guard", "kill,freeze", []string{"overlaps"}},
 		"the second witness of a death":                  {"witness", "session-unheard", []string{"overlaps", "limit_excesses"}},
 		"the end of a dead replica's statement":          {"statement", "worker-kill", []string{"double_statements"}},
