@@ -1,11 +1,14 @@
 package worker_test
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -82,6 +85,12 @@ func deadly() tasks.Kinds {
 		switch p.How {
 		case "kill -9":
 			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		case "memory": // until the kernel ends it
+			var all [][]byte
+			for range 100 {
+				all = append(all, bytes.Repeat([]byte{1}, 16<<20))
+			}
+			runtime.KeepAlive(all)
 		case "panic":
 			go func() { panic("as the test wants it") }() // in the handler's own goroutine it is an error of the task
 		case "os.Exit(0)":
@@ -110,7 +119,13 @@ func (c *cluster) program(t *testing.T, name string, concurrency int) *process {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return c.run(t, name, exec.Command(self), programVariable+"="+name, "ONEJOB_WORKER_CONCURRENCY="+strconv.Itoa(concurrency))
+	return c.programBy(t, name, concurrency, exec.Command(self))
+}
+
+// programBy is program, started by a command.
+func (c *cluster) programBy(t *testing.T, name string, concurrency int, cmd *exec.Cmd) *process {
+	t.Helper()
+	return c.run(t, name, cmd, programVariable+"="+name, "ONEJOB_WORKER_CONCURRENCY="+strconv.Itoa(concurrency))
 }
 
 // field returns a field of the first event of that name.
@@ -239,5 +254,66 @@ SELECT count(*)
 			}
 			c.noOverlaps(t)
 		})
+	}
+}
+
+// The kernel ends the working process, and not its supervisor, when a handler takes all the
+// memory that there is: here, that of a cgroup which both are in.
+func TestOutOfMemory(t *testing.T) {
+	t.Parallel()
+	dir, kills := memoryCgroup(t, 512<<20)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := newCluster(t)
+	p := c.programBy(t, "a", 4, exec.Command("/bin/sh", "-c", `echo $$ > "$1/cgroup.procs" && exec "$0"`, self, dir))
+	supervisor := p.cmd.Process.Pid
+	id := c.insert(t, "kind, payload", "die", `{"How": "memory"}`)
+	c.await(t, id, "succeeded")
+	if got := c.outcomes(t, id); got != "crashed succeeded" {
+		t.Errorf("outcomes: %s", got)
+	}
+	if signal := p.field("worker_crashed", "signal"); signal != "SIGKILL" || p.cmd.Process.Pid != supervisor || kills() == 0 {
+		t.Errorf("it was ended by %v; the kernel has killed %d for want of memory", signal, kills())
+	}
+	p.signal(t, syscall.SIGTERM)
+	<-p.exited
+	if code := p.cmd.ProcessState.ExitCode(); code != 0 {
+		t.Errorf("the supervisor exited with %d", code)
+	}
+}
+
+// memoryCgroup makes a cgroup with so much memory, of whichever version the machine has,
+// and returns its folder and a function that tells how often the kernel has killed there.
+func memoryCgroup(t *testing.T, bytes int) (dir string, kills func() int) {
+	t.Helper()
+	const v1, v2 = "/sys/fs/cgroup/memory", "/sys/fs/cgroup"
+	name := fmt.Sprintf("onejob-test-%d", os.Getpid())
+	limit, events := "memory.limit_in_bytes", "memory.oom_control"
+	if dir = filepath.Join(v1, name); os.Mkdir(dir, 0o755) != nil {
+		limit, events = "memory.max", "memory.events"
+		_ = os.WriteFile(v2+"/cgroup.subtree_control", []byte("+memory"), 0)
+		if dir = filepath.Join(v2, name); os.Mkdir(dir, 0o755) != nil {
+			t.Skip("this needs the right to make cgroups")
+		}
+	}
+	t.Cleanup(func() {
+		testenv.Eventually(t, patience, "the cgroup is removed", func() bool { return os.Remove(dir) == nil })
+	})
+	if err := os.WriteFile(filepath.Join(dir, limit), []byte(strconv.Itoa(bytes)), 0); err != nil {
+		t.Skipf("this needs the memory controller of cgroups: %v", err)
+	}
+	return dir, func() (n int) {
+		text, err := os.ReadFile(filepath.Join(dir, events))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(text)) {
+			if rest, is := strings.CutPrefix(line, "oom_kill "); is {
+				n, _ = strconv.Atoi(strings.TrimSpace(rest))
+			}
+		}
+		return n
 	}
 }
