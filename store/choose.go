@@ -24,7 +24,8 @@ import (
 // rows: the first two show @show each, the third two thirds, the fourth a half. That
 // is some ten times what one lane alone would show, however many lanes there are, and
 // no row is passed over: what is claimed ends where a lane that has more to show
-// stops (bound).
+// stops, or where one begins that shows nothing because as many as are wanted come
+// before it (bound). Their first rows may not be had.
 //
 // Rows are then locked in order until there are @max. What others have locked is
 // skipped. A lock_key is reserved before a row with it is taken, see
@@ -100,12 +101,13 @@ WITH RECURSIVE marks AS MATERIALIZED (
                       AND (cardinality(@queues::text[]) = 0 OR next.queue = ANY (@queues)), false) AS served) s
      WHERE l.above < @max
 ), heads AS MATERIALIZED (
-    SELECT *, CASE WHEN marked THEN @walk::bigint ELSE @show::bigint END * 2 / greatest(row_number() OVER urgency, 2) AS allotted
+    SELECT *, row_number() OVER urgency AS rank,
+           CASE WHEN marked THEN @walk::bigint ELSE @show::bigint END * 2 / greatest(row_number() OVER urgency, 2) AS allotted
       FROM lanes
      WHERE served
     WINDOW urgency AS (ORDER BY lane >> 52, run_at, id)
      ORDER BY lane >> 52, run_at, id
-     LIMIT @max
+     LIMIT @max::bigint + 1
 ), shown AS MATERIALIZED (
     SELECT h.lane, h.lane >> 52 AS urgency, t.run_at, t.id, t.lock_key, t.place = h.allotted AS last, coalesce(h.busy ? t.lock_key, false) AS known
       FROM heads h
@@ -119,8 +121,14 @@ WITH RECURSIVE marks AS MATERIALIZED (
               AND run_at <= statement_timestamp()
             ORDER BY run_at, id
             LIMIT h.allotted) t
+     WHERE h.rank <= @max
 ), bound AS MATERIALIZED (
-    SELECT urgency, run_at, id FROM shown WHERE last ORDER BY urgency, run_at, id LIMIT 1
+    SELECT urgency, run_at, id
+      FROM (SELECT urgency, run_at, id FROM shown WHERE last
+         UNION ALL
+            SELECT lane >> 52, run_at, id - 1 FROM heads WHERE rank > @max) ends_of_what_is_shown
+     ORDER BY urgency, run_at, id
+     LIMIT 1
 ), freed AS (
     SELECT m.lane >> 52 AS urgency, t.run_at, t.id, k.lock_key
       FROM marks m
@@ -190,7 +198,7 @@ WITH RECURSIVE marks AS MATERIALIZED (
 )
 SELECT set_config('onejob.claimed', (SELECT coalesce(array_agg(id), '{}') FROM picked)::text, false),
        (SELECT count(*) FROM picked),
-       EXISTS (SELECT FROM bound) OR (SELECT count(*) FROM heads) = @max,
+       EXISTS (SELECT FROM bound) OR (SELECT count(*) FROM heads) >= @max,
        coalesce(pg_postmaster_start_time() <> @server::timestamptz, false),
        e.lanes, e.run_ats, e.ids, e.keys,
        (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::bigint

@@ -255,6 +255,19 @@ func TestALockKeyIsSeenBusyThatBecameSoDuringTheClaim(t *testing.T) {
 }
 
 // A lane that begins with more rows behind a busy key than a claim looks at.
+// A lane that shows nothing, because one before it has as many rows as are wanted, is not
+// passed over when those cannot be had.
+func TestALaneThatIsNotShownKeepsItsPlace(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.sql(`INSERT INTO onejob.tasks (kind, lock_key, run_at) SELECT 'noop', 'hot', now() - interval '9 hours' FROM generate_series(1, 61) i`)
+	late := b.insert("lock_key='late'", "run_at=now() - interval '1 hour'")
+	middle := b.insert("kind='other'", "lock_key='middle'", "run_at=now() - interval '4 hours'")
+	equal(t, "the first", ids(b.claimMax(1)), "1")
+	equal(t, "the second", ids(b.claimMax(1)), middle)
+	equal(t, "the third", ids(b.claimMax(1)), late)
+}
+
 func TestRowsBehindABusyKeyHideNoOthers(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
