@@ -306,28 +306,3 @@ func TestHandsOnFences(t *testing.T) {
 	}
 	l.judge(t)
 }
-
-// While locks fail, rows are not claimed and given back again and again.
-func TestClaimsPauseWhileLocksFail(t *testing.T) {
-	t.Parallel()
-	c := newCluster(t)
-	var l ledger
-	behind, _, toConsul := c.behind(t)
-	r := behind.replica(t, "a", l.kinds(), nil)
-	c.notes(t, 10)
-	c.awaitAll(t, patience)
-	before := get[int64](t, c, "SELECT last_value FROM onejob.fences")
-	toConsul.Cut()
-	c.notes(t, 500)
-	r.logged(t, "session_lost")
-	toConsul.Heal()
-	c.awaitAll(t, patience)
-	burnt := get[int64](t, c, "SELECT last_value FROM onejob.fences") - before - 500
-	if burnt > 100 {
-		t.Errorf("%d fences were used for nothing", burnt)
-	}
-	if n := r.events.FilterMessage("lock_failed").Len(); n > 1 {
-		t.Errorf("lock_failed was logged %d times", n)
-	}
-	l.judge(t)
-}
