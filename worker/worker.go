@@ -401,11 +401,12 @@ func (w *Worker) suspect(ctx context.Context) {
 }
 
 // rest returns how long to wait after a look at many rows that took so long: at least
-// so much, and so that such looks never take more than a two-hundredth of the time.
-// An old snapshot keeps the index entries of millions of rows that are gone, and each
-// look reads them.
+// so much, and so that such looks take no more than a two-hundredth of the time, or a
+// twentieth where that would be a rest of more than half a minute. An old snapshot keeps
+// the index entries of millions of rows that are gone, and each look reads them. A look
+// may also have been slow because of the machine, once.
 func rest(least, took time.Duration) time.Duration {
-	return max(least, 200*took)
+	return max(least, min(200*took, 30*time.Second), 20*took)
 }
 
 // payloads knows how long payloads have been of late, so that no more tasks are
