@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -173,13 +174,13 @@ func (w *Worker) beatOnce(ctx context.Context) {
 	if w.members.saw(list) {
 		notify(w.bereaved)
 	}
-	if mine, _, known := w.members.of(session); !known || mine.State.Final() {
+	mine := slices.IndexFunc(list, func(r tasks.Replica) bool { return r.Session == session })
+	if mine < 0 || list[mine].State.Final() {
 		w.Log.Warn("declared_dead", zap.String("session", session))
 		w.Locks.Lose(session, errors.New("other replicas have declared this one dead: they heard no heartbeat"))
 		return
 	}
-	mine, _, _ := w.members.of(session)
-	if !w.database.serves(mine.Server) {
+	if !w.database.serves(list[mine].Server) {
 		w.database.doubt() // others may look at another server
 		return
 	}
