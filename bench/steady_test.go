@@ -58,7 +58,8 @@ func TestSteady(t *testing.T) {
 			s.flags(flag.NewFlagSet("", flag.ContinueOnError))
 			s.Out, s.Rate, s.LockKeys = filepath.Join(t.TempDir(), "steady.json"), rate, c.lockKeys
 			s.HoldXmin = c.holdXmin
-			s.For, s.Window, s.Every, s.Waiting, s.Retention = 4*time.Second, 2*time.Second, time.Second, 2_000, time.Second
+			s.Warm = 5 * time.Second // a busy machine may take as long to begin
+			s.For, s.Window, s.Every, s.Waiting, s.Retention = 6*time.Second, 3*time.Second, time.Second, 2_000, time.Second
 			if err := runSteady(ctx, s); err != nil {
 				t.Fatal(err)
 			}
