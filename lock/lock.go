@@ -104,7 +104,7 @@ type Locker interface {
 
 	// Run keeps a session alive, and begins another when one is lost, until
 	// ctx ends. It then ends the session and returns nil. Keys that somebody still
-	// holds stay locked for the lock-delay. It returns an error only for what waiting cannot mend.
+	// holds stay locked for the lock-delay. It returns an error only for what waiting cannot repair.
 	//
 	// Sessions begin only where the backend is the cluster's own, and each is on the
 	// cluster's list before Session tells it. If c is nil, any backend will do, and

@@ -1,6 +1,6 @@
 -- What is deleted, and what is left of it.
 
--- A task's attempts go with it, whoever deletes it. There is no foreign key, which would
+-- A task's attempts go with it, no matter who deletes it. There is no foreign key, which would
 -- cost every attempt a row lock. Nothing but a DELETE pays for this.
 CREATE FUNCTION onejob.delete_attempts() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 BEGIN

@@ -206,7 +206,7 @@ func TestDueSchedulesOfUnknownZones(t *testing.T) {
 	}
 }
 
-// How many tasks of a schedule wait is told up to its cap, where it matters.
+// The number of tasks that wait is known up to the cap of the schedule, where it matters.
 func TestQueueCap(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)

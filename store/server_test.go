@@ -105,7 +105,7 @@ func TestOldPrimariesAreLeft(t *testing.T) {
 	}
 }
 
-// What a guide for libpq says is understood, and what cannot be meant is told by name.
+// What a guide for libpq says is understood, and what cannot be meant is refused by name.
 func TestNetworkParametersOfLibpq(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)

@@ -293,7 +293,7 @@ func TestHandsOnFences(t *testing.T) {
 			}
 			before := r.events.FilterMessage("postgres_is_another").Len()
 			id := c.insert(t, "kind", "note")
-			testenv.Eventually(t, patience, "it is told", func() bool { return r.events.FilterMessage("postgres_is_another").Len() > before })
+			testenv.Eventually(t, patience, "the replica says so", func() bool { return r.events.FilterMessage("postgres_is_another").Len() > before })
 			if got := get[string](t, c, "SELECT status FROM onejob.tasks WHERE id = $1", id); got == "succeeded" {
 				t.Error("the task ran")
 			}

@@ -367,7 +367,7 @@ func TestLimitHoldsOnRabbitMQ(t *testing.T) {
 	c.noOverlaps(t)
 }
 
-// Nobody can stop a handler in Go that ignores its context. Run returns all the same, and
+// Nobody can stop a handler in Go that ignores its context. Run returns nevertheless, and
 // says so; its session has ended by then, and another replica takes the task over.
 func TestHandlerThatNeverReturns(t *testing.T) {
 	t.Parallel()

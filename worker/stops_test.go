@@ -94,7 +94,7 @@ SELECT CASE i WHEN 0 THEN 'die' ELSE 'busy' END,
 	testenv.Eventually(t, patience, "the crash was counted", func() bool {
 		return get[bool](t, c, "SELECT crashes > 0 FROM onejob.tasks WHERE kind = 'die'")
 	})
-	// What begins notes so before it is told in the log.
+	// What begins notes so before the log has a line of it.
 	c.wantNone(t, "tasks were quarantined that had not begun", "SELECT count(*) FROM onejob.tasks WHERE error LIKE 'quarantined%' AND begun_at IS NULL")
 }
 
