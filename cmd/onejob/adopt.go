@@ -13,6 +13,21 @@ import (
 	"onejob/worker"
 )
 
+// both reads the configuration and prepares what leads to Postgres and to Consul.
+func both(path string) (cfg Config, db *store.Store, locks *consul.Locker, err error) {
+	if cfg, err = loadConfig(path, os.Environ()); err != nil {
+		return cfg, nil, nil, err
+	}
+	if db, err = store.Open(cfg.storeConfig()); err != nil {
+		return cfg, nil, nil, usage(err)
+	}
+	if locks, err = consul.New(cfg.consulConfig()); err != nil {
+		db.Close()
+		return cfg, nil, nil, usage(err)
+	}
+	return cfg, db, locks, nil
+}
+
 func adoptCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "adopt-consul",
@@ -31,22 +46,14 @@ the dead. It needs Postgres and Consul.`,
 	path := configFlag(c)
 	yes := c.Flags().Bool("yes", false, "they are gone: I have looked")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		cfg, err := loadConfig(*path, os.Environ())
-		if err != nil {
-			return err
-		}
 		if !*yes {
 			return usage(errors.New("look first whether the replicas that this Consul does not know are gone; then run this with --yes"))
 		}
-		db, err := store.Open(cfg.storeConfig())
+		_, db, locks, err := both(*path)
 		if err != nil {
-			return usage(err)
+			return err
 		}
 		defer db.Close()
-		locks, err := consul.New(cfg.consulConfig())
-		if err != nil {
-			return usage(err)
-		}
 		ctx, cancel := context.WithTimeout(c.Context(), 30*time.Second)
 		defer cancel()
 		known, err := locks.Present(ctx)
@@ -87,22 +94,14 @@ that were used before. It needs Postgres and Consul.`,
 	path := configFlag(c)
 	yes := c.Flags().Bool("yes", false, "this is the database: I have looked")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		cfg, err := loadConfig(*path, os.Environ())
-		if err != nil {
-			return err
-		}
 		if !*yes {
 			return usage(errors.New("look first whether postgres.dsn leads to the right server and no other primary is at work; then run this with --yes"))
 		}
-		db, err := store.Open(cfg.storeConfig())
+		cfg, db, locks, err := both(*path)
 		if err != nil {
-			return usage(err)
+			return err
 		}
 		defer db.Close()
-		locks, err := consul.New(cfg.consulConfig())
-		if err != nil {
-			return usage(err)
-		}
 		ctx, cancel := context.WithTimeout(c.Context(), 30*time.Second)
 		defer cancel()
 		server, err := worker.AdoptDatabase(ctx, db, locks, cfg.Replica)

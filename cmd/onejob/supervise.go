@@ -13,8 +13,6 @@ import (
 	"go.uber.org/zap"
 
 	"onejob/internal/supervisor"
-	"onejob/lock/consul"
-	"onejob/store"
 )
 
 // supervisedVariable carries the identity of a working process.
@@ -83,21 +81,13 @@ func buryCommand() *cobra.Command {
 				return usage(fmt.Errorf("--process: %q is not a uuid", p))
 			}
 		}
-		cfg, err := loadConfig(*path, os.Environ())
+		cfg, db, locks, err := both(*path)
 		if err != nil {
 			return err
 		}
+		defer db.Close()
 		log := newLogger(cfg, c.OutOrStdout())
 		defer func() { _ = log.Sync() }()
-		db, err := store.Open(cfg.storeConfig())
-		if err != nil {
-			return usage(err)
-		}
-		defer db.Close()
-		locks, err := consul.New(cfg.consulConfig())
-		if err != nil {
-			return usage(err)
-		}
 		supervisor.Bury(c.Context(), log, *processes, db.DeclareProcessDead, locks.Bury, self.Ready)
 		return nil
 	}
