@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 
 	"onejob/internal/mutant"
 	"onejob/lock"
@@ -272,38 +271,34 @@ func (d *database) tell(event string, before, now databaseRecord) {
 	d.mu.Unlock()
 	switch event {
 	case "postgres_server":
-		d.log.Info("postgres_server", zap.Object("server", server(now.Server)))
+		d.log.Info("postgres_server", zap.Stringer("server", server(now.Server)))
 	case "postgres_recorded":
-		d.log.Info("postgres_recorded", zap.Object("server", server(now.Server)), zap.Int64("fences_from", now.FencesFrom))
+		d.log.Info("postgres_recorded", zap.Stringer("server", server(now.Server)), zap.Int64("fences_from", now.FencesFrom))
 	case "postgres_restarted":
-		d.log.Info("postgres_restarted", zap.Object("server", server(now.Server)), zap.Object("on_record", server(before.Server)), zap.Int64("fences_from", now.FencesFrom))
+		d.log.Info("postgres_restarted", zap.Stringer("server", server(now.Server)), zap.Stringer("on_record", server(before.Server)), zap.Int64("fences_from", now.FencesFrom))
 	case "postgres_failed_over":
-		d.log.Warn("postgres_failed_over", zap.Object("server", server(now.Server)), zap.Object("on_record", server(before.Server)), zap.Int64("fences_from", now.FencesFrom))
+		d.log.Warn("postgres_failed_over", zap.Stringer("server", server(now.Server)), zap.Stringer("on_record", server(before.Server)), zap.Int64("fences_from", now.FencesFrom))
 	case "fences_went_back":
-		d.log.Error("fences_went_back", zap.Object("server", server(now.Server)), zap.Int64("fences_from", now.FencesFrom))
+		d.log.Error("fences_went_back", zap.Stringer("server", server(now.Server)), zap.Int64("fences_from", now.FencesFrom))
 	}
 	if !news {
 		return
 	}
 	switch event {
 	case "postgres_stale":
-		d.log.Error("postgres_stale", zap.Object("server", server(now.Server)), zap.Object("on_record", server(before.Server)))
+		d.log.Error("postgres_stale", zap.Stringer("server", server(now.Server)), zap.Stringer("on_record", server(before.Server)))
 	case "postgres_is_another":
-		d.log.Error("postgres_is_another", zap.Object("server", server(now.Server)), zap.Object("on_record", server(before.Server)))
+		d.log.Error("postgres_is_another", zap.Stringer("server", server(now.Server)), zap.Stringer("on_record", server(before.Server)))
 	case "postgres_standby":
-		d.log.Error("postgres_standby", zap.Object("server", server(now.Server)))
+		d.log.Error("postgres_standby", zap.Stringer("server", server(now.Server)))
 	}
 }
 
 // server is a server in a log line.
 type server tasks.Server
 
-func (s server) MarshalLogObject(e zapcore.ObjectEncoder) error {
-	e.AddString("address", s.Address)
-	e.AddInt("timeline", s.Timeline)
-	e.AddTime("started", s.Started)
-	e.AddString("system", s.System)
-	return nil
+func (s server) String() string {
+	return fmt.Sprintf("%s, started %s, system %s", tasks.Server(s), s.Started.UTC().Format(time.RFC3339Nano), s.System)
 }
 
 // cover returns the version of the record under which a task may be locked, after it has
