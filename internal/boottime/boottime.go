@@ -5,6 +5,8 @@
 // (CLOCK_MONOTONIC) stands still then, so it is not good enough. The clock is
 // also the same for every process of a machine, which lets a daemon hand a
 // deadline to a child as a plain number. It says nothing about other machines.
+//
+// It stands still while a virtual machine is paused by its host; see [Jumps].
 package boottime
 
 import "time"

@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"cmp"
 	"errors"
 	"os"
 	"os/exec"
@@ -23,50 +24,52 @@ func TestNothingIsLeft(t *testing.T) {
 		script string
 		end    func(*Process)
 		want   Exit
+		grace  time.Duration // if it is another than that of all
 	}{
 		"after Stop": {
 			stubborn, (*Process).Stop,
-			Exit{Code: 143, Signal: syscall.SIGTERM, Reason: Stopped},
+			Exit{Code: 143, Signal: syscall.SIGTERM, Reason: Stopped}, 0,
 		},
 		"after Stop of what ignores it": {
 			`trap "" TERM; ` + stubborn, (*Process).Stop,
-			Exit{Code: 137, Signal: syscall.SIGKILL, Reason: Stopped},
+			Exit{Code: 137, Signal: syscall.SIGKILL, Reason: Stopped}, 0,
 		},
 		"after Stop of what is stopped": {
 			`trap 'exit 4' TERM; echo ready; kill -STOP $$; sleep 1000`, (*Process).Stop,
-			Exit{Code: 4, Reason: Stopped},
+			Exit{Code: 4, Reason: Stopped}, time.Minute,
 		},
 		"after Kill": {
 			`trap "exit 0" TERM; ` + stubborn, (*Process).Kill,
-			Exit{Code: 137, Signal: syscall.SIGKILL, Reason: Stopped},
+			Exit{Code: 137, Signal: syscall.SIGKILL, Reason: Stopped}, 0,
 		},
 		"after Stop and Kill": {
 			`trap "" TERM; ` + stubborn, func(p *Process) { p.grace = time.Hour; p.Stop(); p.Kill() },
-			Exit{Code: 137, Signal: syscall.SIGKILL, Reason: Stopped},
+			Exit{Code: 137, Signal: syscall.SIGKILL, Reason: Stopped}, 0,
 		},
 		"after the deadline": {
 			stubborn, func(p *Process) { p.Extend(boottime.Now().Add(50 * time.Millisecond)) },
-			Exit{Code: 143, Signal: syscall.SIGTERM, Reason: LeaseEnded},
+			Exit{Code: 143, Signal: syscall.SIGTERM, Reason: LeaseEnded}, 0,
 		},
 		"after a deadline that was revived": {
 			`trap "" TERM; ` + stubborn,
 			func(p *Process) { p.Extend(boottime.Now()); p.Extend(boottime.Now().Add(time.Minute)) },
-			Exit{Code: 137, Signal: syscall.SIGKILL, Reason: LeaseEnded},
+			Exit{Code: 137, Signal: syscall.SIGKILL, Reason: LeaseEnded}, 0,
 		},
 		"after the command exits": {
 			`setsid -f sh -c 'trap "" TERM; echo ready; exec sleep 1000'; sleep 1000 & read line <"$FIFO"; exit 5`, func(*Process) {},
-			Exit{Code: 5},
+			Exit{Code: 5}, 0,
 		},
 		"after many have forked": {
 			`i=0; while [ $i -lt 40 ]; do setsid -f sh -c 'trap "" TERM; sleep 1000; sleep 1000'; i=$((i+1)); done; echo ready; sleep 1000`,
 			(*Process).Stop,
-			Exit{Code: 143, Signal: syscall.SIGTERM, Reason: Stopped},
+			Exit{Code: 143, Signal: syscall.SIGTERM, Reason: Stopped}, 0,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var out buffer
 			s, mark := script(t, test.script, &out)
+			s.Grace = cmp.Or(test.grace, s.Grace)
 			fifo := t.TempDir() + "/fifo"
 			if err := syscall.Mkfifo(fifo, 0o600); err != nil {
 				t.Fatal(err)
@@ -307,10 +310,17 @@ func TestDaemonAndGuardFrozen(t *testing.T) {
 func TestGuardKilledWhileDaemonIsFrozen(t *testing.T) {
 	t.Parallel()
 	d, guard, out, mark := startDaemon(t, time.Minute, `trap "" TERM HUP; `+stubborn)
-	before := len(marked(t, mark))
+	commands := procfs.Children(guard)
+	if len(commands) == 0 {
+		t.Fatal("the guard has no child")
+	}
+	command, err := procfs.Read(commands[0]) // those that it started come to the guard when it is gone
+	if err != nil {
+		t.Fatal(err)
+	}
 	sendSignal(t, d.Process.Pid, syscall.SIGSTOP)
 	sendSignal(t, guard, syscall.SIGKILL)
-	until(t, "the command is gone", func() bool { return len(marked(t, mark)) < before })
+	until(t, "the command is gone", func() bool { return procfs.Gone(command.PID, command.Start) })
 	sendSignal(t, d.Process.Pid, syscall.SIGCONT)
 	wantExit(t, d, out, ErrGuardDied.Error())
 	wantNoneLeft(t, mark)

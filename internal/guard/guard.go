@@ -19,6 +19,7 @@
 //	the daemon dies          as Stop: the guard sees its socket close
 //	the daemon is frozen     no extension comes, the deadline passes
 //	the guard was frozen     on waking, more than 500 ms late: SIGKILL at once
+//	the machine was paused   when the wall clock is set right: as if the guard was frozen
 //	the guard dies           the daemon kills what is left, and Wait says so
 //	the guard is stuck       the daemon kills it about 1.5 s after it should be done
 //	both die at once         the command dies; Sweep kills the rest when it is called

@@ -77,7 +77,7 @@ func keep() int {
 		}
 	}()
 	exit := k.run(orders, children)
-	_ = tell.Encode(report{Ended: &exit})
+	_ = tell.Encode(report{Ended: &exit, At: boottime.Now()})
 	return 0
 }
 
@@ -209,6 +209,7 @@ type keeper struct {
 	group    *cgroup
 	grace    time.Duration
 	deadline boottime.Instant
+	clocks   boottime.Jumps
 
 	gone   bool // the command was reaped, with status
 	status syscall.WaitStatus
@@ -273,6 +274,7 @@ func (k *keeper) reap() (alive bool) {
 
 // act does what the moment asks for.
 func (k *keeper) act() {
+	k.look()
 	if k.phase == running && k.gone {
 		k.phase = killing
 	}
@@ -290,6 +292,13 @@ func (k *keeper) act() {
 		k.group.kill()
 		k.signalAll(unix.SIGKILL)
 	}
+}
+
+// look makes the deadline come sooner if the wall clock shows that the machine may have
+// been paused.
+func (k *keeper) look() {
+	jump := k.clocks.Since()
+	k.deadline, k.killAt = k.deadline.Add(-jump), k.killAt.Add(-jump)
 }
 
 func (k *keeper) obey(o order) {

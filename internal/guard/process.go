@@ -38,6 +38,7 @@ type Process struct {
 	started chan error    // what Start waits for
 	done    chan struct{} // closed when exit and err are final
 	exit    Exit
+	ended   boottime.Instant
 	err     error
 }
 
@@ -208,6 +209,13 @@ func (p *Process) Wait() (Exit, error) {
 	return p.exit, p.err
 }
 
+// Ended returns when neither the command nor anything it had started was left. It waits
+// as Wait does.
+func (p *Process) Ended() boottime.Instant {
+	<-p.done
+	return p.ended
+}
+
 // send gives the guard a line of JSON. What cannot be sent is lost: the guard
 // is dead, or has not read for so long that watchClock will see to it.
 func (p *Process) send(v any) {
@@ -240,7 +248,7 @@ func (p *Process) follow() {
 	default:
 		p.started <- nil
 		if err = read.Decode(&last); err == nil && last.Ended != nil {
-			p.exit = *last.Ended
+			p.exit, p.ended = *last.Ended, last.At
 		}
 	}
 	_ = p.guard.Kill() // it has no more to do
@@ -253,6 +261,9 @@ func (p *Process) follow() {
 		p.err = fmt.Errorf("%w (guard: %v)", ErrGuardDied, state)
 	} else if waitErr != nil {
 		p.err = fmt.Errorf("wait for the guard process: %w", waitErr)
+	}
+	if p.ended == 0 {
+		p.ended = boottime.Now()
 	}
 	close(p.reaped)
 	p.mu.Lock()

@@ -60,6 +60,8 @@ type report struct {
 	Expired bool   `json:",omitempty"`
 	Failed  string `json:",omitempty"`
 	Ended   *Exit  `json:",omitempty"`
+
+	At boottime.Instant `json:",omitzero"` // when nothing was left of it
 }
 
 // pack joins strings as the kernel does in /proc/PID/environ. There must be at

@@ -25,4 +25,14 @@ const (
 	Begun       = false // tasks are charged with the deaths of replicas where they had not begun
 	Stalls      = false // tasks that stall replicas are not charged
 	Claims      = false // a claim is given up when the replica is told to stop
+	Others      = false // a task is charged with the deaths of several replicas at once
+	Stopped     = false // a replica that stops tells nobody but Postgres
+	Verdict     = false // a session that was found dead stays so, whatever it does
+	Early       = false // a working process that has just begun gets signals at once
+	Doorway     = false // claims go on while locks cannot be had
+	Pause       = false // nobody notices that the machine was paused
+	Delay       = false // slots in RabbitMQ are free as soon as their holder has died
+	SetBack     = false // what was written ahead of Postgres' clock stays so
+	Successor   = false // replicas stay with an old primary that lives on
+	Cgroup      = false // what is in a command's cgroup is not killed
 )
