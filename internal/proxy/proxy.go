@@ -26,14 +26,14 @@ const (
 // Proxy leads from its own address to a server's. Its methods may be called
 // from several goroutines.
 type Proxy struct {
-	target   string
 	listener net.Listener
 	running  sync.WaitGroup
 
-	mu    sync.Mutex
-	up    way
-	down  way
-	conns map[*net.TCPConn]bool // nil once the proxy is closed
+	mu     sync.Mutex
+	target string
+	up     way
+	down   way
+	conns  map[*net.TCPConn]bool // nil once the proxy is closed
 }
 
 // way is one direction.
@@ -66,6 +66,14 @@ func New(target string) (*Proxy, error) {
 
 // Addr is where to connect instead of the target.
 func (p *Proxy) Addr() string { return p.listener.Addr().String() }
+
+// Lead makes new connections go to another target, and resets those that are open.
+func (p *Proxy) Lead(target string) {
+	p.mu.Lock()
+	p.target = target
+	p.mu.Unlock()
+	p.Reset()
+}
 
 // Cut holds back everything that goes in the direction, until Heal.
 func (p *Proxy) Cut(d Direction) {
@@ -151,7 +159,10 @@ func (p *Proxy) carry(in *net.TCPConn) {
 	}
 	defer p.drop(in)
 	p.pass(&p.up)
-	dialled, err := (&net.Dialer{Timeout: 10 * time.Second}).Dial("tcp", p.target)
+	p.mu.Lock()
+	target := p.target
+	p.mu.Unlock()
+	dialled, err := (&net.Dialer{Timeout: 10 * time.Second}).Dial("tcp", target)
 	if err != nil {
 		_ = in.SetLinger(0) // as a server that is not there would
 		return

@@ -212,3 +212,26 @@ func TestCloseEndsWhatIsCut(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+func TestLeadGoesElsewhere(t *testing.T) {
+	first, atFirst := echo(t)
+	second, atSecond := echo(t)
+	p := open(t, first)
+	a := dial(t, p)
+	a.say(t, "one")
+	expect(t, atFirst, "one")
+	expect(t, a.lines, "one")
+	p.Lead(second)
+	select {
+	case _, more := <-a.lines:
+		if more {
+			t.Fatal("something came through")
+		}
+	case <-time.After(patience):
+		t.Fatal("the connection to the first target lives on")
+	}
+	b := dial(t, p)
+	b.say(t, "two")
+	expect(t, atSecond, "two")
+	expect(t, b.lines, "two")
+}

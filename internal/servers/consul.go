@@ -26,6 +26,15 @@ type ConsulConfig struct {
 	// allows is denied, and this one allows everything.
 	ManagementToken string
 
+	// TLS, if not nil, is the server's: it then speaks HTTPS alone, and only with
+	// clients that show a certificate of the same authority.
+	TLS *TLS
+
+	// Client is what the server's own client shows; with TLS only. ServerName is what
+	// it expects in the server's certificate.
+	Client     TLS
+	ServerName string
+
 	// Extra is agent configuration as JSON. It is merged over what the package
 	// chooses.
 	Extra string
@@ -137,6 +146,13 @@ func (c *Consul) settings() map[string]any {
 			"serf_wan": -1, "dns": -1, "https": -1, "grpc": -1, "grpc_tls": -1,
 		},
 	}
+	if f := c.config.TLS; f != nil {
+		ports := settings["ports"].(map[string]any)
+		ports["http"], ports["https"] = -1, c.ports.http
+		settings["tls"] = map[string]any{"https": map[string]any{
+			"ca_file": f.CA, "cert_file": f.Cert, "key_file": f.Key, "verify_incoming": true,
+		}}
+	}
 	if len(c.agentOf) > 0 {
 		settings["server"] = false
 		delete(settings, "bootstrap_expect")
@@ -168,9 +184,19 @@ func (c *Consul) settings() map[string]any {
 // which are about another server.
 func (c *Consul) connect() error {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
+	scheme := "http"
+	if c.config.TLS != nil {
+		scheme = "https"
+		f := c.config.Client
+		secure, err := api.SetupTLSConfig(&api.TLSConfig{Address: c.config.ServerName, CAFile: f.CA, CertFile: f.Cert, KeyFile: f.Key})
+		if err != nil {
+			return err
+		}
+		transport.TLSClientConfig = secure
+	}
 	client, err := api.NewClient(&api.Config{
 		Address:    c.Addr(),
-		Scheme:     "http",
+		Scheme:     scheme,
 		Token:      cmp.Or(c.config.ManagementToken, "anonymous"), // an empty one is read from the environment
 		HttpClient: &http.Client{Transport: transport},
 	})

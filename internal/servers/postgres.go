@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -30,6 +31,13 @@ type PostgresConfig struct {
 	// ones that the package chooses.
 	Settings map[string]string
 
+	// TLS, if not nil, is the server's: it accepts encrypted connections as well, and
+	// asks clients for no certificate.
+	TLS *TLS
+
+	// Clock gives the server a clock of its own, which SetClock sets. It needs libfaketime.
+	Clock bool
+
 	// Durable makes commits wait for the disk, as they do by default in
 	// PostgreSQL itself. Without it they do not, and tests are quicker.
 	Durable bool
@@ -44,6 +52,7 @@ type Postgres struct {
 	folder  *folder
 	data    string
 	port    int
+	tls     TLS // the server's own copy
 
 	mu      sync.Mutex
 	process *process // nil before the first start
@@ -122,17 +131,52 @@ func (p *Postgres) copyTo(ctx context.Context, in *folder, name string, more ...
 	return data, nil
 }
 
-// Detach makes a standby hear nothing more of its primary.
+// Follow kills p, gives it a copy of the data of another server, which it follows from
+// then on, and returns when it answers. Its address does not change.
+func (p *Postgres) Follow(ctx context.Context, primary *Postgres) error {
+	p.Kill()
+	if err := os.RemoveAll(p.data); err != nil {
+		return err
+	}
+	data, err := primary.copyTo(ctx, p.folder, "data", "--write-recovery-conf")
+	if err != nil {
+		return err
+	}
+	p.data = data
+	return p.Start(ctx)
+}
+
+// Addr is where the server listens: host and port.
+func (p *Postgres) Addr() string { return localAddress(p.port) }
+
+// Detach makes a standby hear nothing more of its primary. It returns when the
+// connection between them is gone.
 func (p *Postgres) Detach(ctx context.Context) error {
-	return p.run(ctx, "ALTER SYSTEM SET primary_conninfo = ''", "SELECT pg_reload_conf()")
+	if err := p.Exec(ctx, "ALTER SYSTEM SET primary_conninfo = ''", "SELECT pg_reload_conf()"); err != nil {
+		return err
+	}
+	for {
+		conn, err := pgx.Connect(ctx, p.DSN("postgres"))
+		if err != nil {
+			return err
+		}
+		var deaf bool
+		err = conn.QueryRow(ctx, "SELECT current_setting('primary_conninfo') = '' AND NOT EXISTS (SELECT FROM pg_stat_wal_receiver)").Scan(&deaf)
+		_ = conn.Close(ctx)
+		if deaf || err != nil {
+			return err
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
 }
 
 // Promote makes a standby a primary, and returns when it takes writes.
 func (p *Postgres) Promote(ctx context.Context) error {
-	return p.run(ctx, "SELECT pg_promote(true, 600)")
+	return p.Exec(ctx, "SELECT pg_promote(true, 600)")
 }
 
-func (p *Postgres) run(ctx context.Context, statements ...string) error {
+// Exec runs statements as the superuser, each in a transaction of its own.
+func (p *Postgres) Exec(ctx context.Context, statements ...string) error {
 	conn, err := pgx.Connect(ctx, p.DSN("postgres"))
 	if err != nil {
 		return err
@@ -177,6 +221,12 @@ func (p *Postgres) createFrom(ctx context.Context, fill func(context.Context) er
 	if _, err := p.folder.sub("socket", p.account); err != nil {
 		return fmt.Errorf("start PostgreSQL: %w", err)
 	}
+	if f := p.config.TLS; f != nil {
+		var err error
+		if p.tls, err = f.copyTo(p.folder, p.account); err != nil {
+			return fmt.Errorf("start PostgreSQL: %w", err)
+		}
+	}
 	return startOnFreePorts(ctx, 1, func(ports []int) error {
 		p.port = ports[0]
 		return p.Start(ctx)
@@ -214,6 +264,16 @@ func (p *Postgres) Start(ctx context.Context) error {
 	cmd := exec.Command(filepath.Join(p.bin, "postgres"), p.arguments()...)
 	cmd.Dir = p.folder.path
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: p.account.credential()}
+	if p.config.Clock {
+		library, err := findFakeTime()
+		if err == nil && !exists(p.clockFile()) {
+			err = p.SetClock(0)
+		}
+		if err != nil {
+			return fmt.Errorf("start PostgreSQL: %w", err)
+		}
+		cmd.Env = append(os.Environ(), "LD_PRELOAD="+library, "FAKETIME_TIMESTAMP_FILE="+p.clockFile(), "FAKETIME_NO_CACHE=1", "FAKETIME_DONT_FAKE_MONOTONIC=1")
+	}
 	process, err := startProcess("PostgreSQL", cmd, p.LogFile(), syscall.SIGQUIT)
 	if err != nil {
 		return err
@@ -226,6 +286,20 @@ func (p *Postgres) Start(ctx context.Context) error {
 	return nil
 }
 
+// SetClock sets the server's clock to so much ahead of the machine's.
+func (p *Postgres) SetClock(ahead time.Duration) error {
+	text := fmt.Sprintf("%+d\n", int(ahead.Seconds()))
+	draft := p.clockFile() + ".new" // no process may find half of it
+	if err := os.WriteFile(draft, []byte(text), 0o644); err != nil {
+		return err
+	}
+	return os.Rename(draft, p.clockFile())
+}
+
+func (p *Postgres) clockFile() string { return filepath.Join(p.folder.path, "clock") }
+
+func exists(path string) bool { _, err := os.Stat(path); return err == nil }
+
 func (p *Postgres) arguments() []string {
 	settings := map[string]string{
 		"listen_addresses":        "127.0.0.1",
@@ -236,6 +310,9 @@ func (p *Postgres) arguments() []string {
 	}
 	if !p.config.Durable {
 		settings["fsync"] = "off"
+	}
+	if p.config.TLS != nil {
+		settings["ssl"], settings["ssl_cert_file"], settings["ssl_key_file"] = "on", p.tls.Cert, p.tls.Key
 	}
 	maps.Copy(settings, p.config.Settings)
 

@@ -26,6 +26,10 @@ type RabbitMQConfig struct {
 	// Dir is where the server's own folder is made, /tmp when empty.
 	Dir string
 
+	// TLS, if not nil, is the broker's: it listens for encrypted connections as well,
+	// and lets in only clients that show a certificate of the same authority.
+	TLS *TLS
+
 	// Extra is added to rabbitmq.conf.
 	Extra string
 }
@@ -47,7 +51,7 @@ type RabbitMQ struct {
 	process *process // likewise nil
 }
 
-type rabbitMQPorts struct{ amqp, http, dist, epmd int }
+type rabbitMQPorts struct{ amqp, http, dist, epmd, tls int }
 
 // StartRabbitMQ makes a new broker and returns when it accepts connections. Only
 // the start obeys ctx: the broker lives until Close.
@@ -66,7 +70,7 @@ func StartRabbitMQ(ctx context.Context, config RabbitMQConfig) (*RabbitMQ, error
 	}
 	r := &RabbitMQ{config: config, path: path, epmd: epmd, folder: folder}
 	r.http = &http.Client{Transport: http.DefaultTransport.(*http.Transport).Clone()}
-	err = startOnFreePorts(ctx, 4, func(ports []int) error { return r.create(ctx, ports) })
+	err = startOnFreePorts(ctx, 5, func(ports []int) error { return r.create(ctx, ports) })
 	if err != nil {
 		return nil, errors.Join(err, r.Close())
 	}
@@ -75,7 +79,7 @@ func StartRabbitMQ(ctx context.Context, config RabbitMQConfig) (*RabbitMQ, error
 
 // create starts the broker for the first time, on the given ports.
 func (r *RabbitMQ) create(ctx context.Context, ports []int) error {
-	r.ports = rabbitMQPorts{amqp: ports[0], http: ports[1], dist: ports[2], epmd: ports[3]}
+	r.ports = rabbitMQPorts{amqp: ports[0], http: ports[1], dist: ports[2], epmd: ports[3], tls: ports[4]}
 	// What a try on other ports has left there names those ports.
 	r.killAll()
 	for _, name := range []string{"home", "data", "log"} {
@@ -99,6 +103,16 @@ func (r *RabbitMQ) create(ctx context.Context, ports []int) error {
 }
 
 func (r *RabbitMQ) settings() string {
+	encrypted := ""
+	if f := r.config.TLS; f != nil {
+		encrypted = fmt.Sprintf(`listeners.ssl.1 = 127.0.0.1:%d
+ssl_options.cacertfile = %s
+ssl_options.certfile = %s
+ssl_options.keyfile = %s
+ssl_options.verify = verify_peer
+ssl_options.fail_if_no_peer_cert = true
+`, r.ports.tls, f.CA, f.Cert, f.Key)
+	}
 	return fmt.Sprintf(`listeners.tcp.1 = 127.0.0.1:%d
 management.tcp.ip = 127.0.0.1
 management.tcp.port = %d
@@ -107,8 +121,8 @@ disk_free_limit.absolute = 1MB
 log.console = true
 log.console.level = warning
 log.file = false
-%s
-`, r.ports.amqp, r.ports.http, r.config.Extra)
+%s%s
+`, r.ports.amqp, r.ports.http, encrypted, r.config.Extra)
 }
 
 // environment is all that the broker and its tools see: what the caller's own
@@ -275,6 +289,12 @@ func (r *RabbitMQ) URL(vhost string) string {
 		return address
 	}
 	return address + url.PathEscape(vhost)
+}
+
+// TLSURL is URL for an encrypted connection, with the client's files; with TLS only.
+func (r *RabbitMQ) TLSURL(vhost string, client TLS) string {
+	files := url.Values{"cacertfile": {client.CA}, "certfile": {client.Cert}, "keyfile": {client.Key}}
+	return "amqps://guest:guest@" + localAddress(r.ports.tls) + "/" + url.PathEscape(vhost) + "?" + files.Encode()
 }
 
 // LogFile is where the broker writes its log, until Close.

@@ -355,7 +355,7 @@ func (s *supervisor) step(atMost time.Duration) {
 func (s *supervisor) forward(sig unix.Signal) {
 	s.stopping = s.stopping || forwarded[sig]
 	if w := s.worker; w != nil && !w.gone {
-		if w.here {
+		if w.here || mutant.Early {
 			_ = unix.Kill(w.pid, sig)
 		} else {
 			w.waiting = append(w.waiting, sig)

@@ -1,6 +1,7 @@
 package testenv
 
 import (
+	"cmp"
 	"context"
 	"testing"
 	"time"
@@ -30,7 +31,14 @@ func Postgres(t testing.TB) *DB {
 // a database on it. Both are gone when the test ends.
 func OwnPostgres(t testing.TB) (*servers.Postgres, *DB) {
 	t.Helper()
-	server, err := servers.StartPostgres(t.Context(), servers.PostgresConfig{Dir: memory()})
+	return OwnPostgresWith(t, servers.PostgresConfig{})
+}
+
+// OwnPostgresWith is OwnPostgres with settings of the test's own.
+func OwnPostgresWith(t testing.TB, config servers.PostgresConfig) (*servers.Postgres, *DB) {
+	t.Helper()
+	config.Dir = cmp.Or(config.Dir, memory())
+	server, err := servers.StartPostgres(t.Context(), config)
 	if err != nil {
 		t.Fatalf("testenv: %v", err)
 	}
