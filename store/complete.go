@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"onejob/internal/boottime"
 	"onejob/internal/mutant"
 	"onejob/tasks"
 )
@@ -40,8 +41,8 @@ const (
 WITH given AS (
     SELECT *
       FROM unnest(@ids::bigint[], @fences::bigint[], @sessions::uuid[], @outcomes::text[], @nexts::text[], @delays::bigint[], @back::bool[], @stalled::bool[],
-                  @errors::text[], @codes::int[], @results::text[], @outputs::text[])
-        AS g(id, fence, by, outcome, next, delay, back, stalled, error, code, result, output)
+                  @begun::bigint[], @stopped::timestamptz[], @errors::text[], @codes::int[], @results::text[], @outputs::text[])
+        AS g(id, fence, by, outcome, next, delay, back, stalled, begun, stopped, error, code, result, output)
 ), before AS (
     SELECT id, fence, attempt, coalesce(lock_key, id::text) AS lock_key, replica, session, started_at
       FROM onejob.tasks
@@ -68,8 +69,10 @@ WITH given AS (
        AND t.id = ANY (ARRAY(SELECT id FROM before))
  RETURNING t.fence
 ), history AS (
-    INSERT INTO onejob.attempts (fence, task_id, attempt, lock_key, replica, session, started_at, finished_at, outcome, error, exit_code, output)
-    SELECT b.fence, b.id, b.attempt, b.lock_key, b.replica, b.session, b.started_at, statement_timestamp(),
+    INSERT INTO onejob.attempts (fence, task_id, attempt, lock_key, replica, session, started_at, begun_at, stopped_at, finished_at, outcome, error, exit_code, output)
+    SELECT b.fence, b.id, b.attempt, b.lock_key, b.replica, b.session, b.started_at,
+           statement_timestamp() - g.begun * interval '1 microsecond',
+           greatest(coalesce(g.stopped, statement_timestamp()), statement_timestamp() - g.begun * interval '1 microsecond'), statement_timestamp(),
            g.outcome, nullif(g.error, ''), g.code, nullif(g.output, '')
       FROM before b
       JOIN given g ON g.id = b.id AND g.fence = b.fence AND g.by = b.session
@@ -96,13 +99,16 @@ const hashJoins = indexesOnly + `, pg_catalog.set_config('enable_nestloop', 'off
 // All others are refused. That changes nothing; but an attempt that has no row in
 // the history gets one, with what is known: the rest of it is NULL once the task
 // has been claimed again. It gets none if the task is gone: with the task its attempts
-// were deleted, and nobody would delete this one. And if others have called its replica
-// dead, it lives: the attempt did not crash, and does not count.
+// were deleted, and nobody would delete this one. If others have taken the task over, the
+// row that they wrote is replaced by one that also says when the work stopped. And if they
+// have called its replica dead, it lives: the attempt did not crash, and does not count.
 const settleSQL = `
 WITH given AS (
-    SELECT *
-      FROM unnest(@ids::bigint[], @fences::bigint[], @sessions::uuid[], @outcomes::text[], @stalled::bool[], @errors::text[], @codes::int[], @outputs::text[])
-        AS g(id, fence, by, outcome, stalled, error, code, output)
+    SELECT id, fence, by, outcome, stalled, statement_timestamp() - begun * interval '1 microsecond' AS begun_at, stopped AS stopped_at, error, code, output,
+           greatest((SELECT fences_from FROM onejob.cluster LIMIT 1), 0) + pg_sequence_last_value('onejob.fences'::regclass) AS last_fence
+      FROM unnest(@ids::bigint[], @fences::bigint[], @sessions::uuid[], @outcomes::text[], @stalled::bool[], @begun::bigint[], @stopped::timestamptz[],
+                  @errors::text[], @codes::int[], @outputs::text[])
+        AS g(id, fence, by, outcome, stalled, begun, stopped, error, code, output)
 ), verdicts AS (
     SELECT g.*, t.id IS NOT NULL AS known, t.fence = g.fence AND coalesce(t.session, g.by) = g.by AS same, t.attempt, t.lock_key, t.replica, t.session, t.started_at,
            CASE WHEN t.fence = g.fence AND t.session = g.by AND t.status = 'running'                              THEN 'locked'
@@ -112,10 +118,10 @@ WITH given AS (
       LEFT JOIN LATERAL (SELECT * FROM onejob.tasks    WHERE id    = g.id    LIMIT 1) t ON true
       LEFT JOIN LATERAL (SELECT * FROM onejob.attempts WHERE task_id = g.id AND fence = g.fence LIMIT 1) a ON true
 ), history AS (
-    INSERT INTO onejob.attempts (fence, task_id, attempt, lock_key, replica, session, started_at, finished_at, outcome, error, exit_code, output)
+    INSERT INTO onejob.attempts (fence, task_id, attempt, lock_key, replica, session, started_at, begun_at, stopped_at, stopped_fence, finished_at, outcome, error, exit_code, output)
     SELECT fence, id, CASE WHEN same THEN attempt END, coalesce(lock_key, id::text),
            CASE WHEN same THEN replica END, CASE WHEN same THEN session END, CASE WHEN same THEN started_at END,
-           statement_timestamp(), 'refused', concat_ws(': ', format('it ended as %s, under a fence that was not the row''s any more', outcome), nullif(error, '')),
+           begun_at, stopped_at, last_fence, statement_timestamp(), 'refused', concat_ws(': ', format('it ended as %s, under a fence that was not the row''s any more', outcome), nullif(error, '')),
            code, nullif(output, '')
       FROM verdicts
      WHERE verdict = 'refused'
@@ -125,19 +131,20 @@ WITH given AS (
 ), wrong AS (
     DELETE FROM onejob.attempts a
      USING verdicts v
-     WHERE v.verdict = 'refused'
+     WHERE v.verdict <> 'locked'
        AND a.task_id = v.id
        AND a.fence = v.fence
-       AND a.outcome = 'crashed'
- RETURNING a.*, v.stalled
+       AND (a.outcome = 'crashed' AND v.verdict = 'refused' OR a.outcome = 'lease_lost' AND a.stopped_at IS NULL)
+ RETURNING a.fence, a.task_id, a.attempt, a.lock_key, a.replica, a.session, a.started_at, a.finished_at, a.outcome, a.error, v.begun_at, v.stopped_at, v.last_fence, v.stalled
 ), alive AS (
-    INSERT INTO onejob.attempts (fence, task_id, attempt, lock_key, replica, session, started_at, finished_at, outcome, error)
-    SELECT fence, task_id, attempt, lock_key, replica, session, started_at, finished_at, 'lease_lost', format('replica %s was silent for long, and lived', replica)
+    INSERT INTO onejob.attempts (fence, task_id, attempt, lock_key, replica, session, started_at, begun_at, stopped_at, stopped_fence, finished_at, outcome, error)
+    SELECT fence, task_id, attempt, lock_key, replica, session, started_at, begun_at, stopped_at, last_fence, finished_at, 'lease_lost',
+           CASE WHEN outcome = 'crashed' THEN format('replica %s was silent for long, and lived', replica) ELSE error END
       FROM wrong
 ), blamed AS (
     SELECT id
       FROM onejob.tasks
-     WHERE id = ANY (ARRAY(SELECT task_id FROM wrong))
+     WHERE id = ANY (ARRAY(SELECT task_id FROM wrong WHERE outcome = 'crashed'))
        AND CASE WHEN status IN ('pending', 'running') THEN crashes > 0 END
        FOR NO KEY UPDATE SKIP LOCKED
 ), pardoned AS (
@@ -147,6 +154,7 @@ WITH given AS (
            stalls  = least(t.stalls + w.stalled::int, 1000000)
       FROM wrong w
      WHERE t.id = w.task_id
+       AND w.outcome = 'crashed'
        AND t.id = ANY (ARRAY(SELECT id FROM blamed))
 )
 SELECT fence, verdict FROM verdicts`
@@ -321,6 +329,8 @@ func arguments(endings []*ending) pgx.NamedArgs {
 		back, stalled                  = make([]bool, n), make([]bool, n)
 		codes                          = make([]*int, n)
 		results                        = make([]*string, n)
+		begun                          = make([]*int64, n)
+		stopped                        = make([]*time.Time, n)
 	)
 	for i, e := range endings {
 		ids[i], fences[i], delays[i] = e.ID, e.Fence, e.Delay.Microseconds()
@@ -328,6 +338,11 @@ func arguments(endings []*ending) pgx.NamedArgs {
 		stalled[i], sessions[i] = e.Stalled, e.Session
 		errs[i], outputs[i] = tasks.Text(e.Error), tasks.Text(e.Output)
 		codes[i] = e.ExitCode
+		if e.Begun != 0 {
+			ago := max(0, boottime.Now().Sub(e.Begun).Microseconds())
+			begun[i] = &ago
+		}
+		stopped[i] = moment(e.StoppedAt)
 		if len(e.Result) > 0 {
 			r := string(e.Result)
 			results[i] = &r
@@ -335,7 +350,7 @@ func arguments(endings []*ending) pgx.NamedArgs {
 	}
 	return pgx.NamedArgs{
 		"ids": ids, "fences": fences, "sessions": sessions, "outcomes": outcomes, "nexts": nexts, "delays": delays, "back": back, "stalled": stalled,
-		"errors": errs, "codes": codes, "results": results, "outputs": outputs,
+		"begun": begun, "stopped": stopped, "errors": errs, "codes": codes, "results": results, "outputs": outputs,
 	}
 }
 
@@ -356,7 +371,7 @@ func (s *Store) CompleteWith(ctx context.Context, t *tasks.Task, fn func(ctx con
 		if err != nil {
 			return fmt.Errorf("begin task %d: %w", t.ID, err)
 		}
-		sent = true
+		sent, e.Begun = true, boottime.Now()
 		if e.Result, err = fn(ctx, tx); err != nil {
 			return err
 		}

@@ -213,8 +213,8 @@ func TestAskedAgainWhileTheFirstTryCommits(t *testing.T) {
 		}
 		answer <- err
 	}()
-	testenv.Eventually(t, 10*time.Second, "the row was found locked", func() bool {
-		return b.one(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE '%AS verdict%' AND pid <> pg_backend_pid()`) != "0"
+	testenv.Eventually(t, time.Minute, "the row was found locked", func() bool { // the view has the beginnings of queries
+		return b.one(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE '%AS last_fence%' AND pid <> pg_backend_pid()`) != "0"
 	})
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)

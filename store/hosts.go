@@ -121,6 +121,38 @@ func (h *hosts) validate(ctx context.Context, conn *pgconn.PgConn) error {
 	return nil
 }
 
+// others returns configurations of connections to each of the hosts that is not the good
+// one.
+func (h *hosts) others(c *pgconn.Config) (list []*pgconn.Config) {
+	h.mu.Lock()
+	good := h.good
+	h.mu.Unlock()
+	all := append([]*host{{Host: c.Host, Port: c.Port, TLSConfig: c.TLSConfig}}, c.Fallbacks...)
+	for _, name := range unique(all) {
+		if name == good {
+			continue
+		}
+		other := c.Copy()
+		other.Fallbacks = nil
+		for _, f := range all {
+			if address(f.Host, f.Port) == name {
+				other.Fallbacks = append(other.Fallbacks, f)
+			}
+		}
+		first := other.Fallbacks[0]
+		other.Host, other.Port, other.TLSConfig, other.Fallbacks = first.Host, first.Port, first.TLSConfig, other.Fallbacks[1:]
+		list = append(list, other)
+	}
+	return list
+}
+
+// prefer makes a host the good one.
+func (h *hosts) prefer(host string, port uint16) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.good = address(host, port)
+}
+
 // refuse sets which servers will not do. It reports whether that has changed.
 func (h *hosts) refuse(older tasks.Server) bool {
 	h.mu.Lock()

@@ -159,6 +159,19 @@ func TestADeepLockKeyUnderALimitReadsFewRows(t *testing.T) {
 	}
 }
 
+// holdSnapshot keeps a snapshot open until the test ends.
+func (b *bench) holdSnapshot() {
+	b.t.Helper()
+	tx, err := b.pool.BeginTx(b.t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	if _, err := tx.Exec(b.t.Context(), `SELECT FROM onejob.tasks`); err != nil { // it is taken here
+		b.t.Fatal(err)
+	}
+}
+
 // While a snapshot is held, the index entries of rows that are done stay. A claim does not
 // read them all each time.
 func TestClaimsUnderAHeldSnapshotReadFewRows(t *testing.T) {
@@ -166,14 +179,7 @@ func TestClaimsUnderAHeldSnapshotReadFewRows(t *testing.T) {
 	b := newBench(t)
 	b.Store = open(t, store.Config{DSN: b.dsn, MaxConns: 1})
 	b.sql(`ALTER TABLE onejob.tasks SET (autovacuum_enabled = false)`)
-	tx, err := b.pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer tx.Rollback(context.WithoutCancel(t.Context()))
-	if _, err := tx.Exec(t.Context(), `SELECT FROM onejob.tasks`); err != nil { // the snapshot is taken here
-		t.Fatal(err)
-	}
+	b.holdSnapshot()
 	const total = 60_000
 	b.sql(`INSERT INTO onejob.tasks (kind, run_at) SELECT 'noop', now() - interval '1 hour' + i * interval '1 ms' FROM generate_series(1, $1) i`, total)
 	for done := 0; done < total; {
@@ -209,14 +215,7 @@ func TestRetentionUnderAHeldSnapshotReadsFewRows(t *testing.T) {
 	b.sql(`ALTER TABLE onejob.tasks SET (autovacuum_enabled = false)`)
 	const total, batch = 40_000, 1000
 	b.sql(`INSERT INTO onejob.tasks (kind, status, finished_at, attempt) SELECT 'noop', 'succeeded', now() - interval '1 day' + i * interval '1 ms', 1 FROM generate_series(1, $1) i`, total)
-	tx, err := b.pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer tx.Rollback(context.WithoutCancel(t.Context()))
-	if _, err := tx.Exec(t.Context(), `SELECT FROM onejob.tasks`); err != nil { // the snapshot is taken here
-		t.Fatal(err)
-	}
+	b.holdSnapshot()
 	var rows []int64
 	for done := 0; done < total; done += batch {
 		before := b.read()
@@ -248,6 +247,11 @@ func (b *bench) calls(function string) int64 {
 // read returns how many rows and index entries of tasks have been read so far.
 func (b *bench) read() int64 {
 	b.t.Helper()
+	return b.readOf("onejob.tasks")
+}
+
+func (b *bench) readOf(table string) int64 {
+	b.t.Helper()
 	var n int64
 	// The store's one connection reports what it counted as it becomes idle, but
 	// no more than once a second; it is told to.
@@ -255,8 +259,8 @@ func (b *bench) read() int64 {
 		b.t.Fatal(err)
 	}
 	if err := b.Pool().QueryRow(b.t.Context(), `
-SELECT pg_stat_get_tuples_returned('onejob.tasks'::regclass) + pg_stat_get_tuples_fetched('onejob.tasks'::regclass)
-       + (SELECT sum(pg_stat_get_tuples_returned(indexrelid)) FROM pg_index WHERE indrelid = 'onejob.tasks'::regclass)`).Scan(&n); err != nil {
+SELECT pg_stat_get_tuples_returned($1::text::regclass) + pg_stat_get_tuples_fetched($1::text::regclass)
+       + (SELECT sum(pg_stat_get_tuples_returned(indexrelid)) FROM pg_index WHERE indrelid = $1::text::regclass)`, table).Scan(&n); err != nil {
 		b.t.Fatal(err)
 	}
 	return n

@@ -247,6 +247,24 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 	ok("Version", err)
 	_, err = b.HeldSnapshots(ctx, 0)
 	ok("HeldSnapshots", err)
+	_, _, err = b.Clock(ctx)
+	ok("Clock", err)
+	_, _, err = b.AfterSetBack(ctx)
+	ok("AfterSetBack", err)
+	_, err = b.SchedulesAhead(ctx)
+	ok("SchedulesAhead", err)
+	_, err = b.SetNext(ctx, tasks.ScheduleAhead{}, time.Now())
+	ok("SetNext", err)
+	err = nil
+	if b.Follow(ctx, tasks.Server{}) {
+		err = errors.New("there is a successor")
+	}
+	ok("Follow", err)
+	for _, h := range b.Hosts(ctx) {
+		ok("Hosts", h.Err)
+	}
+	_, _, err = b.Overlaps(ctx, 1)
+	ok("Overlaps", err)
 	_, err = b.SeesAllBackends(ctx)
 	ok("SeesAllBackends", err)
 

@@ -75,6 +75,7 @@ var workerGrants = []grant{
 	{"TABLE", "schema_version", "SELECT"},
 	{"TABLE", "tasks", "SELECT, INSERT, UPDATE, DELETE"},
 	{"TABLE", "attempts", "SELECT, INSERT, DELETE"},
+	{"TABLE", "overlaps", "SELECT"},
 	{"TABLE", "schedules", "SELECT, UPDATE"},
 	{"TABLE", "former_schedules", "SELECT, UPDATE, DELETE"},
 	{"TABLE", "occurrences", "SELECT, INSERT, UPDATE, DELETE"},

@@ -206,7 +206,7 @@ func TestRights(t *testing.T) {
 		}
 		b.sql(statement)
 	}
-	equal(t, "the number of rights asked for", asked, 29)
+	equal(t, "the number of rights asked for", asked, 30)
 
 	// They are enough for all that a replica does.
 	b.insert()

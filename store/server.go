@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"onejob/internal/mutant"
 	"onejob/tasks"
 )
 
@@ -35,22 +37,72 @@ SELECT '` + tasks.UnknownSystem + `', '0'`
 
 // Which returns the server that answers.
 func (s *Store) Which(ctx context.Context) (tasks.Server, error) {
-	r, err := s.which(ctx, restOfServer)
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	r, err := which(ctx, s.pool, restOfServer)
+	return r.Server, err
+}
+
+// A Host is one of those that the DSN names.
+type Host struct {
+	Name   string // host and port
+	Server tasks.Server
+	Err    error // why it is not known which server answers there
+}
+
+// Hosts asks every host of the DSN which server answers there, whether or not it would
+// do for the database.
+func (s *Store) Hosts(ctx context.Context) []Host {
+	c := s.pool.inner.Config().ConnConfig
+	all := append([]*host{{Host: c.Host, Port: c.Port, TLSConfig: c.TLSConfig}}, c.Fallbacks...)
+	list := make([]Host, 0, len(all))
+	var asking sync.WaitGroup
+	for _, name := range unique(all) {
+		list = append(list, Host{Name: name})
+		h := &list[len(list)-1]
+		asking.Go(func() {
+			one := c.Copy()
+			var same []*host
+			for _, f := range all {
+				if address(f.Host, f.Port) == name {
+					same = append(same, f)
+				}
+			}
+			one.Host, one.Port, one.TLSConfig, one.Fallbacks = same[0].Host, same[0].Port, same[0].TLSConfig, same[1:]
+			one.ValidateConnect, one.DefaultQueryExecMode = nil, pgx.QueryExecModeExec
+			h.Server, h.Err = s.whichAt(ctx, one)
+		})
+	}
+	asking.Wait()
+	return list
+}
+
+func (s *Store) whichAt(ctx context.Context, c *pgx.ConnConfig) (tasks.Server, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	conn, err := pgx.ConnectConfig(ctx, c)
+	if err != nil {
+		return tasks.Server{}, sanitized(err)
+	}
+	defer closeConn(conn)
+	r, err := which(ctx, conn, restOfServer)
 	return r.Server, err
 }
 
 // Server returns the server that answers, and what it knows of its fences.
 func (s *Store) Server(ctx context.Context) (tasks.ServerReport, error) {
-	return s.which(ctx, restOfServer+`,
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	return which(ctx, s.pool, restOfServer+`,
        coalesce(pg_sequence_last_value('onejob.fences'::regclass), 0),
        coalesce((SELECT fences_from FROM onejob.cluster), -1)`)
 }
 
-func (s *Store) which(ctx context.Context, rest string) (tasks.ServerReport, error) {
-	r, err := s.identify(ctx, fullIdentity+rest)
+func which(ctx context.Context, db sender, rest string) (tasks.ServerReport, error) {
+	r, err := identify(ctx, db, fullIdentity+rest)
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) && slices.Contains([]string{insufficientPrivilege, undefinedFunction, notSupported}, pg.Code) {
-		return s.identify(ctx, noIdentity+rest)
+		return identify(ctx, db, noIdentity+rest)
 	}
 	return r, err
 }
@@ -62,10 +114,8 @@ const (
 	notSupported          = "0A000"
 )
 
-func (s *Store) identify(ctx context.Context, sql string) (tasks.ServerReport, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	list, err := query(ctx, s.pool, func(row pgx.CollectableRow) (r tasks.ServerReport, err error) {
+func identify(ctx context.Context, db sender, sql string) (tasks.ServerReport, error) {
+	list, err := query(ctx, db, func(row pgx.CollectableRow) (r tasks.ServerReport, err error) {
 		var timeline string
 		var seconds int64
 		to := []any{&r.System, &timeline, &r.Started, &r.Address, &r.Standby, &seconds}
@@ -86,6 +136,49 @@ func (s *Store) identify(ctx context.Context, sql string) (tasks.ServerReport, e
 		return tasks.ServerReport{}, errors.New("ask which server this is: no answer")
 	}
 	return list[0], nil
+}
+
+// Follow looks at the other hosts of the DSN for a copy of the given server that is a
+// primary with a later timeline. If there is one, connections lead there from now on, as
+// long as it answers; those that there are end. Without this, a replica whose old primary
+// lives on would work there until that ends, and what it writes would be lost.
+//
+// With load_balance_hosts=random the next connection may as well lead to the old primary.
+func (s *Store) Follow(ctx context.Context, server tasks.Server) bool {
+	if server.System == tasks.UnknownSystem || mutant.Successor {
+		return false
+	}
+	for _, c := range s.hosts.others(&s.pool.inner.Config().ConnConfig.Config) {
+		timeline, err := timelineOf(ctx, c, server.System)
+		if err == nil && timeline > server.Timeline {
+			s.hosts.prefer(c.Host, c.Port)
+			s.pool.inner.Reset()
+			s.list.inner.Reset()
+			return true
+		}
+	}
+	return false
+}
+
+// timelineOf returns the timeline of the primary at a host. It fails if that is a standby,
+// or no copy of the system.
+func timelineOf(ctx context.Context, c *pgconn.Config, system string) (int, error) {
+	ctx, cancel := context.WithTimeout(ctx, cutOff)
+	defer cancel()
+	conn, err := pgconn.ConnectConfig(ctx, c)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = conn.Close(ctx) }()
+	results, err := conn.Exec(ctx, `SELECT system_identifier, pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 1, 8) FROM pg_catalog.pg_control_system()`).ReadAll()
+	switch {
+	case err != nil:
+		return 0, err
+	case len(results) != 1 || len(results[0].Rows) != 1 || string(results[0].Rows[0][0]) != system:
+		return 0, errors.New("it is another system")
+	}
+	timeline, err := strconv.ParseInt(string(results[0].Rows[0][1]), 16, 64)
+	return int(timeline), err
 }
 
 // Recorded notes what is added to the numbers of onejob.fences from now on, unless more is

@@ -80,6 +80,9 @@ func TestOldPrimariesAreLeft(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if s.Follow(t.Context(), old) {
+		t.Error("a standby is taken for a successor")
+	}
 	if err := standby.Promote(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -93,6 +96,19 @@ func TestOldPrimariesAreLeft(t *testing.T) {
 	}
 	if got, err := s.Which(t.Context()); err != nil || !got.Same(old) {
 		t.Errorf("before it is refused: %+v, %v", got, err)
+	}
+	follower := open(t, store.Config{DSN: dsn})
+	if got, err := follower.Which(t.Context()); err != nil || !got.Same(old) {
+		t.Errorf("before the new one is looked for: %+v, %v", got, err)
+	}
+	if !follower.Follow(t.Context(), old) {
+		t.Error("the new one is not found")
+	}
+	if got, err := follower.Which(t.Context()); err != nil || !got.Same(now) {
+		t.Errorf("after it was found: %+v, %v", got, err)
+	}
+	if follower.Follow(t.Context(), now) {
+		t.Error("the old one is taken for a successor")
 	}
 	s.Refuse(now)
 	if got, err := s.Which(t.Context()); err != nil || !got.Same(now) {

@@ -106,6 +106,7 @@ func TestUnavailableDatabaseRequeues(t *testing.T) {
 		{"NoServer", away, nil, `SELECT 1`, true},
 		{"ConnectionTerminated", nil, nil, `SELECT pg_terminate_backend(pg_backend_pid())`, true},
 		{"ServerShutsDown", nil, nil, `DO 'BEGIN RAISE EXCEPTION USING errcode = ''57P01''; END'`, true},
+		{"IdleInTransaction", nil, nil, `DO 'BEGIN RAISE EXCEPTION USING errcode = ''25P03''; END'`, true},
 		{"DiskFull", nil, nil, `DO 'BEGIN RAISE EXCEPTION USING errcode = ''53100''; END'`, true},
 		{"PreparedStatementsGone", nil, func(s *store.Store) {
 			if _, err := s.Pool().Exec(t.Context(), `DEALLOCATE ALL`); err != nil {

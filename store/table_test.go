@@ -207,22 +207,3 @@ func TestEnqueueFromSQL(t *testing.T) {
 	equal(t, "the row", b.one(`SELECT concat_ws(' ', kind, payload, queue, priority, extract(year FROM run_at), lock_key, limit_name, unique_key, max_attempts, timeout) FROM onejob.tasks WHERE id = $1::text::bigint`, id),
 		`noop {"a": 1} q 7 2001 k l u 2 00:00:03`)
 }
-
-func TestOverlapsFindsOne(t *testing.T) {
-	t.Parallel()
-	b := newBench(t)
-	plant := func(fence int, key, from, to string) {
-		b.sql(`INSERT INTO onejob.attempts (fence, task_id, attempt, lock_key, replica, session, started_at, finished_at, outcome)
-			VALUES ($1, $1, 1, $2, 'r', gen_random_uuid(), ('2001-01-01T' || $3)::timestamptz, ('2001-01-01T' || $4)::timestamptz, 'succeeded')`, fence, key, from, to)
-	}
-	plant(1, "k", "10:00", "10:10")
-	plant(2, "k", "10:10", "10:20") // ends and begins at once: no overlap
-	plant(3, "other", "10:00", "10:20")
-	b.claimed("lock_key='k'")
-	equal(t, "the number of overlaps", b.one(`SELECT count(*) FROM onejob.overlaps`), "0")
-	plant(4, "k", "10:09", "10:10")
-	equal(t, "the overlaps", strings.Join(b.sql(`SELECT concat_ws(' ', lock_key, fence, other_fence, overlap_ended - overlap_began) FROM onejob.overlaps`), "; "), "k 1 4 00:01:00")
-	plant(5, "k", "10:30", "23:00")
-	b.sql(`UPDATE onejob.attempts SET finished_at = 'infinity' WHERE fence = 5`) // it is still at work, beside the running row
-	equal(t, "the number of overlaps with a running row", b.one(`SELECT count(*) FROM onejob.overlaps WHERE fence = 5 OR other_fence = 5`), "1")
-}

@@ -210,6 +210,9 @@ func (s *Store) takeOver(ctx context.Context, dead []string, ids, except []int64
 	if mutant.Begun {
 		sql = strings.Replace(sql, "coalesce(begun_at >= started_at, false) AS begun", "true AS begun", 1)
 	}
+	if mutant.Others {
+		sql = strings.Replace(sql, "AND begun AND NOT others_died", "AND begun", 1)
+	}
 	if mutant.Witness {
 		sql = strings.Replace(sql, "AND r.ended_at IS NULL LIMIT 1) IS NULL", "AND false) IS NULL", 1)
 	}
