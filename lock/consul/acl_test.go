@@ -20,7 +20,7 @@ import (
 // TestRights lives with tokens that may do too little, and exactly enough.
 func TestRights(t *testing.T) {
 	t.Parallel()
-	_, kv := testenv.OwnConsul(t, servers.ConsulConfig{ManagementToken: "6d2d0b1e-5b6c-4b1c-9d3a-0c8f8a1f6f10"})
+	server, kv := testenv.OwnConsul(t, servers.ConsulConfig{ManagementToken: "6d2d0b1e-5b6c-4b1c-9d3a-0c8f8a1f6f10"})
 	// token makes a token with these rules.
 	token := func(t *testing.T, rules ...string) string {
 		t.Helper()
@@ -63,17 +63,20 @@ func TestRights(t *testing.T) {
 			t.Parallel()
 			cfg := with(t, liveness, token(t))
 			err := trouble(t, cfg)
-			for _, rule := range cfg.WithDefaults().rules() {
+			for _, rule := range cfg.WithDefaults().rules("NODE") {
 				if err == nil || !strings.Contains(err.Error(), rule) {
 					t.Errorf("the error does not list %s: %v", rule, err)
 				}
+			}
+			if err != nil && strings.Contains(err.Error(), cfg.Client.Token) {
+				t.Errorf("the token is in: %v", err)
 			}
 		})
 		t.Run("the rules are enough/"+string(liveness), func(t *testing.T) {
 			t.Parallel()
 			cfg := config(t, kv)
 			cfg.Liveness = liveness
-			cfg = with(t, liveness, token(t, cfg.WithDefaults().rules()...))
+			cfg = with(t, liveness, token(t, cfg.WithDefaults().rules(server.Node())...))
 			l, other := start(t, cfg), start(t, cfg)
 			session := l.Session()
 			key := "held-" + string(liveness)
@@ -97,18 +100,52 @@ func TestRights(t *testing.T) {
 			again(t, l, session)
 		})
 	}
-	for i, rule := range config(t, kv).WithDefaults().rules() {
+	for i, rule := range config(t, kv).WithDefaults().rules(server.Node()) {
 		t.Run("no rule is too many/"+strings.Fields(rule)[0], func(t *testing.T) {
 			t.Parallel()
 			cfg := config(t, kv)
-			rules := cfg.WithDefaults().rules()
-			_ = trouble(t, with(t, Check, token(t, append(rules[:i:i], rules[i+1:]...)...)))
+			rules := cfg.WithDefaults().rules(server.Node())
+			err := trouble(t, with(t, Check, token(t, append(rules[:i:i], rules[i+1:]...)...)))
+			what, _, _ := strings.Cut(strings.Fields(rule)[0], "_")
+			if want := "lacks permission '" + what + ":write'"; err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("got error %v, want %s", err, want)
+			}
 		})
 	}
 
+	t.Run("what may not be seen is not taken for missing", func(t *testing.T) {
+		t.Parallel()
+		full := start(t, with(t, Check, "6d2d0b1e-5b6c-4b1c-9d3a-0c8f8a1f6f10"))
+		blind := create(t, with(t, Check, token(t, fmt.Sprintf("session %q { policy = \"write\" }", server.Node()))))
+		blind.cfg.Prefix = full.cfg.Prefix
+		look := map[string]func() error{
+			"limits":  func() error { _, err := blind.Semaphores().List(t.Context()); return err },
+			"limit":   func() error { _, err := blind.Semaphores().Inspect(t.Context(), "s"); return err },
+			"holder":  func() error { _, _, err := blind.Holder(t.Context(), "k"); return err },
+			"await":   func() error { return blind.Await(t.Context(), "k") },
+			"odd":     func() error { return blind.Await(t.Context(), "a//b") },
+			"leader":  func() error { _, err := blind.Leader(t.Context()); return err },
+			"present": func() error { _, err := blind.Present(t.Context()); return err },
+			"bury":    func() error { _, err := blind.Bury(t.Context(), "p"); return err },
+		}
+		tryAll := func(when string) {
+			t.Helper()
+			for what, f := range look {
+				if err := f(); err == nil || !strings.Contains(err.Error(), "key_prefix") {
+					t.Errorf("%s, %s: got error %v, want one that lists the rules", when, what, err)
+				}
+			}
+		}
+		tryAll("without limits")
+		if err := full.Semaphores().Create(t.Context(), "s", 1); err != nil {
+			t.Fatal(err)
+		}
+		tryAll("with a limit")
+	})
+
 	t.Run("a right that is taken away is not a lost key", func(t *testing.T) {
 		t.Parallel()
-		rules := config(t, kv).WithDefaults().rules()
+		rules := config(t, kv).WithDefaults().rules(server.Node())
 		file := filepath.Join(t.TempDir(), "token")
 		write := func(token string) {
 			if err := os.WriteFile(file, []byte(token+"\n"), 0o600); err != nil {

@@ -83,14 +83,13 @@ func (l *Locker) Present(ctx context.Context) ([]string, error) {
 // present returns the sessions whose replicas have a key. A key that its own session
 // does not hold was put there by somebody else, and says nothing.
 func (l *Locker) present(ctx context.Context) ([]string, error) {
-	prefix := l.replicaKey("")
-	pairs, _, err := l.keys.KV().List(prefix, l.query(ctx))
+	pairs, err := l.list(ctx, l.replicaKey(""))
 	if err != nil {
-		return nil, fmt.Errorf("list the keys %s: %w", prefix, err)
+		return nil, err
 	}
 	var sessions []string
 	for _, p := range pairs {
-		if s := strings.TrimPrefix(p.Key, prefix); s == p.Session {
+		if s := strings.TrimPrefix(p.Key, l.replicaKey("")); s == p.Session {
 			sessions = append(sessions, s)
 		}
 	}
@@ -270,10 +269,9 @@ func (l *Locker) slotSessionsOf(ctx context.Context, replica *api.SessionEntry) 
 func (l *Locker) Bury(ctx context.Context, process string) (sessions []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	prefix := l.replicaKey("")
-	pairs, _, err := l.keys.KV().List(prefix, l.query(ctx))
+	pairs, err := l.list(ctx, l.replicaKey(""))
 	if err != nil {
-		return nil, fmt.Errorf("list the keys %s: %w", prefix, l.cfg.explain(err))
+		return nil, l.cfg.explain(err)
 	}
 	for _, p := range pairs {
 		var r Replica
@@ -292,9 +290,9 @@ func (l *Locker) Bury(ctx context.Context, process string) (sessions []string, e
 // goes with the session and tells the others. It also leaves the semaphores that the
 // sessions of its slots are in.
 func (l *Locker) giveBackOf(ctx context.Context, session string, slots []string) error {
-	pairs, _, err := l.keys.KV().List(l.cfg.Prefix+"/", l.query(ctx))
+	pairs, err := l.list(ctx, l.cfg.Prefix+"/")
 	if err != nil {
-		return fmt.Errorf("list the keys of session %s: %w", session, err)
+		return fmt.Errorf("give back the locks of session %s: %w", session, err)
 	}
 	for _, p := range pairs {
 		if name, ok := strings.CutPrefix(p.Key, l.limitsFolder()); ok && p.Session != "" && slices.Contains(slots, p.Session) {

@@ -59,6 +59,9 @@ func TestFilteredIsNotEnded(t *testing.T) {
 		}
 		return errors.Is(err, errBlind)
 	})
+	if err := witness.end(t.Context(), session); !errors.Is(err, errBlind) {
+		t.Errorf("it ends the session: %v", err)
+	}
 	if _, err := kv.Client.Session().Destroy(session, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -66,6 +69,9 @@ func TestFilteredIsNotEnded(t *testing.T) {
 		dead, err := witness.Dead(t.Context(), []string{session})
 		return err == nil && len(dead) == 1
 	})
+	if err := witness.end(t.Context(), session); err != nil {
+		t.Errorf("after the session's end: %v", err)
+	}
 }
 
 // A replica whose token was narrowed cannot see its own sessions. It still has them:
@@ -73,11 +79,12 @@ func TestFilteredIsNotEnded(t *testing.T) {
 // rights back before. What has really ended is lost at once.
 func TestNarrowedTokenLosesNoSession(t *testing.T) {
 	t.Parallel()
-	_, kv := testenv.OwnConsul(t, servers.ConsulConfig{ManagementToken: "2c1e7a54-6a0f-4d53-9a53-0f0f5b0b7a11"})
+	server, kv := testenv.OwnConsul(t, servers.ConsulConfig{ManagementToken: "2c1e7a54-6a0f-4d53-9a53-0f0f5b0b7a11"})
 	cfg := config(t, kv)
+	rules := cfg.WithDefaults().rules(server.Node())
 	cfg.SessionTTL = 5 * time.Minute // no deadline comes into it
 	cfg.CheckTTL = cfg.SessionTTL
-	policy, _, err := kv.Client.ACL().PolicyCreate(&api.ACLPolicy{Name: "replica", Rules: strings.Join(cfg.WithDefaults().rules(), "\n")}, nil)
+	policy, _, err := kv.Client.ACL().PolicyCreate(&api.ACLPolicy{Name: "replica", Rules: strings.Join(rules, "\n")}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,7 +108,7 @@ func TestNarrowedTokenLosesNoSession(t *testing.T) {
 	term := l.current()
 
 	var keysOnly []string
-	for _, rule := range cfg.WithDefaults().rules() {
+	for _, rule := range rules {
 		if strings.HasPrefix(rule, "key_prefix") {
 			keysOnly = append(keysOnly, rule)
 		}
@@ -125,7 +132,7 @@ func TestNarrowedTokenLosesNoSession(t *testing.T) {
 		}
 	}
 
-	grant(cfg.WithDefaults().rules())
+	grant(rules)
 	testenv.Eventually(t, patience, "it sees them again", func() bool {
 		alive, _ := term.lives(t.Context())
 		slotAlive, _ := slot.session.lives(t.Context())

@@ -63,7 +63,8 @@ const (
 // of every field means its default.
 type Config struct {
 	// Client is how to reach Consul; nil means api.DefaultConfig, which honours
-	// CONSUL_HTTP_ADDR, CONSUL_HTTP_TOKEN and the rest of Consul's environment.
+	// CONSUL_HTTP_ADDR, CONSUL_HTTP_TOKEN, CONSUL_CACERT and the rest of Consul's
+	// environment. Its TLSConfig, unless empty, replaces what its Transport has.
 	Client *api.Config
 
 	Prefix   string   // of all keys; default service/onejob
@@ -157,8 +158,14 @@ func (c Config) Validate() error {
 	c = c.WithDefaults()
 	var errs []error
 	add := func(format string, a ...any) { errs = append(errs, fmt.Errorf(format, a...)) }
-	if strings.HasPrefix(c.Prefix, "/") || strings.HasSuffix(c.Prefix, "/") {
+	if err := checkClient(c.Client); err != nil {
+		errs = append(errs, err)
+	}
+	switch {
+	case strings.HasPrefix(c.Prefix, "/") || strings.HasSuffix(c.Prefix, "/"):
 		add("consul.prefix: %q must neither begin nor end with a slash", c.Prefix)
+	case !plain(c.Prefix):
+		add("consul.prefix: %q must not have //, /./ or /../ in it, nor what cannot be printed: Consul reads another key then", c.Prefix)
 	}
 	switch c.Liveness {
 	case Check:

@@ -21,6 +21,8 @@ func TestValidate(t *testing.T) {
 	}{
 		{Config{Prefix: "/a"}, `consul.prefix: "/a" must neither begin nor end with a slash`},
 		{Config{Prefix: "a/"}, `consul.prefix: "a/" must neither begin nor end with a slash`},
+		{Config{Prefix: "a//b"}, `consul.prefix: "a//b" must not have //, /./ or /../ in it`},
+		{Config{Prefix: "../b"}, `consul.prefix: "../b" must not have //, /./ or /../ in it`},
 		{Config{Liveness: "hope"}, `consul.liveness: "hope" is neither check nor ttl`},
 		{Config{CheckTTL: 2 * time.Second}, "consul.check_ttl: a lease lasts TTL 2s - margin 1s = 1s after a heartbeat"},
 		{Config{Margin: -time.Second}, "margin -1s must all be above zero"},

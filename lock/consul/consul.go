@@ -52,6 +52,8 @@ type Locker struct {
 
 	semaphores registry
 
+	ahead func() (time.Duration, bool) // of the wall clock; nil but in tests
+
 	// life bounds every transaction. It ends a while after Run was told to
 	// stop, so that nobody waits for a Consul that is away.
 	life context.Context
@@ -69,10 +71,12 @@ var _ lock.Locker = (*Locker)(nil)
 // New returns a Locker, or everything that is wrong with the configuration. It
 // does not talk to Consul; Run does.
 func New(cfg Config) (*Locker, error) {
-	if err := cfg.Validate(); err != nil {
+	invalid := cfg.Validate()
+	cfg = cfg.WithDefaults()
+	secure, err := tlsConfig(cfg.Client.TLSConfig)
+	if err := errors.Join(invalid, err); err != nil {
 		return nil, err
 	}
-	cfg = cfg.WithDefaults()
 	l := &Locker{cfg: cfg, log: cfg.Log, changed: make(chan struct{})}
 	l.life, l.kill = context.WithCancel(context.Background())
 	l.membership = newMembership(l)
@@ -98,8 +102,7 @@ func New(cfg Config) (*Locker, error) {
 	}
 	for i, c := range []**api.Client{&l.keys, &l.pulse} {
 		own := clientConfig
-		own.Transport = clientConfig.Transport.Clone() // each its own connections
-		own.Transport.MaxIdleConnsPerHost = max(own.Transport.MaxIdleConnsPerHost, maxConns)
+		own.Transport = transport(&clientConfig, secure)
 		l.transports[i] = own.Transport
 		client, err := api.NewClient(&own)
 		if err != nil {
@@ -111,7 +114,7 @@ func New(cfg Config) (*Locker, error) {
 }
 
 // Run implements lock.Locker. It may be called once. When ctx has ended it
-// returns within about four seconds, whether or not Consul answers. Release leases
+// returns within about five seconds, whether or not Consul answers. Release leases
 // before that: the keys of those that are held then are locked for the lock-delay.
 func (l *Locker) Run(ctx context.Context, cluster lock.Cluster) error {
 	if l.cluster = cluster; cluster != nil && l.cfg.Replica.Process == "" {

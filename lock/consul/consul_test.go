@@ -180,3 +180,39 @@ func again(t testing.TB, l *Locker, before string) {
 		return err == nil
 	})
 }
+
+// A command that ignores its end is killed by its guard when the lease is over, a moment
+// later. The session lives until then, but not for a holder that never lets go.
+func TestEndWaitsForHolders(t *testing.T) {
+	t.Parallel()
+	kv := testenv.Consul(t)
+	for name, lets := range map[string]bool{"one lets go": true, "one never does": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cfg := config(t, kv)
+			cfg.Margin = time.Second
+			cfg.CheckTTL = 10 * time.Second
+			l := create(t, cfg)
+			stop := run(t, l)
+			ready(t, l)
+			session := l.Session()
+			lease := acquire(t, l, name)
+			ended := make(chan string, 1)
+			go func() {
+				<-lease.Context().Done()
+				s := holder(t, kv, "tasks/"+name)
+				if lets {
+					_ = lease.Release(context.Background())
+				}
+				ended <- s
+			}()
+			stop()
+			if s := <-ended; s != session {
+				t.Errorf("when the lease ended the key was held by %q, want %s", s, session)
+			}
+			if entry, _, err := kv.Client.Session().Info(session, nil); entry != nil || err != nil {
+				t.Errorf("the session is left: %v, %v", entry, err)
+			}
+		})
+	}
+}

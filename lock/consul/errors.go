@@ -2,6 +2,7 @@ package consul
 
 import (
 	"context"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -65,11 +66,12 @@ func txnErrors(err error) api.TxnErrors {
 	return body.Errors
 }
 
-// rules are the rights that a token needs, as Consul's policies have them.
-func (c Config) rules() []string {
+// rules are the rights that a token needs at least, as Consul's policies have them,
+// given the name of the agent's node.
+func (c Config) rules(node string) []string {
 	rules := []string{
 		fmt.Sprintf("key_prefix %q { policy = \"write\" }", c.Prefix+"/"),
-		`session_prefix "" { policy = "write" }`,
+		fmt.Sprintf("session %q { policy = \"write\" }", node),
 	}
 	if c.Liveness == Check {
 		rules = append(rules, fmt.Sprintf("service %q { policy = \"write\" }", c.Service))
@@ -77,17 +79,35 @@ func (c Config) rules() []string {
 	return rules
 }
 
+// incomplete is what a list is an error of that Consul has left something out of,
+// because the token may not see it. It counts as a right that is missing.
+func incomplete(what string) error {
+	return api.StatusError{Code: http.StatusForbidden, Body: "Permission denied: the token lacks permission 'key:read' on " + what}
+}
+
 // explain adds what an operator can do about err.
 func (c Config) explain(err error) error {
 	var status api.StatusError
 	var dns *net.DNSError
+	var unknown x509.UnknownAuthorityError
+	var name x509.HostnameError
 	switch {
 	case err == nil:
 		return nil
 	case errors.As(err, &status) && status.Code == http.StatusForbidden, strings.Contains(err.Error(), "Permission denied"), strings.Contains(err.Error(), "ACL not found"):
-		return fmt.Errorf("%w; the token (consul.token or CONSUL_HTTP_TOKEN) needs these rules: %s", err, strings.Join(c.rules(), "  "))
+		return fmt.Errorf("%w; the token (consul.token or CONSUL_HTTP_TOKEN) needs these rules: %s (NODE is the name of the agent's node)", err, strings.Join(c.rules("NODE"), "  "))
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return fmt.Errorf("%w; is a Consul agent running at %s? (consul.address or CONSUL_HTTP_ADDR)", err, c.Client.Address)
+	case errors.As(err, &unknown):
+		return fmt.Errorf("%w; set consul.ca_file (CONSUL_CACERT) to the certificate of the authority that signed the agent's", err)
+	case errors.As(err, &name):
+		return fmt.Errorf("%w; set consul.tls_server_name (CONSUL_TLS_SERVER_NAME) to a name in the agent's certificate", err)
+	case strings.Contains(err.Error(), "remote error: tls: "):
+		return fmt.Errorf("%w; does the agent accept the client certificate? (consul.cert_file and consul.key_file, or CONSUL_CLIENT_CERT and CONSUL_CLIENT_KEY)", err)
+	case strings.Contains(err.Error(), "HTTP request to an HTTPS server"):
+		return fmt.Errorf("%w; write consul.address (CONSUL_HTTP_ADDR) with https://", err)
+	case strings.Contains(err.Error(), "HTTP response to HTTPS client"):
+		return fmt.Errorf("%w; is %s the agent's HTTPS port? (ports.https in the agent's configuration)", err, c.Client.Address)
 	case errors.As(err, &dns):
 		return fmt.Errorf("%w; check the name in consul.address or CONSUL_HTTP_ADDR", err)
 	case errors.Is(err, context.DeadlineExceeded):

@@ -73,9 +73,7 @@ func (l *Locker) Campaign(ctx context.Context) (lock.Lease, error) {
 func (ls *lease) follow() {
 	var index uint64
 	for ls.ctx.Err() == nil {
-		q, cancel := ls.t.l.watching(ls.ctx, index)
-		pair, meta, err := ls.t.l.keys.KV().Get(ls.path, q)
-		cancel()
+		pair, next, err := ls.t.l.watch(ls.ctx, ls.path, index)
 		switch {
 		case err != nil:
 			index = 0
@@ -86,7 +84,7 @@ func (ls *lease) follow() {
 			}
 			return
 		default:
-			index = nextIndex(index, meta)
+			index = next
 		}
 	}
 }
@@ -129,13 +127,10 @@ func (l *Locker) WatchLeader(ctx context.Context, tell func(*Leader)) error {
 }
 
 func (l *Locker) leaderAt(ctx context.Context, index uint64) (*Leader, uint64, error) {
-	q, cancel := l.watching(ctx, index)
-	defer cancel()
-	pair, meta, err := l.keys.KV().Get(l.leaderPath(), q)
+	pair, next, err := l.watch(ctx, l.leaderPath(), index)
 	if err != nil {
 		return nil, 0, fmt.Errorf("look at key %s: %w", l.leaderPath(), l.cfg.explain(err))
 	}
-	next := nextIndex(index, meta)
 	if pair == nil || pair.Session == "" {
 		return nil, next, nil
 	}

@@ -36,11 +36,9 @@ func nextIndex(before uint64, meta *api.QueryMeta) uint64 {
 // Holder tells who holds key: the session, empty if none, and the value.
 // Both are empty if the key does not exist.
 func (l *Locker) Holder(ctx context.Context, key string) (session string, value []byte, err error) {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	pair, _, err := l.keys.KV().Get(l.taskKey(key), l.query(ctx))
+	pair, err := l.get(ctx, l.taskKey(key))
 	if err != nil {
-		return "", nil, fmt.Errorf("look at key %s: %w", l.taskKey(key), err)
+		return "", nil, fmt.Errorf("look at key %s: %w", l.taskKey(key), l.cfg.explain(err))
 	}
 	if pair == nil {
 		return "", nil, nil
@@ -59,9 +57,7 @@ func (l *Locker) Await(ctx context.Context, key string) error {
 func (l *Locker) await(ctx context.Context, path string) error {
 	var index uint64
 	for {
-		q, cancel := l.watching(ctx, index)
-		pair, meta, err := l.keys.KV().Get(path, q)
-		cancel()
+		pair, next, err := l.watch(ctx, path, index)
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
@@ -80,7 +76,48 @@ func (l *Locker) await(ctx context.Context, path string) error {
 			pause(ctx, d+rand.N(40*time.Millisecond))
 			return ctx.Err()
 		default:
-			index = nextIndex(index, meta)
+			index = next
 		}
 	}
+}
+
+// list reads all keys in a folder. It is an error if the token may not see all of them.
+func (l *Locker) list(ctx context.Context, folder string) (api.KVPairs, error) {
+	pairs, meta, err := l.keys.KV().List(folder, l.query(ctx))
+	if err == nil && meta.ResultsFilteredByACLs {
+		err = incomplete("some keys below " + folder)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list the keys below %s: %w", folder, err)
+	}
+	return pairs, nil
+}
+
+// get reads a key, whatever it consists of; nil if it does not exist.
+func (l *Locker) get(ctx context.Context, path string) (*api.KVPair, error) {
+	pairs, err := l.readAll(ctx, api.TxnOps{op(api.KVGetOrEmpty, api.KVTxnOp{Key: path})})
+	return pairs[path], err
+}
+
+// pollWait is how often a key is looked at that cannot be watched.
+const pollWait = 300 * time.Millisecond
+
+// watch reads a key, and waits before for a change since index, unless that is zero. It
+// also returns from which index to go on watching. A key whose name Consul does not take
+// as it is in the path of a request is polled.
+func (l *Locker) watch(ctx context.Context, path string, index uint64) (*api.KVPair, uint64, error) {
+	if !plain(path) {
+		if index != 0 {
+			pause(ctx, pollWait+rand.N(pollWait/4))
+		}
+		pair, err := l.get(ctx, path)
+		return pair, 1, err
+	}
+	q, cancel := l.watching(ctx, index)
+	defer cancel()
+	pair, meta, err := l.keys.KV().Get(path, q)
+	if err != nil {
+		return nil, 0, err
+	}
+	return pair, nextIndex(index, meta), nil
 }

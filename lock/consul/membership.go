@@ -90,6 +90,9 @@ func (c *membership) update(ctx context.Context, alive map[string]uint64) {
 		}
 	}
 	for s, index := range alive {
+		if mutant.Verdict && c.ended[s].buried {
+			continue
+		}
 		delete(c.ended, s) // it is held by its session: whatever told us that this ended was wrong
 		if known, ok := c.signs[s]; !ok || known.index != index {
 			c.signs[s] = sign{index, now}

@@ -195,7 +195,13 @@ func (s semaphores) List(ctx context.Context) ([]string, error) {
 		{s.l.settingsFolder(), ""},
 		{s.l.limitsFolder(), "/" + api.DefaultSemaphoreKey},
 	} {
-		keys, _, err := s.l.keys.KV().Keys(kind.folder, "", s.l.query(ctx))
+		keys, meta, err := s.l.keys.KV().Keys(kind.folder, "", s.l.query(ctx))
+		if err == nil && meta.ResultsFilteredByACLs {
+			err = incomplete("some keys below " + kind.folder)
+		}
+		if err == nil && len(keys) == 0 { // an answer that is empty says nothing of the rights
+			_, err = s.l.get(ctx, kind.folder)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("list limits: %w", s.l.cfg.explain(err))
 		}

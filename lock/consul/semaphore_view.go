@@ -166,7 +166,8 @@ func (s *semaphore) read(ctx context.Context) (*view, error) {
 }
 
 // readAll returns the keys that exist of those that the operations get, at one
-// moment, without a Raft write.
+// moment, without a Raft write. Consul leaves out what the token may not see, without
+// a word; for a key that is got with KVGetOrEmpty that is found out.
 func (l *Locker) readAll(ctx context.Context, ops api.TxnOps) (map[string]*api.KVPair, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -181,10 +182,19 @@ func (l *Locker) readAll(ctx context.Context, ops api.TxnOps) (map[string]*api.K
 		}
 		return nil, errors.Join(errs...)
 	}
-	pairs := map[string]*api.KVPair{}
+	pairs, seen := map[string]*api.KVPair{}, map[string]bool{}
 	for _, r := range resp.Results {
-		if r.KV != nil && r.KV.ModifyIndex > 0 {
+		if r.KV == nil {
+			continue
+		}
+		seen[r.KV.Key] = true
+		if r.KV.ModifyIndex > 0 {
 			pairs[r.KV.Key] = r.KV
+		}
+	}
+	for _, op := range ops {
+		if op.KV.Verb == api.KVGetOrEmpty && !seen[op.KV.Key] {
+			return nil, incomplete(op.KV.Key)
 		}
 	}
 	return pairs, nil

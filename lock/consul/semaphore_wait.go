@@ -126,9 +126,7 @@ func (s *semaphore) follow(ctx context.Context, v *view, spare int, changed <-ch
 	}
 	room := false // when we looked last
 	for at := v.lock.ModifyIndex; ctx.Err() == nil; {
-		q, stop := s.l.watching(ctx, at)
-		pair, meta, err := s.l.keys.KV().Get(v.lock.Key, q)
-		stop()
+		pair, next, err := s.l.watch(ctx, v.lock.Key, at)
 		switch {
 		case err != nil:
 			pause(ctx, backoff(3))
@@ -149,7 +147,7 @@ func (s *semaphore) follow(ctx context.Context, v *view, spare int, changed <-ch
 			pause(ctx, s.turn())
 			at = 0 // what stands there now, changed or not
 		default:
-			at = nextIndex(at, meta)
+			at = next
 		}
 	}
 	return false

@@ -38,6 +38,7 @@ type slotSession struct {
 
 	// Guarded by t.mu.
 	deadline boottime.Instant // of its TTL; the check's is the term's
+	sent     boottime.Instant // before it was created
 	at       map[string]bool  // the semaphores of which it has a slot, or may have
 	idle     boottime.Instant // since when it has none
 }
@@ -67,9 +68,13 @@ func (t *term) reserveSlots(ctx context.Context, name string, c *change) error {
 		s, err := t.newSlotSession(ctx, name)
 		t.mu.Lock()
 		defer t.mu.Unlock()
+		t.look()
 		if err != nil {
 			errs = append(errs, err)
 			return
+		}
+		if s.sent <= t.trust.jumped {
+			s.deadline = 0 // it may be older than it seems
 		}
 		t.pool = append(t.pool, s)
 		c.sessions = append(c.sessions, s)
@@ -90,7 +95,7 @@ func (t *term) newSlotSession(ctx context.Context, name string) (*slotSession, e
 	if err != nil {
 		return nil, err
 	}
-	s := &slotSession{t: t, id: id, deadline: t.l.cfg.session().Deadline(sent), at: map[string]bool{name: true}}
+	s := &slotSession{t: t, id: id, deadline: t.l.cfg.session().Deadline(sent), sent: sent, at: map[string]bool{name: true}}
 	s.ctx, s.cancel = context.WithCancelCause(t.ctx)
 	return s, nil
 }
@@ -113,6 +118,7 @@ func (s *slotSession) until() boottime.Instant {
 	if mutant.SelfFencing {
 		return never
 	}
+	s.t.look()
 	return s.deadline
 }
 
@@ -154,7 +160,8 @@ func (s *slotSession) renew(ctx context.Context) bool {
 	case err == nil:
 		s.t.mu.Lock()
 		defer s.t.mu.Unlock()
-		if !s.deadline.Passed() {
+		s.t.look()
+		if !s.deadline.Passed() && sent > s.t.trust.jumped {
 			s.deadline = max(s.deadline, timing.Deadline(sent))
 		}
 		return true

@@ -2,7 +2,6 @@ package consul
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"strings"
 	"time"
@@ -76,9 +75,9 @@ func (t *term) findStrays(ctx context.Context) {
 
 // list returns all keys in a folder, none if that cannot be had now.
 func (t *term) list(ctx context.Context, folder string) api.KVPairs {
-	pairs, _, err := t.l.keys.KV().List(folder, t.l.query(ctx))
+	pairs, err := t.l.list(ctx, folder)
 	if err != nil {
-		t.l.log.Debug("sweep_failed", zap.Error(fmt.Errorf("list %s: %w", folder, err)))
+		t.l.log.Debug("sweep_failed", zap.Error(err))
 	}
 	return pairs
 }

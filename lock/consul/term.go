@@ -36,6 +36,8 @@ type term struct {
 
 	mu      sync.Mutex
 	trust   trust
+	clocks  boottime.Jumps
+	looked  boottime.Instant  // when clocks was last asked
 	trouble error             // of the last request that should have kept the session alive
 	leases  map[string]*lease // by key; one that is here reserves its key
 	slots   map[*slot]bool    // of semaphores
@@ -45,7 +47,9 @@ type term struct {
 
 // begin registers the replica, creates a session and shows it to the others.
 func (l *Locker) begin(ctx context.Context) (*term, error) {
-	t := &term{l: l, trust: trust{never, never, never}, leases: map[string]*lease{}, slots: map[*slot]bool{}, empty: make(chan struct{})}
+	t := &term{l: l, trust: trust{check: never, session: never, silence: never}, leases: map[string]*lease{}, slots: map[*slot]bool{}, empty: make(chan struct{})}
+	t.clocks.Source = l.ahead
+	t.clocks.Since() // what came before it is not about this session
 	begun, joined := false, false
 	defer func() {
 		if !begun {
@@ -190,14 +194,39 @@ func (t *term) card() []byte {
 func (t *term) deadline() boottime.Instant {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.look()
 	return t.trust.until()
+}
+
+// lookEvery is how long it may take until a jump of the wall clock is noticed, by those
+// who ask for a deadline.
+const lookEvery = 50 * time.Millisecond
+
+// look makes all deadlines come sooner if the wall clock has jumped ahead. t.mu is held.
+func (t *term) look() {
+	now := boottime.Now()
+	if now.Sub(t.looked) < lookEvery || t.ctx.Err() != nil {
+		return
+	}
+	t.looked = now
+	jump := t.clocks.Since()
+	if jump == 0 {
+		return
+	}
+	t.trust.age(now, jump)
+	for _, s := range t.pool {
+		s.deadline = s.deadline.Add(-jump)
+	}
+	t.l.log.Warn("clock_jumped", zap.String("session", t.id), zap.Duration("jump", jump), zap.Int("leases", len(t.leases)+len(t.slots)))
 }
 
 // extend moves one of the deadlines after a request that was sent then was
 // acknowledged. If that came too late the session is lost, whatever Consul says.
 func (t *term) extend(which *boottime.Instant, timing lock.Timing, sent boottime.Instant) {
 	t.mu.Lock()
-	extended := t.trust.extend(which, boottime.Now(), timing.Deadline(sent))
+	t.look()
+	stale := sent <= t.trust.jumped
+	extended := stale || t.trust.extend(which, boottime.Now(), timing.Deadline(sent))
 	t.mu.Unlock()
 	if !extended {
 		t.lose(fmt.Errorf("%w: the deadline passed before a heartbeat was acknowledged", lock.ErrLost))
@@ -254,7 +283,10 @@ func (t *term) expire(ctx context.Context) {
 		if left <= 0 {
 			t.mu.Lock()
 			why := fmt.Errorf("%w: no heartbeat was acknowledged in time", lock.ErrLost)
-			if t.trouble != nil {
+			switch {
+			case t.trust.jumped != 0 && boottime.Now().Sub(t.trust.jumped) < 2*time.Second:
+				why = fmt.Errorf("%w: the wall clock has jumped ahead by %v: this machine was paused, or its clock was set", lock.ErrLost, t.trust.jump.Round(time.Millisecond))
+			case t.trouble != nil:
 				why = fmt.Errorf("%w: %w", why, t.trouble)
 			}
 			t.mu.Unlock()
@@ -379,6 +411,9 @@ func (t *term) verify(ctx context.Context) {
 	}
 }
 
+// lastWait bounds how long the end of a session waits for those who hold on to it.
+const lastWait = time.Second
+
 // end ends the session and lets Consul forget the replica. What the holders have let go
 // of was given back by Release.
 //
@@ -393,9 +428,20 @@ func (t *term) verify(ctx context.Context) {
 func (t *term) end(ctx context.Context) {
 	held := t.held()
 	t.lose(fmt.Errorf("%w: the replica ends its session", lock.ErrLost))
+	if held {
+		// What still runs has its deadline now, as it has when the session is lost, and
+		// the margin is the time that it has to end before the session does.
+		timer := time.NewTimer(min(t.l.cfg.Margin, lastWait))
+		defer timer.Stop()
+		select {
+		case <-t.empty:
+		case <-timer.C:
+		}
+		held = t.held()
+	}
 	t.bury(ctx)
 	if t.cluster != "" && !held {
-		if t.leave(ctx, false) != nil { // the others will hear no heartbeat
+		if t.leave(ctx, false) != nil && !mutant.Stopped { // the others will hear no heartbeat
 			ctx, cancel := context.WithTimeout(ctx, farewell)
 			defer cancel()
 			_, _ = t.l.pulse.KV().Put(&api.KVPair{Key: t.l.stoppedKey(t.id), Value: t.card()}, t.l.write(ctx))

@@ -2,6 +2,7 @@ package consul
 
 import (
 	"math"
+	"time"
 
 	"onejob/internal/boottime"
 	"onejob/internal/mutant"
@@ -15,6 +16,9 @@ type trust struct {
 	check   boottime.Instant // when the health check's patience ends
 	session boottime.Instant // when the session's TTL ends
 	silence boottime.Instant // when the other replicas would call us dead
+
+	jumped boottime.Instant // when the wall clock was last seen to have jumped ahead; zero if never
+	jump   time.Duration    // by how much
 }
 
 // never is the deadline of what has none.
@@ -37,6 +41,18 @@ func (t *trust) extend(which *boottime.Instant, now, deadline boottime.Instant) 
 	}
 	*which = max(*which, deadline)
 	return true
+}
+
+// age makes all deadlines come sooner by a jump of the wall clock that was noticed now:
+// the machine may have been paused for as long, and Consul's clocks have gone on. What
+// was sent before may have been sent before the pause, and extends nothing any more.
+func (t *trust) age(now boottime.Instant, jump time.Duration) {
+	for _, d := range []*boottime.Instant{&t.check, &t.session, &t.silence} {
+		if *d != never {
+			*d = d.Add(-jump)
+		}
+	}
+	t.jumped, t.jump = now, jump
 }
 
 // end ends trust now, unless it has ended before.

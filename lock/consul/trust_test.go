@@ -59,6 +59,17 @@ func TestTrust(t *testing.T) {
 			t.Errorf("it ends at %d, want 5", tr.until())
 		}
 	})
+	t.Run("a pause makes all deadlines come sooner", func(t *testing.T) {
+		tr := trust{check: 100, session: 200, silence: never}
+		tr.age(50, 40)
+		if tr.check != 60 || tr.session != 160 || tr.silence != never || tr.jumped != 50 {
+			t.Errorf("got %+v", tr)
+		}
+		tr.age(55, 40)
+		if tr.until() != 20 || tr.extend(&tr.check, 55, 1000) || tr.extend(&tr.session, 55, 1000) {
+			t.Errorf("it was extended: %+v", tr)
+		}
+	})
 	t.Run("without a check the session alone counts for ever", func(t *testing.T) {
 		tr := trust{check: never, session: 10, silence: never}
 		const year = boottime.Instant(365 * 24 * 3600 * 1e9)
