@@ -33,7 +33,8 @@
 //
 // The backend is believed about who holds a key and which sessions live. The
 // machine's own clock (internal/boottime) is believed about how much time has
-// passed. No clock is compared with another machine's.
+// passed, and its wall clock if that jumps ahead, as after the pause of a virtual
+// machine. No clock is compared with another machine's.
 package lock
 
 import (

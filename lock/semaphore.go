@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"time"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -87,9 +88,21 @@ type SlotHolder struct {
 	Since   time.Time // zero if the backend does not tell
 }
 
+// unfit are the characters that a semaphore's name may not have, besides slashes:
+// control characters, white space, and what nobody sees or what turns the direction
+// of text. The list is fixed, as Postgres has the same one; see migrations.
+var unfit = &unicode.RangeTable{
+	R16: []unicode.Range16{
+		{0x0000, 0x0020, 1}, {0x007f, 0x00a0, 1}, {0x00ad, 0x00ad, 1}, {0x061c, 0x061c, 1}, {0x1680, 0x1680, 1}, {0x180e, 0x180e, 1},
+		{0x2000, 0x200f, 1}, {0x2028, 0x202f, 1}, {0x205f, 0x206f, 1}, {0x3000, 0x3000, 1}, {0xfeff, 0xfeff, 1}, {0xfff9, 0xfffb, 1},
+	},
+	R32:         []unicode.Range32{{0xe0000, 0xe007f, 1}},
+	LatinOffset: 3,
+}
+
 // CheckSemaphore returns an error if no semaphore can have that name or so many
-// slots. Names are 1 to 100 bytes of printable UTF-8 without slashes and white
-// space, and do not begin with a dot.
+// slots. Names are 1 to 100 bytes of UTF-8 without slashes, white space, control
+// characters and invisible ones, and do not begin with a dot.
 func CheckSemaphore(name string, slots int) error {
 	switch {
 	case name == "" || len(name) > 100:
@@ -102,8 +115,8 @@ func CheckSemaphore(name string, slots int) error {
 		return fmt.Errorf("limit %s: %d slots are not between 0 and %d", name, slots, MaxSlots)
 	}
 	for _, r := range name {
-		if r == '/' || r <= ' ' || r == 0x7f || r == 0xa0 || r == 0x2028 || r == 0x2029 {
-			return fmt.Errorf("the name %q of a limit has %q in it; no slashes, white space or control characters", name, r)
+		if r == '/' || unicode.Is(unfit, r) {
+			return fmt.Errorf("the name %q of a limit has %q in it; no slashes, white space, control characters or invisible ones", name, r)
 		}
 	}
 	return nil

@@ -59,6 +59,8 @@ func (o *office) lock(ctx context.Context) error {
 			return nil
 		case !is(err, amqp.ResourceLocked):
 			return explain("declare queue "+o.mutex(), err)
+		case o.line.shared(o.mutex()):
+			return fmt.Errorf("%w: %w", foreign(o.mutex()), err)
 		case time.Now().After(end):
 			return fmt.Errorf("another administrator has been at work for %v: %w", mutexPatience, err)
 		}
@@ -106,20 +108,24 @@ func (s *Semaphores) Resize(ctx context.Context, name string, slots int) error {
 	})
 }
 
-// resize moves the limit from what v says, and clears away what lies beyond a
-// gap.
+// resize moves the limit from what v says, and clears away what lies beyond a gap,
+// as far as there ever were slots.
 func (o *office) resize(ctx context.Context, v view, slots int) error {
+	return o.clear(ctx, v, slots, max(v.slots, slots, v.reach)+overshoot)
+}
+
+// clear is resize, and looks for slots beyond a gap up to the edge.
+func (o *office) clear(ctx context.Context, v view, slots, edge int) error {
 	// Those who look must look far enough before anybody can be there.
 	if err := o.declare(o.reach(reachFor(max(slots, v.slots, v.highest())))); err != nil {
 		return err
 	}
-	edge := max(v.slots, slots)
-	beyond, err := o.exist(ctx, o.as(v.slots+1, edge+overshoot))
+	beyond, err := o.exist(ctx, o.as(v.slots+1, edge))
 	if err != nil {
 		return err
 	}
 	there := func(slot int) bool { return slot <= v.slots || beyond[slot-v.slots-1] }
-	for slot := edge + overshoot; slot > slots; slot-- {
+	for slot := edge; slot > slots; slot-- {
 		if there(slot) {
 			if err := o.delete(o.a(slot)); err != nil {
 				return err
@@ -133,7 +139,7 @@ func (o *office) resize(ctx context.Context, v view, slots int) error {
 			}
 		}
 	}
-	if _, err := o.send(ctx, rings(o.bell(), max(0, slots-v.slots))); err != nil {
+	if _, err := o.send(ctx, rings(o.bell(), v.slots+1, slots)); err != nil {
 		return fmt.Errorf("tell those who wait: %w", err)
 	}
 	return o.lowerReach(ctx, slots)
@@ -209,7 +215,7 @@ func (s *Semaphores) Destroy(ctx context.Context, name string, force bool) error
 			return fmt.Errorf("%w: %d", lock.ErrInUse, len(v.taken))
 		}
 		slots := v.slots
-		if err := o.resize(ctx, v, 0); err != nil {
+		if err := o.clear(ctx, v, 0, lock.MaxSlots); err != nil {
 			return err
 		}
 		// Nobody enters any more. Somebody may have in between.
@@ -240,7 +246,7 @@ func (s *Semaphores) Destroy(ctx context.Context, name string, force bool) error
 // declare makes a queue that outlives everybody.
 func (o *office) declare(queue string) error {
 	err := o.line.do(func(ch *amqp.Channel) error { return declareDurable(ch, queue) })
-	if is(err, amqp.ResourceLocked, amqp.PreconditionFailed) {
+	if is(err, amqp.ResourceLocked, amqp.PreconditionFailed) && !tooMany(err) {
 		return fmt.Errorf("%w: %w", foreign(queue), err)
 	}
 	return explain("declare queue "+queue, err)

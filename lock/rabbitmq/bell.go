@@ -2,16 +2,17 @@ package rabbitmq
 
 import (
 	"context"
+	"strconv"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
 // The bell of a semaphore is a queue that is there while somebody waits for a
-// slot. Who gives a slot back rings it, and one of those who wait hears it: not
-// all of them. It is a courtesy and never relied on, for a holder who dies rings
-// no bell, and who hears it may be about to leave. So those who wait look now and
-// then besides.
+// slot. Who gives a slot back rings it and says which, and one of the processes that
+// wait hears it, not all of them. It is a courtesy and never relied on, for a holder
+// who dies rings no bell, and who hears it may be about to leave. So those who wait
+// look now and then besides; see lookout.
 //
 // The queue goes with the last who listens, and one that nobody ever listened to
 // after a while.
@@ -37,28 +38,36 @@ func (t *term) listen(bell string) (rung <-chan amqp.Delivery, stop func()) {
 	return rung, stop
 }
 
-// rings are letters that ring a bell so many times.
-func rings(bell string, times int) []letter {
-	letters := make([]letter, times)
-	for i := range letters {
-		letters[i] = letter{to: bell, message: amqp.Publishing{Expiration: "0"}}
+// rings are letters that ring a bell for slots from..to, both included.
+func rings(bell string, from, to int) []letter {
+	var letters []letter
+	for slot := from; slot <= to; slot++ {
+		letters = append(letters, letter{to: bell, message: amqp.Publishing{Expiration: "0", Body: []byte(strconv.Itoa(slot))}})
 	}
 	return letters
 }
 
-// ring rings a bell once, without waiting for the broker.
-func (s *scout) ring(bell string) {
+// slotOf returns the slot for which a bell was rung, or 0 if it does not say.
+func slotOf(message amqp.Delivery) int {
+	slot, _ := strconv.Atoi(string(message.Body))
+	return slot
+}
+
+// ring rings a bell once, without waiting for the broker. It reports whether it
+// could.
+func (s *scout) ring(bell string, slot int) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
 	defer cancel()
 	select {
 	case s.turn <- struct{}{}:
 		defer func() { <-s.turn }()
 	case <-ctx.Done():
-		return
+		return false
 	}
 	if s.prober == nil {
-		return
+		return false
 	}
 	defer context.AfterFunc(ctx, s.wire.cut)()
-	_, _ = s.prober.ch.PublishWithDeferredConfirm("", bell, false, false, rings(bell, 1)[0].message)
+	_, err := s.prober.ch.PublishWithDeferredConfirm("", bell, false, false, rings(bell, slot, slot)[0].message)
+	return err == nil
 }

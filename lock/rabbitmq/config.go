@@ -4,12 +4,14 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"net/url"
 	"strings"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 	"go.uber.org/zap"
 
+	"onejob/internal/quiet"
 	"onejob/lock"
 )
 
@@ -30,12 +32,10 @@ type Config struct {
 
 	Heartbeat time.Duration // after how long of silence the broker may give up on us; whole seconds; default 10 s
 	Verify    time.Duration // how often held slots are looked at; default 3 s
-	Margin    time.Duration // how much earlier than the heartbeat the holder gives up; default 2 s
 
-	// Cooldown is how long a new connection takes no slots; the default is as
-	// long as a lease is believed, Heartbeat - Margin. With less, the restart of
-	// a broker may let too many in for the difference.
-	Cooldown time.Duration
+	// Margin is how much earlier than the heartbeat the holder gives up; default
+	// 2 s. What is killed at the end of a lease must be dead within it.
+	Margin time.Duration
 
 	Name string      // of the connections, as management shows them; default onejob
 	Log  *zap.Logger // default: none
@@ -60,7 +60,6 @@ func (c Config) WithDefaults() Config {
 	def(&c.Heartbeat, 10*time.Second)
 	def(&c.Verify, 3*time.Second)
 	def(&c.Margin, 2*time.Second)
-	def(&c.Cooldown, c.Heartbeat-c.Margin)
 	if c.Log == nil {
 		c.Log = zap.NewNop()
 	}
@@ -73,14 +72,30 @@ func (c Config) timing() lock.Timing {
 	return lock.Timing{TTL: c.Heartbeat, Heartbeat: c.Verify, Margin: c.Margin}
 }
 
+// delay is how long a slot stays taken after its holder is gone without having
+// given it back. The holder's lease ends at most TTL - Margin after that, counted on
+// its own clock, and the Margin is for what must be killed then.
+func (c Config) delay() time.Duration { return c.timing().TTL }
+
 // Validate returns everything that is wrong with the configuration, with the
 // arithmetic where durations cannot be safe together.
 func (c Config) Validate() error {
 	c = c.WithDefaults()
 	var errs []error
 	add := func(format string, a ...any) { errs = append(errs, fmt.Errorf(format, a...)) }
-	if _, err := amqp.ParseURI(c.URL); err != nil {
-		add("rabbitmq.url: %w", err) // it does not quote the URL, which has a password in it
+	// The errors do not repeat the URL, which has a password in it.
+	switch u, err := url.Parse(c.URL); {
+	case err != nil:
+		add("rabbitmq.url: %w; write it as amqp://USER:PASSWORD@HOST:PORT/VHOST, and %%-encode what is special in the password, such as / as %%2F", quiet.URL(err))
+	case u.Fragment != "" || u.User == nil && strings.Contains(c.URL, "@"):
+		add("rabbitmq.url: the password seems to have a #, / or ? in it; write that as %%23, %%2F or %%3F")
+	case u.Query().Has("heartbeat"):
+		add("rabbitmq.url: take heartbeat=%s out of it: leases are counted by a heartbeat of %v, and would outlast a shorter one or leave dead holders in for a longer one",
+			u.Query().Get("heartbeat"), c.Heartbeat)
+	default:
+		if _, err := amqp.ParseURI(c.URL); err != nil {
+			add("rabbitmq.url: %w", err)
+		}
 	}
 	switch {
 	case len(c.Prefix) > 100:
@@ -103,9 +118,6 @@ func (c Config) Validate() error {
 	}
 	if c.Verify < 50*time.Millisecond {
 		add("rabbitmq.verify: %v is below 50ms, which would keep the broker busy", c.Verify)
-	}
-	if c.Cooldown < 0 {
-		add("rabbitmq.cooldown: %v is below zero", c.Cooldown)
 	}
 	return errors.Join(errs...)
 }

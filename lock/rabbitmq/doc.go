@@ -42,28 +42,57 @@
 // it is slower. Any end of the connection is the end of its leases at once; it is
 // never recovered, as that would declare the B queues again behind our back.
 //
+// The end of a lease is not yet the end of the command that ran under it: the guard
+// of a dead or frozen process may need the rest of the lease, at most 8 s by default,
+// and 0.5 s to kill. The delay queue covers both. So nobody enters beside a dying
+// command, whether its onejob was killed, the connection was closed, the B queue was
+// deleted, or the broker was killed and started again. A handler in Go that ignores
+// its context is not killed; it is covered for the same 10 s.
+//
 // # What is not
 //
 // This is a limit, to spare what is scarce. It is no mutual exclusion, and must
-// not guard a task: there is no fencing token, and these let too many in for a
-// moment, by at most the time for which a lease is believed (8 s by default):
+// not guard a task: there is no fencing token, and these let too many in:
 //
-//   - The broker ends a connection, and the holder does not learn of it: a
-//     machine dies, or an operator or a proxy closes a connection, while the
-//     network is down. A broker that restarts is covered for those who use this
-//     package: a new connection takes no slots before that time has passed.
-//   - Two parts of a cluster do not see each other. RabbitMQ 3 and 4 resolve that
-//     in ways of their own; some versions with Khepri have deleted the exclusive
-//     queues of the other part, others have kept them until its nodes returned,
-//     which lets too few in.
-//   - A frozen process, which cannot look at its clock.
+//   - A partitioned cluster, in some cases, for as long as the partition lasts; see
+//     Clusters.
+//   - A process that is frozen together with its guard, or a machine that is
+//     suspended, for longer than the broker waits for heartbeats and the delay queue
+//     for its consumer, 30 s by default: for the moment after it wakes up.
+//   - An operator who deletes both the B and the delay queue of a slot, or the delay
+//     queue of a holder that is dead: until the holder's command is killed. A delay
+//     queue that is deleted while its holder lives is declared again.
+//   - A policy of the broker that lets delay queues expire earlier.
+//   - Holders with other clients, or with a version of this package that has no delay
+//     queues: their slots are free as soon as their connection is gone.
+//
+// # Clusters
+//
+// All clients of a semaphore should reach the same node. The queues here are classic
+// queues, and each lives on one node: A queues and reaches on the node to which the
+// administrator was connected, B and delay queues on that of the holder. So a cluster
+// makes limits no more available than one node does. If the node of the A queues is
+// down, Take says that there is no such semaphore, and Create fails: "home node ... of
+// durable queue ... is down". The slot of a holder whose node is down stays taken until
+// the node is back or is removed from the cluster: the delay queue is durable, and the
+// other nodes let nobody declare it.
+//
+// In a partition, with cluster_partition_handling ignore or autoheal, each side sees
+// only the queues of its own nodes. A holder has its requests answered by its own side
+// for as long as that takes, and is told nothing. On the other side its slot looks free,
+// but cannot be taken, for the same reason. That is all that keeps the limit then: a
+// limit that falls meanwhile, holders with other clients, and two sides that both make a
+// limit anew, let too many in. With ignore the nodes go on disagreeing about which
+// queues there are when the partition is over, until they are restarted; a slot may
+// stay taken that nobody holds. pause_minority stops the nodes of the smaller side, and
+// with them the holders there; two nodes stop both.
 //
 // Clients of other makes are only counted. They may enter above a limit that has
 // just fallen, as the original does, and do not let go because a semaphore is
 // destroyed.
 //
 // There is no queue of those who wait, and no fairness: who comes at the right
-// moment enters. Taking a slot costs some three probes for each slot that there
+// moment enters. Taking a slot costs some four probes for each slot that there
 // is, and making or removing one some milliseconds, so this is for limits of some
 // hundreds: with ten thousand, to take takes seconds and to destroy minutes. A
 // policy of the broker that lets queues expire ends semaphores; leave the prefix

@@ -5,6 +5,8 @@ import (
 	"slices"
 
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"onejob/internal/mutant"
 )
 
 // overshoot is how far beyond the last slot to look for what should not be there:
@@ -18,7 +20,8 @@ type view struct {
 	slots int   // the limit: A queues before the first gap
 	reach int   // no slot above is held by anybody; -1 if it was made by another client
 	top   int   // how far taken was looked for
-	taken []int // slots with a B queue, ascending, those above the limit too
+	taken []int // slots with a B or a delay queue, ascending, those above the limit too
+	shut  []int // of these, slots without a B queue: their holders died a moment ago
 }
 
 // there reports whether there is a semaphore at all.
@@ -64,19 +67,47 @@ func look(ctx context.Context, o observer, n names) (view, error) {
 // seek finds out who is inside, up to the top.
 func (v *view) seek(ctx context.Context, o observer, n names) error {
 	found, err := o.exist(ctx, n.bs(1, v.top))
+	if err != nil {
+		return err
+	}
+	if v.shut, err = shut(ctx, o, n, found); err != nil {
+		return err
+	}
 	for i := range found {
-		if found[i] {
+		if found[i] || slices.Contains(v.shut, i+1) {
 			v.taken = append(v.taken, i+1)
 		}
 	}
-	return err
+	return nil
+}
+
+// shut returns the slots that have a delay queue, of those for which no B queue was
+// found. It must be asked after that: a holder declares its delay queue later than
+// B, so one who dies meanwhile is seen by the one or by the other.
+func shut(ctx context.Context, o observer, n names, held []bool) ([]int, error) {
+	var without, shut []int
+	for i := range held {
+		if !held[i] {
+			without = append(without, i+1)
+		}
+	}
+	if len(without) == 0 || mutant.Delay {
+		return nil, nil
+	}
+	found, err := o.exist(ctx, n.ds(without))
+	for i := range found {
+		if found[i] {
+			shut = append(shut, without[i])
+		}
+	}
+	return shut, err
 }
 
 // count determines the maximum: it goes up the A queues until one is missing. On
 // the way it learns the reach.
 func count(ctx context.Context, o observer, n names) (view, error) {
 	v := view{reach: -1}
-	found, err := o.exist(ctx, append(n.reaches(), n.as(1, 32)...))
+	found, err := o.exist(ctx, append(n.reaches(), n.as(1, 8)...)) // most limits are low
 	if err != nil {
 		return v, err
 	}
@@ -102,14 +133,24 @@ func count(ctx context.Context, o observer, n names) (view, error) {
 // settled reports whether those who have declared these B queues, having seen v
 // before, are inside: their slots must still exist, and no more may be held than
 // the limit says, themselves included. Nor may the reach have been moved up
-// meanwhile, as there might be holders who were not counted.
+// meanwhile, as there might be holders who were not counted. Nor may one of the
+// slots have a delay queue, as somebody may have taken it since v and died. B is
+// ours, so nobody else declares one now.
 //
 // B queues are looked at first and the limit afterwards, so no fall that was
 // complete before is missed. Of any who are inside together, the one who declared
 // last has looked after the declarations of all others and counted them all, so
 // they are never more than the limit it saw.
 func settled(ctx context.Context, o observer, n names, v view, mine []int) (bool, error) {
-	ask := n.bs(1, v.top)
+	held, err := o.exist(ctx, n.bs(1, v.top))
+	if err != nil {
+		return false, err
+	}
+	died, err := shut(ctx, o, n, held)
+	if err != nil {
+		return false, err
+	}
+	ask := n.ds(mine)
 	for _, slot := range mine {
 		ask = append(ask, n.a(slot))
 	}
@@ -124,15 +165,16 @@ func settled(ctx context.Context, o observer, n names, v view, mine []int) (bool
 	if err != nil {
 		return false, err
 	}
-	inside := 0
-	for _, taken := range found[:v.top] {
+	inside := len(died)
+	for _, taken := range held {
 		if taken {
 			inside++
 		}
 	}
-	stand := !slices.Contains(found[v.top:limits], false)
+	delayed := slices.Contains(found[:len(mine)], true) && !mutant.Delay
+	stand := !slices.Contains(found[len(mine):limits], false)
 	raised := slices.Contains(found[limits:], true)
-	return inside <= v.slots && stand && !raised, nil
+	return inside <= v.slots && !delayed && stand && !raised, nil
 }
 
 // recognise returns lock.ErrForeign if what has the name of the first slot is

@@ -57,6 +57,15 @@ func TestLookFindsHoldersAboveTheLimit(t *testing.T) {
 	}
 }
 
+func TestLookCountsTheDead(t *testing.T) {
+	t.Parallel()
+	q := queues{}.add(ring.reach(4), ring.b(1), ring.d(1), ring.d(3)).add(ring.as(1, 3)...)
+	v, err := look(t.Context(), q, ring)
+	if err != nil || !slices.Equal(v.taken, []int{1, 3}) || !slices.Equal(v.shut, []int{3}) || v.room() != 1 || !slices.Equal(v.free(), []int{2}) {
+		t.Errorf("got %+v, %v", v, err)
+	}
+}
+
 func TestSettled(t *testing.T) {
 	t.Parallel()
 	before := func(names ...string) queues { // the limit fell to 2 while somebody had slot 4
@@ -75,6 +84,9 @@ func TestSettled(t *testing.T) {
 		{"one wants two", before(ring.b(1), ring.b(2)), []int{1, 2}, false},
 		{"the slot was removed meanwhile", queues{}.add(ring.a(1), ring.b(2)), []int{2}, false},
 		{"it was raised meanwhile, and fell again", before(ring.b(1), ring.b(20), ring.reach(32)), []int{1}, false},
+		{"somebody took the slot meanwhile, and died", before(ring.b(1), ring.d(1)), []int{1}, false},
+		{"a holder died, and the limit is used up by what it left", before(ring.b(1), ring.d(2)), []int{1}, false},
+		{"the holder above the limit died", queues{}.add(ring.reach(4), ring.a(1), ring.a(2), ring.d(4), ring.b(1)), []int{1}, true},
 		{"the limit fell, but not below the slot", queues{}.add(ring.a(1), ring.b(1)), []int{1}, false},
 	} {
 		inside, err := settled(t.Context(), test.now, ring, seen, test.mine)

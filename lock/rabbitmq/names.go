@@ -2,6 +2,7 @@ package rabbitmq
 
 import (
 	"strconv"
+	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 )
@@ -14,13 +15,23 @@ func (c Config) names(semaphore string) names { return names{c.Prefix + "/" + se
 
 func (n names) a(slot int) string      { return n.base + strconv.Itoa(slot) + "-A" }
 func (n names) b(slot int) string      { return n.base + strconv.Itoa(slot) + "-B" }
+func (n names) d(slot int) string      { return n.base + strconv.Itoa(slot) + "-D" }
 func (n names) mutex() string          { return n.base + "admin" }
 func (n names) bell() string           { return n.base + "bell" }
 func (n names) reach(slots int) string { return n.base + "reach-" + strconv.Itoa(slots) }
 
-// as and bs return the names of the A and B queues from..to, both included.
+// as and bs return the names of the A and B queues from..to, both included, and
+// ds those of the delay queues of some slots.
 func (n names) as(from, to int) []string { return span(n.a, from, to) }
 func (n names) bs(from, to int) []string { return span(n.b, from, to) }
+
+func (n names) ds(slots []int) []string {
+	list := make([]string, len(slots))
+	for i, slot := range slots {
+		list[i] = n.d(slot)
+	}
+	return list
+}
 
 func span(name func(int) string, from, to int) []string {
 	var list []string
@@ -53,6 +64,13 @@ var arguments = amqp.Table{"x-queue-type": "classic", "x-max-length": 0}
 func declareDurable(ch *amqp.Channel, name string) error {
 	_, err := ch.QueueDeclare(name, true, false, false, false, arguments)
 	return err
+}
+
+// delayArguments are those of a slot's delay queue: it stays for so long after its
+// consumer is gone. It is classic as well: a quorum queue would survive the loss of
+// a node, but B does not, and each slot that is taken would found a Raft group.
+func delayArguments(delay time.Duration) amqp.Table {
+	return amqp.Table{"x-queue-type": "classic", "x-max-length": 0, "x-expires": delay.Milliseconds()}
 }
 
 // declareOwn declares a queue that belongs to the channel's connection and goes

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"onejob/internal/servers"
 	"onejob/internal/testenv"
 	"onejob/lock"
 )
@@ -33,6 +34,13 @@ func TestHole(t *testing.T) {
 	if err != nil || sem.Slots != 1 || len(sem.Holders) != 4 {
 		t.Errorf("with a hole: %+v, %v; want 1 slot and 4 holders", sem, err)
 	}
+	// However far the slots behind a hole reach, a change finds them.
+	began := time.Now()
+	if err := s.Create(t.Context(), "far", 200); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("to make 200 slots took %v", time.Since(began).Round(time.Millisecond))
+	deleteQueue(t, v, "onejob/far/1-A")
 	for i, lease := range leases {
 		if err := lease.Context().Err(); err != nil {
 			t.Errorf("a holder was thrown out: %v", context.Cause(lease.Context()))
@@ -44,6 +52,11 @@ func TestHole(t *testing.T) {
 			t.Error(err)
 		}
 	}
+	began = time.Now()
+	if err := s.Destroy(t.Context(), "far", false); err != nil {
+		t.Error(err)
+	}
+	t.Logf("to destroy 199 slots behind a hole took %v", time.Since(began).Round(time.Millisecond))
 	for _, slots := range []int{2, 1, 5, 0} { // 3 and 4 were strays until now
 		if err := s.Resize(t.Context(), "k", slots); err != nil {
 			t.Fatal(err)
@@ -62,8 +75,9 @@ func aQueues(t testing.TB, v *testenv.Vhost) []string {
 	return slices.DeleteFunc(v.Queues(t), func(queue string) bool { return !strings.HasSuffix(queue, "-A") })
 }
 
-// TestDeletedHolder: a B queue deleted by hand ends its lease, and the next holder of
-// the slot keeps it when the first lets go.
+// TestDeletedHolder: a B queue deleted by hand ends its lease. Nobody has the slot
+// before the holder lets go, except clients that do not know of delay queues: they
+// keep it when the holder lets go.
 func TestDeletedHolder(t *testing.T) {
 	t.Parallel()
 	v := testenv.RabbitMQ(t)
@@ -74,10 +88,21 @@ func TestDeletedHolder(t *testing.T) {
 	first := take(t, a, "k")
 	deleteQueue(t, v, first.queue)
 	ended(t, first, lock.ErrRevoked)
-	second := take(t, z, "k")
+	if _, err := z.Take(t.Context(), "k", 1, nil); !errors.Is(err, lock.ErrDelayed) {
+		t.Errorf("take before the holder has let go: got error %v, want %v", err, lock.ErrDelayed)
+	}
+	other := newSeed(t, v, "k")
+	if l := other.acquire(); l != 1 {
+		t.Errorf("the other client was granted slot %d, want 1", l)
+	}
 	if err := first.Release(t.Context()); !errors.Is(err, lock.ErrRevoked) {
 		t.Errorf("release: got error %v, want %v", err, lock.ErrRevoked)
 	}
+	if !other.exists(first.queue) {
+		t.Error("the other client's queue is gone")
+	}
+	other.relinquish(1)
+	second := take(t, z, "k")
 	if _, err := a.Take(t.Context(), "k", 1, nil); !errors.Is(err, lock.ErrFull) {
 		t.Errorf("take: got error %v, want %v", err, lock.ErrFull)
 	}
@@ -267,10 +292,8 @@ func TestErrorsTellWhatToMend(t *testing.T) {
 // TestShortHeartbeat: a broker that gives up on us earlier than we count on.
 func TestShortHeartbeat(t *testing.T) {
 	t.Parallel()
-	v := testenv.RabbitMQ(t)
-	cfg := config(t, v)
-	cfg.URL += "?heartbeat=1"
-	s := create(t, cfg)
+	_, v := testenv.OwnRabbitMQ(t, servers.RabbitMQConfig{Extra: "heartbeat = 1"})
+	s := create(t, config(t, v))
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	done := make(chan error, 1)
@@ -279,7 +302,7 @@ func TestShortHeartbeat(t *testing.T) {
 		short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
 		defer cancel()
 		err := s.Ready(short)
-		return err != nil && strings.Contains(err.Error(), "insists on a heartbeat of 1s")
+		return err != nil && strings.Contains(err.Error(), "insists on a heartbeat of 1s, shorter than the 5s that leases are counted by: set heartbeat = 5")
 	})
 	cancel()
 	if err := <-done; err != nil {

@@ -182,15 +182,11 @@ func TestBroker(t *testing.T) {
 	t.Parallel()
 	broker, v := testenv.OwnRabbitMQ(t, servers.RabbitMQConfig{})
 	cfg := config(t, v)
-	cfg.Cooldown = 500 * time.Millisecond
 	s := create(t, cfg)
 	if err := s.Create(t.Context(), "k", 2); err != nil {
 		t.Fatal(err)
 	}
 	run(t, s)
-	if _, err := s.Take(t.Context(), "k", 1, nil); !errors.Is(err, lock.ErrDelayed) {
-		t.Errorf("take on a new connection: got error %v, want %v", err, lock.ErrDelayed)
-	}
 
 	t.Run("AlarmKeepsHolders", func(t *testing.T) {
 		lease := takeSoon(t, s, "k")
@@ -250,10 +246,14 @@ func TestBroker(t *testing.T) {
 				t.Error("the session is the same as before")
 			}
 			sem, err := s.Inspect(t.Context(), "k")
-			if err != nil || sem.Slots != 2 || len(sem.Holders) != 0 {
-				t.Errorf("after the start: %+v, %v; want 2 slots and no holders", sem, err)
+			if err != nil || sem.Slots != 2 || len(sem.Holders) != 1 || sem.Holders[0].Session != lease.delay {
+				t.Errorf("after the start: %+v, %v; want 2 slots, one of them shut", sem, err)
 			}
-			leases := []*slot{takeSoon(t, s, "k"), takeSoon(t, s, "k")}
+			other := take(t, s, "k")
+			if _, err := s.Take(t.Context(), "k", 1, nil); !errors.Is(err, lock.ErrDelayed) {
+				t.Errorf("take the slot that was held: got error %v, want %v", err, lock.ErrDelayed)
+			}
+			leases := []*slot{other, takeSoon(t, s, "k")}
 			for _, l := range leases {
 				if err := l.Release(t.Context()); err != nil {
 					t.Error(err)

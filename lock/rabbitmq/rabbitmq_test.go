@@ -26,21 +26,25 @@ import (
 // and TestDefaultTypeQuorum uses it).
 
 func TestMain(m *testing.M) {
-	if os.Getenv(fighterEnv) != "" {
+	switch {
+	case os.Getenv(fighterEnv) != "":
 		fight()
+	case os.Getenv(holderEnv) != "":
+		hold()
+	case os.Getenv(stubbornEnv) != "":
+		resist()
 	}
 	testenv.Main(m)
 }
 
 const patience = 30 * time.Second
 
-// config is a configuration for a test's own virtual host, without a cool-down.
+// config is a configuration for a test's own virtual host.
 func config(t testing.TB, v *testenv.Vhost) Config {
 	log, _ := testenv.Logger(t)
 	return Config{
 		URL: v.URL, Log: log,
 		Heartbeat: 5 * time.Second, Verify: 500 * time.Millisecond, Margin: time.Second,
-		Cooldown: time.Nanosecond,
 	}
 }
 
@@ -193,6 +197,7 @@ func TestSemaphores(t *testing.T) {
 				s := create(t, cfg)
 				return holder{Semaphores: s}, s
 			},
+			LockDelay:  config(t, v).Heartbeat,
 			EndSession: func(t *testing.T, session string) { endSession(t, v, session) },
 			Revoke:     func(t *testing.T, name string, h lock.SlotHolder) { deleteQueue(t, v, h.Session) },
 			Spoil: func(t *testing.T, name string) {

@@ -28,8 +28,16 @@ type Semaphores struct {
 
 	mu      sync.Mutex
 	term    *term
-	changed chan struct{} // closed, and another one put there, when a slot is given back or a session begins or ends
+	changed chan struct{} // closed, and another one put there, when a session begins or ends
 	lastErr error
+
+	looking chan struct{} // holds a token while nobody looks
+	joining sync.Mutex
+	glances map[names]*glance
+
+	waiting  sync.Mutex
+	lookouts map[string]*lookout
+	hints    map[string]*hint
 }
 
 var _ lock.Semaphores = (*Semaphores)(nil)
@@ -41,7 +49,10 @@ func New(cfg Config) (*Semaphores, error) {
 		return nil, err
 	}
 	cfg = cfg.WithDefaults()
-	return &Semaphores{cfg: cfg, log: cfg.Log, scout: newScout(cfg), changed: make(chan struct{})}, nil
+	s := &Semaphores{cfg: cfg, log: cfg.Log, scout: newScout(cfg), changed: make(chan struct{}),
+		lookouts: map[string]*lookout{}, hints: map[string]*hint{}, looking: make(chan struct{}, 1), glances: map[names]*glance{}}
+	s.looking <- struct{}{}
+	return s, nil
 }
 
 // Run keeps a session alive, which is a connection, and begins another when one
@@ -97,23 +108,6 @@ func (s *Semaphores) Ready(ctx context.Context) error {
 	}
 }
 
-// Cooled is Ready, and returns when the session is old enough to take slots, too.
-func (s *Semaphores) Cooled(ctx context.Context) error {
-	for {
-		if err := s.Ready(ctx); err != nil {
-			return err
-		}
-		t := s.current()
-		switch {
-		case t == nil: // it was lost just now
-		case !t.cooling():
-			return nil
-		default:
-			pause(ctx, t.began.Add(s.cfg.Cooldown).Until())
-		}
-	}
-}
-
 // Session returns the present session's ID, and "" while there is none.
 func (s *Semaphores) Session() string {
 	if t := s.current(); t != nil {
@@ -124,7 +118,8 @@ func (s *Semaphores) Session() string {
 
 // Inspect implements lock.Semaphores. Holders are known by their B queue. They
 // are asked for the rest, and those of other makes do not answer, which takes a
-// second to find out.
+// second to find out. A slot that is shut because its holder died is held, too, by
+// its delay queue.
 func (s *Semaphores) Inspect(ctx context.Context, name string) (lock.Semaphore, error) {
 	sem := lock.Semaphore{Name: name, Waiting: -1}
 	if err := lock.CheckSemaphore(name, 0); err != nil {
@@ -143,16 +138,33 @@ func (s *Semaphores) Inspect(ctx context.Context, name string) (lock.Semaphore, 
 	sem.Slots = v.slots
 	var held []string
 	for _, number := range v.taken {
-		held = append(held, queues.b(number))
+		if !slices.Contains(v.shut, number) {
+			held = append(held, queues.b(number))
+		}
 	}
 	answers, err := ask(ctx, o.wire, o.prober, s.cfg.Prefix+"/.mail/", held)
 	if err != nil {
 		return sem, fmt.Errorf("limit %s: ask the holders: %w", name, err)
 	}
 	for _, queue := range held {
+		if _, ok := answers[queue]; !ok && o.shared(queue) {
+			sem.Holders = append(sem.Holders, lock.SlotHolder{Session: queue, Value: []byte(notOurs)})
+			continue
+		}
 		sem.Holders = append(sem.Holders, lock.SlotHolder{Session: queue, Value: answers[queue].Value, Since: answers[queue].Since})
 	}
+	for _, queue := range queues.ds(v.shut) {
+		sem.Holders = append(sem.Holders, lock.SlotHolder{Session: queue, Value: []byte(s.died())})
+	}
 	return sem, nil
+}
+
+// notOurs is what is shown of a B queue that keeps a slot taken for ever.
+const notOurs = "this queue is not exclusive, so it is no holder's: the slot is taken until somebody deletes the queue"
+
+// died is what is shown in place of a dead holder's own words.
+func (s *Semaphores) died() string {
+	return fmt.Sprintf("its holder died, or lost RabbitMQ, less than %v ago; what it ran may still be dying", s.cfg.delay())
 }
 
 // List implements lock.Semaphores: of the names in the configuration it returns
@@ -244,8 +256,7 @@ func (s *Semaphores) setError(err error) {
 	s.lastErr = err
 }
 
-// Changed returns a channel that is closed when a session begins or ends, or a
-// slot is given back here.
+// Changed returns a channel that is closed when a session begins or ends.
 func (s *Semaphores) Changed() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()

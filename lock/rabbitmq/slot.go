@@ -3,6 +3,7 @@ package rabbitmq
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -26,23 +27,29 @@ const (
 //
 // From before its B queue is declared until that is gone it is in its term's
 // table, as the broker would let the same connection declare it twice.
+//
+// From before it is granted until the holder lets go its delay queue is there, and
+// for some time after a holder is gone who did not let go.
 type slot struct {
 	t         *term
 	semaphore string
 	number    int
 	queue     string // B
+	delay     string // its delay queue
 	value     []byte
 	since     time.Time
 	ctx       context.Context
 	cancel    context.CancelCauseFunc
 	state     atomic.Int32
 	ended     atomic.Int64  // when it was revoked, as a boottime.Instant; zero if it was not
+	shielded  atomic.Bool   // the delay queue is there, and we consume from it, as far as we know
 	ch        *amqp.Channel // gets the letters that are sent to B
 }
 
 // declare makes a B queue ours.
-func (t *term) declare(name, queue string, number int, value []byte) (*slot, error) {
-	s := &slot{t: t, semaphore: name, number: number, queue: queue, value: value, since: time.Now()}
+func (t *term) declare(name string, n names, number int, value []byte) (*slot, error) {
+	queue := n.b(number)
+	s := &slot{t: t, semaphore: name, number: number, queue: queue, delay: n.d(number), value: value, since: time.Now()}
 	s.ctx, s.cancel = context.WithCancelCause(t.ctx)
 	if !t.reserve(s) {
 		s.cancel(errRace)
@@ -79,6 +86,89 @@ func (s *slot) open() (letters <-chan amqp.Delivery, err error) {
 		_ = s.t.delete(s.queue) // it is ours, and only cannot be read
 	}
 	return letters, err
+}
+
+// shield declares the slot's delay queue, which must not be there, and consumes
+// from it. Our B queue keeps others from doing so, unless somebody deletes it.
+// Then two may meet here, of whom one is refused: the consumer is exclusive.
+func (s *slot) shield() error {
+	if !s.t.more() {
+		return errRace
+	}
+	s.shielded.Store(true)
+	ch, gone, err := s.consume()
+	if err != nil {
+		s.t.readers.Done()
+		if is(err, amqp.NotFound) && strings.Contains(err.Error(), "home node") {
+			s.shielded.Store(false)
+			return fmt.Errorf("%w, or has lost RabbitMQ: %w", lock.ErrDelayed, err) // a holder's, on a node that cannot be reached
+		}
+		if is(err, amqp.AccessRefused) && strings.Contains(err.Error(), "exclusive use") || is(err, amqp.NotFound, amqp.PreconditionFailed) && !tooMany(err) {
+			s.shielded.Store(false) // it is another's
+			return errRace
+		}
+		return explain("take queue "+s.delay, err)
+	}
+	go func() {
+		defer s.t.readers.Done()
+		s.keep(ch, gone)
+	}()
+	return nil
+}
+
+// consume declares the delay queue and returns what ends when it is gone. It does so
+// on a channel of its own: when the broker closes one for an error, a delivery to
+// another consumer there may follow, for which the library closes the connection.
+func (s *slot) consume() (ch *amqp.Channel, gone <-chan amqp.Delivery, err error) {
+	if ch, err = s.t.wire.conn.Channel(); err != nil {
+		return nil, nil, err
+	}
+	if _, err = ch.QueueDeclare(s.delay, true, false, false, false, delayArguments(s.t.s.cfg.delay())); err == nil {
+		gone, err = ch.Consume(s.delay, "", true, true, false, false, nil)
+	}
+	if err != nil {
+		_ = ch.Close()
+	}
+	return ch, gone, err
+}
+
+// keep keeps the delay queue there while the slot is held. If it is deleted it is
+// declared again, or else the slot is given up: without it the next holder would not
+// wait for what this one may leave behind.
+func (s *slot) keep(ch *amqp.Channel, gone <-chan amqp.Delivery) {
+	for {
+		for range gone { // probes
+		}
+		_ = ch.Close()
+		s.shielded.Store(false)
+		s.check()
+		if !s.wanted() || s.t.gone() != nil {
+			return
+		}
+		var err error
+		ch, gone, err = s.consume()
+		switch {
+		case err == nil:
+			s.shielded.Store(true)
+			if !s.wanted() { // who let go meanwhile may not have seen it
+				_, _ = ch.QueueDelete(s.delay, false, false, false)
+				_ = ch.Close()
+				return
+			}
+			s.t.s.log.Warn("slot_delay_restored", zap.String("limit", s.semaphore), zap.Int("slot", s.number))
+		case s.t.gone() != nil || s.state.CompareAndSwap(stateTaking, stateLeaving): // the one who is taking it will see
+			return
+		default:
+			s.revoke("queue " + s.delay + " was deleted by somebody else")
+			return
+		}
+	}
+}
+
+// wanted reports whether nobody has let go of the slot yet, nor taken it away.
+func (s *slot) wanted() bool {
+	state := s.state.Load()
+	return state == stateTaking || state == stateHeld
 }
 
 // read answers what is sent to the holder of the slot, until the channel is
@@ -139,15 +229,25 @@ func (s *slot) Release(context.Context) error {
 	return s.leave()
 }
 
-// leave deletes the B queue. When the connection is lost the broker does so.
+// leave deletes the delay queue, and then B, which shows to others that the slot is
+// free. When the connection is lost the broker does so, later.
 func (s *slot) leave() error {
-	err := s.t.delete(s.queue)
+	err := s.t.pulse.do(func(ch *amqp.Channel) error {
+		if s.shielded.Load() {
+			if _, err := ch.QueueDelete(s.delay, false, false, true); err != nil {
+				return err
+			}
+		}
+		_, err := ch.QueueDelete(s.queue, false, false, false)
+		return err
+	})
 	switch {
 	case err == nil:
 		_ = s.ch.Close()
 		s.t.remove(s)
-		s.t.s.signal()
-		s.t.s.scout.ring(s.t.s.cfg.names(s.semaphore).bell())
+		if !s.t.s.scout.ring(s.t.s.cfg.names(s.semaphore).bell(), s.number) {
+			s.t.s.poke(s.semaphore)
+		}
 		return nil
 	case is(err, amqp.ResourceLocked):
 		_ = s.ch.Close()

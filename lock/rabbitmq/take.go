@@ -7,13 +7,14 @@ import (
 	"math/rand/v2"
 	"time"
 
-	amqp "github.com/rabbitmq/amqp091-go"
-
 	"onejob/lock"
 )
 
 // races is how many races for slots a Take may lose before it gives up.
 const races = 8
+
+// sureDelays is how many looks of a Take must find that a holder has died.
+const sureDelays = 3
 
 // errRace says that others were faster, or that the limit moved meanwhile.
 var errRace = errors.New("lost a race")
@@ -31,12 +32,10 @@ func (s *Semaphores) Take(ctx context.Context, name string, n int, value []byte)
 		return nil, fmt.Errorf("take slots of limit %s: %d is not between 1 and %d", name, n, lock.MaxTake)
 	}
 	t := s.current()
-	switch {
-	case t == nil:
+	if t == nil {
 		return nil, lock.ErrLost
-	case t.cooling():
-		return nil, fmt.Errorf("limit %s: %w, or may have: the connection is new", name, lock.ErrDelayed)
 	}
+	delays := 0
 	for lost := 0; lost < races; lost++ {
 		if lost > 0 {
 			pause(ctx, rand.N(5*time.Millisecond<<lost)) // lest the same meet again
@@ -50,6 +49,12 @@ func (s *Semaphores) Take(ctx context.Context, name string, n int, value []byte)
 			return slots, nil
 		case t.gone() != nil:
 			return nil, t.gone()
+		case errors.Is(err, lock.ErrDelayed):
+			// A slot that was taken while we looked shows the same once: no B queue, and
+			// then a delay queue.
+			if delays++; delays == sureDelays {
+				return nil, fmt.Errorf("limit %s: %w", name, err)
+			}
 		case !errors.Is(err, errRace):
 			return nil, fmt.Errorf("limit %s: %w", name, err)
 		}
@@ -60,18 +65,9 @@ func (s *Semaphores) Take(ctx context.Context, name string, n int, value []byte)
 // take tries once. What it returns without is given back.
 func (t *term) take(ctx context.Context, name string, n int, value []byte) (leases []lock.Lease, err error) {
 	queues := t.s.cfg.names(name)
-	v, err := look(ctx, t.s.scout, queues)
-	switch {
-	case err != nil:
+	v, wanted, err := t.choose(ctx, name, n)
+	if err != nil {
 		return nil, err
-	case !v.there():
-		return nil, lock.ErrNoSemaphore
-	}
-	if err := recognise(t.pulse, queues, v); err != nil {
-		return nil, err
-	}
-	if v.room() < n {
-		return nil, lock.ErrFull
 	}
 	var slots []*slot
 	defer func() {
@@ -83,23 +79,24 @@ func (t *term) take(ctx context.Context, name string, n int, value []byte) (leas
 			}
 		}
 	}()
-	free := v.free()
-	start := rand.IntN(len(free)) // those who come at once do not all want the same
-	var numbers []int
-	for i := range n {
-		number := free[(start+i)%len(free)]
-		s, err := t.declare(name, queues.b(number), number, value)
+	for _, number := range wanted {
+		s, err := t.declare(name, queues, number, value)
 		if err != nil {
 			return nil, err
 		}
-		slots, numbers = append(slots, s), append(numbers, number)
+		slots = append(slots, s)
 	}
-	ok, err := settled(ctx, t.s.scout, queues, v, numbers)
+	ok, err := settled(ctx, t.s.scout, queues, v, wanted)
 	if err != nil {
 		return nil, err
 	}
 	if !ok {
 		return nil, errRace
+	}
+	for _, s := range slots {
+		if err := s.shield(); err != nil {
+			return nil, err
+		}
 	}
 	for _, s := range slots {
 		if !s.state.CompareAndSwap(stateTaking, stateHeld) {
@@ -113,61 +110,35 @@ func (t *term) take(ctx context.Context, name string, n int, value []byte) (leas
 	return leases, ctx.Err()
 }
 
-// The pauses between two looks of one who waits.
-const (
-	shortestWait = 100 * time.Millisecond
-	longestWait  = time.Second
-)
-
-// Await implements lock.Semaphores. It waits for the bell, and for a slot that is
-// given back here. As RabbitMQ does not tell when a queue goes, it also looks,
-// ever less often.
-func (s *Semaphores) Await(ctx context.Context, name string) error {
-	if err := lock.CheckSemaphore(name, 0); err != nil {
-		return err
+// choose returns n slots that are free, or were a moment ago, and what was seen.
+func (t *term) choose(ctx context.Context, name string, n int) (view, []int, error) {
+	// One who was woken by the bell wants the slot for which it was rung. What was
+	// seen last will do: what has changed since then is found out by settled.
+	if h := t.s.hinted(name); h != nil && n == 1 {
+		return h.view, []int{h.slot}, nil
 	}
-	queues := s.cfg.names(name)
-	var listening *term
-	var rung <-chan amqp.Delivery
-	stop := func() {}
-	defer func() { stop() }()
-	for wait := shortestWait; ; wait = min(2*wait, longestWait) {
-		changed := s.Changed()
-		if t := s.current(); t != nil && !t.cooling() {
-			v, err := look(ctx, s.scout, queues)
-			switch {
-			case err != nil:
-				return fmt.Errorf("limit %s: %w", name, err)
-			case !v.there():
-				return fmt.Errorf("limit %s: %w", name, lock.ErrNoSemaphore)
-			}
-			if err := recognise(t.pulse, queues, v); err != nil {
-				return fmt.Errorf("limit %s: %w", name, err)
-			}
-			if v.room() > 0 {
-				return nil
-			}
-			if t != listening {
-				stop()
-				listening = t
-				rung, stop = t.listen(queues.bell())
-				continue // somebody may have rung just before
-			}
-		}
-		timer := time.NewTimer(wait/2 + rand.N(wait/2))
-		select {
-		case <-changed:
-			pause(ctx, rand.N(20*time.Millisecond)) // not all at the same moment
-		case _, ok := <-rung:
-			if !ok {
-				rung = nil
-			}
-		case <-timer.C:
-		case <-ctx.Done():
-		}
-		timer.Stop()
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
+	queues := t.s.cfg.names(name)
+	v, err := t.s.look(ctx, queues)
+	switch {
+	case err != nil:
+		return v, nil, err
+	case !v.there():
+		return v, nil, lock.ErrNoSemaphore
 	}
+	if err := recognise(t.pulse, queues, v); err != nil {
+		return v, nil, err
+	}
+	switch room := v.room(); {
+	case room+len(v.shut) < n:
+		return v, nil, lock.ErrFull
+	case room < n:
+		return v, nil, lock.ErrDelayed
+	}
+	free := v.free()
+	start := rand.IntN(len(free)) // those who come at once do not all want the same
+	var some []int
+	for i := range n {
+		some = append(some, free[(start+i)%len(free)])
+	}
+	return v, some, nil
 }

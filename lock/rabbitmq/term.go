@@ -22,7 +22,6 @@ type term struct {
 	s     *Semaphores
 	id    string // of the session, which is the connection
 	queue string // a queue that exists as long as the connection does
-	began boottime.Instant
 	wire  *wire
 	pulse *line // for all requests but the taking of slots
 
@@ -34,7 +33,7 @@ type term struct {
 	slots map[string]*slot // by B queue; one that is here reserves it
 	over  bool             // no more slots
 
-	readers sync.WaitGroup // of letters, one for each slot
+	readers sync.WaitGroup // of B and delay queues, two for each slot
 }
 
 // begin connects.
@@ -48,14 +47,14 @@ func (s *Semaphores) begin(ctx context.Context) (*term, error) {
 	// earlier than we count on.
 	if agreed := w.conn.Config.Heartbeat; agreed < s.cfg.Heartbeat {
 		w.close()
-		return nil, fmt.Errorf("the broker, or the URL, insists on a heartbeat of %v, shorter than the %v that leases are counted by: set rabbitmq.heartbeat to it", agreed, s.cfg.Heartbeat)
+		return nil, fmt.Errorf("the broker insists on a heartbeat of %v, shorter than the %v that leases are counted by: set heartbeat = %d, or more, in its rabbitmq.conf", agreed, s.cfg.Heartbeat, s.cfg.Heartbeat/time.Second)
 	}
 	t := &term{
-		s: s, id: id, queue: s.cfg.Prefix + "/.session/" + id, began: boottime.Now(),
+		s: s, id: id, queue: s.cfg.Prefix + "/.session/" + id,
 		wire: w, pulse: &line{wire: w},
 		slots: map[string]*slot{},
 	}
-	t.until = s.cfg.timing().Deadline(t.began)
+	t.until = s.cfg.timing().Deadline(boottime.Now())
 	stop := context.AfterFunc(ctx, w.cut)
 	err = t.pulse.do(func(ch *amqp.Channel) error { return declareOwn(ch, t.queue) })
 	if stop() && err == nil {
@@ -209,9 +208,6 @@ func (t *term) gone() error {
 	return context.Cause(t.ctx)
 }
 
-// cooling reports whether the connection is too young to take slots.
-func (t *term) cooling() bool { return !t.began.Add(t.s.cfg.Cooldown).Passed() }
-
 // reserve enters a slot in the table and counts its reader, or reports that it
 // is there already.
 func (t *term) reserve(s *slot) bool {
@@ -222,6 +218,17 @@ func (t *term) reserve(s *slot) bool {
 	}
 	t.readers.Add(1)
 	t.slots[s.queue] = s
+	return true
+}
+
+// more counts another reader of a slot in the table, unless the term is over.
+func (t *term) more() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.over {
+		return false
+	}
+	t.readers.Add(1)
 	return true
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"sync"
 	"time"
 
@@ -103,6 +104,20 @@ func (l *line) do(request func(*amqp.Channel) error) error {
 	return err
 }
 
+// shared reports whether there is a queue of that name that is not exclusive.
+func (l *line) shared(queue string) bool {
+	return l.do(func(ch *amqp.Channel) error {
+		_, err := ch.QueueDeclarePassive(queue, false, false, false, false, nil)
+		return err
+	}) == nil
+}
+
+// tooMany reports whether the broker refused a queue because there are too many, with
+// the code that it also has for a queue of another kind.
+func tooMany(err error) bool {
+	return is(err, amqp.PreconditionFailed) && strings.Contains(err.Error(), "queue limit")
+}
+
 // is reports whether the broker refused a request with one of these codes.
 func is(err error, codes ...int) bool {
 	var refusal *amqp.Error
@@ -129,6 +144,10 @@ func explain(what string, err error) error {
 		return fmt.Errorf("%s: %w: look at the user and the password in the URL", what, err)
 	case is(err, amqp.AccessRefused):
 		return fmt.Errorf("%s: %w: the user must be allowed to configure and to read queues below the prefix, and to write to amq.default", what, err)
+	case tooMany(err):
+		return fmt.Errorf("%s: %w: each slot that is held has two queues: raise max-queues of the virtual host", what, err)
+	case is(err, amqp.FrameError):
+		return fmt.Errorf("%s: %w: if TLS is spoken at that port, the URL must begin with amqps://", what, err)
 	}
 	return fmt.Errorf("%s: %w", what, err)
 }
