@@ -3,6 +3,8 @@ package tasks
 import (
 	"encoding/json"
 	"time"
+
+	"onejob/internal/boottime"
 )
 
 // Outcome says how one attempt ended, as its row in onejob.attempts tells it.
@@ -50,6 +52,13 @@ type Ending struct {
 	// Stalled says that the lease was lost because the replica itself did not run: the
 	// task may be the cause.
 	Stalled bool
+
+	// Begun is when the handler began; zero if that is not known.
+	Begun boottime.Instant
+
+	// StoppedAt is the earliest moment, by Postgres' clock, at which all that the handler
+	// had started can have been over; zero if that is not known.
+	StoppedAt time.Time
 
 	Error    string
 	ExitCode *int // of an exec task's process that ended by itself

@@ -298,6 +298,7 @@ func (e Exec) Run(ctx context.Context, a *Attempt) (Result, error) {
 	}
 	accompany(ctx, p, lease, a.Deadline)
 	exit, err := p.Wait()
+	a.Stopped = p.Ended()
 	if err != nil {
 		return Result{}, withCause(ctx, fmt.Errorf("command %q: %w", name, err))
 	}

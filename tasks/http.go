@@ -19,6 +19,8 @@ import (
 	"time"
 	"unicode"
 	"unicode/utf8"
+
+	"onejob/internal/quiet"
 )
 
 // What HTTPConfig's zero values stand for.
@@ -84,7 +86,11 @@ func NewHTTP(c HTTPConfig) (*HTTP, error) {
 	for i, entry := range c.Allow {
 		place, err := parseAllowed(entry)
 		if err != nil {
-			problems = append(problems, fmt.Errorf("allow[%d] %q: %w", i, entry, err))
+			which := fmt.Sprintf("allow[%d]", i)
+			if !strings.Contains(entry, "@") { // else it may hold a password
+				which += fmt.Sprintf(" %q", entry)
+			}
+			problems = append(problems, fmt.Errorf("%s: %w", which, err))
 		}
 		h.allow = append(h.allow, place)
 	}
@@ -112,7 +118,7 @@ func NewHTTP(c HTTPConfig) (*HTTP, error) {
 		// How long a response may take is the attempt's business: a receiver
 		// may well work for minutes before it answers.
 		Transport: &http.Transport{
-			Proxy:               http.ProxyFromEnvironment,
+			Proxy:               quiet.Proxy(http.ProxyFromEnvironment),
 			DialContext:         dialer.DialContext,
 			TLSHandshakeTimeout: 10 * time.Second,
 			ForceAttemptHTTP2:   true,
@@ -176,6 +182,9 @@ func (h *HTTP) Run(ctx context.Context, a *Attempt) (Result, error) {
 func requestError(req *http.Request, err error) error {
 	if wrapped, ok := errors.AsType[*url.Error](err); ok {
 		err = wrapped.Err
+	}
+	if strings.HasPrefix(err.Error(), "failed to parse Location header") { // net/http repeats it
+		err = errors.New("redirected to an invalid URL")
 	}
 	if ctx := req.Context(); ctx.Err() != nil {
 		err = context.Cause(ctx)
@@ -248,7 +257,7 @@ func (h *HTTP) parse(payload json.RawMessage) (*outgoing, error) {
 	}
 	u, err := url.Parse(p.URL)
 	if err != nil {
-		return nil, fmt.Errorf("url: %w", errors.Unwrap(err)) // without the URL, which may hold a password
+		return nil, fmt.Errorf("url: %w", quiet.URL(err))
 	}
 	if _, err := locate(u); err != nil {
 		return nil, fmt.Errorf("url %.300s: %w", shown(u), err)
@@ -518,7 +527,7 @@ type place struct {
 func parseAllowed(entry string) (place, error) {
 	u, err := url.Parse(entry)
 	if err != nil {
-		return place{}, errors.Unwrap(err)
+		return place{}, quiet.URL(err)
 	}
 	if strings.ContainsAny(entry, "?#") {
 		return place{}, errors.New("must have no query and no fragment")

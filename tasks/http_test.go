@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"onejob/internal/boottime"
+	"onejob/internal/quiet"
 )
 
 func newHTTP(t testing.TB, c HTTPConfig) *HTTP {
@@ -499,13 +500,13 @@ func TestNewHTTPNamesEveryProblem(t *testing.T) {
 	})
 	want := `allow[1] "example.com": must begin with http:// or https://
 allow[2] "https://": must name a host
-allow[3] "https://u@example.com": must not hold a user name or password; send an Authorization header
+allow[3]: must not hold a user name or password; send an Authorization header
 allow[4] "https://example.com?a": must have no query and no fragment
 allow[5] "https://example.com/#": must have no query and no fragment
 allow[6] "https://example.com/a/../b": must have no dots alone, slashes, backslashes or control characters, encoded or not, in a segment of its path ("..")
 allow[7] "https://example.com/a//b": must have no empty segments in its path
 allow[8] "https://*.example.com/": host "*.example.com" must be letters, digits, hyphens and dots; write other alphabets as xn--
-allow[9] "https://example.com:x/": invalid port ":x" after host
+allow[9] "https://example.com:x/": invalid port
 response_limit -1: must not be negative
 timeout -1s: must not be negative`
 	if err == nil || err.Error() != want {
@@ -567,4 +568,25 @@ func unescaped(s string) string {
 		return decoded
 	}
 	return s
+}
+
+// What a receiver, a payload or the environment got wrong is not repeated where it may
+// hold a secret.
+func TestHTTPErrorsKeepSecrets(t *testing.T) {
+	server := serveHTTP(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Location", "http://u:s3cret@host:port/?s3cret")
+		w.WriteHeader(http.StatusFound)
+	})
+	h := newHTTP(t, HTTPConfig{Allow: []string{server.URL, "http://127.0.0.1:1"}})
+	for _, url := range []string{server.URL + "/?s3cret", "http://u:s3cret@host:port/", "http://u:s3cret/x@host/", "http://127.0.0.1:1/?s3cret"} {
+		_, err := h.Run(t.Context(), httpAttempt(t, map[string]string{"url": url}))
+		if err == nil || strings.Contains(err.Error(), "s3cret") {
+			t.Errorf("%s: got error %v", url, err)
+		}
+	}
+	h.client.Transport.(*http.Transport).Proxy = quiet.Proxy(func(*http.Request) (*url.URL, error) { return nil, errors.New("s3cret") })
+	_, err := h.Run(t.Context(), httpAttempt(t, map[string]string{"url": server.URL}))
+	if err == nil || strings.Contains(err.Error(), "s3cret") || !strings.Contains(err.Error(), "HTTP_PROXY") {
+		t.Errorf("the proxy: got error %v", err)
+	}
 }

@@ -5,9 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
-	"net"
 	"slices"
 	"strings"
 	"time"
@@ -15,6 +13,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"onejob/internal/pgerror"
 )
 
 // SQL runs statements that the configuration names, with parameters from the
@@ -164,7 +164,8 @@ func (k SQL) Run(ctx context.Context, a *Attempt) (Result, error) {
 		return Result{Committed: true}, nil
 	case ctx.Err() != nil:
 		return Result{}, err
-	case unavailable(err) && !(own != nil && preparedStatement(err)):
+	// The user's statement is not prepared: if that fails so, it said EXECUTE or PREPARE itself.
+	case pgerror.Unavailable(err) && !(own != nil && pgerror.PreparedStatement(err)):
 		d := requeueAfter
 		if own != nil {
 			d = requeueOwnAfter
@@ -205,31 +206,3 @@ const (
 	requeueAfter    = time.Second
 	requeueOwnAfter = 5 * time.Second
 )
-
-// unavailable reports whether the cause of an error is the database or the way to
-// it, and not the statement.
-func unavailable(err error) bool {
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) {
-		switch {
-		case strings.HasPrefix(pg.Code, "08"), // connection exception
-			strings.HasPrefix(pg.Code, "53"),  // insufficient resources
-			strings.HasPrefix(pg.Code, "57P"), // shutdown, crash, starting up
-			pg.Code == "25006":                // read-only, as after a failover
-			return true
-		}
-		return preparedStatement(err)
-	}
-	var connect *pgconn.ConnectError
-	var network net.Error
-	return errors.As(err, &connect) || errors.As(err, &network) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
-		errors.Is(err, net.ErrClosed) || pgconn.SafeToRetry(err)
-}
-
-// preparedStatement reports whether a prepared statement of ours is gone, or was
-// there already, as happens through a transaction pooler. The user's statement is
-// not prepared; if that fails so, it said EXECUTE or PREPARE itself.
-func preparedStatement(err error) bool {
-	var pg *pgconn.PgError
-	return errors.As(err, &pg) && (pg.Code == "42P05" || pg.Code == "26000")
-}

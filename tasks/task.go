@@ -39,6 +39,10 @@ type Task struct {
 	Session     string        // the session that claimed it
 	Replica     string        // the replica that claimed it
 	CreatedAt   time.Time     // by Postgres' clock
+	StartedAt   time.Time     // when it was claimed, by Postgres' clock
+
+	// HeardAt is when this replica heard that it had been claimed.
+	HeardAt boottime.Instant
 }
 
 // IdempotencyKey names the task towards the outside. It is the same for every
@@ -59,6 +63,10 @@ type Attempt struct {
 	// Output keeps the head and the tail of what is written to it, for the
 	// attempt's row. Never nil.
 	Output *Output
+
+	// Stopped is when all that the attempt had started was over, if a kind knows better
+	// than by when its Run returns: the process may have been frozen then.
+	Stopped boottime.Instant
 }
 
 // Result is what a successful attempt leaves behind.

@@ -11,6 +11,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"onejob/internal/boottime"
 	"onejob/internal/mutant"
 	"onejob/lock"
 	"onejob/tasks"
@@ -183,9 +184,12 @@ func (w *Worker) run(lease lock.Lease, t *tasks.Task) {
 
 	a := &tasks.Attempt{Task: *t, Deadline: lease.Deadline, Output: tasks.NewOutput(0)}
 	a.Timeout = timeout
-	began := time.Now()
+	began := boottime.Now()
 	result, err := w.handle(ctx, lease, a)
-	took := time.Since(began)
+	if a.Stopped == 0 {
+		a.Stopped = boottime.Now()
+	}
+	took := a.Stopped.Sub(began)
 
 	var notBegun errNotBegun
 	if errors.As(err, &notBegun) {
@@ -194,6 +198,9 @@ func (w *Worker) run(lease lock.Lease, t *tasks.Task) {
 	}
 	ending := w.judge(t, result, err, context.Cause(ctx))
 	ending.Output = a.Output.String()
+	if ending.Begun = began; !t.StartedAt.IsZero() {
+		ending.StoppedAt = t.StartedAt.Add(a.Stopped.Sub(t.HeardAt))
+	}
 	switch {
 	case errors.Is(err, tasks.ErrRefused):
 		w.Log.Warn("completion_refused", fields(t, zap.String("outcome", string(tasks.Succeeded)))...)

@@ -59,6 +59,10 @@ type DatabaseStore interface {
 	// Refuse makes connections fail that lead to a server with an older timeline than the
 	// given one.
 	Refuse(older tasks.Server)
+
+	// Follow makes connections lead to a primary that has taken the place of the given
+	// server, and reports whether there is one.
+	Follow(context.Context, tasks.Server) bool
 }
 
 // DatabaseLocks keeps the record. A [lock.Locker] is one.
@@ -83,6 +87,7 @@ type database struct {
 	log     *zap.Logger
 	replica string
 	doubts  chan struct{}
+	found   func() // is called when there is a server that is known to be the database, again or another one
 
 	asking sync.Mutex // held by those who read and write the record
 
@@ -147,26 +152,44 @@ func (d *database) doubtLocked() {
 	notify(d.doubts)
 }
 
-// run looks at the record until ctx ends.
-func (d *database) run(ctx context.Context, locks lock.Locker, wake func()) {
+// run looks at the record until ctx ends, and beside it for a successor of the server.
+func (d *database) run(ctx context.Context, locks lock.Locker) {
+	var beside sync.WaitGroup
+	defer beside.Wait()
+	beside.Go(func() { d.followSuccessor(ctx) })
 	for ctx.Err() == nil {
-		before := d.is()
 		changed := locks.Changed()
 		if locks.Session() != "" { // or else nobody knows whether this Consul is the cluster's own
 			d.look(ctx)
 		}
 		wait := lookAtRecord
-		switch {
-		case !d.is():
+		if !d.is() {
 			wait = time.Second
-		case !before:
-			wake()
 		}
 		select {
 		case <-d.doubts:
 		case <-changed:
 		case <-time.After(jitter(wait)):
 		case <-ctx.Done():
+		}
+	}
+}
+
+// followSuccessor looks for a new primary while the old one answers: nothing else shows
+// it as long as all replicas are connected to the old one. A host that does not answer
+// takes its time, so this is no part of a look.
+func (d *database) followSuccessor(ctx context.Context) {
+	for {
+		select {
+		case <-time.After(jitter(lookAtRecord)):
+		case <-ctx.Done():
+			return
+		}
+		d.mu.Lock()
+		trusted, server := d.trusted, d.record.Server
+		d.mu.Unlock()
+		if trusted && d.store.Follow(ctx, server) {
+			d.doubt()
 		}
 	}
 }
@@ -248,6 +271,7 @@ func (d *database) lookLocked(ctx context.Context) {
 	d.trusted, d.record, d.version, d.why = true, now, version, nil
 	d.mu.Unlock()
 	d.store.Refuse(now.Server)
+	d.found()
 	switch {
 	case now.FencesFrom == r.FencesFrom && now.Same(r.Server): // others have put it on record
 		d.tell("postgres_server", r, now)

@@ -22,6 +22,11 @@ type LeaderStore interface {
 	Purge(ctx context.Context, status tasks.Status, keep time.Duration, n int) (deleted int, more bool, refused []tasks.RowError, err error)
 	PurgeOccurrences(ctx context.Context, keep time.Duration, n int) (int, error)
 	HeldSnapshots(ctx context.Context, longerThan time.Duration) ([]tasks.HeldSnapshot, error)
+	Overlaps(ctx context.Context, max int) (list []tasks.Overlap, total int, err error)
+	Clock(ctx context.Context) (now, started time.Time, err error)
+	AfterSetBack(ctx context.Context) (due, forgotten int, err error)
+	SchedulesAhead(ctx context.Context) ([]tasks.ScheduleAhead, error)
+	SetNext(ctx context.Context, a tasks.ScheduleAhead, next time.Time) (bool, error)
 }
 
 // lead does what one replica does for all, whenever it is the leader, until ctx
@@ -34,6 +39,8 @@ func (w *Worker) lead(ctx context.Context) {
 		wg.Go(func() { w.makeTasks(ctx) })
 		wg.Go(func() { w.deleteOld(ctx) })
 		wg.Go(func() { w.watchSnapshots(ctx) })
+		wg.Go(func() { w.watchOverlaps(ctx) })
+		wg.Go(func() { w.watchClock(ctx) })
 		wg.Wait()
 		w.Log.Info("not_leading", zap.Error(context.Cause(ctx)))
 		return nil
@@ -184,6 +191,34 @@ func (w *Worker) deleteOld(ctx context.Context) {
 			return n, n == batch, err
 		})
 		sleep(ctx, w.RetentionEvery)
+	}
+}
+
+// maxOverlaps is how many overlaps are logged at once. There should be none.
+const maxOverlaps = 100
+
+// watchOverlaps logs overlaps, each once for as long as this replica leads.
+func (w *Worker) watchOverlaps(ctx context.Context) {
+	said := map[[2]int64]bool{} // by their fences
+	for ctx.Err() == nil {
+		list, total, err := w.Store.Overlaps(ctx, maxOverlaps)
+		if err != nil && ctx.Err() == nil {
+			w.Log.Debug("overlaps_unclear", zap.Error(err))
+		}
+		now := map[[2]int64]bool{}
+		for _, o := range list {
+			id := [2]int64{o.Fence, o.OtherFence}
+			if now[id] = true; said[id] {
+				continue
+			}
+			w.Log.Error("overlap_found", zap.String("lock_key", o.LockKey), zap.Int64("task_id", o.Task), zap.Int64("fence", o.Fence), zap.String("by", o.Replica),
+				zap.Int64("other_task_id", o.OtherTask), zap.Int64("other_fence", o.OtherFence), zap.String("other_by", o.OtherReplica),
+				zap.Time("began", o.Began), zap.Duration("took", o.Ended.Sub(o.Began)), zap.Int("total", total))
+		}
+		if err == nil {
+			said = now
+		}
+		sleep(ctx, w.OverlapsEvery)
 	}
 }
 

@@ -91,6 +91,7 @@ func (s *fakeStore) Beat(_ context.Context, r tasks.Replica) ([]tasks.Replica, e
 func (s *fakeStore) Server(context.Context) (tasks.ServerReport, error)           { return fakeServer, nil }
 func (s *fakeStore) Recorded(context.Context, int64) error                        { return nil }
 func (s *fakeStore) Refuse(tasks.Server)                                          {}
+func (s *fakeStore) Follow(context.Context, tasks.Server) bool                    { return false }
 func (s *fakeStore) EndReplica(context.Context, string, tasks.ReplicaState) error { return nil }
 func (s *fakeStore) Replicas(context.Context) ([]tasks.Replica, error)            { return nil, nil }
 func (s *fakeStore) Sessions(context.Context, string) ([]string, error)           { return nil, nil }

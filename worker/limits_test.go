@@ -306,7 +306,7 @@ func TestAuditBesideLimitedClaims(t *testing.T) {
 	for range n / 10 {
 		c.exec(t, `INSERT INTO onejob.tasks (kind, limit_name) SELECT 'count', 'four' FROM generate_series(1, 10)`)
 	}
-	c.awaitAll(t, patience)
+	c.awaitAll(t, 5*patience)
 	if got := runs.Load(); got != n {
 		t.Errorf("%d tasks ran %d times", n, got)
 	}
@@ -346,7 +346,7 @@ func TestLimitHoldsOnRabbitMQ(t *testing.T) {
 		return none{}, nil
 	})
 	for i := range 2 {
-		limits, err := rabbitmq.New(rabbitmq.Config{URL: vhost.URL, Cooldown: time.Millisecond})
+		limits, err := rabbitmq.New(rabbitmq.Config{URL: vhost.URL})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -4,13 +4,14 @@ import (
 	"context"
 	"sync"
 	"testing"
+	"time"
 
 	"onejob/tasks"
 	"onejob/worker"
 )
 
 // weighed knows how long the payloads are that a replica holds: of tasks that it has
-// claimed and not completed.
+// claimed, and neither completed nor given back.
 type weighed struct {
 	worker.Store
 
@@ -32,11 +33,20 @@ func (w *weighed) Claim(ctx context.Context, c tasks.Claim) (tasks.Claimed, erro
 }
 
 func (w *weighed) Complete(ctx context.Context, e tasks.Ending) error {
-	w.mu.Lock()
-	w.now -= w.held[e.Fence]
-	delete(w.held, e.Fence)
-	w.mu.Unlock()
+	w.drop(e.Fence)
 	return w.Store.Complete(ctx, e)
+}
+
+func (w *weighed) Unclaim(ctx context.Context, t *tasks.Task, delay time.Duration) error {
+	w.drop(t.Fence)
+	return w.Store.Unclaim(ctx, t, delay)
+}
+
+func (w *weighed) drop(fence int64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.now -= w.held[fence]
+	delete(w.held, fence)
 }
 
 // few lets handlers wait for each other.

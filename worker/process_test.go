@@ -128,16 +128,23 @@ func TestFrozenReplicaIsFencedOut(t *testing.T) {
 	resume()
 	c.await(t, id, "succeeded")
 
-	if w.count(t, "dead") != 2 {
-		t.Errorf("the second attempt found %d of 2 processes of the first dead", w.count(t, "dead"))
+	c.wantDeadFirst(t, w, id, "lease_lost")
+	// It comes back into the ring by itself.
+	testenv.Eventually(t, patience, "the frozen replica has a new session", func() bool { return holder.count("session_started") == 2 })
+}
+
+// wantDeadFirst looks at a task that succeeded in its second attempt: it found both
+// processes of the first one dead, which ended so.
+func (c *cluster) wantDeadFirst(t *testing.T, w witness, id int64, first string) {
+	t.Helper()
+	if n := w.count(t, "dead"); n != 2 {
+		t.Errorf("the second attempt found %d of 2 processes of the first dead", n)
 	}
 	w.judge(t)
-	if got := c.outcomes(t, id); got != "lease_lost succeeded" {
+	if got := c.outcomes(t, id); got != first+" succeeded" {
 		t.Errorf("outcomes: %s", got)
 	}
 	c.noOverlaps(t)
-	// It comes back into the ring by itself.
-	testenv.Eventually(t, patience, "the frozen replica has a new session", func() bool { return holder.count("session_started") == 2 })
 }
 
 func TestSessionDestroyedByAnOperator(t *testing.T) {
@@ -423,14 +430,7 @@ func TestWorkerAndGuardAreKilledTogether(t *testing.T) {
 				}
 			}
 			c.await(t, id, "succeeded")
-			if w.count(t, "dead") != 2 {
-				t.Errorf("the second attempt found %d of 2 processes of the first dead", w.count(t, "dead"))
-			}
-			w.judge(t)
-			if got := c.outcomes(t, id); got != "crashed succeeded" {
-				t.Errorf("outcomes: %s", got)
-			}
-			c.noOverlaps(t)
+			c.wantDeadFirst(t, w, id, "crashed")
 		})
 	}
 }

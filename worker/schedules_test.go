@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"onejob/internal/testenv"
 	"onejob/worker"
@@ -451,5 +452,31 @@ func TestHeldSnapshotsAreLogged(t *testing.T) {
 	testenv.Eventually(t, patience, "the second is named", func() bool { return said(second) > 0 })
 	if n := said(pid); n != 1 {
 		t.Errorf("the first was named %d times", n)
+	}
+}
+
+// The leader logs attempts that overlapped: each pair once, with what tells one attempt
+// from the other.
+func TestOverlapsAreLogged(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	overlap := func(key string, fence int) {
+		t.Helper()
+		c.exec(t, `
+INSERT INTO onejob.attempts (fence, task_id, attempt, lock_key, replica, session, started_at, begun_at, stopped_at, stopped_fence, finished_at, outcome)
+SELECT $2::int + i, $2::int + i, 1, $1, 'r' || i, gen_random_uuid(), now(), now() - interval '1 min' * (2 - i), now(), CASE i WHEN 0 THEN $2::int + 1 END, now(), 'refused'
+  FROM generate_series(0, 1) i`, key, fence)
+	}
+	overlap("k", 1000)
+	r := c.replica(t, "a", kinds(nil), func(w *worker.Worker) { w.OverlapsEvery = 50 * time.Millisecond })
+	found := func() *observer.ObservedLogs { return r.events.FilterMessage("overlap_found") }
+	testenv.Eventually(t, patience, "the overlap is found", func() bool { return found().Len() > 0 })
+	if f := found().All()[0].ContextMap(); f["lock_key"] != "k" || f["fence"] != int64(1000) || f["by"] != "r0" || f["other_fence"] != int64(1001) || f["other_by"] != "r1" || f["total"] != int64(1) {
+		t.Errorf("the fields are %v", f)
+	}
+	overlap("l", 2000)
+	testenv.Eventually(t, patience, "the second is found", func() bool { return found().Len() > 1 })
+	if n := found().Len(); n != 2 {
+		t.Errorf("two overlaps were logged %d times", n)
 	}
 }

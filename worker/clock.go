@@ -1,0 +1,86 @@
+package worker
+
+import (
+	"context"
+	"time"
+
+	"go.uber.org/zap"
+
+	"onejob/internal/boottime"
+	"onejob/internal/mutant"
+	"onejob/tasks"
+)
+
+const (
+	lookAtClock = time.Second
+
+	// clockStep is by how much Postgres' clock must have moved against this machine's
+	// between two looks to have been set. A clock that is adjusted runs less than a
+	// thousandth faster or slower.
+	clockStep = 2 * time.Second
+)
+
+// watchClock repairs what was written by a clock of Postgres' that was ahead, when it has
+// been set back: tasks that were to run at once would wait until it is there again, and
+// schedules would be silent. It looks at what is there when this replica begins to lead,
+// and whenever it has seen a step. A step forward needs no repair: due times that were
+// passed over are missed ones.
+func (w *Worker) watchClock(ctx context.Context) {
+	repair := true
+	var ahead time.Duration // of this machine's time since its start
+	var of time.Time        // when the server was started whose clock that was
+	for ; ctx.Err() == nil; sleep(ctx, lookAtClock) {
+		if !w.database.is() {
+			continue
+		}
+		asked := boottime.Now()
+		now, started, err := w.Store.Clock(ctx)
+		if err != nil {
+			continue // claim_failed reports a Postgres that is unavailable
+		}
+		took := boottime.Now().Sub(asked)
+		is := time.Duration(now.UnixNano()) - time.Duration(asked)
+		if step := is - ahead; started.Equal(of) && (step < -clockStep || step > clockStep+took) {
+			w.Log.Warn("postgres_clock_set", zap.Duration("by", step.Round(time.Millisecond)), zap.Time("to", now))
+			repair = true
+		}
+		ahead, of = is, started
+		if repair && !mutant.SetBack {
+			repair = w.afterSetBack(ctx) != nil
+		}
+	}
+}
+
+// afterSetBack makes things as if the clock had not been ahead, as far as that can be had.
+func (w *Worker) afterSetBack(ctx context.Context) error {
+	due, forgotten, err := w.Store.AfterSetBack(ctx)
+	if err != nil {
+		return err
+	}
+	list, err := w.Store.SchedulesAhead(ctx)
+	if err != nil {
+		return err
+	}
+	pulled := 0
+	for _, a := range list {
+		s, err := tasks.ParseSchedule(a.Cron, a.Zone)
+		if err != nil {
+			continue // the next leader may know the zone
+		}
+		next := s.Next(a.Now)
+		if next.IsZero() || !next.Before(a.Next) {
+			continue
+		}
+		set, err := w.Store.SetNext(ctx, a, next)
+		if err != nil {
+			return err
+		}
+		if set {
+			pulled++
+		}
+	}
+	if due+forgotten+pulled > 0 {
+		w.Log.Warn("clock_set_back_repaired", zap.Int("tasks", due), zap.Int("due_times", forgotten), zap.Int("schedules", pulled))
+	}
+	return nil
+}

@@ -1,0 +1,60 @@
+package worker_test
+
+import (
+	"fmt"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+
+	"onejob/internal/servers"
+	"onejob/internal/testenv"
+)
+
+// While no lock can be had, because the token may not write the keys of tasks, tasks are
+// not claimed and given back again and again: each time costs a fence and two writes.
+func TestFencesAreNotUsedUpWhileLocksFail(t *testing.T) {
+	t.Parallel()
+	_, kv := testenv.OwnConsul(t, servers.ConsulConfig{ManagementToken: "8f0cf8a5-3f5e-4c55-8d0c-5f6fd7a0a1f2"})
+	c := clusterOn(t, testenv.Postgres(t), kv)
+	rules := fmt.Sprintf(`
+key_prefix %q { policy = "write" }
+service "onejob" { policy = "write" }
+session_prefix "" { policy = "write" }
+node_prefix "" { policy = "read" }
+`, kv.Prefix)
+	policy, _, err := kv.Client.ACL().PolicyCreate(&api.ACLPolicy{Name: "replica", Rules: rules}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	token, _, err := kv.Client.ACL().TokenCreate(&api.ACLToken{Policies: []*api.ACLLink{{ID: policy.ID}}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	grant := func(rules string) {
+		t.Helper()
+		if _, _, err := kv.Client.ACL().PolicyUpdate(&api.ACLPolicy{ID: policy.ID, Name: policy.Name, Rules: rules}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := c.process(t, "a", "", "CONSUL_HTTP_TOKEN="+token.SecretID)
+	c.await(t, c.insert(t, "kind", "noop"), "succeeded")
+
+	grant(rules + fmt.Sprintf("key_prefix %q { policy = \"read\" }\n", kv.Prefix+"/tasks/"))
+	c.exec(t, "INSERT INTO onejob.tasks (kind) SELECT 'noop' FROM generate_series(1, 100)")
+	p.logged(t, "lock_failed")
+	fences := func() int64 { return get[int64](t, c, "SELECT last_value FROM onejob.fences") }
+	// What had been claimed by then, and what is claimed before Consul knows the rules.
+	time.Sleep(2 * time.Second)
+	before, since := fences(), time.Now()
+	time.Sleep(5 * time.Second) // nothing is to happen
+	if n, most := fences()-before, int64(math.Ceil(time.Since(since).Seconds()))+2; n > most {
+		t.Errorf("%d fences were used up while no lock could be had, want %d at most: one a second", n, most)
+	}
+
+	grant(rules)
+	p.logged(t, "lock_recovered")
+	c.awaitAll(t, patience)
+	c.wantNone(t, "tasks did not succeed", "SELECT count(*) FROM onejob.tasks WHERE status <> 'succeeded'")
+}
