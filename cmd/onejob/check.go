@@ -93,6 +93,7 @@ func checkPostgres(ctx context.Context, cfg Config, report reporter, warn func(w
 	if !report("postgres", err, fmt.Sprintf("version %s, %s", version, server)) {
 		return
 	}
+	checkHosts(ctx, db, server, report, warn)
 	if err := db.CheckPool(ctx); err != nil {
 		if db.Pooled() {
 			err = fmt.Errorf("a connection pooler is in the way, and statements fail through it: %w; remove default_query_exec_mode from postgres.dsn", err)
@@ -115,7 +116,8 @@ func checkPostgres(ctx context.Context, cfg Config, report reporter, warn func(w
 	for _, w := range warnings {
 		warn("search_path", w+"; statements of the sql kind that call a function without its schema may run one that was planted there")
 	}
-	if report("schema", err, "right") {
+	schema := report("schema", err, "right")
+	if schema {
 		report("rights in postgres", db.CheckRights(ctx), "all that is needed")
 	}
 	if cfg.Postgres.Listen {
@@ -133,6 +135,44 @@ func checkPostgres(ctx context.Context, cfg Config, report reporter, warn func(w
 		}
 	}
 	checkSnapshots(ctx, db, snapshotAge, report, warn)
+	if !schema {
+		return
+	}
+	switch found, total, err := db.Overlaps(ctx, 1); {
+	case err != nil:
+		report("overlaps", err, "")
+	case total > 0:
+		o := found[0]
+		warn("overlaps", fmt.Sprintf("%d pairs of attempts were at work on one lock key at once, lately tasks %d (on %s) and %d (on %s): see onejob.overlaps", total, o.Task, o.Replica, o.OtherTask, o.OtherReplica))
+	default:
+		report("overlaps", nil, "none in the history")
+	}
+}
+
+// checkHosts tells what is at each host of a DSN that names several: after a failover
+// the one that is used should be the only primary, and the others should be standbys of it.
+func checkHosts(ctx context.Context, db *store.Store, used tasks.Server, report reporter, warn func(what, text string)) {
+	hosts := db.Hosts(ctx)
+	if len(hosts) < 2 {
+		return
+	}
+	for _, h := range hosts {
+		what := "host " + h.Name
+		switch {
+		case h.Err != nil:
+			warn(what, h.Err.Error())
+		case h.Server.System != used.System && used.System != tasks.UnknownSystem && h.Server.System != tasks.UnknownSystem:
+			warn(what, fmt.Sprintf("it is another database: its system is %s, that of the one in use %s", h.Server.System, used.System))
+		case h.Server.Started.Equal(used.Started):
+			report(what, nil, "in use: "+h.Server.String())
+		case h.Server.Standby:
+			report(what, nil, "a standby")
+		case h.Server.Timeline < used.Timeline:
+			warn(what, fmt.Sprintf("an old primary that lives on, %s: stop it, and rebuild it as a standby; what is written there is lost", h.Server))
+		default:
+			warn(what, fmt.Sprintf("a primary as well, %s: one of the two must go", h.Server))
+		}
+	}
 }
 
 // checkSnapshots warns of what holds back vacuum. It fails nothing: replicas work on,

@@ -40,3 +40,54 @@ func TestCheckWarnsOfAnOpenTransaction(t *testing.T) {
 		}
 	}
 }
+
+// A DSN with several hosts: the role of each is reported, before and after a failover that
+// leaves the old primary alive.
+func TestCheckTellsTheRoleOfEachHost(t *testing.T) {
+	t.Parallel()
+	primary, db := testenv.OwnPostgres(t)
+	standby, _ := db.Standby(t, primary)
+	const nobody = "127.0.0.1:1"
+	dsn := strings.Replace(db.DSN, primary.Addr(), strings.Join([]string{nobody, standby.Addr(), primary.Addr()}, ","), 1)
+	told := func(attrs string) map[string]string {
+		t.Helper()
+		s, err := store.Open(store.Config{DSN: dsn + "&target_session_attrs=" + attrs})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		used, err := s.Which(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines := map[string]string{}
+		checkHosts(t.Context(), s, used, func(what string, err error, good string) bool {
+			if err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+			lines[what] = "ok: " + good
+			return true
+		}, func(what, text string) { lines[what] = "warning: " + text })
+		return lines
+	}
+	want := func(lines map[string]string, host, text string) {
+		t.Helper()
+		if got := lines["host "+host]; !strings.Contains(got, text) {
+			t.Errorf("of %s is said %q, want %q in it", host, got, text)
+		}
+	}
+	lines := told("read-write")
+	want(lines, nobody, "warning: failed to connect")
+	want(lines, standby.Addr(), "ok: a standby")
+	want(lines, primary.Addr(), "ok: in use: timeline 1 at "+primary.Addr())
+
+	if err := standby.Promote(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	lines = told("read-write") // the promoted one comes first
+	want(lines, standby.Addr(), "ok: in use: timeline 2 at "+standby.Addr())
+	want(lines, primary.Addr(), "warning: an old primary that lives on")
+	if len(lines) != 3 {
+		t.Errorf("the lines are %v", lines)
+	}
+}

@@ -61,6 +61,8 @@ func TestScripts(t *testing.T) {
 			env.Setenv("ONEJOB_CONSUL_PREFIX", kv.Prefix)
 			env.Setenv("ONEJOB_HTTP_LISTEN", "127.0.0.1:0")
 			env.Values["consul"] = kv
+			env.Values["tls"] = func(service string) map[string]string { return encrypted(t, service) }
+			env.Values["acl"] = func() map[string]string { return tokens(t, kv.Prefix) }
 			env.Values["pooler"] = func() string { return testenv.Pooler(t, db, 2) }
 			return nil
 		},
@@ -114,6 +116,24 @@ var scriptCommands = map[string]func(ts *testscript.TestScript, neg bool, args [
 	"pooler": func(ts *testscript.TestScript, _ bool, _ []string) {
 		ts.Setenv("DIRECT_DSN", ts.Getenv("ONEJOB_POSTGRES_DSN"))
 		ts.Setenv("ONEJOB_POSTGRES_DSN", ts.Value("pooler").(func() string)())
+	},
+
+	// tls SERVICE starts a server of the script's own that speaks TLS, and sets its
+	// address (ADDRESS, and for Postgres ONEJOB_POSTGRES_DSN) and the files of its
+	// clients: CA, CERT and KEY.
+	"tls": func(ts *testscript.TestScript, _ bool, args []string) {
+		for name, value := range ts.Value("tls").(func(string) map[string]string)(args[0]) {
+			ts.Setenv(name, value)
+		}
+	},
+
+	// acl starts a Consul of the script's own that denies what no token allows, and sets
+	// CONSUL_HTTP_ADDR; ALL, the token with the rules of the documents; and NO_KEY,
+	// NO_SESSION and NO_SERVICE, which lack one rule each.
+	"acl": func(ts *testscript.TestScript, _ bool, _ []string) {
+		for name, value := range ts.Value("acl").(func() map[string]string)() {
+			ts.Setenv(name, value)
+		}
 	},
 
 	// sql STATEMENT prints what a statement returns.

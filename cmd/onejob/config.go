@@ -49,6 +49,11 @@ type Config struct {
 		Address    string        `koanf:"address"`
 		Token      string        `koanf:"token"`
 		TokenFile  string        `koanf:"token_file"`
+		CAFile     string        `koanf:"ca_file"`
+		CAPath     string        `koanf:"ca_path"`
+		CertFile   string        `koanf:"cert_file"`
+		KeyFile    string        `koanf:"key_file"`
+		ServerName string        `koanf:"tls_server_name"`
 		Prefix     string        `koanf:"prefix"`
 		Service    string        `koanf:"service"`
 		Liveness   string        `koanf:"liveness"`
@@ -206,7 +211,7 @@ func (c *Config) validate() error {
 	}
 	join("", c.validateConsul())
 	if len(c.Kinds.Exec.Commands) > 0 {
-		join("", checkMargin(c.Consul.Margin))
+		join("", checkTimes(c.Consul.Margin, c.Consul.LockDelay))
 	}
 	if c.Worker.PayloadMemory < worker.MaxPayload {
 		add("worker.payload_memory: %d bytes are less than %d, the longest payload", c.Worker.PayloadMemory, worker.MaxPayload)
@@ -300,6 +305,9 @@ func (c *Config) validateConsul() error {
 			errs = append(errs, fmt.Errorf("consul.%s: it is empty", key))
 		}
 	}
+	if c.Consul.CAFile != "" && c.Consul.CAPath != "" {
+		errs = append(errs, errors.New("consul.ca_path: consul.ca_file is set as well; set one of the two"))
+	}
 	if errs != nil {
 		return errors.Join(errs...) // the rest would be read from defaults in their place
 	}
@@ -311,19 +319,36 @@ func (c *Config) storeConfig() store.Config {
 	return store.Config{DSN: c.Postgres.DSN, ListenDSN: c.Postgres.ListenDSN, MaxConns: c.Postgres.MaxConns, Timeout: c.Postgres.Timeout}
 }
 
-func (c *Config) consulConfig() consul.Config {
+// consulClient returns how to reach Consul: what Consul's own variables say, with the
+// settings over it.
+func (c *Config) consulClient() *api.Config {
 	client := api.DefaultConfig()
-	if c.Consul.Address != "" {
-		client.Address = c.Consul.Address
+	if c.Consul.CAPath != "" {
+		client.TLSConfig.CAFile = "" // of the environment; a file would win over the directory
 	}
-	if c.Consul.Token != "" {
-		client.Token = c.Consul.Token
+	for _, s := range []struct {
+		value string
+		to    *string
+	}{
+		{c.Consul.Address, &client.Address},
+		{c.Consul.Token, &client.Token},
+		{c.Consul.TokenFile, &client.TokenFile},
+		{c.Consul.CAFile, &client.TLSConfig.CAFile},
+		{c.Consul.CAPath, &client.TLSConfig.CAPath},
+		{c.Consul.CertFile, &client.TLSConfig.CertFile},
+		{c.Consul.KeyFile, &client.TLSConfig.KeyFile},
+		{c.Consul.ServerName, &client.TLSConfig.Address},
+	} {
+		if s.value != "" {
+			*s.to = s.value
+		}
 	}
-	if c.Consul.TokenFile != "" {
-		client.TokenFile = c.Consul.TokenFile
-	}
+	return client
+}
+
+func (c *Config) consulConfig() consul.Config {
 	return consul.Config{
-		Client:     client,
+		Client:     c.consulClient(),
 		Prefix:     c.Consul.Prefix,
 		Service:    c.Consul.Service,
 		Liveness:   consul.Liveness(c.Consul.Liveness),

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -11,14 +12,18 @@ import (
 	"onejob/tasks"
 )
 
-// checkMargin returns an error if a command could still be there when its lock is
-// granted to somebody else. A margin that is not above zero is reported elsewhere.
-func checkMargin(margin time.Duration) error {
-	if margin <= 0 || margin >= guard.MinMargin {
-		return nil
+// checkTimes returns an error if a command could still be there when its lock is
+// granted to somebody else. Times that are not above zero are reported elsewhere.
+func checkTimes(margin, lockDelay time.Duration) error {
+	const kill = "a command may be there for 500ms after %s, and the kernel needs up to 100ms to end it: it must be at least 500ms + 100ms = %v"
+	var errs []error
+	if margin > 0 && margin < guard.MinMargin {
+		errs = append(errs, fmt.Errorf("consul.margin: %v is too short for commands: "+kill, margin, "its lease has ended", guard.MinMargin))
 	}
-	return fmt.Errorf("consul.margin: %v is too short for commands: a command may be there for 500ms after its lease has ended, "+
-		"and the kernel needs up to 100ms to end it: it must be at least 500ms + 100ms = %v", margin, guard.MinMargin)
+	if lockDelay > 0 && lockDelay < guard.MinMargin {
+		errs = append(errs, fmt.Errorf("consul.lock_delay: %v is too short for commands: "+kill, lockDelay, "somebody has ended its session", guard.MinMargin))
+	}
+	return errors.Join(errs...)
 }
 
 // prepareCommands makes the limits of commands available, and kills what commands of

@@ -194,6 +194,10 @@ func TestConfigProblems(t *testing.T) {
 		{"MarginTooShortForCommands", "consul: {margin: 599ms}\nkinds: {exec: {commands: {a: {path: /bin/true}}}}", nil, []string{
 			"consul.margin: 599ms is too short for commands: a command may be there for 500ms after its lease has ended, and the kernel needs up to 100ms to end it: it must be at least 500ms + 100ms = 600ms",
 		}},
+		{"LockDelayTooShortForCommands", "consul: {margin: 1ms, lock_delay: 599ms}\nkinds: {exec: {commands: {a: {path: /bin/true}}}}", nil, []string{
+			"consul.lock_delay: 599ms is too short for commands: a command may be there for 500ms after somebody has ended its session, and the kernel needs up to 100ms to end it: it must be at least 500ms + 100ms = 600ms",
+			"consul.margin: 1ms is too short for commands: ...",
+		}},
 		{"ProcessesOfCommands", "kinds: {exec: {commands: {a: {path: /bin/true, user: no-such-user, memory_max: 1KiB, pids_max: -1, cpu_max: 0.001}, b: {path: /bin/true, memory_max: 64M, user: [x], cpu_max: half}}}}", nil, []string{
 			"kinds.exec.commands.b.cpu_max: this is a text; it must be a number",
 			"kinds.exec.commands.b.memory_max: this is a text; it must be a size in bytes, such as 1048576, 64KiB, 512MiB or 2GiB",
@@ -281,7 +285,7 @@ func TestProcessesOfCommands(t *testing.T) {
 		a.MemoryMax != 64<<20 || a.PIDsMax != 20 || a.CPUMax != 2 || b.MemoryMax != 2<<20 || b.CPUMax != 0.5 {
 		t.Errorf("got %+v and %+v", a, b)
 	}
-	mustLoad(t, "consul: {margin: 300ms}") // without commands
+	mustLoad(t, "consul: {margin: 300ms, lock_delay: 1ms}") // without commands
 }
 
 // A password stands in the DSN, and in Consul's token; neither may be repeated
@@ -301,6 +305,14 @@ func TestConfigErrorsKeepSecrets(t *testing.T) {
 		"SpaceInKeyValue":     `postgres: {dsn: "host=h password=a sEcReT"}`,
 		"BadPort":             `postgres: {dsn: "host=h password=sEcReT port=many"}`,
 		"ListenDSN":           `postgres: {listen_dsn: "postgres://me:sEcReT@host:port/db"}`,
+		"RabbitMQPort":        `limits: {backend: rabbitmq, rabbitmq_url: "amqp://u:sEcReT@host:port/"}`,
+		"RabbitMQSlash":       `limits: {backend: rabbitmq, rabbitmq_url: "amqp://u:1/sEcReT@host/"}`,
+		"RabbitMQScheme":      `limits: {backend: rabbitmq, rabbitmq_url: "http://u:sEcReT@host/"}`,
+		"ConsulUser":          `consul: {address: "http://u:sEcReT@consul:8500"}`,
+		"ConsulUserBare":      `consul: {address: "u:sEcReT@consul:8500"}`,
+		"ConsulQuery":         `consul: {address: "http://consul:8500/?token=sEcReT"}`,
+		"AllowedUser":         `kinds: {http: {allow: ["https://u:sEcReT@hooks.example.com/"]}}`,
+		"AllowedPort":         `kinds: {http: {allow: ["https://u:sEcReT/@hooks.example.com/"]}}`,
 		"OfAnotherType":       `postgres: {dsn: [sEcReT]}`,
 		"OneLevelUp":          `postgres: postgres://me:sEcReT@host/db`,
 		"WholeFile":           `sEcReT`,

@@ -89,7 +89,11 @@ func dev(ctx context.Context, config string, replicas int, envFile string, stdou
 
 	environ := append(privateEnviron(os.Environ()), "ONEJOB_CONFIG="+config,
 		"ONEJOB_POSTGRES_DSN="+pg.DSN("postgres"), "ONEJOB_POSTGRES_LISTEN_DSN=",
-		"CONSUL_HTTP_ADDR="+consul.Addr(), "ONEJOB_CONSUL_ADDRESS="+consul.Addr(), "ONEJOB_CONSUL_TOKEN=", "ONEJOB_CONSUL_TOKEN_FILE=")
+		"CONSUL_HTTP_ADDR="+consul.Addr())
+	for _, name := range consulAccess {
+		environ = append(environ, name+"=") // over what the file says
+	}
+	environ = append(environ, "ONEJOB_CONSUL_ADDRESS="+consul.Addr())
 	cfg, err := loadConfig(config, environ)
 	if err != nil {
 		return err
@@ -133,14 +137,19 @@ func stopped(ctx context.Context, err error) error {
 	return err
 }
 
+// consulAccess are the variables that say how to reach Consul.
+var consulAccess = []string{
+	"ONEJOB_CONSUL_ADDRESS", "ONEJOB_CONSUL_TOKEN", "ONEJOB_CONSUL_TOKEN_FILE", "ONEJOB_CONSUL_CA_FILE", "ONEJOB_CONSUL_CA_PATH",
+	"ONEJOB_CONSUL_CERT_FILE", "ONEJOB_CONSUL_KEY_FILE", "ONEJOB_CONSUL_TLS_SERVER_NAME",
+}
+
 // privateEnviron returns environ without what leads to another Postgres or
 // Consul than the private ones.
 func privateEnviron(environ []string) []string {
 	return slices.DeleteFunc(slices.Clone(environ), func(entry string) bool {
 		name, _, _ := strings.Cut(entry, "=")
 		return strings.HasPrefix(name, "CONSUL_") || strings.HasPrefix(name, "PG") || name == "ONEJOB_REPLICA" ||
-			name == "ONEJOB_POSTGRES_DSN" || name == "ONEJOB_POSTGRES_LISTEN_DSN" ||
-			name == "ONEJOB_CONSUL_ADDRESS" || name == "ONEJOB_CONSUL_TOKEN" || name == "ONEJOB_CONSUL_TOKEN_FILE"
+			name == "ONEJOB_POSTGRES_DSN" || name == "ONEJOB_POSTGRES_LISTEN_DSN" || slices.Contains(consulAccess, name)
 	})
 }
 

@@ -11,16 +11,20 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
+	"unicode"
 
 	"github.com/jackc/pgx/v5"
 
 	"onejob/internal/testenv"
+	"onejob/lock"
 )
 
 const patience = 60 * time.Second
@@ -119,11 +123,12 @@ func (d *door) await(t *testing.T, n int) {
 }
 
 // TestVisitor is the body of the visitors: this test binary, with the door's
-// address for an argument.
+// address for an argument. They ignore SIGTERM.
 func TestVisitor(t *testing.T) {
 	if flag.NArg() != 1 {
 		return // not such a process
 	}
+	signal.Ignore(syscall.SIGTERM)
 	conn, err := net.Dial("tcp", flag.Arg(0))
 	if err != nil {
 		t.Fatal(err)
@@ -290,18 +295,11 @@ kinds: {exec: {commands: {visit: {path: %q, args: [%q, %q]}}}}
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.set(func() { // RabbitMQ has no lock-delay: what the guard is killing still is not counted
-		for conn, task := range d.inside {
-			for _, id := range lost {
-				if task == id {
-					delete(d.inside, conn)
-				}
-			}
-		}
-		_ = replicas[victim].Process.Kill()
-	})
+	visits := func() (n int) { d.set(func() { n = d.visits }); return n }
+	before := visits()
+	_ = replicas[victim].Process.Kill()
 	t.Logf("replica %s was killed with %d of 3 slots", victim, len(lost))
-	d.await(t, 3)
+	testenv.Eventually(t, patience, "others are inside in their place", func() bool { return visits() >= before+len(lost) })
 	d.set(func() { d.held = false })
 	testenv.Eventually(t, 2*patience, "all tasks are done", func() bool { return count("status = 'succeeded'") == tasks })
 	if n := count("crashes > 0"); n != len(lost) {
@@ -328,5 +326,96 @@ kinds: {exec: {commands: {visit: {path: %q, args: [%q, %q]}}}}
 	}
 	if d.visits < tasks+1+len(lost) || d.most != 3 {
 		t.Errorf("%d visits, at most %d at once", d.visits, d.most)
+	}
+}
+
+// TestLockWithSlotsOnRabbitMQ: a command that ignores SIGTERM outlives onejob lock for
+// as long as its lease lasts. The next one does not begin before it is dead.
+func TestLockWithSlotsOnRabbitMQ(t *testing.T) {
+	t.Parallel()
+	vhost, d := testenv.RabbitMQ(t), newDoor(t)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	bin := filepath.Join(t.TempDir(), "onejob")
+	install(t, bin)
+	d.set(func() { d.limit, d.held = 1, true })
+	began := time.Now()
+	begin := func() *exec.Cmd {
+		c := exec.Command(bin, "lock", "-n", "1", "door", "--", self, "-test.run=^TestVisitor$", d.listener.Addr().String())
+		c.Env = append(os.Environ(), "ONEJOB_LIMITS_BACKEND=rabbitmq", "ONEJOB_LIMITS_RABBITMQ_URL="+vhost.URL)
+		c.Stderr = os.Stderr
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Process.Kill(); _ = c.Wait() })
+		return c
+	}
+	first := begin()
+	d.await(t, 1)
+	t.Logf("the first command began after %v", time.Since(began).Round(time.Millisecond))
+	begin()
+	begin()
+	testenv.Eventually(t, patience, "others wait", func() bool { return slices.Contains(vhost.Queues(t), "onejob/door/bell") })
+	began = time.Now()
+	if err := first.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, patience, "another one is inside", func() bool {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		return d.visits == 2
+	})
+	t.Logf("the next command began %v after the first one's onejob lock was killed", time.Since(began).Round(time.Millisecond))
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, over := range d.over {
+		t.Error(over)
+	}
+}
+
+// TestLimitNamesAreTheSameForAll: a row is accepted if and only if a limit can have
+// the name.
+func TestLimitNamesAreTheSameForAll(t *testing.T) {
+	t.Parallel()
+	db := testenv.Postgres(t)
+	bin := filepath.Join(t.TempDir(), "onejob")
+	install(t, bin)
+	migrate := exec.Command(bin, "migrate", "up")
+	migrate.Env = append(os.Environ(), "ONEJOB_POSTGRES_DSN="+db.DSN)
+	if out, err := migrate.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	conn, err := pgx.Connect(t.Context(), db.DSN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.Background())
+
+	names := []string{"", ".x", "x.", "a/b", "a b", "reports", "Zoë✓", "a?b#c%2F", "👩", strings.Repeat("x", 100), strings.Repeat("x", 101),
+		strings.Repeat("✓", 33), strings.Repeat("✓", 34)}
+	for r := rune(1); r <= unicode.MaxRune; r++ {
+		if unicode.IsControl(r) || unicode.IsSpace(r) || unicode.In(r, unicode.Z, unicode.Cf) || r <= 0x3000 || 0xe0000 <= r && r <= 0xe00ff {
+			names = append(names, "a"+string(r)+"b")
+		}
+	}
+	refused := 0
+	for _, table := range []string{"onejob.tasks (kind, limit_name) VALUES ('noop', $1)", "onejob.schedules (name, cron, kind, limit_name) VALUES (gen_random_uuid()::text, '@daily', 'noop', $1)"} {
+		for _, name := range names {
+			_, err := conn.Exec(t.Context(), "INSERT INTO "+table, name)
+			if err != nil {
+				refused++
+			}
+			if limit := lock.CheckSemaphore(name, 0); (err == nil) != (limit == nil) {
+				t.Errorf("%q: INSERT INTO %.12s: %v; as the name of a limit: %v", name, table, err, limit)
+			}
+		}
+	}
+	t.Logf("%d names, %d refused by one of the two tables", len(names), refused)
+	for _, bad := range []string{"a\u2003b", "a\u0085b", "a\u202eb", "a\u200bb"} {
+		if lock.CheckSemaphore(bad, 0) == nil {
+			t.Errorf("a limit can be called %q", bad)
+		}
 	}
 }

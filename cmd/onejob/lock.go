@@ -12,7 +12,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/hashicorp/consul/api"
 	"github.com/spf13/cobra"
 
 	"onejob/internal/boottime"
@@ -34,9 +33,7 @@ limit_name: as many run at once, commands and tasks together. A limit that is no
 there is made; it outlives the command.
 
 With -n the slots are taken where limits.backend of the configuration says, as
-"onejob limits" does; if that is RabbitMQ, Consul is not needed, and the command
-waits for 8 s more before it begins, because a new connection takes no slots
-earlier.
+"onejob limits" does; if that is RabbitMQ, Consul is not needed.
 
 The command is killed before anybody else can get the lock, also when onejob
 itself is killed or frozen. Signals are passed on to it. The exit code is the
@@ -112,18 +109,16 @@ command's own (128 plus the signal's number if a signal ended it), or
 
 // lockOn returns the lock on a key. It looks at no configuration file.
 func lockOn(key, prefix, liveness string) (prize, error) {
-	client := api.DefaultConfig()
-	if a := os.Getenv("ONEJOB_CONSUL_ADDRESS"); a != "" {
-		client.Address = a
-	}
-	if t := os.Getenv("ONEJOB_CONSUL_TOKEN"); t != "" {
-		client.Token = t
-	}
-	if f := os.Getenv("ONEJOB_CONSUL_TOKEN_FILE"); f != "" {
-		client.TokenFile = f
+	var cfg Config
+	for name, value := range map[string]*string{
+		"ADDRESS": &cfg.Consul.Address, "TOKEN": &cfg.Consul.Token, "TOKEN_FILE": &cfg.Consul.TokenFile,
+		"CA_FILE": &cfg.Consul.CAFile, "CA_PATH": &cfg.Consul.CAPath, "CERT_FILE": &cfg.Consul.CertFile,
+		"KEY_FILE": &cfg.Consul.KeyFile, "TLS_SERVER_NAME": &cfg.Consul.ServerName,
+	} {
+		*value = os.Getenv("ONEJOB_CONSUL_" + name)
 	}
 	lockConfig := consul.Config{
-		Client: client, Prefix: prefix, Liveness: consul.Liveness(liveness),
+		Client: cfg.consulClient(), Prefix: prefix, Liveness: consul.Liveness(liveness),
 		Replica: consul.Replica{Name: "onejob lock " + key, Version: version()},
 	}.WithDefaults()
 	// The lock-delay is all that keeps others from the key when the session is
@@ -156,9 +151,9 @@ func slotOf(c *cobra.Command, configPath, name string, slots int) (prize, error)
 		if err != nil {
 			return nil, usage(err)
 		}
-		return &oneSlot{limits: limits, name: name, slots: slots, run: limits.Run, ready: limits.Cooled}, nil
+		return &oneSlot{limits: limits, name: name, slots: slots, run: limits.Run, ready: limits.Ready}, nil
 	}
-	if err := checkMargin(cfg.Consul.Margin); err != nil {
+	if err := checkTimes(cfg.Consul.Margin, cfg.Consul.LockDelay); err != nil {
 		return nil, usage(problemList("lock", configPath, nil, err))
 	}
 	lockConfig := cfg.consulConfig()

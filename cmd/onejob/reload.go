@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"reflect"
 
@@ -19,6 +20,13 @@ func reloaded(path string, old Config, db *store.Store, replica *worker.Worker, 
 	if err != nil {
 		log.Error("reload_failed", zap.Error(err))
 		return old
+	}
+	if len(cfg.Kinds.Exec.Commands) > 0 {
+		// The new times are not in force before the replica is restarted.
+		if err := checkTimes(old.Consul.Margin, old.Consul.LockDelay); err != nil {
+			log.Error("reload_failed", zap.Error(fmt.Errorf("the replica was started without commands and with times that are not safe for them; restart it: %w", err)))
+			return old
+		}
 	}
 	if err := (tasks.Exec{Commands: cfg.Kinds.Exec.Commands}).Prepare(); err != nil {
 		log.Error("reload_failed", zap.Error(err))

@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
+	"onejob/internal/pgerror"
 	"onejob/internal/supervisor"
 	"onejob/lock/consul"
 	"onejob/store"
@@ -238,7 +239,12 @@ func prepare(ctx context.Context, cfg Config, db *store.Store, log *zap.Logger) 
 			if db.Pooled() {
 				log.Info("pooler_detected")
 			}
-			return migrate(ctx, deadline, cfg, db, log)
+			if err = migrate(ctx, deadline, cfg, db, log); !pgerror.Unavailable(err) {
+				return err
+			}
+			why = err // it is gone again
+		}
+		switch {
 		case ctx.Err() != nil:
 			return ctx.Err() // told to stop before it began
 		case !time.Now().Before(deadline):
