@@ -5,7 +5,7 @@ SHELL       := /bin/bash
 .DEFAULT_GOAL := help
 export GOFLAGS ?=
 
-.PHONY: help build test lint demo bench microbench chaos compare mutants cgroup-test compose-test consul postgres rabbitmq clean
+.PHONY: help build test lint demo bench microbench chaos compare mutants ha-test cgroup-test compose-test consul postgres rabbitmq clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -46,6 +46,9 @@ compare: consul postgres ## The same run against two other ways (DURATION=6m SEE
 
 mutants: consul postgres ## Switch off one protection at a time: each must be found guilty (30 minutes)
 	go test -tags mutants -timeout 60m -v -run 'Mutant' ./chaos
+
+ha-test: consul postgres ## Patroni on Consul on three hosts (network namespaces, so root): failovers under an observer (10 minutes; STANDBY=async FAULTS= KEEP=)
+	@./scripts/ha-test.sh
 
 cgroup-test: ## Test the limits of commands on a kernel that has all controllers of cgroup v2, User Mode Linux (2 minutes)
 	@./scripts/cgroup-test.sh

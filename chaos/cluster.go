@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/hashicorp/consul/api"
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"onejob/chaos/judge"
@@ -34,7 +33,7 @@ type cluster struct {
 	self string // this program
 	say  func(format string, a ...any)
 
-	postgres *servers.Postgres
+	postgres *database
 	consul   *servers.ConsulCluster
 	hosts    []*host
 	rabbitmq *servers.RabbitMQ // nil unless limits are kept there
@@ -60,12 +59,12 @@ func (c *cluster) nextMark() int { return int(c.marks.Add(1)) }
 
 // dsn is an address of the database under a name that the database can tell.
 func (c *cluster) dsn(application string) string {
-	return c.postgres.DSN("postgres") + "&application_name=" + application
+	return c.postgres.dsn(application)
 }
 
 // startCluster starts all but the replicas. What it returns must be closed, also
 // when there is an error.
-func startCluster(ctx context.Context, dir string, rabbitmq bool, say func(string, ...any)) (*cluster, error) {
+func startCluster(ctx context.Context, dir string, s settings, say func(string, ...any)) (*cluster, error) {
 	c := &cluster{dir: dir, say: say}
 	var err error
 	if c.self, err = os.Executable(); err != nil {
@@ -78,8 +77,7 @@ func startCluster(ctx context.Context, dir string, rabbitmq bool, say func(strin
 	var all sync.WaitGroup
 	var pgErr, consulErr, rabbitErr error
 	all.Go(func() {
-		c.postgres, pgErr = servers.StartPostgres(ctx, servers.PostgresConfig{Dir: dir, Durable: true,
-			Settings: map[string]string{"max_connections": "200", "log_min_messages": "fatal"}})
+		c.postgres, pgErr = startDatabase(ctx, dir, s.Standby)
 	})
 	all.Go(func() {
 		config := servers.ConsulConfig{Dir: dir, ManagementToken: managementToken, Extra: consulSettings}
@@ -87,7 +85,7 @@ func startCluster(ctx context.Context, dir string, rabbitmq bool, say func(strin
 			consulErr = c.startHosts(ctx)
 		}
 	})
-	if rabbitmq {
+	if s.RabbitMQ {
 		all.Go(func() { c.rabbitmq, rabbitErr = servers.StartRabbitMQ(ctx, servers.RabbitMQConfig{Dir: dir}) })
 	}
 	all.Wait()
@@ -150,19 +148,14 @@ func (c *cluster) addReplicas(ctx context.Context, s subject, name string, n int
 			return err
 		}
 		_, r.place.token = tokenOf(r.name)
-		database, err := pgx.ParseConfig(c.dsn(r.name))
-		if err != nil {
-			return err
-		}
-		address := fmt.Sprintf("%s:%d", database.Host, database.Port)
-		var errs [2]error
-		r.consul, errs[0] = proxy.New(r.host.agent.Addr())
-		r.postgres, errs[1] = proxy.New(address)
-		if err := errors.Join(errs[:]...); err != nil {
+		var err error
+		if r.consul, err = proxy.New(r.host.agent.Addr()); err != nil {
 			return err
 		}
 		r.place.consul = r.consul.Addr()
-		r.place.dsn = strings.Replace(c.dsn(r.name), address, r.postgres.Addr(), 1)
+		if r.postgres, r.place.dsn, err = c.postgres.ways(r.name); err != nil {
+			return err
+		}
 		if c.rabbitmq != nil {
 			if r.rabbitmq, err = proxy.New(c.rabbitmq.Addr()); err != nil {
 				return err
@@ -195,7 +188,7 @@ func (c *cluster) heal(ctx context.Context) error {
 		}
 		r.thaw()
 	}
-	err := errors.Join(c.consul.Start(ctx), c.postgres.Start(ctx))
+	err := errors.Join(c.consul.Start(ctx), c.postgres.heal(ctx))
 	if err == nil {
 		err = errors.Join(c.startAgents(ctx), c.authorizeAll(ctx))
 	}
@@ -237,7 +230,7 @@ func (c *cluster) close() {
 	}
 	c.witness.kill()
 	if c.postgres != nil {
-		_ = c.postgres.Close()
+		c.postgres.close()
 	}
 	for _, h := range c.hosts {
 		_ = h.agent.Close()

@@ -22,6 +22,8 @@ type kind struct {
 	weight      int
 	least, most time.Duration
 	rabbitmq    bool // it is of RabbitMQ, which is there only if limits use it
+	standby     bool // it needs a standby of Postgres
+	forgets     bool // Postgres forgets what it had acknowledged
 	gentle      bool // it ends no attempt at a task that it does not touch
 	run         func(ctx context.Context, h *hit) error
 }
@@ -29,10 +31,22 @@ type kind struct {
 var errNothing = errors.New("there is nothing to hit just now")
 
 // kinds are all that there are.
-var kinds = slices.Concat(replicaFaults, clusterFaults, linkFaults, consulFaults, hostFaults, aclFaults, postgresFaults, rowFaults, processFaults, rabbitmqFaults)
+var kinds = slices.Concat(replicaFaults, clusterFaults, linkFaults, consulFaults, hostFaults, aclFaults, postgresFaults, standbyFaults, rowFaults, processFaults, rabbitmqFaults)
 
 // chooseKinds returns the kinds of these names; "all" and "none" are names too.
-func chooseKinds(names []string, rabbitmq bool) ([]*kind, error) {
+func chooseKinds(names []string, s settings) ([]*kind, error) {
+	// lacks says what a kind needs that is not there, and may be empty.
+	lacks := func(k *kind) string {
+		switch {
+		case k.rabbitmq && !s.RabbitMQ:
+			return "there is no RabbitMQ without LIMITS=rabbitmq"
+		case k.standby && s.Standby == "":
+			return "there is no standby without STANDBY=async or STANDBY=sync"
+		case k.forgets && s.Standby != async:
+			return "Postgres may forget what it has acknowledged only with STANDBY=async"
+		}
+		return ""
+	}
 	var chosen []*kind
 	for _, name := range names {
 		name = strings.TrimSpace(name)
@@ -40,7 +54,7 @@ func chooseKinds(names []string, rabbitmq bool) ([]*kind, error) {
 		switch {
 		case name == "all":
 			for _, k := range kinds {
-				if rabbitmq || !k.rabbitmq {
+				if lacks(k) == "" {
 					chosen = append(chosen, k)
 				}
 			}
@@ -51,8 +65,8 @@ func chooseKinds(names []string, rabbitmq bool) ([]*kind, error) {
 				known = append(known, k.name)
 			}
 			return nil, fmt.Errorf("there is no fault %q; there are: all, none, %s", name, strings.Join(known, ", "))
-		case kinds[i].rabbitmq && !rabbitmq:
-			return nil, fmt.Errorf("fault %s: there is no RabbitMQ without LIMITS=rabbitmq", name)
+		case lacks(kinds[i]) != "":
+			return nil, fmt.Errorf("fault %s: %s", name, lacks(kinds[i]))
 		default:
 			chosen = append(chosen, kinds[i])
 		}

@@ -53,18 +53,24 @@ func killWorker(ctx context.Context, h *hit) error {
 }
 
 func cutAll(ctx context.Context, h *hit) error {
+	return h.cutAll(ctx, func(r *replica) []*proxy.Proxy { return append([]*proxy.Proxy{r.consul}, r.postgres...) })
+}
+
+// cutAll holds some ways of all replicas for a while.
+func (h *hit) cutAll(ctx context.Context, ways func(*replica) []*proxy.Proxy) error {
 	if err := h.begins("all"); err != nil {
 		return err
 	}
-	for _, r := range h.c.replicas {
-		r.consul.Cut(proxy.Both)
-		r.postgres.Cut(proxy.Both)
+	each := func(do func(*proxy.Proxy, proxy.Direction)) {
+		for _, r := range h.c.replicas {
+			for _, p := range ways(r) {
+				do(p, proxy.Both)
+			}
+		}
 	}
+	each((*proxy.Proxy).Cut)
 	h.lasts(ctx)
-	for _, r := range h.c.replicas {
-		r.consul.Heal(proxy.Both)
-		r.postgres.Heal(proxy.Both)
-	}
+	each((*proxy.Proxy).Heal)
 	return nil
 }
 

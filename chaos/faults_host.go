@@ -80,7 +80,9 @@ func loseHost(ctx context.Context, h *hit, host *host) error {
 		return err
 	}
 	for _, r := range replicas {
-		r.postgres.Cut(proxy.Both)
+		for _, p := range r.postgres {
+			p.Cut(proxy.Both)
+		}
 		if r.rabbitmq != nil {
 			r.rabbitmq.Cut(proxy.Both)
 		}

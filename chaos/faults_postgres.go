@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"onejob/internal/proxy"
 	"onejob/internal/servers"
 )
 
@@ -13,6 +14,7 @@ var postgresFaults = []*kind{
 	{name: "postgres-kill", what: "Postgres falls (immediate) and comes back", weight: 1, least: 0, most: 10 * time.Second, run: killPostgres},
 	{name: "postgres-terminate", what: "an operator terminates a replica's connections", weight: 2, run: terminatePostgres},
 	{name: "postgres-slow", what: "Postgres' disk is slow: every commit waits", weight: 2, least: 2 * time.Second, most: 20 * time.Second, run: slowPostgres},
+	{name: "postgres-blackhole", what: "all replicas black-holed from Postgres", weight: 1, least: time.Second, most: 20 * time.Second, run: blackhole},
 	{name: "row-reset", what: "an operator makes running rows pending, by hand", weight: 1, run: resetRows},
 }
 
@@ -25,12 +27,16 @@ func killPostgres(ctx context.Context, h *hit) error {
 		return err
 	}
 	if h.rand.IntN(2) == 0 {
-		h.c.postgres.Kill()
-	} else if err := h.c.postgres.Stop(servers.Immediate); err != nil {
+		h.c.postgres.primary().Kill()
+	} else if err := h.c.postgres.primary().Stop(servers.Immediate); err != nil {
 		return err
 	}
 	h.lasts(ctx)
-	return h.c.postgres.Start(context.WithoutCancel(ctx))
+	return h.c.postgres.primary().Start(context.WithoutCancel(ctx))
+}
+
+func blackhole(ctx context.Context, h *hit) error {
+	return h.cutAll(ctx, func(r *replica) []*proxy.Proxy { return r.postgres })
 }
 
 func terminatePostgres(ctx context.Context, h *hit) error {

@@ -131,10 +131,10 @@ type way func(h *hit, r *replica) (chosen []*proxy.Proxy, name string)
 
 func toConsul(_ *hit, r *replica) ([]*proxy.Proxy, string) { return []*proxy.Proxy{r.consul}, "consul" }
 func toPostgres(_ *hit, r *replica) ([]*proxy.Proxy, string) {
-	return []*proxy.Proxy{r.postgres}, "postgres"
+	return r.postgres, "postgres"
 }
 func toBoth(_ *hit, r *replica) ([]*proxy.Proxy, string) {
-	return []*proxy.Proxy{r.consul, r.postgres}, "both"
+	return append([]*proxy.Proxy{r.consul}, r.postgres...), "both"
 }
 
 func toEither(h *hit, r *replica) ([]*proxy.Proxy, string) {

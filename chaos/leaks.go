@@ -109,8 +109,9 @@ func (l *leaks) watch(ctx context.Context) {
 // end looks at what is left when every task is over, and asks the same replicas
 // as in the beginning for their goroutines.
 func (l *leaks) end(ctx context.Context) error {
-	// A session that nobody keeps alive any more goes with its keys, in time.
-	if err := eventually(ctx, time.Minute, "nothing is left over", func() error { return l.leftOver(ctx) }); err != nil {
+	// A session that nobody keeps alive any more goes with its keys, in time, and one for
+	// slots is kept for a minute after the last slot.
+	if err := eventually(ctx, 3*time.Minute, "nothing is left over", func() error { return l.leftOver(ctx) }); err != nil {
 		l.found = append(l.found, err.Error())
 	}
 	if l.goroutines == nil {

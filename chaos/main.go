@@ -6,6 +6,7 @@
 //	FAULTS=        which kinds of faults, separated by commas; "none" for none
 //	RATE=30        tasks a second
 //	LIMITS=consul  where limits are kept: consul or rabbitmq
+//	STANDBY=       of Postgres: async or sync, how its standby follows; none if empty
 //	DRAIN=5m       how long everything may take to come to an end when nothing is
 //	               broken any more; what has not by then is lost
 //	SUBJECTS=      who is put to the test, one after the other: onejob, naive,
@@ -64,7 +65,7 @@ func main() {
 		// Ctrl-C is for the harness, which closes stdin when it needs nobody to
 		// look any more.
 		signal.Ignore(syscall.SIGINT, syscall.SIGTERM)
-		exit(witness.Serve(os.Stdin, os.Stdout, os.Args[2]))
+		exit(witness.Serve(os.Stdin, os.Stdout, "127.0.0.1", os.Args[2]))
 	case partTask:
 		os.Exit(beTask(ctx))
 	case partReplica:
@@ -76,7 +77,7 @@ func main() {
 	case "":
 		os.Exit(chaos(ctx))
 	default:
-		fmt.Fprintln(os.Stderr, "chaos: it takes no arguments, only variables: DURATION, SEED, FAULTS, RATE, LIMITS, DRAIN, SUBJECTS, REPORT, KEEP")
+		fmt.Fprintln(os.Stderr, "chaos: it takes no arguments, only variables: DURATION, SEED, FAULTS, RATE, LIMITS, STANDBY, DRAIN, SUBJECTS, REPORT, KEEP")
 		os.Exit(2)
 	}
 }
@@ -129,7 +130,8 @@ type settings struct {
 	Subjects []string
 	Rate     int // tasks a second
 	Drain    time.Duration
-	RabbitMQ bool // limits are kept there
+	RabbitMQ bool   // limits are kept there
+	Standby  string // of Postgres: none if empty, or how it follows
 	Report   string
 	Keep     string
 }
@@ -173,8 +175,15 @@ func readSettings() (settings, error) {
 		}
 		return nil
 	})
+	read("STANDBY", "", func(text string) error {
+		s.Standby = text
+		if text != "" && text != async && text != synchronous {
+			return errors.New("it is neither async nor sync")
+		}
+		return nil
+	})
 	read("FAULTS", "all", func(text string) (err error) {
-		s.Kinds, err = chooseKinds(strings.Split(text, ","), s.RabbitMQ)
+		s.Kinds, err = chooseKinds(strings.Split(text, ","), s)
 		return err
 	})
 	read("SUBJECTS", onejobName, func(text string) (err error) {

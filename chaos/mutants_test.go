@@ -64,12 +64,22 @@ func TestMutantsAreCaught(t *testing.T) {
 // a test of their own. It must fail for the mutant.
 func TestMutantsFailTheirTest(t *testing.T) {
 	for name, m := range map[string]struct{ mutant, pkg, test string }{
-		"fences begin above those of another server":      {"fences", "onejob/worker", "TestFencesRiseThroughARestore"},
-		"locks are had under the record of the database":  {"record", "onejob/lock/consul", "TestLocksNeedTheRecord"},
-		"silence counts on the replica's own server only": {"silence", "onejob/worker", "TestSilenceBesideASplitBrainIsNoDeath"},
-		"what has not begun is not charged":               {"begun", "onejob/store", "TestOnlyTheLikelyCauseIsQuarantined"},
-		"a task that stalls replicas is charged":          {"stalls", "onejob/worker", "TestStallsAreHeldAgainstTheTask"},
-		"a claim that has begun is finished":              {"claims", "onejob/worker", "TestStopsLoseNoClaim"},
+		"fences begin above those of another server":        {"fences", "onejob/worker", "TestFencesRiseThroughARestore"},
+		"locks are had under the record of the database":    {"record", "onejob/lock/consul", "TestLocksNeedTheRecord"},
+		"silence counts on the replica's own server only":   {"silence", "onejob/worker", "TestSilenceBesideASplitBrainIsNoDeath"},
+		"what has not begun is not charged":                 {"begun", "onejob/store", "TestOnlyTheLikelyCauseIsQuarantined"},
+		"a task that stalls replicas is charged":            {"stalls", "onejob/worker", "TestStallsAreHeldAgainstTheTask"},
+		"a claim that has begun is finished":                {"claims", "onejob/worker", "TestStopsLoseNoClaim"},
+		"deaths of several at once are not charged":         {"others", "onejob/store", "TestWhoIsToBlame"},
+		"a stop without Postgres shows in Consul":           {"stopped", "onejob/worker", "TestStopWithoutPostgres"},
+		"a wrong verdict is taken back":                     {"verdict", "onejob/lock/consul", "TestWrongVerdictIsTakenBack"},
+		"a signal waits until the process can deal with it": {"early", "onejob/internal/supervisor", "TestSignalAtTheStart"},
+		"claims pause while locks cannot be had":            {"doorway", "onejob/worker", "TestFencesAreNotUsedUpWhileLocksFail"},
+		"leases end when the machine was paused":            {"pause", "onejob/lock/consul", "TestPause"},
+		"a slot stays shut while its holder's command dies": {"delay", "onejob/lock/rabbitmq", "TestNeverBesideADyingCommand"},
+		"what was written ahead of the clock is repaired":   {"setback", "onejob/worker", "TestPostgresClockIsSet"},
+		"replicas find the successor of an old primary":     {"successor", "onejob/worker", "TestSplitBrain"},
+		"a cgroup is killed as a whole":                     {"cgroup", "onejob/internal/guard", "TestSwarmIsDeadBeforeWaitReturns"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			run := func(mutant string) error {

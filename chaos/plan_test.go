@@ -48,23 +48,33 @@ func TestPlansOfOneKindEnd(t *testing.T) {
 }
 
 func TestChooseKinds(t *testing.T) {
-	chosen, err := chooseKinds(strings.Split("kill, freeze", ","), false)
+	everything := settings{RabbitMQ: true, Standby: async}
+	chosen, err := chooseKinds(strings.Split("kill, freeze", ","), settings{})
 	if err != nil || len(chosen) != 2 || chosen[0].name != "kill" || chosen[1].name != "freeze" {
 		t.Errorf("chosen were %v, %v", chosen, err)
 	}
-	if all, err := chooseKinds([]string{"all"}, true); err != nil || len(all) != len(kinds) {
+	if all, err := chooseKinds([]string{"all"}, everything); err != nil || len(all) != len(kinds) {
 		t.Errorf("all are %d, %v", len(all), err)
 	}
-	if some, err := chooseKinds([]string{"all"}, false); err != nil || len(some) != len(kinds)-len(rabbitmqFaults) {
-		t.Errorf("without RabbitMQ all are %d, %v", len(some), err)
+	if some, err := chooseKinds([]string{"all"}, settings{}); err != nil || len(some) != len(kinds)-len(rabbitmqFaults)-len(standbyFaults) {
+		t.Errorf("without RabbitMQ and a standby all are %d, %v", len(some), err)
 	}
-	if _, err := chooseKinds([]string{"rabbitmq-kill"}, false); err == nil {
-		t.Error("RabbitMQ can be killed without one")
+	for name, s := range map[string]settings{
+		"rabbitmq-kill":     {Standby: async},
+		"postgres-failover": {RabbitMQ: true},
+		"postgres-restore":  {Standby: synchronous},
+	} {
+		if _, err := chooseKinds([]string{name}, s); err == nil {
+			t.Errorf("%s can be had with %+v", name, s)
+		}
+		if chosen, err := chooseKinds([]string{name}, everything); err != nil || len(chosen) != 1 {
+			t.Errorf("%s: %v, %v", name, chosen, err)
+		}
 	}
-	if none, err := chooseKinds([]string{"none"}, false); err != nil || len(none) != 0 {
+	if none, err := chooseKinds([]string{"none"}, settings{}); err != nil || len(none) != 0 {
 		t.Errorf("none are %d, %v", len(none), err)
 	}
-	if _, err := chooseKinds([]string{"frieze"}, false); err == nil || !strings.Contains(err.Error(), "freeze") {
+	if _, err := chooseKinds([]string{"frieze"}, settings{}); err == nil || !strings.Contains(err.Error(), "freeze") {
 		t.Errorf("an unknown name: %v", err)
 	}
 }

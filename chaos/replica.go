@@ -22,9 +22,9 @@ type replica struct {
 	c        *cluster
 	subject  subject
 	host     *host
-	consul   *proxy.Proxy // to the host's agent
-	postgres *proxy.Proxy
-	rabbitmq *proxy.Proxy // nil unless limits are kept there
+	consul   *proxy.Proxy   // to the host's agent
+	postgres []*proxy.Proxy // to each server
+	rabbitmq *proxy.Proxy   // nil unless limits are kept there
 
 	mu     sync.Mutex
 	proc   *process
@@ -36,7 +36,7 @@ type replica struct {
 
 // ways are all that it has.
 func (r *replica) ways() []*proxy.Proxy {
-	return slices.DeleteFunc([]*proxy.Proxy{r.consul, r.postgres, r.rabbitmq}, func(p *proxy.Proxy) bool { return p == nil })
+	return slices.DeleteFunc(append([]*proxy.Proxy{r.consul, r.rabbitmq}, r.postgres...), func(p *proxy.Proxy) bool { return p == nil })
 }
 
 // log is where everything goes that it prints.

@@ -40,7 +40,7 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 		_ = os.RemoveAll(dir)
 	}()
 
-	c, err := startCluster(ctx, dir, s.RabbitMQ, say)
+	c, err := startCluster(ctx, dir, s, say)
 	defer c.close()
 	if err != nil {
 		return nil, err
@@ -48,7 +48,7 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 	if err := c.startSubjects(ctx, subject); err != nil {
 		return nil, err
 	}
-	evidence := judge.Evidence{Gentle: gentle(s.Kinds)}
+	evidence := judge.Evidence{Gentle: gentle(s.Kinds), Forgetful: s.Standby == async}
 	if ours { // the others have neither schedules nor limits
 		evidence.Limits = limitSlots
 		if evidence.Schedules, err = c.addSchedules(ctx); err != nil {

@@ -108,10 +108,11 @@ CREATE TABLE chaos.effects (
 );
 
 -- A statement shows that it is at work by a lock that keeps nobody out: a table
--- would show it only when it is over, see statements.
+-- would show it only when it is over, see statements. The lock's name has room for the
+-- lowest bits of the fence.
 CREATE FUNCTION chaos.enter() RETURNS timestamptz LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM pg_advisory_xact_lock_shared(hashtext(current_setting('onejob.lock_key')), current_setting('onejob.fence')::int);
+    PERFORM pg_advisory_xact_lock_shared(hashtext(current_setting('onejob.lock_key')), (current_setting('onejob.fence')::bigint & 2147483647)::int);
     RETURN clock_timestamp();
 END $$;`
 

@@ -42,6 +42,12 @@ type Evidence struct {
 	// Gentle says that no fault of the run ends an attempt at a task which it does
 	// not touch. Then every task that can succeed must.
 	Gentle bool `json:"gentle,omitempty"`
+
+	// Forgetful says that Postgres may have forgotten what it had acknowledged, and the
+	// notes that the database makes with it. Then tasks may be gone, or run again, and an
+	// id may have been given to two; all that is judged is what the witness has seen, and
+	// what the table holds in the end.
+	Forgetful bool `json:"forgetful,omitempty"`
 }
 
 // Enqueued is a task whose INSERT was acknowledged, or was found to have been
@@ -111,13 +117,18 @@ type Effect struct {
 // Statement is one of an sql task that was seen at work in Postgres, from the first
 // time somebody looked until the last: it was at work all the time between.
 type Statement struct {
-	Fence   int64        `json:"fence"`
-	PID     int          `json:"pid"` // of the backend
-	Key     int64        `json:"key"` // hash of its lock key
+	Fence   int64        `json:"fence"` // its lowest bits, see shortFence
+	PID     int          `json:"pid"`   // of the backend
+	Key     int64        `json:"key"`   // hash of its lock key
 	Replica string       `json:"replica"`
 	First   witness.Time `json:"first"`
 	Last    witness.Time `json:"last"`
 }
+
+// shortFence is as much of a fence as the name of an advisory lock has room for. No two
+// fences of a run of some hours have the same: they rise by less than 2^31 meanwhile,
+// though they begin anew after each restart of Postgres.
+func shortFence(fence int64) int64 { return fence & (1<<31 - 1) }
 
 // Final is how a row was found at the end.
 type Final struct {
@@ -231,7 +242,8 @@ func (e Evidence) withoutHostile() Evidence {
 	e.Stale = without(e.Stale, func(s witness.Stale) bool { return hostile[s.Task] })
 	hostileFence := map[int64]bool{}
 	for _, t := range e.Transitions {
-		hostileFence[t.Fence] = hostileFence[t.Fence] || hostile[t.Task] && t.To == running
+		f := shortFence(t.Fence)
+		hostileFence[f] = hostileFence[f] || hostile[t.Task] && t.To == running
 	}
 	e.Statements = without(e.Statements, func(s Statement) bool { return hostileFence[s.Fence] })
 	e.Transitions = without(e.Transitions, func(t Transition) bool { return hostile[t.Task] })

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"onejob/chaos/witness"
@@ -13,6 +14,7 @@ import (
 // Verdict is what went wrong. Of the first numbers every one must be zero.
 type Verdict struct {
 	Overlaps           int        `json:"overlaps"`              // pairs of attempts of one lock key inside at once
+	FencesRepeated     int        `json:"fences_repeated"`       // fences that two attempts had
 	LimitExcesses      int        `json:"limit_excesses"`        // times at which more were inside a limit than it has slots
 	Lost               int        `json:"lost"`                  // tasks that did not end in a final state
 	DoubleSuccess      int        `json:"double_success"`        // tasks that were accepted as succeeded twice
@@ -25,7 +27,7 @@ type Verdict struct {
 	Starved            int        `json:"starved"`               // tasks that nobody claimed in time, see history.starved
 	Unlocked           int        `json:"unlocked"`              // attempts that began while no Consul server ran
 	Spent              int        `json:"spent"`                 // attempts that nothing but a graceful restart used up, see history.spent
-	Spoiled            int        `json:"spoiled"`               // tasks that failed without a cause, in a run whose faults give none
+	Spoiled            int        `json:"spoiled"`               // tasks that failed without a cause: in a run whose faults give none, or by an error in their own statement
 	Refused            int        `json:"refused"`               // writes that were refused; above zero where the fence was needed
 	FrozenHTTPInFlight int        `json:"frozen_http_in_flight"` // http attempts beside their successor, their replica being frozen
 	FrozenGoInFlight   int        `json:"frozen_go_in_flight"`   // the same for Go handlers, which did nothing meanwhile
@@ -48,7 +50,7 @@ type TakeOver struct {
 
 // Guilty reports whether something happened that must not.
 func (v *Verdict) Guilty() bool {
-	return v.Overlaps+v.LimitExcesses+v.Lost+v.DoubleSuccess+v.DoubleEffect+v.DoubleStatements+v.DoubleRunning+
+	return v.Overlaps+v.FencesRepeated+v.LimitExcesses+v.Lost+v.DoubleSuccess+v.DoubleEffect+v.DoubleStatements+v.DoubleRunning+
 		v.StaleAccepted+v.OccurrencesMissing+v.OccurrencesDoubled+v.Starved+v.Unlocked+v.Spent+v.Spoiled > 0
 }
 
@@ -66,14 +68,17 @@ func Judge(e Evidence) *Verdict {
 	h := newHistory(e.withoutHostile())
 	v := &Verdict{Refused: e.Refused, Stays: len(h.attempts), Violations: []string{}}
 	h.overlaps(v)
+	h.fences(v)
 	h.stale(v)
 	h.limits(v)
 	h.ends(v)
-	h.statuses(v)
-	h.effects(v)
-	h.statementsAtOnce(v)
+	if !e.Forgetful {
+		h.statuses(v)
+		h.effects(v)
+		h.statementsAtOnce(v)
+		h.spent(v)
+	}
 	h.unlocked(v)
-	h.spent(v)
 	h.occurrences(v)
 	h.starved(v)
 	h.takeOvers(v)
@@ -232,6 +237,21 @@ func (h *history) overlaps(v *Verdict) {
 	}
 }
 
+// fences looks for a fence that two attempts had.
+func (h *history) fences(v *Verdict) {
+	first := map[int64]witness.Claim{}
+	for _, s := range h.Stays {
+		was, known := first[s.Fence]
+		if !known {
+			first[s.Fence] = s.Claim
+			continue
+		}
+		if was.Task != s.Task || was.Key != s.Key || was.Attempt != s.Attempt || was.Kind != s.Kind {
+			v.accuse(&v.FencesRepeated, "fence %d was used twice: by %s and %s", s.Fence, &attempt{Claim: was}, &attempt{Claim: s.Claim})
+		}
+	}
+}
+
 // twoHands reports whether an operator, while a was inside and before b of another
 // replica began, both ended the session of a's replica and made a's row pending
 // by hand. The session's end frees the key after the lock-delay, which is shorter
@@ -324,14 +344,14 @@ func (h *history) ends(v *Verdict) {
 	for _, q := range h.Enqueued {
 		f, there := h.Final[q.Task]
 		switch {
-		case !there && h.deleted[q.Task]:
+		case !there && (h.deleted[q.Task] || h.Forgetful):
 		case !there:
 			v.accuse(&v.Lost, "lost: task %d (%s) is not in the table", q.Task, q.Kind)
 		case f.Status == cancelled && !q.Cancelled && !h.touched[q.Task][CancelRequested]:
 			v.accuse(&v.Lost, "lost: task %d (%s) is cancelled, and nobody asked for that", q.Task, q.Kind)
 		case f.Status != succeeded && f.Status != failed && f.Status != cancelled:
 			v.accuse(&v.Lost, "lost: task %d (%s) is still %s", q.Task, q.Kind, f.Status)
-		case h.Gentle && f.Status == failed && !q.Doomed && h.touched[q.Task] == nil:
+		case f.Status == failed && !q.Doomed && h.touched[q.Task] == nil && (h.Gentle || ofItsOwn(f.Error)):
 			v.accuse(&v.Spoiled, "spoiled: task %d (%s) failed: %s", q.Task, q.Kind, f.Error)
 		}
 	}
@@ -346,6 +366,17 @@ func (h *history) ends(v *Verdict) {
 			v.Repeated++
 		}
 	}
+}
+
+// ofItsOwn reports whether Postgres refused a statement for what it says, which no fault
+// makes it do.
+func ofItsOwn(failure string) bool {
+	for _, class := range []string{"22", "23", "42"} { // data, integrity, syntax and rights
+		if strings.Contains(failure, "SQLSTATE "+class) {
+			return true
+		}
+	}
+	return false
 }
 
 // statuses looks at every change of a row's status.
@@ -429,7 +460,7 @@ func (h *history) effects(v *Verdict) {
 func (h *history) statementsAtOnce(v *Verdict) {
 	task := map[int64]int64{} // by fence
 	for _, t := range h.Transitions {
-		task[t.Fence] = t.Task
+		task[shortFence(t.Fence)] = t.Task
 	}
 	say := func(s Statement) string {
 		return fmt.Sprintf("task %d fence %d (backend %d of %s, %s to %s)", task[s.Fence], s.Fence, s.PID, s.Replica, clock(s.First), clock(s.Last))
@@ -587,6 +618,9 @@ func (h *history) starved(v *Verdict) {
 	for _, q := range h.Enqueued {
 		wait := span{q.Due, q.Due.Add(starving)}
 		at, known := claimed[q.Task]
+		if _, there := h.Final[q.Task]; !there && h.Forgetful {
+			continue
+		}
 		if q.Due == 0 || known && at <= wait.end || h.touched[q.Task] != nil || h.deleted[q.Task] {
 			continue
 		}

@@ -343,6 +343,15 @@ func TestEveryViolationIsFound(t *testing.T) {
 			s.enqueue(7, "exec")
 			s.works(claim(7, 20, "exec", "7", "a"), 50, 51, witness.Failed, failed)
 		}, map[string]int{"spoiled": 1}},
+		"a fence that another task had before": {func(s *story) {
+			s.enqueue(7, "exec")
+			s.works(claim(7, 20, "exec", "7", "a"), 50, 51, witness.Succeeded, succeeded)
+			s.stay(claim(8, 20, "exec", "8", "a"), 60, 61, witness.Stopped)
+		}, map[string]int{"fences_repeated": 1, "stale_accepted": 1}},
+		"a statement that Postgres refused for what it says": {func(s *story) {
+			s.enqueue(7, "sql")
+			s.Final[7] = Final{Status: failed, Error: "ERROR: value out of range (SQLSTATE 22003)"}
+		}, map[string]int{"spoiled": 1}},
 		"two statements of one lock key, the older of which was undone": {func(s *story) {
 			s.statement("a", 50, 55)
 			s.statement("b", 55, 56)
@@ -407,6 +416,13 @@ func TestExcuses(t *testing.T) {
 			s.change(claim(7, 20, "http", "7", "b"), running, pending, 59, "")
 			s.works(claim(7, 21, "http", "7", "a"), 60, 62, witness.Succeeded, succeeded)
 		}, map[string]int{"frozen_http_in_flight": 1, "repeated": 1}},
+		"a task that Postgres has forgotten, and one that it has forgotten to have succeeded": {func(s *story) {
+			s.Forgetful = true
+			s.Enqueued = append(s.Enqueued, Enqueued{Task: 7, Kind: "exec", Due: at(50)})
+			s.enqueue(8, "exec")
+			s.works(claim(8, 20, "exec", "8", "a"), 50, 51, witness.Succeeded, succeeded)
+			s.works(claim(8, 21, "exec", "8", "a"), 60, 61, witness.Succeeded, succeeded)
+		}, map[string]int{"repeated": 1}},
 		"a request of a frozen replica that leaves its rows pending": {func(s *story) {
 			s.froze("b", 51, 70)
 			s.enqueue(7, "http")

@@ -20,15 +20,16 @@ type Where struct {
 	FarEnd string `json:"far_end"` // URL for http tasks, and for Desk
 }
 
-// Serve is the life of the witness's process. It prints a Where to stdout, and
-// then takes note until stdin ends. What it has seen it writes to the file path.
-func Serve(stdin io.Reader, stdout io.Writer, path string) error {
+// Serve is the life of the witness's process. It listens on an IP address of this
+// machine and prints a Where to stdout, and then takes note until stdin ends. What it
+// has seen it writes to the file path.
+func Serve(stdin io.Reader, stdout io.Writer, ip, path string) error {
 	l := newLedger()
-	doors, err := net.Listen("tcp", "127.0.0.1:0")
+	doors, err := net.Listen("tcp", net.JoinHostPort(ip, "0"))
 	if err != nil {
 		return err
 	}
-	far, err := net.Listen("tcp", "127.0.0.1:0")
+	far, err := net.Listen("tcp", net.JoinHostPort(ip, "0"))
 	if err != nil {
 		return err
 	}

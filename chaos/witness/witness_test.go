@@ -25,7 +25,7 @@ func serve(t *testing.T) (Where, func() Seen) {
 	told, stdout := io.Pipe()
 	path := filepath.Join(t.TempDir(), "seen.json")
 	done := make(chan error, 1)
-	go func() { done <- Serve(stdin, stdout, path) }()
+	go func() { done <- Serve(stdin, stdout, "127.0.0.1", path) }()
 	var w Where
 	if err := json.NewDecoder(told).Decode(&w); err != nil {
 		t.Fatal(err)

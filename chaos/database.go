@@ -1,0 +1,153 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"onejob/internal/proxy"
+	"onejob/internal/servers"
+)
+
+// How a standby follows: with commits that wait for it, or not.
+const (
+	async       = "async"
+	synchronous = "sync"
+)
+
+// database is the Postgres of a run: one server, or a primary and a standby, which
+// change places.
+type database struct {
+	servers []*servers.Postgres
+	waits   bool         // commits wait for the standby
+	front   *proxy.Proxy // leads the operator to the primary; nil without a standby
+
+	mu    sync.Mutex
+	first int // which one is the primary
+}
+
+func startDatabase(ctx context.Context, dir, standby string) (*database, error) {
+	d := &database{waits: standby == synchronous}
+	p, err := servers.StartPostgres(ctx, servers.PostgresConfig{Dir: dir, Durable: true,
+		Settings: map[string]string{"max_connections": "200", "log_min_messages": "fatal", "wal_keep_size": "512MB"}})
+	if err != nil {
+		return d, err
+	}
+	d.servers = append(d.servers, p)
+	if standby == "" {
+		return d, nil
+	}
+	s, err := p.StartStandby(ctx)
+	if err != nil {
+		return d, err
+	}
+	d.servers = append(d.servers, s)
+	if d.front, err = proxy.New(p.Addr()); err != nil {
+		return d, err
+	}
+	return d, d.wait(ctx)
+}
+
+// primary is the server that is the database.
+func (d *database) primary() *servers.Postgres {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.servers[d.first]
+}
+
+// other is the one that follows it, or is to.
+func (d *database) other() *servers.Postgres {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.servers[1-d.first]
+}
+
+// dsn is the address for the operator, under a name that the database can tell.
+func (d *database) dsn(application string) string {
+	p := d.primary()
+	dsn := p.DSN("postgres") + "&application_name=" + application
+	if d.front != nil {
+		dsn = strings.Replace(dsn, p.Addr(), d.front.Addr(), 1)
+	}
+	return dsn
+}
+
+// ways are a replica's own to each server, and the address that they make together.
+func (d *database) ways(replica string) (ways []*proxy.Proxy, dsn string, err error) {
+	var hosts []string
+	for _, s := range d.servers {
+		p, err := proxy.New(s.Addr())
+		if err != nil {
+			return ways, "", err
+		}
+		ways, hosts = append(ways, p), append(hosts, p.Addr())
+	}
+	dsn = d.servers[0].DSN("postgres") + "&application_name=" + replica
+	dsn = strings.Replace(dsn, d.servers[0].Addr(), strings.Join(hosts, ","), 1)
+	if len(hosts) > 1 {
+		dsn += "&target_session_attrs=read-write"
+	}
+	return ways, dsn, nil
+}
+
+// promote makes the standby the primary. The operator is led there.
+func (d *database) promote(ctx context.Context) error {
+	s := d.other()
+	if d.waits { // it has no standby of its own yet
+		if err := s.Exec(ctx, "ALTER SYSTEM SET synchronous_standby_names = ''", "SELECT pg_reload_conf()"); err != nil {
+			return err
+		}
+	}
+	if err := s.Promote(ctx); err != nil {
+		return fmt.Errorf("promote the standby: %w", err)
+	}
+	d.mu.Lock()
+	d.first = 1 - d.first
+	d.mu.Unlock()
+	d.front.Lead(s.Addr())
+	return nil
+}
+
+// rebuild makes the other server a standby, with none of its own data.
+func (d *database) rebuild(ctx context.Context) error {
+	if err := d.other().Follow(ctx, d.primary()); err != nil {
+		return fmt.Errorf("rebuild the standby: %w", err)
+	}
+	return d.wait(ctx)
+}
+
+// wait makes commits wait for the standby from now on, if they are to.
+func (d *database) wait(ctx context.Context) error {
+	if !d.waits {
+		return nil
+	}
+	p := d.primary()
+	err := eventually(ctx, time.Minute, "the standby follows", func() error {
+		return p.Exec(ctx, "DO $$ BEGIN IF NOT EXISTS (SELECT FROM pg_stat_replication WHERE state = 'streaming') THEN RAISE 'it does not'; END IF; END $$")
+	})
+	if err != nil {
+		return err
+	}
+	return p.Exec(ctx, "ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()")
+}
+
+// heal starts what does not run.
+func (d *database) heal(ctx context.Context) error {
+	var errs []error
+	for _, s := range d.servers {
+		errs = append(errs, s.Start(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+func (d *database) close() {
+	if d.front != nil {
+		_ = d.front.Close()
+	}
+	for _, s := range d.servers {
+		_ = s.Close()
+	}
+}

@@ -1,0 +1,127 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"onejob/internal/proxy"
+)
+
+// Faults of a primary and a standby. Each leaves both in order, in other places perhaps.
+var standbyFaults = []*kind{
+	{name: "postgres-failover", what: "the primary dies and the standby takes its place; the old one comes back", weight: 3, least: 0, most: 10 * time.Second, standby: true, run: failOver},
+	{name: "split-brain", what: "the standby is promoted while the primary lives on, and replicas reach the one, the other, or both", weight: 2, least: 5 * time.Second, most: 30 * time.Second, standby: true, run: splitBrain},
+	{name: "postgres-restore", what: "Postgres is restored from a backup of some seconds ago", weight: 2, least: 5 * time.Second, most: 40 * time.Second, standby: true, forgets: true, run: restorePostgres},
+}
+
+// failOver lets the standby lag before, where commits do not wait for it. The primary is
+// killed, or nothing of it is heard any more.
+func failOver(ctx context.Context, h *hit) error {
+	d := h.c.postgres
+	if !h.c.postgresBusy.TryLock() {
+		return errNothing
+	}
+	defer h.c.postgresBusy.Unlock()
+	lags, silent, returns := !d.waits && h.rand.IntN(2) == 0, h.rand.IntN(2) == 0, !d.waits && h.rand.IntN(2) == 0
+	if lags {
+		h.about += ", the standby lags"
+	}
+	if silent {
+		h.about += ", black-holed first"
+	}
+	if returns {
+		h.about += ", it comes back as a primary"
+	}
+	if err := h.begins("the primary"); err != nil {
+		return err
+	}
+	whole := context.WithoutCancel(ctx)
+	if lags {
+		if err := d.other().Detach(whole); err != nil {
+			return fmt.Errorf("detach the standby: %w", err)
+		}
+		wait(ctx, time.Duration(500+h.rand.IntN(4000))*time.Millisecond)
+	}
+	old := h.wayTo(d.first)
+	if silent {
+		old((*proxy.Proxy).Cut)
+		wait(ctx, time.Duration(h.rand.IntN(3000))*time.Millisecond)
+	}
+	d.primary().Kill()
+	wait(ctx, time.Duration(h.rand.IntN(3000))*time.Millisecond)
+	if err := d.promote(whole); err != nil {
+		return err
+	}
+	h.lasts(ctx)
+	if returns {
+		if err := d.other().Start(whole); err != nil {
+			return err
+		}
+	}
+	old((*proxy.Proxy).Heal)
+	if returns {
+		wait(ctx, 5*time.Second)
+	}
+	return d.rebuild(whole)
+}
+
+// splitBrain promotes the standby beside the primary. Each replica reaches both, or only
+// the one or the other.
+func splitBrain(ctx context.Context, h *hit) error {
+	d := h.c.postgres
+	if !h.c.postgresBusy.TryLock() {
+		return errNothing
+	}
+	defer h.c.postgresBusy.Unlock()
+	if err := h.begins("the primary"); err != nil {
+		return err
+	}
+	before := d.first
+	for _, r := range h.c.replicas {
+		switch h.rand.IntN(3) {
+		case 0:
+			r.postgres[before].Cut(proxy.Both)
+		case 1:
+			r.postgres[1-before].Cut(proxy.Both)
+		}
+	}
+	whole := context.WithoutCancel(ctx)
+	if err := d.promote(whole); err != nil {
+		return err
+	}
+	h.lasts(ctx)
+	h.wayTo(before)((*proxy.Proxy).Heal)
+	h.wayTo(1 - before)((*proxy.Proxy).Heal)
+	return d.rebuild(whole)
+}
+
+// wayTo does something with all replicas' ways to a server.
+func (h *hit) wayTo(server int) func(do func(*proxy.Proxy, proxy.Direction)) {
+	return func(do func(*proxy.Proxy, proxy.Direction)) {
+		for _, r := range h.c.replicas {
+			do(r.postgres[server], proxy.Both)
+		}
+	}
+}
+
+func restorePostgres(ctx context.Context, h *hit) error {
+	d := h.c.postgres
+	if !h.c.postgresBusy.TryLock() {
+		return errNothing
+	}
+	defer h.c.postgresBusy.Unlock()
+	if err := h.begins("the primary"); err != nil {
+		return err
+	}
+	whole := context.WithoutCancel(ctx)
+	restore, err := d.primary().Backup(whole)
+	if err != nil {
+		return err
+	}
+	h.lasts(ctx)
+	if err := restore(whole); err != nil {
+		return fmt.Errorf("restore the backup: %w", err)
+	}
+	return d.rebuild(whole)
+}

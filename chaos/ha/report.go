@@ -1,0 +1,191 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"onejob/chaos/judge"
+	"onejob/chaos/witness"
+)
+
+// figures are what is measured of one fault.
+type figures struct {
+	fault                    *fault
+	oldTimeline, newTimeline int
+	began, over              time.Time
+	first                    accepted // write on a later timeline
+
+	events    int           // postgres_failed_over
+	resumed   time.Duration // from the first write until the first task that was claimed from the new primary began
+	gap       time.Duration // the longest time in which no task began
+	forgotten int           // acknowledged tasks that are not there
+}
+
+// resuming is how long onejob may take until it works with the new primary. It only keeps
+// a run from passing in which onejob hangs; a busy machine must not fail by it.
+const resuming = 30 * time.Second
+
+// report is what is left of a run.
+type report struct {
+	standby    string
+	figures    []*figures
+	verdict    *judge.Verdict
+	violations []string
+}
+
+func (r *report) guilty() bool { return r.verdict.Guilty() || len(r.violations) > 0 }
+
+func (r *report) accuse(format string, a ...any) {
+	r.violations = append(r.violations, fmt.Sprintf(format, a...))
+}
+
+// event is a line of a replica's log.
+type event struct {
+	Time       time.Time `json:"time"`
+	Event      string    `json:"event"`
+	FencesFrom int64     `json:"fences_from"`
+}
+
+// failovers returns all that replicas said of failovers, in the order of time, and how
+// many writes they were refused.
+func (c *cluster) failovers() (list []event, refused int, err error) {
+	for _, h := range c.hosts {
+		f, err := os.Open(h.log("onejob"))
+		if err != nil {
+			return nil, 0, err
+		}
+		defer f.Close()
+		lines := bufio.NewScanner(f)
+		lines.Buffer(nil, 1<<20)
+		for lines.Scan() {
+			var e event
+			if json.Unmarshal(lines.Bytes(), &e) != nil {
+				continue // a crash may print anything
+			}
+			switch e.Event {
+			case "postgres_failed_over":
+				list = append(list, e)
+			case "completion_refused":
+				refused++
+			}
+		}
+		if err := lines.Err(); err != nil {
+			return nil, 0, err
+		}
+	}
+	slices.SortFunc(list, func(a, b event) int { return a.Time.Compare(b.Time) })
+	return list, refused, nil
+}
+
+// judge fills in the report. There are the tasks with the given unique keys.
+func (c *cluster) judge(r *report, e judge.Evidence, there map[string]bool) error {
+	events, refused, err := c.failovers()
+	if err != nil {
+		return err
+	}
+	e.Refused = refused
+	r.verdict = judge.Judge(e)
+	if e.Forgetful {
+		// The table and the notes in it were forgotten together. So what the notes say of
+		// writes that are left is as good as ever: only tasks may be gone.
+		e.Forgetful = false
+		all := judge.Judge(e)
+		r.verdict.DoubleSuccess, r.verdict.DoubleEffect = all.DoubleSuccess, all.DoubleEffect
+		r.verdict.DoubleRunning, r.verdict.StaleAccepted = all.DoubleRunning, all.StaleAccepted
+		for _, v := range all.Violations {
+			if !slices.Contains(r.verdict.Violations, v) && !strings.HasPrefix(v, "lost:") {
+				r.verdict.Violations = append(r.verdict.Violations, v)
+			}
+		}
+	}
+	begins := make([]witness.Stay, len(e.Stays))
+	copy(begins, e.Stays)
+	slices.SortFunc(begins, func(a, b witness.Stay) int { return int(a.Begin - b.Begin) })
+	for i, f := range r.figures {
+		until := time.Now()
+		if i+1 < len(r.figures) {
+			until = r.figures[i+1].began
+		}
+		f.measure(begins, events, c.writers.accepted, there, until)
+		if rise := f.newTimeline - f.oldTimeline; f.events < 1 || f.events > rise {
+			r.accuse("%s: %d times postgres_failed_over, and the timeline rose by %d", f.fault.name, f.events, rise)
+		}
+		if r.standby == synchronous && f.forgotten > 0 {
+			r.accuse("%s: %d acknowledged tasks are not there, although a standby was synchronous", f.fault.name, f.forgotten)
+		}
+		if f.resumed > resuming {
+			r.accuse("%s: no task that was claimed from the new primary began within %v of its first write", f.fault.name, resuming)
+		}
+	}
+	return nil
+}
+
+// measure fills in the figures from what the observer saw, what replicas said, and what
+// was acknowledged until the next fault began.
+func (f *figures) measure(begins []witness.Stay, events []event, all []accepted, there map[string]bool, until time.Time) {
+	from := int64(-1)
+	for _, e := range events {
+		if e.Time.After(f.began) && e.Time.Before(until) {
+			if f.events++; from < 0 {
+				from = e.FencesFrom
+			}
+		}
+	}
+	f.resumed = time.Hour
+	previous := witness.At(f.began)
+	for _, s := range begins {
+		if s.Begin < previous || s.Begin > witness.At(f.over) {
+			continue
+		}
+		f.gap = max(f.gap, s.Begin.Sub(previous))
+		previous = s.Begin
+	}
+	for _, s := range begins {
+		if from >= 0 && s.Fence > from {
+			f.resumed = max(0, s.Begin.Sub(witness.At(f.first.at)))
+			break
+		}
+	}
+	for _, a := range all {
+		if !there[a.token] && a.at.After(f.began) && a.at.Before(until) {
+			f.forgotten++
+		}
+	}
+}
+
+func (r *report) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "\nstandbys follow: %s\n\n", r.standby)
+	fmt.Fprintf(&b, "  %-14s %22s %24s %24s %10s %9s\n", "fault", "first write accepted", "first task after that", "longest time without", "forgotten", "events")
+	fmt.Fprintf(&b, "  %-14s %22s %24s %24s %10s %9s\n", "", "after", "begins after", "a task that begins", "tasks", "")
+	for _, f := range r.figures {
+		fmt.Fprintf(&b, "  %-14s %20.1f s %22.1f s %22.1f s %10d %9d\n", f.fault.name, f.first.at.Sub(f.began).Seconds(), f.resumed.Seconds(), f.gap.Seconds(), f.forgotten, f.events)
+	}
+	v := r.verdict
+	fmt.Fprintf(&b, "\n%d attempts seen by the observer\n\nmust be zero:\n", v.Stays)
+	line := func(name string, n int, note string) { fmt.Fprintf(&b, "  %-16s %6d  %s\n", name, n, note) }
+	line("overlaps", v.Overlaps, "two attempts of one lock key at once, or a fence below an earlier one")
+	line("fences_repeated", v.FencesRepeated, "fences that two attempts had")
+	line("lost", v.Lost, "tasks that are there and did not finish")
+	line("spoiled", v.Spoiled, "tasks that failed")
+	line("double_success", v.DoubleSuccess, "tasks accepted as succeeded twice")
+	line("double_effect", v.DoubleEffect, "sql tasks that took effect twice")
+	line("double_running", v.DoubleRunning, "two rows of one lock key running at once")
+	line("stale_accepted", v.StaleAccepted, "accepted writes that were not the holder's")
+	line("unlocked", v.Unlocked, "attempts that began without a quorum of Consul")
+	fmt.Fprintln(&b, "to know:")
+	line("refused", v.Refused, "writes that the fence kept out")
+	line("repeated", v.Repeated, "tasks that did their work more than once")
+	if all := append(r.violations, v.Violations...); len(all) > 0 {
+		fmt.Fprintln(&b, "\nviolations:")
+		for _, v := range all[:min(30, len(all))] {
+			fmt.Fprintln(&b, " ", v)
+		}
+	}
+	return b.String()
+}
