@@ -132,7 +132,7 @@ func stopAll(procs []*process) (pids []int) {
 		awake := false
 		for _, p := range below(roots...) {
 			pids = append(pids, p.PID)
-			if !p.Stopped {
+			if !procfs.Frozen(p.PID) {
 				awake = true
 				_ = syscall.Kill(p.PID, syscall.SIGSTOP)
 			}

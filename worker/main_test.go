@@ -290,7 +290,12 @@ func (p *process) signal(t *testing.T, s syscall.Signal) {
 	select {
 	case <-p.exited:
 	default:
-		if s == syscall.SIGSTOP || s == syscall.SIGCONT {
+		switch s {
+		case syscall.SIGSTOP:
+			testenv.Freeze(t, p.worker())
+			testenv.Freeze(t, p.cmd.Process.Pid)
+			return
+		case syscall.SIGCONT:
 			if err := syscall.Kill(p.worker(), s); err != nil && err != syscall.ESRCH {
 				t.Errorf("signal %v to the working process of %s: %v", s, p.name, err)
 			}

@@ -407,13 +407,7 @@ func TestWorkerAndGuardAreKilledTogether(t *testing.T) {
 			family := familyOf(t, []*process{holder})
 			both := []int{holder.guard(t), holder.worker()}
 			for _, pid := range both { // neither sees the other die
-				if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-					t.Fatal(err)
-				}
-				testenv.Eventually(t, patience, "it is stopped", func() bool {
-					p, err := procfs.Read(pid)
-					return err != nil || p.Stopped
-				})
+				testenv.Freeze(t, pid)
 			}
 			if what == "the guard is left stopped" {
 				both = both[1:]
@@ -583,11 +577,9 @@ func TestProgramKillsSurvivors(t *testing.T) {
 	c.stuck(t, w)
 	family, guard := familyOf(t, []*process{a}), a.guard(t)
 	a.signal(t, syscall.SIGSTOP) // nobody sees another one die, and ends what is left
-	for _, kill := range []struct {
-		pid int
-		by  syscall.Signal
-	}{{guard, syscall.SIGSTOP}, {guard, syscall.SIGKILL}, {a.cmd.Process.Pid, syscall.SIGKILL}} {
-		if err := syscall.Kill(kill.pid, kill.by); err != nil {
+	testenv.Freeze(t, guard)
+	for _, pid := range []int{guard, a.cmd.Process.Pid} {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 
 	"onejob/internal/boottime"
 	"onejob/internal/procfs"
+	"onejob/internal/testenv"
 )
 
 func itoa(n int) string { return strconv.Itoa(n) }
@@ -177,9 +178,7 @@ func TestGuardFrozen(t *testing.T) {
 			s, mark := script(t, stubborn, &out)
 			p := mustStart(t, s)
 			untilReady(t, &out)
-			if err := syscall.Kill(p.guard.Pid, syscall.SIGSTOP); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Freeze(t, p.guard.Pid)
 			end(p)
 			if _, err := p.Wait(); !errors.Is(err, ErrGuardDied) {
 				t.Errorf("error %v", err)
@@ -277,7 +276,7 @@ func TestDaemonFrozen(t *testing.T) {
 	t.Parallel()
 	const lease = 2 * time.Second
 	d, _, out, mark := startDaemon(t, lease, stubborn)
-	sendSignal(t, d.Process.Pid, syscall.SIGSTOP)
+	testenv.Freeze(t, d.Process.Pid)
 	frozen := boottime.Now()
 	until(t, "nothing is left", func() bool { return len(marked(t, mark)) == 0 })
 	if took := boottime.Now().Sub(frozen); took > lease+20*time.Second {
@@ -292,8 +291,8 @@ func TestDaemonAndGuardFrozen(t *testing.T) {
 	t.Parallel()
 	const lease = 2 * time.Second
 	d, guard, out, mark := startDaemon(t, lease, `echo ready; exec sleep 1000`)
-	sendSignal(t, d.Process.Pid, syscall.SIGSTOP)
-	sendSignal(t, guard, syscall.SIGSTOP)
+	testenv.Freeze(t, d.Process.Pid)
+	testenv.Freeze(t, guard)
 	late := boottime.Now().Add(lease + lapse + 100*time.Millisecond)
 	until(t, "the deadline is long past", late.Passed)
 	if len(marked(t, mark)) == 0 {
@@ -318,7 +317,7 @@ func TestGuardKilledWhileDaemonIsFrozen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sendSignal(t, d.Process.Pid, syscall.SIGSTOP)
+	testenv.Freeze(t, d.Process.Pid)
 	sendSignal(t, guard, syscall.SIGKILL)
 	until(t, "the command is gone", func() bool { return procfs.Gone(command.PID, command.Start) })
 	sendSignal(t, d.Process.Pid, syscall.SIGCONT)

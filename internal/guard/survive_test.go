@@ -15,6 +15,7 @@ import (
 
 	"onejob/internal/boottime"
 	"onejob/internal/procfs"
+	"onejob/internal/testenv"
 	"onejob/internal/testenv/cgroups"
 )
 
@@ -180,9 +181,8 @@ func TestSweepKillsSurvivors(t *testing.T) {
 				}
 
 				// Both are stopped first, so that neither sees the other die.
-				sendSignal(t, d.Process.Pid, syscall.SIGSTOP)
-				sendSignal(t, guard, syscall.SIGSTOP)
-				until(t, "the guard is stopped", func() bool { return stateOf(t, guard).Stopped })
+				testenv.Freeze(t, d.Process.Pid)
+				testenv.Freeze(t, guard)
 				sendSignal(t, d.Process.Pid, syscall.SIGKILL)
 				_ = d.Wait()
 				if guardIs == "killed" {
@@ -206,15 +206,6 @@ func TestSweepKillsSurvivors(t *testing.T) {
 func gone(pid int) bool {
 	p, err := procfs.Read(pid)
 	return err != nil || p.Dead
-}
-
-func stateOf(t *testing.T, pid int) procfs.Process {
-	t.Helper()
-	p, err := procfs.Read(pid)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p
 }
 
 // A guard whose daemon is dead still gives its command the grace.

@@ -8,6 +8,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"onejob/internal/testenv"
 )
 
 const nobody = 65534
@@ -134,7 +136,7 @@ func TestDelegatedCgroup(t *testing.T) {
 	if entries, _ := os.ReadDir(dir + "/" + attemptsDir); len(entries) == 0 {
 		t.Fatal("it has not used its cgroup")
 	}
-	sendSignal(t, d.Process.Pid, syscall.SIGSTOP)
+	testenv.Freeze(t, d.Process.Pid)
 	sendSignal(t, guard, syscall.SIGKILL)
 	sendSignal(t, d.Process.Pid, syscall.SIGKILL)
 	_ = d.Wait()

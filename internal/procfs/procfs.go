@@ -104,6 +104,20 @@ func Read(pid int) (Process, error) {
 	return parse(pid, stat)
 }
 
+// Frozen reports whether each thread of a process stands still, by SIGSTOP or the like,
+// or is dead. Until one thread has noticed the signal, the others run on.
+func Frozen(pid int) bool {
+	dir := fmt.Sprintf("/proc/%d/task", pid)
+	threads, _ := os.ReadDir(dir)
+	for _, thread := range threads {
+		stat, err := os.ReadFile(filepath.Join(dir, thread.Name(), "stat"))
+		if p, odd := parse(pid, stat); err == nil && (odd != nil || !p.Stopped && !p.Dead) {
+			return false
+		}
+	}
+	return true
+}
+
 // parse reads "pid (name) state parent group session ..."; the name may contain
 // anything, parentheses too. The start is the 22nd field.
 func parse(pid int, stat []byte) (Process, error) {
