@@ -47,11 +47,15 @@ type cluster struct {
 
 	marks atomic.Int64
 
+	clock      sync.Mutex
+	clockSteps []judge.ClockStep // of Postgres
+
 	// One fault at a time takes servers away. What else goes on is up to the
 	// plan.
 	consulBusy   sync.Mutex
 	postgresBusy sync.Mutex
 	rabbitmqBusy sync.Mutex
+	clockBusy    sync.Mutex
 	rolling      sync.Mutex
 }
 
@@ -77,7 +81,7 @@ func startCluster(ctx context.Context, dir string, s settings, say func(string, 
 	var all sync.WaitGroup
 	var pgErr, consulErr, rabbitErr error
 	all.Go(func() {
-		c.postgres, pgErr = startDatabase(ctx, dir, s.Standby)
+		c.postgres, pgErr = startDatabase(ctx, dir, s)
 	})
 	all.Go(func() {
 		config := servers.ConsulConfig{Dir: dir, ManagementToken: managementToken, Extra: consulSettings}
@@ -178,6 +182,22 @@ func (c *cluster) awaitReplicas(ctx context.Context) error {
 		}
 		return err
 	})
+}
+
+// leader returns the replica that leads, or nil if that cannot be told.
+func (c *cluster) leader(ctx context.Context) *replica {
+	ctx, cancel := context.WithTimeout(ctx, operatorPatience)
+	defer cancel()
+	pair, _, err := c.consul.Servers[0].Client().KV().Get(consulPrefix+"/leader", new(api.QueryOptions).WithContext(ctx))
+	var is struct{ Name string }
+	if err != nil || pair == nil || pair.Session == "" || json.Unmarshal(pair.Value, &is) != nil {
+		return nil
+	}
+	i := slices.IndexFunc(c.replicas, func(r *replica) bool { return r.name == is.Name })
+	if i < 0 {
+		return nil
+	}
+	return c.replicas[i]
 }
 
 // heal makes whole what faults may have left, though each heals itself.

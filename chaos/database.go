@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -29,22 +30,22 @@ type database struct {
 	first int // which one is the primary
 }
 
-func startDatabase(ctx context.Context, dir, standby string) (*database, error) {
-	d := &database{waits: standby == synchronous}
-	p, err := servers.StartPostgres(ctx, servers.PostgresConfig{Dir: dir, Durable: true,
+func startDatabase(ctx context.Context, dir string, s settings) (*database, error) {
+	d := &database{waits: s.Standby == synchronous}
+	p, err := servers.StartPostgres(ctx, servers.PostgresConfig{Dir: dir, Durable: true, Clock: slices.Contains(s.Kinds, clockJump),
 		Settings: map[string]string{"max_connections": "200", "log_min_messages": "fatal", "wal_keep_size": "512MB"}})
 	if err != nil {
 		return d, err
 	}
 	d.servers = append(d.servers, p)
-	if standby == "" {
+	if s.Standby == "" {
 		return d, nil
 	}
-	s, err := p.StartStandby(ctx)
+	follower, err := p.StartStandby(ctx)
 	if err != nil {
 		return d, err
 	}
-	d.servers = append(d.servers, s)
+	d.servers = append(d.servers, follower)
 	if d.front, err = proxy.New(p.Addr()); err != nil {
 		return d, err
 	}
@@ -132,6 +133,15 @@ func (d *database) wait(ctx context.Context) error {
 		return err
 	}
 	return p.Exec(ctx, "ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()")
+}
+
+// setClock sets the clocks of all servers to so much ahead of the machine's.
+func (d *database) setClock(ahead time.Duration) error {
+	var errs []error
+	for _, s := range d.servers {
+		errs = append(errs, s.SetClock(ahead))
+	}
+	return errors.Join(errs...)
 }
 
 // heal starts what does not run.

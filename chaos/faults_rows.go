@@ -307,7 +307,7 @@ WITH made AS (
     SELECT 'noop', i % 2, now() + interval '1 second' FROM generate_series(1, $1) i
  RETURNING id, kind, run_at
 )
-INSERT INTO chaos.added (task, kind, hostile, due) SELECT id, kind, false, CASE WHEN $2 THEN run_at END FROM made RETURNING task`, n, free)
+INSERT INTO chaos.added (task, kind, hostile, due) SELECT id, kind, false, CASE WHEN $2 THEN chaos.clock() + interval '1 second' END FROM made RETURNING task`, n, free)
 	if err == nil {
 		ids, err = pgx.CollectRows(found, pgx.RowTo[int64])
 	}

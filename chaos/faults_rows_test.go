@@ -42,7 +42,7 @@ func tables(t *testing.T) *cluster {
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
-	if _, err := pool.Exec(t.Context(), schemaSQL); err != nil {
+	if _, err := pool.Exec(t.Context(), schema()); err != nil {
 		t.Fatal(err)
 	}
 	return &cluster{operator: pool, say: t.Logf}

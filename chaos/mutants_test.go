@@ -31,6 +31,7 @@ func TestMutantsAreCaught(t *testing.T) {
 		"the cluster's id in Consul":                     {"identity", "wrong-consul", []string{"limit_excesses", "overlaps"}},
 		"that nothing is left of a process that is dead": {"burial", "worker-kill", []string{"overlaps"}},
 		"the unique index":                               {"index", "none", []string{"double_running"}},
+		"what was due before an edit":                    {"edits", "schedule-edit", []string{"occurrences_missing"}},
 		"the list of keys that are held by this process": {"list", "row-reset", []string{"overlaps"}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -40,6 +40,9 @@ type report struct {
 	HostTakeOverMax  float64 `json:"takeover_host_max_s"`
 	OccurrencesFound int     `json:"occurrences"`
 
+	Edits      int `json:"edits"`       // of schedules
+	ClockSteps int `json:"clock_steps"` // of Postgres
+
 	HostileRows int            `json:"hostile_rows"` // that the table admitted
 	Touched     map[string]int `json:"touched"`      // changes of rows by hand, and rows locked by open transactions
 
@@ -54,7 +57,7 @@ func (r *report) Guilty() bool { return r.Verdict.Guilty() || len(r.Leaks) > 0 }
 func newReport(s settings, began time.Time, h *havoc, e *judge.Evidence, v *judge.Verdict) *report {
 	r := &report{Seed: s.Seed, Started: began.UTC(), DurationS: s.Duration.Seconds(), TotalS: time.Since(began).Round(100 * time.Millisecond).Seconds(),
 		CPUs: runtime.NumCPU(), FaultKinds: h.counts, FaultsMissed: h.missed, Statuses: map[string]int{}, Errors: map[string]int{},
-		Verdict: v, TakeOvers: len(v.TakeOvers), OccurrencesFound: len(e.Occurrences), HostileRows: len(e.Hostile), Touched: map[string]int{}}
+		Verdict: v, TakeOvers: len(v.TakeOvers), OccurrencesFound: len(e.Occurrences), HostileRows: len(e.Hostile), Edits: len(e.Edits), ClockSteps: len(e.ClockSteps), Touched: map[string]int{}}
 	for _, t := range e.Touched {
 		r.Touched[t.What]++
 	}
@@ -124,6 +127,7 @@ func (r *report) summary() string {
 	line("stale_accepted", r.StaleAccepted, "accepted writes that were not the holder's")
 	line("occurrences_missing", r.OccurrencesMissing, fmt.Sprintf("of %d due times", r.OccurrencesFound))
 	line("occurrences_doubled", r.OccurrencesDoubled, "")
+	line("occurrences_wrong", r.OccurrencesWrong, fmt.Sprintf("due times that no line named, after %d edits", r.Edits))
 	line("starved", r.Starved, "due tasks that nobody claimed for 8 s, with all servers and most replicas in order")
 	line("unlocked", r.Unlocked, "attempts that began while no Consul server ran")
 	line("spent", r.Spent, "attempts that nothing but a graceful restart used up")

@@ -75,7 +75,7 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 	if err := c.heal(ctx); err != nil {
 		return nil, fmt.Errorf("mend everything: %w", err)
 	}
-	if err := c.endSchedules(ctx, evidence.Schedules); err != nil {
+	if err := c.endSchedules(ctx, &evidence); err != nil {
 		return nil, err
 	}
 	say("waiting until everything has come to an end")
@@ -162,7 +162,7 @@ func (c *cluster) startSubjects(ctx context.Context, name string) error {
 			return err
 		}
 	}
-	sql := schemaSQL
+	sql := schema()
 	if mutant.Index {
 		sql += notUniqueSQL
 	}

@@ -3,12 +3,14 @@ package main
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"onejob/chaos/judge"
 	"onejob/chaos/witness"
+	"onejob/internal/boottime"
 )
 
 // What the database notes by itself. A trigger is as far outside as one can be
@@ -16,6 +18,13 @@ import (
 // who makes it.
 const schemaSQL = `
 CREATE SCHEMA chaos;
+
+-- The machine's clock. That of Postgres is set by a fault; the time since the machine
+-- was started is not. It has hundredths of a second.
+CREATE FUNCTION chaos.clock() RETURNS timestamptz LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN '{started}'::timestamptz + split_part(pg_read_file('/proc/uptime'), ' ', 1)::interval;
+END $$;
 
 CREATE TABLE chaos.transitions (
     id      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -40,7 +49,7 @@ CREATE FUNCTION chaos.note() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO chaos.transitions (task, kind, key, was, became, fence, replica, attempt, at, by)
     VALUES (NEW.id, NEW.kind, coalesce(NEW.lock_key, NEW.id::text), OLD.status, NEW.status, NEW.fence,
-            coalesce(NEW.replica, OLD.replica), NEW.attempt, clock_timestamp(), current_setting('application_name'));
+            coalesce(NEW.replica, OLD.replica), NEW.attempt, chaos.clock(), current_setting('application_name'));
     RETURN NULL;
 END $$;
 CREATE TRIGGER note AFTER UPDATE ON onejob.tasks
@@ -52,7 +61,7 @@ CREATE FUNCTION chaos.note_deleted() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO chaos.transitions (task, kind, key, was, became, fence, replica, attempt, at, by)
     VALUES (OLD.id, OLD.kind, coalesce(OLD.lock_key, OLD.id::text), OLD.status, 'deleted', OLD.fence,
-            OLD.replica, OLD.attempt, clock_timestamp(), current_setting('application_name'));
+            OLD.replica, OLD.attempt, chaos.clock(), current_setting('application_name'));
     RETURN NULL;
 END $$;
 CREATE TRIGGER note_deleted AFTER DELETE ON onejob.tasks
@@ -87,6 +96,37 @@ CREATE TABLE chaos.touched (
     what text   NOT NULL
 );
 
+-- What schedules say, and since when.
+CREATE TABLE chaos.edits (
+    id       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    schedule text NOT NULL,
+    cron     text NOT NULL,
+    zone     text NOT NULL,
+    enabled  bool NOT NULL,
+    at       timestamptz NOT NULL
+);
+CREATE FUNCTION chaos.note_edit() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO chaos.edits (schedule, cron, zone, enabled, at) VALUES (NEW.name, NEW.cron, NEW.time_zone, NEW.enabled, chaos.clock());
+    RETURN NULL;
+END $$;
+CREATE TRIGGER note_edit AFTER INSERT OR UPDATE OF cron, time_zone, enabled ON onejob.schedules
+    FOR EACH ROW EXECUTE FUNCTION chaos.note_edit();
+
+-- Tasks of schedules that were not made as the schedule was then.
+CREATE TABLE chaos.odd (
+    task bigint PRIMARY KEY,
+    was  jsonb NOT NULL,
+    want jsonb NOT NULL
+);
+CREATE FUNCTION chaos.note_odd() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO chaos.odd SELECT NEW.id, NEW.payload, s.payload FROM onejob.schedules s WHERE s.id = NEW.schedule_id AND s.payload IS DISTINCT FROM NEW.payload;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER note_odd AFTER INSERT ON onejob.tasks
+    FOR EACH ROW WHEN (NEW.schedule_id IS NOT NULL) EXECUTE FUNCTION chaos.note_odd();
+
 -- A table of a user's, whose rows belong to tasks.
 CREATE TABLE chaos.referring (
     task bigint NOT NULL REFERENCES onejob.tasks (id) ON DELETE CASCADE
@@ -113,7 +153,7 @@ CREATE TABLE chaos.effects (
 CREATE FUNCTION chaos.enter() RETURNS timestamptz LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock_shared(hashtext(current_setting('onejob.lock_key')), (current_setting('onejob.fence')::bigint & 2147483647)::int);
-    RETURN clock_timestamp();
+    RETURN chaos.clock();
 END $$;`
 
 // notUniqueSQL makes the mutant whose index keeps nothing out.
@@ -126,7 +166,7 @@ CREATE INDEX one_running_task_per_lock_key ON onejob.tasks ((coalesce(lock_key, 
 const effectSQL = `
 INSERT INTO chaos.effects (task, fence, key, began, slept, ended)
 SELECT current_setting('onejob.task_id')::bigint, current_setting('onejob.fence')::bigint, current_setting('onejob.lock_key'),
-       chaos.enter(), pg_sleep($1::float8)::text, clock_timestamp()`
+       chaos.enter(), pg_sleep($1::float8)::text, chaos.clock()`
 
 // readEvidence fills in what the database has to say.
 func (c *cluster) readEvidence(ctx context.Context, e *judge.Evidence) error {
@@ -207,6 +247,19 @@ SELECT t.id, t.status, coalesce(s.name, ''), coalesce(t.error, '')
 		e.Touched, err = rows(ctx, c, `SELECT task, what FROM chaos.touched ORDER BY id`, pgx.RowToStructByPos[judge.Touched])
 		return err
 	})
+	read("edits of schedules", func() (err error) {
+		e.Edits, err = rows(ctx, c, `SELECT schedule, cron, zone, enabled, at FROM chaos.edits ORDER BY id`, func(row pgx.CollectableRow) (d judge.Edit, err error) {
+			var at time.Time
+			err = row.Scan(&d.Schedule, &d.Cron, &d.Zone, &d.Enabled, &at)
+			d.At = witness.At(at)
+			return d, err
+		})
+		return err
+	})
+	read("odd tasks of schedules", func() (err error) {
+		e.Odd, err = rows(ctx, c, `SELECT task, was::text, want::text FROM chaos.odd ORDER BY task`, pgx.RowToStructByPos[judge.Odd])
+		return err
+	})
 	read("occurrences", func() (err error) {
 		e.Occurrences, err = rows(ctx, c, `
 SELECT s.name, o.due_at, coalesce(o.task_id, 0), coalesce(o.skipped, '')
@@ -220,6 +273,12 @@ SELECT s.name, o.due_at, coalesce(o.task_id, 0), coalesce(o.skipped, '')
 		return err
 	})
 	return err
+}
+
+// schema is schemaSQL for this machine.
+func schema() string {
+	started := time.Now().Add(-time.Duration(boottime.Now()))
+	return strings.Replace(schemaSQL, "{started}", started.UTC().Format(time.RFC3339Nano), 1)
 }
 
 func rows[T any](ctx context.Context, c *cluster, sql string, scan pgx.RowToFunc[T], args ...any) ([]T, error) {

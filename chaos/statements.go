@@ -34,7 +34,7 @@ type statement struct {
 const (
 	// workingSQL finds the statements at work. The lock is chaos.enter's.
 	workingSQL = `
-SELECT l.pid, l.objid::bigint, l.classid::bigint, a.application_name, clock_timestamp()
+SELECT l.pid, l.objid::bigint, l.classid::bigint, a.application_name, chaos.clock()
   FROM pg_locks l
   JOIN pg_stat_activity a ON a.pid = l.pid
  WHERE l.locktype = 'advisory'

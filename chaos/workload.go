@@ -204,20 +204,20 @@ func (w *workload) insert(batch []row) {
 		pending.Queue(`
 INSERT INTO onejob.tasks (kind, payload, lock_key, limit_name, unique_key, max_attempts, timeout, priority, run_at)
 VALUES ($1, $2, $3, $4, $5, $6, $7::text::interval, $8, now() + $9 * interval '1 millisecond')
-RETURNING id, run_at`, t.kind, t.payload, t.key, t.limit, t.token, t.maxAttempts, t.timeout, t.priority, t.delayInMS)
+RETURNING id, chaos.clock()`, t.kind, t.payload, t.key, t.limit, t.token, t.maxAttempts, t.timeout, t.priority, t.delayInMS)
 	}
 	var ids []int64
-	var due []time.Time
+	var inserted []time.Time
 	err := pgx.BeginFunc(ctx, w.c.operator, func(tx pgx.Tx) error {
 		answers := tx.SendBatch(ctx, &pending)
 		defer answers.Close()
 		for range batch {
 			var id int64
-			var runAt time.Time
-			if err := answers.QueryRow().Scan(&id, &runAt); err != nil {
+			var now time.Time
+			if err := answers.QueryRow().Scan(&id, &now); err != nil {
 				return err
 			}
-			ids, due = append(ids, id), append(due, runAt)
+			ids, inserted = append(ids, id), append(inserted, now)
 		}
 		return answers.Close()
 	})
@@ -232,7 +232,7 @@ RETURNING id, run_at`, t.kind, t.payload, t.key, t.limit, t.token, t.maxAttempts
 		t := batch[i]
 		q := &judge.Enqueued{Task: id, Kind: t.kind, Doomed: t.timeout != nil, Once: t.once}
 		if t.key == nil && t.limit == nil {
-			q.Due = witness.At(due[i])
+			q.Due = witness.At(inserted[i]).Add(time.Duration(t.delayInMS) * time.Millisecond)
 		}
 		w.enqueued[id] = q
 	}
@@ -274,62 +274,4 @@ func (w *workload) settle(ctx context.Context) ([]judge.Enqueued, error) {
 		list = append(list, *w.enqueued[id])
 	}
 	return list, nil
-}
-
-// Schedules that are in the table while a run goes on, every so many seconds.
-var scheduleSeconds = []int{1, 2, 3, 5}
-
-// addSchedules inserts the schedules and returns them when each has its first
-// due time.
-func (c *cluster) addSchedules(ctx context.Context) ([]judge.Schedule, error) {
-	for _, s := range scheduleSeconds {
-		_, err := c.operator.Exec(ctx, `
-INSERT INTO onejob.schedules (name, cron, kind, on_missed, missed_cap)
-VALUES ($1, $2, 'noop', 'all', 10000)`, fmt.Sprintf("every %d s", s), fmt.Sprintf("*/%d * * * * *", s))
-		if err != nil {
-			return nil, fmt.Errorf("add schedules: %w", err)
-		}
-	}
-	var list []judge.Schedule
-	err := eventually(ctx, time.Minute, "schedules have a due time", func() error {
-		list = nil
-		found, err := rows(ctx, c, `SELECT id, next_at FROM onejob.schedules ORDER BY id`, func(r pgx.CollectableRow) (at *time.Time, err error) {
-			var id int64
-			return at, r.Scan(&id, &at)
-		})
-		for i, at := range found {
-			if at == nil {
-				return fmt.Errorf("one has none")
-			}
-			every := scheduleSeconds[i]
-			list = append(list, judge.Schedule{Name: fmt.Sprintf("every %d s", every), Every: time.Duration(every) * time.Second, First: witness.At(*at)})
-		}
-		return err
-	})
-	return list, err
-}
-
-// endSchedules waits until every due time up to now has been looked at, and
-// disables the schedules. It fills in the last due times that count.
-func (c *cluster) endSchedules(ctx context.Context, list []judge.Schedule) error {
-	now := time.Now()
-	err := eventually(ctx, 2*time.Minute, "schedules are up to date", func() error {
-		var behind int
-		err := c.operator.QueryRow(ctx, `SELECT count(*) FROM onejob.schedules WHERE next_at <= $1`, now).Scan(&behind)
-		if err == nil && behind > 0 {
-			err = fmt.Errorf("%d are behind", behind)
-		}
-		return err
-	})
-	for i, s := range list {
-		n := (witness.At(now) - s.First) / witness.Time(s.Every)
-		list[i].Last = s.First + n*witness.Time(s.Every)
-	}
-	if _, stopErr := c.operator.Exec(ctx, `UPDATE onejob.schedules SET enabled = false`); stopErr != nil {
-		return stopErr
-	}
-	if err != nil {
-		c.say("%v: the judge will tell", err)
-	}
-	return nil
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"onejob/internal/mutant"
 	"onejob/tasks"
 )
 
@@ -136,49 +135,6 @@ func identify(ctx context.Context, db sender, sql string) (tasks.ServerReport, e
 		return tasks.ServerReport{}, errors.New("ask which server this is: no answer")
 	}
 	return list[0], nil
-}
-
-// Follow looks at the other hosts of the DSN for a copy of the given server that is a
-// primary with a later timeline. If there is one, connections lead there from now on, as
-// long as it answers; those that there are end. Without this, a replica whose old primary
-// lives on would work there until that ends, and what it writes would be lost.
-//
-// With load_balance_hosts=random the next connection may as well lead to the old primary.
-func (s *Store) Follow(ctx context.Context, server tasks.Server) bool {
-	if server.System == tasks.UnknownSystem || mutant.Successor {
-		return false
-	}
-	for _, c := range s.hosts.others(&s.pool.inner.Config().ConnConfig.Config) {
-		timeline, err := timelineOf(ctx, c, server.System)
-		if err == nil && timeline > server.Timeline {
-			s.hosts.prefer(c.Host, c.Port)
-			s.pool.inner.Reset()
-			s.list.inner.Reset()
-			return true
-		}
-	}
-	return false
-}
-
-// timelineOf returns the timeline of the primary at a host. It fails if that is a standby,
-// or no copy of the system.
-func timelineOf(ctx context.Context, c *pgconn.Config, system string) (int, error) {
-	ctx, cancel := context.WithTimeout(ctx, cutOff)
-	defer cancel()
-	conn, err := pgconn.ConnectConfig(ctx, c)
-	if err != nil {
-		return 0, err
-	}
-	defer func() { _ = conn.Close(ctx) }()
-	results, err := conn.Exec(ctx, `SELECT system_identifier, pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 1, 8) FROM pg_catalog.pg_control_system()`).ReadAll()
-	switch {
-	case err != nil:
-		return 0, err
-	case len(results) != 1 || len(results[0].Rows) != 1 || string(results[0].Rows[0][0]) != system:
-		return 0, errors.New("it is another system")
-	}
-	timeline, err := strconv.ParseInt(string(results[0].Rows[0][1]), 16, 64)
-	return int(timeline), err
 }
 
 // Recorded notes what is added to the numbers of onejob.fences from now on, unless more is

@@ -56,6 +56,7 @@ type Store struct {
 	hosts   *hosts
 	timeout time.Duration
 
+	lookouts  lookouts
 	turnStuck atomic.Bool               // the last claim waited for its turn in vain
 	avoid     idSet                     // rows that Postgres refuses to change
 	remember  memory                    // where claims go on
@@ -134,6 +135,9 @@ func (s *Store) Close() {
 		defer close(closed)
 		s.pool.Close()
 		s.list.Close()
+		s.lookouts.mu.Lock()
+		defer s.lookouts.mu.Unlock()
+		s.lookouts.close()
 	}()
 	select {
 	case <-closed:

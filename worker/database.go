@@ -46,7 +46,8 @@ const (
 	// and Postgres were both restored from backups, unless more than that were used.
 	fencesPerSecond = 100_000
 
-	lookAtRecord = 5 * time.Second // how often, while all is well
+	lookAtRecord     = 5 * time.Second // how often, while all is well
+	lookForSuccessor = time.Second
 )
 
 // DatabaseStore tells about the server that answers. *store.Store is one.
@@ -181,7 +182,7 @@ func (d *database) run(ctx context.Context, locks lock.Locker) {
 func (d *database) followSuccessor(ctx context.Context) {
 	for {
 		select {
-		case <-time.After(jitter(lookAtRecord)):
+		case <-time.After(jitter(lookForSuccessor)):
 		case <-ctx.Done():
 			return
 		}

@@ -6,8 +6,9 @@
 // asked; only how often it refused a write is counted from its logs, and nothing
 // is concluded from that.
 //
-// All moments are on one machine's clock. Those of the database are taken a
-// little before they become visible to others.
+// All moments are on one machine's clock, which is not that of Postgres: that may be
+// set. Only due times of schedules are by the clock of Postgres. What the database notes
+// is taken a little before it becomes visible to others.
 package judge
 
 import (
@@ -33,7 +34,11 @@ type Evidence struct {
 	Final       map[int64]Final `json:"final"` // every row of the table at the end, by id
 	Schedules   []Schedule      `json:"schedules"`
 	Occurrences []Occurrence    `json:"occurrences"`
-	Limits      map[string]int  `json:"limits"` // slots
+	Edits       []Edit          `json:"edits,omitempty"` // of all schedules, in the order in which they were made
+	Odd         []Odd           `json:"odd,omitempty"`
+	Until       witness.Time    `json:"until,omitempty"`       // up to when edited schedules are judged
+	ClockSteps  []ClockStep     `json:"clock_steps,omitempty"` // in order; before the first the clock was right
+	Limits      map[string]int  `json:"limits"`                // slots
 	Refused     int             `json:"refused"`
 
 	Hostile []int64   `json:"hostile,omitempty"` // tasks that a fault inserted to do harm: nothing is asked of them
@@ -135,23 +140,6 @@ type Final struct {
 	Status   string `json:"status"`
 	Schedule string `json:"schedule,omitempty"` // that made it
 	Error    string `json:"error,omitempty"`
-}
-
-// Schedule is due at every multiple of Every, from the first due time to the
-// last, both included.
-type Schedule struct {
-	Name  string        `json:"name"`
-	Every time.Duration `json:"every"`
-	First witness.Time  `json:"first"`
-	Last  witness.Time  `json:"last"`
-}
-
-// Occurrence is what became of a due time.
-type Occurrence struct {
-	Schedule string       `json:"schedule"`
-	Due      witness.Time `json:"due"`
-	Task     int64        `json:"task"`    // zero if none was made
-	Skipped  string       `json:"skipped"` // why not
 }
 
 // The statuses of a row.

@@ -24,6 +24,7 @@ type Verdict struct {
 	StaleAccepted      int        `json:"stale_accepted"`        // writes that were accepted and were not the holder's
 	OccurrencesMissing int        `json:"occurrences_missing"`   // due times without a task or a reason
 	OccurrencesDoubled int        `json:"occurrences_doubled"`   // due times with several tasks
+	OccurrencesWrong   int        `json:"occurrences_wrong"`     // due times that no line of an edited schedule names, and tasks that are not as it says
 	Starved            int        `json:"starved"`               // tasks that nobody claimed in time, see history.starved
 	Unlocked           int        `json:"unlocked"`              // attempts that began while no Consul server ran
 	Spent              int        `json:"spent"`                 // attempts that nothing but a graceful restart used up, see history.spent
@@ -51,7 +52,7 @@ type TakeOver struct {
 // Guilty reports whether something happened that must not.
 func (v *Verdict) Guilty() bool {
 	return v.Overlaps+v.FencesRepeated+v.LimitExcesses+v.Lost+v.DoubleSuccess+v.DoubleEffect+v.DoubleStatements+v.DoubleRunning+
-		v.StaleAccepted+v.OccurrencesMissing+v.OccurrencesDoubled+v.Starved+v.Unlocked+v.Spent+v.Spoiled > 0
+		v.StaleAccepted+v.OccurrencesMissing+v.OccurrencesDoubled+v.OccurrencesWrong+v.Starved+v.Unlocked+v.Spent+v.Spoiled > 0
 }
 
 const maxViolations = 200
@@ -548,48 +549,6 @@ func (h *history) onlyRestarted(claim, end Transition) bool {
 		}
 	}
 	return restarted
-}
-
-// occurrences looks for due times of which nothing became.
-func (h *history) occurrences(v *Verdict) {
-	type due struct {
-		schedule string
-		at       witness.Time
-	}
-	found := map[due]Occurrence{}
-	made := map[string]int{}
-	for _, o := range h.Occurrences {
-		found[due{o.Schedule, o.Due}] = o
-		if o.Task != 0 {
-			made[o.Schedule]++
-		}
-	}
-	rows := map[string]int{}
-	for _, f := range h.Final {
-		if f.Schedule != "" {
-			rows[f.Schedule]++
-		}
-	}
-	for _, s := range h.Schedules {
-		for at := s.First; at <= s.Last; at = at.Add(s.Every) {
-			o, ok := found[due{s.Name, at}]
-			switch {
-			case !ok:
-				v.accuse(&v.OccurrencesMissing, "occurrence missing: schedule %s, due %s", s.Name, clock(at))
-			case o.Task == 0 && o.Skipped == "":
-				v.accuse(&v.OccurrencesMissing, "occurrence missing: schedule %s, due %s, has neither task nor reason", s.Name, clock(at))
-			case o.Task != 0 && (h.deleted[o.Task] || h.Final[o.Task].Status == cancelled && h.touched[o.Task][CancelRequested]):
-			case o.Task != 0 && h.Final[o.Task].Status == "":
-				v.accuse(&v.OccurrencesMissing, "occurrence missing: schedule %s, due %s: its task %d is not there", s.Name, clock(at), o.Task)
-			case o.Task != 0 && h.Final[o.Task].Status != succeeded && h.Final[o.Task].Status != failed:
-				v.accuse(&v.Lost, "lost: task %d of schedule %s is still %s", o.Task, s.Name, h.Final[o.Task].Status)
-			}
-		}
-		if rows[s.Name] > made[s.Name] {
-			v.OccurrencesDoubled += rows[s.Name] - made[s.Name]
-			v.Violations = append(v.Violations, fmt.Sprintf("occurrences doubled: schedule %s has %d tasks for %d due times", s.Name, rows[s.Name], made[s.Name]))
-		}
-	}
 }
 
 // starved looks for tasks that were due, and free, for too long while nothing but

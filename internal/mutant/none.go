@@ -34,5 +34,6 @@ const (
 	Delay       = false // slots in RabbitMQ are free as soon as their holder has died
 	SetBack     = false // what was written ahead of Postgres' clock stays so
 	Successor   = false // replicas stay with an old primary that lives on
+	Edits       = false // what was due before an edit of a schedule is dropped
 	Cgroup      = false // what is in a command's cgroup is not killed
 )

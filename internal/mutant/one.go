@@ -29,5 +29,6 @@ var (
 	Delay       = name == "delay"
 	SetBack     = name == "setback"
 	Successor   = name == "successor"
+	Edits       = name == "edits"
 	Cgroup      = name == "cgroup"
 )

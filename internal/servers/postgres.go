@@ -272,7 +272,8 @@ func (p *Postgres) Start(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("start PostgreSQL: %w", err)
 		}
-		cmd.Env = append(os.Environ(), "LD_PRELOAD="+library, "FAKETIME_TIMESTAMP_FILE="+p.clockFile(), "FAKETIME_NO_CACHE=1", "FAKETIME_DONT_FAKE_MONOTONIC=1")
+		cmd.Env = append(os.Environ(), "LD_PRELOAD="+library, "FAKETIME_TIMESTAMP_FILE="+p.clockFile(), "FAKETIME_NO_CACHE=1", "FAKETIME_DONT_FAKE_MONOTONIC=1",
+			"FAKETIME_DISABLE_SHM=1") // kill -9 would leave it
 	}
 	process, err := startProcess("PostgreSQL", cmd, p.LogFile(), syscall.SIGQUIT)
 	if err != nil {

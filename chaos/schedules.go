@@ -1,0 +1,185 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"onejob/chaos/judge"
+	"onejob/chaos/witness"
+)
+
+// Schedules that are in the table while a run goes on, every so many seconds.
+var scheduleSeconds = []int{1, 2, 3, 5}
+
+// editedSchedules is how many more there are, which faults edit.
+const editedSchedules = 3
+
+// addSchedules inserts the schedules and returns those that are not edited, when each
+// has its first due time.
+func (c *cluster) addSchedules(ctx context.Context) ([]judge.Schedule, error) {
+	add := func(name, cron string) error {
+		_, err := c.operator.Exec(ctx, `
+INSERT INTO onejob.schedules (name, cron, kind, on_missed, missed_cap)
+VALUES ($1, $2, 'noop', 'all', 10000)`, name, cron)
+		if err != nil {
+			return fmt.Errorf("add schedules: %w", err)
+		}
+		return nil
+	}
+	for _, s := range scheduleSeconds {
+		if err := add(fmt.Sprintf("every %d s", s), fmt.Sprintf("*/%d * * * * *", s)); err != nil {
+			return nil, err
+		}
+	}
+	for i := range editedSchedules {
+		if err := add(edited(i), "*/1 * * * * *"); err != nil {
+			return nil, err
+		}
+	}
+	var list []judge.Schedule
+	err := eventually(ctx, time.Minute, "schedules have a due time", func() error {
+		list = nil
+		found, err := rows(ctx, c, `SELECT next_at FROM onejob.schedules ORDER BY id LIMIT $1`, pgx.RowTo[*time.Time], len(scheduleSeconds))
+		for i, at := range found {
+			if at == nil {
+				return fmt.Errorf("one has none")
+			}
+			every := scheduleSeconds[i]
+			list = append(list, judge.Schedule{Name: fmt.Sprintf("every %d s", every), Every: time.Duration(every) * time.Second, First: witness.At(*at)})
+		}
+		return err
+	})
+	return list, err
+}
+
+func edited(i int) string { return fmt.Sprint("edited ", i+1) }
+
+// endSchedules waits until every due time up to now has been looked at, and
+// disables the schedules. It fills in until when they are judged.
+func (c *cluster) endSchedules(ctx context.Context, e *judge.Evidence) error {
+	now := time.Now()
+	err := eventually(ctx, 2*time.Minute, "schedules are up to date", func() error {
+		var behind int
+		err := c.operator.QueryRow(ctx, `
+SELECT (SELECT count(*) FROM onejob.schedules WHERE enabled AND (next_at IS NULL OR next_at <= $1))
+     + (SELECT count(*) FROM onejob.former_schedules)`, now).Scan(&behind)
+		if err == nil && behind > 0 {
+			err = fmt.Errorf("%d are behind", behind)
+		}
+		return err
+	})
+	e.Until = witness.At(now)
+	for i, s := range e.Schedules {
+		n := (e.Until - s.First) / witness.Time(s.Every)
+		e.Schedules[i].Last = s.First + n*witness.Time(s.Every)
+	}
+	c.clock.Lock()
+	e.ClockSteps = c.clockSteps
+	c.clock.Unlock()
+	if _, stopErr := c.operator.Exec(ctx, `UPDATE onejob.schedules SET enabled = false`); stopErr != nil {
+		return stopErr
+	}
+	if err != nil {
+		c.say("%v: the judge will tell", err)
+	}
+	return nil
+}
+
+// Faults of the clock, and of those who edit schedules.
+var (
+	clockJump     = &kind{name: "clock-jump", what: "Postgres' clock is set, forward or back, and set right later", weight: 2, least: 2 * time.Second, most: 40 * time.Second, run: jumpClock}
+	scheduleFault = &kind{name: "schedule-edit", what: "somebody edits schedules; the leader is killed at that moment, or not", weight: 3, least: time.Second, most: 10 * time.Second, run: editSchedules}
+
+	scheduleFaults = []*kind{clockJump, scheduleFault}
+)
+
+// jumpClock sets the clocks of all servers. Each step is noted: due times are by that
+// clock.
+func jumpClock(ctx context.Context, h *hit) error {
+	if !h.c.clockBusy.TryLock() {
+		return errNothing
+	}
+	defer h.c.clockBusy.Unlock()
+	ahead := time.Duration(3+h.rand.IntN(88)) * time.Second
+	if h.rand.IntN(2) == 0 {
+		ahead = -ahead
+	}
+	h.about = fmt.Sprintf(" by %v", ahead)
+	if err := h.begins("the servers"); err != nil {
+		return err
+	}
+	if err := h.c.setClock(ahead); err != nil {
+		return err
+	}
+	h.lasts(ctx)
+	return h.c.setClock(0)
+}
+
+func (c *cluster) setClock(ahead time.Duration) error {
+	c.clock.Lock()
+	defer c.clock.Unlock()
+	c.clockSteps = append(c.clockSteps, judge.ClockStep{At: witness.At(time.Now()), Ahead: ahead})
+	return c.postgres.setClock(ahead)
+}
+
+// editSchedules edits one schedule now and then. It does not wait for onejob between two
+// edits.
+func editSchedules(ctx context.Context, h *hit) error {
+	name := edited(h.rand.IntN(editedSchedules))
+	var leader *replica
+	if h.rand.IntN(2) == 0 {
+		leader = h.c.leader(ctx)
+	}
+	if leader != nil {
+		h.about = ", and the leader is killed, " + leader.name
+	}
+	if err := h.begins(name); err != nil {
+		return err
+	}
+	first := true
+	for end := time.Now().Add(h.For); first || time.Now().Before(end) && ctx.Err() == nil; first = false {
+		set, value := anEdit(h.rand)
+		done := make(chan error, 1)
+		go func() { done <- h.operate(ctx, "UPDATE onejob.schedules SET "+set+" WHERE name = $2", value, name) }()
+		letGo := func() error { return nil }
+		if leader != nil {
+			letGo = leader.hold()
+			leader.process().kill()
+			leader = nil
+			wait(ctx, h.For/2)
+		}
+		err := <-done
+		if err := letGo(); err != nil {
+			return err
+		}
+		// A Postgres that is gone has not been edited. One that refuses the edit has shown
+		// that this program is wrong.
+		if refused := (*pgconn.PgError)(nil); errors.As(err, &refused) && (strings.HasPrefix(refused.Code, "22") || strings.HasPrefix(refused.Code, "42")) {
+			return err
+		}
+		wait(ctx, time.Duration(h.rand.IntN(1500))*time.Millisecond)
+	}
+	return nil
+}
+
+// anEdit is one of those that the judge understands.
+func anEdit(r *rand.Rand) (set string, value any) {
+	pick := func(all ...string) string { return all[r.IntN(len(all))] }
+	switch r.IntN(6) {
+	case 0, 1:
+		return "cron = $1", fmt.Sprintf("*/%d %s * * * *", []int{1, 2, 3, 5}[r.IntN(4)], pick("*", "*", "*/2", "1-59/2"))
+	case 2, 3: // in Nepal the odd minutes are those that are even elsewhere
+		return "time_zone = $1", pick("UTC", "Asia/Kathmandu", "Europe/Berlin")
+	case 4:
+		return "payload = $1::jsonb", fmt.Sprintf(`{"edit": %d}`, r.IntN(1_000_000))
+	default:
+		return "enabled = $1::bool", pick("true", "true", "false")
+	}
+}
