@@ -37,7 +37,7 @@ func markOf(of string) string {
 var markSQL = `SELECT pg_catalog.pg_try_advisory_xact_lock_shared(` + markOf("a") + `) FROM (SELECT $1::uuid AS session, $2::bigint AS fence) a`
 
 const oursSQL = `
-SELECT (SELECT true FROM onejob.tasks    WHERE id = $1 AND fence = $2 AND status = 'running' LIMIT 1) IS NOT NULL
+SELECT (SELECT true FROM onejob.tasks    WHERE id = $1 AND CASE WHEN fence = $2 THEN status = 'running' END LIMIT 1) IS NOT NULL
    AND (SELECT true FROM onejob.replicas WHERE session = $3 AND ended_at IS NULL LIMIT 1) IS NOT NULL`
 
 // errMarked says that somebody else has the advisory lock: it is nobody of ours.
