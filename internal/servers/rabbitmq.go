@@ -36,7 +36,7 @@ type RabbitMQConfig struct {
 
 // RabbitMQ is a private RabbitMQ broker, a cluster of one, with its management
 // API. It knows nothing of other Erlang nodes on the machine, nor they of it: its
-// name, cookie and port mapper are its own. Its methods may be called from
+// name, cookie and port mapper are its own; but see Join. Its methods may be called from
 // several goroutines, one of which then waits for the other.
 type RabbitMQ struct {
 	config RabbitMQConfig
@@ -45,6 +45,8 @@ type RabbitMQ struct {
 	folder *folder
 	ports  rabbitMQPorts
 	http   *http.Client
+
+	first *RabbitMQ // of the cluster that it is to join, whose port mapper and cookie it has; or nil
 
 	mu      sync.Mutex
 	mapper  *process // Erlang's port mapper, which a node must have; nil before the first start
@@ -56,6 +58,10 @@ type rabbitMQPorts struct{ amqp, http, dist, epmd, tls int }
 // StartRabbitMQ makes a new broker and returns when it accepts connections. Only
 // the start obeys ctx: the broker lives until Close.
 func StartRabbitMQ(ctx context.Context, config RabbitMQConfig) (*RabbitMQ, error) {
+	return startRabbitMQ(ctx, config, nil)
+}
+
+func startRabbitMQ(ctx context.Context, config RabbitMQConfig, first *RabbitMQ) (*RabbitMQ, error) {
 	path, err := findRabbitMQ()
 	if err != nil {
 		return nil, err
@@ -68,7 +74,7 @@ func StartRabbitMQ(ctx context.Context, config RabbitMQConfig) (*RabbitMQ, error
 	if err != nil {
 		return nil, err
 	}
-	r := &RabbitMQ{config: config, path: path, epmd: epmd, folder: folder}
+	r := &RabbitMQ{config: config, path: path, epmd: epmd, folder: folder, first: first}
 	r.http = &http.Client{Transport: http.DefaultTransport.(*http.Transport).Clone()}
 	err = startOnFreePorts(ctx, 5, func(ports []int) error { return r.create(ctx, ports) })
 	if err != nil {
@@ -80,6 +86,9 @@ func StartRabbitMQ(ctx context.Context, config RabbitMQConfig) (*RabbitMQ, error
 // create starts the broker for the first time, on the given ports.
 func (r *RabbitMQ) create(ctx context.Context, ports []int) error {
 	r.ports = rabbitMQPorts{amqp: ports[0], http: ports[1], dist: ports[2], epmd: ports[3], tls: ports[4]}
+	if r.first != nil {
+		r.ports.epmd = r.first.ports.epmd
+	}
 	// What a try on other ports has left there names those ports.
 	r.killAll()
 	for _, name := range []string{"home", "data", "log"} {
@@ -132,7 +141,7 @@ func (r *RabbitMQ) environment() []string {
 	return []string{
 		"PATH=" + os.Getenv("PATH") + ":/usr/sbin:/usr/bin:/sbin:/bin",
 		"LANG=C.UTF-8",
-		"HOME=" + r.file("home"), // the cookie is there
+		"HOME=" + r.home(),
 		"ERL_EPMD_PORT=" + strconv.Itoa(r.ports.epmd),
 		"RABBITMQ_NODENAME=" + r.node(),
 		"RABBITMQ_DIST_PORT=" + strconv.Itoa(r.ports.dist),
@@ -181,7 +190,7 @@ func (r *RabbitMQ) Start(ctx context.Context) error {
 // startMapper starts the port mapper, which otherwise the broker itself would
 // start, as a daemon that outlives everybody.
 func (r *RabbitMQ) startMapper() error {
-	if r.mapper.running() {
+	if r.mapper.running() || r.first != nil {
 		return nil
 	}
 	cmd := exec.Command(r.epmd, "-port", strconv.Itoa(r.ports.epmd), "-address", "127.0.0.1")
@@ -302,5 +311,13 @@ func (r *RabbitMQ) LogFile() string { return r.file("rabbitmq.log") }
 
 // node is the broker's name, unique among all that run on this machine.
 func (r *RabbitMQ) node() string { return filepath.Base(r.folder.path) + "@localhost" }
+
+// home is where the cookie is.
+func (r *RabbitMQ) home() string {
+	if r.first != nil {
+		return r.first.home()
+	}
+	return r.file("home")
+}
 
 func (r *RabbitMQ) file(name string) string { return filepath.Join(r.folder.path, name) }

@@ -50,6 +50,17 @@ func OwnRabbitMQ(t testing.TB, config servers.RabbitMQConfig) (*servers.RabbitMQ
 	return server, newVhost(t, server)
 }
 
+// JoinRabbitMQ starts another node in the cluster of first. It is gone when the test ends.
+func JoinRabbitMQ(t testing.TB, first *servers.RabbitMQ) *servers.RabbitMQ {
+	t.Helper()
+	node, err := first.Join(t.Context())
+	if err != nil {
+		t.Fatalf("testenv: %v", err)
+	}
+	closeAtEnd(t, node)
+	return node
+}
+
 func newVhost(t testing.TB, server *servers.RabbitMQ) *Vhost {
 	t.Helper()
 	name := "test-" + random()
