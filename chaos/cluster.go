@@ -218,15 +218,21 @@ func (c *cluster) heal(ctx context.Context) error {
 	return err
 }
 
-// stopReplicas ends all replicas in good order.
-func (c *cluster) stopReplicas() error {
-	errs := make([]error, len(c.replicas))
+// stopReplicas ends all replicas in good order, and returns the names of those that did
+// not stop in time.
+func (c *cluster) stopReplicas() (unstopped []string) {
+	stopped := make([]bool, len(c.replicas))
 	var all sync.WaitGroup
 	for i, r := range c.replicas {
-		all.Go(func() { errs[i] = r.end() })
+		all.Go(func() { stopped[i] = r.end() })
 	}
 	all.Wait()
-	return errors.Join(errs...)
+	for i, r := range c.replicas {
+		if !stopped[i] {
+			unstopped = append(unstopped, r.name)
+		}
+	}
+	return unstopped
 }
 
 // close ends whatever still runs. It may be called at any time.

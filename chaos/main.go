@@ -22,9 +22,10 @@
 // client agent of the three Consul servers. Each replica has a token of its own. They have neither limits nor
 // schedules, so their rows have none; what cannot hit them counts as missed.
 //
-// It exits with 0 if nothing happened that must not, with 1 if onejob did
-// something, and with 2 if the run itself did not work. Everything that it starts
-// ends with it, whatever its end.
+// It exits with 0 if nothing happened that must not, with 1 if onejob did something,
+// with 2 if the run itself did not work, and with 3 if it is inconclusive: it met too
+// little for its zeros to mean something (thin.go). Everything that it starts ends with
+// it, whatever its end.
 //
 // run.go is the plot. The harness is honest about what it knows: the judge, in
 // the package beside it, gets what the witness saw and what the database itself
@@ -116,8 +117,11 @@ func chaos(ctx context.Context) int {
 	if compares(s.Subjects) {
 		fmt.Print(all.table())
 	}
-	if all.guilty() {
+	switch {
+	case all.guilty():
 		return 1
+	case all.report != nil && len(all.report.Thin) > 0:
+		return 3
 	}
 	return 0
 }
@@ -127,6 +131,7 @@ type settings struct {
 	Duration time.Duration
 	Seed     uint64
 	Kinds    []*kind // of faults
+	All      bool    // those are all that there are with these settings
 	Subjects []string
 	Rate     int // tasks a second
 	Drain    time.Duration
@@ -183,6 +188,7 @@ func readSettings() (settings, error) {
 		return nil
 	})
 	read("FAULTS", "all", func(text string) (err error) {
+		s.All = text == "all"
 		s.Kinds, err = chooseKinds(strings.Split(text, ","), s)
 		return err
 	})

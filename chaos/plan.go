@@ -32,19 +32,7 @@ func plan(seed uint64, kinds []*kind, total time.Duration) []step {
 		return nil
 	}
 	r := rand.New(rand.NewPCG(seed, 1))
-	weight := 0
-	for _, k := range kinds {
-		weight += k.weight
-	}
-	choose := func() *kind {
-		p := r.IntN(weight)
-		for _, k := range kinds {
-			if p -= k.weight; p < 0 {
-				return k
-			}
-		}
-		return kinds[0]
-	}
+	choose := deck(r, kinds)
 	// Short ones are more frequent than long ones.
 	between := func(least, most time.Duration) time.Duration {
 		f := r.Float64()
@@ -76,4 +64,27 @@ func plan(seed uint64, kinds []*kind, total time.Duration) []step {
 		at += calm + s.For + aftermath
 	}
 	return steps
+}
+
+// deck returns a func that draws from a shuffled deck: first one of each kind, then the
+// rest, in which each kind is as often as its weight says. An empty deck is filled again.
+// So every kind has its turn, and a short run does not do the same few for ever.
+func deck(r *rand.Rand, kinds []*kind) (draw func() *kind) {
+	var left []*kind
+	shuffled := func(cards []*kind) []*kind {
+		r.Shuffle(len(cards), func(i, j int) { cards[i], cards[j] = cards[j], cards[i] })
+		return cards
+	}
+	return func() *kind {
+		if len(left) == 0 {
+			var more []*kind
+			for _, k := range kinds {
+				more = append(more, slices.Repeat([]*kind{k}, k.weight-1)...)
+			}
+			left = append(shuffled(slices.Clone(kinds)), shuffled(more)...)
+		}
+		k := left[0]
+		left = left[1:]
+		return k
+	}
 }

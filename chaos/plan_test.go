@@ -1,6 +1,7 @@
 package main
 
 import (
+	"math/rand/v2"
 	"reflect"
 	"slices"
 	"strings"
@@ -35,6 +36,33 @@ func TestAPlanHasEverythingInIt(t *testing.T) {
 	}
 	if plan(1, nil, time.Hour) != nil {
 		t.Error("a plan without kinds has steps")
+	}
+}
+
+// Of as many faults as there are kinds, each is another one.
+func TestADeckHasEachKindFirst(t *testing.T) {
+	draw := deck(rand.New(rand.NewPCG(1, 1)), kinds)
+	weights := 0
+	for range 2 {
+		drawn := map[*kind]int{}
+		for i := range kinds {
+			drawn[draw()]++
+			if len(drawn) != i+1 {
+				t.Fatalf("%d kinds after %d faults", len(drawn), i+1)
+			}
+		}
+		weights = 0
+		for _, k := range kinds {
+			weights += k.weight
+		}
+		for range weights - len(kinds) {
+			drawn[draw()]++
+		}
+		for _, k := range kinds {
+			if drawn[k] != k.weight {
+				t.Errorf("%s was drawn %d times, and weighs %d", k.name, drawn[k], k.weight)
+			}
+		}
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 // report is what is left of a run.
 type report struct {
 	Seed      uint64    `json:"seed"`
+	Build     build     `json:"build"`
 	Started   time.Time `json:"started"`
 	DurationS float64   `json:"duration_s"` // of enqueueing and breaking
 	TotalS    float64   `json:"total_s"`
@@ -45,6 +46,12 @@ type report struct {
 
 	HostileRows int            `json:"hostile_rows"` // that the table admitted
 	Touched     map[string]int `json:"touched"`      // changes of rows by hand, and rows locked by open transactions
+
+	Inserts       int      `json:"inserts"` // of the workload, by batches
+	InsertsFailed int      `json:"inserts_failed"`
+	Exits         int      `json:"exits"` // of replicas, by themselves
+	Unstopped     []string `json:"unstopped"`
+	Thin          []string `json:"thin"` // why the run proves too little
 
 	Leaks      []string          `json:"leaks"`                // what grew, and what was left over
 	Growth     []growth          `json:"growth"`               // of replicas that ran all the time
@@ -111,7 +118,7 @@ func beginning(text string) string {
 func (r *report) summary() string {
 	var b strings.Builder
 	line := func(name string, value any, note string) { fmt.Fprintf(&b, "  %-26s %8v  %s\n", name, value, note) }
-	fmt.Fprintf(&b, "\n%d faults of %d kinds in %.0f s, seed %d\n", r.Faults, len(r.FaultKinds), r.DurationS, r.Seed)
+	fmt.Fprintf(&b, "\n%d faults of %d kinds in %.0f s, seed %d, %s\n", r.Faults, len(r.FaultKinds), r.DurationS, r.Seed, r.Build)
 	for _, k := range slices.Sorted(maps.Keys(r.FaultKinds)) {
 		fmt.Fprintf(&b, "  %4d %s\n", r.FaultKinds[k], k)
 	}
@@ -148,6 +155,11 @@ func (r *report) summary() string {
 	line("takeover_kill_max_s", r.KillTakeOverMax, "")
 	line("takeover_host_p50_s", r.HostTakeOverP50, fmt.Sprintf("of %d after a host-loss alone", r.HostTakeOvers))
 	line("takeover_host_max_s", r.HostTakeOverMax, "")
+	line("inserts_failed", r.InsertsFailed, fmt.Sprintf("of %d", r.Inserts))
+	line("exits", r.Exits, "of replicas, by themselves")
+	for _, why := range r.Thin {
+		fmt.Fprintln(&b, "\ninconclusive:", why)
+	}
 	for _, leak := range r.Leaks {
 		fmt.Fprintln(&b, "\nleak:", leak)
 	}

@@ -56,6 +56,12 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 		}
 	}
 
+	built, err := c.build(ctx)
+	if err != nil {
+		return nil, err
+	}
+	say("%s", built)
+
 	statements := watchStatements(ctx, c)
 	defer statements.end()
 	leaks, err := startLeaks(ctx, c, ours && len(s.Kinds) == 0 && s.Duration >= longEnough)
@@ -101,9 +107,7 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 	if evidence.Enqueued, err = work.settle(ctx); err != nil {
 		return nil, err
 	}
-	if err := c.stopReplicas(); err != nil {
-		say("%v", err)
-	}
+	unstopped := c.stopReplicas()
 	if err := c.readEvidence(ctx, &evidence); err != nil {
 		return nil, err
 	}
@@ -121,16 +125,22 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 		return nil, err
 	}
 
-	for _, r := range c.replicas {
-		if r.exits > 0 {
-			say("replica %s ended by itself %d times", r.name, r.exits)
+	r = newReport(s, began, havoc, &evidence, judge.Judge(evidence))
+	r.Build = built
+	r.Inserts, r.InsertsFailed, r.Unstopped = work.batches, work.errors, unstopped
+	for _, replica := range c.replicas {
+		if replica.exits > 0 {
+			say("replica %s ended by itself %d times", replica.name, replica.exits)
+			r.Exits += replica.exits
 		}
 	}
-	r = newReport(s, began, havoc, &evidence, judge.Judge(evidence))
 	if ours {
 		r.Growth, r.Leaks = leaks.judge(s.Duration)
 	}
 	r.Goroutines = leaks.goroutines
+	if ours {
+		r.Thin = r.thin(s)
+	}
 	if keep() {
 		if err := writeJSON(filepath.Join(dir, "evidence.json"), evidence); err != nil {
 			return nil, err

@@ -41,7 +41,8 @@ type workload struct {
 	enqueued map[int64]*judge.Enqueued
 	recent   []int64
 	doubtful map[string]judge.Enqueued // by token, those whose INSERT was not answered
-	errors   int
+	batches  int                       // INSERTs
+	errors   int                       // those that failed, or were not answered
 }
 
 func newWorkload(c *cluster, rate int, seed uint64, subject string) *workload {
@@ -197,6 +198,7 @@ func (w *workload) insert(batch []row) {
 	if len(batch) == 0 {
 		return
 	}
+	w.batches++
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	var pending pgx.Batch

@@ -22,7 +22,7 @@ type Verdict struct {
 	DoubleStatements   int        `json:"double_statements"`     // pairs of sql statements of one lock key at work at once
 	DoubleRunning      int        `json:"double_running"`        // times at which two rows of one lock key were running
 	StaleAccepted      int        `json:"stale_accepted"`        // writes that were accepted and were not the holder's
-	OccurrencesMissing int        `json:"occurrences_missing"`   // due times without a task or a reason
+	OccurrencesMissing int        `json:"occurrences_missing"`   // due times without a task
 	OccurrencesDoubled int        `json:"occurrences_doubled"`   // due times with several tasks
 	OccurrencesWrong   int        `json:"occurrences_wrong"`     // due times that no line of an edited schedule names, and tasks that are not as it says
 	Starved            int        `json:"starved"`               // tasks that nobody claimed in time, see history.starved

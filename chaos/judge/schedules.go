@@ -23,7 +23,7 @@ type Occurrence struct {
 	Schedule string       `json:"schedule"`
 	Due      witness.Time `json:"due"`
 	Task     int64        `json:"task"`    // zero if none was made
-	Skipped  string       `json:"skipped"` // why not
+	Skipped  string       `json:"skipped"` // why not: with the schedules of a run, there is no good reason
 }
 
 // Edit is what a schedule says from a moment on, noted in the transaction of the INSERT
@@ -124,8 +124,8 @@ func (b *book) want(v *Verdict, name string, at witness.Time) {
 	switch {
 	case !ok:
 		v.accuse(&v.OccurrencesMissing, "occurrence missing: schedule %s, due %s", name, clock(at))
-	case o.Task == 0 && o.Skipped == "":
-		v.accuse(&v.OccurrencesMissing, "occurrence missing: schedule %s, due %s, has neither task nor reason", name, clock(at))
+	case o.Task == 0: // all schedules ask for a task for each due time, and nothing keeps one from being made
+		v.accuse(&v.OccurrencesMissing, "occurrence missing: schedule %s, due %s, has no task: %q", name, clock(at), o.Skipped)
 	case o.Task != 0 && (h.deleted[o.Task] || h.Final[o.Task].Status == cancelled && h.touched[o.Task][CancelRequested]):
 	case o.Task != 0 && h.Final[o.Task].Status == "":
 		v.accuse(&v.OccurrencesMissing, "occurrence missing: schedule %s, due %s: its task %d is not there", name, clock(at), o.Task)

@@ -1,0 +1,40 @@
+package main
+
+import (
+	"fmt"
+	"time"
+)
+
+// What a run must have met at least if its zeros are to mean something. It is asked of
+// runs that go on for long enough, with all faults.
+const (
+	thinRefused   = 1  // writes that only the fence kept out
+	thinTakeOvers = 10 // that were measured
+	thinFailed    = 20 // percent of INSERTs that may fail
+	thinExits     = 3  // of replicas, by themselves
+)
+
+// thin says in what a run was too thin to prove anything. The first ones may be asked of
+// any run, the others of one that is long and has all faults.
+func (r *report) thin(s settings) (why []string) {
+	add := func(wrong bool, format string, a ...any) {
+		if wrong {
+			why = append(why, fmt.Sprintf(format, a...))
+		}
+	}
+	add(len(r.Unstopped) > 0, "replicas that did not stop: %v", r.Unstopped)
+	add(r.Exits > thinExits, "replicas ended by themselves %d times, more than %d", r.Exits, thinExits)
+	add(r.InsertsFailed*100 > r.Inserts*thinFailed, "%d of %d INSERTs failed, more than %d %%", r.InsertsFailed, r.Inserts, thinFailed)
+	if s.Duration < longEnough {
+		return why
+	}
+	for _, k := range s.Kinds {
+		add(r.FaultKinds[k.name] == 0, "fault %s hit nothing in %v", k.name, s.Duration.Round(time.Second))
+	}
+	if !s.All {
+		return why
+	}
+	add(r.Refused < thinRefused, "no write was refused: nothing shows that the fence was needed")
+	add(r.TakeOvers < thinTakeOvers, "%d takeovers were measured, fewer than %d", r.TakeOvers, thinTakeOvers)
+	return why
+}
