@@ -1,9 +1,7 @@
 package store
 
 import (
-	"context"
 	"encoding/json"
-	"fmt"
 	"maps"
 	"strings"
 	"sync"
@@ -250,6 +248,26 @@ type memory struct {
 	sort map[string]*lanes
 }
 
+// dear returns the marks behind which to look costs much, as arguments of a statement:
+// LookBehind does that.
+func (r *memory) dear() pgx.NamedArgs {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	marks := map[int64]mark{}
+	for _, l := range r.sort {
+		l.mu.Lock()
+		if l.expensive && l.watched {
+			for lane, m := range l.marks {
+				if old, known := marks[lane]; !known || m.before(old) {
+					marks[lane] = m
+				}
+			}
+		}
+		l.mu.Unlock()
+	}
+	return markArguments(marks)
+}
+
 func (s *Store) lanesOf(c tasks.Claim) *lanes {
 	name := strings.Join([]string{c.Limit, strings.Join(c.Kinds, "\x1f"), strings.Join(c.Queues, "\x1f")}, "\x1e")
 	s.remember.mu.Lock()
@@ -276,6 +294,7 @@ type lanes struct {
 	empty     bool          // the last claim found nothing, and there is more to look at
 	expensive bool          // beginning without marks costs much
 	watched   bool          // LookBehind looks after them
+	behind    portions      // in which it does
 }
 
 const (
@@ -363,99 +382,27 @@ func (l *lanes) looked(k look, c chosen) {
 	}
 }
 
-// behindSQL returns, for each mark, the first row before it that is waiting for
-// nothing that is known: it came after the claim had passed.
-const behindSQL = `
-SELECT m.lane, greatest(t.run_at, '0001-01-01 UTC'), t.id
-  FROM unnest($1::bigint[], $2::timestamptz[], $3::bigint[], $4::text[]) AS m(lane, run_at, id, busy)
- CROSS JOIN LATERAL (
-       SELECT run_at, id
-         FROM onejob.tasks
-        WHERE status = 'pending'
-          AND limit_name IS NULL
-          AND onejob.lane(priority, queue, kind, lock_key IS NULL) = m.lane
-          AND (run_at, id) <= (m.run_at, m.id)
-          AND NOT coalesce(m.busy::jsonb ? lock_key, false)
-        ORDER BY run_at, id
-        LIMIT 1) t`
-
-// LookBehind looks for due tasks that claims like c would pass over because they
-// became due, or free, behind where those go on: when a transaction that inserted
-// them was slow to commit, or one that had locked them has ended. It does so where
-// the claims do not, because for them it takes too long, and no more often than is
-// worth it; call it every second. It reports whether there are any.
-func (s *Store) LookBehind(ctx context.Context, c tasks.Claim) (some bool, err error) {
-	l := s.lanesOf(c)
-	marks, due := l.behind()
-	if !due {
-		return false, nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	began := time.Now()
-	type row struct {
-		Lane  int64
-		RunAt time.Time
-		ID    int64
-	}
-	a := look{marks: marks}.arguments(c, nil)
-	rows, err := query(ctx, s.pool, pgx.RowToStructByPos[row], behindSQL, a["lanes"], a["run_ats"], a["ids"], a["busy"])
-	if err != nil {
-		return false, fmt.Errorf("look behind claims: %w", err)
-	}
-	found := make(map[int64]mark, len(rows))
-	for _, r := range rows {
-		found[r.Lane] = mark{runAt: r.RunAt, id: r.ID - 1}
-	}
-	l.lookedBehind(found, time.Since(began))
-	return len(found) > 0, nil
-}
-
-// behind returns the marks to look behind, if it is time.
-func (l *lanes) behind() (marks map[int64]mark, due bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !l.expensive || time.Since(l.since) < restFactor*l.cost {
-		return nil, false
-	}
-	return maps.Clone(l.marks), true
-}
-
-// lookedBehind lets claims go on from what was found. Where looking was cheap they
-// do it themselves again.
-func (l *lanes) lookedBehind(found map[int64]mark, took time.Duration) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.since, l.cost = time.Now(), took
-	if took < expensiveCost {
-		l.marks, l.expensive, l.empty = nil, false, false
-		return
-	}
-	for lane, m := range found {
-		old, known := l.marks[lane]
-		if known && m.before(old) {
-			m.busy = old.busy
-			l.marks[lane] = m
-		}
-	}
-}
-
 func (m mark) before(o mark) bool {
 	return m.runAt.Before(o.runAt) || m.runAt.Equal(o.runAt) && m.id < o.id
 }
 
 func (k look) arguments(c tasks.Claim, avoid []int64) pgx.NamedArgs {
-	n := len(k.marks)
+	arguments := markArguments(k.marks)
+	maps.Copy(arguments, pgx.NamedArgs{
+		"limit": c.Limit, "kinds": c.Kinds, "queues": notNil(c.Queues), "max": k.max, "show": k.show, "walk": k.walk, "strictly": k.strictly,
+		"margin": k.margin.Microseconds(), "avoid": avoid, "server": moment(c.Server),
+	})
+	return arguments
+}
+
+func markArguments(marks map[int64]mark) pgx.NamedArgs {
+	n := len(marks)
 	lanes, runAts, ids, busy := make([]int64, 0, n), make([]time.Time, 0, n), make([]int64, 0, n), make([]string, 0, n)
-	for lane, m := range k.marks {
+	for lane, m := range marks {
 		keys, _ := json.Marshal(m.busy) // a map of this type always can be
 		lanes, runAts, ids, busy = append(lanes, lane), append(runAts, m.runAt), append(ids, m.id), append(busy, string(keys))
 	}
-	return pgx.NamedArgs{
-		"limit": c.Limit, "kinds": c.Kinds, "queues": notNil(c.Queues), "max": k.max, "show": k.show, "walk": k.walk, "strictly": k.strictly,
-		"lanes": lanes, "run_ats": runAts, "ids": ids, "busy": busy, "margin": k.margin.Microseconds(), "avoid": avoid,
-		"server": moment(c.Server),
-	}
+	return pgx.NamedArgs{"lanes": lanes, "run_ats": runAts, "ids": ids, "busy": busy}
 }
 
 // moment is t, or NULL if it is zero.

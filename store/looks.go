@@ -12,24 +12,40 @@ import (
 
 // lanesSQL begins a statement with the lanes that have waiting rows without a limit,
 // and the first row of each: one probe of tasks_pending for each (a loose index scan).
+// What it is given of claims' marks it does not look behind, so a lane with a mark may
+// be there without a row.
 const lanesSQL = `
-WITH RECURSIVE lanes AS (
-    (SELECT onejob.lane(priority, queue, kind, lock_key IS NULL) AS lane, queue, kind, run_at
-       FROM onejob.tasks
-      WHERE status = 'pending'
-        AND limit_name IS NULL
-      ORDER BY onejob.lane(priority, queue, kind, lock_key IS NULL), run_at, id
-      LIMIT 1)
+WITH RECURSIVE marks AS MATERIALIZED (
+    SELECT lane, least(run_at, statement_timestamp() - interval '1 second') AS run_at,
+           CASE WHEN run_at <= statement_timestamp() - interval '1 second' THEN id ELSE 0 END AS id
+      FROM unnest(@lanes::bigint[], @run_ats::timestamptz[], @ids::bigint[]) AS m(lane, run_at, id)
+), lanes AS (
+    SELECT (-1)::bigint AS lane, NULL::text AS queue, NULL::text AS kind, NULL::timestamptz AS run_at
  UNION ALL
     SELECT next.*
       FROM lanes l
+      LEFT JOIN LATERAL (SELECT * FROM marks WHERE lane > l.lane ORDER BY lane LIMIT 1) m ON true
      CROSS JOIN LATERAL (
-           SELECT onejob.lane(priority, queue, kind, lock_key IS NULL), queue, kind, run_at
+          (SELECT onejob.lane(priority, queue, kind, lock_key IS NULL), queue, kind, run_at
              FROM onejob.tasks
             WHERE status = 'pending'
               AND limit_name IS NULL
               AND onejob.lane(priority, queue, kind, lock_key IS NULL) > l.lane
+              AND onejob.lane(priority, queue, kind, lock_key IS NULL) < coalesce(m.lane, 9223372036854775807)
             ORDER BY onejob.lane(priority, queue, kind, lock_key IS NULL), run_at, id
+            LIMIT 1)
+       UNION ALL
+          (SELECT m.lane, t.queue, t.kind, t.run_at
+             FROM (SELECT WHERE m.lane IS NOT NULL) marked
+             LEFT JOIN LATERAL (
+                  SELECT queue, kind, run_at
+                    FROM onejob.tasks
+                   WHERE status = 'pending'
+                     AND limit_name IS NULL
+                     AND onejob.lane(priority, queue, kind, lock_key IS NULL) = m.lane
+                     AND (run_at, id) > (m.run_at, m.id)
+                   ORDER BY run_at, id
+                   LIMIT 1) t ON true)
             LIMIT 1) next
 )`
 
@@ -37,8 +53,10 @@ WITH RECURSIVE lanes AS (
 func (s *Store) UnknownKinds(ctx context.Context, known []string) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
+	arguments := s.remember.dear()
+	arguments["known"] = notNil(known)
 	kinds, err := query(ctx, s.pool, pgx.RowTo[string], lanesSQL+`
-SELECT DISTINCT kind FROM lanes WHERE kind <> ALL ($1)`, notNil(known))
+SELECT DISTINCT kind FROM lanes WHERE kind <> ALL (@known)`, arguments)
 	if err != nil {
 		return nil, fmt.Errorf("look for unknown kinds: %w", err)
 	}
@@ -50,12 +68,14 @@ SELECT DISTINCT kind FROM lanes WHERE kind <> ALL ($1)`, notNil(known))
 func (s *Store) DueKinds(ctx context.Context, c tasks.Claim) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
+	arguments := s.remember.dear()
+	arguments["kinds"], arguments["queues"] = c.Kinds, notNil(c.Queues)
 	kinds, err := query(ctx, s.pool, pgx.RowTo[string], lanesSQL+`
 SELECT DISTINCT kind
   FROM lanes
- WHERE kind = ANY ($1)
-   AND (cardinality($2::text[]) = 0 OR queue = ANY ($2))
-   AND run_at <= now()`, c.Kinds, notNil(c.Queues))
+ WHERE kind = ANY (@kinds)
+   AND (cardinality(@queues::text[]) = 0 OR queue = ANY (@queues))
+   AND run_at <= now()`, arguments)
 	if err != nil {
 		return nil, fmt.Errorf("look for due kinds: %w", err)
 	}

@@ -395,6 +395,7 @@ func (w *Worker) audit(ctx context.Context) {
 // although every claim was answered: somebody's hand may have made them so. Each look
 // reads all that is running; it is the audit that acts.
 func (w *Worker) suspect(ctx context.Context) {
+	var pace pace
 	for ctx.Err() == nil {
 		began := time.Now()
 		if session := w.Locks.Session(); session != "" {
@@ -405,17 +406,27 @@ func (w *Worker) suspect(ctx context.Context) {
 				notify(w.wake)
 			}
 		}
-		sleep(ctx, rest(5*time.Second, time.Since(began)))
+		sleep(ctx, pace.rest(5*time.Second, time.Since(began)))
 	}
 }
 
-// rest returns how long to wait after a look at many rows that took so long: at least
-// so much, and so that such looks take no more than a two-hundredth of the time, or a
-// twentieth where that would be a rest of more than half a minute. An old snapshot keeps
-// the index entries of millions of rows that are gone, and each look reads them. A look
-// may also have been slow because of the machine, once.
-func rest(least, took time.Duration) time.Duration {
-	return max(least, min(200*took, 30*time.Second), 20*took)
+// pace says how long to wait between looks at many rows, of which nobody has to hear at
+// once: an event makes the looks that are urgent.
+type pace struct{ last time.Duration }
+
+// rest returns how long to wait after a look that took so long: at least so much, and so
+// that such looks take no more than a two-hundredth of the time, or a twentieth where that
+// would be a rest of more than half a minute. A look may have been slow because of the
+// machine, once. If the one before was slow as well, it is an old snapshot that keeps the
+// index entries of millions of rows that are gone, and each look reads them: then looks
+// take no more than a four-hundredth of the time, or claims would wait for the processor.
+func (p *pace) rest(least, took time.Duration) time.Duration {
+	both := min(took, p.last)
+	p.last = took
+	if both < 250*time.Millisecond {
+		both = 0
+	}
+	return max(least, min(200*took, 30*time.Second), 20*took, 400*both)
 }
 
 // payloads knows how long payloads have been of late, so that no more tasks are
@@ -455,6 +466,7 @@ func (w *Worker) lookBehind(ctx context.Context) {
 // tick looks for due tasks at every poll.
 func (w *Worker) tick(ctx context.Context) {
 	var unknown time.Time // when to look for kinds that are unknown here
+	var pace pace
 	for ctx.Err() == nil {
 		w.poke()
 		now := time.Now()
@@ -462,7 +474,7 @@ func (w *Worker) tick(ctx context.Context) {
 			w.reportUnknown(ctx)
 			took := time.Since(now)
 			now = now.Add(took)
-			unknown = now.Add(rest(5*time.Second, took))
+			unknown = now.Add(pace.rest(5*time.Second, took))
 		}
 		next := w.schedule.Next(now)
 		if next.IsZero() {
@@ -476,6 +488,7 @@ func (w *Worker) tick(ctx context.Context) {
 // any. After a look that failed, or found some, it soon looks again, and
 // otherwise now and then, because each look reads all that is running.
 func (w *Worker) heed(ctx context.Context) {
+	var pace pace
 	for {
 		changed := w.Locks.Changed()
 		w.poke()
@@ -483,8 +496,8 @@ func (w *Worker) heed(ctx context.Context) {
 			w.members.saw(list)
 		}
 		again := time.Second
-		if began := time.Now(); w.takeOver(ctx) {
-			again = rest(10*time.Second, time.Since(began))
+		if took, none := w.takeOver(ctx); none {
+			again = pace.rest(10*time.Second, took)
 		}
 		select {
 		case <-changed:
@@ -496,23 +509,25 @@ func (w *Worker) heed(ctx context.Context) {
 	}
 }
 
-// takeOver takes tasks from replicas that died. It reports whether it could look
-// at all, and found none.
-func (w *Worker) takeOver(ctx context.Context) (none bool) {
+// takeOver takes tasks from replicas that died. It reports how long it took to read all
+// that is running, and whether it could look at all, and found none.
+func (w *Worker) takeOver(ctx context.Context) (took time.Duration, none bool) {
 	mine := w.Locks.Session()
 	if mine == "" || !w.database.is() {
-		return false
+		return 0, false
 	}
+	began := time.Now()
 	sessions, err := w.Store.Sessions(ctx, mine)
+	took = time.Since(began)
 	if err != nil {
-		return false // claim_failed reports a database that is unavailable
+		return took, false // claim_failed reports a database that is unavailable
 	}
 	dead, err := w.dead(ctx, sessions)
 	if err != nil && ctx.Err() == nil {
 		w.Log.Debug("sessions_unclear", zap.Error(err))
 	}
 	if len(dead) == 0 {
-		return err == nil
+		return took, err == nil
 	}
 	orphans, refused, err := w.Store.TakeOver(ctx, dead, w.MaxCrashes)
 	w.reportRefused(refused)
@@ -532,7 +547,7 @@ func (w *Worker) takeOver(ctx context.Context) (none bool) {
 		}
 	}
 	w.poke()
-	return false
+	return took, false
 }
 
 // dead returns those of sessions whose tasks may be taken: both witnesses say that

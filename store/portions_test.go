@@ -1,0 +1,63 @@
+package store
+
+import (
+	"testing"
+	"time"
+)
+
+// Whatever looks cost, the portions are all of time, one after the other, and none stays
+// so large, or so small, that it matters.
+func TestPortions(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
+	began := now.Add(-20 * time.Minute)
+	var p portions
+	// 2 s for what came in the last twenty minutes, and nothing for all before it.
+	cost := func(from, to time.Time) time.Duration {
+		if from.Before(began) {
+			from = began
+		}
+		if to.IsZero() || to.After(now) {
+			to = now
+		}
+		return max(0, to.Sub(from)) / 600
+	}
+	cycle := func() (most time.Duration, looks int, total time.Duration) {
+		var last time.Time
+		for {
+			from, to := p.next()
+			if !from.Equal(last) {
+				t.Fatalf("after %v comes %v", last, from)
+			}
+			if !to.IsZero() && !from.Before(to) {
+				t.Fatalf("a portion from %v to %v", from, to)
+			}
+			last = to
+			c := cost(from, to)
+			most = max(most, c)
+			looks++
+			if total, all := p.looked(c, now); all {
+				if !last.IsZero() {
+					t.Fatalf("the last one ends at %v", last)
+				}
+				return most, looks, total
+			}
+		}
+	}
+	if most, looks, total := cycle(); looks != 1 || most != 2*time.Second || total != most {
+		t.Errorf("the first time: %d looks of up to %v, %v in all", looks, most, total)
+	}
+	for range 4 {
+		cycle()
+	}
+	if most, looks, total := cycle(); looks < 80 || looks > 400 || most > 2*longPortion || total < 1990*time.Millisecond || total > 2*time.Second {
+		t.Errorf("later: %d looks of up to %v, %v in all", looks, most, total)
+	}
+	began = now // the old snapshot has ended
+	for range 10 {
+		cycle()
+	}
+	if _, looks, total := cycle(); looks > 2 || total > 0 {
+		t.Errorf("in the end: %d looks, %v", looks, total)
+	}
+}
