@@ -135,8 +135,6 @@ func (s *Store) Close() {
 		defer close(closed)
 		s.pool.Close()
 		s.list.Close()
-		s.lookouts.mu.Lock()
-		defer s.lookouts.mu.Unlock()
 		s.lookouts.close()
 	}()
 	select {

@@ -13,14 +13,27 @@ import (
 	"onejob/tasks"
 )
 
-// lookAtHost is how long one look at a host may take that is not the database's.
-const lookAtHost = 2 * time.Second
+const (
+	// lookAtHost is how long one look at a host may take that is not the database's.
+	lookAtHost = 2 * time.Second
 
-// lookouts are connections to the hosts of the DSN that are not the database's. They are
-// kept: a standby that is promoted keeps its clients.
+	// connectAgain is how long a host is left alone that does not answer, or is no copy of
+	// the database: each connection that it refuses is a line in its log.
+	connectAgain = 5 * time.Second
+)
+
+// lookouts look at the hosts of the DSN that are not the database's.
 type lookouts struct {
 	mu    sync.Mutex // held while somebody looks
-	conns map[string]*pgconn.PgConn
+	hosts map[string]*lookout
+}
+
+// lookout is what is known of one. Its connection is kept: a standby that is promoted
+// keeps its clients.
+type lookout struct {
+	conn     *pgconn.PgConn // nil if there is none
+	failed   time.Time      // the last time that there was none to be had
+	timeline int            // of the primary there; zero if that is a standby or no copy of the system, or does not answer
 }
 
 // Follow looks at the other hosts of the DSN for a copy of the given server that is a
@@ -39,52 +52,77 @@ func (s *Store) Follow(ctx context.Context, server tasks.Server) bool {
 	ctx, cancel := context.WithTimeout(ctx, lookAtHost)
 	defer cancel()
 	others := s.hosts.others(&s.pool.inner.Config().ConnConfig.Config)
-	timelines := make([]int, len(others))
-	conns := make([]*pgconn.PgConn, len(others))
+	known := s.lookouts.hosts
+	s.lookouts.hosts = map[string]*lookout{}
 	var looks sync.WaitGroup
-	for i, c := range others {
-		kept := s.lookouts.conns[address(c.Host, c.Port)]
-		delete(s.lookouts.conns, address(c.Host, c.Port))
-		looks.Go(func() { conns[i], timelines[i] = lookAt(ctx, c, kept, server.System) })
+	for _, c := range others {
+		name := address(c.Host, c.Port)
+		l := known[name]
+		delete(known, name)
+		if l == nil {
+			l = new(lookout)
+		}
+		s.lookouts.hosts[name] = l
+		looks.Go(func() { l.look(ctx, c, server.System) })
 	}
 	looks.Wait()
-	s.lookouts.close() // of a host that is the database's now
-	s.lookouts.conns = map[string]*pgconn.PgConn{}
-	newest := -1
-	for i, c := range others {
-		if conns[i] != nil {
-			s.lookouts.conns[address(c.Host, c.Port)] = conns[i]
-		}
-		if timelines[i] > server.Timeline && (newest < 0 || timelines[i] > timelines[newest]) {
-			newest = i
+	for _, l := range known { // it is the database's host now
+		l.close()
+	}
+	var newest *pgconn.Config
+	least := server.Timeline
+	for _, c := range others {
+		if l := s.lookouts.hosts[address(c.Host, c.Port)]; l.timeline > least {
+			newest, least = c, l.timeline
 		}
 	}
-	if newest < 0 {
+	if newest == nil {
 		return false
 	}
-	s.hosts.prefer(others[newest].Host, others[newest].Port)
+	s.hosts.prefer(newest.Host, newest.Port)
 	s.pool.inner.Reset()
 	s.list.inner.Reset()
 	return true
 }
 
-// lookAt returns a connection to a host, which may be kept, and the timeline of the primary
-// there: zero if that is a standby, no copy of the system, or does not answer.
-func lookAt(ctx context.Context, c *pgconn.Config, kept *pgconn.PgConn, system string) (*pgconn.PgConn, int) {
-	conn := kept
-	if conn == nil {
-		var err error
+// look asks for the timeline, over a connection to be had with c.
+func (l *lookout) look(ctx context.Context, c *pgconn.Config, system string) {
+	l.timeline = 0
+	if l.conn == nil && time.Since(l.failed) < connectAgain {
+		return
+	}
+	var err error
+	if l.conn == nil {
 		c.ValidateConnect = nil // a standby will do
-		if conn, err = pgconn.ConnectConfig(ctx, c); err != nil {
-			return nil, 0
-		}
+		l.conn, err = pgconn.ConnectConfig(ctx, c)
 	}
-	timeline, err := timelineOf(ctx, conn, system)
+	if err == nil {
+		l.timeline, err = timelineOf(ctx, l.conn, system)
+	}
 	if err != nil {
-		closeLookout(conn)
-		return nil, 0
+		l.close()
+		l.failed = time.Now()
 	}
-	return conn, timeline
+}
+
+func (l *lookout) close() {
+	if l.conn == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_ = l.conn.Close(ctx)
+	l.conn = nil
+}
+
+// close ends all connections.
+func (l *lookouts) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, h := range l.hosts {
+		h.close()
+	}
+	l.hosts = nil
 }
 
 func timelineOf(ctx context.Context, conn *pgconn.PgConn, system string) (int, error) {
@@ -100,18 +138,4 @@ SELECT system_identifier,
 	}
 	timeline, err := strconv.ParseInt(string(results[0].Rows[0][1]), 16, 64)
 	return int(timeline), err
-}
-
-// close ends all connections. l.mu is held.
-func (l *lookouts) close() {
-	for _, c := range l.conns {
-		closeLookout(c)
-	}
-	l.conns = nil
-}
-
-func closeLookout(conn *pgconn.PgConn) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	_ = conn.Close(ctx)
 }
