@@ -8,7 +8,7 @@ BEGIN
         NEW.next_at    := NULL;  -- worked out anew, from changed_at on
         NEW.error      := NULL;
         NEW.changed_at := clock_timestamp();  -- the row is locked: edits follow one another, and the leader's statements too
-        IF NEW.last_at > NEW.changed_at THEN
+        IF NEW.last_at > NEW.changed_at AND isfinite(NEW.last_at) THEN
             NEW.last_at := NULL;
         END IF;
     END IF;

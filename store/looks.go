@@ -56,7 +56,7 @@ func (s *Store) UnknownKinds(ctx context.Context, known []string) ([]string, err
 	arguments := s.remember.dear()
 	arguments["known"] = notNil(known)
 	kinds, err := query(ctx, s.pool, pgx.RowTo[string], lanesSQL+`
-SELECT DISTINCT kind FROM lanes WHERE kind <> ALL (@known)`, arguments)
+SELECT DISTINCT kind FROM lanes WHERE kind IS NOT NULL AND kind <> ALL (@known)`, arguments)
 	if err != nil {
 		return nil, fmt.Errorf("look for unknown kinds: %w", err)
 	}
