@@ -45,7 +45,8 @@ type cluster struct {
 	where   witness.Where
 	desk    witness.Desk
 
-	marks atomic.Int64
+	marks  atomic.Int64
+	helped atomic.Int64 // how often a person was called
 
 	clock      sync.Mutex
 	clockSteps []judge.ClockStep // of Postgres

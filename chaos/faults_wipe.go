@@ -121,6 +121,30 @@ func (c *cluster) awaitAdoption(ctx context.Context) error {
 	return nil
 }
 
+// attend is the person who is called when no replica has had a session for a while,
+// though Consul answers: after Consul was wiped while Postgres lost what it knew of the
+// new one, nobody but a person can know that no replica is left at the old one. It goes
+// on until ctx ends.
+func (c *cluster) attend(ctx context.Context) {
+	for since := time.Now(); ctx.Err() == nil; wait(ctx, 2*time.Second) {
+		keys, _, err := c.consul.Servers[0].Client().KV().Keys(consulPrefix+"/replicas/", "", new(api.QueryOptions).WithContext(ctx))
+		if err != nil || len(keys) > 0 {
+			since = time.Now()
+		}
+		if time.Since(since) < callAfter {
+			continue
+		}
+		told, err := c.adoptConsul(ctx)
+		c.say("no replica has had a session for %v; onejob adopt-consul: %s (%v)", callAfter, told, err)
+		c.helped.Add(1)
+		since = time.Now()
+	}
+}
+
+// callAfter is how long no replica has a session before a person is called. No fault takes
+// so long.
+const callAfter = 90 * time.Second
+
 // adoptConsul runs onejob adopt-consul as a person would, and returns what it prints.
 func (c *cluster) adoptConsul(ctx context.Context) (string, error) {
 	for _, r := range c.replicas {

@@ -49,7 +49,8 @@ type report struct {
 
 	Inserts       int      `json:"inserts"` // of the workload, by batches
 	InsertsFailed int      `json:"inserts_failed"`
-	Exits         int      `json:"exits"` // of replicas, by themselves
+	Helped        int      `json:"helped"` // how often a person ran onejob adopt-consul because no replica had a session
+	Exits         int      `json:"exits"`  // of replicas, by themselves
 	Unstopped     []string `json:"unstopped"`
 	Thin          []string `json:"thin"` // why the run proves too little
 
@@ -156,6 +157,7 @@ func (r *report) summary() string {
 	line("takeover_host_p50_s", r.HostTakeOverP50, fmt.Sprintf("of %d after a host-loss alone", r.HostTakeOvers))
 	line("takeover_host_max_s", r.HostTakeOverMax, "")
 	line("inserts_failed", r.InsertsFailed, fmt.Sprintf("of %d", r.Inserts))
+	line("helped", r.Helped, "times a person ran adopt-consul, as no replica had a session")
 	line("exits", r.Exits, "of replicas, by themselves")
 	for _, why := range r.Thin {
 		fmt.Fprintln(&b, "\ninconclusive:", why)

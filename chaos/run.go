@@ -69,6 +69,12 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 		return nil, err
 	}
 
+	attending, leave := context.WithCancel(ctx)
+	defer leave()
+	if ours {
+		go c.attend(attending)
+	}
+
 	steps := plan(s.Seed, s.Kinds, s.Duration)
 	say("enqueueing, and breaking things")
 	work := newWorkload(c, s.Rate, s.Seed, subject)
@@ -107,6 +113,7 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 	if evidence.Enqueued, err = work.settle(ctx); err != nil {
 		return nil, err
 	}
+	leave()
 	unstopped := c.stopReplicas()
 	if err := c.readEvidence(ctx, &evidence); err != nil {
 		return nil, err
@@ -126,7 +133,7 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 	}
 
 	r = newReport(s, began, havoc, &evidence, judge.Judge(evidence))
-	r.Build = built
+	r.Build, r.Helped = built, int(c.helped.Load())
 	r.Inserts, r.InsertsFailed, r.Unstopped = work.batches, work.errors, unstopped
 	for _, replica := range c.replicas {
 		if replica.exits > 0 {
