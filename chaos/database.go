@@ -59,6 +59,13 @@ func (d *database) primary() *servers.Postgres {
 	return d.servers[d.first]
 }
 
+// primaryIndex is its place among the servers.
+func (d *database) primaryIndex() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.first
+}
+
 // other is the one that follows it, or is to.
 func (d *database) other() *servers.Postgres {
 	d.mu.Lock()

@@ -11,18 +11,25 @@ import (
 
 // Faults of Postgres.
 var postgresFaults = []*kind{
-	{name: "postgres-kill", what: "Postgres falls (immediate) and comes back", weight: 1, least: 0, most: 10 * time.Second, run: killPostgres},
+	{name: "postgres-kill", what: "Postgres falls (immediate) and comes back", weight: 1, least: 0, most: 10 * time.Second, run: onPostgres(killPostgres)},
 	{name: "postgres-terminate", what: "an operator terminates a replica's connections", weight: 2, run: terminatePostgres},
-	{name: "postgres-slow", what: "Postgres' disk is slow: every commit waits", weight: 2, least: 2 * time.Second, most: 20 * time.Second, run: slowPostgres},
+	{name: "postgres-slow", what: "Postgres' disk is slow: every commit waits", weight: 2, least: 2 * time.Second, most: 20 * time.Second, run: onPostgres(slowPostgres)},
 	{name: "postgres-blackhole", what: "all replicas black-holed from Postgres", weight: 1, least: time.Second, most: 20 * time.Second, run: blackhole},
 	{name: "row-reset", what: "an operator makes running rows pending, by hand", weight: 1, run: resetRows},
 }
 
-func killPostgres(ctx context.Context, h *hit) error {
-	if !h.c.postgresBusy.TryLock() {
-		return errNothing
+// onPostgres makes a fault one that takes Postgres away: only one does at a time.
+func onPostgres(run func(context.Context, *hit) error) func(context.Context, *hit) error {
+	return func(ctx context.Context, h *hit) error {
+		if !h.c.postgresBusy.TryLock() {
+			return errNothing
+		}
+		defer h.c.postgresBusy.Unlock()
+		return run(ctx, h)
 	}
-	defer h.c.postgresBusy.Unlock()
+}
+
+func killPostgres(ctx context.Context, h *hit) error {
 	if err := h.begins("the server"); err != nil {
 		return err
 	}
@@ -50,10 +57,6 @@ func terminatePostgres(ctx context.Context, h *hit) error {
 // slowPostgres lets every flush of the log wait, as long as Postgres allows, as
 // if the disk took so long.
 func slowPostgres(ctx context.Context, h *hit) error {
-	if !h.c.postgresBusy.TryLock() {
-		return errNothing
-	}
-	defer h.c.postgresBusy.Unlock()
 	if err := h.begins("the server"); err != nil {
 		return err
 	}

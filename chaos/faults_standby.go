@@ -10,19 +10,15 @@ import (
 
 // Faults of a primary and a standby. Each leaves both in order, in other places perhaps.
 var standbyFaults = []*kind{
-	{name: "postgres-failover", what: "the primary dies and the standby takes its place; the old one comes back", weight: 3, least: 0, most: 10 * time.Second, standby: true, run: failOver},
-	{name: "split-brain", what: "the standby is promoted while the primary lives on, and replicas reach the one, the other, or both", weight: 2, least: 5 * time.Second, most: 30 * time.Second, standby: true, run: splitBrain},
-	{name: "postgres-restore", what: "Postgres is restored from a backup of some seconds ago", weight: 2, least: 5 * time.Second, most: 40 * time.Second, standby: true, forgets: true, run: restorePostgres},
+	{name: "postgres-failover", what: "the primary dies and the standby takes its place; the old one comes back", weight: 3, least: 0, most: 10 * time.Second, standby: true, run: onPostgres(failOver)},
+	{name: "split-brain", what: "the standby is promoted while the primary lives on, and replicas reach the one, the other, or both", weight: 2, least: 5 * time.Second, most: 30 * time.Second, standby: true, run: onPostgres(splitBrain)},
+	{name: "postgres-restore", what: "Postgres is restored from a backup of some seconds ago", weight: 2, least: 5 * time.Second, most: 40 * time.Second, standby: true, forgets: true, run: onPostgres(restorePostgres)},
 }
 
 // failOver lets the standby lag before, where commits do not wait for it. The primary is
 // killed, or nothing of it is heard any more.
 func failOver(ctx context.Context, h *hit) error {
 	d := h.c.postgres
-	if !h.c.postgresBusy.TryLock() {
-		return errNothing
-	}
-	defer h.c.postgresBusy.Unlock()
 	lags, silent, returns := !d.waits && h.rand.IntN(2) == 0, h.rand.IntN(2) == 0, !d.waits && h.rand.IntN(2) == 0
 	if lags {
 		h.about += ", the standby lags"
@@ -43,7 +39,7 @@ func failOver(ctx context.Context, h *hit) error {
 		}
 		wait(ctx, time.Duration(500+h.rand.IntN(4000))*time.Millisecond)
 	}
-	old := h.wayTo(d.first)
+	old := h.wayTo(d.primaryIndex())
 	if silent {
 		old((*proxy.Proxy).Cut)
 		wait(ctx, time.Duration(h.rand.IntN(3000))*time.Millisecond)
@@ -70,14 +66,10 @@ func failOver(ctx context.Context, h *hit) error {
 // the one or the other.
 func splitBrain(ctx context.Context, h *hit) error {
 	d := h.c.postgres
-	if !h.c.postgresBusy.TryLock() {
-		return errNothing
-	}
-	defer h.c.postgresBusy.Unlock()
 	if err := h.begins("the primary"); err != nil {
 		return err
 	}
-	before := d.first
+	before := d.primaryIndex()
 	for _, r := range h.c.replicas {
 		switch h.rand.IntN(3) {
 		case 0:
@@ -107,10 +99,6 @@ func (h *hit) wayTo(server int) func(do func(*proxy.Proxy, proxy.Direction)) {
 
 func restorePostgres(ctx context.Context, h *hit) error {
 	d := h.c.postgres
-	if !h.c.postgresBusy.TryLock() {
-		return errNothing
-	}
-	defer h.c.postgresBusy.Unlock()
 	if err := h.begins("the primary"); err != nil {
 		return err
 	}

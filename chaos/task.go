@@ -21,7 +21,7 @@ type execPayload struct {
 	Data    work   `json:"data"`
 }
 
-// work is what a task of the kinds exec and go is told to do.
+// work is the payload of a task of the kinds exec and go.
 type work struct {
 	MS       int    `json:"ms"`                 // how long it takes
 	Failures int    `json:"failures,omitempty"` // the first attempts fail

@@ -13,7 +13,7 @@ COMMENT ON COLUMN onejob.attempts.stopped_fence IS 'Of an attempt whose end came
 CREATE INDEX attempts_by_lock_key ON onejob.attempts (lock_key, fence) WHERE lock_key <> task_id::text;
 CREATE INDEX attempts_late ON onejob.attempts (stopped_fence) WHERE stopped_fence IS NOT NULL;
 
--- Which of two was claimed first is told by their fences, not by a clock. An attempt whose
+-- Which of two was claimed first follows from their fences, not from a clock. An attempt whose
 -- end was accepted held its row until then, and no other could be claimed. So only those that
 -- ended late can have overlapped, with attempts whose fences were given out by then; and they
 -- did if they stopped after the other one had begun. stopped_at is reckoned from the claim and

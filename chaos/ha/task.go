@@ -14,7 +14,7 @@ import (
 // envObserver is the variable with the address of the observer.
 const envObserver = "HA_OBSERVER"
 
-// work is what an exec task is told to do.
+// work is the payload of an exec task.
 type work struct {
 	MS int `json:"ms"` // how long it takes
 }

@@ -79,7 +79,7 @@
 //
 // In a partition, with cluster_partition_handling ignore or autoheal, each side sees
 // only the queues of its own nodes. A holder has its requests answered by its own side
-// for as long as that takes, and is told nothing. On the other side its slot looks free,
+// for as long as that takes, and hears nothing of it. On the other side its slot looks free,
 // but cannot be taken, for the same reason. That is all that keeps the limit then: a
 // limit that falls meanwhile, holders with other clients, and two sides that both make a
 // limit anew, let too many in. With ignore the nodes go on disagreeing about which

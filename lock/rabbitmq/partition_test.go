@@ -59,13 +59,13 @@ func TestPartitionedBrokers(t *testing.T) {
 			if err := alone.Part(t.Context(), others...); err != nil {
 				t.Fatal(err)
 			}
-			time.Sleep(20 * time.Second)
+			time.Sleep(20 * time.Second) // the partition's length
 			living, entries, most := c.counts()
 			t.Logf("during the partition: %d commands, %d entries, at most %d at once", living, entries, most)
 			if err := alone.Meet(t.Context(), others...); err != nil {
 				t.Log("meet again: ", err) // a node that has paused does it by itself
 			}
-			time.Sleep(20 * time.Second)
+			time.Sleep(20 * time.Second) // nobody is to enter beside another one
 			living, entries, most = c.counts()
 			t.Logf("in the end: %d commands, %d entries, at most %d at once", living, entries, most)
 			if most != 1 {
