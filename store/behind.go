@@ -63,6 +63,9 @@ func (s *Store) LookBehind(ctx context.Context, c tasks.Claim) (some bool, err e
 		looked := time.Now()
 		found, err := s.lookBehind(ctx, marks, from, to)
 		if err != nil {
+			if took := time.Since(looked); took > longPortion { // or it would be too long again
+				l.lookedBehind(nil, took)
+			}
 			return some, fmt.Errorf("look behind claims: %w", err)
 		}
 		some = some || len(found) > 0

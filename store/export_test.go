@@ -28,6 +28,14 @@ func (s *Store) Expensive() {
 	}
 }
 
+// Portions returns in how many portions LookBehind looks, of all sorts of claims.
+func (s *Store) Portions() (n int) {
+	for _, l := range s.remember.sort {
+		n += len(l.behind.bounds) + 1
+	}
+	return n
+}
+
 // Duration is what a row's timeout is for Go.
 var Duration = duration
 

@@ -250,6 +250,25 @@ func TestLookBehind(t *testing.T) {
 	equal(t, "an urgent row", ids(b.claimMax(9)), urgent)
 }
 
+// A look that takes longer than a statement may is not made again as it was.
+func TestLookBehindThatTakesTooLong(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.Store = open(t, store.Config{DSN: b.dsn, Timeout: 500 * time.Millisecond})
+	b.insert()
+	c := tasks.Claim{Kinds: []string{"noop", "other"}}
+	b.claimMax(9)
+	b.Expensive()
+	_, end := openTransaction(t, b.dsn, `BEGIN`, `LOCK TABLE onejob.tasks IN ACCESS EXCLUSIVE MODE`)
+	if _, err := b.LookBehind(t.Context(), c); err == nil {
+		t.Fatal("it looked at a table that is locked")
+	}
+	end()
+	if n := b.Portions(); n < 10 {
+		t.Errorf("there are %d portions", n)
+	}
+}
+
 // One lock key under a limit, with more rows than anybody would look at.
 func TestADeepLockKeyUnderALimit(t *testing.T) {
 	t.Parallel()
