@@ -29,7 +29,7 @@ func (s *Store) Expensive() {
 }
 
 // Portions returns in how many portions LookBehind looks, of all sorts of claims.
-func (s *Store) Portions() (n int) {
+func Portions(s *Store) (n int) {
 	for _, l := range s.remember.sort {
 		n += len(l.behind.bounds) + 1
 	}

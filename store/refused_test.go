@@ -264,7 +264,7 @@ func TestLookBehindThatTakesTooLong(t *testing.T) {
 		t.Fatal("it looked at a table that is locked")
 	}
 	end()
-	if n := b.Portions(); n < 10 {
+	if n := store.Portions(b.Store); n < 10 {
 		t.Errorf("there are %d portions", n)
 	}
 }
