@@ -32,12 +32,12 @@ SELECT m.lane, greatest(t.run_at, '0001-01-01 UTC'), t.id
 
 const (
 	// lookFor is about how long one call of LookBehind looks. It is called every second.
-	lookFor = 50 * time.Millisecond
+	lookFor = 20 * time.Millisecond
 
 	// A portion that takes longer than longPortion is split; one that takes less than
 	// shortPortion is joined with the one before it.
-	longPortion  = 25 * time.Millisecond
-	shortPortion = 2 * time.Millisecond
+	longPortion  = 10 * time.Millisecond
+	shortPortion = time.Millisecond
 
 	// leastPortion is not split.
 	leastPortion = 10 * time.Millisecond

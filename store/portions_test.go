@@ -50,7 +50,7 @@ func TestPortions(t *testing.T) {
 	for range 4 {
 		cycle()
 	}
-	if most, looks, total := cycle(); looks < 80 || looks > 400 || most > 2*longPortion || total < 1990*time.Millisecond || total > 2*time.Second {
+	if most, looks, total := cycle(); looks < 200 || looks > 1000 || most > 2*longPortion || total < 1990*time.Millisecond || total > 2*time.Second {
 		t.Errorf("later: %d looks of up to %v, %v in all", looks, most, total)
 	}
 	began = now // the old snapshot has ended
