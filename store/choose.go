@@ -42,6 +42,9 @@ import (
 // now() is when the transaction began, which is before it had its turn. So rows are
 // due by statement_timestamp().
 //
+// What was picked of what was shown is found by grouping. Of both Postgres expects one
+// row, and would join them by comparing each with each.
+//
 // The subqueries with LIMIT 1, where NOT EXISTS would do, keep the planner from
 // a join: it would read all that is running, or by a bad guess the whole table.
 // And the CASE hides from it that tasks_pending could find a row by its id, which
@@ -179,11 +182,15 @@ WITH RECURSIVE marks AS MATERIALIZED (
      ORDER BY urgency, run_at, id
      LIMIT 1
 ), dealt_with AS MATERIALIZED (
-    SELECT s.lane, s.run_at, s.id, CASE WHEN p.id IS NULL AND NOT s.known THEN s.lock_key END AS busy
-      FROM shown s
+    SELECT s.lane, s.run_at, s.id, CASE WHEN NOT s.picked AND NOT s.known THEN s.lock_key END AS busy
+      FROM (SELECT max(lane) AS lane, max(urgency) AS urgency, max(run_at) AS run_at, id, max(lock_key) AS lock_key, bool_or(known) AS known, bool_or(picked) AS picked
+              FROM (SELECT lane, urgency, run_at, id, lock_key, known, false AS picked FROM shown
+                 UNION ALL
+                    SELECT NULL, NULL, NULL, id, NULL, NULL, true FROM picked) shown_or_picked
+             GROUP BY id) s
       LEFT JOIN reached r ON true
-      LEFT JOIN picked p ON p.id = s.id
-     WHERE r.id IS NULL OR (s.urgency, s.run_at, s.id) <= (r.urgency, r.run_at, r.id)
+     WHERE s.lane IS NOT NULL
+       AND (r.id IS NULL OR (s.urgency, s.run_at, s.id) <= (r.urgency, r.run_at, r.id))
 ), ends AS (
     SELECT DISTINCT ON (lane) lane, run_at, id
       FROM dealt_with
