@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"onejob/internal/boottime"
 	"onejob/internal/mutant"
@@ -20,7 +21,17 @@ import (
 // ending is one caller's ending on its way through the group.
 type ending struct {
 	tasks.Ending
+	ctx context.Context // the caller's
 	err error
+}
+
+// gone reports whether the caller's context has ended, which is the answer then.
+func (e *ending) gone() bool {
+	if e.ctx.Err() == nil {
+		return false
+	}
+	e.err = fmt.Errorf("complete task %d: %w", e.ID, context.Cause(e.ctx))
+	return true
 }
 
 // An errLocked ending was not written, because somebody else's transaction has
@@ -167,12 +178,15 @@ SELECT fence, verdict FROM verdicts`
 // with it the task, fails with an error that says so, and Complete returns a
 // *tasks.SpoiltError. It returns tasks.ErrUnwritable if Postgres refuses the row
 // whatever is written into it.
+//
+// When ctx ends, it returns ctx's cause soon. Endings of other callers are written
+// together with this one; theirs are tried again then.
 func (s *Store) Complete(ctx context.Context, e tasks.Ending) error {
 	if err := s.endOwn(ctx, e.ID, e.Fence); err != nil {
 		return fmt.Errorf("complete task %d: %w", e.ID, err)
 	}
 	return patiently(func() error {
-		v := &ending{Ending: e}
+		v := &ending{Ending: e, ctx: ctx}
 		s.endings.Do(v)
 		if v.err == nil && v.Outcome != e.Outcome {
 			return &tasks.SpoiltError{Written: v.Ending}
@@ -230,7 +244,11 @@ func fitting(endings []*ending) int {
 }
 
 func (s *Store) commitEndings(endings []*ending) {
-	ctx, cancel := s.bounded(context.Background())
+	endings = slices.DeleteFunc(endings, (*ending).gone)
+	if len(endings) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(endings[0].ctx, s.timeout)
 	defer cancel()
 	err := s.completeOrSettle(ctx, endings)
 	if err == nil {
@@ -238,6 +256,9 @@ func (s *Store) commitEndings(endings []*ending) {
 	}
 	var pg *pgconn.PgError
 	switch e := endings[0]; {
+	case e.gone():
+		s.commitEndings(endings)
+		return
 	case !unfit(err) || !errors.As(err, &pg):
 	case len(endings) > 1:
 		// One of them is to blame; it must not take the others along.
@@ -321,32 +342,36 @@ func settle(ctx context.Context, db sender, endings []*ending) error {
 }
 
 func arguments(endings []*ending) pgx.NamedArgs {
-	n := len(endings)
+	n, now := len(endings), boottime.Now()
 	var (
 		ids, fences, delays            = make([]int64, n), make([]int64, n), make([]int64, n)
-		sessions                       = make([]string, n)
+		sessions                       = make([]pgtype.UUID, n)
 		outcomes, nexts, errs, outputs = make([]string, n), make([]string, n), make([]string, n), make([]string, n)
 		back, stalled                  = make([]bool, n), make([]bool, n)
-		codes                          = make([]*int, n)
-		results                        = make([]*string, n)
-		begun                          = make([]*int64, n)
-		stopped                        = make([]*time.Time, n)
+		codes                          = make([]pgtype.Int4, n)
+		results                        = make([]pgtype.Text, n)
+		begun                          = make([]pgtype.Int8, n)
+		stopped                        = make([]pgtype.Timestamptz, n)
 	)
 	for i, e := range endings {
 		ids[i], fences[i], delays[i] = e.ID, e.Fence, e.Delay.Microseconds()
 		outcomes[i], nexts[i], back[i] = string(e.Outcome), string(e.Next), e.GiveBack
-		stalled[i], sessions[i] = e.Stalled, e.Session
+		stalled[i] = e.Stalled
+		switch {
+		case i > 0 && e.Session == endings[i-1].Session:
+			sessions[i] = sessions[i-1]
+		case sessions[i].Scan(e.Session) != nil:
+			sessions[i] = pgtype.UUID{} // nobody's
+		}
 		errs[i], outputs[i] = tasks.Text(e.Error), tasks.Text(e.Output)
-		codes[i] = e.ExitCode
+		if e.ExitCode != nil {
+			codes[i] = pgtype.Int4{Int32: int32(*e.ExitCode), Valid: true}
+		}
 		if e.Begun != 0 {
-			ago := max(0, boottime.Now().Sub(e.Begun).Microseconds())
-			begun[i] = &ago
+			begun[i] = pgtype.Int8{Int64: max(0, now.Sub(e.Begun).Microseconds()), Valid: true}
 		}
-		stopped[i] = moment(e.StoppedAt)
-		if len(e.Result) > 0 {
-			r := string(e.Result)
-			results[i] = &r
-		}
+		stopped[i] = pgtype.Timestamptz{Time: e.StoppedAt, Valid: !e.StoppedAt.IsZero()}
+		results[i] = pgtype.Text{String: string(e.Result), Valid: len(e.Result) > 0}
 	}
 	return pgx.NamedArgs{
 		"ids": ids, "fences": fences, "sessions": sessions, "outcomes": outcomes, "nexts": nexts, "delays": delays, "back": back, "stalled": stalled,
@@ -364,7 +389,7 @@ func arguments(endings []*ending) pgx.NamedArgs {
 // connection broke during the commit: then a later Complete finds out. When ctx ends,
 // or the connection breaks, the statement may go on in Postgres; Complete ends it.
 func (s *Store) CompleteWith(ctx context.Context, t *tasks.Task, fn func(ctx context.Context, tx pgx.Tx) (json.RawMessage, error)) error {
-	e := &ending{Ending: tasks.Ending{ID: t.ID, Fence: t.Fence, Session: t.Session, Outcome: tasks.Succeeded, Next: tasks.StatusSucceeded}}
+	e := &ending{Ending: tasks.Ending{ID: t.ID, Fence: t.Fence, Session: t.Session, Outcome: tasks.Succeeded, Next: tasks.StatusSucceeded}, ctx: ctx}
 	sent := false
 	err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		before, err := beginStatement(ctx, tx, t)
@@ -403,22 +428,37 @@ type returned struct {
 	id, fence int64
 	session   string
 	delay     time.Duration
+	ctx       context.Context // the caller's
 	err       error
+}
+
+// gone reports whether the caller's context has ended, which is the answer then.
+func (r *returned) gone() bool {
+	if r.ctx.Err() == nil {
+		return false
+	}
+	r.err = fmt.Errorf("give back task %d: %w", r.id, context.Cause(r.ctx))
+	return true
 }
 
 // Unclaim gives a task back whose attempt never began: it is pending again, not
 // before delay has passed, and no attempt was used up. A fence that has been
-// superseded means that there is nothing to give back; that is no error.
-func (s *Store) Unclaim(_ context.Context, t *tasks.Task, delay time.Duration) error {
+// superseded means that there is nothing to give back; that is no error. When ctx ends,
+// it returns ctx's cause soon, and the task may or may not have been given back.
+func (s *Store) Unclaim(ctx context.Context, t *tasks.Task, delay time.Duration) error {
 	return patiently(func() error {
-		r := &returned{id: t.ID, fence: t.Fence, session: t.Session, delay: delay}
+		r := &returned{id: t.ID, fence: t.Fence, session: t.Session, delay: delay, ctx: ctx}
 		s.returns.Do(r)
 		return r.err
 	})
 }
 
 func (s *Store) commitReturns(list []*returned) {
-	ctx, cancel := s.bounded(context.Background())
+	list = slices.DeleteFunc(list, (*returned).gone)
+	if len(list) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(list[0].ctx, s.timeout)
 	defer cancel()
 	ids, fences, delays, sessions := make([]int64, len(list)), make([]int64, len(list)), make([]int64, len(list)), make([]string, len(list))
 	for i, r := range list {
@@ -457,6 +497,10 @@ WITH held AS (
 SELECT fence FROM held
 EXCEPT
 SELECT fence FROM done`, ids, fences, delays, sessions)
+	if err != nil && list[0].gone() {
+		s.commitReturns(list)
+		return
+	}
 	if unfit(err) && len(list) > 1 { // one of them is to blame
 		for _, r := range list {
 			s.commitReturns([]*returned{r})

@@ -151,7 +151,7 @@ func (w *Worker) giveBack(t *tasks.Task, why error) {
 		}
 	}
 	for tries := 1; ; tries++ {
-		err := w.unlessGivenUp(func() error { return w.Store.Unclaim(context.Background(), t, jitter(delay)) })
+		err := w.Store.Unclaim(w.writing, t, jitter(delay))
 		if err == nil {
 			return
 		}
@@ -294,7 +294,7 @@ func (w *Worker) judge(t *tasks.Task, result tasks.Result, err, cause error) tas
 func (w *Worker) complete(t *tasks.Task, e tasks.Ending, took time.Duration) {
 	for tries := 1; ; tries++ {
 		last := w.giveUp.Err() != nil
-		err := w.unlessGivenUp(func() error { return w.Store.Complete(context.Background(), e) })
+		err := w.Store.Complete(w.writing, e)
 		var spoilt *tasks.SpoiltError
 		switch {
 		case err == nil:
@@ -319,25 +319,8 @@ func (w *Worker) complete(t *tasks.Task, e tasks.Ending, took time.Duration) {
 // errGivenUp is what a stopping replica makes of a store that does not answer in time.
 var errGivenUp = errors.New("the replica stops, and Postgres has not answered")
 
-// unlessGivenUp calls f, and waits for it until the drain gives up.
-func (w *Worker) unlessGivenUp(f func() error) error {
-	done := make(chan error, 1)
-	go func() { done <- f() }()
-	select {
-	case err := <-done:
-		return err
-	case <-w.giveUp.Done():
-	}
-	select {
-	case err := <-done: // it may be quick
-		return err
-	case <-time.After(lastTry):
-		return errGivenUp
-	}
-}
-
 // lastTry is for how long a store may still answer when the drain has given up.
-const lastTry = 500 * time.Millisecond
+const lastTry = 1500 * time.Millisecond
 
 // tell logs how an attempt ended.
 func (w *Worker) tell(t *tasks.Task, e tasks.Ending, took time.Duration) {

@@ -105,6 +105,7 @@ type Worker struct {
 	hurry    chan struct{} // closed by Hurry
 	hurried  sync.Once
 	giveUp   context.Context // ends when a shutdown will not wait any longer
+	writing  context.Context // ends some time later: so long the store may take to answer those who wait for it then
 	stopping atomic.Bool     // nothing more is claimed
 	members  *members
 	database *database
@@ -202,8 +203,10 @@ func (w *Worker) Run(ctx context.Context) error {
 	work, stopWork := context.WithCancel(context.WithoutCancel(ctx))
 	locks, stopLocks := context.WithCancel(context.WithoutCancel(ctx))
 	giveUp, setGiveUp := context.WithCancel(context.WithoutCancel(ctx))
-	w.giveUp = giveUp
+	writing, stopWriting := context.WithCancelCause(context.WithoutCancel(ctx))
+	w.giveUp, w.writing = giveUp, writing
 	defer setGiveUp()
+	defer stopWriting(nil)
 
 	var lockErr error
 	var holding, helping sync.WaitGroup
@@ -229,7 +232,10 @@ func (w *Worker) Run(ctx context.Context) error {
 	w.claim(intake)
 
 	w.stopping.Store(true)
-	err := w.drain(setGiveUp)
+	err := w.drain(func() {
+		setGiveUp()
+		time.AfterFunc(lastTry, func() { stopWriting(errGivenUp) })
+	})
 	if err == nil { // or else somebody may serve a limit whose handler never returns
 		w.limits.wg.Wait()
 	}
@@ -619,7 +625,7 @@ func (w *Worker) watchCancels(ctx context.Context) {
 
 // drain waits for running work: for the grace as it is, then cancelled, then
 // no longer.
-func (w *Worker) drain(giveUp context.CancelFunc) error {
+func (w *Worker) drain(giveUp func()) error {
 	const patience = 10 * time.Second
 	done := w.running.done()
 	if n := w.running.count(); n > 0 {
@@ -644,7 +650,7 @@ func (w *Worker) drain(giveUp context.CancelFunc) error {
 	giveUp()
 	select {
 	case <-done:
-	case <-time.After(4 * lastTry):
+	case <-time.After(lastTry + 500*time.Millisecond):
 	}
 	if n := w.running.count(); n > 0 {
 		w.Log.Error("drain_incomplete", zap.Int("running", n))
