@@ -25,6 +25,7 @@ type Semaphores struct {
 	cfg   Config
 	log   *zap.Logger
 	scout *scout
+	ahead func() (time.Duration, bool) // of the wall clock; nil but in tests
 
 	mu      sync.Mutex
 	term    *term

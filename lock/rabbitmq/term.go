@@ -28,10 +28,13 @@ type term struct {
 	ctx    context.Context // ends when the connection does, or is no longer believed in
 	cancel context.CancelCauseFunc
 
-	mu    sync.Mutex
-	until boottime.Instant // it is believed in until then
-	slots map[string]*slot // by B queue; one that is here reserves it
-	over  bool             // no more slots
+	mu     sync.Mutex
+	until  boottime.Instant // it is believed in until then
+	slots  map[string]*slot // by B queue; one that is here reserves it
+	over   bool             // no more slots
+	clocks boottime.Jumps
+	looked boottime.Instant // at them
+	jumped boottime.Instant // when the wall clock was last seen to have jumped ahead; zero if never
 
 	readers sync.WaitGroup // of B and delay queues, two for each slot
 }
@@ -52,8 +55,9 @@ func (s *Semaphores) begin(ctx context.Context) (*term, error) {
 	t := &term{
 		s: s, id: id, queue: s.cfg.Prefix + "/.session/" + id,
 		wire: w, pulse: &line{wire: w},
-		slots: map[string]*slot{},
+		slots: map[string]*slot{}, clocks: boottime.Jumps{Source: s.ahead},
 	}
+	t.clocks.Since()
 	t.until = s.cfg.timing().Deadline(boottime.Now())
 	stop := context.AfterFunc(ctx, w.cut)
 	err = t.pulse.do(func(ch *amqp.Channel) error { return declareOwn(ch, t.queue) })
@@ -105,10 +109,10 @@ func (t *term) fence(ctx context.Context) {
 	for {
 		left := t.deadline().Until()
 		if left <= 0 {
-			t.lose(errors.New("the broker has not answered for too long"))
+			t.lose(t.tooLate())
 			return
 		}
-		pause(ctx, min(left, t.s.cfg.Verify))
+		pause(ctx, min(left, t.s.cfg.Verify, 500*time.Millisecond))
 		if ctx.Err() != nil {
 			return
 		}
@@ -161,11 +165,13 @@ func (t *term) delete(queue string) error {
 }
 
 // extend moves the deadline after a request that was sent then was answered. A
-// deadline that has passed does not return.
+// deadline that has passed does not return, and what was sent before a jump of the wall
+// clock may have been sent before a pause.
 func (t *term) extend(sent boottime.Instant) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !t.until.Passed() {
+	t.look()
+	if !t.until.Passed() && sent > t.jumped {
 		t.until = max(t.until, t.s.cfg.timing().Deadline(sent))
 	}
 }
@@ -173,7 +179,39 @@ func (t *term) extend(sent boottime.Instant) {
 func (t *term) deadline() boottime.Instant {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.look()
 	return t.until
+}
+
+// lookEvery is how long it may take until a jump of the wall clock is noticed, by those
+// who ask for the deadline.
+const lookEvery = 50 * time.Millisecond
+
+// look makes the deadline come sooner by as much as the wall clock has jumped ahead: the
+// machine may have been paused for as long, and the broker's clock has gone on. t.mu is
+// held.
+func (t *term) look() {
+	now := boottime.Now()
+	if now.Sub(t.looked) < lookEvery || t.over {
+		return
+	}
+	t.looked = now
+	jump := t.clocks.Since()
+	if jump == 0 {
+		return
+	}
+	t.until, t.jumped = t.until.Add(-jump), now
+	t.s.log.Warn("clock_jumped", zap.String("session", t.id), zap.Duration("jump", jump), zap.Int("leases", len(t.slots)))
+}
+
+// tooLate is why a term ends whose deadline has passed.
+func (t *term) tooLate() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.jumped != 0 && boottime.Now().Sub(t.jumped) < 2*time.Second {
+		return errors.New("the wall clock has jumped ahead: this machine was paused, or its clock was set")
+	}
+	return errors.New("the broker has not answered for too long")
 }
 
 // lose ends the term, and the connection: nobody is to wait for its last answer.
