@@ -167,7 +167,11 @@ func (s *semaphore) planTake(ctx context.Context, p *plan, c *change) {
 		return
 	}
 	if err := p.v.full(len(p.holders), need); err != nil {
-		c.answer(err)
+		if len(p.steps) == 0 {
+			c.answer(err)
+		} else { // it may be full by those before it, who may not get in after all
+			p.add(step{c: c, answer: err})
+		}
 		return
 	}
 	if c.n > p.room {

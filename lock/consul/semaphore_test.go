@@ -26,6 +26,7 @@ func TestSemaphores(t *testing.T) {
 						l := create(t, cfg)
 						return l, l.Semaphores()
 					},
+					Exact:      true,
 					EndSession: func(t *testing.T, session string) { destroySession(t, kv, session) },
 					Revoke: func(t *testing.T, name string, h lock.SlotHolder) {
 						deleteKey(t, kv, "limits/"+name+"/"+h.Session)

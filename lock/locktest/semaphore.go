@@ -35,6 +35,10 @@ type SemaphoreBackend struct {
 
 	// LockDelay is how long the slots of a dead holder stay taken.
 	LockDelay time.Duration
+
+	// Exact says that ErrFull is answered only when no slot was free at one moment of
+	// the call. Who looks at one slot after the other cannot know.
+	Exact bool
 }
 
 // RunSemaphores runs the suite for semaphores. Each test gets a backend, with
@@ -62,6 +66,7 @@ func RunSemaphores(t *testing.T, open func(t *testing.T) SemaphoreBackend) {
 		{"AwaitEndsWithItsContext", awaitEnds},
 		{"GoodByeGivesSlotsBack", goodByeSlots},
 		{"NeverMoreThanTheLimit", neverMoreThanTheLimit},
+		{"History", historyOfSlots},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
