@@ -5,7 +5,7 @@ SHELL       := /bin/bash
 .DEFAULT_GOAL := help
 export GOFLAGS ?=
 
-.PHONY: help build test lint demo bench microbench chaos compare mutants partition-test ha-test cgroup-test compose-test consul postgres rabbitmq clean
+.PHONY: help build test lint demo bench microbench chaos compare mutants model partition-test ha-test cgroup-test compose-test consul postgres rabbitmq clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -46,6 +46,9 @@ compare: consul postgres ## The same run against two other ways (DURATION=6m SEE
 
 mutants: consul postgres ## Switch off one protection at a time: each must be found guilty (30 minutes)
 	go test -tags mutants -timeout 60m -v -run 'Mutant' ./chaos
+
+model: ## Check a model of the protocol with spin: which faults, and pairs of them, break which promise (10 minutes; QUICK=1: 1 minute)
+	@./scripts/model.sh
 
 partition-test: rabbitmq ## Clusters of RabbitMQ that are partitioned (2 minutes)
 	TEST_PARTITIONS=1 go test -count=1 -timeout 10m -run TestPartitionedBrokers -v ./lock/rabbitmq
