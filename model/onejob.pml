@@ -822,6 +822,10 @@ active proctype Disasters() provided (RUNS) {
        hx = 0;
        key = s_key; cid = s_cid; rec_srv = s_srv; rec_ver = s_ver; rec_from = s_from; rec_to = s_to; delay = 0;
        s_key = 0; s_cid = 0; s_srv = 0; s_ver = 0; s_from = 0; s_to = 0; s_made = 0; SAYX("*** Consul is restored from the snapshot") }
+  /* a snapshot from before the sessions began: it has the cluster's id and the record, and nothing else */
+  :: d_step { MAY(F_RESTORE) && !s_made -> USE(F_RESTORE);
+       for (hx : 1 .. NX-1) { if :: c_alive[hx] -> c_ended[hx] = ENDED_NOW :: else fi; c_alive[hx] = 0; c_left[hx] = 0 }; hx = 0;
+       key = 0; delay = 0; cid = 1; rec_srv = 0; rec_ver = 1; rec_from = 0; rec_to = BLOCK; SAYX("*** Consul is restored from a snapshot that knows no session") }
   :: d_step { MAY(F_WIPE) -> USE(F_WIPE);
        for (hx : 1 .. NX-1) { if :: c_alive[hx] -> c_ended[hx] = ENDED_NOW :: else fi; c_alive[hx] = 0; c_left[hx] = 0 }; hx = 0;
        key = 0; delay = 0; cid = 0; rec_srv = NO_RECORD; rec_ver = 0; rec_from = 0; rec_to = 0; SAYX("*** Consul loses everything") }

@@ -38,6 +38,7 @@ command -v gcc >/dev/null || die "there is no gcc, which compiles what spin make
 
 model=$PWD/model/onejob.pml
 expected=$PWD/model/expected.txt
+memory=400 # MB for the states of one run; a run that needs more is "bounded"
 out=$PWD/bin/model
 mkdir -p "$out"
 work=$(mktemp -d /tmp/onejob-model.XXXXXX)
@@ -122,8 +123,9 @@ run() { # NAME DEFINES FAULT...
 } >"$jobs"
 
 if [[ -n ${ONLY:-} ]]; then
-  grep -E "$ONLY" "$jobs" >"$jobs.only" || die "no run's name matches $ONLY"
+  awk -F '\t' -v only="$ONLY" '$1 ~ only' "$jobs" >"$jobs.only"
   mv "$jobs.only" "$jobs"
+  [[ -s $jobs ]] || die "no run's name matches $ONLY"
 fi
 
 # ---- One run ----
@@ -141,7 +143,7 @@ build() {
   if [[ $1 == -D*_* && $1 != -DCHECK_* ]]; then level=-O0; fi
   read -ra defines <<<"$1"
   # Breadth first: the first violation that is found is one with the fewest steps.
-  if ! { spin -a "${defines[@]}" -DFAULTS_OF_ENVIRONMENT onejob.pml && gcc "$level" -w -DBFS -DSAFETY -DMEMLIM=3000 -o pan pan.c; } >build.log 2>&1; then
+  if ! { spin -a "${defines[@]}" -DFAULTS_OF_ENVIRONMENT onejob.pml && gcc "$level" -w -DBFS -DSAFETY -DMEMLIM="$memory" -o pan pan.c; } >build.log 2>&1; then
     cat build.log >&2
     exit 255
   fi
@@ -156,8 +158,10 @@ check() {
   mkdir "$dir" && cd "$dir"
   cp "$model" onejob.pml
   rm -f "$out/$file.trace"
-  FAULTS=$mask timeout 500 "$(place "$3")/pan" -E -w20 >"$out/$file.log" 2>&1 || true
-  if ! grep -q '^State-vector.*errors: [01]$' "$out/$file.log" || grep -qE 'out of memory|too small|aborting|not a complete search' "$out/$file.log"; then
+  FAULTS=$mask timeout 500 "$(place "$3")/pan" -E -w22 >"$out/$file.log" 2>&1 || true
+  if grep -q 'reached -DMEMLIM bound' "$out/$file.log" && grep -q 'errors: 0$' "$out/$file.log"; then
+    result=bounded
+  elif ! grep -q '^State-vector.*errors: [01]$' "$out/$file.log" || grep -qE 'out of memory|too small|aborting|not a complete search' "$out/$file.log"; then
     result=unknown
   elif grep -q 'errors: 0$' "$out/$file.log"; then
     result=holds
@@ -197,7 +201,7 @@ if [[ -n ${TRACE:-} ]]; then
 fi
 
 export -f build check place
-export model out work
+export model out work memory
 SECONDS=0
 # each COMMAND: runs it for each line of its input, several at the same time.
 each() { tr '\n' '\0' | xargs -0 -P "${JOBS:-$(nproc)}" -I{} bash -euo pipefail -c "IFS=\$'\\t'; read -r -a fields <<<\"\$1\"; unset IFS; $1 \"\${fields[@]}\"" - {}; }
@@ -218,6 +222,7 @@ cell() { # NAME: what the table says of a run
   case $r in
   '') echo '' ;;
   holds) echo . ;;
+  bounded) echo o ;;
   *) echo "$r" ;;
   esac
 }
@@ -230,7 +235,7 @@ table() {
   done
   if [[ -z ${QUICK:-} ]]; then
     echo
-    echo "pairs of faults: above the diagonal X is OVERLAP (exclusion), below it F is FENCE, S is STALE (fences); . holds"
+    echo "pairs of faults: above the diagonal X is OVERLAP (exclusion), below it F is FENCE, S is STALE (fences); . holds; o: none found before the memory was used up"
     printf '%-13s' ""
     for f in "${faults[@]}"; do printf ' %-4.4s' "$f"; done
     echo
@@ -244,6 +249,7 @@ table() {
         if ((a == b)); then r=-; fi
         case $r in
         holds) r=. ;;
+        bounded) r=o ;;
         OVERLAP) r=X ;;
         unknown) r='?' ;;
         -) ;;
@@ -260,7 +266,7 @@ table() {
         for check in exclusion fences; do
           f=${faults[a]} g=${faults[b]}
           r=${result[$f+$g $check]:-holds}
-          if [[ $r != holds && ${result[$f $check]:-} == holds && ${result[$g $check]:-} == holds ]]; then
+          if [[ $r != holds && $r != bounded && ${result[$f $check]:-} == holds && ${result[$g $check]:-} == holds ]]; then
             printf '  %-28s %-8s %s steps: bin/model/%s.trace\n' "$f + $g" "$r" "${steps[$f+$g $check]}" "$f+$g.$check"
           fi
         done
