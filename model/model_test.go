@@ -17,7 +17,7 @@ import (
 // defined returns a time of the model.
 func defined(t *testing.T, model, name string) time.Duration {
 	t.Helper()
-	m := regexp.MustCompile(`(?m)^#define ` + name + `\s+\((\d+)/TICK\)`).FindAllStringSubmatch(model, -1)
+	m := regexp.MustCompile(`(?m)^#define `+name+`\s+\((\d+)/TICK\)`).FindAllStringSubmatch(model, -1)
 	if len(m) == 0 {
 		t.Fatalf("onejob.pml does not define %s", name)
 	}
@@ -35,7 +35,7 @@ func written(t *testing.T, file, name string) time.Duration {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := regexp.MustCompile(`\b`+name+`\s*=\s*(\d+)? ?\*? ?time\.(Second|Millisecond)`).FindSubmatch(source)
+	m := regexp.MustCompile(`\b` + name + `\s*=\s*(\d+)? ?\*? ?time\.(Second|Millisecond)`).FindSubmatch(source)
 	if m == nil {
 		t.Fatalf("%s does not define %s", file, name)
 	}
@@ -81,7 +81,7 @@ func TestModelHasTheTimesOfTheCode(t *testing.T) {
 	if lapse := written(t, "../internal/guard/wire.go", "lapse"); guard.MinMargin-lapse != 100*time.Millisecond {
 		t.Errorf("guard.MinMargin is %v, not the lapse and 100 ms", guard.MinMargin)
 	}
-	if tick := fmt.Sprintf("#define TICK %d ", written(t, "../internal/guard/wire.go", "lapse").Milliseconds()); !regexp.MustCompile(`(?m)^`+tick).MatchString(model) {
+	if tick := fmt.Sprintf("#define TICK %d ", written(t, "../internal/guard/wire.go", "lapse").Milliseconds()); !regexp.MustCompile(`(?m)^` + tick).MatchString(model) {
 		t.Errorf("the model's tick is not the shortest time, the guard's lapse: no line begins with %q", tick)
 	}
 }
