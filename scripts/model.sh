@@ -4,6 +4,7 @@
 # model/expected.txt. It exits with 1 if anything differs, and with 2 if it could not run.
 #
 #   QUICK=1        single faults and protections only (1 minute)
+#   DEEP=1         up to 3 GB for each run instead of 100 or 400 MB, and "fences" for pairs, too (hours)
 #   JOBS=2         how many run at the same time; default: one for each processor
 #   ONLY=pattern   only the runs whose name matches this regular expression
 #   TRACE=name     print the trace of this run, and nothing else is run
@@ -38,7 +39,10 @@ command -v gcc >/dev/null || die "there is no gcc, which compiles what spin make
 
 model=$PWD/model/onejob.pml
 expected=$PWD/model/expected.txt
-memory=400 # MB for the states of one run; a run that needs more is "bounded"
+# MB for the states of one run: of a pair of faults or of "live", and of anything else. A run that needs
+# more is "bounded": up to there nothing was found.
+pair_memory=100 memory=400
+if [[ -n ${DEEP:-} ]]; then pair_memory=3000 memory=3000; fi
 out=$PWD/bin/model
 mkdir -p "$out"
 work=$(mktemp -d /tmp/onejob-model.XXXXXX)
@@ -87,8 +91,9 @@ run() { # NAME DEFINES FAULT...
     run "destroy lock-command-without-watch" "-DCHECK_EXCLUSION -DOUTSIDER -DHEARD_BY_RENEWAL" destroy
     for ((a = 0; a < ${#faults[@]}; a++)); do
       for ((b = a + 1; b < ${#faults[@]}; b++)); do
-        for check in exclusion fences; do
-          run "${faults[a]}+${faults[b]} $check" "-DCHECK_${check^^}" "${faults[a]}" "${faults[b]}"
+        for check in exclusion ${DEEP:+fences}; do
+          if [[ $check == exclusion && (${faults[a]} == suspend || ${faults[b]} == suspend) ]]; then continue; fi # it takes no other fault
+          run "${faults[a]}+${faults[b]} $check" "-DPAIR -DCHECK_${check^^}" "${faults[a]}" "${faults[b]}"
         done
       done
     done
@@ -136,11 +141,12 @@ place() { echo "$work/program/${1// /}"; }
 # build DEFINES makes the program. The faults are not compiled in, so there are few programs.
 # Those of switched-off protections run once, and shortly.
 build() {
-  local dir level=-O1
+  local dir level=-O1 memory=$memory
   dir=$(place "$1")
   mkdir -p "$dir" && cd "$dir"
   cp "$model" onejob.pml
-  if [[ $1 == -D*_* && $1 != -DCHECK_* ]]; then level=-O0; fi
+  if [[ $1 == -DNO_* || $1 == -D*_*\ -DCHECK_* ]]; then level=-O0; fi
+  if [[ $1 == -DPAIR* || $1 == -DLIVE* ]]; then level=-O1 memory=$pair_memory; fi
   read -ra defines <<<"$1"
   # Breadth first: the first violation that is found is one with the fewest steps.
   if ! { spin -a "${defines[@]}" -DFAULTS_OF_ENVIRONMENT onejob.pml && gcc "$level" -w -DBFS -DSAFETY -DMEMLIM="$memory" -o pan pan.c; } >build.log 2>&1; then
@@ -158,7 +164,7 @@ check() {
   mkdir "$dir" && cd "$dir"
   cp "$model" onejob.pml
   rm -f "$out/$file.trace"
-  FAULTS=$mask timeout 500 "$(place "$3")/pan" -E -w22 >"$out/$file.log" 2>&1 || true
+  FAULTS=$mask timeout 500 "$(place "$3")/pan" -E -w18 >"$out/$file.log" 2>&1 || true
   if grep -q 'reached -DMEMLIM bound' "$out/$file.log" && grep -q 'errors: 0$' "$out/$file.log"; then
     result=bounded
   elif ! grep -q '^State-vector.*errors: [01]$' "$out/$file.log" || grep -qE 'out of memory|too small|aborting|not a complete search' "$out/$file.log"; then
@@ -201,7 +207,7 @@ if [[ -n ${TRACE:-} ]]; then
 fi
 
 export -f build check place
-export model out work memory
+export model out work memory pair_memory
 SECONDS=0
 # each COMMAND: runs it for each line of its input, several at the same time.
 each() { tr '\n' '\0' | xargs -0 -P "${JOBS:-$(nproc)}" -I{} bash -euo pipefail -c "IFS=\$'\\t'; read -r -a fields <<<\"\$1\"; unset IFS; $1 \"\${fields[@]}\"" - {}; }
@@ -235,7 +241,7 @@ table() {
   done
   if [[ -z ${QUICK:-} ]]; then
     echo
-    echo "pairs of faults: above the diagonal X is OVERLAP (exclusion), below it F is FENCE, S is STALE (fences); . holds; o: none found before the memory was used up"
+    echo "pairs of faults: above the diagonal X is OVERLAP (exclusion); below it, with DEEP=1, F is FENCE, S is STALE (fences); . holds; o: none found before the memory was used up"
     printf '%-13s' ""
     for f in "${faults[@]}"; do printf ' %-4.4s' "$f"; done
     echo
@@ -247,6 +253,7 @@ table() {
         if ((a < b)); then r=${result[${faults[a]}+${faults[b]} exclusion]:-}; fi
         if ((a > b)); then r=${result[${faults[b]}+${faults[a]} fences]:-}; fi
         if ((a == b)); then r=-; fi
+        if [[ (${faults[a]} == suspend || ${faults[b]} == suspend) && $a -lt $b ]]; then r=OVERLAP; fi
         case $r in
         holds) r=. ;;
         bounded) r=o ;;
