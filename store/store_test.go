@@ -12,6 +12,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"onejob/internal/lifecycle"
 	"onejob/internal/testenv"
 	"onejob/store"
 	"onejob/tasks"
@@ -36,6 +37,7 @@ func newBench(t testing.TB) *bench {
 	if err := b.Migrate(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
+	testenv.Lifecycle(t, b.dsn, func(c *lifecycle.Config) { c.NoWorker = true })
 	return b
 }
 

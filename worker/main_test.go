@@ -65,6 +65,7 @@ func clusterOn(t *testing.T, db *testenv.DB, kv *testenv.KV) *cluster {
 	if err := s.Migrate(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
+	testenv.Lifecycle(t, c.dsn)
 	return c
 }
 

@@ -1,0 +1,63 @@
+package testenv
+
+import (
+	"context"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"onejob/internal/lifecycle"
+)
+
+// Lifecycle makes Postgres note every change of a task's row, and fails the test if, when it
+// ends, a step of a replica is illegal. Replicas are those whose application_name is the
+// store's own; everybody else changes rows by hand. Call it when the schema is there and
+// before any replica starts: what begins later ends earlier, so all steps are seen.
+//
+// with may change what is known of the replicas.
+func Lifecycle(t testing.TB, dsn string, with ...func(*lifecycle.Config)) {
+	t.Helper()
+	c := lifecycle.Config{
+		Replica:        func(by string) bool { return by == "onejob" },
+		HandlersDecide: func(int64) bool { return true },
+	}
+	for _, f := range with {
+		f(&c)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
+	defer cancel()
+	if err := connected(ctx, dsn, func(conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, lifecycle.Schema("clock_timestamp()"))
+		return err
+	}); err != nil {
+		t.Fatalf("testenv: note the steps of tasks: %v", err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
+		defer cancel()
+		var steps []lifecycle.Step
+		if err := connected(ctx, dsn, func(conn *pgx.Conn) (err error) {
+			steps, err = lifecycle.Read(ctx, conn)
+			return err
+		}); err != nil {
+			t.Errorf("testenv: %v", err)
+		}
+		const most = 20
+		for i, illegal := range c.Replay(steps).Illegal {
+			if i == most {
+				t.Errorf("and more illegal steps")
+				break
+			}
+			t.Errorf("illegal step: %v", illegal)
+		}
+	})
+}
+
+func connected(ctx context.Context, dsn string, f func(*pgx.Conn) error) error {
+	conn, err := pgx.Connect(ctx, dsn)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	return f(conn)
+}
