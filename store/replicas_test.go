@@ -119,6 +119,20 @@ func TestALostSessionIsNoCrash(t *testing.T) {
 	equal(t, "the history", b.history(task), "lease_lost")
 }
 
+// Somebody wrote a running row by hand, with a crash and no attempt. What is not charged
+// cannot be taken from nothing.
+func TestTakeOverOfARowWithoutAnAttempt(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	session := uuid.NewString()
+	id := b.insert("status='running'", "crashes=1", "fence=1", "replica='nobody'", "started_at=now()", "session='"+session+"'")
+	orphans, refused, err := b.TakeOver(t.Context(), []string{session}, 3)
+	if err != nil || len(refused) > 0 || len(orphans) != 1 {
+		t.Fatalf("taken over: %v, refused: %v, %v", orphans, refused, err)
+	}
+	equal(t, "the row", b.one(`SELECT concat_ws(' ', status, attempt, crashes) FROM onejob.tasks WHERE id = $1`, id), "pending 0 1")
+}
+
 // Deaths of several replicas at once, a power cut, are no task's fault. Those that
 // follow a task from replica to replica are.
 func TestWhoIsToBlame(t *testing.T) {

@@ -173,7 +173,7 @@ WITH orphans AS (
            (died AND begun AND NOT others_died)::int AS blame
       FROM orphans
 ), verdicts AS (
-    SELECT id, session AS dead_session, replica AS dead_replica, used_up, blame,
+    SELECT id, session AS dead_session, replica AS dead_replica, attempt, used_up, blame,
            CASE WHEN cancel_requested         THEN 'cancelled'
                 WHEN used_up = 0              THEN 'pending'
                 WHEN last AND blame = 1 AND proven THEN 'failed'
@@ -190,7 +190,7 @@ WITH orphans AS (
 UPDATE onejob.tasks t
    SET status      = v.next,
        crashes     = least(t.crashes + v.blame, 1000000),
-       attempt     = t.attempt - (1 - v.used_up),
+       attempt     = greatest(t.attempt - (1 - v.used_up), 0),
        error       = v.error,
        session     = NULL,
        replica     = NULL,
@@ -198,7 +198,7 @@ UPDATE onejob.tasks t
   FROM verdicts v
  WHERE t.id = v.id
    AND t.id = ANY (ARRAY(SELECT id FROM orphans))
-RETURNING t.id, t.kind, coalesce(t.lock_key, t.id::text), t.attempt + (1 - v.used_up), t.crashes, t.stalls, t.fence, v.dead_replica, t.status,
+RETURNING t.id, t.kind, coalesce(t.lock_key, t.id::text), v.attempt, t.crashes, t.stalls, t.fence, v.dead_replica, t.status,
           (extract(epoch FROM now() - t.started_at) * 1000000)::bigint`
 
 // takeOver is TakeOver for all tasks of dead sessions, or for these ids, but for some:
