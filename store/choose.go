@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"onejob/internal/mutant"
 	"onejob/tasks"
 )
 
@@ -50,10 +51,18 @@ import (
 // And the CASE hides from it that tasks_pending could find a row by its id, which
 // looks right only while the table is empty. See docs/decisions/claim.md.
 func chooseSQL(limit string) string {
+	sql := chooseLimited
 	if limit == "" {
-		return chooseUnlimited
+		sql = chooseUnlimited
 	}
-	return chooseLimited
+	if mutant.RunAt {
+		sql = strings.NewReplacer(
+			"next.run_at <= statement_timestamp()", "next.run_at < 'infinity'",
+			"AND run_at <= statement_timestamp()\n", "AND run_at < 'infinity'\n",
+			"t.run_at <= statement_timestamp()", "t.run_at < 'infinity'",
+			"OR run_at > statement_timestamp() OR", "OR run_at = 'infinity' OR").Replace(sql)
+	}
+	return sql
 }
 
 var (

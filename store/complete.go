@@ -453,20 +453,10 @@ func (s *Store) Unclaim(ctx context.Context, t *tasks.Task, delay time.Duration)
 	})
 }
 
-func (s *Store) commitReturns(list []*returned) {
-	list = slices.DeleteFunc(list, (*returned).gone)
-	if len(list) == 0 {
-		return
-	}
-	ctx, cancel := context.WithTimeout(list[0].ctx, s.timeout)
-	defer cancel()
-	ids, fences, delays, sessions := make([]int64, len(list)), make([]int64, len(list)), make([]int64, len(list)), make([]string, len(list))
-	for i, r := range list {
-		ids[i], fences[i], delays[i], sessions[i] = r.id, r.fence, r.delay.Microseconds(), r.session
-	}
-	// As in completeSQL, locked rows are skipped; those that were there to be
-	// given back and were not are returned.
-	locked, err := query(ctx, s.pool, pgx.RowTo[int64], `
+// returnSQL requeues rows, each only if its fence and session are the row's. As in
+// completeSQL, locked rows are skipped; it returns those that were there to be requeued
+// and were not.
+const returnSQL = `
 WITH held AS (
     SELECT id, fence
       FROM onejob.tasks
@@ -496,7 +486,24 @@ WITH held AS (
 )
 SELECT fence FROM held
 EXCEPT
-SELECT fence FROM done`, ids, fences, delays, sessions)
+SELECT fence FROM done`
+
+func (s *Store) commitReturns(list []*returned) {
+	list = slices.DeleteFunc(list, (*returned).gone)
+	if len(list) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(list[0].ctx, s.timeout)
+	defer cancel()
+	ids, fences, delays, sessions := make([]int64, len(list)), make([]int64, len(list)), make([]int64, len(list)), make([]string, len(list))
+	for i, r := range list {
+		ids[i], fences[i], delays[i], sessions[i] = r.id, r.fence, r.delay.Microseconds(), r.session
+	}
+	sql := returnSQL
+	if mutant.Returns {
+		sql = strings.NewReplacer("THEN fence = ANY ($2) AND session = ANY ($4) END", "THEN true END", "AND t.fence = g.fence", "", "AND t.session = g.by", "").Replace(sql)
+	}
+	locked, err := query(ctx, s.pool, pgx.RowTo[int64], sql, ids, fences, delays, sessions)
 	if err != nil && list[0].gone() {
 		s.commitReturns(list)
 		return

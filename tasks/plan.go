@@ -159,6 +159,9 @@ func (d DueSchedule) Plan(s Schedule, now time.Time) Plan {
 		default:
 			o.Skipped = SkippedMissed
 		}
+		if mutant.Schedules {
+			o.Skipped = SkippedMissed
+		}
 		if o.Skipped == NotSkipped && d.OnOverlap == OverlapSkip {
 			if busy {
 				o.Skipped = SkippedOverlap

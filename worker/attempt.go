@@ -176,7 +176,7 @@ func (w *Worker) run(lease lock.Lease, t *tasks.Task) {
 	if timeout == 0 {
 		timeout = w.Timeout
 	}
-	if timeout > 0 {
+	if timeout > 0 && !mutant.Timeouts {
 		var stop context.CancelFunc
 		ctx, stop = context.WithTimeoutCause(ctx, timeout, tasks.ErrTimeout)
 		defer stop()
@@ -256,7 +256,7 @@ func (w *Worker) judge(t *tasks.Task, result tasks.Result, err, cause error) tas
 	delay, requeue := tasks.RequeueDelay(err)
 	again := func(o tasks.Outcome) {
 		e.Outcome, e.Next = o, tasks.StatusFailed
-		if t.Attempt < t.MaxAttempts && !tasks.IsPermanent(err) {
+		if t.Attempt < t.MaxAttempts && !tasks.IsPermanent(err) && !mutant.Retries {
 			e.Next, e.Delay = tasks.StatusPending, w.retryDelay(t.Attempt)
 			if d, ok := tasks.RetryDelay(err); ok {
 				e.Delay = max(e.Delay, d)
@@ -270,6 +270,9 @@ func (w *Worker) judge(t *tasks.Task, result tasks.Result, err, cause error) tas
 		if e.Stalled = w.stalls.lately() && !mutant.Stalls; e.Stalled && t.Crashes+t.Stalls+1 >= w.MaxCrashes && (w.MaxCrashes == 1 || w.suspects.only(t.Fence)) {
 			e.Next, e.GiveBack = tasks.StatusFailed, false
 			e.Error = fmt.Sprintf("quarantined: %d replicas died or stalled while they worked on it, the last was %s; see what it does to them, then onejob tasks retry %d", t.Crashes+t.Stalls+1, w.Replica, t.ID)
+		}
+		if mutant.Lost {
+			e.Next, e.GiveBack = tasks.StatusFailed, false
 		}
 	case is(tasks.ErrCancelled):
 		e.Outcome, e.Next = tasks.Cancelled, tasks.StatusCancelled
@@ -352,6 +355,9 @@ func (w *Worker) tell(t *tasks.Task, e tasks.Ending, took time.Duration) {
 // up to a fifth, so that tasks that failed together do not return together.
 func (w *Worker) retryDelay(attempt int) time.Duration {
 	d := w.RetryMax
+	if mutant.Doubling {
+		attempt = 1
+	}
 	if shift := attempt - 1; shift < 40 && w.RetryBase<<shift > 0 {
 		d = min(d, w.RetryBase<<shift)
 	}

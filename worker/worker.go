@@ -535,6 +535,9 @@ func (w *Worker) takeOver(ctx context.Context) (took time.Duration, none bool) {
 	if len(dead) == 0 {
 		return took, err == nil
 	}
+	if mutant.Late {
+		sleep(ctx, 20*time.Second)
+	}
 	orphans, refused, err := w.Store.TakeOver(ctx, dead, w.MaxCrashes)
 	w.reportRefused(refused)
 	if err != nil && ctx.Err() == nil {
@@ -610,7 +613,7 @@ func (w *Worker) watchCancels(ctx context.Context) {
 			return
 		}
 		session := w.Locks.Session()
-		if session == "" || w.running.count() == 0 {
+		if session == "" || w.running.count() == 0 || mutant.Cancels {
 			continue
 		}
 		ids, err := w.Store.CancelRequests(ctx, session)

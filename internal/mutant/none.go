@@ -36,4 +36,13 @@ const (
 	Successor   = false // replicas stay with an old primary that lives on
 	Edits       = false // what was due before an edit of a schedule is dropped
 	Cgroup      = false // what is in a command's cgroup is not killed
+	Schedules   = false // due times make no tasks
+	RunAt       = false // tasks are claimed before they are due
+	Retries     = false // the first failure is the last
+	Lost        = false // a task fails when its lease is lost
+	Cancels     = false // nobody hears that a running task is to be cancelled
+	Timeouts    = false // a task's timeout is not heeded
+	Late        = false // takeovers begin 20 s late
+	Returns     = false // tasks are requeued under any fence
+	Doubling    = false // the delay of retries stays the same
 )

@@ -31,4 +31,13 @@ var (
 	Successor   = name == "successor"
 	Edits       = name == "edits"
 	Cgroup      = name == "cgroup"
+	Schedules   = name == "schedules"
+	RunAt       = name == "runat"
+	Retries     = name == "retries"
+	Lost        = name == "lost"
+	Cancels     = name == "cancels"
+	Timeouts    = name == "timeouts"
+	Late        = name == "late"
+	Returns     = name == "returns"
+	Doubling    = name == "doubling"
 )
