@@ -44,8 +44,8 @@ chaos: consul postgres rabbitmq ## Break everything while tasks run, and let a w
 compare: consul postgres ## The same run against two other ways (DURATION=6m SEED= FAULTS= ...; 40 minutes at most)
 	DURATION=$${DURATION:-6m} SUBJECTS=$${SUBJECTS:-onejob,naive,apilock} go run ./chaos
 
-mutants: consul postgres ## Switch off one protection at a time: each must be found guilty (30 minutes)
-	go test -tags mutants -timeout 60m -v -run 'Mutant' ./chaos
+mutants: consul postgres ## Switch off one protection at a time: each must be found guilty (60 minutes)
+	go test -tags mutants -timeout 120m -v -run 'Mutant' ./chaos
 
 model: ## Check a model of the protocol with spin: which faults, and pairs of them, break which promise (10 minutes; QUICK=1: 1 minute)
 	@./scripts/model.sh

@@ -321,7 +321,7 @@ INSERT INTO chaos.added (task, kind, hostile, due) SELECT id, kind, false, CASE 
 func (h *hit) begin(ctx context.Context) (*pgx.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, operatorPatience)
 	defer cancel()
-	conn, err := pgx.Connect(ctx, h.c.dsn("chaos-open-transaction"))
+	conn, err := pgx.Connect(ctx, h.c.dsn(judge.Locker))
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errNothing, err)
 	}

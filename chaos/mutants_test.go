@@ -33,9 +33,23 @@ func TestMutantsAreCaught(t *testing.T) {
 		"the unique index":                               {"index", "none", []string{"double_running"}},
 		"what was due before an edit":                    {"edits", "schedule-edit", []string{"occurrences_missing"}},
 		"the list of keys that are held by this process": {"list", "row-reset", []string{"overlaps"}},
+
+		// They do less than they should, or other things, and never two things at once.
+		"that due times make tasks":            {"schedules", "none", []string{"occurrences_missing"}},
+		"that a task waits until it is due":    {"runat", "none", []string{"illegal_steps"}},
+		"that a failed attempt is tried again": {"retries", "none", []string{"illegal_steps"}},
+		"that a lost lease is no failure":      {"lost", "session-destroy", []string{"illegal_steps"}},
+		"that a cancel ends a running task":    {"cancels", "none", []string{"overstays"}},
+		"that a timeout ends an attempt":       {"timeouts", "none", []string{"unexpected_ends", "overstays"}},
+		"that a takeover comes in time":        {"late", "kill", []string{"late_takeovers"}},
+		"that the delay of retries doubles":    {"doubling", "none", []string{"illegal_steps"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r, guilty := judged(t, m.mutant, m.faults, "30s")
+			duration := "60s"
+			if m.faults == "none" { // there is nothing to wait for
+				duration = "30s"
+			}
+			r, guilty := judged(t, m.mutant, m.faults, duration, "30s")
 			if !guilty {
 				t.Errorf("the mutant was found not guilty: %v", r)
 			}
@@ -81,6 +95,8 @@ func TestMutantsFailTheirTest(t *testing.T) {
 		"what was written ahead of the clock is repaired":   {"setback", "onejob/worker", "TestPostgresClockIsSet"},
 		"replicas find the successor of an old primary":     {"successor", "onejob/worker", "TestSplitBrain"},
 		"a cgroup is killed as a whole":                     {"cgroup", "onejob/internal/guard", "TestSwarmIsDeadBeforeWaitReturns"},
+		"a requeue needs the fence":                         {"returns", "onejob/store", "TestUnclaim"},
+		"the delay of retries doubles":                      {"doubling", "onejob/worker", "TestRetryDelayDoubles"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			run := func(mutant string) error {
@@ -105,14 +121,14 @@ func TestMutantsFailTheirTest(t *testing.T) {
 
 // The same faults do no harm to what is not a mutant.
 func TestNoMutantIsNotGuilty(t *testing.T) {
-	if r, guilty := judged(t, "", "freeze,cut-consul,kill,session-unheard,row-reset", "3m"); guilty {
+	if r, guilty := judged(t, "", "freeze,cut-consul,kill,session-unheard,row-reset", "60s", "3m"); guilty {
 		t.Errorf("found guilty: %v", r["violations"])
 	}
 }
 
 // judged builds this program, and with it onejob, as a mutant, lets it run, and
 // returns its report.
-func judged(t *testing.T, mutant, faults, drain string) (report map[string]any, guilty bool) {
+func judged(t *testing.T, mutant, faults, duration, drain string) (report map[string]any, guilty bool) {
 	t.Helper()
 	dir := t.TempDir()
 	binary, path := filepath.Join(dir, "chaos"), filepath.Join(dir, "report.json")
@@ -124,7 +140,7 @@ func judged(t *testing.T, mutant, faults, drain string) (report map[string]any, 
 	cmd := exec.CommandContext(ctx, binary)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // it cleans up
 	cmd.WaitDelay = time.Minute
-	cmd.Env = append(os.Environ(), "DURATION=60s", "DRAIN="+drain, "SEED=1", "FAULTS="+faults, "KEEP=0", "REPORT="+path)
+	cmd.Env = append(os.Environ(), "DURATION="+duration, "DRAIN="+drain, "SEED=1", "FAULTS="+faults, "KEEP=0", "REPORT="+path)
 	out, err := cmd.CombinedOutput()
 	if exit, ok := errors.AsType[*exec.ExitError](err); err != nil && (!ok || exit.ExitCode() != 1) {
 		t.Fatalf("the run did not work: %v\n%s", err, out)

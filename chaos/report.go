@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"runtime"
@@ -140,6 +141,10 @@ func (r *report) summary() string {
 	line("unlocked", r.Unlocked, "attempts that began while no Consul server ran")
 	line("spent", r.Spent, "attempts that nothing but a graceful restart used up")
 	line("spoiled", r.Spoiled, "tasks that failed although no fault ends attempts")
+	line("illegal_steps", r.IllegalSteps, "changes of rows that the state machine does not know")
+	line("unexpected_ends", r.UnexpectedEnds, "ends of attempts and tasks that neither the task nor a fault explains")
+	line("overstays", r.Overstays, "attempts that went on after their timeout, or a cancel")
+	line("late_takeovers", r.LateTakeOvers, fmt.Sprintf("of %d rows of replicas that were killed alone", r.RowsOfTheDead))
 	line("leaks", len(r.Leaks), "what grew, or was left over when everything had ended")
 	fmt.Fprintln(&b, "to know:")
 	line("hostile_rows", r.HostileRows, fmt.Sprintf("that the table admitted; rows touched by hand: %v", r.Touched))
@@ -159,6 +164,12 @@ func (r *report) summary() string {
 	line("inserts_failed", r.InsertsFailed, fmt.Sprintf("of %d", r.Inserts))
 	line("helped", r.Helped, "times a person ran adopt-consul, as no replica had a session")
 	line("exits", r.Exits, "of replicas, by themselves")
+	for _, what := range slices.Sorted(maps.Keys(r.Excused)) {
+		line("excused", r.Excused[what], what)
+	}
+	for _, rule := range slices.Sorted(maps.Keys(r.Steps)) {
+		line("steps", r.Steps[rule], cmp.Or(rule, "illegal"))
+	}
 	for _, why := range r.Thin {
 		fmt.Fprintln(&b, "\ninconclusive:", why)
 	}

@@ -64,6 +64,8 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 
 	statements := watchStatements(ctx, c)
 	defer statements.end()
+	delays := watchDelays()
+	defer delays.end()
 	leaks, err := startLeaks(ctx, c, ours && len(s.Kinds) == 0 && s.Duration >= longEnough)
 	if err != nil {
 		return nil, err
@@ -118,12 +120,13 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 	if err := c.readEvidence(ctx, &evidence); err != nil {
 		return nil, err
 	}
-	evidence.Statements = statements.end()
+	evidence.Statements, evidence.Delays = statements.end(), delays.end()
 	if !ours { // their rows stay pending while they are worked on, and nobody promises that all succeed
 		evidence.Gentle = false
 		for i := range evidence.Enqueued {
-			evidence.Enqueued[i].Due = 0
+			evidence.Enqueued[i].Due, evidence.Enqueued[i].MaxAttempts = 0, 0
 		}
+		evidence.Steps = nil
 	}
 	if evidence.Seen, err = c.sendWitnessHome(); err != nil {
 		return nil, err

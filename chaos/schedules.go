@@ -150,7 +150,12 @@ func editSchedules(ctx context.Context, h *hit) error {
 		go func() { done <- h.operate(ctx, "UPDATE onejob.schedules SET "+set+" WHERE name = $2", value, name) }()
 		letGo := func() error { return nil }
 		if leader != nil {
-			letGo = leader.hold()
+			m := witness.Mark{ID: h.c.nextMark(), Kind: judge.Kill, Target: leader.name}
+			if err := h.c.desk.Begin(m); err != nil {
+				return err
+			}
+			again := leader.hold()
+			letGo = func() error { return errors.Join(again(), h.c.desk.End(m)) }
 			leader.process().kill()
 			leader = nil
 			wait(ctx, h.For/2)

@@ -11,11 +11,12 @@ import (
 	"onejob/chaos/judge"
 	"onejob/chaos/witness"
 	"onejob/internal/boottime"
+	"onejob/internal/lifecycle"
 )
 
-// What the database notes by itself. A trigger is as far outside as one can be
-// and still see every change of a status exactly when it is committed, no matter
-// who makes it.
+// What the database notes by itself, besides every step of a task's row: that is for
+// package lifecycle. A trigger is as far outside as one can be and still see every change
+// exactly when it is committed, no matter who makes it.
 const schemaSQL = `
 CREATE SCHEMA chaos;
 
@@ -25,60 +26,6 @@ CREATE FUNCTION chaos.clock() RETURNS timestamptz LANGUAGE plpgsql SECURITY DEFI
 BEGIN
     RETURN '{started}'::timestamptz + split_part(pg_read_file('/proc/uptime'), ' ', 1)::interval;
 END $$;
-
-CREATE TABLE chaos.transitions (
-    id      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    task    bigint NOT NULL,
-    kind    text   NOT NULL,
-    key     text   NOT NULL,
-    was     text   NOT NULL,
-    became  text   NOT NULL,
-    fence   bigint,
-    replica text,
-    attempt int    NOT NULL,
-    at      timestamptz NOT NULL,
-    by      text   NOT NULL
-);
-
-CREATE TABLE chaos.begun (
-    fence   bigint PRIMARY KEY,
-    replica text   NOT NULL
-);
-
-CREATE FUNCTION chaos.note() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    INSERT INTO chaos.transitions (task, kind, key, was, became, fence, replica, attempt, at, by)
-    VALUES (NEW.id, NEW.kind, coalesce(NEW.lock_key, NEW.id::text), OLD.status, NEW.status, NEW.fence,
-            coalesce(NEW.replica, OLD.replica), NEW.attempt, chaos.clock(), current_setting('application_name'));
-    RETURN NULL;
-END $$;
-CREATE TRIGGER note AFTER UPDATE ON onejob.tasks
-    FOR EACH ROW WHEN (OLD.status <> NEW.status) EXECUTE FUNCTION chaos.note();
-
--- Deleted rows, which the judge must not miss when an operator did it, and must
--- when anybody else did.
-CREATE FUNCTION chaos.note_deleted() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    INSERT INTO chaos.transitions (task, kind, key, was, became, fence, replica, attempt, at, by)
-    VALUES (OLD.id, OLD.kind, coalesce(OLD.lock_key, OLD.id::text), OLD.status, 'deleted', OLD.fence,
-            OLD.replica, OLD.attempt, chaos.clock(), current_setting('application_name'));
-    RETURN NULL;
-END $$;
-CREATE TRIGGER note_deleted AFTER DELETE ON onejob.tasks
-    FOR EACH ROW EXECUTE FUNCTION chaos.note_deleted();
-
--- A second success changes no status.
-CREATE TRIGGER note_success AFTER UPDATE OF status ON onejob.tasks
-    FOR EACH ROW WHEN (OLD.status = 'succeeded' AND NEW.status = 'succeeded') EXECUTE FUNCTION chaos.note();
-
--- Others than onejob begin attempts at rows that stay as they are.
-CREATE FUNCTION chaos.note_begun() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    INSERT INTO chaos.begun (fence, replica) VALUES (NEW.fence, NEW.replica) ON CONFLICT DO NOTHING;
-    RETURN NULL;
-END $$;
-CREATE TRIGGER note_begun AFTER UPDATE OF fence ON onejob.tasks
-    FOR EACH ROW WHEN (OLD.status = NEW.status AND NEW.replica IS NOT NULL) EXECUTE FUNCTION chaos.note_begun();
 
 -- Tasks that faults insert, beside the workload's. Of hostile ones nothing is
 -- asked. due is set where nothing but a claim is missing from then on.
@@ -178,20 +125,9 @@ func (c *cluster) readEvidence(ctx context.Context, e *judge.Evidence) error {
 			}
 		}
 	}
-	read("transitions", func() (err error) {
-		e.Transitions, err = rows(ctx, c, `
-SELECT task, kind, key, was, became, coalesce(fence, 0), coalesce(replica, ''), attempt, at, by
-  FROM chaos.transitions
- ORDER BY id`, func(row pgx.CollectableRow) (t judge.Transition, err error) {
-			var at time.Time
-			err = row.Scan(&t.Task, &t.Kind, &t.Key, &t.From, &t.To, &t.Fence, &t.Replica, &t.Attempt, &at, &t.By)
-			t.At = witness.At(at)
-			return t, err
-		})
-		return err
-	})
-	read("attempts at rows that stayed pending", func() (err error) {
-		e.Begun, err = rows(ctx, c, `SELECT fence, replica FROM chaos.begun ORDER BY fence`, pgx.RowToStructByPos[judge.Begun])
+	read("steps", func() (err error) {
+		e.Steps, err = lifecycle.Read(ctx, c.operator)
+		e.Transitions, e.Begun = judge.TransitionsOf(e.Steps)
 		return err
 	})
 	read("effects", func() (err error) {
@@ -238,6 +174,7 @@ SELECT t.id, t.status, coalesce(s.name, ''), coalesce(t.error, '')
 			if a.hostile {
 				e.Hostile = append(e.Hostile, a.Task)
 			} else {
+				a.MaxAttempts = defaultAttempts
 				e.Enqueued = append(e.Enqueued, a.Enqueued)
 			}
 		}
@@ -275,10 +212,13 @@ SELECT s.name, o.due_at, coalesce(o.task_id, 0), coalesce(o.skipped, '')
 	return err
 }
 
-// schema is schemaSQL for this machine.
+// defaultAttempts are the attempts of tasks whose INSERT does not say how many.
+const defaultAttempts = 5
+
+// schema is schemaSQL for this machine, and what lifecycle needs.
 func schema() string {
 	started := time.Now().Add(-time.Duration(boottime.Now()))
-	return strings.Replace(schemaSQL, "{started}", started.UTC().Format(time.RFC3339Nano), 1)
+	return strings.Replace(schemaSQL, "{started}", started.UTC().Format(time.RFC3339Nano), 1) + lifecycle.Schema("chaos.clock()")
 }
 
 func rows[T any](ctx context.Context, c *cluster, sql string, scan pgx.RowToFunc[T], args ...any) ([]T, error) {

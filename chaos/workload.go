@@ -22,8 +22,21 @@ type row struct {
 	token               string // its unique_key, by which it is found when an answer was lost
 	maxAttempts         int
 	timeout             *string
+	failures            int // so many attempts fail
 	priority, delayInMS int
 	once                bool // one attempt, and nothing in it that fails
+}
+
+// taskTimeout is the timeout of tasks whose attempts all take longer.
+const taskTimeout = time.Second
+
+// enqueued is what the judge is told of the task.
+func (t row) enqueued() judge.Enqueued {
+	q := judge.Enqueued{Kind: t.kind, Doomed: t.timeout != nil, Once: t.once, MaxAttempts: t.maxAttempts, Failures: t.failures}
+	if t.timeout != nil {
+		q.Timeout = taskTimeout
+	}
+	return q
 }
 
 // workload enqueues tasks by plain INSERTs and cancels some of them.
@@ -118,8 +131,9 @@ func (w *workload) next() row {
 	case p < 18:
 		d.Failures = 1 + w.rand.IntN(2)
 	case p == 18: // every attempt takes too long
-		limit := "1 second"
-		t.timeout, t.maxAttempts, d.MS = &limit, 2, 3000
+		// A command that minds no SIGTERM ends by itself before it is killed, or after.
+		limit := taskTimeout.String()
+		t.timeout, t.maxAttempts, d.MS = &limit, 2, []int{3000, 12000}[w.rand.IntN(2)]
 	case p == 19:
 		t.delayInMS = w.rand.IntN(5000)
 	case p == 20: // its id may be somebody's lock_key: one that is on its way just now
@@ -141,6 +155,8 @@ func (w *workload) next() row {
 	}
 	if t.kind == "sql" || t.kind == "noop" {
 		t.timeout = nil
+	} else {
+		t.failures = d.Failures
 	}
 	d.Stubborn, d.Child = w.rand.IntN(4) == 0, w.rand.IntN(6) == 0
 	t.priority = w.rand.IntN(3) / 2
@@ -226,17 +242,18 @@ RETURNING id, chaos.clock()`, t.kind, t.payload, t.key, t.limit, t.token, t.maxA
 	if err != nil {
 		w.errors++
 		for _, t := range batch {
-			w.doubtful[t.token] = judge.Enqueued{Kind: t.kind, Doomed: t.timeout != nil, Once: t.once}
+			w.doubtful[t.token] = t.enqueued()
 		}
 		return
 	}
 	for i, id := range ids {
 		t := batch[i]
-		q := &judge.Enqueued{Task: id, Kind: t.kind, Doomed: t.timeout != nil, Once: t.once}
+		q := t.enqueued()
+		q.Task = id
 		if t.key == nil && t.limit == nil {
 			q.Due = witness.At(inserted[i]).Add(time.Duration(t.delayInMS) * time.Millisecond)
 		}
-		w.enqueued[id] = q
+		w.enqueued[id] = &q
 	}
 	w.recent = append(w.recent, ids...)
 	w.recent = w.recent[max(0, len(w.recent)-60):]

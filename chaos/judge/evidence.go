@@ -12,6 +12,7 @@
 package judge
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -20,29 +21,35 @@ import (
 	"time"
 
 	"onejob/chaos/witness"
+	"onejob/internal/lifecycle"
 )
 
 // Evidence is all that there is to judge by.
 type Evidence struct {
 	witness.Seen
 
-	Enqueued    []Enqueued      `json:"enqueued"`
-	Transitions []Transition    `json:"transitions"` // in the order in which they were made
-	Begun       []Begun         `json:"begun,omitempty"`
-	Effects     []Effect        `json:"effects"`
-	Statements  []Statement     `json:"statements,omitempty"`
-	Final       map[int64]Final `json:"final"` // every row of the table at the end, by id
-	Schedules   []Schedule      `json:"schedules"`
-	Occurrences []Occurrence    `json:"occurrences"`
-	Edits       []Edit          `json:"edits,omitempty"` // of all schedules, in the order in which they were made
-	Odd         []Odd           `json:"odd,omitempty"`
-	Until       witness.Time    `json:"until,omitempty"`       // up to when edited schedules are judged
-	ClockSteps  []ClockStep     `json:"clock_steps,omitempty"` // in order; before the first the clock was right
-	Limits      map[string]int  `json:"limits"`                // slots
-	Refused     int             `json:"refused"`
+	Enqueued    []Enqueued       `json:"enqueued"`
+	Steps       []lifecycle.Step `json:"steps,omitempty"` // of all rows, in the order in which they were made; none of others than onejob
+	Transitions []Transition     `json:"transitions"`     // what of them changed a status
+	Begun       []Begun          `json:"begun,omitempty"`
+	Effects     []Effect         `json:"effects"`
+	Statements  []Statement      `json:"statements,omitempty"`
+	Final       map[int64]Final  `json:"final"` // every row of the table at the end, by id
+	Schedules   []Schedule       `json:"schedules"`
+	Occurrences []Occurrence     `json:"occurrences"`
+	Edits       []Edit           `json:"edits,omitempty"` // of all schedules, in the order in which they were made
+	Odd         []Odd            `json:"odd,omitempty"`
+	Until       witness.Time     `json:"until,omitempty"`       // up to when edited schedules are judged
+	ClockSteps  []ClockStep      `json:"clock_steps,omitempty"` // in order; before the first the clock was right
+	Limits      map[string]int   `json:"limits"`                // slots
+	Refused     int              `json:"refused"`
 
 	Hostile []int64   `json:"hostile,omitempty"` // tasks that a fault inserted to do harm: nothing is asked of them
 	Touched []Touched `json:"touched,omitempty"` // rows that a fault changed by hand, in the order of the changes
+
+	// Delays are the times by which the harness itself was late, by when they began: nothing
+	// on the machine ran as it should then.
+	Delays []Delay `json:"delays,omitempty"`
 
 	// Gentle says that no fault of the run ends an attempt at a task which it does
 	// not touch. Then every task that can succeed must.
@@ -61,12 +68,22 @@ type Enqueued struct {
 	Task      int64  `json:"task"`
 	Kind      string `json:"kind"`
 	Cancelled bool   `json:"cancelled"` // somebody asked for that
-	Doomed    bool   `json:"doomed"`    // it was made to fail
+	Doomed    bool   `json:"doomed"`    // it was made to fail: each attempt takes longer than it may
 	Once      bool   `json:"once"`      // it has one attempt, and does not fail by itself
+
+	MaxAttempts int           `json:"max_attempts,omitempty"` // zero if nothing is known of how it must end
+	Failures    int           `json:"failures,omitempty"`     // so many attempts fail: those with the lowest numbers
+	Timeout     time.Duration `json:"timeout,omitempty"`      // of an attempt; zero for none
 
 	// Due is when the task became due, if nothing but a claim was missing from then
 	// on: it shares its lock key with no other task and has no limit. Zero otherwise.
 	Due witness.Time `json:"due"`
+}
+
+// Delay is a time by which the harness was late.
+type Delay struct {
+	Begin witness.Time  `json:"begin"`
+	For   time.Duration `json:"for"`
 }
 
 // Touched is a row that a fault changed by hand, noted in the transaction of the
@@ -100,6 +117,27 @@ type Transition struct {
 	By      string       `json:"by"` // Operator, or anybody else
 }
 
+// TransitionsOf returns the changes of a status among steps, with successes of rows that had
+// succeeded already; and the attempts at rows whose status stayed as it was.
+func TransitionsOf(steps []lifecycle.Step) (all []Transition, begun []Begun) {
+	at := func(t lifecycle.Time) witness.Time { return witness.Time(int64(t) * 1000) }
+	for _, s := range steps {
+		t := Transition{Task: s.Task, Kind: s.Is.Kind, Key: cmp.Or(s.Is.LockKey, fmt.Sprint(s.Task)), From: s.Was.Status, To: s.Is.Status,
+			Fence: s.Is.Fence, Replica: cmp.Or(s.Is.Replica, s.Was.Replica), Attempt: s.Is.Attempt, At: at(s.At), By: s.By}
+		switch {
+		case s.Was.Status == "": // an INSERT
+		case s.Is.Status == "":
+			t.Kind, t.Key, t.To, t.Fence, t.Attempt = s.Was.Kind, cmp.Or(s.Was.LockKey, fmt.Sprint(s.Task)), Deleted, s.Was.Fence, s.Was.Attempt
+			all = append(all, t)
+		case s.Was.Status != s.Is.Status, s.Is.Status == succeeded && s.Was.FinishedAt != s.Is.FinishedAt:
+			all = append(all, t)
+		case s.Was.Fence != s.Is.Fence && s.Is.Replica != "":
+			begun = append(begun, Begun{s.Is.Fence, s.Is.Replica})
+		}
+	}
+	return all, begun
+}
+
 // Begun is an attempt at a row whose status it did not change, as those of others
 // than onejob may be.
 type Begun struct {
@@ -107,8 +145,11 @@ type Begun struct {
 	Replica string `json:"replica"`
 }
 
-// Operator is who changes rows by hand.
-const Operator = "chaos-operator"
+// Who changes rows by hand.
+const (
+	Operator = "chaos-operator"
+	Locker   = "chaos-open-transaction" // the operator, in a transaction that stays open
+)
 
 // Effect is what an sql task did.
 type Effect struct {
@@ -157,6 +198,8 @@ const (
 const (
 	Frozen = "frozen" // of marks; the target is a replica
 	Kill   = "kill"   // of marks; the target is a replica
+
+	WorkerKill = "worker-kill" // of marks; the target is a replica, whose supervisor lives
 
 	HostLoss = "host-loss" // of marks; the target is several replicas, separated by commas
 

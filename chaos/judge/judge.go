@@ -29,13 +29,21 @@ type Verdict struct {
 	Unlocked           int        `json:"unlocked"`              // attempts that began while no Consul server ran
 	Spent              int        `json:"spent"`                 // attempts that nothing but a graceful restart used up, see history.spent
 	Spoiled            int        `json:"spoiled"`               // tasks that failed without a cause: in a run whose faults give none, or by an error in their own statement
+	IllegalSteps       int        `json:"illegal_steps"`         // changes of rows that package lifecycle has no rule for
+	UnexpectedEnds     int        `json:"unexpected_ends"`       // attempts and tasks that ended otherwise than they were made to, and no fault explains it
+	Overstays          int        `json:"overstays"`             // attempts that went on after their timeout, or after a cancel
+	LateTakeOvers      int        `json:"late_takeovers"`        // rows that a dead replica kept for too long
 	Refused            int        `json:"refused"`               // writes that were refused; above zero where the fence was needed
 	FrozenHTTPInFlight int        `json:"frozen_http_in_flight"` // http attempts beside their successor, their replica being frozen
 	FrozenGoInFlight   int        `json:"frozen_go_in_flight"`   // the same for Go handlers, which did nothing meanwhile
 	TwoHands           int        `json:"two_hands"`             // overlaps that an operator made by ending a session and resetting its row, see history.twoHands
 	Repeated           int        `json:"repeated"`              // tasks that did all their work more than once, as at-least-once allows
 	Stays              int        `json:"stays"`                 // attempts that the witness saw
+	RowsOfTheDead      int        `json:"rows_of_the_dead"`      // that were in the hands of a replica when it was killed alone
 	TakeOvers          []TakeOver `json:"-"`
+
+	Steps   map[string]int `json:"steps"`   // by rules of package lifecycle
+	Excused map[string]int `json:"excused"` // what would be a violation but for a fault that explains it
 
 	Violations []string `json:"violations"` // the first ones, in words
 }
@@ -52,6 +60,7 @@ type TakeOver struct {
 // Guilty reports whether something happened that must not.
 func (v *Verdict) Guilty() bool {
 	return v.Overlaps+v.FencesRepeated+v.LimitExcesses+v.Lost+v.DoubleSuccess+v.DoubleEffect+v.DoubleStatements+v.DoubleRunning+
+		v.IllegalSteps+v.UnexpectedEnds+v.Overstays+v.LateTakeOvers+
 		v.StaleAccepted+v.OccurrencesMissing+v.OccurrencesDoubled+v.OccurrencesWrong+v.Starved+v.Unlocked+v.Spent+v.Spoiled > 0
 }
 
@@ -67,7 +76,7 @@ func (v *Verdict) accuse(count *int, format string, a ...any) {
 // Judge says what the evidence says.
 func Judge(e Evidence) *Verdict {
 	h := newHistory(e.withoutHostile())
-	v := &Verdict{Refused: e.Refused, Stays: len(h.attempts), Violations: []string{}}
+	v := &Verdict{Refused: e.Refused, Stays: len(h.attempts), Violations: []string{}, Steps: map[string]int{}, Excused: map[string]int{}}
 	h.overlaps(v)
 	h.fences(v)
 	h.stale(v)
@@ -78,6 +87,7 @@ func Judge(e Evidence) *Verdict {
 		h.effects(v)
 		h.statementsAtOnce(v)
 		h.spent(v)
+		h.function(v).judge(v)
 	}
 	h.unlocked(v)
 	h.occurrences(v)

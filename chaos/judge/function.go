@@ -1,0 +1,345 @@
+package judge
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"onejob/chaos/witness"
+	"onejob/internal/lifecycle"
+)
+
+// What replicas of a run are set to: the defaults.
+const (
+	maxCrashes = 3
+	retryBase  = time.Second
+	retryMax   = time.Hour
+	lockDelay  = 3 * time.Second
+	retention  = 168 * time.Hour // the shortest
+	grace      = 5 * time.Second // between SIGTERM and SIGKILL of a command
+	heeding    = time.Second     // after which a replica has heard of a cancel at the latest
+)
+
+// patience is what a bound of the documentation is exceeded by on a machine that is busy.
+// What the harness itself was late by comes to that.
+const patience = 3 * time.Second
+
+// takeOverBounds are after how long a row must have left the hands of a replica that a fault
+// killed while nothing else went on, without patience.
+var takeOverBounds = map[string]time.Duration{
+	WorkerKill: 3 * time.Second,  // its supervisor tells
+	Kill:       15 * time.Second, // nobody tells: session and heartbeat have to expire
+	HostLoss:   15 * time.Second,
+}
+
+// Faults that may cost a task an attempt: those by which a replica ends, or by which all
+// others hear nothing of it in Postgres and Consul. A replica that loses its session, or
+// Postgres, or both with all others, must give its tasks back.
+var deadly = []string{Kill, WorkerKill, HostLoss, Frozen, ClaimFreeze, "freeze", "oom", "term", "rolling", GracefulRestart, "consul-wiped",
+	"cut-postgres", "cut-both", "cut-up", "cut-down", "slow", "reset", "postgres-kill", "postgres-blackhole", "postgres-failover", "split-brain"}
+
+// Faults that may make a handler of a kind fail.
+var failing = map[string][]string{
+	kindExec: {"child-kill", "guard-kill", "oom", Frozen},
+	kindHTTP: {Frozen},
+	"go":     {Frozen},
+}
+
+// tenure is a replica's hold on a row: from the claim to the step that ended it.
+type tenure struct {
+	task    int64
+	replica string
+	claim   *lifecycle.Step
+	end     *lifecycle.Step // nil if there was none
+	rule    string          // by which it ended
+	pardon  bool            // it was charged, and the charge was taken back
+}
+
+func (t *tenure) span() span {
+	s := span{moment(t.claim.At), never}
+	if t.end != nil {
+		s.end = moment(t.end.At)
+	}
+	return s
+}
+
+func (t *tenure) String() string {
+	end := "it goes on"
+	if t.end != nil {
+		end = fmt.Sprintf("%s, %s: %s", clock(moment(t.end.At)), t.rule, t.end.Is.Error)
+	}
+	return fmt.Sprintf("task %d (%s) attempt %d of %d fence %d on %s, from %s to %s", t.task, t.claim.Is.Kind, t.claim.Is.Attempt, t.claim.Is.MaxAttempts,
+		t.claim.Is.Fence, t.replica, clock(moment(t.claim.At)), end)
+}
+
+// charged reports whether the attempt was used up without a success.
+func (t *tenure) charged() bool { return t.end != nil && lifecycle.Charges(t.rule) && !t.pardon }
+
+// moment is a lifecycle.Time as the witness has it.
+func moment(t lifecycle.Time) witness.Time { return witness.Time(int64(t) * 1000) }
+
+// function is what the rows say of what became of the tasks.
+type function struct {
+	*history
+	tenures []*tenure
+	byTask  map[int64][]*tenure
+	byHand  map[int64]bool // somebody changed the row, otherwise than by a cancel
+	names   map[string]bool
+}
+
+// function replays all steps, and looks for illegal ones.
+func (h *history) function(v *Verdict) *function {
+	f := &function{history: h, byTask: map[int64][]*tenure{}, byHand: map[int64]bool{}, names: map[string]bool{}}
+	if len(h.Steps) == 0 {
+		return f
+	}
+	hostile := map[int64]bool{}
+	for _, id := range h.Hostile {
+		hostile[id] = true
+	}
+	trace := lifecycle.Config{
+		Replica:        func(by string) bool { return by != Operator && by != Locker },
+		Named:          true,
+		HandlersDecide: func(task int64) bool { return hostile[task] },
+		MaxCrashes:     maxCrashes, RetryBase: retryBase, RetryMax: retryMax, LockDelay: lockDelay, Keep: retention,
+	}.Replay(h.Steps)
+	for _, i := range trace.Illegal {
+		if h.clockStepped(moment(i.Step.At)) {
+			v.excuse("steps while the clock of Postgres was set")
+			continue
+		}
+		v.accuse(&v.IllegalSteps, "illegal step: %v", i)
+	}
+	open := map[int64]*tenure{}
+	for i := range h.Steps {
+		s, rule := &h.Steps[i], trace.Rules[i]
+		v.Steps[rule]++
+		if hostile[s.Task] {
+			continue
+		}
+		if rule == lifecycle.ByHand && s.Was.Status != "" || strings.HasPrefix(rule, "retry of") {
+			f.byHand[s.Task] = true
+		}
+		if strings.HasPrefix(rule, "pardon") {
+			f.pardon(s)
+		}
+		if t := open[s.Task]; t != nil && s.Was.Status == running && s.Is.Status != running {
+			t.end, t.rule = s, rule
+			delete(open, s.Task)
+		}
+		if s.Was.Status != running && s.Is.Status == running {
+			t := &tenure{task: s.Task, replica: s.Is.Replica, claim: s}
+			open[s.Task] = t
+			f.names[t.replica] = true
+			f.tenures, f.byTask[s.Task] = append(f.tenures, t), append(f.byTask[s.Task], t)
+		}
+	}
+	return f
+}
+
+// clockStepped reports whether the clock of Postgres was set at a moment.
+func (h *history) clockStepped(at witness.Time) bool {
+	return slices.ContainsFunc(h.ClockSteps, func(c ClockStep) bool { return c.At.Add(-editing) < at && at < c.At.Add(time.Second) })
+}
+
+// pardon notes that a replica has taken back that it was called dead.
+func (f *function) pardon(s *lifecycle.Step) {
+	for _, t := range slices.Backward(f.byTask[s.Task]) {
+		if t.replica == s.By && t.rule == lifecycle.TakeOverCharged && !t.pardon {
+			t.pardon = true
+			return
+		}
+	}
+}
+
+// excuse counts what would be a violation but for a fault that explains it.
+func (v *Verdict) excuse(what string) { v.Excused[what]++ }
+
+// judge looks at what became of the tasks.
+func (f *function) judge(v *Verdict) {
+	if len(f.Steps) == 0 {
+		return
+	}
+	expected := slices.Clone(f.Enqueued)
+	for id, final := range f.Final {
+		if final.Schedule != "" {
+			q := Enqueued{Task: id, MaxAttempts: 5}
+			if all := f.byTask[id]; len(all) > 0 {
+				q.Kind = all[0].claim.Is.Kind
+			}
+			expected = append(expected, q)
+		}
+	}
+	for _, q := range expected {
+		if q.MaxAttempts > 0 && !q.Cancelled && f.touched[q.Task] == nil && !f.deleted[q.Task] && !f.byHand[q.Task] {
+			f.end(v, q)
+		}
+	}
+	f.overstays(v)
+	f.cancels(v)
+	f.lateTakeOvers(v)
+}
+
+// end looks at how a task ended, and at what used up its attempts.
+func (f *function) end(v *Verdict, q Enqueued) {
+	for _, t := range f.byTask[q.Task] {
+		if t.claim.Is.Attempt > q.MaxAttempts {
+			v.accuse(&v.UnexpectedEnds, "unexpected: %v, and it had %d attempts", t, q.MaxAttempts)
+		}
+		if t.end == nil {
+			continue // lost
+		}
+		planned := q.Doomed || t.claim.Is.Attempt <= q.Failures
+		switch {
+		case t.end.Is.Status == succeeded && planned:
+			if f.disturbed(t) {
+				v.excuse("successes of attempts that were to fail, on a machine that stood still")
+			} else {
+				v.accuse(&v.UnexpectedEnds, "unexpected: %v, and it was to fail: doomed %v, its first %d attempts", t, q.Doomed, q.Failures)
+			}
+		case !t.charged():
+		case byTakeOver(t.rule):
+			f.explain(v, t, deadly)
+		case !planned:
+			f.explain(v, t, failing[q.Kind])
+		}
+	}
+	if all := f.byTask[q.Task]; len(all) > 0 && all[len(all)-1].charged() && f.Final[q.Task].Status == failed && !q.Doomed {
+		v.excuse("tasks that failed because faults had used up their attempts")
+	}
+}
+
+func byTakeOver(rule string) bool { return strings.HasPrefix(rule, "takeover:") }
+
+// explain looks for a fault of one of these kinds that can have ended an attempt.
+func (f *function) explain(v *Verdict, t *tenure, kinds []string) {
+	for _, m := range f.Marks {
+		end := m.End
+		if end == 0 {
+			end = never
+		}
+		if slices.Contains(kinds, m.Kind) && f.aimed(m, t.replica) && (span{m.Begin, end.Add(thawing)}).meets(t.span()) {
+			v.excuse("attempts used up by " + m.Kind)
+			return
+		}
+	}
+	v.accuse(&v.UnexpectedEnds, "unexpected: no fault explains that an attempt was used up: %v", t)
+}
+
+// aimed reports whether a fault hit a replica, or what all of them use.
+func (f *function) aimed(m witness.Mark, replica string) bool {
+	another := false
+	for _, target := range strings.FieldsFunc(m.Target, func(r rune) bool { return r == ',' || r == ' ' }) {
+		if target == replica {
+			return true
+		}
+		another = another || f.names[target]
+	}
+	return !another
+}
+
+// late is by how much the harness was late within a span.
+func (h *history) late(s span) (sum time.Duration) {
+	for _, d := range h.Delays {
+		if (span{d.Begin, d.Begin.Add(d.For)}).meets(s) {
+			sum += d.For
+		}
+	}
+	return sum
+}
+
+// disturbed reports whether the replica was frozen during a tenure, or the whole machine
+// stood still for a second.
+func (f *function) disturbed(t *tenure) bool {
+	return slices.ContainsFunc(f.frozen[t.replica], t.span().meets) || f.late(t.span()) >= time.Second
+}
+
+// overstays looks for attempts that went on after their timeout. A replica that is frozen
+// ends nothing; what it had begun is judged by its lease.
+func (f *function) overstays(v *Verdict) {
+	timeouts := map[int64]time.Duration{}
+	for _, q := range f.Enqueued {
+		if f.touched[q.Task] == nil && !f.byHand[q.Task] {
+			timeouts[q.Task] = q.Timeout
+		}
+	}
+	for _, a := range f.attempts {
+		timeout := timeouts[a.Task]
+		if timeout == 0 {
+			continue
+		}
+		most := timeout + patience
+		if a.Kind == kindExec {
+			most += grace
+		}
+		if took := a.end.Sub(a.begin); took <= most+f.late(a.span) {
+			continue
+		}
+		if slices.ContainsFunc(f.frozen[a.Replica], a.meets) {
+			v.excuse("timeouts of a replica that was frozen")
+			continue
+		}
+		v.accuse(&v.Overstays, "overstay: its timeout is %v: %v", timeout, a)
+	}
+}
+
+// cancels looks for running tasks that went on after somebody had asked for their end. It
+// says nothing where another fault goes on, or has just ended: the replica may not hear.
+func (f *function) cancels(v *Verdict) {
+	for i := range f.Steps {
+		s := &f.Steps[i]
+		if s.Was.Status != running || s.Is.Status != running || s.Was.CancelRequested || !s.Is.CancelRequested {
+			continue
+		}
+		asked := moment(s.At)
+		all := f.byTask[s.Task]
+		k := slices.IndexFunc(all, func(t *tenure) bool { return t.claim.Is.Fence == s.Is.Fence })
+		if k < 0 {
+			continue // a hostile row
+		}
+		most := heeding + patience
+		if s.Is.Kind == kindExec {
+			most += grace
+		}
+		wait := span{asked, asked.Add(most)}
+		end := all[k].span().end
+		if end <= wait.end.Add(f.late(wait)) {
+			continue
+		}
+		if slices.ContainsFunc(f.Marks, func(m witness.Mark) bool {
+			harm := span{m.Begin, m.End.Add(recovering)}
+			if m.End == 0 {
+				harm.end = never
+			}
+			return !slices.Contains(mild, m.Kind) && harm.meets(wait)
+		}) {
+			v.excuse("cancels of running tasks beside a fault")
+			continue
+		}
+		v.accuse(&v.Overstays, "overstay: somebody asked at %s for the end of %v", clock(asked), all[k])
+	}
+}
+
+// lateTakeOvers looks for rows that were in the hands of a replica which a fault killed while
+// nothing else went on, and that nobody took from it in time.
+func (f *function) lateTakeOvers(v *Verdict) {
+	for _, m := range f.Marks {
+		bound, ok := takeOverBounds[m.Kind]
+		if !ok || !m.Alone {
+			continue
+		}
+		dead := strings.Split(m.Target, ",")
+		for _, t := range f.tenures {
+			s := t.span()
+			if !slices.Contains(dead, t.replica) || s.begin >= m.Begin || s.end <= m.Begin {
+				continue
+			}
+			v.RowsOfTheDead++
+			wait := span{m.Begin, m.Begin.Add(bound + patience)}
+			if s.end > wait.end.Add(f.late(wait)) {
+				v.accuse(&v.LateTakeOvers, "late takeover: %s was hit by %s at %s, alone, and it had %v", t.replica, m.Kind, clock(m.Begin), t)
+			}
+		}
+	}
+}
