@@ -18,41 +18,61 @@ import (
 // Schedules that are in the table while a run goes on, every so many seconds.
 var scheduleSeconds = []int{1, 2, 3, 5}
 
+// policies are further schedules, of every second, by their names. Their tasks take longer
+// than that where it matters.
+var policies = []struct {
+	name, kind, payload string
+	judge.Policy
+}{
+	{"skips what was missed", "noop", "{}", judge.Policy{OnMissed: "skip", Cap: 100, OnOverlap: "allow", QueueCap: 100}},
+	{"makes one for all that was missed", "noop", "{}", judge.Policy{OnMissed: "one", Cap: 100, OnOverlap: "allow", QueueCap: 100}},
+	{"makes few of what was missed", "noop", "{}", judge.Policy{OnMissed: "all", Cap: 3, OnOverlap: "allow", QueueCap: 100}},
+	{"skips what overlaps", "go", `{"ms": 2500}`, judge.Policy{OnMissed: "all", Cap: 10000, OnOverlap: "skip", QueueCap: 100}},
+	{"queues what overlaps", "go", `{"ms": 1500}`, judge.Policy{OnMissed: "all", Cap: 10000, OnOverlap: "queue", QueueCap: 3}},
+}
+
 // editedSchedules is how many more there are, which faults edit.
 const editedSchedules = 3
 
 // addSchedules inserts the schedules and returns those that are not edited, when each
 // has its first due time.
 func (c *cluster) addSchedules(ctx context.Context) ([]judge.Schedule, error) {
-	add := func(name, cron string) error {
+	add := func(name, cron, kind, payload string, p judge.Policy) error {
 		_, err := c.operator.Exec(ctx, `
-INSERT INTO onejob.schedules (name, cron, kind, on_missed, missed_cap)
-VALUES ($1, $2, 'noop', 'all', 10000)`, name, cron)
+INSERT INTO onejob.schedules (name, cron, kind, payload, on_missed, missed_cap, on_overlap, queue_cap)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8)`, name, cron, kind, payload, p.OnMissed, p.Cap, p.OnOverlap, p.QueueCap)
 		if err != nil {
 			return fmt.Errorf("add schedules: %w", err)
 		}
 		return nil
 	}
+	everything := judge.Policy{OnMissed: "all", Cap: 10000, OnOverlap: "allow", QueueCap: 100}
+	var list []judge.Schedule
 	for _, s := range scheduleSeconds {
-		if err := add(fmt.Sprintf("every %d s", s), fmt.Sprintf("*/%d * * * * *", s)); err != nil {
+		name := fmt.Sprintf("every %d s", s)
+		if err := add(name, fmt.Sprintf("*/%d * * * * *", s), "noop", "{}", everything); err != nil {
 			return nil, err
 		}
+		list = append(list, judge.Schedule{Name: name, Every: time.Duration(s) * time.Second})
+	}
+	for _, p := range policies {
+		if err := add(p.name, "* * * * * *", p.kind, p.payload, p.Policy); err != nil {
+			return nil, err
+		}
+		list = append(list, judge.Schedule{Name: p.name, Every: time.Second, Policy: &p.Policy})
 	}
 	for i := range editedSchedules {
-		if err := add(edited(i), "*/1 * * * * *"); err != nil {
+		if err := add(edited(i), "*/1 * * * * *", "noop", "{}", everything); err != nil {
 			return nil, err
 		}
 	}
-	var list []judge.Schedule
 	err := eventually(ctx, time.Minute, "schedules have a due time", func() error {
-		list = nil
-		found, err := rows(ctx, c, `SELECT next_at FROM onejob.schedules ORDER BY id LIMIT $1`, pgx.RowTo[*time.Time], len(scheduleSeconds))
+		found, err := rows(ctx, c, `SELECT next_at FROM onejob.schedules ORDER BY id LIMIT $1`, pgx.RowTo[*time.Time], len(list))
 		for i, at := range found {
 			if at == nil {
 				return fmt.Errorf("one has none")
 			}
-			every := scheduleSeconds[i]
-			list = append(list, judge.Schedule{Name: fmt.Sprintf("every %d s", every), Every: time.Duration(every) * time.Second, First: witness.At(*at)})
+			list[i].First = witness.At(*at)
 		}
 		return err
 	})

@@ -199,12 +199,12 @@ SELECT t.id, t.status, coalesce(s.name, ''), coalesce(t.error, '')
 	})
 	read("occurrences", func() (err error) {
 		e.Occurrences, err = rows(ctx, c, `
-SELECT s.name, o.due_at, coalesce(o.task_id, 0), coalesce(o.skipped, '')
+SELECT s.name, o.due_at, coalesce(o.task_id, 0), coalesce(o.skipped, ''), o.made_at
   FROM onejob.occurrences o
   JOIN onejob.schedules s ON s.id = o.schedule_id`, func(row pgx.CollectableRow) (o judge.Occurrence, err error) {
-			var due time.Time
-			err = row.Scan(&o.Schedule, &due, &o.Task, &o.Skipped)
-			o.Due = witness.At(due)
+			var due, made time.Time
+			err = row.Scan(&o.Schedule, &due, &o.Task, &o.Skipped, &made)
+			o.Due, o.Made = witness.At(due), witness.At(made)
 			return o, err
 		})
 		return err

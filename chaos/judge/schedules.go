@@ -16,6 +16,10 @@ type Schedule struct {
 	Every time.Duration `json:"every"`
 	First witness.Time  `json:"first"`
 	Last  witness.Time  `json:"last"`
+
+	// What it says of due times that were missed or overlap; nil if it asks for a task for
+	// each.
+	Policy *Policy `json:"policy,omitempty"`
 }
 
 // Occurrence is what became of a due time.
@@ -23,7 +27,8 @@ type Occurrence struct {
 	Schedule string       `json:"schedule"`
 	Due      witness.Time `json:"due"`
 	Task     int64        `json:"task"`    // zero if none was made
-	Skipped  string       `json:"skipped"` // why not: with the schedules of a run, there is no good reason
+	Skipped  string       `json:"skipped"` // why not
+	Made     witness.Time `json:"made"`    // when the leader's transaction began, by the clock of Postgres
 }
 
 // Edit is what a schedule says from a moment on, noted in the transaction of the INSERT
@@ -58,6 +63,11 @@ const editing = 200 * time.Millisecond
 func (h *history) occurrences(v *Verdict) {
 	b := newBook(h)
 	for _, s := range h.Schedules {
+		if s.Policy != nil {
+			h.policy(v, b, s)
+			b.doubled(v, s.Name)
+			continue
+		}
 		for at := s.First; at <= s.Last; at = at.Add(s.Every) {
 			b.want(v, s.Name, at)
 		}

@@ -1,0 +1,174 @@
+package judge
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"onejob/chaos/witness"
+)
+
+// Policy is what a schedule says of due times for which it may have no task.
+type Policy struct {
+	OnMissed  string `json:"on_missed"`
+	Cap       int    `json:"cap"`
+	OnOverlap string `json:"on_overlap"`
+	QueueCap  int    `json:"queue_cap"`
+}
+
+const (
+	missed  = "missed"
+	capped  = "capped"
+	overlap = "overlap"
+
+	// onTime is how old a due time may be to get its task whatever on_missed says. So close
+	// to it nothing is asked: the leader looked a moment before it wrote.
+	onTime      = time.Minute
+	aboutOnTime = 10 * time.Second
+
+	// looking is how long before that a task must have been there to be seen for certain.
+	looking = 500 * time.Millisecond
+
+	// planning is how long it may take from when the leader looked which tasks there are
+	// until it wrote what it made of that: its statements have so long each.
+	planning = 20 * time.Second
+)
+
+// policy looks at each due time of a schedule: whether it has a task, or is skipped for the
+// reason that its policy gives. What the leader dealt with together, in one transaction, has
+// one moment: the last due time of that is in time, and all others were missed.
+//
+// While the clock of Postgres is set, due times are dealt with that have been already. Then
+// only that each is there is asked.
+func (h *history) policy(v *Verdict, b *book, s Schedule) {
+	plans := map[witness.Time][]Occurrence{}
+	for at := s.First; at <= s.Last; at = at.Add(s.Every) {
+		o, ok := b.found[due{s.Name, at}]
+		if !ok {
+			v.accuse(&v.OccurrencesMissing, "occurrence missing: schedule %s, due %s", s.Name, clock(at))
+			continue
+		}
+		if o.Task != 0 {
+			b.want(v, s.Name, at) // it is there, and has ended
+		}
+		plans[o.Made] = append(plans[o.Made], o)
+	}
+	if len(h.ClockSteps) > 0 || h.Forgetful {
+		return
+	}
+	tasks := h.activeTasks(s)
+	for made, plan := range plans {
+		slices.SortFunc(plan, func(a, b Occurrence) int { return cmp.Compare(a.Due, b.Due) })
+		plan := planned{h, s, made, plan, tasks}
+		plan.judge(v)
+	}
+}
+
+// planned is what the leader made of some due times at once.
+type planned struct {
+	h     *history
+	s     Schedule
+	made  witness.Time
+	dues  []Occurrence
+	tasks map[int64][]activity
+}
+
+// activity is a time in which a task stood in the way of others: it was pending, or running
+// where others are skipped for that, too.
+type activity struct {
+	span
+	byHand bool // somebody changed the task, which may have come back
+}
+
+func (p planned) judge(v *Verdict) {
+	count := 0 // of those missed
+	for i, o := range p.dues {
+		last := i == len(p.dues)-1
+		late := p.made.Sub(o.Due)
+		if last && late > onTime-aboutOnTime && late < onTime+aboutOnTime {
+			continue
+		}
+		want := ""
+		switch {
+		case last && late <= onTime:
+		case p.s.Policy.OnMissed == "all":
+			if count++; count > p.s.Policy.Cap {
+				want = capped
+			}
+		case p.s.Policy.OnMissed == "one" && last:
+		default:
+			want = missed
+		}
+		switch {
+		case o.Skipped == want && o.Task == 0:
+		case want == "" && o.Task != 0 && p.s.Policy.OnOverlap == "allow":
+		case want == "" && o.Task != 0:
+			// It was so before the leader looked, and still when it wrote.
+			if waiting := p.others(o, func(a activity) bool { return !a.byHand && a.covers(span{p.made.Add(-looking), p.made.Add(skew)}) }); p.tooMany(waiting) {
+				v.accuse(&v.OccurrencesWrong, "occurrence wrong: schedule %s, due %s has task %d, made at %s beside %d others: %+v", p.s.Name, clock(o.Due), o.Task, clock(p.made), waiting, *p.s.Policy)
+			}
+		case want == "" && o.Skipped == overlap && p.s.Policy.OnOverlap != "allow":
+			if waiting := p.others(o, func(a activity) bool { return a.meets(span{p.made.Add(-planning), p.made.Add(skew)}) }); !p.tooMany(waiting) {
+				v.accuse(&v.OccurrencesWrong, "occurrence wrong: schedule %s, due %s was skipped as overlap at %s, with %d others in the %v before: %+v", p.s.Name, clock(o.Due), clock(p.made), waiting, planning, *p.s.Policy)
+			}
+		default:
+			v.accuse(&v.OccurrencesWrong, "occurrence wrong: schedule %s, due %s, %v late, %d of %d dealt with at %s: it has task %d, skipped %q, and was to be skipped %q: %+v",
+				p.s.Name, clock(o.Due), late, i+1, len(p.dues), clock(p.made), o.Task, o.Skipped, want, *p.s.Policy)
+		}
+	}
+}
+
+// tooMany reports whether there are so many other tasks that none may be made.
+func (p planned) tooMany(others int) bool {
+	if p.s.Policy.OnOverlap == "queue" {
+		return others >= p.s.Policy.QueueCap
+	}
+	return others > 0
+}
+
+// others counts the tasks that stand in the way of one for a due time: those that were there
+// at the time in question, and those that the same plan makes before it.
+func (p planned) others(o Occurrence, then func(activity) bool) (n int) {
+	for _, earlier := range p.dues {
+		if earlier.Due < o.Due && earlier.Task != 0 {
+			n++
+		}
+	}
+	for id, times := range p.tasks {
+		if slices.ContainsFunc(p.dues, func(o Occurrence) bool { return o.Task == id }) {
+			continue
+		}
+		if slices.ContainsFunc(times, then) {
+			n++
+		}
+	}
+	return n
+}
+
+// activeTasks returns when each task of a schedule stood in the way of others.
+func (h *history) activeTasks(s Schedule) map[int64][]activity {
+	all := map[int64][]activity{}
+	for _, o := range h.Occurrences {
+		if o.Schedule == s.Name && o.Task != 0 {
+			all[o.Task] = nil
+		}
+	}
+	inTheWay := func(status string) bool {
+		return status == pending || status == running && s.Policy.OnOverlap == "skip"
+	}
+	for _, step := range h.Steps {
+		times, ours := all[step.Task]
+		if !ours {
+			continue
+		}
+		was, is := inTheWay(step.Was.Status), inTheWay(step.Is.Status)
+		switch n := len(times) - 1; {
+		case was && !is && n >= 0:
+			times[n].end = moment(step.At)
+		case is && !was:
+			times = append(times, activity{span{moment(step.At), never}, h.touched[step.Task] != nil || h.deleted[step.Task]})
+		}
+		all[step.Task] = times
+	}
+	return all
+}
