@@ -458,6 +458,8 @@ inline move(r) {
 /* One tick of the lease's clocks, and the signs of life that replica r gives. */
 inline pass(r) {
   if :: at[r] == 0 && !pg_up[0] && pg_up[1] && !cutP[r] && st[r] == UP -> move(r) :: else fi;
+  /* a supervisor is never slow: it kills what its worker left within a tick (the product: 300 ms, and SIGKILL) */
+  if :: st[r] == DOWN && sup[r] && !swept[r] -> gone(r); swept[r] = 1; SAY(r, "the supervisor has killed what was left") :: else fi;
   /* the guard, or the replica itself, kills what is too late */
   if
   :: inside[r] && !susp[r] ->
