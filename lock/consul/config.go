@@ -40,6 +40,7 @@ package consul
 import (
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"strings"
 	"time"
@@ -81,6 +82,10 @@ type Config struct {
 
 	Replica Replica     // who we are
 	Log     *zap.Logger // default: none
+
+	// RoundTripper, if not nil, carries all requests in place of connections of the
+	// Locker's own. It is for simulations.
+	RoundTripper http.RoundTripper
 }
 
 // Replica is what a living replica tells about itself, in its key.

@@ -104,6 +104,9 @@ func New(cfg Config) (*Locker, error) {
 		own := clientConfig
 		own.Transport = transport(&clientConfig, secure)
 		l.transports[i] = own.Transport
+		if cfg.RoundTripper != nil {
+			own.HttpClient = &http.Client{Transport: cfg.RoundTripper}
+		}
 		client, err := api.NewClient(&own)
 		if err != nil {
 			return nil, fmt.Errorf("consul: %w", err)
