@@ -1,3 +1,5 @@
+//go:build !simulate
+
 package boottime
 
 import (
