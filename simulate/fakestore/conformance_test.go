@@ -1,0 +1,295 @@
+package fakestore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"onejob/internal/testenv"
+	"onejob/simulate/fakestore"
+	"onejob/store"
+	"onejob/tasks"
+	"onejob/worker"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+// side is one of the two that are compared.
+type side struct {
+	worker.Store
+	insert func(queue, lockKey string, priority, maxAttempts int)
+	cancel func(id int64)
+	rows   func() []string
+}
+
+func fake() *side {
+	d := fakestore.New()
+	return &side{
+		Store: d.Store(fakestore.Direct),
+		insert: func(queue, lockKey string, priority, maxAttempts int) {
+			d.Insert(fakestore.Row{Kind: "k", Queue: queue, LockKey: lockKey, Priority: int16(priority), MaxAttempts: maxAttempts})
+		},
+		cancel: d.Cancel,
+		rows: func() (list []string) {
+			for _, r := range d.Rows() {
+				list = append(list, describe(r.ID, string(r.Status), r.Attempt, r.Crashes, r.Stalls, r.Fence, r.Session, r.RunAt.After(time.Now())))
+			}
+			return list
+		},
+	}
+}
+
+func real(t *testing.T) *side {
+	db := testenv.Postgres(t)
+	s, err := store.Open(store.Config{DSN: db.DSN})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	if err := s.Migrate(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	pool := db.Pool(t)
+	exec := func(sql string, args ...any) {
+		t.Helper()
+		if _, err := pool.Exec(t.Context(), sql, args...); err != nil {
+			t.Fatalf("%s: %v", sql, err)
+		}
+	}
+	return &side{
+		Store: s,
+		insert: func(queue, lockKey string, priority, maxAttempts int) {
+			exec(`INSERT INTO onejob.tasks (kind, queue, lock_key, priority, max_attempts) VALUES ('k', $1, nullif($2, ''), $3, $4)`, queue, lockKey, priority, maxAttempts)
+		},
+		cancel: func(id int64) {
+			exec(`UPDATE onejob.tasks SET cancel_requested = true WHERE id = $1 AND status = 'running'`, id)
+		},
+		rows: func() []string { return realRows(t, pool) },
+	}
+}
+
+func realRows(t *testing.T, pool *pgxpool.Pool) []string {
+	t.Helper()
+	rows, err := pool.Query(t.Context(), `
+SELECT id, status, attempt, crashes, stalls, coalesce(fence, 0), coalesce(session::text, ''), run_at > clock_timestamp() FROM onejob.tasks ORDER BY id`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (string, error) {
+		var id, fence int64
+		var status, session string
+		var attempt, crashes, stalls int
+		var later bool
+		err := row.Scan(&id, &status, &attempt, &crashes, &stalls, &fence, &session, &later)
+		return describe(id, status, attempt, crashes, stalls, fence, session, later), err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+func describe(id int64, status string, attempt, crashes, stalls int, fence int64, session string, later bool) string {
+	return fmt.Sprintf("%d %s attempt %d crashes %d stalls %d fence %d session %s later %v", id, status, attempt, crashes, stalls, fence, session, later)
+}
+
+// TestSameAsPostgres makes the same calls of both, at random, and compares what they answer
+// and what their rows are.
+func TestSameAsPostgres(t *testing.T) {
+	for seed := range uint64(6) {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			t.Parallel()
+			compare(t, seed, fake(), real(t))
+		})
+	}
+}
+
+func compare(t *testing.T, seed uint64, sides ...*side) {
+	ctx := t.Context()
+	r := rand.New(rand.NewPCG(seed, 0))
+	type session struct {
+		id, process string
+		ended       bool
+	}
+	var sessions []session
+	claims := map[int64]*tasks.Task{} // by fence
+	var fences []int64
+	var cluster [2]string
+	inserted := 0
+	for i, s := range sides {
+		if err := s.AdoptConsul(ctx, "", nil, false, "test", func(_ context.Context, id string) error { cluster[i] = id; return nil }); err != nil {
+			t.Fatal(err)
+		}
+		if id, err := s.ClusterID(ctx); id != cluster[i] || err != nil {
+			t.Fatalf("the id is %q, %v, not %q", id, err, cluster[i])
+		}
+	}
+	const maxCrashes = 3
+	for step := range 400 {
+		var did string
+		answers := make([]string, len(sides))
+		each := func(what string, f func(i int, s *side) string) {
+			did = what
+			for i, s := range sides {
+				answers[i] = f(i, s)
+			}
+		}
+		one := func() session { return sessions[r.IntN(len(sessions))] }
+		switch n := r.IntN(20); {
+		case len(sessions) == 0 || n == 0:
+			ss := session{id: uuid.NewString(), process: uuid.NewString()}
+			if len(sessions) > 0 && r.IntN(2) == 0 {
+				ss.process = one().process
+			}
+			sessions = append(sessions, ss)
+			each("join", func(i int, s *side) string {
+				return words(s.Join(ctx, cluster[i], tasks.Replica{Session: ss.id, Process: ss.process, Name: "r", State: tasks.ReplicaWorking}))
+			})
+		case n <= 4:
+			key, priority, most := "", r.IntN(3), 1+r.IntN(4)
+			if r.IntN(3) == 0 {
+				key = fmt.Sprint("key ", r.IntN(3))
+			}
+			inserted++
+			each("insert", func(_ int, s *side) string { s.insert(fmt.Sprint("q", inserted), key, priority, most); return "" })
+		case n <= 8:
+			// Which of several rows it takes first, and how many at once, is Postgres' choice.
+			ss, queue := one(), fmt.Sprint("q", 1+r.IntN(max(1, inserted)))
+			each("claim "+queue, func(i int, s *side) string {
+				var got []string
+				var claimed tasks.Claimed
+				var err error
+				for try := 0; try < 4 && len(claimed.Tasks) == 0 && err == nil; try++ { // it remembers rows that could not be had
+					if _, err = s.LookBehind(ctx, tasks.Claim{Kinds: []string{"k"}, Queues: []string{queue}}); err == nil {
+						claimed, err = s.Claim(ctx, tasks.Claim{Session: ss.id, Replica: "r", Kinds: []string{"k"}, Queues: []string{queue}, Max: 3})
+					}
+				}
+				for _, task := range claimed.Tasks {
+					got = append(got, fmt.Sprint(task.ID, task.Fence, task.Attempt, task.MaxAttempts, task.Crashes, task.Stalls, task.LockKey))
+					if i == 0 {
+						claims[task.Fence] = task
+						fences = append(fences, task.Fence)
+					}
+				}
+				return strings.Join(got, "; ") + words(err)
+			})
+		case n <= 14 && len(fences) > 0:
+			task := *claims[fences[max(0, len(fences)-1-r.IntN(8))]]
+			if r.IntN(10) == 0 {
+				task.Session = one().id
+			}
+			switch r.IntN(5) {
+			case 0:
+				delay := time.Duration(r.IntN(2)) * time.Hour
+				each("unclaim", func(_ int, s *side) string { return words(s.Unclaim(ctx, &task, delay)) })
+			case 1:
+				each("begin", func(_ int, s *side) string { return words(s.Begin(ctx, &task)) })
+			case 2:
+				each("cancel", func(_ int, s *side) string {
+					s.cancel(task.ID)
+					ids, err := s.CancelRequests(ctx, task.Session)
+					slices.Sort(ids)
+					return fmt.Sprint(ids, words(err))
+				})
+			default:
+				e := tasks.Ending{ID: task.ID, Fence: task.Fence, Session: task.Session, Outcome: tasks.Succeeded, Next: tasks.StatusSucceeded}
+				switch r.IntN(4) {
+				case 0:
+					e.Outcome, e.Next, e.Error = tasks.Failed, tasks.StatusPending, "failed"
+				case 1:
+					e.Outcome, e.Next, e.GiveBack, e.Error = tasks.LeaseLost, tasks.StatusPending, true, "lost"
+					e.Stalled = r.IntN(2) == 0
+				case 2:
+					e.Outcome, e.Next, e.Error = tasks.Failed, tasks.StatusFailed, "failed"
+				}
+				each("complete "+string(e.Outcome), func(_ int, s *side) string { return words(s.Complete(ctx, e)) })
+			}
+		case n <= 16:
+			ss := one()
+			each("beat", func(_ int, s *side) string {
+				list, err := s.Beat(ctx, tasks.Replica{Session: ss.id, State: tasks.ReplicaWorking})
+				var states []string
+				for _, m := range list {
+					states = append(states, fmt.Sprint(m.Session, m.State, m.Here))
+				}
+				slices.Sort(states)
+				return strings.Join(states, "; ") + words(err)
+			})
+		case n == 17:
+			ss, how := one(), tasks.ReplicaStopped
+			switch r.IntN(3) {
+			case 0:
+				how = tasks.ReplicaLost
+				fallthrough
+			case 1:
+				each("end", func(_ int, s *side) string { return words(s.EndReplica(ctx, ss.id, how)) })
+			default:
+				each("process dead", func(_ int, s *side) string {
+					list, err := s.DeclareProcessDead(ctx, ss.process)
+					slices.Sort(list)
+					return fmt.Sprint(list, words(err))
+				})
+			}
+		case n == 18:
+			ss, stopped := one(), r.IntN(3) == 0
+			each("declare dead", func(_ int, s *side) string {
+				list, err := s.Replicas(ctx)
+				if err != nil {
+					return err.Error()
+				}
+				i := slices.IndexFunc(list, func(m tasks.Replica) bool { return m.Session == ss.id })
+				how, err := s.DeclareDead(ctx, list[i], stopped)
+				return string(how) + words(err)
+			})
+		default:
+			var dead []string
+			for range 1 + r.IntN(3) {
+				dead = append(dead, one().id)
+			}
+			each("take over", func(_ int, s *side) string {
+				others, err := s.Sessions(ctx, dead[0])
+				slices.Sort(others)
+				orphans, refused, e := s.TakeOver(ctx, dead, maxCrashes)
+				var list []string
+				for _, o := range orphans {
+					list = append(list, fmt.Sprint(o.ID, o.Attempt, o.Crashes, o.Stalls, o.Fence, o.Next))
+				}
+				slices.Sort(list)
+				return fmt.Sprint(others, list, len(refused), words(err), words(e))
+			})
+		}
+		if answers[0] != answers[1] {
+			t.Fatalf("step %d, %s: the fake answers\n%s\nand Postgres\n%s", step, did, answers[0], answers[1])
+		}
+		x, y := sides[0].rows(), sides[1].rows()
+		for i := range min(len(x), len(y)) {
+			if x[i] != y[i] {
+				t.Fatalf("step %d, %s (%s): the fake has\n%s\nand Postgres\n%s", step, did, answers[0], x[i], y[i])
+			}
+		}
+		if len(x) != len(y) {
+			t.Fatalf("step %d, %s: %d rows and %d", step, did, len(x), len(y))
+		}
+	}
+}
+
+func words(err error) string {
+	switch {
+	case err == nil:
+		return ""
+	case errors.Is(err, tasks.ErrRefused):
+		return " refused"
+	case errors.Is(err, tasks.ErrOtherServer):
+		return " other server"
+	}
+	return " " + err.Error()
+}

@@ -1,0 +1,555 @@
+// Package fakestore is the database of onejob in memory: what store asks of Postgres, behind
+// the worker's Store.
+//
+// It has the columns of onejob.tasks, onejob.attempts, onejob.replicas and onejob.cluster that
+// a worker without limits and schedules changes, and changes them as the statements of store
+// do; conformance_test.go compares the two. Every call is one transaction. Nothing is said
+// about locks on rows, plans or speed: a call sees what the one before has left.
+package fakestore
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"onejob/tasks"
+)
+
+// A Row is one of onejob.tasks.
+type Row struct {
+	ID          int64
+	Kind        string
+	Queue       string
+	LockKey     string // empty means the row's own
+	Priority    int16
+	RunAt       time.Time
+	Status      tasks.Status
+	Attempt     int
+	MaxAttempts int
+	Crashes     int
+	Stalls      int
+	Fence       int64
+	Session     string
+	Replica     string
+	CreatedAt   time.Time
+	StartedAt   time.Time
+	BegunAt     time.Time
+	FinishedAt  time.Time
+	Cancel      bool
+	Error       string
+}
+
+// Key returns what must not overlap.
+func (r Row) Key() string { return cmp.Or(r.LockKey, number(r.ID)) }
+
+// An Attempt is one of onejob.attempts.
+type Attempt struct {
+	Task    int64
+	Fence   int64
+	Session string
+	Outcome tasks.Outcome
+}
+
+// A Member is one of onejob.replicas.
+type Member struct {
+	tasks.Replica
+	BeganAt time.Time
+	EndedAt time.Time // zero if it has not
+}
+
+// Database is one server's, and what its copies have.
+type Database struct {
+	mu       sync.Mutex
+	state    state
+	server   tasks.Server
+	sequence int64 // onejob.fences
+
+	// Changed, if not nil, is called with every change of a row, and which statement made
+	// it. It must not call the database.
+	Changed func(before, after Row, by string)
+}
+
+type state struct {
+	rows       map[int64]Row
+	next       int64
+	attempts   map[[2]int64]Attempt // by task and fence
+	members    map[string]Member    // by session
+	cluster    string
+	clusters   int
+	fencesFrom int64
+}
+
+// New returns an empty database.
+func New() *Database {
+	return &Database{
+		state:  state{rows: map[int64]Row{}, attempts: map[[2]int64]Attempt{}, members: map[string]Member{}, fencesFrom: -1},
+		server: tasks.Server{System: "7000000000000000000", Timeline: 1, Started: now(), Address: "simulated"},
+	}
+}
+
+// now is the server's clock, to the microsecond.
+func now() time.Time { return time.Now().Truncate(time.Microsecond) }
+
+// Insert adds a row, and returns its id.
+func (d *Database) Insert(r Row) int64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.state.next++
+	r.ID = d.state.next
+	r.Status = tasks.StatusPending
+	r.CreatedAt = now()
+	if r.RunAt.IsZero() {
+		r.RunAt = r.CreatedAt
+	}
+	r.MaxAttempts = cmp.Or(r.MaxAttempts, 5)
+	r.Queue = cmp.Or(r.Queue, "default")
+	d.put(r, "insert")
+	return r.ID
+}
+
+// Rows returns all rows, by their ids.
+func (d *Database) Rows() []Row {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.rows()
+}
+
+// Members returns all sessions that were ever on the list.
+func (d *Database) Members() []Member {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.members()
+}
+
+// A Backup is what a standby has that follows at a distance, or what somebody has kept.
+type Backup struct {
+	state    state
+	sequence int64
+}
+
+// Backup returns what is there now.
+func (d *Database) Backup() Backup {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	st := d.state
+	st.rows, st.attempts, st.members = maps.Clone(st.rows), maps.Clone(st.attempts), maps.Clone(st.members)
+	return Backup{st, d.sequence}
+}
+
+// Failover makes a standby the primary, which has what the backup has, and no more.
+func (d *Database) Failover(b Backup) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	st := b.state
+	st.rows, st.attempts, st.members = maps.Clone(st.rows), maps.Clone(st.attempts), maps.Clone(st.members)
+	d.state, d.sequence = st, b.sequence
+	d.server.Timeline++
+	d.server.Started = now()
+}
+
+// Restart restarts the server.
+func (d *Database) Restart() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.server.Started = now()
+}
+
+func (d *Database) rows() []Row {
+	return slices.SortedFunc(maps.Values(d.state.rows), func(a, b Row) int { return cmp.Compare(a.ID, b.ID) })
+}
+
+func (d *Database) members() []Member {
+	return slices.SortedFunc(maps.Values(d.state.members), func(a, b Member) int {
+		return cmp.Or(a.BeganAt.Compare(b.BeganAt), cmp.Compare(a.Session, b.Session))
+	})
+}
+
+func (d *Database) put(r Row, by string) {
+	before := d.state.rows[r.ID]
+	d.state.rows[r.ID] = r
+	if d.Changed != nil {
+		d.Changed(before, r, by)
+	}
+}
+
+func (d *Database) note(a Attempt) {
+	key := [2]int64{a.Task, a.Fence}
+	if _, known := d.state.attempts[key]; !known {
+		d.state.attempts[key] = a
+	}
+}
+
+// held returns a row if it is running under that fence and session.
+func (d *Database) held(id, fence int64, session string) (Row, bool) {
+	r := d.state.rows[id]
+	return r, r.Status == tasks.StatusRunning && r.Fence == fence && r.Session == session
+}
+
+// claim is store.Claim.
+func (d *Database) claim(c tasks.Claim) (claimed tasks.Claimed, err error) {
+	if !c.Server.IsZero() && !c.Server.Equal(d.server.Started) {
+		return claimed, tasks.ErrOtherServer
+	}
+	if c.Limit != "" {
+		return claimed, nil
+	}
+	running := map[string]bool{}
+	var due []Row
+	for _, r := range d.rows() {
+		switch {
+		case r.Status == tasks.StatusRunning:
+			running[r.Key()] = true
+		case r.Status == tasks.StatusPending && !r.RunAt.After(now()) && slices.Contains(c.Kinds, r.Kind) && (len(c.Queues) == 0 || slices.Contains(c.Queues, r.Queue)):
+			due = append(due, r)
+		}
+	}
+	slices.SortStableFunc(due, func(a, b Row) int {
+		return cmp.Or(cmp.Compare(b.Priority, a.Priority), a.RunAt.Compare(b.RunAt), cmp.Compare(a.ID, b.ID))
+	})
+	var chosen []Row
+	for _, r := range due {
+		if len(chosen) == c.Max {
+			claimed.More = true
+			break
+		}
+		if !running[r.Key()] {
+			running[r.Key()] = true
+			chosen = append(chosen, r)
+		}
+	}
+	// Postgres makes them running in the order of their ids, and returns the most urgent first.
+	taken := map[int64]*tasks.Task{}
+	for _, r := range slices.SortedFunc(slices.Values(chosen), func(a, b Row) int { return cmp.Compare(a.ID, b.ID) }) {
+		d.sequence++
+		r.Status, r.Attempt, r.Fence = tasks.StatusRunning, r.Attempt+1, c.FencesFrom+d.sequence
+		r.Session, r.Replica, r.StartedAt = c.Session, c.Replica, now()
+		d.put(r, "claim")
+		taken[r.ID] = &tasks.Task{
+			ID: r.ID, Kind: r.Kind, Payload: []byte("{}"), Queue: r.Queue, Priority: r.Priority, LockKey: r.Key(),
+			Attempt: r.Attempt, MaxAttempts: r.MaxAttempts, Crashes: r.Crashes, Stalls: r.Stalls, Fence: r.Fence, Server: c.Server,
+			Session: r.Session, Replica: r.Replica, CreatedAt: r.CreatedAt, StartedAt: r.StartedAt,
+		}
+	}
+	for _, r := range chosen {
+		claimed.Tasks = append(claimed.Tasks, taken[r.ID])
+	}
+	return claimed, nil
+}
+
+func (d *Database) begin(t *tasks.Task) error {
+	r, ok := d.held(t.ID, t.Fence, t.Session)
+	if !ok {
+		return tasks.ErrRefused
+	}
+	r.BegunAt = now()
+	d.put(r, "begin")
+	return nil
+}
+
+func (d *Database) unclaim(t *tasks.Task, delay time.Duration) {
+	r, ok := d.held(t.ID, t.Fence, t.Session)
+	if !ok {
+		return
+	}
+	r.Status = tasks.StatusPending
+	if r.Cancel {
+		r.Status, r.FinishedAt = tasks.StatusCancelled, now()
+	}
+	if delay > 0 {
+		r.RunAt = now().Add(delay)
+	}
+	r.Attempt, r.Session, r.Replica, r.StartedAt = max(r.Attempt-1, 0), "", "", time.Time{}
+	d.put(r, "unclaim")
+}
+
+func (d *Database) complete(e tasks.Ending) error {
+	r, ok := d.held(e.ID, e.Fence, e.Session)
+	if !ok {
+		return d.settle(e)
+	}
+	r.Status = e.Next
+	if e.Next == tasks.StatusPending && r.Cancel {
+		r.Status = tasks.StatusCancelled
+	}
+	if r.Status != tasks.StatusPending {
+		r.FinishedAt = now()
+	}
+	if e.Next == tasks.StatusPending && e.Delay > 0 {
+		r.RunAt = now().Add(e.Delay.Truncate(time.Microsecond))
+	}
+	if e.GiveBack {
+		r.Attempt = max(r.Attempt-1, 0)
+	}
+	if e.Stalled {
+		r.Stalls++
+	}
+	d.note(Attempt{r.ID, r.Fence, r.Session, e.Outcome})
+	r.Error, r.Session, r.Replica = e.Error, "", ""
+	d.put(r, "complete")
+	return nil
+}
+
+// settle is what becomes of an ending whose row is not running under its fence.
+func (d *Database) settle(e tasks.Ending) error {
+	key := [2]int64{e.ID, e.Fence}
+	a, known := d.state.attempts[key]
+	if known && a.Outcome == e.Outcome && a.Session == e.Session && e.Outcome != tasks.Crashed && e.Outcome != tasks.Refused {
+		return nil // an earlier try was accepted, though its answer was lost
+	}
+	r, there := d.state.rows[e.ID]
+	switch {
+	case !there:
+	case !known:
+		d.note(Attempt{e.ID, e.Fence, "", tasks.Refused})
+	case a.Outcome == tasks.Crashed: // the replica lives, after all
+		a.Outcome = tasks.LeaseLost
+		d.state.attempts[key] = a
+		if (r.Status == tasks.StatusPending || r.Status == tasks.StatusRunning) && r.Crashes > 0 {
+			r.Crashes--
+			least := 0
+			if r.Status == tasks.StatusRunning {
+				least = 1
+			}
+			r.Attempt = max(r.Attempt-1, least)
+			if e.Stalled {
+				r.Stalls++
+			}
+			d.put(r, "settle")
+		}
+	}
+	return tasks.ErrRefused
+}
+
+// sessions returns those of running rows, but for mine.
+func (d *Database) sessions(mine string) (list []string) {
+	for _, r := range d.rows() {
+		if r.Status == tasks.StatusRunning && r.Session != mine && !slices.Contains(list, r.Session) {
+			list = append(list, r.Session)
+		}
+	}
+	return list
+}
+
+func (d *Database) takeOver(dead []string, maxCrashes int) (orphans []tasks.Orphan) {
+	type verdict struct {
+		row    Row
+		died   bool
+		usedUp bool
+		blame  bool
+		proven bool
+		last   bool
+	}
+	var verdicts []verdict
+	list := d.rows()
+	for _, r := range list {
+		m, listed := d.state.members[r.Session]
+		if r.Status != tasks.StatusRunning || !slices.Contains(dead, r.Session) || listed && m.EndedAt.IsZero() {
+			continue
+		}
+		v := verdict{row: r, died: !listed || m.State == tasks.ReplicaDead, last: r.Crashes+r.Stalls+1 >= maxCrashes}
+		begun := r.Crashes+r.Stalls == 0 && maxCrashes > 1 || !r.BegunAt.IsZero() && !r.BegunAt.Before(r.StartedAt)
+		v.usedUp = v.died && begun
+		v.blame = v.usedUp && !(listed && d.othersDied(r, m))
+		if v.proven = maxCrashes == 1; !v.proven && v.last {
+			suspects, mine := 0, false
+			for _, s := range list {
+				if s.Status != tasks.StatusRunning || s.Session != r.Session || s.Crashes+s.Stalls+1 < maxCrashes || s.BegunAt.IsZero() || s.BegunAt.Before(s.StartedAt) {
+					continue
+				}
+				if listed && m.HeartbeatAt.Sub(s.BegunAt) >= tasks.SuspectTime {
+					continue
+				}
+				suspects++
+				mine = mine || s.ID == r.ID
+			}
+			v.proven = suspects == 1 && mine
+		}
+		verdicts = append(verdicts, v)
+	}
+	for _, v := range verdicts {
+		r := v.row
+		outcome := tasks.Crashed
+		if !v.died {
+			outcome = tasks.LeaseLost
+		}
+		d.note(Attempt{r.ID, r.Fence, r.Session, outcome})
+		o := tasks.Orphan{ID: r.ID, Kind: r.Kind, LockKey: r.Key(), Attempt: r.Attempt, Stalls: r.Stalls, Fence: r.Fence, Replica: r.Replica, Since: now().Sub(r.StartedAt)}
+		switch {
+		case r.Cancel:
+			r.Status = tasks.StatusCancelled
+		case !v.usedUp:
+			r.Status = tasks.StatusPending
+		case v.last && v.blame && v.proven:
+			r.Status = tasks.StatusFailed
+			r.Error = "quarantined"
+		case r.Attempt >= r.MaxAttempts:
+			r.Status = tasks.StatusFailed
+			r.Error = "died"
+		default:
+			r.Status = tasks.StatusPending
+		}
+		if v.blame {
+			r.Crashes++
+		}
+		if !v.usedUp {
+			r.Attempt--
+		}
+		r.Session, r.Replica = "", ""
+		if r.Status != tasks.StatusPending {
+			r.FinishedAt = now()
+		}
+		d.put(r, "takeover")
+		o.Crashes, o.Next = r.Crashes, r.Status
+		orphans = append(orphans, o)
+	}
+	return orphans
+}
+
+// othersDied reports whether other replicas died together with this one, of which the task
+// had nothing.
+func (d *Database) othersDied(r Row, m Member) bool {
+	const together = 5 * time.Second
+	for _, o := range d.state.members {
+		if o.Process == m.Process || o.HeartbeatAt.Sub(m.HeartbeatAt).Abs() > together {
+			continue
+		}
+		if o.State != tasks.ReplicaDead && !(o.EndedAt.IsZero() && now().Sub(o.HeartbeatAt) > 3*time.Second) {
+			continue
+		}
+		had := false
+		for _, a := range d.state.attempts {
+			had = had || a.Task == r.ID && a.Session == o.Session
+		}
+		if !had {
+			return true
+		}
+	}
+	return false
+}
+
+func (d *Database) heldBy(session string) (list []*tasks.Task) {
+	for _, r := range d.rows() {
+		if r.Status == tasks.StatusRunning && r.Session == session {
+			list = append(list, &tasks.Task{ID: r.ID, Kind: r.Kind, LockKey: r.Key(), Attempt: r.Attempt, Fence: r.Fence, Session: session})
+		}
+	}
+	return list
+}
+
+func (d *Database) cancelRequests(session string) (ids []int64) {
+	for _, r := range d.rows() {
+		if r.Status == tasks.StatusRunning && r.Session == session && r.Cancel {
+			ids = append(ids, r.ID)
+		}
+	}
+	return ids
+}
+
+// replicas is what a heartbeat returns.
+func (d *Database) replicas() (list []tasks.Replica) {
+	for _, m := range d.members() {
+		if !m.EndedAt.IsZero() && now().Sub(m.EndedAt) >= 10*time.Minute {
+			continue
+		}
+		r := m.Replica
+		r.Here, r.Server = m.Server.Equal(d.server.Started), d.server.Started
+		list = append(list, r)
+	}
+	return list
+}
+
+func (d *Database) join(id string, r tasks.Replica) error {
+	if id != d.state.cluster || id == "" {
+		return &tasks.OtherClusterError{Why: "the cluster has another id than " + id + " by now"}
+	}
+	r.HeartbeatAt, r.Server = now(), d.server.Started
+	d.state.members[r.Session] = Member{Replica: r, BeganAt: r.HeartbeatAt}
+	return nil
+}
+
+func (d *Database) beat(r tasks.Replica) []tasks.Replica {
+	list := d.replicas() // as it was before, as the statement of store has it
+	if m, ok := d.state.members[r.Session]; ok && m.EndedAt.IsZero() {
+		m.HeartbeatAt, m.Running, m.State, m.Kinds, m.Server = now(), r.Running, r.State, r.Kinds, d.server.Started
+		d.state.members[r.Session] = m
+	}
+	return list
+}
+
+func (d *Database) endReplica(session string, how tasks.ReplicaState) {
+	if m, ok := d.state.members[session]; ok && m.EndedAt.IsZero() {
+		m.State, m.Running, m.EndedAt = how, 0, now()
+		d.state.members[session] = m
+	}
+}
+
+func (d *Database) declareDead(r tasks.Replica, stopped bool) tasks.ReplicaState {
+	m, ok := d.state.members[r.Session]
+	if !ok || !m.EndedAt.IsZero() || !m.HeartbeatAt.Equal(r.HeartbeatAt) {
+		return ""
+	}
+	m.State = tasks.ReplicaDead
+	for _, o := range d.state.members {
+		if o.Process == m.Process && o.EndedAt.IsZero() && o.BeganAt.After(m.BeganAt) {
+			m.State = tasks.ReplicaLost
+		}
+	}
+	if stopped {
+		m.State = tasks.ReplicaStopped
+	}
+	m.EndedAt = now()
+	d.state.members[r.Session] = m
+	return m.State
+}
+
+func (d *Database) declareProcessDead(process string) (sessions []string) {
+	for _, m := range d.members() {
+		if m.Process == process && m.EndedAt.IsZero() {
+			m.State, m.EndedAt = tasks.ReplicaDead, now()
+			d.state.members[m.Session] = m
+			sessions = append(sessions, m.Session)
+		}
+	}
+	return sessions
+}
+
+// mayAdopt returns why a Consul may not be made the cluster's own.
+func (d *Database) mayAdopt(sessions []string, foreign bool) error {
+	ours := map[string]bool{}
+	for _, m := range d.state.members {
+		if m.EndedAt.IsZero() {
+			ours[m.Session] = true
+		}
+	}
+	if d.state.cluster != "" {
+		for _, r := range d.state.rows {
+			m, listed := d.state.members[r.Session]
+			if r.Status == tasks.StatusRunning && !(listed && !m.EndedAt.IsZero()) {
+				ours[r.Session] = true
+			}
+		}
+	}
+	for s := range ours {
+		if !slices.Contains(sessions, s) {
+			return &tasks.OtherClusterError{Why: "a replica that may be at work has no session here"}
+		}
+	}
+	for _, s := range sessions {
+		if foreign && !ours[s] {
+			return &tasks.OtherClusterError{Why: "replicas of another database are at work here"}
+		}
+	}
+	return nil
+}
+
+// Cancel asks for a running task to be cancelled.
+func (d *Database) Cancel(id int64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if r, ok := d.state.rows[id]; ok && r.Status == tasks.StatusRunning {
+		r.Cancel = true
+		d.put(r, "cancel")
+	}
+}
