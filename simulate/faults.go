@@ -1,0 +1,214 @@
+//go:build simulate
+
+package simulate
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+// begin begins a fault. All times are the world's.
+func (w *world) begin(f *Fault) {
+	w.note("fault begins: %v", *f)
+	m := (*machine)(nil)
+	if f.Who < len(w.machines) {
+		m = w.machines[f.Who]
+	}
+	switch f.Kind {
+	case DeleteByHand:
+		if w.deleted == nil {
+			w.deleted = map[string]time.Duration{}
+		}
+		key := fmt.Sprintf("k%d", f.Who)
+		w.deleted[key] = w.now()
+		w.consul.Delete(prefix + "/tasks/" + key)
+	case Restore:
+		snapshot := w.consul.Snapshot()
+		time.AfterFunc(f.For, func() {
+			if w.settled {
+				return
+			}
+			w.note("a snapshot is restored")
+			w.restored = w.now()
+			w.consul.Restore(snapshot)
+		})
+	case NoLeader, Election:
+		w.consul.SetLeader(false)
+		if f.Kind == Election {
+			w.consul.SetLeader(true)
+		}
+	}
+	switch f.Kind {
+	case DBStart:
+		w.db.Restart()
+	case Failover:
+		backup := w.db.Backup()
+		time.AfterFunc(f.For, func() {
+			if w.settled {
+				return
+			}
+			w.note("a standby takes over")
+			w.failed = true
+			for _, j := range w.jobs {
+				j.finished = false
+			}
+			w.db.Failover(backup)
+		})
+	case PlantKey:
+		if n := len(w.died); n > 0 {
+			w.consul.Put(prefix+"/replicas/"+w.died[n-1], []byte("{}"))
+		}
+	}
+	if m == nil {
+		return
+	}
+	r := w.replicas[m.id]
+	switch f.Kind {
+	case Freeze:
+		m.freeze()
+	case Pause:
+		m.freeze()
+		if m.paused < 0 {
+			m.paused = w.now()
+		}
+	case Crash, HostLoss, Buried:
+		if session := w.sessionOf(m); session != "" {
+			w.died = append(w.died, session)
+		}
+		w.crash(m)
+		if f.Kind == HostLoss {
+			m.agent.Stop()
+		}
+		if f.Kind == Buried {
+			w.bury(m, r.process)
+		}
+	case Restart, Stranger:
+		r.stop()
+	case Refuse:
+		m.agent.Stop()
+	case DestroyByHand, DeleteReplica:
+		if session := w.sessionOf(m); session != "" {
+			if f.Kind == DeleteReplica {
+				w.consul.Delete(prefix + "/replicas/" + session)
+				return
+			}
+			w.hand(func() { w.consul.Destroy(session) })
+		}
+	case AgentForgets:
+		if session := w.sessionOf(m); session != "" {
+			w.rob(session) // a little later, in truth
+		}
+		m.agent.Forget()
+	}
+	if f.For > 0 {
+		w.active = append(w.active, f)
+		time.AfterFunc(f.For, func() { w.end(f) })
+		return
+	}
+	w.past = append(w.past, *f)
+}
+
+// hand does something by hand.
+func (w *world) hand(f func()) {
+	w.byHand = true
+	f()
+	w.byHand = false
+}
+
+// sessionOf returns the session of the machine's replica, as Consul knows it.
+func (w *world) sessionOf(m *machine) string {
+	for _, key := range w.consul.Below(prefix + "/replicas/") {
+		if session, _ := w.consul.Held(key); session != "" && w.consul.Node(session) == m.agent.Node() {
+			return session
+		}
+	}
+	return ""
+}
+
+// end ends a fault.
+func (w *world) end(f *Fault) {
+	i := slices.Index(w.active, f)
+	if i < 0 {
+		return
+	}
+	w.note("fault ends: %v", *f)
+	w.active = slices.Delete(w.active, i, i+1)
+	past := *f
+	past.For = w.now() - f.At
+	w.past = append(w.past, past)
+	still := func(kinds ...Kind) bool {
+		return slices.ContainsFunc(w.active, func(o *Fault) bool { return slices.Contains(kinds, o.Kind) && (o.Who == f.Who || o.Kind == NoLeader) })
+	}
+	m := w.machines[f.Who%len(w.machines)]
+	switch f.Kind {
+	case Pause, Freeze:
+		if f.Kind == Pause && !still(Pause) && m.paused >= 0 {
+			m.behind += w.now() - m.paused
+			m.paused = -1
+		}
+		if !still(Freeze, Pause) {
+			m.thaw()
+		}
+	case Crash, Restart, HostLoss, Buried, Stranger:
+		if f.Kind == HostLoss && !still(Refuse, HostLoss) {
+			m.agent.Start()
+		}
+		if !still(Crash, Restart, HostLoss, Buried, Stranger) {
+			w.restart(m, f.Kind != Restart && f.Kind != Stranger)
+		}
+		if f.Kind == Stranger {
+			w.visit(m)
+		}
+	case Refuse:
+		if !still(Refuse, HostLoss) {
+			m.agent.Start()
+		}
+	case NoLeader:
+		if !still(NoLeader) {
+			w.consul.SetLeader(true)
+		}
+	}
+}
+
+// restart starts a replica on a machine when the one before has stopped; if that has crashed,
+// at once.
+func (w *world) restart(m *machine, crashed bool) {
+	old := w.replicas[m.id]
+	old.stop()
+	go func() {
+		patience := 20 * time.Second // it may be frozen
+		if crashed {
+			patience = 0
+		}
+		select {
+		case <-old.done:
+		case <-time.After(patience):
+		}
+		w.holders = slices.DeleteFunc(w.holders, func(h *holder) bool { return h.r == old })
+		if w.replicas[m.id] == old && !w.over {
+			w.replicas[m.id] = w.start(m)
+		}
+	}()
+}
+
+// visit lets the next process of a machine talk to another cluster's Consul, for a while.
+func (w *world) visit(m *machine) {
+	if w.settled {
+		return
+	}
+	if m.stranger == nil {
+		m.stranger = w.other.Agent(m.agent.Node())
+	}
+	time.AfterFunc(between(w.rand, time.Second, 15*time.Second), func() { w.comeBack(m) })
+}
+
+// comeBack starts it again with its own.
+func (w *world) comeBack(m *machine) {
+	if m.stranger == nil || w.over {
+		return
+	}
+	w.crash(m)
+	m.stranger = nil
+	w.replicas[m.id] = w.start(m)
+}

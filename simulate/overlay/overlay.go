@@ -1,0 +1,187 @@
+// Package overlay makes a Go runtime that is the same each time.
+//
+// A bubble of testing/synctest has a clock of its own, and what runs in it is still chosen at
+// random: which case of a select, which of two timers of one moment, where the iteration over
+// a map begins, what math/rand returns; and the scheduler preempts goroutines by the real
+// clock. A schedule could not be repeated from its seed. So simulations are built with -overlay,
+// which replaces a few lines of the runtime:
+//
+//   - within a bubble all of that comes from a seed, see runtime.Simulate;
+//   - goroutines are not preempted, and a mutex does not become starving by the real clock;
+//   - a goroutine that waits for a mutex counts as blocked: a simulated process may be frozen
+//     while it holds one;
+//   - a goroutine knows to which simulated process it belongs, as all do that it starts.
+//
+// With GOMAXPROCS=1 and no garbage collection while a schedule runs, a seed then gives the
+// same schedule, request by request.
+//
+// The lines are found by their text. A Go release that has changed one of them is refused, and
+// TestPatches says which.
+package overlay
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// A patch replaces a text of a file of Go's own, which has it once.
+type patch struct{ file, old, new string }
+
+var patches = []patch{
+	{"math/rand/v2/rand.go", "//go:linkname runtime_rand runtime.rand\n", "//go:linkname runtime_rand runtime.simulationRand\n"},
+	{"runtime/rand.go", "func maps_rand() uint64 {\n", `func maps_rand() uint64 {
+	if simulation.on && getg().bubble != nil {
+		return simulation.maps
+	}
+`},
+	{"runtime/rand.go", "func rand32() uint32 {\n", `func rand32() uint32 {
+	if simulation.on && getg().bubble != nil {
+		return uint32(simulation.maps)
+	}
+`},
+	{"runtime/select.go", "j := cheaprandn(uint32(norder + 1))", "j := simulationRandn(uint32(norder + 1))"},
+	{"runtime/time.go", "t.rand = cheaprand()", "t.rand = uint32(simulation.timers.next())"},
+	{"runtime/alg.go", "key[i] = bootstrapRand()", "key[i] = 0x9e3779b97f4a7c15 * uint64(i+1)"},
+	{"runtime/proc.go", "const forcePreemptNS = 10 * 1000 * 1000 ", "const forcePreemptNS = 3600 * 1000 * 1000 * 1000 "},
+	{"runtime/runtime2.go", "	waitReasonSyncCondWait:          true,\n", `	waitReasonSyncCondWait:          true,
+	waitReasonSyncMutexLock:         true,
+	waitReasonSyncRWMutexRLock:      true,
+	waitReasonSyncRWMutexLock:       true,
+`},
+	{"internal/sync/mutex.go", "starvationThresholdNs = 1e6", "starvationThresholdNs = 1e18"},
+}
+
+// still are what the product asks of the system when a worker begins: system calls let other
+// goroutines go first, or not.
+var still = []patch{
+	{"worker/worker.go", "host, _ := os.Hostname()", `host := "h"`},
+	{"worker/worker.go", "Machine: procfs.Machine(), Started: procfs.Started()", `Machine: func() string { _ = procfs.Gone; return "" }(), Started: 1`},
+}
+
+// added is a file of the runtime's own.
+const added = `package runtime
+
+import "unsafe"
+
+// Each purpose has numbers of its own, so that one more of one kind changes no other.
+var simulation struct {
+	on                     bool
+	rand, selects, timers  simulationSource
+	maps                   uint64 // what maps get for a random number
+}
+
+// Simulate makes everything that is random within a bubble follow from a seed. One bubble may
+// be there at a time.
+func Simulate(seed uint64) {
+	source := simulationSource(seed)
+	simulation.rand = simulationSource(source.next())
+	simulation.selects = simulationSource(source.next())
+	simulation.timers = simulationSource(source.next())
+	simulation.maps = source.next()
+	simulation.on = true
+	getg().m.p.ptr().schedtick = 0 // every 61st time the scheduler looks elsewhere first
+}
+
+// SimulatedProcess returns to which simulated process the goroutine belongs.
+func SimulatedProcess() uintptr { return uintptr(getg().labels) }
+
+// SetSimulatedProcess says to which simulated process the goroutine belongs, and those that it
+// starts. The value must not be that of a pointer, and there must be no profile of processor
+// time with labels.
+func SetSimulatedProcess(p uintptr) { getg().labels = unsafe.Pointer(p) }
+
+// simulationSource is splitmix64.
+type simulationSource uint64
+
+//go:nosplit
+func (s *simulationSource) next() uint64 {
+	*s += 0x9e3779b97f4a7c15
+	z := uint64(*s)
+	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
+	z = (z ^ z>>27) * 0x94d049bb133111eb
+	return z ^ z>>31
+}
+
+// simulationRand is what math/rand/v2 asks.
+//
+//go:linkname simulationRand
+func simulationRand() uint64 {
+	if simulation.on && getg().bubble != nil {
+		return simulation.rand.next()
+	}
+	return rand()
+}
+
+//go:nosplit
+func simulationRandn(n uint32) uint32 {
+	if !simulation.on || getg().bubble == nil {
+		return cheaprandn(n)
+	}
+	return uint32(uint64(uint32(simulation.selects.next())) * uint64(n) >> 32)
+}
+`
+
+// Write writes the replaced files into a folder, and the file that -overlay takes. It returns
+// the path of that. A mutant replaces a part of the product as well.
+func Write(folder string, m Mutant) (string, error) {
+	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "onejob").Output()
+	if err != nil {
+		return "", fmt.Errorf("go list: %w", err)
+	}
+	product := strings.TrimSpace(string(out))
+	out, err = exec.Command("go", "env", "GOROOT").Output()
+	if err != nil {
+		return "", fmt.Errorf("go env GOROOT: %w", err)
+	}
+	src := filepath.Join(strings.TrimSpace(string(out)), "src")
+
+	files := map[string]string{}
+	apply := func(root string, p patch) error {
+		path := filepath.Join(root, p.file)
+		text, ok := files[path]
+		if !ok {
+			b, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			text = string(b)
+		}
+		if n := strings.Count(text, p.old); n != 1 {
+			return fmt.Errorf("%s has %d times, not once: %q", path, n, p.old)
+		}
+		files[path] = strings.Replace(text, p.old, p.new, 1)
+		return nil
+	}
+	for _, p := range patches {
+		if err := apply(src, p); err != nil {
+			return "", err
+		}
+	}
+	for _, p := range append(still, m.patches...) {
+		if err := apply(product, p); err != nil {
+			return "", fmt.Errorf("mutant %s: %w", m.Name, err)
+		}
+	}
+	files[filepath.Join(src, "runtime/simulation.go")] = added
+
+	replace := map[string]string{}
+	for file, text := range files {
+		path := filepath.Join(folder, strings.ReplaceAll(strings.TrimPrefix(file, "/"), "/", "_"))
+		if old, err := os.ReadFile(path); err != nil || string(old) != text {
+			if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+				return "", err
+			}
+		}
+		replace[file] = path
+	}
+	b, err := json.MarshalIndent(struct{ Replace map[string]string }{replace}, "", "  ")
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(folder, "overlay.json")
+	return path, os.WriteFile(path, b, 0o600)
+}

@@ -1,0 +1,78 @@
+// Command run builds the simulation with the runtime that it needs, and runs it.
+//
+//	go run ./simulate/run -duration 2m
+//	go run ./simulate/run -seed 17 -trace
+//	go run ./simulate/run -mutants -duration 1m
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"onejob/simulate/overlay"
+)
+
+func main() {
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, "simulate:", err)
+		os.Exit(1)
+	}
+}
+
+func run() error {
+	duration := flag.Duration("duration", 2*time.Minute, "how long to go through schedules; with -mutants, for each of them at most")
+	seed := flag.Uint64("seed", 0, "the first seed; 0 means one that follows from the time")
+	n := flag.Int("n", 0, "how many schedules; 0 means as many as fit into the time")
+	trace := flag.Bool("trace", false, "write down everything that happens, of one schedule unless -n says how many")
+	mutants := flag.Bool("mutants", false, "run builds in which one protection is broken: each must be caught")
+	only := flag.String("only", "", "with -mutants, the name of one of them")
+	tests := flag.String("run", "TestSchedules", "which tests, as go test takes them")
+	flag.Parse()
+
+	if *mutants {
+		return runMutants(*only, *duration, *seed)
+	}
+	binary, err := build(overlay.Nothing)
+	if err != nil {
+		return err
+	}
+	args := []string{"-test.run", *tests, "-test.timeout", "0", "-sim.duration", duration.String(), "-sim.seed", strconv.FormatUint(*seed, 10), "-sim.n", strconv.Itoa(*n)}
+	if *trace {
+		args = append(args, "-sim.trace")
+	}
+	cmd := exec.Command(binary, args...)
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	return cmd.Run()
+}
+
+// build builds the simulation, with a part of the product replaced, and returns the path of
+// the binary.
+func build(m overlay.Mutant) (string, error) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", err
+	}
+	folder := filepath.Join(cache, "onejob", "simulate", "real")
+	if m.Name != "" {
+		folder = filepath.Join(cache, "onejob", "simulate", "mutant")
+	}
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		return "", err
+	}
+	file, err := overlay.Write(folder, m)
+	if err != nil {
+		return "", err
+	}
+	binary := filepath.Join(folder, "simulate.test")
+	cmd := exec.Command("go", "test", "-c", "-o", binary, "-tags", "simulate", "-overlay", file, "onejob/simulate")
+	cmd.Stderr = os.Stderr
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("go test -c: %w", err)
+	}
+	return binary, nil
+}

@@ -1,0 +1,53 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os/exec"
+	"regexp"
+	"strconv"
+	"time"
+
+	"onejob/simulate/overlay"
+)
+
+var caught = regexp.MustCompile(`seed (\d+) fails: (.*)`)
+
+// runMutants runs each mutant until it is caught. It is an error if one is not, within the time.
+func runMutants(only string, duration time.Duration, seed uint64) error {
+	missed := 0
+	fmt.Printf("%-26s %8s  %s\n", "mutant", "after", "caught by")
+	for _, m := range overlay.Mutants {
+		if only != "" && m.Name != only {
+			continue
+		}
+		binary, err := build(m)
+		if err != nil {
+			return fmt.Errorf("%s: %w", m.Name, err)
+		}
+		cmd := exec.Command(binary, "-test.run", "TestSchedules", "-test.timeout", (2*duration + 5*time.Minute).String(),
+			"-sim.duration", duration.String(), "-sim.seed", strconv.FormatUint(max(seed, 1), 10))
+		began := time.Now()
+		var out bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &out
+		err = cmd.Run()
+		took := time.Since(began).Round(100 * time.Millisecond)
+		found := caught.FindSubmatch(out.Bytes())
+		switch exit := (*exec.ExitError)(nil); {
+		case found != nil:
+			fmt.Printf("%-26s %8v  seed %s: %s\n", m.Name, took, found[1], found[2])
+		case errors.As(err, &exit):
+			return fmt.Errorf("%s: %w\n%s", m.Name, err, out.Bytes())
+		case err != nil:
+			return err
+		default:
+			missed++
+			fmt.Printf("%-26s %8v  NOT CAUGHT\n", m.Name, took)
+		}
+	}
+	if missed > 0 {
+		return fmt.Errorf("%d mutants were not caught", missed)
+	}
+	return nil
+}

@@ -1,0 +1,104 @@
+//go:build simulate
+
+package simulate
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"testing"
+	"time"
+)
+
+var (
+	seed     = flag.Uint64("sim.seed", 0, "the first seed; 0 means one that follows from the time")
+	count    = flag.Int("sim.n", 0, "how many schedules; 0 means as many as fit into the time")
+	duration = flag.Duration("sim.duration", 20*time.Second, "how long")
+	trace    = flag.Bool("sim.trace", false, "write down everything that happens")
+)
+
+func TestMain(m *testing.M) {
+	// Or else a seed gives another schedule each time.
+	runtime.GOMAXPROCS(1)
+	debug.SetGCPercent(-1)
+	flag.Parse()
+	os.Exit(m.Run())
+}
+
+// warm runs a schedule: what is made once in a process, as caches are, is made in the first.
+func warm(t *testing.T) {
+	for seed := range uint64(3) {
+		Run(t, NewPlan(seed), io.Discard)
+	}
+}
+
+// TestSchedules runs one plan after the other until one breaks a promise.
+func TestSchedules(t *testing.T) {
+	warm(t)
+	first := *seed
+	if first == 0 {
+		first = uint64(time.Now().UnixNano()/1e6) % 1e9 * 1000
+	}
+	n := *count
+	if n == 0 && *seed != 0 && *trace {
+		n = 1
+	}
+	var simulated time.Duration
+	requests, begun := 0, 0
+	began, said := time.Now(), time.Now()
+	tell := func(done int) {
+		took := time.Since(began)
+		fmt.Printf("%d schedules (seeds %d to %d), %.0f simulated minutes, %d requests, %d leases in %v: %.0f schedules and %.0f simulated minutes a minute\n",
+			done, first, first+uint64(done)-1, simulated.Minutes(), requests, begun, took.Round(time.Second),
+			float64(done)/took.Minutes(), simulated.Minutes()/took.Minutes())
+	}
+	i := 0
+	for ; n == 0 && time.Since(began) < *duration || i < n; i++ {
+		plan := NewPlan(first + uint64(i))
+		if *trace {
+			fmt.Print(plan)
+			result := Run(t, plan, os.Stdout)
+			fmt.Printf("digest %016x\n", result.Digest)
+			for _, v := range result.Violations {
+				t.Errorf("seed %d: %v", plan.Seed, v)
+			}
+			continue
+		}
+		result := Run(t, plan, nil)
+		simulated += result.Simulated
+		requests += result.Requests
+		begun += result.Begun
+		if len(result.Violations) > 0 {
+			tell(i + 1)
+			t.Fatal(report(t, result, plan))
+		}
+		if time.Since(said) > 15*time.Second {
+			said = time.Now()
+			tell(i + 1)
+		}
+	}
+	tell(i)
+}
+
+// TestSameSeedSameSchedule: a seed gives the same schedule each time, request by request.
+func TestSameSeedSameSchedule(t *testing.T) {
+	warm(t)
+	for seed := range uint64(10) {
+		var a, b bytes.Buffer
+		first, second := Run(t, NewPlan(seed), &a), Run(t, NewPlan(seed), &b)
+		if first.Digest == second.Digest {
+			continue
+		}
+		x, y := bytes.Split(a.Bytes(), []byte("\n")), bytes.Split(b.Bytes(), []byte("\n"))
+		for i := range min(len(x), len(y)) {
+			if !bytes.Equal(x[i], y[i]) {
+				t.Fatalf("seed %d: line %d is\n%s\nand then\n%s", seed, i, x[i], y[i])
+			}
+		}
+		t.Fatalf("seed %d: %d lines, and then %d", seed, len(x), len(y))
+	}
+}

@@ -1,0 +1,374 @@
+//go:build simulate
+
+package simulate
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+	"go.uber.org/zap"
+
+	"onejob/internal/supervisor"
+	"onejob/lock/consul"
+	"onejob/simulate/fakeconsul"
+	"onejob/simulate/fakestore"
+	"onejob/tasks"
+	"onejob/worker"
+)
+
+// maxCrashes is after how many deaths of replicas a task is quarantined.
+const maxCrashes = 3
+
+// workers is what the world knows of tasks.
+type workers struct {
+	db       *fakestore.Database
+	handlers []*handler
+	jobs     map[int64]*job
+	highest  map[string]int64 // fence that began, by lock key
+	fences   map[int64]bool   // that began
+	backups  map[*Fault]fakestore.Backup
+	other    *fakeconsul.Server // another cluster's Consul
+	failed   bool               // Postgres has failed over and lost something
+	nextJob  *job               // of the row that is inserted
+	died     []string           // sessions of processes that died
+}
+
+// job is what the world knows of one task.
+type job struct {
+	takes    time.Duration
+	counted  int // attempts that ended by themselves
+	success  map[int64]bool
+	struck   int // processes that died or stood still while they worked on it
+	finished bool
+}
+
+// handler is one that runs.
+type handler struct {
+	m       *machine
+	life    int
+	id      int64
+	key     string
+	fence   int64
+	session string
+	began   time.Duration
+	ctx     context.Context
+	done    bool
+}
+
+// startWorker starts a process of the machine, with a worker in it.
+func (w *world) startWorker(m *machine) *replica {
+	m.life++
+	life := m.life
+	running, stop := context.WithCancel(context.Background())
+	r := &replica{w: w, m: m, done: make(chan struct{}), stop: stop, kill: stop, process: w.newID()}
+	grace := short(w.rand, 6*time.Second)
+	go func() {
+		m.process()
+		name := fmt.Sprintf("r%d.%d", m.id, life)
+		locker, log := w.newLocker(m, name)
+		r.locker = locker
+		wk := &worker.Worker{
+			Store: w.db.Store(m.query), Locks: locker, Kinds: tasks.Kinds{"k": kind{w, m, life}}, Replica: name, Process: r.process,
+			Concurrency: 1 + w.plan.Workers, PollOnly: true, MaxCrashes: maxCrashes, RetryBase: 100 * time.Millisecond, RetryMax: 2 * time.Second,
+			LockDelay: w.timing().LockDelay, ShutdownGrace: grace, Log: log,
+		}
+		err := wk.Run(running)
+		w.note("replica %d: has stopped: %v", m.id, err)
+		close(r.done)
+	}()
+	return r
+}
+
+func (w *world) newLocker(m *machine, name string) (*consul.Locker, *zap.Logger) {
+	cfg := timings[w.plan.Timing]
+	cfg.Client = api.DefaultConfig()
+	cfg.Client.Address = "consul.simulated:8500"
+	cfg.Prefix, cfg.RoundTripper = prefix, m
+	cfg.Replica = consul.Replica{Name: name, Host: "h", PID: 1, Started: w.began}
+	cfg.Log = w.logger(name)
+	locker, err := consul.New(cfg)
+	if err != nil {
+		panic(err)
+	}
+	return locker, cfg.Log
+}
+
+// bury does what the supervisor of a process that died does.
+func (w *world) bury(m *machine, process string) {
+	go func() {
+		m.process()
+		locker, log := w.newLocker(m, fmt.Sprintf("r%d.supervisor", m.id))
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		supervisor.Bury(ctx, log, []string{process}, w.db.Store(m.query).DeclareProcessDead, locker.Bury, func() {})
+	}()
+}
+
+// query is the way of a machine to Postgres.
+func (m *machine) query(ctx context.Context, what string, apply func()) error {
+	w := m.w
+	_, alive := w.me()
+	w.gate()
+	if !alive {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	w.requests++
+	if w.is(DBDown, m.id) != nil {
+		return errors.New("connection refused")
+	}
+	done := make(chan struct{}, 2)
+	delay, heard := m.line(SlowDB)
+	if heard {
+		time.AfterFunc(delay, func() {
+			apply()
+			if w.trace != nil {
+				w.note("replica %d: Postgres does %s", m.id, what)
+			}
+			delay, heard := m.line(SlowDB)
+			if f := w.is(DropDB, m.id); f != nil && w.rand.IntN(100) < f.Part {
+				heard = false
+			}
+			if heard {
+				time.AfterFunc(delay, func() { done <- struct{}{} })
+			}
+		})
+	}
+	if heard && w.is(DropDB, m.id) != nil && w.rand.IntN(4) == 0 { // the connection is reset, and nobody knows
+		select {
+		case <-time.After(between(w.rand, 0, 20*time.Millisecond)):
+			w.gate()
+			return io.ErrUnexpectedEOF
+		case <-ctx.Done():
+		}
+	}
+	select {
+	case <-done:
+		w.gate()
+		return nil
+	case <-ctx.Done():
+		w.gate()
+		return ctx.Err()
+	}
+}
+
+// line returns how long a message to or from Postgres takes, and whether it arrives.
+func (m *machine) line(slow Kind) (delay time.Duration, arrives bool) {
+	w := m.w
+	delay = between(w.rand, 50*time.Microsecond, 500*time.Microsecond)
+	if w.is(CutDB, m.id) != nil || w.is(CutBoth, m.id) != nil {
+		return delay, false
+	}
+	if f := w.is(slow, m.id); f != nil && w.rand.IntN(100) < f.Part {
+		delay += between(w.rand, 0, f.Size)
+	}
+	return delay, true
+}
+
+// kind is what tasks do.
+type kind struct {
+	w    *world
+	m    *machine
+	life int
+}
+
+// Check implements tasks.Kind.
+func (kind) Check(json.RawMessage) error { return nil }
+
+// Run implements tasks.Kind.
+func (k kind) Run(ctx context.Context, a *tasks.Attempt) (tasks.Result, error) {
+	w := k.w
+	w.gate()
+	if k.m.life != k.life {
+		return tasks.Result{}, errors.New("dead")
+	}
+	j := w.jobs[a.ID]
+	h := &handler{m: k.m, life: k.life, id: a.ID, key: a.LockKey, fence: a.Fence, session: a.Session, began: w.now(), ctx: ctx}
+	defer func() {
+		h.done = true
+		w.handlers = slices.DeleteFunc(w.handlers, func(o *handler) bool { return o == h })
+	}()
+	w.handlers = append(w.handlers, h)
+	w.handovers++
+	w.note("replica %d: begins task %d (lock key %s, fence %d, attempt %d)", k.m.id, a.ID, a.LockKey, a.Fence, a.Attempt)
+	if w.fences[a.Fence] {
+		w.violate("I10 fence", "fence %d of task %d was used before", a.Fence, a.ID)
+	}
+	if a.Fence <= w.highest[a.LockKey] && !k.m.stood() {
+		w.violate("I10 fence", "task %d begins with fence %d, after fence %d of lock key %s", a.ID, a.Fence, w.highest[a.LockKey], a.LockKey)
+	}
+	w.fences[a.Fence] = true
+	w.highest[a.LockKey] = max(w.highest[a.LockKey], a.Fence)
+	w.checkHandlers()
+
+	takes := j.takes
+	if w.settled {
+		takes = min(takes, 300*time.Millisecond)
+	}
+	for until := w.now() + takes; w.now() < until && ctx.Err() == nil; {
+		step := time.NewTimer(min(between(w.rand, 30*time.Millisecond, 300*time.Millisecond), until-w.now()))
+		select {
+		case <-step.C:
+		case <-ctx.Done():
+		}
+		step.Stop()
+		w.gate()
+		if k.m.life != k.life {
+			return tasks.Result{}, errors.New("dead")
+		}
+	}
+	if ctx.Err() != nil {
+		w.note("replica %d: told to end task %d: %v", k.m.id, a.ID, context.Cause(ctx))
+		time.Sleep(between(w.rand, 0, handlerGrace))
+		w.gate()
+		return tasks.Result{}, context.Cause(ctx)
+	}
+	j.counted++
+	if w.rand.IntN(8) == 0 {
+		w.note("replica %d: fails task %d", k.m.id, a.ID)
+		return tasks.Result{}, errors.New("it failed")
+	}
+	w.note("replica %d: ends task %d", k.m.id, a.ID)
+	j.success[a.Fence] = true
+	return tasks.Result{}, nil
+}
+
+// checkHandlers looks whether two work on one lock key.
+func (w *world) checkHandlers() {
+	for i, a := range w.handlers {
+		for _, b := range w.handlers[i+1:] {
+			if a.key == b.key && !a.excused() && !b.excused() {
+				w.violate("I2 two inside", "replica %d with task %d (fence %d, session %s) and replica %d with task %d (fence %d, session %s) work on lock key %s",
+					a.m.id, a.id, a.fence, a.session, b.m.id, b.id, b.fence, b.session, a.key)
+				a.done, b.done = true, true
+			}
+		}
+	}
+}
+
+// excused reports whether a handler cannot act, or could not until a moment ago. If Postgres
+// has forgotten the row, Consul alone protects, and who takes the lock away by hand as well
+// takes away both.
+func (h *handler) excused() bool {
+	w := h.m.w
+	if h.done || h.m.stood() || h.m.life != h.life {
+		return true
+	}
+	return w.failed && (w.robbed[h.session] > 0 || w.deleted[h.key] > 0 || w.restored >= h.began)
+}
+
+// strike notes that the process of a machine dies or stands still.
+func (w *world) strike(m *machine) {
+	for _, h := range w.handlers {
+		if h.m == m && h.life == m.life {
+			w.jobs[h.id].struck++
+		}
+	}
+}
+
+// rowChanged is called with every change of a row.
+func (w *world) rowChanged(before, after fakestore.Row, by string) {
+	w.note("task %d: %s -> %s by %s, attempt %d, crashes %d, stalls %d, fence %d %s", after.ID, before.Status, after.Status, by, after.Attempt, after.Crashes, after.Stalls, after.Fence, after.Error)
+	j := w.jobs[after.ID]
+	switch by {
+	case "insert", "cancel", "begin":
+		return
+	case "takeover":
+		for _, h := range w.handlers {
+			if h.id == after.ID && h.fence == before.Fence && !h.excused() {
+				w.violate("I4 takeover", "task %d is taken from replica %d (session %s), which works on it", h.id, h.m.id, h.session)
+			}
+		}
+		if after.Error == "quarantined" && after.Status == tasks.StatusFailed && j.struck == 0 {
+			w.violate("I12 quarantine", "task %d is quarantined, and no process has died or stood still while it worked on it", after.ID)
+		}
+	case "complete":
+		if after.Status == tasks.StatusSucceeded && !j.success[before.Fence] {
+			w.violate("I3 success", "task %d has succeeded under fence %d, and its handler has not", after.ID, before.Fence)
+		}
+		for _, h := range w.handlers {
+			if h.id == after.ID && h.fence == before.Fence && !h.done {
+				w.violate("I3 early", "task %d has ended, and its handler of fence %d has not", after.ID, h.fence)
+			}
+		}
+		w.checkDurable(before)
+	}
+	if before.Status == tasks.StatusSucceeded || before.Status == tasks.StatusFailed {
+		w.violate("I6 undone", "task %d was %s and is %s", after.ID, before.Status, after.Status)
+	}
+	j.finished = after.Status == tasks.StatusSucceeded || after.Status == tasks.StatusFailed || after.Status == tasks.StatusCancelled
+}
+
+// checkDurable: while an outcome is written, its lock is still held.
+func (w *world) checkDurable(r fakestore.Row) {
+	if !w.consul.Lives(r.Session) || w.restored > 0 || w.deleted[r.Key()] > 0 || w.robbed[r.Session] > 0 {
+		return
+	}
+	for _, m := range w.machines {
+		if w.replicas[m.id].sessionWas(r.Session) && (m.stood() || w.disturbed(m.id, w.now()-40*time.Second, w.now())) {
+			return
+		}
+	}
+	if by, _ := w.consul.Held(prefix + "/tasks/" + r.Key()); by != r.Session {
+		w.violate("I5 durable", "the outcome of task %d is written, and its lock is not held any more", r.ID)
+	}
+}
+
+// sessionWas reports whether the replica has that session now.
+func (r *replica) sessionWas(session string) bool {
+	return r.w.consul.Node(session) == r.m.agent.Node()
+}
+
+// addTasks inserts tasks, at the beginning and later.
+func (w *world) addTasks() {
+	for range w.plan.Tasks {
+		row := fakestore.Row{Kind: "k", Priority: int16(w.rand.IntN(2)), MaxAttempts: 1 + w.rand.IntN(5)}
+		if w.rand.IntN(3) > 0 {
+			row.LockKey = fmt.Sprintf("k%d", w.rand.IntN(w.plan.Keys))
+		}
+		at := time.Duration(0)
+		if w.rand.IntN(2) == 0 {
+			at = between(w.rand, 0, w.plan.Length)
+		}
+		takes := short(w.rand, 10*time.Second)
+		time.AfterFunc(at, func() {
+			if w.settled {
+				return
+			}
+			w.nextJob = &job{takes: takes, success: map[int64]bool{}}
+			id := w.db.Insert(row)
+			w.jobs[id] = w.nextJob
+		})
+	}
+}
+
+// checkTasks looks at the rows when everything has had its time.
+func (w *world) checkTasks() {
+	for _, r := range w.db.Rows() {
+		if r.Status == tasks.StatusPending || r.Status == tasks.StatusRunning {
+			w.violate("lost", "task %d is %s (session %s), long after the last fault", r.ID, r.Status, r.Session)
+		}
+		if j := w.jobs[r.ID]; w.plan.calm() && (r.Crashes > 0 || r.Attempt != j.counted) {
+			w.violate("I11 stop", "task %d has %d attempts and %d crashes, and %d of its handlers have ended", r.ID, r.Attempt, r.Crashes, j.counted)
+		}
+	}
+}
+
+// calm reports whether all that happens are stops, and delays of milliseconds.
+func (p Plan) calm() bool {
+	for _, f := range p.Faults {
+		switch {
+		case f.Kind == Restart, f.Kind == Election:
+		case f.Kind == SlowDB && f.Size < 200*time.Millisecond:
+		default:
+			return false
+		}
+	}
+	return true
+}
