@@ -5,7 +5,7 @@ SHELL       := /bin/bash
 .DEFAULT_GOAL := help
 export GOFLAGS ?=
 
-.PHONY: help build test lint demo bench microbench chaos compare mutants model partition-test ha-test cgroup-test compose-test consul postgres rabbitmq clean
+.PHONY: help build test lint demo bench microbench chaos compare mutants model simulate partition-test ha-test cgroup-test compose-test consul postgres rabbitmq clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -49,6 +49,9 @@ mutants: consul postgres ## Switch off one protection at a time: each must be fo
 
 model: ## Check a model of the protocol with spin: which faults, and pairs of them, break which promise (10 minutes; QUICK=1: 1 minute)
 	@./scripts/model.sh
+
+simulate: ## Replicas in a simulated world, repeatable from a seed (DURATION=2m SEED=; 5 minutes more the first time)
+	go run ./simulate/run -duration $${DURATION:-2m} -seed $${SEED:-0}
 
 partition-test: rabbitmq ## Clusters of RabbitMQ that are partitioned (2 minutes)
 	TEST_PARTITIONS=1 go test -count=1 -timeout 10m -run TestPartitionedBrokers -v ./lock/rabbitmq

@@ -134,12 +134,12 @@ func NewPlan(seed uint64) Plan {
 		Keys:     1 + r.IntN(4),
 		Workers:  1 + r.IntN(2),
 		Timing:   r.IntN(len(timings)),
-		Length:   time.Duration(15+r.IntN(30)) * time.Second,
+		Length:   time.Duration(20+r.IntN(25)) * time.Second,
 		Sweep:    r.IntN(6) == 0,
 		Mode:     Leases,
 	}
 	if r.IntN(2) == 0 {
-		p.Mode, p.Tasks = Workers, 2+r.IntN(12)
+		p.Mode, p.Tasks = Workers, 4+r.IntN(25)
 	}
 	var kinds []Kind
 	for kind, n := range deck {
@@ -159,8 +159,18 @@ func NewPlan(seed uint64) Plan {
 		some := []Kind{kinds[r.IntN(len(kinds))], kinds[r.IntN(len(kinds))]}
 		kinds = some
 	}
-	for range 1 + r.IntN(9) {
-		f := Fault{Kind: kinds[r.IntN(len(kinds))], At: between(r, time.Second, p.Length), Who: r.IntN(p.Replicas)}
+	// Faults come in storms, most of one storm on the same replica: what protects against one
+	// of them is often another thing than what protects against both.
+	var at time.Duration
+	victim := 0
+	for i := range 1 + r.IntN(9) {
+		if i == 0 || r.IntN(3) == 0 {
+			at, victim = between(r, time.Second, p.Length), r.IntN(p.Replicas)
+		}
+		f := Fault{Kind: kinds[r.IntN(len(kinds))], At: min(at+short(r, 8*time.Second), p.Length-time.Millisecond), Who: victim}
+		if r.IntN(4) == 0 {
+			f.Who = r.IntN(p.Replicas)
+		}
 		f.For = short(r, 14*time.Second)
 		switch f.Kind {
 		case Slow, SlowAnswers, Repeat:
@@ -190,8 +200,34 @@ func NewPlan(seed uint64) Plan {
 		}
 		p.Faults = append(p.Faults, f)
 	}
+	if r.IntN(4) > 0 {
+		p.Faults = append(p.Faults, death(r, p)...)
+	}
 	slices.SortStableFunc(p.Faults, func(a, b Fault) int { return int(a.At - b.At) })
 	return p
+}
+
+// death disturbs a replica, and then keeps Consul from hearing of it for longer than a session
+// lives.
+func death(r *rand.Rand, p Plan) []Fault {
+	before := []Kind{Slow, SlowAnswers, SlowAnswers, SlowAnswers, DropAnswers, Doubt, Repeat, Freeze, Pause}
+	after := []Kind{Cut, Cut, DropRequests, Freeze}
+	if p.Mode == Workers {
+		before = append(before, SlowDB, DropDB)
+		after = append(after, CutBoth, CutDB, HostLoss, Buried)
+	}
+	at, who := between(r, time.Second, p.Length/2), r.IntN(p.Replicas)
+	lasts := between(r, time.Second, 6*time.Second)
+	a := Fault{Kind: before[r.IntN(len(before))], At: at, For: lasts, Who: who, Part: 50 + r.IntN(51)}
+	switch a.Kind {
+	case Slow, SlowAnswers, Repeat, SlowDB:
+		a.Size = between(r, 100*time.Millisecond, 4*time.Second)
+	}
+	b := Fault{Kind: after[r.IntN(len(after))], At: at + lasts, For: between(r, 8*time.Second, 25*time.Second), Who: who}
+	if b.Kind == DropRequests {
+		b.Part = 100
+	}
+	return []Fault{a, b}
 }
 
 func between(r *rand.Rand, from, to time.Duration) time.Duration {

@@ -25,23 +25,31 @@ import (
 // maxCrashes is after how many deaths of replicas a task is quarantined.
 const maxCrashes = 3
 
+// Some tasks have a limit.
+const (
+	limitName  = "l"
+	limitSlots = 2
+)
+
 // workers is what the world knows of tasks.
 type workers struct {
-	db       *fakestore.Database
-	handlers []*handler
-	jobs     map[int64]*job
-	highest  map[string]int64 // fence that began, by lock key
-	fences   map[int64]bool   // that began
-	backups  map[*Fault]fakestore.Backup
-	other    *fakeconsul.Server // another cluster's Consul
-	failed   bool               // Postgres has failed over and lost something
-	nextJob  *job               // of the row that is inserted
-	died     []string           // sessions of processes that died
+	db        *fakestore.Database
+	handlers  []*handler
+	jobs      map[int64]*job
+	highest   map[string]int64 // fence that began, by lock key
+	fences    map[int64]bool   // that began
+	backups   map[*Fault]fakestore.Backup
+	other     *fakeconsul.Server // another cluster's Consul
+	failed    bool               // Postgres has failed over and lost something
+	nextJob   *job               // of the row that is inserted
+	overLimit bool               // that was seen
+	died      []string           // sessions of processes that died
 }
 
 // job is what the world knows of one task.
 type job struct {
 	takes    time.Duration
+	limited  bool
 	counted  int // attempts that ended by themselves
 	success  map[int64]bool
 	struck   int // processes that died or stood still while they worked on it
@@ -76,7 +84,7 @@ func (w *world) startWorker(m *machine) *replica {
 		wk := &worker.Worker{
 			Store: w.db.Store(m.query), Locks: locker, Kinds: tasks.Kinds{"k": kind{w, m, life}}, Replica: name, Process: r.process,
 			Concurrency: 1 + w.plan.Workers, PollOnly: true, MaxCrashes: maxCrashes, RetryBase: 100 * time.Millisecond, RetryMax: 2 * time.Second,
-			LockDelay: w.timing().LockDelay, ShutdownGrace: grace, Log: log,
+			Limits: locker.Semaphores(), LimitSlots: map[string]int{limitName: limitSlots}, LockDelay: w.timing().LockDelay, ShutdownGrace: grace, Log: log,
 		}
 		err := wk.Run(running)
 		w.note("replica %d: has stopped: %v", m.id, err)
@@ -206,12 +214,16 @@ func (k kind) Run(ctx context.Context, a *tasks.Attempt) (tasks.Result, error) {
 	w.fences[a.Fence] = true
 	w.highest[a.LockKey] = max(w.highest[a.LockKey], a.Fence)
 	w.checkHandlers()
+	w.checkLimit()
 
 	takes := j.takes
 	if w.settled {
 		takes = min(takes, 300*time.Millisecond)
 	}
 	for until := w.now() + takes; w.now() < until && ctx.Err() == nil; {
+		if deadline := a.Deadline(); ctx.Err() == nil {
+			w.believe(k.m, a.Session, deadline)
+		}
 		step := time.NewTimer(min(between(w.rand, 30*time.Millisecond, 300*time.Millisecond), until-w.now()))
 		select {
 		case <-step.C:
@@ -250,6 +262,26 @@ func (w *world) checkHandlers() {
 			}
 		}
 	}
+}
+
+// checkLimit looks whether more work under the limit than it has slots.
+func (w *world) checkLimit() {
+	inside := 0
+	for _, h := range w.handlers {
+		if w.jobs[h.id].limited && !h.excused() && !h.slotTaken() {
+			inside++
+		}
+	}
+	if inside > limitSlots && !w.overLimit {
+		w.overLimit = true
+		w.violate("limit", "%d work under a limit of %d", inside, limitSlots)
+	}
+}
+
+// slotTaken reports whether a handler's slot may have been taken away by hand, or by a
+// restore: nobody knows of which session it is.
+func (h *handler) slotTaken() bool {
+	return len(h.m.w.robbed) > 0 || h.m.w.restored >= h.began
 }
 
 // excused reports whether a handler cannot act, or could not until a moment ago. If Postgres
@@ -332,16 +364,19 @@ func (w *world) addTasks() {
 		if w.rand.IntN(3) > 0 {
 			row.LockKey = fmt.Sprintf("k%d", w.rand.IntN(w.plan.Keys))
 		}
+		if w.rand.IntN(4) == 0 {
+			row.Limit = limitName
+		}
 		at := time.Duration(0)
 		if w.rand.IntN(2) == 0 {
 			at = between(w.rand, 0, w.plan.Length)
 		}
-		takes := short(w.rand, 10*time.Second)
+		takes := short(w.rand, 20*time.Second)
 		time.AfterFunc(at, func() {
 			if w.settled {
 				return
 			}
-			w.nextJob = &job{takes: takes, success: map[int64]bool{}}
+			w.nextJob = &job{takes: takes, limited: row.Limit != "", success: map[int64]bool{}}
 			id := w.db.Insert(row)
 			w.jobs[id] = w.nextJob
 		})

@@ -64,7 +64,7 @@ func newWorld(plan Plan, trace io.Writer) *world {
 	w.consul = fakeconsul.New(fakeconsul.Config{
 		Expiry: func(ttl time.Duration) time.Duration { return ttl + time.Duration(w.rand.Int64N(int64(ttl)+1)) },
 		Commit: func() time.Duration { return between(w.rand, 100*time.Microsecond, 3*time.Millisecond) },
-		Sync:   func() time.Duration { return between(w.rand, time.Millisecond, 50*time.Millisecond) },
+		Sync:   func() time.Duration { return between(w.rand, 100*time.Microsecond, 3*time.Millisecond) },
 		NewID:  w.newID,
 		Ended:  w.sessionEnded,
 		Hold:   7 * time.Second,

@@ -2,7 +2,7 @@
 // the worker's Store.
 //
 // It has the columns of onejob.tasks, onejob.attempts, onejob.replicas and onejob.cluster that
-// a worker without limits and schedules changes, and changes them as the statements of store
+// a worker without schedules changes, and changes them as the statements of store
 // do; conformance_test.go compares the two. Every call is one transaction. Nothing is said
 // about locks on rows, plans or speed: a call sees what the one before has left.
 package fakestore
@@ -23,6 +23,7 @@ type Row struct {
 	Kind        string
 	Queue       string
 	LockKey     string // empty means the row's own
+	Limit       string // empty means none
 	Priority    int16
 	RunAt       time.Time
 	Status      tasks.Status
@@ -192,16 +193,13 @@ func (d *Database) claim(c tasks.Claim) (claimed tasks.Claimed, err error) {
 	if !c.Server.IsZero() && !c.Server.Equal(d.server.Started) {
 		return claimed, tasks.ErrOtherServer
 	}
-	if c.Limit != "" {
-		return claimed, nil
-	}
 	running := map[string]bool{}
 	var due []Row
 	for _, r := range d.rows() {
 		switch {
 		case r.Status == tasks.StatusRunning:
 			running[r.Key()] = true
-		case r.Status == tasks.StatusPending && !r.RunAt.After(now()) && slices.Contains(c.Kinds, r.Kind) && (len(c.Queues) == 0 || slices.Contains(c.Queues, r.Queue)):
+		case r.Limit == c.Limit && r.Status == tasks.StatusPending && !r.RunAt.After(now()) && slices.Contains(c.Kinds, r.Kind) && (len(c.Queues) == 0 || slices.Contains(c.Queues, r.Queue)):
 			due = append(due, r)
 		}
 	}
@@ -552,4 +550,24 @@ func (d *Database) Cancel(id int64) {
 		r.Cancel = true
 		d.put(r, "cancel")
 	}
+}
+
+// limits returns those of names that have due rows.
+func (d *Database) limits(names, kinds []string) (due []string) {
+	for _, r := range d.rows() {
+		if r.Limit != "" && r.Status == tasks.StatusPending && !r.RunAt.After(now()) && slices.Contains(names, r.Limit) && slices.Contains(kinds, r.Kind) && !slices.Contains(due, r.Limit) {
+			due = append(due, r.Limit)
+		}
+	}
+	return due
+}
+
+// limited reports whether a row with a limit waits.
+func (d *Database) limited() bool {
+	for _, r := range d.state.rows {
+		if r.Limit != "" && r.Status == tasks.StatusPending {
+			return true
+		}
+	}
+	return false
 }

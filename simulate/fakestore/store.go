@@ -211,19 +211,25 @@ func (s *Store) Refuse(tasks.Server) {}
 // Follow implements worker.DatabaseStore. There is one server.
 func (s *Store) Follow(context.Context, tasks.Server) bool { return false }
 
-// Limits and schedules, of which there are none.
+// Limits; kinds have none.
 
 // Limited implements worker.Store.
-func (s *Store) Limited(context.Context) (bool, error) { return false, nil }
+func (s *Store) Limited(ctx context.Context) (bool, error) {
+	return ask(ctx, s, "limited", timeout, func(d *Database) (bool, error) { return d.limited(), nil })
+}
 
 // DueLimits implements worker.Store.
-func (s *Store) DueLimits(context.Context, tasks.Claim, []string) ([]string, error) { return nil, nil }
+func (s *Store) DueLimits(ctx context.Context, c tasks.Claim, names []string) ([]string, error) {
+	return ask(ctx, s, "due limits", timeout, func(d *Database) ([]string, error) { return d.limits(names, c.Kinds), nil })
+}
 
 // UnknownLimits implements worker.Store.
 func (s *Store) UnknownLimits(context.Context, []string, int) ([]string, error) { return nil, nil }
 
 // DueKinds implements worker.Store.
 func (s *Store) DueKinds(context.Context, tasks.Claim) ([]string, error) { return nil, nil }
+
+// Schedules, of which there are none.
 
 // DueSchedules implements worker.LeaderStore.
 func (s *Store) DueSchedules(context.Context, []string) (time.Time, []tasks.DueSchedule, error) {

@@ -18,11 +18,11 @@ func one(name, what, file, old, new string) Mutant {
 // Mutants are the builds that the simulation must catch.
 var Mutants = []Mutant{
 	one("heartbeat-answer", "the lease counts from the answer to a heartbeat, not from before it was sent",
-		"lock/consul/term.go", "t.extend(&t.trust.check, timing, sent)", "t.extend(&t.trust.check, timing, boottime.Now())"),
+		"lock/consul/term.go", "t.extend(&t.trust.check, timing, sent)", "t.extend(&t.trust.check, timing, max(sent, boottime.Now()))"),
 	one("renewal-answer", "the lease counts from the answer to a renewal",
-		"lock/consul/term.go", "t.extend(&t.trust.session, timing, sent)", "t.extend(&t.trust.session, timing, boottime.Now())"),
+		"lock/consul/term.go", "t.extend(&t.trust.session, timing, sent)", "t.extend(&t.trust.session, timing, max(sent, boottime.Now()))"),
 	one("creation-answer", "the lease counts from the answer to the creation of the session",
-		"lock/consul/term.go", "t.trust.session = l.cfg.session().Deadline(sent)", "_ = sent; t.trust.session = l.cfg.session().Deadline(boottime.Now())"),
+		"lock/consul/term.go", "t.trust.session = l.cfg.session().Deadline(sent)", "t.trust.session = l.cfg.session().Deadline(max(sent, boottime.Now()))"),
 	one("revival", "a heartbeat that is acknowledged late revives a lease that has ended",
 		"lock/consul/trust.go", "	if t.until() <= now {\n		return false\n	}\n", ""),
 	one("no-margin", "a lease ends when the session does, not a margin earlier",
@@ -60,4 +60,72 @@ var Mutants = []Mutant{
 		t.lose(fmt.Errorf("%w: session %s was ended from outside", lock.ErrLost, t.id))
 	}
 	return entry != nil, err`, `	return true, err`),
+
+	// Of the worker, and what it rests on.
+	one("begins-late", "a handler begins without a look at the deadline",
+		"worker/attempt.go", "	if lease.Deadline().Passed() {\n		return tasks.Result{}, lock.ErrLost\n	}\n	if ctx.Err() != nil {\n		return tasks.Result{}, context.Cause(ctx)\n	}\n", ""),
+	one("early-release", "the lock is released before the outcome is durable",
+		"worker/attempt.go", "		w.run(lease, t)\n", "		_ = lease.Release(context.Background())\n		w.run(lease, t)\n"),
+	one("deaf-to-the-lease", "a handler's context does not end with the lease",
+		"worker/attempt.go", "context.WithCancelCause(lease.Context())", "context.WithCancelCause(context.WithoutCancel(lease.Context()))"),
+	one("hasty-burial", "replicas are called dead after a quarter of the silence",
+		"worker/members.go", "	for _, r := range w.members.silent(lock.Silence) {\n		switch {", "	for _, r := range w.members.silent(lock.Silence / 4) {\n		switch {").
+		and("worker/members.go", "how, err := w.Locks.End(ctx, r.Session, lock.Silence)", "how, err := w.Locks.End(ctx, r.Session, lock.Silence/4)"),
+	one("one-second-early", "replicas are called dead two seconds early",
+		"worker/members.go", "	for _, r := range w.members.silent(lock.Silence) {\n		switch {", "	for _, r := range w.members.silent(lock.Silence - 2*time.Second) {\n		switch {").
+		and("worker/members.go", "how, err := w.Locks.End(ctx, r.Session, lock.Silence)", "how, err := w.Locks.End(ctx, r.Session, lock.Silence-2*time.Second)"),
+	one("one-silence", "silence on the list is death, whatever Consul has heard",
+		"lock/consul/cluster.go", "if l.membership.quiet(session, index) < silence {", "if l.membership.quiet(session, index) < 0 {"),
+	one("heard-at-the-answer", "the list's word counts from its answer",
+		"worker/members.go", "w.Locks.Heard(session, sent)", "w.Locks.Heard(session, max(sent, boottime.Now()))"),
+	one("no-silence-deadline", "a lease does not end when nobody hears of its replica",
+		"lock/consul/trust.go", "return min(t.check, t.session, t.silence)", "return min(t.check, t.session)"),
+	one("no-audit", "claims whose answers are lost are never given back",
+		"worker/worker.go", "	if !w.unheard.Load() {\n		return\n	}\n", "	if !w.unheard.Load() || w.MaxCrashes > 0 {\n		return\n	}\n"),
+	one("claims-are-dropped", "a claim is given up when the replica is told to stop",
+		"worker/worker.go", "whole := context.WithoutCancel(ctx)", "whole := ctx").
+		and("worker/worker.go", "			w.audit(last)\n", "			_ = last\n"),
+	one("audit-beside-claims", "the audit of claims runs beside those under a limit",
+		"worker/limits.go", "	w.claiming.RLock()\n	defer w.claiming.RUnlock()\n", ""),
+	one("fences-begin-anew", "another server's fences do not begin above those of its predecessor",
+		"worker/database.go", "	if mutant.Fences {\n		now.FencesFrom = 0\n	}\n", "	now.FencesFrom = 0\n"),
+	one("any-server", "a claim is taken by whatever server answers",
+		"worker/database.go", "c.Server, c.FencesFrom = d.record.Started, d.record.FencesFrom", "c.FencesFrom = d.record.FencesFrom").
+		and("worker/database.go", "ours := d.trusted && d.record.Started.Equal(t.Server) && t.Fence > d.record.FencesFrom", "ours := true").
+		and("lock/consul/commit.go", "if version := list[0].database; version != 0 && !mutant.Record {", "if version := list[0].database; version != 0 && mutant.Record {"),
+	one("stops-cost-attempts", "a stop uses up an attempt",
+		"worker/attempt.go", "e.Outcome, e.Next, e.GiveBack = tasks.Shutdown, tasks.StatusPending, true", "e.Outcome, e.Next, e.GiveBack = tasks.Shutdown, tasks.StatusPending, false"),
+	one("suspects-together", "several suspects begin at once, and each crash is charged to all",
+		"worker/suspects.go", "	case s.left == 0, s.alone, prime && s.left < s.batch:\n		return false\n", "	case s.left < -1000:\n		return false\n").
+		and("simulate/fakestore/database.go", "v.proven = suspects == 1 && mine", "v.proven = mine"),
+	one("no-limits", "a slot is had though all are taken",
+		"lock/consul/semaphore_view.go", "	case held+n <= v.limit && !v.robbed:\n		return nil\n", "	case held+n <= v.limit+1:\n		return nil\n"),
+
+	// Defects that were, with both witnesses of a death where there was one.
+	one("other-consul", "a Consul is believed whose cluster is another one",
+		"lock/consul/cluster.go", "	case mutant.Identity:\n		return nil\n", "	default:\n		return nil\n").
+		and("lock/consul/cluster.go", "		if mutant.Identity && id != \"\" {\n			return id, nil\n		}\n", "		if id != \"\" {\n			return id, nil\n		}\n").
+		and(oneWitness...),
+	one("filtered-is-ended", "an answer that leaves out what the token may not see is believed",
+		"lock/consul/membership.go", "	case entry == nil && meta.ResultsFilteredByACLs:\n		return nil, fmt.Errorf(\"look at session %s: %w\", session, errBlind)\n", "").
+		and("lock/consul/membership.go", "	entry, meta, err := client.Session()", "	entry, _, err := client.Session()").
+		and("lock/consul/membership.go", "var errBlind = ", "var _ = ").
+		and(oneWitness...),
+	one("planted-key", "a key that no session holds shows that its replica lives",
+		"lock/consul/membership.go", "session := strings.TrimPrefix(pair.Key, prefix); session == pair.Session {", "session := strings.TrimPrefix(pair.Key, prefix); session != \"\" {").
+		and(oneWitness...),
+}
+
+// oneWitness makes Consul's word all that a takeover needs.
+var oneWitness = []string{
+	"worker/worker.go", "case !known || mutant.Witness:", "case !known || !mutant.Witness:",
+	"simulate/fakestore/database.go", "|| listed && m.EndedAt.IsZero() {", "{",
+}
+
+// and adds patches.
+func (m Mutant) and(patches ...string) Mutant {
+	for ; len(patches) > 0; patches = patches[3:] {
+		m.patches = append(m.patches, patch{patches[0], patches[1], patches[2]})
+	}
+	return m
 }
