@@ -88,7 +88,7 @@ var Mutants = []Mutant{
 	one("audit-beside-claims", "the audit of claims runs beside those under a limit",
 		"worker/limits.go", "	w.claiming.RLock()\n	defer w.claiming.RUnlock()\n", ""),
 	one("fences-begin-anew", "another server's fences do not begin above those of its predecessor",
-		"worker/database.go", "	if mutant.Fences {\n		now.FencesFrom = 0\n	}\n", "	now.FencesFrom = 0\n"),
+		"worker/database.go", "	if mutant.Fences {\n		now.FencesFrom = 0\n	}\n", "	_, now.FencesFrom = mutant.Fences, 0\n"),
 	one("any-server", "a claim is taken by whatever server answers",
 		"worker/database.go", "c.Server, c.FencesFrom = d.record.Started, d.record.FencesFrom", "c.FencesFrom = d.record.FencesFrom").
 		and("worker/database.go", "ours := d.trusted && d.record.Started.Equal(t.Server) && t.Fence > d.record.FencesFrom", "ours := true").
@@ -103,7 +103,7 @@ var Mutants = []Mutant{
 
 	// Defects that were, with both witnesses of a death where there was one.
 	one("other-consul", "a Consul is believed whose cluster is another one",
-		"lock/consul/cluster.go", "	case mutant.Identity:\n		return nil\n", "	default:\n		return nil\n").
+		"lock/consul/cluster.go", "	case mutant.Identity:\n", "	case mutant.Identity || id != \"\":\n").
 		and("lock/consul/cluster.go", "		if mutant.Identity && id != \"\" {\n			return id, nil\n		}\n", "		if id != \"\" {\n			return id, nil\n		}\n").
 		and(oneWitness...),
 	one("filtered-is-ended", "an answer that leaves out what the token may not see is believed",
