@@ -118,7 +118,6 @@ func compare(t *testing.T, seed uint64, sides ...*side) {
 	r := rand.New(rand.NewPCG(seed, 0))
 	type session struct {
 		id, process string
-		ended       bool
 	}
 	var sessions []session
 	claims := map[int64]*tasks.Task{} // by fence
