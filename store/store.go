@@ -333,9 +333,3 @@ func redact(s string) string {
 	}
 	return string(out)
 }
-
-// bounded returns the context of one of the store's own statements. Those that
-// answer for many callers must not end because one of them gave up.
-func (s *Store) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(ctx), s.timeout)
-}
