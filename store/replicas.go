@@ -94,9 +94,11 @@ func (s *Store) ForgetReplicas(ctx context.Context, known []string) ([]string, e
 	defer cancel()
 	names, err := query(ctx, s.pool, pgx.RowTo[string], `
 WITH gone AS (
-    SELECT session, replica AS name FROM onejob.tasks WHERE status = 'running'
-     UNION
-    SELECT session, name FROM onejob.replicas WHERE ended_at IS NULL
+    SELECT DISTINCT ON (session) session, name
+      FROM (SELECT session, replica AS name, true AS told_by_a_row FROM onejob.tasks WHERE status = 'running'
+         UNION ALL
+            SELECT session, name, false FROM onejob.replicas WHERE ended_at IS NULL) candidates
+     ORDER BY session, told_by_a_row, name
 )
 INSERT INTO onejob.replicas (session, process, name, host, pid, version, kinds, queues, concurrency, running, state, ended_at)
 SELECT session, session, name, '', 0, '', '{}', '{}', 0, 0, 'dead', clock_timestamp()

@@ -258,12 +258,13 @@ func TestAdoptConsul(t *testing.T) {
 	}
 
 	// A row that runs under a session that nobody knows may be at work as well.
-	b.sql(`INSERT INTO onejob.tasks (kind, status, session, replica, fence, started_at, attempt) VALUES ('noop', 'running', $1, 'ghost', nextval('onejob.fences'), now(), 1)`, stranger)
-	if why := adopt(next, []string{a.Session}, false, write); !strings.Contains(why, "replica ghost") {
+	b.sql(`INSERT INTO onejob.tasks (kind, status, session, replica, fence, started_at, attempt) VALUES ('noop', 'running', $1, 'ghost', nextval('onejob.fences'), now(), 1),
+		('other', 'running', $1, 'another name', nextval('onejob.fences'), now(), 1)`, stranger)
+	if why := adopt(next, []string{a.Session}, false, write); !strings.Contains(why, "which may be at work, has no session here ("+stranger) {
 		t.Errorf("with a task of an unknown session: %q", why)
 	}
 	names, err := b.ForgetReplicas(ctx, []string{a.Session})
-	equal(t, "forgotten", fmt.Sprint(names, err), fmt.Sprint([]string{"ghost"}, nil))
+	equal(t, "forgotten", fmt.Sprint(names, err), fmt.Sprint([]string{"another name"}, nil))
 	if why := adopt(next, []string{a.Session}, false, write); why != "" {
 		t.Errorf("after that was forgotten: %q", why)
 	}
