@@ -279,6 +279,7 @@ func (e Evidence) withoutHostile() Evidence {
 	e.Statements = without(e.Statements, func(s Statement) bool { return hostileFence[s.Fence] })
 	e.Transitions = without(e.Transitions, func(t Transition) bool { return hostile[t.Task] })
 	e.Effects = without(e.Effects, func(f Effect) bool { return hostile[f.Task] })
+	e.Odd = without(e.Odd, func(o Odd) bool { return hostile[o.Task] })
 	e.Final = maps.Clone(e.Final)
 	maps.DeleteFunc(e.Final, func(id int64, _ Final) bool { return hostile[id] })
 	return e

@@ -212,6 +212,10 @@ func (f *function) end(v *Verdict, q Enqueued) {
 
 func byTakeOver(rule string) bool { return strings.HasPrefix(rule, "takeover:") }
 
+// coarse is by how much the database's note of a moment may be early: it is rounded down to
+// hundredths of a second.
+const coarse = 20 * time.Millisecond
+
 // explain looks for a fault of one of these kinds that can have ended an attempt.
 func (f *function) explain(v *Verdict, t *tenure, kinds []string) {
 	for _, m := range f.Marks {
@@ -219,7 +223,7 @@ func (f *function) explain(v *Verdict, t *tenure, kinds []string) {
 		if end == 0 {
 			end = never
 		}
-		if slices.Contains(kinds, m.Kind) && f.aimed(m, t.replica) && (span{m.Begin, end.Add(thawing)}).meets(t.span()) {
+		if slices.Contains(kinds, m.Kind) && f.aimed(m, t.replica) && (span{m.Begin.Add(-coarse), end.Add(thawing)}).meets(t.span()) {
 			v.excuse("attempts used up by " + m.Kind)
 			return
 		}
