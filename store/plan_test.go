@@ -39,7 +39,7 @@ func TestPlansMadeOnASmallTableStayGood(t *testing.T) {
 	} {
 		t.Run(before.name, func(t *testing.T) {
 			t.Parallel()
-			b := newBench(t)
+			b := newBareBench(t)
 			// One connection, so that each statement has one plan.
 			b.Store = open(t, store.Config{DSN: b.dsn, MaxConns: 1})
 			b.sql(`INSERT INTO onejob.tasks (kind) SELECT 'noop' FROM generate_series(1, 200)`)
@@ -101,7 +101,7 @@ func TestClaimsFromManyLanesReadFewRows(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			b := newBench(t)
+			b := newBareBench(t)
 			b.Store = open(t, store.Config{DSN: b.dsn, MaxConns: 1})
 			b.sql(`INSERT INTO onejob.tasks (kind, run_at, priority, queue)
 SELECT 'noop', now() - interval '1 hour' + i * interval '1 ms', ` + test.columns + ` FROM generate_series(0, 49999) i`)
@@ -125,7 +125,7 @@ SELECT 'noop', now() - interval '1 hour' + i * interval '1 ms', ` + test.columns
 // is, and is asked for as a whole, not row by row.
 func TestADeepLockKeyUnderALimitReadsFewRows(t *testing.T) {
 	t.Parallel()
-	b := newBench(t)
+	b := newBareBench(t)
 	b.sql(`ALTER DATABASE ` + b.one(`SELECT current_database()`) + ` SET track_functions = 'all'`)
 	b.Store = open(t, store.Config{DSN: b.dsn, MaxConns: 1})
 	b.sql(`INSERT INTO onejob.tasks (kind, limit_name, lock_key, run_at) SELECT 'noop', 'l', 'deep', now() - interval '1 hour' + i * interval '1 ms' FROM generate_series(1, 20000) i`)
@@ -176,7 +176,7 @@ func (b *bench) holdSnapshot() {
 // read them all each time.
 func TestClaimsUnderAHeldSnapshotReadFewRows(t *testing.T) {
 	t.Parallel()
-	b := newBench(t)
+	b := newBareBench(t)
 	b.Store = open(t, store.Config{DSN: b.dsn, MaxConns: 1})
 	b.sql(`ALTER TABLE onejob.tasks SET (autovacuum_enabled = false)`)
 	b.holdSnapshot()
@@ -210,7 +210,7 @@ func TestClaimsUnderAHeldSnapshotReadFewRows(t *testing.T) {
 // Retention does not walk over all that it has deleted before.
 func TestRetentionUnderAHeldSnapshotReadsFewRows(t *testing.T) {
 	t.Parallel()
-	b := newBench(t)
+	b := newBareBench(t)
 	b.Store = open(t, store.Config{DSN: b.dsn, MaxConns: 1})
 	b.sql(`ALTER TABLE onejob.tasks SET (autovacuum_enabled = false)`)
 	const total, batch = 40_000, 1000
@@ -335,7 +335,7 @@ func BenchmarkComplete(bm *testing.B) {
 // an index entry of each task that ran since.
 func TestCancelRequestsBesideAnOldSnapshot(t *testing.T) {
 	t.Parallel()
-	b := newBench(t)
+	b := newBareBench(t)
 	b.Store = open(t, store.Config{DSN: b.dsn, MaxConns: 1})
 	openTransaction(t, b.dsn, `BEGIN ISOLATION LEVEL REPEATABLE READ`, `SELECT count(*) FROM onejob.tasks`)
 	b.sql(`INSERT INTO onejob.tasks (kind, lock_key) SELECT 'noop', to_char(i, 'FM00000') FROM generate_series(1, 20000) i`)

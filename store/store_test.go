@@ -30,14 +30,21 @@ type bench struct {
 	session string
 }
 
+// newBench is newBareBench, and every step of a task's row is judged when the test ends.
 func newBench(t testing.TB) *bench {
+	t.Helper()
+	b := newBareBench(t)
+	testenv.Lifecycle(t, b.dsn, func(c *lifecycle.Config) { c.NoWorker = true })
+	return b
+}
+
+func newBareBench(t testing.TB) *bench {
 	t.Helper()
 	db := testenv.Postgres(t)
 	b := &bench{Store: open(t, store.Config{DSN: db.DSN}), t: t, pool: db.Pool(t), dsn: db.DSN, session: uuid.NewString()}
 	if err := b.Migrate(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Lifecycle(t, b.dsn, func(c *lifecycle.Config) { c.NoWorker = true })
 	return b
 }
 
