@@ -188,7 +188,7 @@ func TestListsReadFewRows(t *testing.T) {
 // succeeded and a tenth as many that failed. ONEJOB_LIST_ROWS is another number.
 func BenchmarkList(bm *testing.B) {
 	n := number("ONEJOB_LIST_ROWS", 2_000_000)
-	b := newBench(bm)
+	b := newBareBench(bm)
 	b.sql(`INSERT INTO onejob.tasks (kind) SELECT 'rare' FROM generate_series(1, 10)`)
 	b.finished("failed", n/10)
 	b.finished("cancelled", 10)

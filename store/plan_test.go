@@ -272,7 +272,7 @@ SELECT pg_stat_get_tuples_returned($1::text::regclass) + pg_stat_get_tuples_fetc
 // ONEJOB_BENCH_ROWS is another number than a million.
 func BenchmarkClaim(bm *testing.B) {
 	n := number("ONEJOB_BENCH_ROWS", 1_000_000)
-	b := newBench(bm)
+	b := newBareBench(bm)
 	b.sql(`ALTER TABLE onejob.tasks SET (autovacuum_enabled = false)`)
 	for range 8 {
 		b.claimMax(64) // its plan is that of an empty table
@@ -312,7 +312,7 @@ func BenchmarkClaim(bm *testing.B) {
 func BenchmarkComplete(bm *testing.B) {
 	for _, together := range []int{1, 128, 512} {
 		bm.Run(fmt.Sprint(together), func(bm *testing.B) {
-			b := newBench(bm)
+			b := newBareBench(bm)
 			bm.ResetTimer()
 			for i := 0; i < bm.N; i += together {
 				bm.StopTimer()
