@@ -337,8 +337,8 @@ func (w *world) sessionEnded(session string, why fakeconsul.End) {
 		w.rob(session)
 		return
 	}
-	if why == fakeconsul.Destroyed {
-		return // its own replica did it
+	if why == fakeconsul.Destroyed || why == fakeconsul.Gone {
+		return // its own replica did it, or its agent, which forgot the check
 	}
 	b := w.believed[session]
 	if b.m == nil || b.m.behind > 0 || b.m.paused >= 0 {

@@ -177,14 +177,14 @@ func (a *Agent) push() {
 		for _, id := range slices.Sorted(maps.Keys(a.s.state.checks)) {
 			if a.s.state.checks[id].node == a.node && a.checks[id] == nil {
 				delete(a.s.state.checks, id)
-				a.s.critical(id)
+				a.s.critical(id, Gone)
 			}
 		}
 		for _, id := range slices.Sorted(maps.Keys(a.checks)) {
 			c := a.checks[id]
 			a.s.state.checks[id] = checkState{a.node, c.passing}
 			if !c.passing {
-				a.s.critical(id)
+				a.s.critical(id, Critical)
 			}
 		}
 	})

@@ -64,6 +64,7 @@ type End string
 const (
 	Expired   End = "its TTL passed"
 	Critical  End = "its check failed"
+	Gone      End = "its check was deregistered"
 	Destroyed End = "it was destroyed"
 	Forgotten End = "a snapshot without it was restored"
 )
@@ -529,11 +530,11 @@ func (s *Server) resetTimers() {
 }
 
 // critical ends the sessions that hang on a check, which failed or is gone.
-func (s *Server) critical(check string) {
+func (s *Server) critical(check string, why End) {
 	for _, id := range slices.Sorted(maps.Keys(s.state.sessions)) {
 		ss := s.state.sessions[id]
 		if slices.ContainsFunc(ss.ServiceChecks, func(c serviceCheck) bool { return c.ID == check }) || slices.Contains(ss.NodeChecks, check) {
-			s.end(id, Critical)
+			s.end(id, why)
 		}
 	}
 }
