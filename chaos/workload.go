@@ -30,7 +30,7 @@ type row struct {
 // taskTimeout is the timeout of tasks whose attempts all take longer.
 const taskTimeout = time.Second
 
-// enqueued is what the judge is told of the task.
+// enqueued is what the judge knows of the task.
 func (t row) enqueued() judge.Enqueued {
 	q := judge.Enqueued{Kind: t.kind, Doomed: t.timeout != nil, Once: t.once, MaxAttempts: t.maxAttempts, Failures: t.failures}
 	if t.timeout != nil {

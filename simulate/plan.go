@@ -61,7 +61,7 @@ const (
 	Freeze        Kind = "freeze"         // the process stands still
 	Pause         Kind = "pause"          // so does its machine's clock
 	Crash         Kind = "crash"          // the process dies, and starts again after the time
-	Restart       Kind = "restart"        // it is told to stop, and starts again
+	Restart       Kind = "restart"        // it stops in order, and starts again
 	NoLeader      Kind = "no-leader"      // of Consul's servers
 	Election      Kind = "election"       // a leader follows at once
 	Restore       Kind = "restore"        // of a snapshot that is as old as the fault takes

@@ -67,7 +67,7 @@ func TestLockHistory(t *testing.T) {
 			full, killed := 0, 0
 			var mu sync.Mutex
 			// one runs a command under the lock, and ends "onejob lock" in the middle of
-			// that if it is told to.
+			// that if kill says so.
 			one := func(id int, kill bool, flags ...string) {
 				ticks := filepath.Join(dir, "ticks"+strconv.Itoa(id))
 				args := append(append(append([]string{"lock"}, flags...), test.args...), "--", self, "-test.run=^TestTicker$")

@@ -41,7 +41,7 @@ const (
 	Retries     = false // the first failure is the last
 	Lost        = false // a task fails when its lease is lost
 	Cancels     = false // nobody hears that a running task is to be cancelled
-	Timeouts    = false // a task's timeout is not heeded
+	Timeouts    = false // a task's timeout ends nothing
 	Late        = false // takeovers begin 20 s late
 	Returns     = false // tasks are requeued under any fence
 	Doubling    = false // the delay of retries stays the same

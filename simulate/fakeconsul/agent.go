@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Agent is the agent on one node. Its TTL checks run without the servers, which it tells of
+// Agent is the agent on one node. Its TTL checks run without the servers, which learn from it of
 // a change when there is a leader.
 type Agent struct {
 	s    *Server

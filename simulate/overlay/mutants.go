@@ -43,7 +43,7 @@ var Mutants = []Mutant{
 		"lock/consul/term.go", "taken && !mutant.List", "taken && mutant.List"),
 	one("held-is-mine", "a key that somebody holds is taken for one's own",
 		"lock/consul/commit.go", `				return fmt.Errorf("%s: %w", ls.key, lock.ErrHeld)`, `				return nil`),
-	one("bare-delete", "a release deletes the key, whoever holds it",
+	one("bare-delete", "a release deletes the key, no matter who holds it",
 		"lock/consul/commit.go", `appendOp(b, api.KVDeleteCAS, ls.path, "", nil, ls.index)`, `appendOp(b, api.KVDelete, ls.path, "", nil, 0)`),
 	one("no-release", "a release deletes nothing",
 		"lock/consul/lease.go", "ls.t.l.releases.Do(ls)", "_ = 0"),
@@ -82,7 +82,7 @@ var Mutants = []Mutant{
 		"lock/consul/trust.go", "return min(t.check, t.session, t.silence)", "return min(t.check, t.session)"),
 	one("no-audit", "claims whose answers are lost are never given back",
 		"worker/worker.go", "	if !w.unheard.Load() {\n		return\n	}\n", "	if !w.unheard.Load() || w.MaxCrashes > 0 {\n		return\n	}\n"),
-	one("claims-are-dropped", "a claim is given up when the replica is told to stop",
+	one("claims-are-dropped", "a claim is given up when the replica stops",
 		"worker/worker.go", "whole := context.WithoutCancel(ctx)", "whole := ctx").
 		and("worker/worker.go", "			w.audit(last)\n", "			_ = last\n"),
 	one("audit-beside-claims", "the audit of claims runs beside those under a limit",
