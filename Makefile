@@ -47,7 +47,7 @@ compare: consul postgres ## The same run against two other ways (DURATION=6m SEE
 mutants: consul postgres ## Switch off one protection at a time: each must be found guilty (60 minutes)
 	go test -tags mutants -timeout 120m -v -run 'Mutant' ./chaos
 
-model: ## Check a model of the protocol with spin: which faults, and pairs of them, break which promise (10 minutes; QUICK=1: 1 minute)
+model: ## Check a model of the protocol with spin: which faults, and pairs of them, break which promise (QUICK=1: without pairs)
 	@./scripts/model.sh
 
 simulate: ## Replicas in a simulated world, repeatable from a seed (DURATION=2m SEED=; 5 minutes more the first time)

@@ -3,7 +3,7 @@
 # each protection that is switched off, prints what came of it and compares it with
 # model/expected.txt. It exits with 1 if anything differs, and with 2 if it could not run.
 #
-#   QUICK=1        single faults and protections only (1 minute)
+#   QUICK=1        single faults and protections only
 #   DEEP=1         up to 3 GB for each run instead of 100 or 400 MB, and "fences" for pairs, too (hours)
 #   JOBS=2         how many run at the same time; default: one for each processor
 #   ONLY=pattern   only the runs whose name matches this regular expression
