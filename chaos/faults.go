@@ -22,6 +22,7 @@ type kind struct {
 	weight      int
 	least, most time.Duration
 	rabbitmq    bool // it is of RabbitMQ, which is there only if limits use it
+	consulSlots bool // it is of slots in Consul, which are there only if limits do not use RabbitMQ
 	standby     bool // it needs a standby of Postgres
 	forgets     bool // Postgres forgets what it had acknowledged
 	gentle      bool // it ends no attempt at a task that it does not touch
@@ -38,7 +39,7 @@ func chooseKinds(names []string, s settings) ([]*kind, error) {
 	// lacks says what a kind needs that is not there, and may be empty.
 	lacks := func(k *kind) string {
 		switch {
-		case k.rabbitmq && !s.RabbitMQ:
+		case k.rabbitmq && !s.RabbitMQ, k.consulSlots && s.RabbitMQ:
 			return "there is no RabbitMQ without LIMITS=rabbitmq"
 		case k.standby && s.Standby == "":
 			return "there is no standby without STANDBY=async or STANDBY=sync"

@@ -25,8 +25,8 @@ var consulFaults = []*kind{
 	{name: "consul-restore", what: "a Consul snapshot restored from before", weight: 1, least: 5 * time.Second, most: 30 * time.Second, run: restoreConsul},
 	{name: judge.SessionDestroy, what: "an operator destroys a replica's session", weight: 2, run: destroySession},
 	{name: judge.SessionUnheard, what: "the same, when the replica cannot hear of it", weight: 2, least: 5 * time.Second, most: 20 * time.Second, run: destroyUnheard},
-	{name: "slot-destroy", what: "an operator destroys the sessions of slots", weight: 1, run: destroySlots},
-	{name: consulWiped, what: "all servers and agents of Consul lose their data, with all replicas killed or not", weight: 1, least: 0, most: 10 * time.Second, run: wipeConsul},
+	{name: "slot-destroy", what: "an operator destroys the sessions of slots", weight: 1, consulSlots: true, run: destroySlots},
+	{name: consulWiped, what: "all servers and agents of Consul lose their data, with all replicas killed or not", weight: 1, least: 0, most: 10 * time.Second, run: forgetting(wipeConsul)},
 	{name: "key-delete", what: "an operator deletes keys", weight: 2, run: deleteKeys},
 }
 
@@ -134,10 +134,19 @@ func restoreConsul(ctx context.Context, h *hit) error {
 		return errNothing
 	}
 	h.lasts(ctx)
-	if !h.c.consulBusy.TryLock() {
+	if eventually(ctx, 2*consulPatience, "Consul is left alone", func() error {
+		if !h.c.consulBusy.TryLock() {
+			return errNothing
+		}
+		return nil
+	}) != nil {
 		return errNothing
 	}
 	defer h.c.consulBusy.Unlock()
+	return forgetting(func(ctx context.Context, h *hit) error { return restoreSnapshot(ctx, h, client, snapshot) })(ctx, h)
+}
+
+func restoreSnapshot(ctx context.Context, h *hit, client *api.Client, snapshot []byte) error {
 	restoring, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*consulPatience)
 	defer cancel()
 	if err := h.begins("of before"); err != nil {
@@ -212,8 +221,14 @@ func deleteKeys(ctx context.Context, h *hit) error {
 	ctx, cancel := context.WithTimeout(ctx, consulPatience)
 	defer cancel()
 	client := h.c.consul.Servers[h.rand.IntN(3)].Client()
-	below := []string{"/tasks/", "/tasks/", "/tasks/", "/leader", "/replicas/", "/limits/"}[h.rand.IntN(6)]
-	keys, _, err := client.KV().Keys(consulPrefix+below, "", (&api.QueryOptions{}).WithContext(ctx))
+	below := []string{"/tasks/", "/running/", "/running/", "/leader", "/replicas/", "/limits/", "/overflow/"}[h.rand.IntN(7)]
+	pairs, _, err := client.KV().List(consulPrefix+below, (&api.QueryOptions{}).WithContext(ctx))
+	var keys []string
+	for _, p := range pairs {
+		if p.Session != "" || below != "/running/" { // names that nobody uses stay there, and are of no interest
+			keys = append(keys, p.Key)
+		}
+	}
 	if err != nil || len(keys) == 0 {
 		return errNothing
 	}

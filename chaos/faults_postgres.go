@@ -29,6 +29,23 @@ func onPostgres(run func(context.Context, *hit) error) func(context.Context, *hi
 	}
 }
 
+// apart is for how long a fault in which Postgres forgets a claim, and one in which Consul
+// forgets a lock, are kept from each other: a running task has these two guards, and one
+// of them is enough (docs: what is not guaranteed).
+const apart = 15 * time.Second
+
+// forgetting makes a fault one in which a guard of running tasks may be forgotten: no
+// other begins until it has been over for a while, and Postgres is there meanwhile.
+func forgetting(run func(context.Context, *hit) error) func(context.Context, *hit) error {
+	return func(ctx context.Context, h *hit) error {
+		if !h.c.postgresBusy.TryLock() {
+			return errNothing
+		}
+		defer time.AfterFunc(apart, h.c.postgresBusy.Unlock)
+		return run(ctx, h)
+	}
+}
+
 func killPostgres(ctx context.Context, h *hit) error {
 	if err := h.begins("the server"); err != nil {
 		return err

@@ -10,9 +10,9 @@ import (
 
 // Faults of a primary and a standby. Each leaves both in order, in other places perhaps.
 var standbyFaults = []*kind{
-	{name: "postgres-failover", what: "the primary dies and the standby takes its place; the old one comes back", weight: 3, least: 0, most: 10 * time.Second, standby: true, run: onPostgres(failOver)},
-	{name: "split-brain", what: "the standby is promoted while the primary lives on, and replicas reach the one, the other, or both", weight: 2, least: 5 * time.Second, most: 30 * time.Second, standby: true, run: onPostgres(splitBrain)},
-	{name: "postgres-restore", what: "Postgres is restored from a backup of some seconds ago", weight: 2, least: 5 * time.Second, most: 40 * time.Second, standby: true, forgets: true, run: onPostgres(restorePostgres)},
+	{name: "postgres-failover", what: "the primary dies and the standby takes its place; the old one comes back", weight: 3, least: 0, most: 10 * time.Second, standby: true, run: forgetting(failOver)},
+	{name: "split-brain", what: "the standby is promoted while the primary lives on, and replicas reach the one, the other, or both", weight: 2, least: 5 * time.Second, most: 30 * time.Second, standby: true, run: forgetting(splitBrain)},
+	{name: "postgres-restore", what: "Postgres is restored from a backup of some seconds ago", weight: 2, least: 5 * time.Second, most: 40 * time.Second, standby: true, forgets: true, run: forgetting(restorePostgres)},
 }
 
 // failOver lets the standby lag before, where commits do not wait for it. The primary is

@@ -144,6 +144,12 @@ func (l *leaks) leftOver(ctx context.Context) error {
 		}
 		errs = append(errs, err)
 	}
+	names, _, err := kv.List(consulPrefix+"/running/", q) // they stay, unlocked
+	names = slices.DeleteFunc(names, func(p *api.KVPair) bool { return p.Session == "" })
+	if err == nil && len(names) > 0 {
+		err = fmt.Errorf("%d names of tasks are locked in Consul, %s among them", len(names), names[0].Key)
+	}
+	errs = append(errs, err)
 	sessions, err := l.c.countSessions(ctx)
 	if err == nil && sessions > l.sessions {
 		err = fmt.Errorf("%d sessions in Consul, %d before there was any work", sessions, l.sessions)

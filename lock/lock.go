@@ -82,6 +82,11 @@ type Request struct {
 	// Key is what must not overlap. It may be any text of 1 to 512 bytes.
 	Key string
 
+	// Task is the ID of the task whose lock this is, if nothing else ever asks for the same
+	// key; Key is that ID as text then. The backend may keep such a lock under a name that
+	// other tasks use later. Zero means that others may share the key.
+	Task int64
+
 	// Value tells a person who looks at the key who holds it. It does not
 	// change while the lock is held, and should differ between acquisitions.
 	Value []byte

@@ -29,6 +29,7 @@ type Task struct {
 	Queue       string
 	Priority    int16
 	LockKey     string        // what must not overlap; the row's lock_key, or its id
+	LockShared  bool          // the row has a lock_key: others may have the same one
 	Attempt     int           // counts from 1
 	MaxAttempts int           // attempts after which a failure is final
 	Crashes     int           // how many replicas died while they worked on it

@@ -62,18 +62,24 @@ func (w *Worker) attemptUnder(t *tasks.Task, slot lock.Lease) {
 // acquire locks the task. A holder that is just finishing has completed its row
 // and not yet deleted its key; it is given a moment.
 func (w *Worker) acquire(t *tasks.Task) (lock.Lease, error) {
-	value, err := json.Marshal(struct {
-		Replica string    `json:"replica"`
-		TaskID  int64     `json:"task_id"`
-		Kind    string    `json:"kind"`
-		Fence   int64     `json:"fence"`
-		Started time.Time `json:"started"`
-	}{w.Replica, t.ID, t.Kind, t.Fence, time.Now().UTC()})
-	if err != nil {
-		return nil, err
+	request := lock.Request{Session: t.Session, Key: t.LockKey}
+	if t.LockShared {
+		value, err := json.Marshal(struct {
+			Replica string    `json:"replica"`
+			TaskID  int64     `json:"task_id"`
+			Kind    string    `json:"kind"`
+			Fence   int64     `json:"fence"`
+			Started time.Time `json:"started"`
+		}{w.Replica, t.ID, t.Kind, t.Fence, time.Now().UTC()})
+		if err != nil {
+			return nil, err
+		}
+		request.Value = value
+	} else { // most locks: what they say is what Consul has to carry
+		request.Task, request.Value = t.ID, fmt.Appendf(nil, `{"task_id":%d,"fence":%d}`, t.ID, t.Fence)
 	}
-	request := lock.Request{Session: t.Session, Key: t.LockKey, Value: value}
 	for wait := 5 * time.Millisecond; ; wait *= 2 {
+		var err error
 		if request.Database, err = w.database.cover(w.giveUp, t); err != nil {
 			return nil, err
 		}

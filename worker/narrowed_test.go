@@ -41,7 +41,11 @@ node_prefix "" { policy = "read" }
 	p := c.process(t, "a", "", "CONSUL_HTTP_TOKEN="+token.SecretID)
 	c.await(t, c.insert(t, "kind", "noop"), "succeeded")
 
-	grant(rules + fmt.Sprintf("key_prefix %q { policy = \"read\" }\n", kv.Prefix+"/tasks/"))
+	narrowed := rules
+	for _, folder := range []string{"/tasks/", "/running/"} {
+		narrowed += fmt.Sprintf("key_prefix %q { policy = \"read\" }\n", kv.Prefix+folder)
+	}
+	grant(narrowed)
 	c.exec(t, "INSERT INTO onejob.tasks (kind) SELECT 'noop' FROM generate_series(1, 100)")
 	p.logged(t, "lock_failed")
 	fences := func() int64 { return get[int64](t, c, "SELECT last_value FROM onejob.fences") }

@@ -7,11 +7,13 @@ import (
 	"maps"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/hashicorp/consul/api"
 	"go.uber.org/zap"
 
 	"onejob/internal/testenv"
@@ -192,7 +194,11 @@ func TestOutcomes(t *testing.T) {
 	t.Run("LockKeysAreReleased", func(t *testing.T) {
 		testenv.Eventually(t, patience, "no lock keys left", func() bool {
 			keys, _, err := c.kv.Client.KV().Keys(c.kv.Prefix+"/tasks/", "", nil)
-			return err == nil && len(keys) == 0
+			if err != nil || len(keys) > 0 {
+				return false
+			}
+			names, _, err := c.kv.Client.KV().List(c.kv.Prefix+"/running/", nil)
+			return err == nil && len(names) > 0 && !slices.ContainsFunc(names, func(p *api.KVPair) bool { return p.Session != "" })
 		})
 	})
 	c.noOverlaps(t)

@@ -15,6 +15,7 @@ const (
 	Guard       = false // nobody stops commands
 	Witness     = false // an ended session is all it takes to take tasks over
 	Index       = false // two rows of one lock key may be running
+	Names       = false // a reused name that any task has is taken to be another one's
 	List        = false // a key may be taken twice within one session
 	Identity    = false // a replica works with any Consul
 	Burial      = false // a death is made known before all that the process left is dead

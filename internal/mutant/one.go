@@ -10,6 +10,7 @@ var (
 	Guard       = name == "guard"
 	Witness     = name == "witness"
 	Index       = name == "index"
+	Names       = name == "names"
 	List        = name == "list"
 	Identity    = name == "identity"
 	Burial      = name == "burial"

@@ -76,8 +76,8 @@ func BenchmarkTxn(b *testing.B) {
 				if err := json.Unmarshal(text, &got); err != nil {
 					b.Fatal(err)
 				}
-				for i, path := range paths {
-					if got.index(i, path) != 123456 {
+				for _, path := range paths {
+					if got.next(path) != 123456 {
 						b.Fatalf("no index of %s", path)
 					}
 				}

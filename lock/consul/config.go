@@ -31,6 +31,9 @@
 // # Keys
 //
 //	<prefix>/tasks/<lock key>    a lock
+//	<prefix>/running/<n>         a lock of a task that shares it with nothing else; n is
+//	                             the task's id modulo a constant, the value says whose it is
+//	<prefix>/overflow/<group>    says that tasks of this group of names use tasks/<id>
 //	<prefix>/leader              the leader's lock, for everybody to read
 //	<prefix>/replicas/<session>  a living replica; its watch tells who died
 //	<prefix>/stopped/<session>   a replica that stopped while its list was away

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/consul/api"
@@ -27,6 +28,10 @@ const (
 
 	// maxBatch is how many operations Consul takes in one transaction.
 	maxBatch = 128
+
+	// maxAcquires is how many locks are asked for in one transaction, which has to check
+	// the record of the database and some markers of reused names as well.
+	maxAcquires = maxBatch - 6
 
 	// maxConns is how many connections are kept for the next request: one for
 	// each transaction that may be under way, and for each key that is watched.
@@ -51,6 +56,8 @@ type Locker struct {
 	cluster    lock.Cluster // whose Consul this must be; nil if any will do
 
 	semaphores registry
+	markers    markers
+	reuses     atomic.Bool // a reused name was asked for
 
 	ahead func() (time.Duration, bool) // of the wall clock; nil but in tests
 
@@ -80,7 +87,7 @@ func New(cfg Config) (*Locker, error) {
 	l := &Locker{cfg: cfg, log: cfg.Log, changed: make(chan struct{})}
 	l.life, l.kill = context.WithCancel(context.Background())
 	l.membership = newMembership(l)
-	l.acquires = batch.Group[*lease]{Commit: func(list []*lease) { l.lockKeys(l.life, list) }, Max: maxBatch - 1, Parallel: 2}
+	l.acquires = batch.Group[*lease]{Commit: func(list []*lease) { l.lockKeys(l.life, list) }, Max: maxAcquires, Parallel: 2}
 	l.releases = batch.Group[*lease]{Commit: func(list []*lease) { l.deleteKeys(l.life, list) }, Max: maxBatch, Parallel: 2}
 
 	// As in the library, a token file goes before a token.

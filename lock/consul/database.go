@@ -40,7 +40,7 @@ func (l *Locker) SetDatabase(ctx context.Context, record []byte, version uint64)
 	case err != nil:
 		return 0, fmt.Errorf("write key %s: %w", l.databaseKey(), l.cfg.explain(err))
 	}
-	if index := written.index(0, l.databaseKey()); index != 0 {
+	if index := written.next(l.databaseKey()); index != 0 {
 		return index, nil
 	}
 	return 0, errors.New("write key " + l.databaseKey() + ": Consul does not say how it is now")

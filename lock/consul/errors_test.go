@@ -140,7 +140,7 @@ func TestConsulsWords(t *testing.T) {
 		list := make([]*lease, 2*maxBatch)
 		for i := range list {
 			k := fmt.Sprintf("%03d", i) + strings.Repeat("<", maxKey-3) // the longest in JSON
-			list[i] = &lease{t: l.current(), key: k, path: l.taskKey(k), value: make([]byte, maxValue)}
+			list[i] = &lease{t: l.current(), key: k, own: l.taskKey(k), path: l.taskKey(k), value: make([]byte, maxValue)}
 		}
 		l.lockKeys(t.Context(), list)
 		for _, ls := range list {

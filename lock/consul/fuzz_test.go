@@ -67,7 +67,8 @@ func FuzzConflict(f *testing.F) {
 		for _, operations := range []int{1, 2} {
 			list := []*lease{{key: "a"}, {key: "b"}, {key: "c"}}
 			told := map[*lease]int{}
-			rest := split(list, 0, operations, api.StatusError{Code: http.StatusConflict, Body: string(body)}, func(ls *lease, what string) {
+			sent := each(operations, func(b []byte, _ *lease, _ int) []byte { return b })(list)
+			rest, _ := new(Locker).split(list, sent, api.StatusError{Code: http.StatusConflict, Body: string(body)}, func(ls *lease, what string) {
 				if what == "" {
 					t.Errorf("%q: %s is refused without a word", body, ls.key)
 				}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"sync/atomic"
 	"time"
 	"unicode/utf8"
@@ -41,8 +42,16 @@ const (
 type lease struct {
 	t     *term
 	key   string // as people know it
-	path  string // in Consul
+	own   string // its own name in Consul
+	path  string // the name under which it is locked
 	value []byte
+
+	// Of a task that shares its lock with nothing else, see names.go.
+	task   int64
+	reused string // the name that it uses if no other task does; empty for every other lease
+	taken  bool   // another lease of this term has that name
+	burnt  bool   // a request about that name was not answered
+	seen   uint64 // the index of that name when it was found to name another task; zero if there was no such key
 
 	database uint64 // the version that the record of the database must have; zero if any will do
 
@@ -67,6 +76,9 @@ func (l *Locker) Acquire(ctx context.Context, r lock.Request) (lock.Lease, error
 	case len(r.Value) > maxValue:
 		return nil, fmt.Errorf("acquire lock %s: its value is %d bytes long, more than %d", r.Key, len(r.Value), maxValue)
 	}
+	if r.Task < 0 || r.Task > 0 && r.Key != strconv.FormatInt(r.Task, 10) {
+		return nil, fmt.Errorf("acquire lock %s: it is not the ID of task %d", r.Key, r.Task)
+	}
 	ls, err := l.acquire(ctx, r, l.taskKey(r.Key))
 	if err != nil {
 		return nil, err // not a nil *lease in a lock.Lease
@@ -82,7 +94,11 @@ func (l *Locker) acquire(ctx context.Context, r lock.Request, path string) (*lea
 	if t == nil || t.id != r.Session {
 		return nil, lock.ErrLost
 	}
-	ls := &lease{t: t, key: r.Key, path: path, value: r.Value, database: r.Database}
+	ls := &lease{t: t, key: r.Key, own: path, path: path, value: r.Value, database: r.Database, task: r.Task}
+	if r.Task != 0 {
+		ls.reused = l.reusedKey(r.Task)
+		l.reuses.Store(true)
+	}
 	ls.ctx, ls.cancel = context.WithCancelCause(t.ctx)
 	if !t.reserve(ls) {
 		ls.cancel(lock.ErrHeld)

@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -174,4 +175,18 @@ func writes(r *http.Request) bool { return r.URL.Path == "/v1/txn" && !r.URL.Que
 // pulses matches what keeps a session alive.
 func pulses(r *http.Request) bool {
 	return strings.HasPrefix(r.URL.Path, "/v1/session/renew/") || strings.HasPrefix(r.URL.Path, "/v1/agent/check/update/")
+}
+
+// transacts reports whether a request is a transaction with an operation of that verb on
+// a reused name.
+func transacts(r *http.Request, verb api.KVOp) bool {
+	body, err := io.ReadAll(r.Body)
+	r.Body = io.NopCloser(bytes.NewReader(body))
+	var ops api.TxnOps
+	if err != nil || json.Unmarshal(body, &ops) != nil {
+		return false
+	}
+	return slices.ContainsFunc(ops, func(o *api.TxnOp) bool {
+		return o.KV != nil && o.KV.Verb == verb && strings.Contains(o.KV.Key, "/running/")
+	})
 }

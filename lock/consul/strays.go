@@ -36,6 +36,7 @@ func (t *term) sweepStrays(ctx context.Context) {
 		}
 		began := time.Now()
 		t.findStrays(ctx)
+		t.findStraySlots(ctx)
 		took = time.Since(began)
 	}
 }
@@ -47,7 +48,36 @@ func (t *term) findStrays(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	t.mu.Lock()
-	leases := maps.Clone(t.leases)
+	leases, names := maps.Clone(t.leases), maps.Clone(t.names)
+	t.mu.Unlock()
+
+	markers := t.list(ctx, t.l.markersFolder())
+	held, err := t.l.list(ctx, t.l.taskKey(""))
+	if err != nil {
+		t.l.log.Debug("sweep_failed", zap.Error(err))
+		return
+	}
+	for _, pair := range held {
+		if pair.Session == t.id && leases[pair.Key] == nil {
+			t.adoptKey(pair)
+		}
+	}
+	t.sweepMarkers(ctx, markers, held)
+	if !t.l.reuses.Load() {
+		return // saves reading thousands of names
+	}
+	for _, pair := range t.list(ctx, t.l.reusedFolder()) {
+		if pair.Session == t.id && names[pair.Key] == nil {
+			t.adoptName(pair)
+		}
+	}
+}
+
+// findStraySlots does the same for slots.
+func (t *term) findStraySlots(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	t.mu.Lock()
 	slots := map[string]bool{}
 	pool := map[string]*slotSession{}
 	for _, s := range t.pool {
@@ -57,12 +87,6 @@ func (t *term) findStrays(ctx context.Context) {
 		}
 	}
 	t.mu.Unlock()
-
-	for _, pair := range t.list(ctx, t.l.taskKey("")) {
-		if pair.Session == t.id && leases[pair.Key] == nil {
-			t.adoptKey(pair)
-		}
-	}
 	if len(pool) == 0 {
 		return
 	}
@@ -84,13 +108,34 @@ func (t *term) list(ctx context.Context, folder string) api.KVPairs {
 
 // adoptKey puts a stray key on the list, unless it is there by now.
 func (t *term) adoptKey(pair *api.KVPair) {
-	ls := &lease{t: t, key: strings.TrimPrefix(pair.Key, t.l.taskKey("")), path: pair.Key, index: pair.ModifyIndex}
+	ls := &lease{t: t, key: strings.TrimPrefix(pair.Key, t.l.taskKey("")), own: pair.Key, path: pair.Key, index: pair.ModifyIndex}
 	ls.ctx, ls.cancel = context.WithCancelCause(t.ctx)
 	ls.cancel(lock.ErrReleased)
 	ls.state.Store(stateStray)
 	if t.reserve(ls) {
 		t.l.log.Warn("stray_lock", zap.String("lock_key", ls.key), zap.String("session", t.id))
 	}
+}
+
+// adoptName puts a reused name on the list that nobody works under, unless a lease has it
+// by now.
+func (t *term) adoptName(pair *api.KVPair) {
+	key, _, _ := strings.Cut(string(pair.Value), " ")
+	ls := &lease{t: t, key: key, own: pair.Key, path: pair.Key, reused: pair.Key}
+	ls.ctx, ls.cancel = context.WithCancelCause(t.ctx)
+	ls.cancel(lock.ErrReleased)
+	ls.state.Store(stateStray)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	holder, burnt := t.names[pair.Key]
+	if holder != nil || t.leases[pair.Key] != nil {
+		return
+	}
+	t.leases[pair.Key] = ls
+	if ls.taken = burnt; !burnt {
+		t.names[pair.Key] = ls
+	}
+	t.l.log.Warn("stray_lock", zap.String("lock_key", ls.key), zap.String("session", t.id))
 }
 
 // adoptSlot puts a stray slot on the list, unless its session has one of that

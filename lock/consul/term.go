@@ -39,7 +39,8 @@ type term struct {
 	clocks  boottime.Jumps
 	looked  boottime.Instant  // when clocks was last asked
 	trouble error             // of the last request that should have kept the session alive
-	leases  map[string]*lease // by key; one that is here reserves its key
+	leases  map[string]*lease // by their own names; one that is here reserves its key
+	names   map[string]*lease // the reused names of leases, and those that must not be used again: nil
 	slots   map[*slot]bool    // of semaphores
 	pool    []*slotSession    // for the slots
 	empty   chan struct{}     // closed when the term is over and the last lease gone
@@ -47,7 +48,7 @@ type term struct {
 
 // begin registers the replica, creates a session and shows it to the others.
 func (l *Locker) begin(ctx context.Context) (*term, error) {
-	t := &term{l: l, trust: trust{check: never, session: never, silence: never}, leases: map[string]*lease{}, slots: map[*slot]bool{}, empty: make(chan struct{})}
+	t := &term{l: l, trust: trust{check: never, session: never, silence: never}, leases: map[string]*lease{}, names: map[string]*lease{}, slots: map[*slot]bool{}, empty: make(chan struct{})}
 	t.clocks.Source = l.ahead
 	t.clocks.Since() // what came before it is not about this session
 	begun, joined := false, false
@@ -370,10 +371,16 @@ func (t *term) verify(ctx context.Context) {
 		s := ls.state.Load()
 		return s != stateHeld && s != stateStray
 	})
-	for chunk := range slices.Chunk(leases, maxBatch) {
-		ops := make(api.TxnOps, len(chunk))
+	for chunk := range slices.Chunk(leases, maxBatch/2) {
+		var ops api.TxnOps
+		var owner []int
 		for i, ls := range chunk {
-			ops[i] = &api.TxnOp{KV: &api.KVTxnOp{Verb: api.KVCheckSession, Key: ls.path, Session: t.id}}
+			ops, owner = append(ops, op(api.KVCheckSession, api.KVTxnOp{Key: ls.path, Session: t.id})), append(owner, i)
+			if ls.path == ls.reused && ls.index != 0 {
+				// A snapshot that was restored may have brought back the lock of
+				// another task, which this session had under the same name.
+				ops, owner = append(ops, op(api.KVCheckIndex, api.KVTxnOp{Key: ls.path, Index: ls.index})), append(owner, i)
+			}
 		}
 		rctx, cancel := context.WithTimeout(ctx, requestTimeout)
 		_, resp, _, err := t.l.keys.Txn().Txn(ops, t.l.query(rctx))
@@ -381,11 +388,20 @@ func (t *term) verify(ctx context.Context) {
 		if err != nil {
 			continue
 		}
-		gone := map[*lease]bool{}
+		gone, written := map[*lease]bool{}, map[*lease]bool{}
 		for _, e := range resp.Errors {
 			// The other errors, a missing right for one, say nothing about the key.
-			if e.OpIndex < len(chunk) && notOurs(e.What) {
-				gone[chunk[e.OpIndex]] = true
+			switch {
+			case e.OpIndex < 0 || e.OpIndex >= len(owner):
+			case notOurs(e.What):
+				gone[chunk[owner[e.OpIndex]]] = true
+			case moved(e.What):
+				written[chunk[owner[e.OpIndex]]] = true
+			}
+		}
+		for ls := range written {
+			if !gone[ls] && t.lockedForAnother(ctx, ls) {
+				gone[ls] = true
 			}
 		}
 		// All keys go when the session does. That is another story.
@@ -399,7 +415,7 @@ func (t *term) verify(ctx context.Context) {
 			switch stray := ls.state.Load() == stateStray; {
 			case stray && gone[ls]:
 				t.settle(ls, true)
-			case stray && len(resp.Errors) == len(gone):
+			case stray && len(resp.Errors) == len(gone)+len(written):
 				left = append(left, ls)
 			case gone[ls]:
 				ls.revoke()
@@ -409,6 +425,13 @@ func (t *term) verify(ctx context.Context) {
 			t.l.deleteKeys(ctx, left)
 		}
 	}
+}
+
+// lockedForAnother reports whether the reused name of a lease, which somebody has written
+// to since it was locked, is not locked for its task any more.
+func (t *term) lockedForAnother(ctx context.Context, ls *lease) bool {
+	pair, err := t.l.get(ctx, ls.path)
+	return err == nil && (pair == nil || pair.Session != t.id || namesAnother(pair.Value, ls.key))
 }
 
 // lastWait bounds how long the end of a session waits for those who hold on to it.
@@ -539,10 +562,15 @@ func (t *term) held() bool {
 func (t *term) reserve(ls *lease) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if _, taken := t.leases[ls.path]; taken && !mutant.List {
+	if _, taken := t.leases[ls.own]; taken && !mutant.List {
 		return false
 	}
-	t.leases[ls.path] = ls
+	t.leases[ls.own] = ls
+	if ls.reused != "" {
+		if _, ls.taken = t.names[ls.reused]; !ls.taken {
+			t.names[ls.reused] = ls
+		}
+	}
 	return true
 }
 
@@ -557,7 +585,12 @@ func (t *term) settle(ls *lease, gone bool) {
 		ls.state.Store(stateStray)
 		return
 	}
-	delete(t.leases, ls.path)
+	delete(t.leases, ls.own)
+	if ls.reused != "" && t.names[ls.reused] == ls {
+		if delete(t.names, ls.reused); ls.burnt {
+			t.names[ls.reused] = nil
+		}
+	}
 	t.closeIfEmpty()
 }
 

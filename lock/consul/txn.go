@@ -57,22 +57,16 @@ func appendOp(b []byte, verb api.KVOp, path, session string, value []byte, index
 	return append(b, "}}"...)
 }
 
-// fitting returns how many leases can be locked in one transaction, at least one. They
-// were claimed under the same record of the database, which takes one operation.
-func fitting(list []*lease) int {
-	size := 0
-	for i, ls := range list {
-		// In JSON a byte of a key may be six, and three of a value are four.
-		if size += 150 + 6*len(ls.path) + 4*(len(ls.value)+2)/3; i > 0 && (size > maxTxn || i == maxBatch-1 || ls.database != list[0].database) {
-			return i
-		}
-	}
-	return len(list)
-}
+// sizeOf bounds how long an operation on the key of a lease is. In JSON a byte of a key
+// may be six, and three of a value are four.
+func sizeOf(ls *lease) int { return 180 + 6*len(ls.own) + 4*(len(ls.value)+2)/3 }
 
 // txnResults is what Consul answers to a transaction that it applied: an entry
 // for every operation that leaves a key there.
-type txnResults struct{ Results []txnResult }
+type txnResults struct {
+	Results []txnResult
+	read    int
+}
 
 type txnResult struct {
 	KV struct {
@@ -81,11 +75,14 @@ type txnResult struct {
 	}
 }
 
-// index returns the ModifyIndex that operation i, which locked the key, has left;
-// zero if there is none.
-func (r txnResults) index(i int, path string) uint64 {
-	if i >= len(r.Results) || r.Results[i].KV.Key != path {
-		return 0
+// next returns the ModifyIndex of a key, zero if there is no entry of it. It is called with
+// the keys in the order of their operations.
+func (r *txnResults) next(path string) (index uint64) {
+	for i := r.read; i < len(r.Results); i++ {
+		if r.Results[i].KV.Key == path {
+			r.read = i + 1
+			return r.Results[i].KV.ModifyIndex
+		}
 	}
-	return r.Results[i].KV.ModifyIndex
+	return 0
 }

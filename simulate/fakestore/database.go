@@ -225,7 +225,7 @@ func (d *Database) claim(c tasks.Claim) (claimed tasks.Claimed, err error) {
 		r.Session, r.Replica, r.StartedAt = c.Session, c.Replica, now()
 		d.put(r, "claim")
 		taken[r.ID] = &tasks.Task{
-			ID: r.ID, Kind: r.Kind, Payload: []byte("{}"), Queue: r.Queue, Priority: r.Priority, LockKey: r.Key(),
+			ID: r.ID, Kind: r.Kind, Payload: []byte("{}"), Queue: r.Queue, Priority: r.Priority, LockKey: r.Key(), LockShared: r.LockKey != "",
 			Attempt: r.Attempt, MaxAttempts: r.MaxAttempts, Crashes: r.Crashes, Stalls: r.Stalls, Fence: r.Fence, Server: c.Server,
 			Session: r.Session, Replica: r.Replica, CreatedAt: r.CreatedAt, StartedAt: r.StartedAt,
 		}

@@ -1,0 +1,191 @@
+package consul
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+
+	"onejob/internal/boottime"
+	"onejob/internal/mutant"
+	"onejob/lock"
+)
+
+// Reused names. A key that is deleted leaves a tombstone in Consul for a quarter of an
+// hour, so a key per task would make Consul's memory grow with the number of tasks done.
+// A task that shares its lock with nothing else (lock.Request.Task) is locked under one
+// of a fixed set of names instead, <prefix>/running/<id modulo names>, and released by
+// unlocking the key, which stays there. The value begins with the task's id.
+//
+// If another task has that name, the task is locked under its own name,
+// <prefix>/tasks/<id>, and a marker, <prefix>/overflow/<group>, says that this group of
+// names has such tasks. Two replicas that lock one task collide, whichever name each of
+// them uses, because each of these is one transaction:
+//
+//   - Where there is no marker, the reused name is locked if there is still none.
+//   - Where there is one, the reused name is locked if the own name can be locked too;
+//     the own name is then deleted again. Locking it, and not only looking at it, also
+//     observes its lock-delay.
+//   - The own name is locked, and the marker is written, if the reused name is still as
+//     it was when its value was found to name another task.
+//
+// So a task is held under its own name only while there is a marker, and under at most
+// one of the two names. A marker is deleted when no task of its group has been held under
+// its own name for a while, if nobody has written it since that was looked at.
+//
+// A session that dies while it holds a reused name takes the value along: for the
+// lock-delay no other task gets that name, nor its own.
+//
+// Within one session Consul would grant a name twice. Names in use are on the term's
+// list; and a name about which a request was never answered is not used again under that
+// session, since the request may be applied at any time and would lock or unlock what
+// another task has locked.
+const (
+	names     = 16384 // 3.5 MB of JSON when all are listed, which a takeover does
+	groupSize = 64    // tasks that are claimed together have ids in a row, and so few groups
+
+	// gateRest is for how long a marker that was seen is taken to be there still.
+	gateRest = 10 * time.Second
+)
+
+// A group is a part of the reused names.
+type group int
+
+func groupOf(task int64) group { return group(task % names / groupSize) }
+
+func (l *Locker) reusedFolder() string { return l.cfg.Prefix + "/running/" }
+func (l *Locker) reusedKey(task int64) string {
+	return l.reusedFolder() + strconv.FormatInt(task%names, 10)
+}
+func (l *Locker) markersFolder() string          { return l.cfg.Prefix + "/overflow/" }
+func (l *Locker) markerKey(g group) string       { return l.markersFolder() + strconv.Itoa(int(g)) }
+func reusedValue(key string, rest []byte) []byte { return append([]byte(key+" "), rest...) }
+
+// names another reports whether the value of a reused name says that a task other than
+// the one with this key has it. A value that is not understood does not.
+func namesAnother(value []byte, key string) bool {
+	holder, _, ok := bytes.Cut(value, []byte(" "))
+	if mutant.Names {
+		return true
+	}
+	if _, err := strconv.ParseUint(string(holder), 10, 63); err != nil || !ok {
+		return false
+	}
+	return string(holder) != key
+}
+
+// markers remembers which groups had a marker when this replica last heard of them.
+type markers struct {
+	mu    sync.Mutex
+	seen  map[group]boottime.Instant
+	empty map[group]emptied
+}
+
+// emptied is since when no task of a group was seen under its own name, while the group's
+// marker had this index.
+type emptied struct {
+	index uint64
+	at    boottime.Instant
+}
+
+func (m *markers) add(g group) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.seen == nil {
+		m.seen = map[group]boottime.Instant{}
+	}
+	m.seen[g] = boottime.Now()
+}
+
+func (m *markers) has(g group) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	at, ok := m.seen[g]
+	if ok && boottime.Now().Sub(at) > gateRest {
+		delete(m.seen, g)
+		return false
+	}
+	return ok
+}
+
+// divert gives leases their own names whose reused ones another task has. Leases that it
+// could not decide keep errContested.
+func (l *Locker) divert(ctx context.Context, list []*lease) {
+	for _, ls := range list {
+		ls.path = ls.own
+	}
+	for len(list) > 0 {
+		n := min(len(list), maxBatch)
+		chunk := list[:n]
+		list = list[n:]
+		ops := make(api.TxnOps, n)
+		for i, ls := range chunk {
+			ops[i] = op(api.KVGetOrEmpty, api.KVTxnOp{Key: ls.reused})
+		}
+		pairs, err := l.readAll(ctx, ops)
+		if err != nil {
+			setErr(chunk, fmt.Errorf("acquire locks: look at the holders: %w", l.cfg.explain(err)))
+			continue
+		}
+		var others []*lease
+		for _, ls := range chunk {
+			switch pair := pairs[ls.reused]; {
+			case pair == nil:
+				ls.seen = 0
+			case pair.Session == "" || namesAnother(pair.Value, ls.key):
+				ls.seen = pair.ModifyIndex
+			default:
+				ls.err = fmt.Errorf("%s: %w", ls.key, lock.ErrHeld)
+				continue
+			}
+			others = append(others, ls)
+		}
+		for len(others) > 0 {
+			b := l.divertBatch(others)
+			l.commit(ctx, "acquire", others[:b.leases], b.build, l.refusedLock)
+			others = others[b.leases:]
+		}
+	}
+}
+
+// sweepMarkers deletes the markers of groups of which no task has been held under its own
+// name for a while. held lists the tasks' folder, as it was after the markers were read.
+func (t *term) sweepMarkers(ctx context.Context, before, held api.KVPairs) {
+	inUse := map[string]bool{}
+	for _, pair := range held {
+		if id, err := strconv.ParseInt(strings.TrimPrefix(pair.Key, t.l.taskKey("")), 10, 64); err == nil && id > 0 {
+			inUse[t.l.markerKey(groupOf(id))] = true
+		}
+	}
+	m := &t.l.markers
+	now := boottime.Now()
+	empty := map[group]emptied{}
+	var gone api.TxnOps
+	for _, pair := range before {
+		n, err := strconv.Atoi(strings.TrimPrefix(pair.Key, t.l.markersFolder()))
+		if err != nil || inUse[pair.Key] {
+			continue
+		}
+		e := m.empty[group(n)]
+		if e.index != pair.ModifyIndex {
+			e = emptied{pair.ModifyIndex, now}
+		}
+		empty[group(n)] = e
+		if now.Sub(e.at) > 2*t.l.cfg.LockDelay { // the own name of who died may not be had before
+			gone = append(gone, op(api.KVDeleteCAS, api.KVTxnOp{Key: pair.Key, Index: pair.ModifyIndex}))
+		}
+	}
+	m.empty = empty // only the sweep uses it
+	for len(gone) > 0 {
+		n := min(len(gone), maxBatch)
+		if err := t.l.txn(ctx, t.l.keys, gone[:n]); err != nil {
+			return // another replica was quicker, or a marker was written; next time then
+		}
+		gone = gone[n:]
+	}
+}

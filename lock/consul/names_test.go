@@ -1,0 +1,283 @@
+package consul
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+
+	"onejob/internal/boottime"
+	"onejob/internal/testenv"
+	"onejob/lock"
+)
+
+func tryTask(l *Locker, id int64) (lock.Lease, error) {
+	return l.Acquire(context.Background(), lock.Request{Session: l.Session(), Key: fmt.Sprint(id), Task: id, Value: []byte(`{"fence":1}`)})
+}
+
+func acquireTask(t testing.TB, l *Locker, id int64) lock.Lease {
+	t.Helper()
+	lease, err := tryTask(l, id)
+	if err != nil {
+		t.Fatalf("acquire task %d: %v", id, err)
+	}
+	return lease
+}
+
+func wantTask(t testing.TB, l *Locker, id int64, want error) {
+	t.Helper()
+	lease, err := tryTask(l, id)
+	if err == nil {
+		release(t, lease)
+	}
+	if !errors.Is(err, want) {
+		t.Errorf("acquire task %d: got error %v, want %v", id, err, want)
+	}
+}
+
+func keysBelow(t testing.TB, kv *testenv.KV, folder string) []string {
+	t.Helper()
+	keys, _, err := kv.Client.KV().Keys(kv.Prefix+folder, "", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return keys
+}
+
+// x and y share a reused name, which is running/5.
+const x, y = 5, 5 + names
+
+func TestReusedNames(t *testing.T) {
+	for name, test := range map[string]func(t *testing.T, kv *testenv.KV, a, b *Locker){
+		"KeysDoNotGrowWithTasks": func(t *testing.T, kv *testenv.KV, a, b *Locker) {
+			for i := range int64(20) {
+				release(t, acquireTask(t, []*Locker{a, b}[i%2], x+i*names))
+			}
+			if keys := keysBelow(t, kv, "/running/"); len(keys) != 1 || len(keysBelow(t, kv, "/tasks/")) != 0 {
+				t.Errorf("keys are left: %v", keys)
+			}
+			if s := holder(t, kv, "running/5"); s != "" {
+				t.Errorf("the name is still held by %s", s)
+			}
+		},
+		"AnotherTaskWithTheNameIsNotWaitedFor": func(t *testing.T, kv *testenv.KV, a, b *Locker) {
+			for _, second := range []*Locker{b, a} { // another replica, or the same
+				ly, lx := acquireTask(t, a, y), acquireTask(t, second, x)
+				if s := holder(t, kv, "running/5"); s != a.Session() {
+					t.Errorf("the reused name is held by %q", s)
+				}
+				if s := holder(t, kv, "tasks/5"); s != second.Session() {
+					t.Errorf("the own name is held by %q", s)
+				}
+				release(t, lx)
+				release(t, ly)
+			}
+		},
+		"ATaskCollidesUnderTheReusedName": func(t *testing.T, kv *testenv.KV, a, b *Locker) {
+			lx := acquireTask(t, a, x)
+			wantTask(t, b, x, lock.ErrHeld)
+			wantTask(t, a, x, lock.ErrHeld)
+			release(t, lx)
+			wantTask(t, b, x, nil)
+		},
+		"ATaskCollidesUnderItsOwnName": func(t *testing.T, kv *testenv.KV, a, b *Locker) {
+			ly, lx := acquireTask(t, a, y), acquireTask(t, a, x)
+			wantTask(t, b, x, lock.ErrHeld)
+			release(t, ly) // the reused name is free now
+			for range 2 {  // with and without knowing of the marker
+				wantTask(t, b, x, lock.ErrHeld)
+				wantTask(t, b, y, nil)
+			}
+			release(t, lx)
+			wantTask(t, b, x, nil)
+			if keys := keysBelow(t, kv, "/tasks/"); len(keys) != 0 {
+				t.Errorf("keys are left: %v", keys)
+			}
+		},
+		"AValueThatIsNotUnderstoodIsNotAnotherTask": func(t *testing.T, kv *testenv.KV, a, b *Locker) {
+			lx := acquireTask(t, a, x)
+			for _, value := range []string{"", "by hand", "77", "-1 {}", "5", `{"task_id":77}`} {
+				if _, err := kv.Client.KV().Put(&api.KVPair{Key: kv.Prefix + "/running/5", Value: []byte(value)}, nil); err != nil {
+					t.Fatal(err)
+				}
+				wantTask(t, b, x, lock.ErrHeld)
+			}
+			release(t, lx)
+		},
+		"ADeadHoldersOwnNameHasItsLockDelay": func(t *testing.T, kv *testenv.KV, a, b *Locker) {
+			ly := acquireTask(t, b, y)
+			lx := acquireTask(t, a, x)
+			release(t, ly)
+			if _, err := kv.Client.Session().Destroy(a.Session(), nil); err != nil {
+				t.Fatal(err)
+			}
+			wantTask(t, b, x, lock.ErrDelayed)
+			ended(t, lx, lock.ErrLost)
+			testenv.Eventually(t, patience, "the task is locked after the lock-delay", func() bool {
+				lease, err := tryTask(b, x)
+				if err == nil {
+					release(t, lease)
+				}
+				return err == nil
+			})
+		},
+		"MarkersGo": func(t *testing.T, kv *testenv.KV, a, b *Locker) {
+			ly, lx := acquireTask(t, a, y), acquireTask(t, b, x)
+			term, m := a.current(), fmt.Sprint("overflow/", groupOf(x))
+			sweep := func() {
+				for range 3 {
+					term.findStrays(t.Context())
+					pause(t.Context(), lockDelay)
+				}
+			}
+			sweep()
+			if len(keysBelow(t, kv, "/"+m)) != 1 {
+				t.Error("the marker is gone while a task is held under its own name")
+			}
+			release(t, lx)
+			sweep()
+			if len(keysBelow(t, kv, "/"+m)) != 0 {
+				t.Error("the marker stays")
+			}
+			wantTask(t, b, x, nil)
+			release(t, ly)
+		},
+		"ALeaseEndsIfItsNameIsGivenToAnother": func(t *testing.T, kv *testenv.KV, a, b *Locker) {
+			lx := acquireTask(t, a, x)
+			put := func(value string) {
+				if _, err := kv.Client.KV().Put(&api.KVPair{Key: kv.Prefix + "/running/5", Value: []byte(value)}, nil); err != nil {
+					t.Fatal(err)
+				}
+			}
+			put(fmt.Sprint(x, " by hand"))
+			a.current().verify(t.Context())
+			if lx.Context().Err() != nil {
+				t.Errorf("the lease ended though the key still names its task: %v", context.Cause(lx.Context()))
+			}
+			put(fmt.Sprint(y, " as a restored snapshot may say"))
+			ended(t, lx, lock.ErrRevoked)
+			_ = lx.Release(t.Context())
+		},
+		"LeakedNamesAreUnlocked": func(t *testing.T, kv *testenv.KV, a, b *Locker) {
+			release(t, acquireTask(t, a, x))
+			if ok, _, err := kv.Client.KV().Acquire(&api.KVPair{Key: kv.Prefix + "/running/5", Value: []byte("5 "), Session: a.Session()}, nil); !ok || err != nil {
+				t.Fatal(ok, err)
+			}
+			a.current().findStrays(t.Context())
+			testenv.Eventually(t, patience, "the name is free", func() bool { return holder(t, kv, "running/5") == "" })
+			wantTask(t, b, x, nil)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			kv := testenv.Consul(t)
+			test(t, kv, start(t, config(t, kv)), start(t, config(t, kv)))
+		})
+	}
+}
+
+// TestUnansweredNames loses answers: what may be applied late must not take the name of
+// another task away, nor make two tasks of it.
+func TestUnansweredNames(t *testing.T) {
+	for name, lose := range map[string]struct {
+		verb  api.KVOp
+		fault fault
+	}{
+		"OfLocks": {api.KVLock, swallow}, "OfUnlocks": {api.KVUnlock, swallow},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			kv := testenv.Consul(t)
+			p := newProxy(t, kv.Addr)
+			cfg := config(t, kv)
+			cfg.Client.Address = p.Addr
+			a, b := start(t, cfg), start(t, config(t, kv))
+			match := func(r *http.Request) bool { return writes(r) && transacts(r, lose.verb) }
+			if lose.verb == api.KVUnlock {
+				lease := acquireTask(t, a, x)
+				p.inject(on(match, 1, lose.fault))
+				release(t, lease)
+			} else {
+				p.inject(on(match, 1, lose.fault))
+				release(t, acquireTask(t, a, x))
+			}
+			p.inject(nil)
+			term := a.current()
+			testenv.Eventually(t, patience, "the request is too old to be applied", func() bool {
+				term.mu.Lock()
+				defer term.mu.Unlock()
+				ls := term.leases[a.taskKey(fmt.Sprint(x))]
+				if ls != nil && ls.doubt != 0 {
+					ls.doubt = boottime.Now().Add(-lateness) // saves waiting for it
+				}
+				return ls == nil
+			})
+			ly := acquireTask(t, a, y)
+			if s := holder(t, kv, fmt.Sprint("tasks/", y)); s != a.Session() {
+				t.Errorf("a name about which a request was not answered is used again by its session")
+			}
+			wantTask(t, b, y, lock.ErrHeld)
+			release(t, ly)
+			wantTask(t, b, y, nil)
+		})
+	}
+}
+
+// TestNoTaskIsHeldTwice lets three replicas lock and release a few tasks that share two
+// names, as fast as they can, while sessions are ended and keys are swept.
+func TestNoTaskIsHeldTwice(t *testing.T) {
+	t.Parallel()
+	kv := testenv.Consul(t)
+	var replicas []*Locker
+	for range 3 {
+		replicas = append(replicas, start(t, config(t, kv)))
+	}
+	ids := []int64{5, 5 + names, 5 + 2*names, 6, 6 + names, 5 + groupSize}
+	var mu sync.Mutex
+	holders := map[int64]int{}
+	var taken, refused, diverted atomic.Int64
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
+	defer cancel()
+	together(24, func(i int) {
+		l := replicas[i%len(replicas)]
+		for ctx.Err() == nil {
+			id := ids[rand.N(len(ids))]
+			ls, err := tryTask(l, id)
+			if err != nil {
+				if refused.Add(1); !errors.Is(err, lock.ErrHeld) {
+					t.Errorf("acquire task %d: %v", id, err)
+				}
+				pause(ctx, rand.N(2*time.Millisecond))
+				continue
+			}
+			mu.Lock()
+			holders[id]++
+			if holders[id] > 1 {
+				t.Errorf("task %d has %d holders", id, holders[id])
+			}
+			mu.Unlock()
+			if taken.Add(1); ls.(*lease).path == ls.(*lease).own {
+				diverted.Add(1)
+			}
+			pause(ctx, rand.N(3*time.Millisecond))
+			mu.Lock()
+			holders[id]--
+			mu.Unlock()
+			release(t, ls)
+			if rand.N(200) == 0 {
+				l.current().findStrays(ctx)
+			}
+		}
+	})
+	t.Logf("taken %d times, %d of them under their own names, refused %d times", taken.Load(), diverted.Load(), refused.Load())
+	if diverted.Load() == 0 || diverted.Load() == taken.Load() {
+		t.Error("only one kind of name was used")
+	}
+}
