@@ -39,7 +39,9 @@ func chooseKinds(names []string, s settings) ([]*kind, error) {
 	// lacks says what a kind needs that is not there, and may be empty.
 	lacks := func(k *kind) string {
 		switch {
-		case k.rabbitmq && !s.RabbitMQ, k.consulSlots && s.RabbitMQ:
+		case k.consulSlots && s.RabbitMQ:
+			return "there are no slots in Consul with LIMITS=rabbitmq"
+		case k.rabbitmq && !s.RabbitMQ:
 			return "there is no RabbitMQ without LIMITS=rabbitmq"
 		case k.standby && s.Standby == "":
 			return "there is no standby without STANDBY=async or STANDBY=sync"
