@@ -136,9 +136,7 @@ func (m *machine) query(ctx context.Context, what string, apply func()) error {
 	if heard {
 		time.AfterFunc(delay, func() {
 			apply()
-			if w.trace != nil {
-				w.note("replica %d: Postgres does %s", m.id, what)
-			}
+			w.detail("replica %d: Postgres does %s", m.id, what)
 			delay, heard := m.line(SlowDB)
 			if f := w.is(DropDB, m.id); f != nil && w.rand.IntN(100) < f.Part {
 				heard = false
