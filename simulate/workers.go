@@ -41,9 +41,10 @@ type workers struct {
 	backups   map[*Fault]fakestore.Backup
 	other     *fakeconsul.Server // another cluster's Consul
 	failed    bool               // Postgres has failed over and lost something
-	nextJob   *job               // of the row that is inserted
-	overLimit bool               // that was seen
-	died      []string           // sessions of processes that died
+	failovers int
+	nextJob   *job     // of the row that is inserted
+	overLimit bool     // that was seen
+	died      []string // sessions of processes that died
 }
 
 // job is what the world knows of one task.
