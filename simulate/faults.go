@@ -43,11 +43,14 @@ func (w *world) begin(f *Fault) {
 	case DBStart:
 		w.db.Restart()
 	case Failover:
-		backup := w.db.Backup()
+		backup, failovers := w.db.Backup(), w.failovers
 		time.AfterFunc(f.For, func() {
-			if w.settled {
+			// A standby of a timeline that was left has rows whose ids were given out again
+			// since, to other tasks: it cannot follow, and nobody makes it the primary.
+			if w.settled || w.failovers != failovers {
 				return
 			}
+			w.failovers++
 			w.note("a standby takes over")
 			w.failed = true
 			for _, j := range w.jobs {
@@ -211,4 +214,28 @@ func (w *world) comeBack(m *machine) {
 	w.crash(m)
 	m.stranger = nil
 	w.replicas[m.id] = w.start(m)
+}
+
+// adopt does what an operator does when no replica may work with this Consul, because one
+// that was there alone has adopted another, and then died: onejob adopt-consul. It is for when
+// all who may be alive elsewhere have died for certain.
+func (w *world) adopt() {
+	if _, id := w.consul.Held(prefix + "/cluster"); string(id) == w.db.Cluster() {
+		return
+	}
+	var known []string
+	for _, key := range w.consul.Below(prefix + "/replicas/") {
+		if session, _ := w.consul.Held(key); key == prefix+"/replicas/"+session {
+			known = append(known, session)
+		}
+	}
+	for _, m := range w.db.Members() {
+		present := slices.ContainsFunc(w.replicas, func(r *replica) bool { return r.process == m.Process })
+		if m.EndedAt.IsZero() && present && !slices.Contains(known, m.Session) {
+			return // it will say so itself, or have a session here
+		}
+	}
+	if names := w.db.ForgetReplicas(known); len(names) > 0 {
+		w.note("an operator has called dead: %v", names)
+	}
 }

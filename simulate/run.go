@@ -112,6 +112,7 @@ func (w *world) settleLeases() {
 func (w *world) settleWorkers() {
 	for until := w.now() + 4*time.Minute; w.now() < until; {
 		w.watch(time.Second)
+		w.adopt()
 		left := false
 		for _, j := range w.jobs {
 			left = left || !j.finished

@@ -41,9 +41,10 @@ type workers struct {
 	backups   map[*Fault]fakestore.Backup
 	other     *fakeconsul.Server // another cluster's Consul
 	failed    bool               // Postgres has failed over and lost something
-	nextJob   *job               // of the row that is inserted
-	overLimit bool               // that was seen
-	died      []string           // sessions of processes that died
+	failovers int
+	nextJob   *job     // of the row that is inserted
+	overLimit bool     // that was seen
+	died      []string // sessions of processes that died
 }
 
 // job is what the world knows of one task.
@@ -136,9 +137,7 @@ func (m *machine) query(ctx context.Context, what string, apply func()) error {
 	if heard {
 		time.AfterFunc(delay, func() {
 			apply()
-			if w.trace != nil {
-				w.note("replica %d: Postgres does %s", m.id, what)
-			}
+			w.detail("replica %d: Postgres does %s", m.id, what)
 			delay, heard := m.line(SlowDB)
 			if f := w.is(DropDB, m.id); f != nil && w.rand.IntN(100) < f.Part {
 				heard = false

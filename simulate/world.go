@@ -95,6 +95,14 @@ func (w *world) note(format string, args ...any) {
 	}
 }
 
+// detail notes what only a reader of the trace wants to know: the digest is the same with and
+// without a trace.
+func (w *world) detail(format string, args ...any) {
+	if w.trace != nil {
+		_, _ = fmt.Fprintf(w.trace, "%10.6f "+format+"\n", append([]any{w.now().Seconds()}, args...)...)
+	}
+}
+
 func (w *world) violate(rule, format string, args ...any) {
 	v := Violation{rule, w.now(), fmt.Sprintf(format, args...)}
 	w.note("VIOLATION %v", v)
@@ -275,7 +283,7 @@ func (m *machine) RoundTrip(r *http.Request) (*http.Response, error) {
 			}
 			agent.Serve(request, func(answer fakeconsul.Answer) {
 				if w.trace != nil {
-					w.note("replica %d: %s %s %s -> %d %s", m.id, request.Method, request.Path, brief(request.Body), answer.Status, brief(answer.Body))
+					w.detail("replica %d: %s %s %s -> %d %s", m.id, request.Method, request.Path, brief(request.Body), answer.Status, brief(answer.Body))
 				}
 				if !first || m.life != life {
 					return
@@ -365,7 +373,7 @@ type logWriter struct {
 }
 
 func (l logWriter) Write(b []byte) (int, error) {
-	l.w.note("%s: %s", l.name, strings.TrimSpace(string(b)))
+	l.w.detail("%s: %s", l.name, strings.TrimSpace(string(b)))
 	return len(b), nil
 }
 

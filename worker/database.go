@@ -68,6 +68,7 @@ type DatabaseStore interface {
 
 // DatabaseLocks keeps the record. A [lock.Locker] is one.
 type DatabaseLocks interface {
+	Session() string
 	Database(ctx context.Context) (record []byte, version uint64, err error)
 	SetDatabase(ctx context.Context, record []byte, version uint64) (uint64, error)
 }
@@ -93,7 +94,8 @@ type database struct {
 	asking sync.Mutex // held by those who read and write the record
 
 	mu      sync.Mutex
-	trusted bool // the server on record is the one that answers
+	trusted bool   // the server on record is the one that answers
+	session string // during which it was found so
 	record  databaseRecord
 	version uint64
 	highest int64  // fence that was claimed here from this server
@@ -102,13 +104,17 @@ type database struct {
 	why     error  // there is no server that is known to be the database
 }
 
-// put fills in what a claim needs. It reports whether there is a server that may take
-// it, and the highest fence that is known to have been claimed from it before.
-func (d *database) put(c *tasks.Claim) (highest int64, ok bool) {
+// put fills in what a claim under the session needs. It reports whether there is a server
+// that may take it, and the highest fence that is known to have been claimed from it before.
+//
+// What was found during another session is not believed: while this replica had none, others
+// may have worked with another Consul, and higher fences. If that was left since, the record
+// here looks as it did before, and only Postgres knows.
+func (d *database) put(c *tasks.Claim, session string) (highest int64, ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	c.Server, c.FencesFrom = d.record.Started, d.record.FencesFrom
-	return d.highest, d.trusted
+	return d.highest, d.trusted && d.session == session
 }
 
 // serves reports whether the server that was started then is the database.
@@ -217,6 +223,7 @@ func (d *database) lookPast(ctx context.Context, version uint64) {
 }
 
 func (d *database) lookLocked(ctx context.Context) {
+	session := d.locks.Session()
 	r, version, err := readRecord(ctx, d.locks)
 	if err != nil {
 		d.log.Debug("database_record_unread", zap.Error(err))
@@ -233,7 +240,7 @@ func (d *database) lookLocked(ctx context.Context) {
 		}
 	}
 	d.mu.Lock()
-	known := d.trusted && version != 0 && d.record.Same(r.Server) && d.record.FencesFrom == r.FencesFrom
+	known := d.trusted && d.session == session && version != 0 && d.record.Same(r.Server) && d.record.FencesFrom == r.FencesFrom
 	if known {
 		d.record, d.version = r, version
 	}
@@ -269,7 +276,7 @@ func (d *database) lookLocked(ctx context.Context) {
 		return
 	}
 	d.highest, d.back = now.last, false
-	d.trusted, d.record, d.version, d.why = true, now, version, nil
+	d.trusted, d.session, d.record, d.version, d.why = true, session, now, version, nil
 	d.mu.Unlock()
 	d.store.Refuse(now.Server)
 	d.found()

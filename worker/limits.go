@@ -301,7 +301,7 @@ func (w *Worker) claimOne(ctx context.Context, name string, c tasks.Claim) (t *t
 	session := w.Locks.Session()
 	bytes := w.running.reserve(MaxPayload, MaxPayload, w.PayloadMemory)
 	defer w.running.unreserve(bytes)
-	before, known := w.database.put(&c)
+	before, known := w.database.put(&c, session)
 	if session == "" || !known || bytes == 0 || ctx.Err() != nil {
 		return nil, false
 	}

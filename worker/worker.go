@@ -304,7 +304,7 @@ func (w *Worker) claimSome(ctx context.Context) (more, asked bool, err error) {
 	bytes := w.running.reserve(w.PayloadMemory, MaxPayload, w.PayloadMemory)
 	defer w.running.unreserve(bytes)
 	c := tasks.Claim{}
-	before, known := w.database.put(&c)
+	before, known := w.database.put(&c, session)
 	if room == 0 || bytes == 0 || session == "" || !known {
 		w.running.leave(room)
 		return false, false, nil // room that is given back, a session, or a database wakes us

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -195,6 +196,24 @@ func TestAnswers(t *testing.T) {
 			{"PUT", "txn", txn(op("delete-cas", "held", `,"Index":1`)), 409, `failed to delete key \"P/held\", index is stale`},
 			{"PUT", "txn", txn(op("delete-cas", "none", `,"Index":1`)), 200, `"Errors":null`},
 			{"PUT", "txn", txn(op("unlock", "held", asA)), 409, `failed to unlock key \"P/held\", lock isn't held, or is held by another session`},
+			{"PUT", "txn", txn(op("unlock", "none", asA)), 409, `"OpIndex":0,"What":"failed to unlock key \"P/none\", lock isn't held, or is held by another session"}`},
+			{"PUT", "txn", txn(op("unlock", "held", "")), 409, `missing session`},
+			{"PUT", "txn", txn(op("unlock", "plain", asA)), 409, `failed to unlock key \"P/plain\", lock isn't held, or is held by another session"}`},
+			{"PUT", "txn", txn(op("lock", "short", asA+`,"Value":"YQ=="`)), 200, `"LockIndex":1,"Key":"P/short"`},
+			{"PUT", "txn", txn(op("check-not-exists", "none", ""), op("check-session", "short", asA), op("unlock", "short", asA+`,"Value":"Yg=="`)), 200,
+				`{"Results":[{"KV":{"LockIndex":1,"Key":"P/short","Flags":0,"Value":null,"Session":"SA"`},
+			{"GET", "kv/P/short", "", 200, `"LockIndex":1,"Key":"P/short","Flags":0,"Value":"Yg==","CreateIndex"`},
+			{"PUT", "txn", txn(op("unlock", "short", asA)), 409, `failed to unlock key \"P/short\", lock isn't held, or is held by another session"}`},
+			{"PUT", "txn", txn(op("lock", "short", asB+`,"Value":"Yw=="`), op("unlock", "held", asA)), 409, `{"Results":null,"Errors":[{"OpIndex":1,"What":"failed to unlock key`},
+			{"GET", "kv/P/short", "", 200, `"LockIndex":1,"Key":"P/short","Flags":0,"Value":"Yg==","CreateIndex"`},
+			{"PUT", "txn", txn(op("lock", "short", asB+`,"Value":"Yw=="`)), 200, `"LockIndex":2,"Key":"P/short","Flags":0,"Value":null,"Session":"SB"`},
+			{"PUT", "txn", txn(op("unlock", "short", asB+`,"Flags":7`), op("lock", "short", asA), op("get", "short", "")), 200, `"LockIndex":3,"Key":"P/short","Flags":0,"Value":null,"Session":"SA"`},
+			{"PUT", "txn", txn(op("set", "short", `,"Value":"ZA==","Flags":3`), op("get", "short", "")), 200, `"Key":"P/short","Flags":3,"Value":"ZA==","Session":"SA"`},
+			{"PUT", "txn", txn(op("check-not-exists", "short", "")), 409, `{"Results":null,"Errors":[{"OpIndex":0,"What":"key \"P/short\" exists"}]`},
+			{"PUT", "txn", txn(op("check-not-exists", "none", "")), 200, `{"Results":[],"Errors":null`},
+			{"PUT", "txn", txn(op("check-not-exists", "none", ""), op("delete", "none", "")), 200, `{"Results":[],"Errors":null`},
+			{"PUT", "txn", txn(op("check-index", "short", `,"Index":INDEX`), op("delete-cas", "short", `,"Index":INDEX`)), 200, `"Key":"P/short","Flags":3,"Value":null,"Session":"SA"`},
+			{"PUT", "txn", txn(op("check-index", "plain", `,"Index":1`)), 409, `{"Results":null,"Errors":[{"OpIndex":0,"What":"failed index check for key \"P/plain\", current modify index INDEX != 1"}]`},
 			{"PUT", "txn", txn(op("lock", "mine", asA+`,"Value":"eA=="`), op("check-session", "held", asB), op("delete", "plain", "")), 200, `{"Results":[{"KV":{"LockIndex":1,"Key":"P/mine","Flags":0,"Value":null,"Session":"SA"`},
 			{"PUT", "txn", txn(op("check-session", "mine", asA), op("delete", "mine", "")), 200, `"Errors":null`},
 			{"GET", "kv/P/mine", "", 404, ""},
@@ -209,6 +228,16 @@ func TestAnswers(t *testing.T) {
 			{"PUT", "agent/check/update/service:nobody", `{"Status":"passing"}`, 404, `Unknown check ID "service:nobody"`},
 			{"PUT", "agent/service/deregister/nobody", "", 404, `Unknown service ID "nobody"`},
 		} {
+			// INDEX is the ModifyIndex of the key that was named last.
+			if i := strings.LastIndex(e.body, `"Key":"P/`); i >= 0 && strings.Contains(e.body+e.want, "INDEX") {
+				key, _, _ := strings.Cut(e.body[i+len(`"Key":"P/`):], `"`)
+				pair, _, err := s.api.KV().Get(s.prefix+"/"+key, &api.QueryOptions{RequireConsistent: true})
+				if err != nil || pair == nil {
+					t.Fatalf("%d: read key %s: %v, %v", i, key, pair, err)
+				}
+				index := strconv.FormatUint(pair.ModifyIndex, 10)
+				e.body, e.want = strings.ReplaceAll(e.body, "INDEX", index), strings.ReplaceAll(e.want, "INDEX", index)
+			}
 			r, err := http.NewRequestWithContext(t.Context(), e.method, "http://"+s.addr+"/v1/"+replace.Replace(e.path), strings.NewReader(replace.Replace(e.body)))
 			if err != nil {
 				t.Fatal(err)

@@ -490,6 +490,7 @@ func (c call) txnAnswer(results []txnResult, errors []txnError) {
 
 // operate applies operations, all or none.
 func (s *Server) operate(ops []txnOp) (results []txnResult, errors []txnError) {
+	results = []txnResult{} // what is empty is a list, as in Consul
 	undo := make([]func(), 0, len(ops))
 	changed, kvIndex := len(s.changed), s.state.kvIndex
 	for i, op := range ops {

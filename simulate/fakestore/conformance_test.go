@@ -28,6 +28,7 @@ type side struct {
 	worker.Store
 	insert func(queue, lockKey string, priority, maxAttempts int)
 	cancel func(id int64)
+	forget func(known []string) []string
 	rows   func() []string
 }
 
@@ -39,6 +40,7 @@ func fake() *side {
 			d.Insert(fakestore.Row{Kind: "k", Queue: queue, LockKey: lockKey, Priority: int16(priority), MaxAttempts: maxAttempts})
 		},
 		cancel: d.Cancel,
+		forget: d.ForgetReplicas,
 		rows: func() (list []string) {
 			for _, r := range d.Rows() {
 				list = append(list, describe(r.ID, string(r.Status), r.Attempt, r.Crashes, r.Stalls, r.Fence, r.Session, r.RunAt.After(time.Now())))
@@ -72,6 +74,13 @@ func real(t *testing.T) *side {
 		},
 		cancel: func(id int64) {
 			exec(`UPDATE onejob.tasks SET cancel_requested = true WHERE id = $1 AND status = 'running'`, id)
+		},
+		forget: func(known []string) []string {
+			names, err := s.ForgetReplicas(t.Context(), known)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return names
 		},
 		rows: func() []string { return realRows(t, pool) },
 	}
@@ -242,6 +251,14 @@ func compare(t *testing.T, seed uint64, sides ...*side) {
 					return fmt.Sprint(list, words(err))
 				})
 			}
+		case n == 18 && r.IntN(4) == 0:
+			known := []string{}
+			for _, ss := range sessions {
+				if r.IntN(2) == 0 {
+					known = append(known, ss.id)
+				}
+			}
+			each("forget replicas", func(_ int, s *side) string { return fmt.Sprint(s.forget(known)) })
 		case n == 18:
 			ss, stopped := one(), r.IntN(3) == 0
 			each("declare dead", func(_ int, s *side) string {

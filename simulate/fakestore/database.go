@@ -542,6 +542,44 @@ func (d *Database) mayAdopt(sessions []string, foreign bool) error {
 	return nil
 }
 
+// Cluster returns the id of the cluster; empty if there is none.
+func (d *Database) Cluster() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.state.cluster
+}
+
+// ForgetReplicas calls all replicas dead that may be alive and are not among known, as
+// Store.ForgetReplicas of store does, and returns their names.
+func (d *Database) ForgetReplicas(known []string) (names []string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	gone := map[string]string{}
+	for _, r := range d.state.rows {
+		if r.Status == tasks.StatusRunning {
+			gone[r.Session] = r.Replica
+		}
+	}
+	for s, m := range d.state.members {
+		if m.EndedAt.IsZero() {
+			gone[s] = m.Name
+		}
+	}
+	for _, s := range slices.Sorted(maps.Keys(gone)) {
+		m, listed := d.state.members[s]
+		if slices.Contains(known, s) || listed && !m.EndedAt.IsZero() {
+			continue
+		}
+		if !listed {
+			m.Session, m.Process, m.Name, m.BeganAt, m.HeartbeatAt = s, s, gone[s], now(), now()
+		}
+		m.State, m.EndedAt = tasks.ReplicaDead, now()
+		d.state.members[s] = m
+		names = append(names, gone[s])
+	}
+	return names
+}
+
 // Cancel asks for a running task to be cancelled.
 func (d *Database) Cancel(id int64) {
 	d.mu.Lock()

@@ -81,13 +81,13 @@ func (s *Store) Begin(ctx context.Context, t *tasks.Task) error {
 }
 
 // Unclaim implements worker.Store.
-func (s *Store) Unclaim(_ context.Context, t *tasks.Task, delay time.Duration) error {
-	return tell(context.Background(), s, "unclaim", timeout, func(d *Database) error { d.unclaim(t, delay); return nil })
+func (s *Store) Unclaim(ctx context.Context, t *tasks.Task, delay time.Duration) error {
+	return tell(ctx, s, "unclaim", timeout, func(d *Database) error { d.unclaim(t, delay); return nil })
 }
 
 // Complete implements worker.Store.
-func (s *Store) Complete(_ context.Context, e tasks.Ending) error {
-	return tell(context.Background(), s, "complete", timeout, func(d *Database) error { return d.complete(e) })
+func (s *Store) Complete(ctx context.Context, e tasks.Ending) error {
+	return tell(ctx, s, "complete", timeout, func(d *Database) error { return d.complete(e) })
 }
 
 // Sessions implements worker.Store.

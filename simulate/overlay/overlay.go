@@ -7,6 +7,7 @@
 // which replaces a few lines of the runtime:
 //
 //   - within a bubble all of that comes from a seed, see runtime.Simulate;
+//   - contexts cancel their children in the order in which those were made;
 //   - goroutines are not preempted, and a mutex does not become starving by the real clock;
 //   - a goroutine that waits for a mutex counts as blocked: a simulated process may be frozen
 //     while it holds one;
@@ -53,6 +54,27 @@ var patches = []patch{
 	waitReasonSyncRWMutexLock:       true,
 `},
 	{"internal/sync/mutex.go", "starvationThresholdNs = 1e6", "starvationThresholdNs = 1e18"},
+
+	// A goroutine that yields goes into the global queue, and how soon it leaves that depends
+	// on how often the runtime's own goroutines have run.
+	{"runtime/proc.go", "if pp.schedtick%61 == 0 && !sched.runq.empty() {", "if pp.schedtick%61 == 0 && !simulation.on && !sched.runq.empty() {"},
+
+	// The children of a context are cancelled in the order in which they were made, not in
+	// that of their addresses.
+	{"context/context.go", "	children map[canceler]struct{} // set to nil by the first cancel call\n", "	children map[canceler]int // set to nil by the first cancel call\n	born     int\n"},
+	{"context/context.go", "p.children = make(map[canceler]struct{})", "p.children = make(map[canceler]int)"},
+	{"context/context.go", "p.children[child] = struct{}{}", "p.born++\n			p.children[child] = p.born"},
+	{"context/context.go", "	for child := range c.children {\n", `	list := make([]canceler, 0, len(c.children))
+	for child, born := range c.children {
+		i := len(list)
+		list = append(list, nil)
+		for ; i > 0 && c.children[list[i-1]] > born; i-- {
+			list[i] = list[i-1]
+		}
+		list[i] = child
+	}
+	for _, child := range list {
+`},
 }
 
 // still are what the product asks of the system when a worker begins: system calls let other
@@ -83,7 +105,6 @@ func Simulate(seed uint64) {
 	simulation.timers = simulationSource(source.next())
 	simulation.maps = source.next()
 	simulation.on = true
-	getg().m.p.ptr().schedtick = 0 // every 61st time the scheduler looks elsewhere first
 }
 
 // SimulatedProcess returns to which simulated process the goroutine belongs.

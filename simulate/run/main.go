@@ -29,6 +29,7 @@ func run() error {
 	seed := flag.Uint64("seed", 0, "the first seed; 0 means one that follows from the time")
 	n := flag.Int("n", 0, "how many schedules; 0 means as many as fit into the time")
 	trace := flag.Bool("trace", false, "write down everything that happens, of one schedule unless -n says how many")
+	goOn := flag.Bool("go-on", false, "do not stop at a schedule that fails, nor minimise it")
 	mutants := flag.Bool("mutants", false, "run builds in which one protection is broken: each must be caught")
 	only := flag.String("only", "", "with -mutants, the name of one of them")
 	tests := flag.String("run", "TestSchedules", "which tests, as go test takes them")
@@ -42,6 +43,9 @@ func run() error {
 		return err
 	}
 	args := []string{"-test.run", *tests, "-test.timeout", "0", "-sim.duration", duration.String(), "-sim.seed", strconv.FormatUint(*seed, 10), "-sim.n", strconv.Itoa(*n)}
+	if *goOn {
+		args = append(args, "-sim.goon")
+	}
 	if *trace {
 		args = append(args, "-sim.trace")
 	}
