@@ -218,7 +218,7 @@ func TestCommandsInDocumentsExist(t *testing.T) {
 func commandLines(page string) []string {
 	var lines []string
 	code := false
-	begins := regexp.MustCompile("(?:^|[|;&($] ?|docker compose exec onejob )(?:[A-Z_]+=\\S+ )*(?:\\./|bin/|/usr/local/bin/)?onejob(?:-new)? ([a-z-][^#|]*)")
+	begins := regexp.MustCompile(`(?:^|[|;&($] ?|docker compose exec onejob )(?:[A-Z_]+=\S+ )*(?:\./|bin/|/usr/local/bin/)?onejob(?:-new)? ([a-z-][^#|]*)`)
 	add := func(text string) {
 		if m := begins.FindStringSubmatch(text); m != nil {
 			lines = append(lines, strings.TrimSpace(m[1]))
