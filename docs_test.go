@@ -55,6 +55,51 @@ func TestTestsThatDocumentsNameAreThere(t *testing.T) {
 	}
 }
 
+// foreignNames belong to Postgres, Consul, Patroni, Dkron and others, or are put together
+// in the code from two parts.
+var foreignNames = strings.Fields(`
+	cgroup_writable client_connection_check_interval dependent_jobs enable_debug executor_config first_pickup_p50_ms first_waiting_max
+	first_waiting_p50 force_custom_plan last_waiting_max onejob_observer onejob_operator onejob_worker parent_job
+	pg_drop_replication_slot pg_notification_queue_usage synchronous_commit tls_postgres tls_rabbitmq`)
+
+// Names with an underscore in pieces of code, such as events, settings and columns,
+// stand in the code, in SQL or in a configuration as well.
+func TestNamesInDocumentsExist(t *testing.T) {
+	var sources strings.Builder
+	for _, ending := range []string{".go", ".sql", ".yaml", ".sh", ".pml"} {
+		for path, text := range tree(t, ending) {
+			if path != "docs_test.go" {
+				sources.WriteString(text)
+			}
+		}
+	}
+	all, named := sources.String(), 0
+	word := regexp.MustCompile(`[a-z]+(?:_[a-z0-9]+)+`)
+	known := map[string]bool{}
+	for _, name := range foreignNames {
+		known[name] = true
+	}
+	for path, text := range tree(t, ".md") {
+		if path == "CHANGELOG.md" { // it names what was renamed since
+			continue
+		}
+		for _, m := range regexp.MustCompile("`([^`\n]+)`").FindAllStringSubmatch(text, -1) {
+			for _, name := range word.FindAllString(m[1], -1) {
+				named++
+				if _, seen := known[name]; !seen {
+					known[name] = strings.Contains(all, name)
+				}
+				if !known[name] {
+					t.Errorf("%s: there is no %s in the code", path, name)
+				}
+			}
+		}
+	}
+	if named < 500 {
+		t.Errorf("found only %d names in documents", named)
+	}
+}
+
 // A link leads to a file or folder of the tree and, if it has an anchor, to a heading
 // of that page.
 func TestLinksLeadSomewhere(t *testing.T) {
