@@ -3,11 +3,14 @@ package onejob_test
 
 import (
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
+	"unicode"
 )
 
 // tree returns the files of the project whose name has the ending.
@@ -52,20 +55,240 @@ func TestTestsThatDocumentsNameAreThere(t *testing.T) {
 	}
 }
 
-func TestLinksLeadSomewhere(t *testing.T) {
+// foreignNames belong to Postgres, Consul, Patroni, Dkron and others, or are put together
+// in the code from two parts.
+var foreignNames = strings.Fields(`
+	cgroup_writable client_connection_check_interval dependent_jobs enable_debug executor_config first_pickup_p50_ms first_waiting_max
+	first_waiting_p50 force_custom_plan last_waiting_max onejob_observer onejob_operator onejob_worker parent_job
+	pg_drop_replication_slot pg_notification_queue_usage synchronous_commit tls_postgres tls_rabbitmq`)
+
+// Names with an underscore in pieces of code, such as events, settings and columns,
+// stand in the code, in SQL or in a configuration as well.
+func TestNamesInDocumentsExist(t *testing.T) {
+	var sources strings.Builder
+	for _, ending := range []string{".go", ".sql", ".yaml", ".sh", ".pml"} {
+		for path, text := range tree(t, ending) {
+			if path != "docs_test.go" {
+				sources.WriteString(text)
+			}
+		}
+	}
+	all, named := sources.String(), 0
+	word := regexp.MustCompile(`[a-z]+(?:_[a-z0-9]+)+`)
+	known := map[string]bool{}
+	for _, name := range foreignNames {
+		known[name] = true
+	}
 	for path, text := range tree(t, ".md") {
-		for _, m := range regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`).FindAllStringSubmatch(text, -1) {
-			if _, err := os.Stat(filepath.Join(filepath.Dir(path), m[1])); err != nil {
+		if path == "CHANGELOG.md" { // it names what was renamed since
+			continue
+		}
+		for _, m := range regexp.MustCompile("`([^`\n]+)`").FindAllStringSubmatch(text, -1) {
+			for _, name := range word.FindAllString(m[1], -1) {
+				named++
+				if _, seen := known[name]; !seen {
+					known[name] = strings.Contains(all, name)
+				}
+				if !known[name] {
+					t.Errorf("%s: there is no %s in the code", path, name)
+				}
+			}
+		}
+	}
+	if named < 500 {
+		t.Errorf("found only %d names in documents", named)
+	}
+}
+
+// A link leads to a file or folder of the tree and, if it has an anchor, to a heading
+// of that page.
+func TestLinksLeadSomewhere(t *testing.T) {
+	pages := tree(t, ".md")
+	for path, text := range pages {
+		for _, m := range regexp.MustCompile(`\]\(([^)#:]*)(?:#([^)]*))?\)`).FindAllStringSubmatch(prose(text), -1) {
+			file, anchor := path, m[2]
+			if m[1] != "" {
+				file = filepath.Join(filepath.Dir(path), m[1])
+			}
+			if _, err := os.Stat(file); err != nil {
 				t.Errorf("%s: the link to %s leads nowhere", path, m[1])
+				continue
+			}
+			if anchor != "" && !slices.Contains(anchors(pages[file]), anchor) {
+				t.Errorf("%s: %s has no heading for #%s", path, file, anchor)
 			}
 		}
 	}
 }
 
-// The table of settings in the README has every key of the example, which in
+// Every page of docs is reached from the index by links.
+func TestEveryPageIsLinked(t *testing.T) {
+	pages := tree(t, ".md")
+	reached := map[string]bool{}
+	var follow func(path string)
+	follow = func(path string) {
+		if reached[path] {
+			return
+		}
+		reached[path] = true
+		for _, m := range regexp.MustCompile(`\]\(([^)#:]+)`).FindAllStringSubmatch(prose(pages[path]), -1) {
+			file := filepath.Join(filepath.Dir(path), m[1])
+			if info, err := os.Stat(file); err == nil && info.IsDir() {
+				for page := range pages { // a link to a folder leads to all that is in it
+					if filepath.Dir(page) == file {
+						follow(page)
+					}
+				}
+			} else {
+				follow(file)
+			}
+		}
+	}
+	follow("docs/README.md")
+	for path := range pages {
+		if strings.HasPrefix(path, "docs/") && !reached[path] {
+			t.Errorf("no link leads from docs/README.md to %s", path)
+		}
+	}
+}
+
+// prose returns a page without its blocks of code and its pieces of code.
+func prose(page string) string {
+	var b strings.Builder
+	code := false
+	for line := range strings.Lines(page) {
+		if strings.HasPrefix(strings.TrimSpace(line), "```") {
+			code = !code
+		} else if !code {
+			b.WriteString(line)
+		}
+	}
+	return regexp.MustCompile("`[^`\n]*`").ReplaceAllString(b.String(), "")
+}
+
+// anchors returns what forges call the headings of a page.
+func anchors(page string) []string {
+	var all []string
+	code := false
+	for line := range strings.Lines(page) {
+		if strings.HasPrefix(strings.TrimSpace(line), "```") {
+			code = !code
+		}
+		m := regexp.MustCompile(`^#+ +(.*)$`).FindStringSubmatch(strings.TrimRight(line, "\n"))
+		if m == nil || code {
+			continue
+		}
+		text := regexp.MustCompile(`\[([^\]]*)\]\([^)]*\)`).ReplaceAllString(m[1], "$1")
+		all = append(all, strings.Map(func(r rune) rune {
+			switch {
+			case r == ' ':
+				return '-'
+			case unicode.IsLetter(r), unicode.IsDigit(r), r == '-', r == '_':
+				return unicode.ToLower(r)
+			}
+			return -1
+		}, text))
+	}
+	return all
+}
+
+// The commands that documents show are those of docs/reference/cli.md, which a test in
+// cmd/onejob compares with the program, and so are their flags.
+func TestCommandsInDocumentsExist(t *testing.T) {
+	reference, err := os.ReadFile("docs/reference/cli.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	flags := map[string][]string{} // by command, such as "tasks list"
+	command := ""
+	for line := range strings.Lines(string(reference)) {
+		if name, ok := strings.CutPrefix(line, "## onejob "); ok {
+			command = strings.TrimSpace(name)
+			flags[command] = []string{"-h", "--help"}
+		}
+		if m := regexp.MustCompile("^\\| `(?:(-.), )?(--[a-z-]+)").FindStringSubmatch(line); m != nil {
+			flags[command] = append(flags[command], m[1:]...)
+		}
+	}
+	if len(flags) < 20 {
+		t.Fatalf("found only %d commands in docs/reference/cli.md", len(flags))
+	}
+	shown := 0
+	for path, text := range tree(t, ".md") {
+		if path == filepath.Join("docs", "reference", "cli.md") {
+			continue
+		}
+		for _, line := range commandLines(text) {
+			words := strings.Fields(line)
+			if strings.HasPrefix(words[0], "-") {
+				continue // onejob --version
+			}
+			name := words[0]
+			if name == "completion" {
+				continue
+			}
+			rest := words[1:]
+			for len(rest) > 0 && flags[name+" "+rest[0]] != nil {
+				name, rest = name+" "+rest[0], rest[1:]
+			}
+			if flags[name] == nil {
+				t.Errorf("%s: onejob %s: there is no command %q", path, line, name)
+				continue
+			}
+			shown++
+			for _, subcommand := range slices.Sorted(maps.Keys(flags)) {
+				if parent, _, ok := strings.Cut(subcommand, " "); ok && parent == name && name != "migrate" && len(rest) > 0 && regexp.MustCompile(`^[a-z]+$`).MatchString(rest[0]) {
+					t.Errorf("%s: onejob %s: %s has no %q", path, line, name, rest[0])
+					break
+				}
+			}
+			for _, word := range rest {
+				if word == "--" || word == "|" || word == "&&" || word == "||" {
+					break // what follows is not ours
+				}
+				flag, _, _ := strings.Cut(strings.TrimRight(word, ",;.)'\""), "=")
+				if regexp.MustCompile(`^--?[a-z]`).MatchString(flag) && !slices.Contains(flags[name], flag) {
+					t.Errorf("%s: onejob %s: %s has no flag %s", path, line, name, flag)
+				}
+			}
+		}
+	}
+	if shown < 50 {
+		t.Errorf("found only %d commands in documents", shown)
+	}
+}
+
+// commandLines returns what follows "onejob " in pieces and blocks of code, where it
+// begins a command.
+func commandLines(page string) []string {
+	var lines []string
+	code := false
+	begins := regexp.MustCompile(`(?:^|[|;&($] ?|docker compose exec onejob )(?:[A-Z_]+=\S+ )*(?:\./|bin/|/usr/local/bin/)?onejob(?:-new)? ([a-z-][^#|]*)`)
+	add := func(text string) {
+		if m := begins.FindStringSubmatch(text); m != nil {
+			lines = append(lines, strings.TrimSpace(m[1]))
+		}
+	}
+	for line := range strings.Lines(page) {
+		trimmed := strings.TrimSpace(line)
+		switch {
+		case strings.HasPrefix(trimmed, "```"):
+			code = !code
+		case code || strings.HasPrefix(line, "    "):
+			add(strings.TrimPrefix(regexp.MustCompile(`^\S+ \* \* \* \* +`).ReplaceAllString(trimmed, ""), "$ "))
+		default:
+			for _, m := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(line, -1) {
+				add(m[1])
+			}
+		}
+	}
+	return lines
+}
+
+// The page of settings has every key of the example with its default. The example in
 // turn has every setting that there is.
-func TestReadmeHasEverySetting(t *testing.T) {
-	readme, err := os.ReadFile("README.md")
+func TestConfigPageHasEverySetting(t *testing.T) {
+	page, err := os.ReadFile("docs/reference/config.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,28 +296,53 @@ func TestReadmeHasEverySetting(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	section := ""
+	rows := map[string]string{} // the default by the setting
+	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z_.]+)` \\| ([^|]*) \\|").FindAllStringSubmatch(string(page), -1) {
+		if _, twice := rows[m[1]]; twice {
+			t.Errorf("docs/reference/config.md has the setting %s twice", m[1])
+		}
+		rows[m[1]] = m[2]
+	}
+	section, kind := "", ""
+	settings := map[string]bool{}
 	for line := range strings.Lines(string(example)) {
-		m := regexp.MustCompile(`^( *)([a-z_]+):`).FindStringSubmatch(line)
+		m := regexp.MustCompile(`^( *)([a-z_]+):(.*)`).FindStringSubmatch(line)
 		if m == nil {
 			continue
 		}
-		key := m[2]
-		switch len(m[1]) {
-		case 0:
-			if section = key; strings.TrimSpace(strings.TrimPrefix(strings.SplitN(line, "#", 2)[0], key+":")) == "" {
+		key, value := m[2], strings.TrimSpace(strings.SplitN(m[3], " #", 2)[0])
+		switch {
+		case len(m[1]) == 0:
+			if section = key; value == "" {
 				continue // the settings follow below it
 			}
-		case 2:
-			if section == "kinds" {
-				continue
-			}
+		case len(m[1]) == 2 && section == "kinds":
+			kind = key
+			continue
+		case len(m[1]) == 2:
 			key = section + "." + key
+		case len(m[1]) == 4 && section == "kinds":
+			key = section + "." + kind + "." + key
 		default:
 			continue
 		}
-		if !strings.Contains(string(readme), "`"+key+"`") {
-			t.Errorf("README.md does not have the setting %s", key)
+		settings[key] = true
+		preset, ok := rows[key]
+		if !ok {
+			t.Errorf("docs/reference/config.md does not have the setting %s", key)
+			continue
+		}
+		value = strings.Trim(value, `"`)
+		if !slices.Contains([]string{"", "[]", "{}", "0s"}, value) && !strings.Contains(preset, "`"+value+"`") {
+			t.Errorf("docs/reference/config.md: the default of %s is %s, and not %s", key, preset, value)
+		}
+	}
+	if len(settings) < 40 {
+		t.Errorf("found only %d settings in config.example.yaml", len(settings))
+	}
+	for key := range rows {
+		if strings.Contains(key, ".") && !settings[key] {
+			t.Errorf("docs/reference/config.md has the setting %s, which config.example.yaml does not have", key)
 		}
 	}
 }

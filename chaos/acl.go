@@ -21,7 +21,7 @@ const managementToken = "3c0f6f8e-6f1e-4a55-9a0f-7b1f0a6d2c41"
 // by default it may take 30 s.
 const consulSettings = `{"acl": {"enable_key_list_policy": true, "token_ttl": "2s", "policy_ttl": "2s"}}`
 
-// replicaRules are the rules of docs/security.md for a replica's token, with those that
+// replicaRules are the rules of docs/operate/security.md for a replica's token, with those that
 // make takeovers faster.
 const replicaRules = `
 key_prefix "service/onejob/" { policy = "write" }

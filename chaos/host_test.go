@@ -100,17 +100,17 @@ func TestTheLargestProcessIsChosen(t *testing.T) {
 	}
 }
 
-// A token has the rights that docs/security.md names, until a fault takes some or all
+// A token has the rights that docs/operate/security.md names, until a fault takes some or all
 // away, and then again, with the same secret; also in a Consul that was wiped.
 func TestTokensAreTakenAwayAndGivenBack(t *testing.T) {
-	page, err := os.ReadFile("../docs/security.md")
+	page, err := os.ReadFile("../docs/operate/security.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	words := func(s string) string { return strings.Join(strings.Fields(s), " ") }
 	for line := range strings.Lines(strings.TrimSpace(replicaRules)) {
 		if !strings.Contains(words(string(page)), words(line)) {
-			t.Errorf("docs/security.md has no rule %s", line)
+			t.Errorf("docs/operate/security.md has no rule %s", line)
 		}
 	}
 

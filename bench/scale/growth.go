@@ -56,7 +56,7 @@ const (
 	tombstone    = 1_500.0 // bytes of Consul's memory for a key that was locked and deleted (BenchmarkTombstones)
 	tombstoneTTL = 15 * 60 // s, Consul
 	reapEvery    = 30.0    // s, Consul, rounded up for each tombstone
-	reapOne      = 0.87e-6 // s in which no lock is granted, for each tombstone there is: docs/performance.md, half an hour
+	reapOne      = 0.87e-6 // s in which no lock is granted, for each tombstone there is: docs/why/performance.md, half an hour
 	kept         = 6.0     // connections to its agent that a replica keeps, limits apart (BenchmarkFullLimits)
 	semaphore    = 250.0   // slots of one limit that are granted in a second: docs/decisions/limits.md
 )

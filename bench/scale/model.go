@@ -7,7 +7,7 @@
 //
 // What it does not know: sizes of payloads and tables, garbage collection,
 // vacuum, caches, a processor that is slower for being shared, and a claim that
-// goes without its turn because it has waited for 100 ms. See docs/scale.md.
+// goes without its turn because it has waited for 100 ms. See docs/operate/sizing.md.
 package scale
 
 import "math/rand/v2"
@@ -33,7 +33,7 @@ type Costs struct {
 }
 
 // applied is the share of Consul's processor time that its leader spends applying
-// one transaction after the other: a profile, see docs/performance.md.
+// one transaction after the other: a profile, see docs/why/performance.md.
 const applied = 0.43
 
 // The bounds in the code.

@@ -94,7 +94,7 @@ func (h *host) make() error {
 	})
 }
 
-// patroniConfig is the recipe of docs/operations.md. JSON is YAML.
+// patroniConfig is the recipe of docs/operate/high-availability.md. JSON is YAML.
 func (h *host) patroniConfig() map[string]any {
 	bootstrap := map[string]any{
 		"ttl": 20, "loop_wait": 5, "retry_timeout": 7, "maximum_lag_on_failover": 1 << 20,

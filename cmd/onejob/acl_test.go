@@ -16,7 +16,7 @@ import (
 )
 
 // tokens starts a Consul that denies by default, until the test ends, and returns its
-// address and tokens: one with the rules that docs/security.md calls necessary, and one
+// address and tokens: one with the rules that docs/operate/security.md calls necessary, and one
 // without each of them.
 func tokens(t testing.TB, prefix string) map[string]string {
 	t.Helper()
@@ -47,11 +47,11 @@ func tokens(t testing.TB, prefix string) map[string]string {
 	return out
 }
 
-// necessary returns the rules that docs/security.md calls necessary, by resource, for
+// necessary returns the rules that docs/operate/security.md calls necessary, by resource, for
 // the keys and the node given.
 func necessary(t testing.TB, prefix, node string) map[string]string {
 	t.Helper()
-	text, err := os.ReadFile("../../docs/security.md")
+	text, err := os.ReadFile("../../docs/operate/security.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,11 +20,11 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
-// docs/logs.md says of every event in the code, and of no other, which level and
+// docs/reference/logs.md says of every event in the code, and of no other, which level and
 // fields it has.
 func TestLogsAreDocumented(t *testing.T) {
 	code := eventsInCode(t, "../..")
-	page := eventsOnPage(t, "../../docs/logs.md")
+	page := eventsOnPage(t, "../../docs/reference/logs.md")
 	if len(code) < 20 {
 		t.Fatalf("found only %d events in the code", len(code))
 	}
@@ -62,7 +62,7 @@ func (e *event) String() string {
 	return fmt.Sprintf("%s, %s, with %v", about, e.level, slices.Sorted(maps.Keys(e.fields)))
 }
 
-// eventsOnPage reads the tables of docs/logs.md: event, level, fields and so on.
+// eventsOnPage reads the tables of docs/reference/logs.md: event, level, fields and so on.
 func eventsOnPage(t *testing.T, path string) map[string]*event {
 	raw, err := os.ReadFile(path)
 	if err != nil {

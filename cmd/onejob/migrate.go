@@ -52,7 +52,7 @@ func rolesCommand() *cobra.Command {
 		Use:   "roles",
 		Short: "Print the SQL that makes Postgres roles with just the rights they need",
 		Long: `Print the SQL that makes four roles in Postgres: enqueuer, observer, operator and
-worker. docs/security.md says what each may do. Run it as the owner of the schema
+worker. docs/operate/security.md says what each may do. Run it as the owner of the schema
 onejob, and again after each upgrade:
 
   onejob migrate roles | psql -v ON_ERROR_STOP=1 "$DSN"
