@@ -139,8 +139,11 @@ func (w *world) sweep() {
 	lost := map[string]time.Duration{}
 	for until := w.now() + 5*time.Second; w.now() < until; {
 		w.watch(100 * time.Millisecond)
-		for _, key := range w.consul.Below(prefix + "/tasks/") {
+		for _, key := range append(w.consul.Below(prefix+"/tasks/"), w.consul.Below(prefix+"/running/")...) {
 			session, value := w.consul.Held(key)
+			if session == "" && strings.HasPrefix(key, prefix+"/running/") {
+				continue // it stays, for other tasks
+			}
 			id := key + session + string(value)
 			if _, known := lost[id]; !known {
 				lost[id] = w.now()

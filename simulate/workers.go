@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/hashicorp/consul/api"
@@ -346,9 +347,22 @@ func (w *world) checkDurable(r fakestore.Row) {
 			return
 		}
 	}
-	if by, _ := w.consul.Held(prefix + "/tasks/" + r.Key()); by != r.Session {
+	if w.holder(r) != r.Session {
 		w.violate("I5 durable", "the outcome of task %d is written, and its lock is not held any more", r.ID)
 	}
+}
+
+// holder returns the session that has locked a task, under whichever of its names.
+func (w *world) holder(r fakestore.Row) string {
+	if by, _ := w.consul.Held(prefix + "/tasks/" + r.Key()); by != "" || r.LockKey != "" {
+		return by
+	}
+	for _, key := range w.consul.Below(prefix + "/running/") {
+		if by, value := w.consul.Held(key); by != "" && strings.HasPrefix(string(value), r.Key()+" ") {
+			return by
+		}
+	}
+	return ""
 }
 
 // sessionWas reports whether the replica has that session now.

@@ -108,13 +108,19 @@ func printVersion(c *cobra.Command, db *store.Store) error {
 
 // openStore opens the store that the configuration names, for one command.
 func openStore(configPath string) (*store.Store, error) {
+	db, _, err := openConfigured(configPath)
+	return db, err
+}
+
+// openConfigured also returns the configuration.
+func openConfigured(configPath string) (*store.Store, Config, error) {
 	cfg, err := loadConfig(configPath, os.Environ())
 	if err != nil {
-		return nil, err
+		return nil, cfg, err
 	}
 	db, err := store.Open(cfg.storeConfig())
 	if err != nil {
-		return nil, usage(err)
+		return nil, cfg, usage(err)
 	}
-	return db, nil
+	return db, cfg, nil
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/spf13/cobra"
 
+	"onejob/lock/consul"
 	"onejob/store"
 )
 
@@ -135,7 +136,7 @@ func tasksShow() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		db, err := openStore(*path)
+		db, cfg, err := openConfigured(*path)
 		if err != nil {
 			return err
 		}
@@ -153,12 +154,12 @@ func tasksShow() *cobra.Command {
 				Attempts []store.AttemptRow `json:"attempts"`
 			}{row, attempts})
 		}
-		return showTask(c.OutOrStdout(), row, attempts)
+		return showTask(c.OutOrStdout(), row, attempts, cfg.Consul.Prefix)
 	}
 	return c
 }
 
-func showTask(w io.Writer, r store.Row, attempts []store.AttemptRow) error {
+func showTask(w io.Writer, r store.Row, attempts []store.AttemptRow, prefix string) error {
 	t := newTable(w)
 	t.line("task", r.ID)
 	t.line("kind", r.Kind)
@@ -170,6 +171,9 @@ func showTask(w io.Writer, r store.Row, attempts []store.AttemptRow) error {
 	t.line("queue", r.Queue)
 	t.line("priority", r.Priority)
 	t.line("lock key", or(r.LockKey))
+	if r.Status == "running" {
+		t.line("in Consul", strings.Join(consul.TaskKeys(prefix, r.ID, r.LockKey), ", or if another task has that: "))
+	}
 	t.line("limit", or(r.LimitName))
 	t.line("unique key", or(r.UniqueKey))
 	t.line("attempts", fmt.Sprintf("%d of %d", r.Attempt, r.MaxAttempts))

@@ -58,6 +58,16 @@ type group int
 
 func groupOf(task int64) group { return group(task % names / groupSize) }
 
+// TaskKeys returns the keys under which the lock of a task may be kept, the usual one
+// first, given the prefix of all keys and the row's lock_key, nil if it has none.
+func TaskKeys(prefix string, task int64, lockKey *string) []string {
+	l := &Locker{cfg: Config{Prefix: prefix}}
+	if lockKey != nil {
+		return []string{l.taskKey(*lockKey)}
+	}
+	return []string{l.reusedKey(task), l.taskKey(strconv.FormatInt(task, 10))}
+}
+
 func (l *Locker) reusedFolder() string { return l.cfg.Prefix + "/running/" }
 func (l *Locker) reusedKey(task int64) string {
 	return l.reusedFolder() + strconv.FormatInt(task%names, 10)

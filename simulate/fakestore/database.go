@@ -67,6 +67,9 @@ type Database struct {
 	server   tasks.Server
 	sequence int64 // onejob.fences
 
+	// Step is the distance of the ids of successive rows; zero means 1.
+	Step int64
+
 	// Changed, if not nil, is called with every change of a row, and which statement made
 	// it. It must not call the database.
 	Changed func(before, after Row, by string)
@@ -97,7 +100,7 @@ func now() time.Time { return time.Now().Truncate(time.Microsecond) }
 func (d *Database) Insert(r Row) int64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.state.next++
+	d.state.next += max(1, d.Step)
 	r.ID = d.state.next
 	r.Status = tasks.StatusPending
 	r.CreatedAt = now()
