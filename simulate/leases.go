@@ -139,6 +139,10 @@ func (w *world) crash(m *machine) {
 	w.handlers = slices.DeleteFunc(w.handlers, func(h *handler) bool { return h.m == m })
 	w.holders = slices.DeleteFunc(w.holders, func(h *holder) bool { return h.r == r })
 	m.life++
+	if m.paused >= 0 { // the next process does not run on a clock that stands still
+		m.behind += w.now() - m.paused
+		m.paused = -1
+	}
 	m.thaw() // for the goroutines to end
 	r.kill()
 }
