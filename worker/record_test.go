@@ -1,0 +1,89 @@
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+
+	"onejob/tasks"
+)
+
+// recordKept is a Postgres and a Consul that hold what the test puts there. Real ones
+// would have to be led through a change of Consul and back within one session's absence.
+type recordKept struct {
+	mu      sync.Mutex
+	session string
+	report  tasks.ServerReport
+	record  []byte
+	version uint64
+}
+
+func (k *recordKept) Session() string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.session
+}
+
+func (k *recordKept) Database(context.Context) ([]byte, uint64, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.record, k.version, nil
+}
+
+func (k *recordKept) SetDatabase(_ context.Context, record []byte, version uint64) (uint64, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.record, k.version = record, version+1
+	return k.version, nil
+}
+
+func (k *recordKept) Server(context.Context) (tasks.ServerReport, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.report, nil
+}
+
+func (k *recordKept) Recorded(_ context.Context, from int64) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.report.FencesFrom = max(k.report.FencesFrom, from)
+	return nil
+}
+
+func (k *recordKept) Refuse(tasks.Server)                       {}
+func (k *recordKept) Follow(context.Context, tasks.Server) bool { return false }
+
+// A record that looks as it did during an earlier session does not bring back the fences
+// of that time: others may have worked with another Consul, and higher ones, meanwhile.
+func TestRecordIsLookedAtForEachSession(t *testing.T) {
+	server := tasks.Server{System: "1", Timeline: 1, Started: time.Unix(1_700_000_000, 0)}
+	k := &recordKept{session: "first", report: tasks.ServerReport{Server: server, Now: time.Now(), LastFence: 10, FencesFrom: -1}}
+	d := &database{store: k, locks: k, log: zap.NewNop(), replica: "r", doubts: make(chan struct{}, 1), found: func() {}}
+	d.look(t.Context())
+	var c tasks.Claim
+	if _, ok := d.put(&c, "first"); !ok {
+		t.Fatal("the database is not known after it was looked at")
+	}
+
+	k.mu.Lock()
+	k.session, k.report.FencesFrom, k.report.LastFence = "second", c.FencesFrom+1_000_000, 20 // and the record is as it was
+	k.mu.Unlock()
+	if _, ok := d.put(&c, "second"); ok {
+		t.Error("a claim goes by what was found during an earlier session")
+	}
+	for range 3 { // it may be put on record anew in between
+		d.look(t.Context())
+	}
+	noted := c.FencesFrom + 1_000_000
+	if _, ok := d.put(&c, "second"); !ok || c.FencesFrom < noted {
+		t.Errorf("known %v, fences from %d, want at least the %d that Postgres has noted", ok, c.FencesFrom, noted)
+	}
+	var r databaseRecord
+	if err := json.Unmarshal(k.record, &r); err != nil || r.FencesFrom != c.FencesFrom {
+		t.Errorf("on record are fences from %d (%v), the claim has %d", r.FencesFrom, err, c.FencesFrom)
+	}
+}
