@@ -41,7 +41,7 @@ func (l *Locker) lockKeys(ctx context.Context, list []*lease) {
 	for round := 1; len(list) > 0; round++ {
 		var divert []*lease
 		for _, ls := range list {
-			if ls.taken || errors.Is(ls.err, errContested) {
+			if ls.reused != "" && (ls.taken || !l.reusing.Load()) || errors.Is(ls.err, errContested) {
 				divert = append(divert, ls)
 			}
 		}

@@ -100,6 +100,10 @@ type Replica struct {
 	Version string    `json:"version"`
 	HTTP    string    `json:"http"`
 	Started time.Time `json:"started"`
+
+	// Names is how many reused names it shares locks under; zero if it locks every task
+	// under its own name, as versions before them do. A Locker sets it itself.
+	Names int `json:"names,omitempty"`
 }
 
 // WithDefaults returns the configuration with every zero field filled.

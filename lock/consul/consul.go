@@ -58,6 +58,7 @@ type Locker struct {
 	semaphores registry
 	markers    markers
 	reuses     atomic.Bool // a reused name was asked for
+	reusing    atomic.Bool // all living replicas share locks under reused names
 
 	ahead func() (time.Duration, bool) // of the wall clock; nil but in tests
 

@@ -2,6 +2,7 @@ package consul
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -63,14 +64,17 @@ func (c *membership) watch(ctx context.Context) {
 		}
 		failures = 0
 		index = nextIndex(index, meta)
-		alive := make(map[string]uint64, len(pairs))
+		alive, reusing := make(map[string]uint64, len(pairs)), true
 		for _, pair := range pairs {
 			// A key that its own session does not hold was put there by somebody
 			// else, and says nothing of that session.
 			if session := strings.TrimPrefix(pair.Key, prefix); session == pair.Session {
 				alive[session] = pair.ModifyIndex
+				var r Replica
+				reusing = reusing && json.Unmarshal(pair.Value, &r) == nil && r.Names == names
 			}
 		}
+		c.l.reusing.Store(reusing)
 		c.update(ctx, alive)
 		// A restart of many replicas must not make each of them ask once for
 		// every single one.

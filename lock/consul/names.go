@@ -38,6 +38,9 @@ import (
 // one of the two names. A marker is deleted when no task of its group has been held under
 // its own name for a while, if nobody has written it since that was looked at.
 //
+// While a replica lives that locks every task under its own name, of an older version or
+// with another number of names, all replicas use own names, in the third way.
+//
 // A session that dies while it holds a reused name takes the value along: for the
 // lock-delay no other task gets that name, nor its own.
 //

@@ -51,6 +51,14 @@ func keysBelow(t testing.TB, kv *testenv.KV, folder string) []string {
 	return keys
 }
 
+// reusing starts a locker, and waits until it knows that it may reuse names.
+func reusing(t testing.TB, cfg Config) *Locker {
+	t.Helper()
+	l := start(t, cfg)
+	testenv.Eventually(t, patience, "names are reused", l.reusing.Load)
+	return l
+}
+
 // x and y share a reused name, which is running/5.
 const x, y = 5, 5 + names
 
@@ -178,9 +186,47 @@ func TestReusedNames(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			kv := testenv.Consul(t)
-			test(t, kv, start(t, config(t, kv)), start(t, config(t, kv)))
+			test(t, kv, reusing(t, config(t, kv)), reusing(t, config(t, kv)))
 		})
 	}
+}
+
+// TestOlderReplica has a replica on the list that knows nothing of reused names: it and
+// the newer ones collide.
+func TestOlderReplica(t *testing.T) {
+	t.Parallel()
+	kv := testenv.Consul(t)
+	l := reusing(t, config(t, kv))
+	older, _, err := kv.Client.Session().CreateNoChecks(&api.SessionEntry{Behavior: "delete", LockDelay: time.Millisecond}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hold := func(key, value string) bool {
+		ok, _, err := kv.Client.KV().Acquire(&api.KVPair{Key: kv.Prefix + "/" + key, Value: []byte(value), Session: older}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ok
+	}
+	if !hold("replicas/"+older, `{"name":"older"}`) || !hold("tasks/5", `{"task_id":5}`) {
+		t.Fatal("the older replica could not lock")
+	}
+	testenv.Eventually(t, patience, "the older replica is seen", func() bool { return !l.reusing.Load() })
+	wantTask(t, l, x, lock.ErrHeld)
+	ly := acquireTask(t, l, y)
+	if hold(fmt.Sprint("tasks/", y), "") {
+		t.Error("the older replica locks a task that a newer one has")
+	}
+	release(t, ly)
+	if _, err := kv.Client.Session().Destroy(older, nil); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, patience, "the older replica has gone", l.reusing.Load)
+	lx := acquireTask(t, l, x)
+	if s := holder(t, kv, "running/5"); s != l.Session() {
+		t.Errorf("the reused name is held by %q", s)
+	}
+	release(t, lx)
 }
 
 // TestUnansweredNames loses answers: what may be applied late must not take the name of
@@ -198,7 +244,7 @@ func TestUnansweredNames(t *testing.T) {
 			p := newProxy(t, kv.Addr)
 			cfg := config(t, kv)
 			cfg.Client.Address = p.Addr
-			a, b := start(t, cfg), start(t, config(t, kv))
+			a, b := reusing(t, cfg), reusing(t, config(t, kv))
 			match := func(r *http.Request) bool { return writes(r) && transacts(r, lose.verb) }
 			if lose.verb == api.KVUnlock {
 				lease := acquireTask(t, a, x)
@@ -237,7 +283,7 @@ func TestNoTaskIsHeldTwice(t *testing.T) {
 	kv := testenv.Consul(t)
 	var replicas []*Locker
 	for range 3 {
-		replicas = append(replicas, start(t, config(t, kv)))
+		replicas = append(replicas, reusing(t, config(t, kv)))
 	}
 	ids := []int64{5, 5 + names, 5 + 2*names, 6, 6 + names, 5 + groupSize}
 	var mu sync.Mutex

@@ -184,10 +184,12 @@ func (t *term) appear(ctx context.Context) error {
 }
 
 func (t *term) card() []byte {
+	r := t.l.cfg.Replica
+	r.Names = names
 	return encode(struct {
 		Replica
 		Signs int64 `json:"signs"` // that were given
-	}{t.l.cfg.Replica, t.signs.Add(1)})
+	}{r, t.signs.Add(1)})
 }
 
 // deadline returns when the session ends unless it is kept alive, or when it
