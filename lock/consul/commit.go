@@ -154,6 +154,8 @@ func (l *Locker) lockBatch(list []*lease) lockBatch {
 				continue
 			}
 			if marked[groupOf(ls.task)] {
+				// If this is applied late, the lease may be held under its own name by then.
+				b.add(i, appendOp(op[:0], api.KVCheckNotExists, ls.own, "", nil, 0))
 				b.add(i, appendOp(op[:0], api.KVLock, ls.own, ls.t.id, nil, 0))
 				b.add(i, appendOp(op[:0], api.KVDelete, ls.own, "", nil, 0))
 			}
@@ -172,7 +174,7 @@ func (l *Locker) lockBatch(list []*lease) lockBatch {
 				n++ // at most
 			}
 			if marked[g] {
-				n += 2
+				n += 3
 			}
 		}
 		size += n * sizeOf(ls)
@@ -187,7 +189,7 @@ func (l *Locker) lockBatch(list []*lease) lockBatch {
 // divertBatch plans a transaction that locks as many of the leases as fit into it under
 // their own names.
 func (l *Locker) divertBatch(list []*lease) lockBatch {
-	n := min(len(list), (maxBatch-1)/3)
+	n := min(len(list), (maxBatch-1)/5)
 	for i := range n {
 		if list[i].database != list[0].database {
 			n = i
@@ -203,6 +205,10 @@ func (l *Locker) divertBatch(list []*lease) lockBatch {
 			}
 			b.add(i, appendOp(nil, api.KVSet, l.markerKey(groupOf(ls.task)), "", []byte(ls.key+" "+ls.t.id+" "+strconv.FormatInt(int64(boottime.Now()), 10)), 0))
 			b.add(i, check)
+			if ls.seen == 0 { // a holder that died may have left its lock-delay
+				b.add(i, appendOp(nil, api.KVLock, ls.reused, ls.t.id, nil, 0))
+				b.add(i, appendOp(nil, api.KVDelete, ls.reused, "", nil, 0))
+			}
 			b.add(i, appendOp(nil, api.KVLock, ls.own, ls.t.id, ls.value, 0))
 			l.markers.add(groupOf(ls.task))
 		}

@@ -50,6 +50,7 @@ type lease struct {
 	task   int64
 	reused string // the name that it uses if no other task does; empty for every other lease
 	taken  bool   // another lease of this term has that name
+	locked uint64 // the index of the key when the lease began; zero if not known
 	burnt  bool   // a request about that name was not answered
 	seen   uint64 // the index of that name when it was found to name another task; zero if there was no such key
 
@@ -110,6 +111,7 @@ func (l *Locker) acquire(ctx context.Context, r lock.Request, path string) (*lea
 		t.settle(ls, true)
 		return nil, err
 	}
+	ls.locked = ls.index
 	ls.state.Store(stateHeld)
 	if err := cmp.Or(context.Cause(ls.ctx), ctx.Err()); err != nil {
 		_ = ls.Release(ctx)
@@ -150,8 +152,9 @@ func (ls *lease) Release(context.Context) error {
 		return lost
 	}
 	ls.t.l.releases.Do(ls)
-	ls.t.settle(ls, ls.err == nil || errors.Is(ls.err, lock.ErrRevoked))
-	return ls.err
+	err := ls.err
+	ls.t.settle(ls, err == nil || errors.Is(err, lock.ErrRevoked))
+	return err
 }
 
 // revoke ends a lease whose key was found to be gone. It stays on the list

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/consul/api"
+	"go.uber.org/zap"
 
 	"onejob/internal/boottime"
 	"onejob/internal/mutant"
@@ -24,6 +25,8 @@ import (
 // heard before.
 type membership struct {
 	l *Locker
+
+	older boottime.Instant // when a replica was last seen that does not reuse names; zero if never
 
 	mu    sync.Mutex
 	alive map[string]uint64 // the index of its key, as the replicas' keys told last
@@ -74,11 +77,24 @@ func (c *membership) watch(ctx context.Context) {
 				reusing = reusing && json.Unmarshal(pair.Value, &r) == nil && r.Names == names
 			}
 		}
-		c.l.reusing.Store(reusing)
+		c.reuse(reusing && !meta.ResultsFilteredByACLs)
 		c.update(ctx, alive)
 		// A restart of many replicas must not make each of them ask once for
 		// every single one.
 		pause(ctx, rand.N(20*time.Millisecond))
+	}
+}
+
+// reuse takes in whether all living replicas reuse names. One that does not may have lost
+// just its session, and keys of its own may be in their lock-delay.
+func (c *membership) reuse(all bool) {
+	now := boottime.Now()
+	if !all {
+		c.older = now
+	}
+	reusing := all && (c.older == 0 || now.Sub(c.older) > c.l.cfg.LockDelay+2*c.l.cfg.SessionTTL)
+	if c.l.reusing.Swap(reusing) != reusing && c.older != 0 {
+		c.l.log.Info("older_replicas", zap.Bool("present", !reusing))
 	}
 }
 

@@ -3,6 +3,7 @@ package consul
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"strconv"
 	"strings"
@@ -45,15 +46,19 @@ import (
 // lock-delay no other task gets that name, nor its own.
 //
 // Within one session Consul would grant a name twice. Names in use are on the term's
-// list; and a name about which a request was never answered is not used again under that
-// session, since the request may be applied at any time and would lock or unlock what
-// another task has locked.
+// list; and a name about which a request was not answered is not used again for burntFor,
+// since the request may be applied late and would lock or unlock what another task has
+// locked.
 const (
 	names     = 16384 // 3.5 MB of JSON when all are listed, which a takeover does
 	groupSize = 64    // tasks that are claimed together have ids in a row, and so few groups
 
 	// gateRest is for how long a marker that was seen is taken to be there still.
 	gateRest = 10 * time.Second
+
+	// burntFor is for how long a name is not used again about which a request was not
+	// answered: much longer than Consul may take to apply it, see lateness.
+	burntFor = 15 * time.Minute
 )
 
 // A group is a part of the reused names.
@@ -171,16 +176,36 @@ func (l *Locker) divert(ctx context.Context, list []*lease) {
 func (t *term) sweepMarkers(ctx context.Context, before, held api.KVPairs) {
 	inUse := map[string]bool{}
 	for _, pair := range held {
-		if id, err := strconv.ParseInt(strings.TrimPrefix(pair.Key, t.l.taskKey("")), 10, 64); err == nil && id > 0 {
+		var v struct {
+			Task int64 `json:"task_id"`
+		}
+		id, err := strconv.ParseInt(strings.TrimPrefix(pair.Key, t.l.taskKey("")), 10, 64)
+		if json.Unmarshal(pair.Value, &v) == nil && v.Task != 0 && v.Task != id {
+			continue // a lock_key that looks like an ID
+		}
+		if err == nil && id > 0 && pair.Session != "" {
 			inUse[t.l.markerKey(groupOf(id))] = true
 		}
 	}
-	m := &t.l.markers
+	gone := t.l.markers.unused(before, inUse, t.l.markersFolder(), 2*t.l.cfg.LockDelay)
+	for len(gone) > 0 {
+		n := min(len(gone), maxBatch)
+		if err := t.l.txn(ctx, t.l.keys, gone[:n]); err != nil {
+			return // another replica was quicker, or a marker was written; next time then
+		}
+		gone = gone[n:]
+	}
+}
+
+// unused returns operations that delete the markers which have not been in use for a
+// while: the own name of a holder that died may not be had before.
+func (m *markers) unused(all api.KVPairs, inUse map[string]bool, folder string, rest time.Duration) (gone api.TxnOps) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	now := boottime.Now()
 	empty := map[group]emptied{}
-	var gone api.TxnOps
-	for _, pair := range before {
-		n, err := strconv.Atoi(strings.TrimPrefix(pair.Key, t.l.markersFolder()))
+	for _, pair := range all {
+		n, err := strconv.Atoi(strings.TrimPrefix(pair.Key, folder))
 		if err != nil || inUse[pair.Key] {
 			continue
 		}
@@ -189,16 +214,10 @@ func (t *term) sweepMarkers(ctx context.Context, before, held api.KVPairs) {
 			e = emptied{pair.ModifyIndex, now}
 		}
 		empty[group(n)] = e
-		if now.Sub(e.at) > 2*t.l.cfg.LockDelay { // the own name of who died may not be had before
+		if now.Sub(e.at) > rest {
 			gone = append(gone, op(api.KVDeleteCAS, api.KVTxnOp{Key: pair.Key, Index: pair.ModifyIndex}))
 		}
 	}
-	m.empty = empty // only the sweep uses it
-	for len(gone) > 0 {
-		n := min(len(gone), maxBatch)
-		if err := t.l.txn(ctx, t.l.keys, gone[:n]); err != nil {
-			return // another replica was quicker, or a marker was written; next time then
-		}
-		gone = gone[n:]
-	}
+	m.empty = empty
+	return gone
 }

@@ -1,9 +1,11 @@
 package consul
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net/http"
 	"sync"
@@ -191,6 +193,108 @@ func TestReusedNames(t *testing.T) {
 	}
 }
 
+// TestLockDelayOfAReusedName ends the session of a holder: nobody gets its task before the
+// lock-delay is over, not even who would not use the reused name.
+func TestLockDelayOfAReusedName(t *testing.T) {
+	for name, prepare := range map[string]func(t *testing.T, b *Locker){
+		"TheReplicaHasAnotherTaskWithTheName": func(t *testing.T, b *Locker) { acquireTask(t, b, y) },
+		"NamesAreNotReused":                   func(_ *testing.T, b *Locker) { b.reusing.Store(false) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			kv := testenv.Consul(t)
+			a, b := reusing(t, config(t, kv)), reusing(t, config(t, kv))
+			lx := acquireTask(t, a, x)
+			prepare(t, b)
+			if _, err := kv.Client.Session().Destroy(a.Session(), nil); err != nil {
+				t.Fatal(err)
+			}
+			wantTask(t, b, x, lock.ErrDelayed)
+			ended(t, lx, lock.ErrLost)
+		})
+	}
+}
+
+// TestMarkerDeleted deletes a marker as an operator may: the lease that needs it ends.
+func TestMarkerDeleted(t *testing.T) {
+	t.Parallel()
+	kv := testenv.Consul(t)
+	a := reusing(t, config(t, kv))
+	ly, lx := acquireTask(t, a, y), acquireTask(t, a, x)
+	deleteKey(t, kv, fmt.Sprint("overflow/", groupOf(x)))
+	ended(t, lx, lock.ErrRevoked)
+	_ = lx.Release(t.Context())
+	release(t, ly)
+}
+
+// TestLookAtManyLeases has the regular look at held keys beside leases that come and go,
+// more than fit into one request.
+func TestLookAtManyLeases(t *testing.T) {
+	t.Parallel()
+	a := reusing(t, config(t, testenv.Consul(t)))
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	var looking sync.WaitGroup
+	looking.Go(func() {
+		for ctx.Err() == nil {
+			a.current().verify(ctx)
+		}
+	})
+	together(300, func(i int) {
+		for ctx.Err() == nil {
+			ls, err := tryTask(a, int64(1000+i))
+			if err != nil {
+				t.Errorf("acquire task %d: %v", 1000+i, err)
+				return
+			}
+			pause(ctx, 20*time.Millisecond)
+			release(t, ls)
+		}
+	})
+	looking.Wait()
+}
+
+// TestLateLockOfAMarkedName applies a transaction late that was given up: its task is
+// held under its own name by then, and stays so.
+func TestLateLockOfAMarkedName(t *testing.T) {
+	t.Parallel()
+	kv := testenv.Consul(t)
+	p := newProxy(t, kv.Addr)
+	cfg := config(t, kv)
+	cfg.Client.Address = p.Addr
+	a, b := reusing(t, cfg), reusing(t, config(t, kv))
+	a.markers.add(groupOf(x))
+	var late []byte
+	var uri string
+	var ly lock.Lease
+	p.inject(on(func(r *http.Request) bool { return writes(r) && transacts(r, api.KVLock) }, 1, func(_ http.ResponseWriter, r *http.Request, _ http.HandlerFunc) {
+		late, _ = io.ReadAll(r.Body)
+		uri = r.URL.RequestURI()
+		ly = acquireTask(t, b, y)
+		panic(http.ErrAbortHandler)
+	}))
+	lx := acquireTask(t, a, x)
+	p.inject(nil)
+	release(t, ly)
+	r, err := http.NewRequest(http.MethodPut, "http://"+kv.Addr+uri, bytes.NewReader(late))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = resp.Body.Close()
+	if resp.StatusCode != http.StatusConflict {
+		t.Errorf("the late request: status %d, want %d", resp.StatusCode, http.StatusConflict)
+	}
+	a.current().verify(t.Context())
+	if err := context.Cause(lx.Context()); err != nil {
+		t.Errorf("the lease has ended: %v", err)
+	}
+	release(t, lx)
+}
+
 // TestOlderReplica has a replica on the list that knows nothing of reused names: it and
 // the newer ones collide.
 func TestOlderReplica(t *testing.T) {
@@ -221,7 +325,11 @@ func TestOlderReplica(t *testing.T) {
 	if _, err := kv.Client.Session().Destroy(older, nil); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, patience, "the older replica has gone", l.reusing.Load)
+	wantTask(t, l, x, nil) // under its own name: another lock of the older one may be in its lock-delay
+	if l.reusing.Load() {
+		t.Error("names are reused as soon as the older replica's session has ended")
+	}
+	testenv.Eventually(t, 4*patience, "the older replica has gone", l.reusing.Load)
 	lx := acquireTask(t, l, x)
 	if s := holder(t, kv, "running/5"); s != l.Session() {
 		t.Errorf("the reused name is held by %q", s)

@@ -67,7 +67,12 @@ func (t *term) findStrays(ctx context.Context) {
 		return // saves reading thousands of names
 	}
 	for _, pair := range t.list(ctx, t.l.reusedFolder()) {
-		if pair.Session == t.id && names[pair.Key] == nil {
+		if pair.Session != t.id || names[pair.Key] != nil {
+			continue
+		}
+		// A task may have had it since the names were copied. It would have moved the index.
+		again, err := t.l.get(ctx, pair.Key)
+		if err == nil && again != nil && again.Session == t.id && again.ModifyIndex == pair.ModifyIndex {
 			t.adoptName(pair)
 		}
 	}
@@ -127,14 +132,10 @@ func (t *term) adoptName(pair *api.KVPair) {
 	ls.state.Store(stateStray)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	holder, burnt := t.names[pair.Key]
-	if holder != nil || t.leases[pair.Key] != nil {
+	if t.names[pair.Key] != nil || t.leases[pair.Key] != nil {
 		return
 	}
-	t.leases[pair.Key] = ls
-	if ls.taken = burnt; !burnt {
-		t.names[pair.Key] = ls
-	}
+	t.leases[pair.Key], t.names[pair.Key] = ls, ls
 	t.l.log.Warn("stray_lock", zap.String("lock_key", ls.key), zap.String("session", t.id))
 }
 

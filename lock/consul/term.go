@@ -37,18 +37,19 @@ type term struct {
 	mu      sync.Mutex
 	trust   trust
 	clocks  boottime.Jumps
-	looked  boottime.Instant  // when clocks was last asked
-	trouble error             // of the last request that should have kept the session alive
-	leases  map[string]*lease // by their own names; one that is here reserves its key
-	names   map[string]*lease // the reused names of leases, and those that must not be used again: nil
-	slots   map[*slot]bool    // of semaphores
-	pool    []*slotSession    // for the slots
-	empty   chan struct{}     // closed when the term is over and the last lease gone
+	looked  boottime.Instant            // when clocks was last asked
+	trouble error                       // of the last request that should have kept the session alive
+	leases  map[string]*lease           // by their own names; one that is here reserves its key
+	names   map[string]*lease           // by the reused names of those that have one, whether they are locked under it or not
+	burnt   map[string]boottime.Instant // reused names about which a request was not answered, and since when
+	slots   map[*slot]bool              // of semaphores
+	pool    []*slotSession              // for the slots
+	empty   chan struct{}               // closed when the term is over and the last lease gone
 }
 
 // begin registers the replica, creates a session and shows it to the others.
 func (l *Locker) begin(ctx context.Context) (*term, error) {
-	t := &term{l: l, trust: trust{check: never, session: never, silence: never}, leases: map[string]*lease{}, names: map[string]*lease{}, slots: map[*slot]bool{}, empty: make(chan struct{})}
+	t := &term{l: l, trust: trust{check: never, session: never, silence: never}, leases: map[string]*lease{}, names: map[string]*lease{}, burnt: map[string]boottime.Instant{}, slots: map[*slot]bool{}, empty: make(chan struct{})}
 	t.clocks.Source = l.ahead
 	t.clocks.Since() // what came before it is not about this session
 	begun, joined := false, false
@@ -378,10 +379,15 @@ func (t *term) verify(ctx context.Context) {
 		var owner []int
 		for i, ls := range chunk {
 			ops, owner = append(ops, op(api.KVCheckSession, api.KVTxnOp{Key: ls.path, Session: t.id})), append(owner, i)
-			if ls.path == ls.reused && ls.index != 0 {
+			switch {
+			case ls.reused == "" || ls.locked == 0:
+			case ls.path == ls.reused:
 				// A snapshot that was restored may have brought back the lock of
 				// another task, which this session had under the same name.
-				ops, owner = append(ops, op(api.KVCheckIndex, api.KVTxnOp{Key: ls.path, Index: ls.index})), append(owner, i)
+				ops, owner = append(ops, op(api.KVCheckIndex, api.KVTxnOp{Key: ls.path, Index: ls.locked})), append(owner, i)
+			case ls.state.Load() == stateHeld:
+				// Without the marker others may lock the task under its reused name.
+				ops, owner = append(ops, op(api.KVGet, api.KVTxnOp{Key: t.l.markerKey(groupOf(ls.task))})), append(owner, i)
 			}
 		}
 		rctx, cancel := context.WithTimeout(ctx, requestTimeout)
@@ -395,7 +401,7 @@ func (t *term) verify(ctx context.Context) {
 			// The other errors, a missing right for one, say nothing about the key.
 			switch {
 			case e.OpIndex < 0 || e.OpIndex >= len(owner):
-			case notOurs(e.What):
+			case notOurs(e.What), ops[e.OpIndex].KV.Verb == api.KVGet && strings.Contains(e.What, "doesn't exist"):
 				gone[chunk[owner[e.OpIndex]]] = true
 			case moved(e.What):
 				written[chunk[owner[e.OpIndex]]] = true
@@ -569,11 +575,23 @@ func (t *term) reserve(ls *lease) bool {
 	}
 	t.leases[ls.own] = ls
 	if ls.reused != "" {
-		if _, ls.taken = t.names[ls.reused]; !ls.taken {
+		ls.taken = t.names[ls.reused] != nil || t.isBurnt(ls.reused)
+		if t.names[ls.reused] == nil {
 			t.names[ls.reused] = ls
 		}
 	}
 	return true
+}
+
+// isBurnt reports whether a request about a reused name was not answered so lately that
+// the name must not be used. t.mu is held.
+func (t *term) isBurnt(name string) bool {
+	at, ok := t.burnt[name]
+	if ok && boottime.Now().Sub(at) > burntFor {
+		delete(t.burnt, name)
+		return false
+	}
+	return ok
 }
 
 // settle is called when nobody works under a lease any more. If its key is gone
@@ -588,10 +606,11 @@ func (t *term) settle(ls *lease, gone bool) {
 		return
 	}
 	delete(t.leases, ls.own)
-	if ls.reused != "" && t.names[ls.reused] == ls {
-		if delete(t.names, ls.reused); ls.burnt {
-			t.names[ls.reused] = nil
-		}
+	if t.names[ls.reused] == ls {
+		delete(t.names, ls.reused)
+	}
+	if ls.burnt {
+		t.burnt[ls.reused] = boottime.Now()
 	}
 	t.closeIfEmpty()
 }
