@@ -36,7 +36,8 @@ const (
 type workers struct {
 	db        *fakestore.Database
 	handlers  []*handler
-	jobs      map[int64]*job
+	jobs      map[int64]*job   // of the rows that Postgres has, by their ids
+	claimed   map[int64]*job   // by the fence of the claim
 	highest   map[string]int64 // fence that began, by lock key
 	fences    map[int64]bool   // that began
 	backups   map[*Fault]fakestore.Backup
@@ -63,6 +64,7 @@ type handler struct {
 	m       *machine
 	life    int
 	id      int64
+	job     *job
 	key     string
 	fence   int64
 	session string
@@ -196,8 +198,8 @@ func (k kind) Run(ctx context.Context, a *tasks.Attempt) (tasks.Result, error) {
 	if k.m.life != k.life {
 		return tasks.Result{}, errors.New("dead")
 	}
-	j := w.jobs[a.ID]
-	h := &handler{m: k.m, life: k.life, id: a.ID, key: a.LockKey, fence: a.Fence, session: a.Session, began: w.now(), ctx: ctx}
+	j := w.claimed[a.Fence]
+	h := &handler{m: k.m, life: k.life, id: a.ID, job: j, key: a.LockKey, fence: a.Fence, session: a.Session, began: w.now(), ctx: ctx}
 	defer func() {
 		h.done = true
 		w.handlers = slices.DeleteFunc(w.handlers, func(o *handler) bool { return o == h })
@@ -264,11 +266,13 @@ func (w *world) checkHandlers() {
 	}
 }
 
-// checkLimit looks whether more work under the limit than it has slots.
+// checkLimit looks whether more work under the limit than it has slots. A standby that takes
+// over gives out ids of rows that it never received again. The handler of such a row goes on
+// beside another task with its id, and needs a slot only if its own row had the limit.
 func (w *world) checkLimit() {
 	inside := 0
 	for _, h := range w.handlers {
-		if w.jobs[h.id].limited && !h.excused() && !h.slotTaken() {
+		if h.job.limited && !h.excused() && !h.slotTaken() {
 			inside++
 		}
 	}
@@ -299,7 +303,7 @@ func (h *handler) excused() bool {
 func (w *world) strike(m *machine) {
 	for _, h := range w.handlers {
 		if h.m == m && h.life == m.life {
-			w.jobs[h.id].struck++
+			h.job.struck++
 		}
 	}
 }
@@ -311,6 +315,8 @@ func (w *world) rowChanged(before, after fakestore.Row, by string) {
 	switch by {
 	case "insert", "cancel", "begin":
 		return
+	case "claim":
+		w.claimed[after.Fence] = j
 	case "takeover":
 		for _, h := range w.handlers {
 			if h.id == after.ID && h.fence == before.Fence && !h.excused() {

@@ -72,7 +72,8 @@ func newWorld(plan Plan, trace io.Writer) *world {
 	w.db = fakestore.New()
 	w.db.Step = 4096 // so that tasks share names in Consul
 	w.db.Changed = w.rowChanged
-	w.jobs, w.highest, w.fences, w.backups = map[int64]*job{}, map[string]int64{}, map[int64]bool{}, map[*Fault]fakestore.Backup{}
+	w.jobs, w.claimed = map[int64]*job{}, map[int64]*job{}
+	w.highest, w.fences, w.backups = map[string]int64{}, map[int64]bool{}, map[*Fault]fakestore.Backup{}
 	w.other = fakeconsul.New(fakeconsul.Config{NewID: w.newID})
 	boottime.Simulated.Now = w.clock
 	boottime.Simulated.Ahead = w.ahead
