@@ -26,9 +26,8 @@ import (
 type membership struct {
 	l *Locker
 
-	older boottime.Instant // when a replica was last seen that does not reuse names; zero if never
-
 	mu    sync.Mutex
+	older boottime.Instant  // when a replica was last seen that does not reuse names; zero if never
 	alive map[string]uint64 // the index of its key, as the replicas' keys told last
 	ended map[string]end
 	signs map[string]sign
@@ -88,6 +87,8 @@ func (c *membership) watch(ctx context.Context) {
 // reuse takes in whether all living replicas reuse names. One that does not may have lost
 // just its session, and keys of its own may be in their lock-delay.
 func (c *membership) reuse(all bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	now := boottime.Now()
 	if !all {
 		c.older = now

@@ -121,23 +121,6 @@ func TestReusedNames(t *testing.T) {
 			}
 			release(t, lx)
 		},
-		"ADeadHoldersOwnNameHasItsLockDelay": func(t *testing.T, kv *testenv.KV, a, b *Locker) {
-			ly := acquireTask(t, b, y)
-			lx := acquireTask(t, a, x)
-			release(t, ly)
-			if _, err := kv.Client.Session().Destroy(a.Session(), nil); err != nil {
-				t.Fatal(err)
-			}
-			wantTask(t, b, x, lock.ErrDelayed)
-			ended(t, lx, lock.ErrLost)
-			testenv.Eventually(t, patience, "the task is locked after the lock-delay", func() bool {
-				lease, err := tryTask(b, x)
-				if err == nil {
-					release(t, lease)
-				}
-				return err == nil
-			})
-		},
 		"MarkersGo": func(t *testing.T, kv *testenv.KV, a, b *Locker) {
 			ly, lx := acquireTask(t, a, y), acquireTask(t, b, x)
 			term, m := a.current(), fmt.Sprint("overflow/", groupOf(x))
@@ -193,24 +176,45 @@ func TestReusedNames(t *testing.T) {
 	}
 }
 
-// TestLockDelayOfAReusedName ends the session of a holder: nobody gets its task before the
-// lock-delay is over, not even who would not use the reused name.
-func TestLockDelayOfAReusedName(t *testing.T) {
-	for name, prepare := range map[string]func(t *testing.T, b *Locker){
-		"TheReplicaHasAnotherTaskWithTheName": func(t *testing.T, b *Locker) { acquireTask(t, b, y) },
-		"NamesAreNotReused":                   func(_ *testing.T, b *Locker) { b.reusing.Store(false) },
+// TestLockDelayOfReusedNames ends the session of a holder: nobody gets its task before the lock-delay
+// is over, under whichever name.
+func TestLockDelayOfReusedNames(t *testing.T) {
+	for name, hold := range map[string]func(t *testing.T, a, b *Locker) lock.Lease{
+		"TheHolderHasItsOwnName": func(t *testing.T, a, b *Locker) lock.Lease {
+			ly := acquireTask(t, b, y)
+			defer release(t, ly)
+			return acquireTask(t, a, x)
+		},
+		"TheReplicaHasAnotherTaskWithTheName": func(t *testing.T, a, b *Locker) lock.Lease {
+			lx := acquireTask(t, a, x)
+			acquireTask(t, b, y)
+			return lx
+		},
+		"NamesAreNotReused": func(t *testing.T, a, b *Locker) lock.Lease {
+			lx := acquireTask(t, a, x)
+			b.membership.reuse(false)
+			return lx
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			kv := testenv.Consul(t)
-			a, b := reusing(t, config(t, kv)), reusing(t, config(t, kv))
-			lx := acquireTask(t, a, x)
-			prepare(t, b)
+			cfg := config(t, kv)
+			cfg.LockDelay = 5 * time.Second // the machine may be busy
+			a, b := reusing(t, cfg), reusing(t, cfg)
+			lx := hold(t, a, b)
 			if _, err := kv.Client.Session().Destroy(a.Session(), nil); err != nil {
 				t.Fatal(err)
 			}
 			wantTask(t, b, x, lock.ErrDelayed)
 			ended(t, lx, lock.ErrLost)
+			testenv.Eventually(t, patience, "the task is locked after the lock-delay", func() bool {
+				lease, err := tryTask(b, x)
+				if err == nil {
+					release(t, lease)
+				}
+				return err == nil
+			})
 		})
 	}
 }
@@ -236,19 +240,24 @@ func TestLookAtManyLeases(t *testing.T) {
 	defer cancel()
 	var looking sync.WaitGroup
 	looking.Go(func() {
-		for ctx.Err() == nil {
-			a.current().verify(ctx)
+		for term := a.current(); term != nil && ctx.Err() == nil; term = a.current() {
+			term.verify(ctx)
 		}
 	})
 	together(300, func(i int) {
 		for ctx.Err() == nil {
 			ls, err := tryTask(a, int64(1000+i))
+			if errors.Is(err, lock.ErrLost) { // on a busy machine
+				return
+			}
 			if err != nil {
 				t.Errorf("acquire task %d: %v", 1000+i, err)
 				return
 			}
 			pause(ctx, 20*time.Millisecond)
-			release(t, ls)
+			if err := ls.Release(ctx); err != nil && !errors.Is(err, lock.ErrLost) {
+				t.Errorf("release: %v", err)
+			}
 		}
 	})
 	looking.Wait()
@@ -405,7 +414,7 @@ func TestNoTaskIsHeldTwice(t *testing.T) {
 			id := ids[rand.N(len(ids))]
 			ls, err := tryTask(l, id)
 			if err != nil {
-				if refused.Add(1); !errors.Is(err, lock.ErrHeld) {
+				if refused.Add(1); !errors.Is(err, lock.ErrHeld) && !errors.Is(err, lock.ErrLost) && !errors.Is(err, lock.ErrDelayed) {
 					t.Errorf("acquire task %d: %v", id, err)
 				}
 				pause(ctx, rand.N(2*time.Millisecond))
@@ -424,9 +433,11 @@ func TestNoTaskIsHeldTwice(t *testing.T) {
 			mu.Lock()
 			holders[id]--
 			mu.Unlock()
-			release(t, ls)
-			if rand.N(200) == 0 {
-				l.current().findStrays(ctx)
+			if err := ls.Release(ctx); err != nil && !errors.Is(err, lock.ErrLost) { // on a busy machine a session may be lost
+				t.Errorf("release: %v", err)
+			}
+			if term := l.current(); term != nil && rand.N(200) == 0 {
+				term.findStrays(ctx)
 			}
 		}
 	})
