@@ -53,9 +53,6 @@ func (w *world) begin(f *Fault) {
 			w.failovers++
 			w.note("a standby takes over")
 			w.failed = true
-			for _, j := range w.jobs {
-				j.finished = false
-			}
 			w.db.Failover(backup)
 		})
 	case PlantKey:
