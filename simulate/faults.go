@@ -145,7 +145,7 @@ func (w *world) end(f *Fault) {
 	case Pause, Freeze:
 		if f.Kind == Pause && !still(Pause) && m.paused >= 0 {
 			m.behind += w.now() - m.paused
-			m.paused = -1
+			m.paused, m.resumed = -1, w.now()
 		}
 		if !still(Freeze, Pause) {
 			m.thaw()
