@@ -155,7 +155,7 @@ func (w *world) end(f *Fault) {
 			m.agent.Start()
 		}
 		if !still(Crash, Restart, HostLoss, Buried, Stranger) {
-			w.restart(m, f.Kind != Restart && f.Kind != Stranger)
+			w.restart(m)
 		}
 		if f.Kind == Stranger {
 			w.visit(m)
@@ -173,12 +173,12 @@ func (w *world) end(f *Fault) {
 
 // restart starts a replica on a machine when the one before has stopped; if that has crashed,
 // at once.
-func (w *world) restart(m *machine, crashed bool) {
+func (w *world) restart(m *machine) {
 	old := w.replicas[m.id]
 	old.stop()
 	go func() {
 		patience := 20 * time.Second // it may be frozen
-		if crashed {
+		if old.life != m.life {
 			patience = 0
 		}
 		select {

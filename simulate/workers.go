@@ -77,7 +77,7 @@ func (w *world) startWorker(m *machine) *replica {
 	m.life++
 	life := m.life
 	running, stop := context.WithCancel(context.Background())
-	r := &replica{w: w, m: m, done: make(chan struct{}), stop: stop, kill: stop, process: w.newID()}
+	r := &replica{w: w, m: m, life: life, done: make(chan struct{}), stop: stop, kill: stop, process: w.newID()}
 	grace := short(w.rand, 6*time.Second)
 	go func() {
 		m.process()
