@@ -53,9 +53,6 @@ func (w *world) begin(f *Fault) {
 			w.failovers++
 			w.note("a standby takes over")
 			w.failed = true
-			for _, j := range w.jobs {
-				j.finished = false
-			}
 			w.db.Failover(backup)
 		})
 	case PlantKey:
@@ -148,7 +145,7 @@ func (w *world) end(f *Fault) {
 	case Pause, Freeze:
 		if f.Kind == Pause && !still(Pause) && m.paused >= 0 {
 			m.behind += w.now() - m.paused
-			m.paused = -1
+			m.paused, m.resumed = -1, w.now()
 		}
 		if !still(Freeze, Pause) {
 			m.thaw()
@@ -158,7 +155,7 @@ func (w *world) end(f *Fault) {
 			m.agent.Start()
 		}
 		if !still(Crash, Restart, HostLoss, Buried, Stranger) {
-			w.restart(m, f.Kind != Restart && f.Kind != Stranger)
+			w.restart(m)
 		}
 		if f.Kind == Stranger {
 			w.visit(m)
@@ -176,12 +173,12 @@ func (w *world) end(f *Fault) {
 
 // restart starts a replica on a machine when the one before has stopped; if that has crashed,
 // at once.
-func (w *world) restart(m *machine, crashed bool) {
+func (w *world) restart(m *machine) {
 	old := w.replicas[m.id]
 	old.stop()
 	go func() {
 		patience := 20 * time.Second // it may be frozen
-		if crashed {
+		if old.life != m.life {
 			patience = 0
 		}
 		select {

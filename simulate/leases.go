@@ -45,6 +45,7 @@ type leases struct {
 type replica struct {
 	w      *world
 	m      *machine
+	life   int // which process of the machine it is
 	locker *consul.Locker
 	stop   func() // as a signal does
 	kill   func()
@@ -84,7 +85,7 @@ func (w *world) start(m *machine) *replica {
 		return w.startWorker(m)
 	}
 	m.life++
-	r := &replica{w: w, m: m, done: make(chan struct{})}
+	r := &replica{w: w, m: m, life: m.life, done: make(chan struct{})}
 	running, stop := context.WithCancel(context.Background())
 	working, stopWork := context.WithCancel(running)
 	abrupt := w.rand.IntN(3) == 0

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -113,11 +114,7 @@ func (w *world) settleWorkers() {
 	for until := w.now() + 4*time.Minute; w.now() < until; {
 		w.watch(time.Second)
 		w.adopt()
-		left := false
-		for _, j := range w.jobs {
-			left = left || !j.finished
-		}
-		if !left {
+		if !slices.ContainsFunc(w.db.Rows(), open) {
 			break
 		}
 	}

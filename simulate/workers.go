@@ -51,12 +51,11 @@ type workers struct {
 
 // job is what the world knows of one task.
 type job struct {
-	takes    time.Duration
-	limited  bool
-	counted  int // attempts that ended by themselves
-	success  map[int64]bool
-	struck   int // processes that died or stood still while they worked on it
-	finished bool
+	takes   time.Duration
+	limited bool
+	counted int // attempts that ended by themselves
+	success map[int64]bool
+	struck  int // processes that died or stood still while they worked on it
 }
 
 // handler is one that runs.
@@ -78,7 +77,7 @@ func (w *world) startWorker(m *machine) *replica {
 	m.life++
 	life := m.life
 	running, stop := context.WithCancel(context.Background())
-	r := &replica{w: w, m: m, done: make(chan struct{}), stop: stop, kill: stop, process: w.newID()}
+	r := &replica{w: w, m: m, life: life, done: make(chan struct{}), stop: stop, kill: stop, process: w.newID()}
 	grace := short(w.rand, 6*time.Second)
 	go func() {
 		m.process()
@@ -340,7 +339,6 @@ func (w *world) rowChanged(before, after fakestore.Row, by string) {
 	if before.Status == tasks.StatusSucceeded || before.Status == tasks.StatusFailed {
 		w.violate("I6 undone", "task %d was %s and is %s", after.ID, before.Status, after.Status)
 	}
-	j.finished = after.Status == tasks.StatusSucceeded || after.Status == tasks.StatusFailed || after.Status == tasks.StatusCancelled
 }
 
 // checkDurable: while an outcome is written, its lock is still held.
@@ -405,13 +403,18 @@ func (w *world) addTasks() {
 // checkTasks looks at the rows when everything has had its time.
 func (w *world) checkTasks() {
 	for _, r := range w.db.Rows() {
-		if r.Status == tasks.StatusPending || r.Status == tasks.StatusRunning {
+		if open(r) {
 			w.violate("lost", "task %d is %s (session %s), long after the last fault", r.ID, r.Status, r.Session)
 		}
 		if j := w.jobs[r.ID]; w.plan.calm() && (r.Crashes > 0 || r.Attempt != j.counted) {
 			w.violate("I11 stop", "task %d has %d attempts and %d crashes, and %d of its handlers have ended", r.ID, r.Attempt, r.Crashes, j.counted)
 		}
 	}
+}
+
+// open reports whether a task has not ended.
+func open(r fakestore.Row) bool {
+	return r.Status == tasks.StatusPending || r.Status == tasks.StatusRunning
 }
 
 // calm reports whether all that happens are stops, and delays of milliseconds.

@@ -160,10 +160,11 @@ type machine struct {
 	frozen   time.Duration     // when it was frozen, or thawed, last
 	behind   time.Duration     // by how much its clock was paused
 	paused   time.Duration     // since when it is paused; negative if it is not
+	resumed  time.Duration     // when its last pause ended
 }
 
 func (w *world) newMachine() *machine {
-	m := &machine{w: w, id: len(w.machines), paused: -1, frozen: -time.Hour}
+	m := &machine{w: w, id: len(w.machines), paused: -1, frozen: -time.Hour, resumed: -time.Hour}
 	m.agent = w.consul.Agent(fmt.Sprintf("node%d", m.id))
 	w.machines = append(w.machines, m)
 	return m
@@ -213,9 +214,11 @@ func (m *machine) thaw() {
 }
 
 // stood reports whether the process is frozen, or was until a moment ago: it could not have
-// noticed yet what has happened.
+// noticed yet what has happened. Of a pause only the wall clock tells, at which a lease looks
+// twice a second; no timer of it is due.
 func (m *machine) stood() bool {
-	return m.thawed != nil || m.w.now()-m.frozen < handlerGrace+200*time.Millisecond
+	const notice, look = 200 * time.Millisecond, 500 * time.Millisecond
+	return m.thawed != nil || m.w.now()-m.frozen < notice+handlerGrace || m.w.now()-m.resumed < look+notice+handlerGrace
 }
 
 // epoch is what machines' clocks say when the world begins; each says something else.
