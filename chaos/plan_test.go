@@ -81,11 +81,14 @@ func TestChooseKinds(t *testing.T) {
 	if err != nil || len(chosen) != 2 || chosen[0].name != "kill" || chosen[1].name != "freeze" {
 		t.Errorf("chosen were %v, %v", chosen, err)
 	}
-	if all, err := chooseKinds([]string{"all"}, everything); err != nil || len(all) != len(kinds) {
+	if all, err := chooseKinds([]string{"all"}, everything); err != nil || len(all) != len(kinds)-1 {
 		t.Errorf("all are %d, %v", len(all), err)
 	}
 	if some, err := chooseKinds([]string{"all"}, settings{}); err != nil || len(some) != len(kinds)-len(rabbitmqFaults)-len(standbyFaults) {
 		t.Errorf("without RabbitMQ and a standby all are %d, %v", len(some), err)
+	}
+	if _, err := chooseKinds([]string{"slot-destroy"}, everything); err == nil { // there are no such slots
+		t.Error("slot-destroy can be had with limits in RabbitMQ")
 	}
 	for name, s := range map[string]settings{
 		"rabbitmq-kill":     {Standby: async},

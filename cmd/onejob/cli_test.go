@@ -254,7 +254,8 @@ var scriptCommands = map[string]func(ts *testscript.TestScript, neg bool, args [
 		ts.Check(err)
 	},
 
-	// end-session KEY ends the session that holds a lock.
+	// end-session KEY ends the session that holds a lock; KEY may be the ID of a task
+	// without a lock_key.
 	"end-session": func(ts *testscript.TestScript, _ bool, args []string) {
 		pair := holder(ts, args[0])
 		if pair == nil {
@@ -269,12 +270,14 @@ func consulOf(ts *testscript.TestScript) *testenv.KV { return ts.Value("consul")
 
 func holder(ts *testscript.TestScript, key string) *api.KVPair {
 	kv := consulOf(ts)
-	pair, _, err := kv.Client.KV().Get(kv.Prefix+"/tasks/"+key, nil)
-	ts.Check(err)
-	if pair == nil || pair.Session == "" {
-		return nil
+	for _, folder := range []string{"/tasks/", "/running/"} {
+		pair, _, err := kv.Client.KV().Get(kv.Prefix+folder+key, nil)
+		ts.Check(err)
+		if pair != nil && pair.Session != "" {
+			return pair
+		}
 	}
-	return pair
+	return nil
 }
 
 // query returns the rows of a statement, a line each.
