@@ -56,6 +56,14 @@ func (h *history) policy(v *Verdict, b *book, s Schedule) {
 	if len(h.ClockSteps) > 0 || h.Forgetful {
 		return
 	}
+	// What is dealt with together may go on after the last one that is asked for.
+	for at := s.Last.Add(s.Every); ; at = at.Add(s.Every) {
+		o, ok := b.found[due{s.Name, at}]
+		if !ok || plans[o.Made] == nil {
+			break
+		}
+		plans[o.Made] = append(plans[o.Made], o)
+	}
 	tasks := h.activeTasks(s)
 	for made, plan := range plans {
 		slices.SortFunc(plan, func(a, b Occurrence) int { return cmp.Compare(a.Due, b.Due) })

@@ -59,6 +59,10 @@ func TestPolicies(t *testing.T) {
 		"missed ones are skipped": {func(s *story) {
 			s.scheduled(policy("skip", 9), skipped(missed, 104.5), skipped(missed, 104.5), skipped(missed, 104.5), skipped(missed, 104.5), Occurrence{Task: 200, Made: at(104.5)})
 		}, nil},
+		"the last one of those dealt with together is after the end": {func(s *story) {
+			m := skipped(missed, 106.5)
+			s.scheduled(policy("skip", 9), m, m, m, m, m, m, Occurrence{Task: 200, Made: at(106.5)})
+		}, nil},
 		"a missed one is made": {func(s *story) {
 			s.scheduled(policy("skip", 9), skipped(missed, 104.5), skipped(missed, 104.5), Occurrence{Task: 201, Made: at(104.5)}, skipped(missed, 104.5), Occurrence{Task: 200, Made: at(104.5)})
 		}, wrong},
