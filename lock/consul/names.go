@@ -29,18 +29,20 @@ import (
 // them uses, because each of these is one transaction:
 //
 //   - Where there is no marker, the reused name is locked if there is still none.
-//   - Where there is one, the reused name is locked if the own name can be locked too;
-//     the own name is then deleted again. Locking it, and not only looking at it, also
+//   - Where there is one, the reused name is locked if there is no own name and it could be
+//     locked; it is then deleted again. Locking it, and not only looking for it, also
 //     observes its lock-delay.
 //   - The own name is locked, and the marker is written, if the reused name is still as
-//     it was when its value was found to name another task.
+//     it was when its value was found to name another task, or if it is not there and
+//     could be locked.
 //
 // So a task is held under its own name only while there is a marker, and under at most
 // one of the two names. A marker is deleted when no task of its group has been held under
 // its own name for a while, if nobody has written it since that was looked at.
 //
 // While a replica lives that locks every task under its own name, of an older version or
-// with another number of names, all replicas use own names, in the third way.
+// with another number of names, and for a while after, all replicas use own names, in the
+// third way.
 //
 // A session that dies while it holds a reused name takes the value along: for the
 // lock-delay no other task gets that name, nor its own.
@@ -50,7 +52,7 @@ import (
 // since the request may be applied late and would lock or unlock what another task has
 // locked.
 const (
-	names     = 16384 // 3.5 MB of JSON when all are listed, which a takeover does
+	names     = 16384 // a takeover lists all of them, some 200 bytes of JSON each
 	groupSize = 64    // tasks that are claimed together have ids in a row, and so few groups
 
 	// gateRest is for how long a marker that was seen is taken to be there still.
@@ -84,7 +86,7 @@ func (l *Locker) markersFolder() string          { return l.cfg.Prefix + "/overf
 func (l *Locker) markerKey(g group) string       { return l.markersFolder() + strconv.Itoa(int(g)) }
 func reusedValue(key string, rest []byte) []byte { return append([]byte(key+" "), rest...) }
 
-// names another reports whether the value of a reused name says that a task other than
+// namesAnother reports whether the value of a reused name says that a task other than
 // the one with this key has it. A value that is not understood does not.
 func namesAnother(value []byte, key string) bool {
 	holder, _, ok := bytes.Cut(value, []byte(" "))
