@@ -54,7 +54,7 @@ func (l *Locker) lockKeys(ctx context.Context, list []*lease) {
 		}
 		for len(rest) > 0 {
 			b := l.lockBatch(rest)
-			l.commit(ctx, "acquire", rest[:b.leases], b.build, l.refusedLock)
+			l.commit(ctx, acquiring, rest[:b.leases], b.build, l.refusedLock)
 			rest = rest[b.leases:]
 		}
 		list = slices.DeleteFunc(list, func(ls *lease) bool {
@@ -235,7 +235,7 @@ func (l *Locker) deleteKeys(ctx context.Context, list []*lease) {
 		}
 	}
 	for chunk := range slices.Chunk(reused, maxBatch) {
-		l.commit(ctx, "release", chunk, each(1, func(b []byte, ls *lease, _ int) []byte {
+		l.commit(ctx, releasing, chunk, each(1, func(b []byte, ls *lease, _ int) []byte {
 			return appendOp(b, api.KVUnlock, ls.path, ls.t.id, nil, 0)
 		}), func(ls *lease, what string, again bool) error {
 			switch {
@@ -248,7 +248,7 @@ func (l *Locker) deleteKeys(ctx context.Context, list []*lease) {
 		})
 	}
 	for chunk := range slices.Chunk(known, maxBatch) {
-		l.commit(ctx, "release", chunk, each(1, func(b []byte, ls *lease, _ int) []byte {
+		l.commit(ctx, releasing, chunk, each(1, func(b []byte, ls *lease, _ int) []byte {
 			return appendOp(b, api.KVDeleteCAS, ls.path, "", nil, ls.index)
 		}), func(ls *lease, _ string, again bool) error {
 			if !again { // else it was our own deletion, most likely
@@ -258,7 +258,7 @@ func (l *Locker) deleteKeys(ctx context.Context, list []*lease) {
 		})
 	}
 	for chunk := range slices.Chunk(others, maxBatch/2) {
-		l.commit(ctx, "release", chunk, each(2, func(b []byte, ls *lease, i int) []byte {
+		l.commit(ctx, releasing, chunk, each(2, func(b []byte, ls *lease, i int) []byte {
 			if i == 0 {
 				return appendOp(b, api.KVCheckSession, ls.path, ls.t.id, nil, 0)
 			}
@@ -296,6 +296,12 @@ func notOurs(what string) bool {
 	return strings.Contains(what, "failed to check session") || strings.Contains(what, "failed session check")
 }
 
+// What a transaction does with the keys of leases, as errors call it.
+const (
+	acquiring = "acquire"
+	releasing = "release" // and what Consul answers of the keys is not read
+)
+
 // commit sends the operations of all leases in one transaction, at most three
 // times as long as Consul may be able to apply it, and within requestTimeout.
 //
@@ -310,11 +316,18 @@ func (l *Locker) commit(ctx context.Context, verb string, list []*lease, build f
 	for tries := 1; len(list) > 0; {
 		body := build(list)
 		var written txnResults
-		err := l.txnJSON(ctx, append(append([]byte{'['}, body.json...), ']'), &written)
+		var out any
+		if verb == acquiring {
+			out = &written
+		}
+		err := l.txnJSON(ctx, append(append([]byte{'['}, body.json...), ']'), out)
 		answer := classify(err)
 		if answer == applied {
 			for _, ls := range list {
-				ls.err, ls.index = nil, written.next(ls.path)
+				ls.err = nil
+				if out != nil {
+					ls.index = written.next(ls.path)
+				}
 			}
 			return
 		}

@@ -167,7 +167,7 @@ func (l *Locker) divert(ctx context.Context, list []*lease) {
 		}
 		for len(others) > 0 {
 			b := l.divertBatch(others)
-			l.commit(ctx, "acquire", others[:b.leases], b.build, l.refusedLock)
+			l.commit(ctx, acquiring, others[:b.leases], b.build, l.refusedLock)
 			others = others[b.leases:]
 		}
 	}

@@ -24,8 +24,8 @@ func (l *Locker) txn(ctx context.Context, client *api.Client, ops api.TxnOps) er
 
 // txnJSON is txn for operations that are JSON already, those of task locks: with
 // the library's types, half of what a task costs this process went into their
-// fields that are never used.
-func (l *Locker) txnJSON(ctx context.Context, ops json.RawMessage, out *txnResults) error {
+// fields that are never used. Consul's answer is decoded into out, unless that is nil.
+func (l *Locker) txnJSON(ctx context.Context, ops json.RawMessage, out any) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	_, err := l.keys.Raw().Write("/v1/txn", ops, out, l.write(ctx))
