@@ -3,6 +3,7 @@ package store
 import (
 	"encoding/json"
 	"maps"
+	"regexp"
 	"strings"
 	"sync"
 	"time"
@@ -50,10 +51,21 @@ import (
 // a join: it would read all that is running, or by a bad guess the whole table.
 // And the CASE hides from it that tasks_pending could find a row by its id, which
 // looks right only while the table is empty. See docs/decisions/claim.md.
-func chooseSQL(limit string) string {
-	sql := chooseLimited
-	if limit == "" {
+//
+// A plain look has no marks and reports none. Its statement is half as long, without the
+// lines that end in "-- marks": for a claim of one row, most of the cost is that Postgres
+// prepares the nodes of the plan.
+func chooseSQL(limit string, plain bool) string {
+	var sql string
+	switch {
+	case limit == "" && plain:
+		sql = chooseUnlimitedPlain
+	case limit == "":
 		sql = chooseUnlimited
+	case plain:
+		sql = chooseLimitedPlain
+	default:
+		sql = chooseLimited
 	}
 	if mutant.RunAt {
 		sql = strings.NewReplacer(
@@ -66,45 +78,53 @@ func chooseSQL(limit string) string {
 }
 
 var (
-	chooseUnlimited = strings.ReplaceAll(choose, "{limit}", "limit_name IS NULL")
-	chooseLimited   = strings.ReplaceAll(choose, "{limit}", "limit_name = @limit")
+	chooseUnlimited      = strings.ReplaceAll(choose, "{limit}", "limit_name IS NULL")
+	chooseLimited        = strings.ReplaceAll(choose, "{limit}", "limit_name = @limit")
+	chooseUnlimitedPlain = withoutMarks.ReplaceAllString(chooseUnlimited, "")
+	chooseLimitedPlain   = withoutMarks.ReplaceAllString(chooseLimited, "")
 )
 
+// withoutMarks finds the lines of choose about marks.
+var withoutMarks = regexp.MustCompile(`(?m)^.*  -- marks$\n?`)
+
 const choose = `
-WITH RECURSIVE marks AS MATERIALIZED (
-    SELECT lane, busy::jsonb AS busy,
-           least(run_at, statement_timestamp() - @margin * interval '1 microsecond') AS run_at,
-           CASE WHEN run_at <= statement_timestamp() - @margin * interval '1 microsecond' THEN id ELSE 0 END AS id
-      FROM unnest(@lanes::bigint[], @run_ats::timestamptz[], @ids::bigint[], @busy::text[]) AS m(lane, run_at, id, busy)
-), lanes AS (
+WITH RECURSIVE
+marks AS MATERIALIZED (  -- marks
+    SELECT lane, busy::jsonb AS busy,  -- marks
+           least(run_at, statement_timestamp() - @margin * interval '1 microsecond') AS run_at,  -- marks
+           CASE WHEN run_at <= statement_timestamp() - @margin * interval '1 microsecond' THEN id ELSE 0 END AS id  -- marks
+      FROM unnest(@lanes::bigint[], @run_ats::timestamptz[], @ids::bigint[], @busy::text[]) AS m(lane, run_at, id, busy)  -- marks
+),  -- marks
+lanes AS (
     SELECT (-1)::bigint AS lane, NULL::timestamptz AS run_at, NULL::bigint AS id, NULL::jsonb AS busy, false AS marked, false AS served, 0 AS due, 0 AS above
  UNION ALL
     SELECT next.lane, next.run_at, next.id, next.busy, next.marked, s.served, l.due + s.served::int,
            CASE WHEN next.lane >> 52 > l.lane >> 52 THEN l.due ELSE l.above END
       FROM lanes l
-      LEFT JOIN LATERAL (SELECT * FROM marks WHERE lane > l.lane ORDER BY lane LIMIT 1) m ON true
+      LEFT JOIN LATERAL (SELECT * FROM marks WHERE lane > l.lane ORDER BY lane LIMIT 1) m ON true  -- marks
      CROSS JOIN LATERAL (
           (SELECT onejob.lane(priority, queue, kind, lock_key IS NULL), kind, queue, run_at, id, NULL::jsonb, false
              FROM onejob.tasks
             WHERE status = 'pending'
               AND {limit}
               AND onejob.lane(priority, queue, kind, lock_key IS NULL) > l.lane
-              AND onejob.lane(priority, queue, kind, lock_key IS NULL) < coalesce(m.lane, 9223372036854775807)
+              AND onejob.lane(priority, queue, kind, lock_key IS NULL) < coalesce(m.lane, 9223372036854775807)  -- marks
             ORDER BY onejob.lane(priority, queue, kind, lock_key IS NULL), run_at, id
             LIMIT 1)
-       UNION ALL
-          (SELECT m.lane, t.kind, t.queue, t.run_at, t.id, m.busy, true
-             FROM (SELECT WHERE m.lane IS NOT NULL) marked
-             LEFT JOIN LATERAL (
-                  SELECT kind, queue, run_at, id
-                    FROM onejob.tasks
-                   WHERE status = 'pending'
-                     AND {limit}
-                     AND onejob.lane(priority, queue, kind, lock_key IS NULL) = m.lane
-                     AND (run_at, id) > (m.run_at, m.id)
-                   ORDER BY run_at, id
-                   LIMIT 1) t ON true)
-            LIMIT 1) next(lane, kind, queue, run_at, id, busy, marked)
+       UNION ALL  -- marks
+          (SELECT m.lane, t.kind, t.queue, t.run_at, t.id, m.busy, true  -- marks
+             FROM (SELECT WHERE m.lane IS NOT NULL) marked  -- marks
+             LEFT JOIN LATERAL (  -- marks
+                  SELECT kind, queue, run_at, id  -- marks
+                    FROM onejob.tasks  -- marks
+                   WHERE status = 'pending'  -- marks
+                     AND {limit}  -- marks
+                     AND onejob.lane(priority, queue, kind, lock_key IS NULL) = m.lane  -- marks
+                     AND (run_at, id) > (m.run_at, m.id)  -- marks
+                   ORDER BY run_at, id  -- marks
+                   LIMIT 1) t ON true)  -- marks
+            LIMIT 1  -- marks
+               ) next(lane, kind, queue, run_at, id, busy, marked)
      CROSS JOIN LATERAL (
           SELECT coalesce(next.run_at <= statement_timestamp()
                       AND next.kind = ANY (@kinds)
@@ -139,30 +159,31 @@ WITH RECURSIVE marks AS MATERIALIZED (
             SELECT lane >> 52, run_at, id - 1 FROM heads WHERE rank > @max) ends_of_what_is_shown
      ORDER BY urgency, run_at, id
      LIMIT 1
-), freed AS (
-    SELECT m.lane >> 52 AS urgency, t.run_at, t.id, k.lock_key
-      FROM marks m
-     CROSS JOIN LATERAL jsonb_object_keys(m.busy) AS k(lock_key)
-     CROSS JOIN LATERAL (
-           SELECT run_at, id
-             FROM onejob.tasks
-            WHERE status = 'pending'
-              AND {limit}
-              AND onejob.lane(priority, queue, kind, lock_key IS NULL) = m.lane
-              AND lock_key = k.lock_key
-            ORDER BY run_at, id
-            LIMIT 1) t
-     WHERE t.run_at <= statement_timestamp()
-       AND (SELECT true FROM onejob.tasks r
-             WHERE r.status = 'running' AND coalesce(r.lock_key, r.id::text) = k.lock_key LIMIT 1) IS NULL
+), freed AS (  -- marks
+    SELECT m.lane >> 52 AS urgency, t.run_at, t.id, k.lock_key  -- marks
+      FROM marks m  -- marks
+     CROSS JOIN LATERAL jsonb_object_keys(m.busy) AS k(lock_key)  -- marks
+     CROSS JOIN LATERAL (  -- marks
+           SELECT run_at, id  -- marks
+             FROM onejob.tasks  -- marks
+            WHERE status = 'pending'  -- marks
+              AND {limit}  -- marks
+              AND onejob.lane(priority, queue, kind, lock_key IS NULL) = m.lane  -- marks
+              AND lock_key = k.lock_key  -- marks
+            ORDER BY run_at, id  -- marks
+            LIMIT 1) t  -- marks
+     WHERE t.run_at <= statement_timestamp()  -- marks
+       AND (SELECT true FROM onejob.tasks r  -- marks
+             WHERE r.status = 'running' AND coalesce(r.lock_key, r.id::text) = k.lock_key LIMIT 1) IS NULL  -- marks
 ), candidates AS (
     SELECT urgency, run_at, id FROM shown WHERE lock_key IS NULL
  UNION ALL
     SELECT urgency, run_at, id
       FROM (SELECT DISTINCT ON (lock_key) urgency, run_at, id
               FROM (SELECT urgency, run_at, id, lock_key FROM shown WHERE lock_key IS NOT NULL AND NOT known
-                 UNION ALL
-                    SELECT urgency, run_at, id, lock_key FROM freed) keyed
+                 UNION ALL  -- marks
+                    SELECT urgency, run_at, id, lock_key FROM freed  -- marks
+                   ) keyed
              ORDER BY lock_key, urgency, run_at, id) first_of_its_key
 ), picked AS MATERIALIZED (
     SELECT c.*
@@ -183,49 +204,53 @@ WITH RECURSIVE marks AS MATERIALIZED (
                               WHERE r.status = 'running' AND coalesce(r.lock_key, r.id::text) = p.id::text LIMIT 1) IS NULL END
               FOR NO KEY UPDATE SKIP LOCKED) t
      LIMIT @max
-), reached AS MATERIALIZED (
-    SELECT urgency, run_at, id
-      FROM (SELECT * FROM bound WHERE @strictly
-         UNION ALL
-           (SELECT * FROM picked WHERE (SELECT count(*) FROM picked) = @max ORDER BY urgency DESC, run_at DESC, id DESC LIMIT 1)) both_ends
-     ORDER BY urgency, run_at, id
-     LIMIT 1
-), dealt_with AS MATERIALIZED (
-    SELECT s.lane, s.run_at, s.id, CASE WHEN NOT s.picked AND NOT s.known THEN s.lock_key END AS busy
-      FROM (SELECT max(lane) AS lane, max(urgency) AS urgency, max(run_at) AS run_at, id, max(lock_key) AS lock_key, bool_or(known) AS known, bool_or(picked) AS picked
-              FROM (SELECT lane, urgency, run_at, id, lock_key, known, false AS picked FROM shown
-                 UNION ALL
-                    SELECT NULL, NULL, NULL, id, NULL, NULL, true FROM picked) shown_or_picked
-             GROUP BY id) s
-      LEFT JOIN reached r ON true
-     WHERE s.lane IS NOT NULL
-       AND (r.id IS NULL OR (s.urgency, s.run_at, s.id) <= (r.urgency, r.run_at, r.id))
-), ends AS (
-    SELECT DISTINCT ON (lane) lane, run_at, id
-      FROM dealt_with
-     ORDER BY lane, run_at DESC, id DESC
-     LIMIT 32
-), busy AS (
-    SELECT lane, array_agg(busy) AS keys
-      FROM (SELECT DISTINCT lane, busy FROM dealt_with WHERE busy IS NOT NULL LIMIT 64) few
-     GROUP BY lane
+), reached AS MATERIALIZED (  -- marks
+    SELECT urgency, run_at, id  -- marks
+      FROM (SELECT * FROM bound WHERE @strictly  -- marks
+         UNION ALL  -- marks
+           (SELECT * FROM picked WHERE (SELECT count(*) FROM picked) = @max ORDER BY urgency DESC, run_at DESC, id DESC LIMIT 1)) both_ends  -- marks
+     ORDER BY urgency, run_at, id  -- marks
+     LIMIT 1  -- marks
+), dealt_with AS MATERIALIZED (  -- marks
+    SELECT s.lane, s.run_at, s.id, CASE WHEN NOT s.picked AND NOT s.known THEN s.lock_key END AS busy  -- marks
+      FROM (SELECT max(lane) AS lane, max(urgency) AS urgency, max(run_at) AS run_at, id, max(lock_key) AS lock_key, bool_or(known) AS known, bool_or(picked) AS picked  -- marks
+              FROM (SELECT lane, urgency, run_at, id, lock_key, known, false AS picked FROM shown  -- marks
+                 UNION ALL  -- marks
+                    SELECT NULL, NULL, NULL, id, NULL, NULL, true FROM picked) shown_or_picked  -- marks
+             GROUP BY id) s  -- marks
+      LEFT JOIN reached r ON true  -- marks
+     WHERE s.lane IS NOT NULL  -- marks
+       AND (r.id IS NULL OR (s.urgency, s.run_at, s.id) <= (r.urgency, r.run_at, r.id))  -- marks
+), ends AS (  -- marks
+    SELECT DISTINCT ON (lane) lane, run_at, id  -- marks
+      FROM dealt_with  -- marks
+     ORDER BY lane, run_at DESC, id DESC  -- marks
+     LIMIT 32  -- marks
+), busy AS (  -- marks
+    SELECT lane, array_agg(busy) AS keys  -- marks
+      FROM (SELECT DISTINCT lane, busy FROM dealt_with WHERE busy IS NOT NULL LIMIT 64) few  -- marks
+     GROUP BY lane  -- marks
 )
-SELECT set_config('onejob.claimed', (SELECT coalesce(array_agg(id), '{}') FROM picked)::text, false),
-       (SELECT count(*) FROM picked),
+SELECT set_config('onejob.claimed', p.ids::text, false),
+       cardinality(p.ids),
        EXISTS (SELECT FROM bound) OR (SELECT count(*) FROM heads) >= @max,
        coalesce(pg_postmaster_start_time() <> @server::timestamptz, false),
-       e.lanes, e.run_ats, e.ids, e.keys,
-       (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::bigint
-  FROM (SELECT array_agg(lane) AS lanes, array_agg(greatest(run_at, '0001-01-01 UTC')) AS run_ats, array_agg(id) AS ids, array_agg(to_jsonb(keys)) AS keys
-          FROM ends LEFT JOIN busy USING (lane)) e`
+       (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::bigint,
+       (SELECT count(*) FROM shown) > cardinality(p.ids)
+       , e.lanes, e.run_ats, e.ids, e.keys  -- marks
+  FROM (SELECT coalesce(array_agg(id), '{}') AS ids FROM picked) p
+ CROSS JOIN (  -- marks
+       SELECT array_agg(lane) AS lanes, array_agg(greatest(run_at, '0001-01-01 UTC')) AS run_ats, array_agg(id) AS ids, array_agg(to_jsonb(keys)) AS keys  -- marks
+         FROM ends LEFT JOIN busy USING (lane)) e  -- marks`
 
 // chosen is the answer to chooseSQL.
 type chosen struct {
 	picked int
-	more   bool // than what was looked at
-	other  bool // it was another server
-	ends   map[int64]mark
-	took   time.Duration // by Postgres' clock
+	more   bool           // than what was looked at
+	other  bool           // it was another server
+	took   time.Duration  // by Postgres' clock
+	left   bool           // rows that were looked at, and could not be had
+	ends   map[int64]mark // empty after a plain look
 }
 
 // A mark is a place in a lane. All rows up to it were taken, or could not be had:
@@ -237,13 +262,17 @@ type mark struct {
 	busy  map[string]bool
 }
 
-func readChosen(results pgx.BatchResults) (c chosen, err error) {
+func readChosen(results pgx.BatchResults, plain bool) (c chosen, err error) {
 	var lanes, ids []int64
 	var runAts []time.Time
 	var keys [][]string
 	var claimed string
 	var micros int64
-	if err := results.QueryRow().Scan(&claimed, &c.picked, &c.more, &c.other, &lanes, &runAts, &ids, &keys, &micros); err != nil {
+	into := []any{&claimed, &c.picked, &c.more, &c.other, &micros, &c.left, &lanes, &runAts, &ids, &keys}
+	if plain {
+		into = into[:6]
+	}
+	if err := results.QueryRow().Scan(into...); err != nil {
 		return c, err
 	}
 	c.took = time.Duration(micros) * time.Microsecond
@@ -266,7 +295,7 @@ type memory struct {
 
 // dear returns the marks behind which to look costs much, as arguments of a statement:
 // LookBehind does that.
-func (r *memory) dear() pgx.NamedArgs {
+func (r *memory) dear() namedArgs {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	marks := map[int64]mark{}
@@ -309,6 +338,7 @@ type lanes struct {
 	walk      int           // what it was in the last look
 	empty     bool          // the last claim found nothing, and there is more to look at
 	expensive bool          // beginning without marks costs much
+	idle      bool          // the last look began without marks, took few rows and left none
 	watched   bool          // LookBehind looks after them
 	behind    portions      // in which it does
 }
@@ -332,6 +362,10 @@ const (
 	// urgent than what it has not yet seen.
 	maxWalk = 4096
 
+	// A look from the beginning is plain after one that took no more rows than this and
+	// left none: there will hardly be marks worth having.
+	plainRows = 32
+
 	// A transaction that inserts rows may commit after others whose rows are younger.
 	// So the claim looks again at what came due within the last second.
 	margin = time.Second
@@ -347,6 +381,7 @@ type look struct {
 	show     int // rows of the first lane
 	walk     int // the same, for a lane in which it goes on
 	strictly bool
+	plain    bool // without marks, and reports none
 	margin   time.Duration
 	marks    map[int64]mark
 }
@@ -356,7 +391,9 @@ func (l *lanes) look(most int) look {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	base := max(16, most)
-	if now := time.Now(); !l.empty && !l.expensive && now.Sub(l.since) > restFactor*l.cost || len(l.marks) == 0 {
+	now := time.Now()
+	rested := !l.empty && !l.expensive && now.Sub(l.since) > restFactor*l.cost
+	if rested || len(l.marks) == 0 {
 		l.marks, l.since, l.cost, l.expensive, l.empty = nil, now, 0, false, false
 	}
 	k := look{max: most, show: base, walk: base, marks: maps.Clone(l.marks), margin: margin}
@@ -365,6 +402,7 @@ func (l *lanes) look(most int) look {
 		k.walk = min(maxWalk, max(base, l.walk*8))
 	}
 	k.strictly = k.walk < maxWalk
+	k.plain = rested && l.idle
 	return k
 }
 
@@ -377,6 +415,7 @@ func (l *lanes) looked(k look, c chosen) {
 		l.expensive = l.watched && l.cost >= expensiveCost
 	}
 	l.empty = c.picked == 0 && c.more
+	l.idle = c.picked <= plainRows && !c.more && !c.left && len(k.marks) == 0
 	l.walk = k.walk
 	if l.marks == nil {
 		l.marks = map[int64]mark{}
@@ -402,23 +441,23 @@ func (m mark) before(o mark) bool {
 	return m.runAt.Before(o.runAt) || m.runAt.Equal(o.runAt) && m.id < o.id
 }
 
-func (k look) arguments(c tasks.Claim, avoid []int64) pgx.NamedArgs {
+func (k look) arguments(c tasks.Claim, avoid []int64) namedArgs {
 	arguments := markArguments(k.marks)
-	maps.Copy(arguments, pgx.NamedArgs{
+	maps.Copy(arguments, namedArgs{
 		"limit": c.Limit, "kinds": c.Kinds, "queues": notNil(c.Queues), "max": k.max, "show": k.show, "walk": k.walk, "strictly": k.strictly,
 		"margin": k.margin.Microseconds(), "avoid": avoid, "server": moment(c.Server),
 	})
 	return arguments
 }
 
-func markArguments(marks map[int64]mark) pgx.NamedArgs {
+func markArguments(marks map[int64]mark) namedArgs {
 	n := len(marks)
 	lanes, runAts, ids, busy := make([]int64, 0, n), make([]time.Time, 0, n), make([]int64, 0, n), make([]string, 0, n)
 	for lane, m := range marks {
 		keys, _ := json.Marshal(m.busy) // a map of this type always can be
 		lanes, runAts, ids, busy = append(lanes, lane), append(runAts, m.runAt), append(ids, m.id), append(busy, string(keys))
 	}
-	return pgx.NamedArgs{"lanes": lanes, "run_ats": runAts, "ids": ids, "busy": busy}
+	return namedArgs{"lanes": lanes, "run_ats": runAts, "ids": ids, "busy": busy}
 }
 
 // moment is t, or NULL if it is zero.

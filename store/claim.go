@@ -170,8 +170,8 @@ func (s *Store) claimOnce(ctx context.Context, c tasks.Claim, l look, turn turn)
 	defer func() { s.pool.release(conn, err) }()
 
 	b, begun := beginClaim(conn, turn)
-	b.Queue(chooseSQL(c.Limit), l.arguments(c, s.avoid.list()))
-	b.Queue(takeSQL, pgx.NamedArgs{"session": c.Session, "replica": c.Replica, "fences_from": c.FencesFrom})
+	b.Queue(chooseSQL(c.Limit, l.plain), l.arguments(c, s.avoid.list()))
+	b.Queue(takeSQL, namedArgs{"session": c.Session, "replica": c.Replica, "fences_from": c.FencesFrom})
 	b.Queue(`COMMIT`)
 	b.Queue(indexesOnly)
 	b.Queue(readSQL, readArguments(nil, c.Session, maxFirstBytes))
@@ -185,7 +185,7 @@ func (s *Store) claimOnce(ctx context.Context, c tasks.Claim, l look, turn turn)
 			return r, err
 		}
 	}
-	if r.chosen, err = readChosen(results); err != nil {
+	if r.chosen, err = readChosen(results, l.plain); err != nil {
 		return r, err
 	}
 	rows, err := results.Query()
@@ -255,7 +255,7 @@ func (s *Store) firstChoice(ctx context.Context, c tasks.Claim, l look, turn tur
 	defer func() { s.pool.release(conn, err) }()
 	l.max = 1
 	b, begun := beginClaim(conn, turn)
-	b.Queue(chooseSQL(c.Limit), l.arguments(c, s.avoid.list()))
+	b.Queue(chooseSQL(c.Limit, l.plain), l.arguments(c, s.avoid.list()))
 	b.Queue(`SELECT coalesce((current_setting('onejob.claimed')::bigint[])[1], 0)`)
 	b.Queue(`ROLLBACK`)
 	results := conn.SendBatch(ctx, b)

@@ -341,7 +341,7 @@ func settle(ctx context.Context, db sender, endings []*ending) error {
 	return nil
 }
 
-func arguments(endings []*ending) pgx.NamedArgs {
+func arguments(endings []*ending) namedArgs {
 	n, now := len(endings), boottime.Now()
 	var (
 		ids, fences, delays            = make([]int64, n), make([]int64, n), make([]int64, n)
@@ -373,7 +373,7 @@ func arguments(endings []*ending) pgx.NamedArgs {
 		stopped[i] = pgtype.Timestamptz{Time: e.StoppedAt, Valid: !e.StoppedAt.IsZero()}
 		results[i] = pgtype.Text{String: string(e.Result), Valid: len(e.Result) > 0}
 	}
-	return pgx.NamedArgs{
+	return namedArgs{
 		"ids": ids, "fences": fences, "sessions": sessions, "outcomes": outcomes, "nexts": nexts, "delays": delays, "back": back, "stalled": stalled,
 		"begun": begun, "stopped": stopped, "errors": errs, "codes": codes, "results": results, "outputs": outputs,
 	}

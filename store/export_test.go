@@ -3,9 +3,12 @@ package store
 import (
 	"context"
 	"net"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"golang.org/x/sys/unix"
+
+	"onejob/tasks"
 )
 
 // TurnStuck reports whether the next claim will wait for its turn for a moment only.
@@ -19,6 +22,14 @@ func (s *Store) Forget() {
 	s.remember.mu.Lock()
 	defer s.remember.mu.Unlock()
 	s.remember.sort = nil
+}
+
+// Idle makes the next claim of this sort begin with a plain look.
+func (s *Store) Idle(c tasks.Claim) {
+	l := s.lanesOf(c)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.marks, l.since, l.empty, l.expensive, l.idle = nil, time.Time{}, false, false, true
 }
 
 // Expensive makes LookBehind look.

@@ -134,7 +134,7 @@ WITH few AS MATERIALIZED (`+few+`
 )
 SELECT (SELECT count(*) FROM few) < @few,
        ARRAY(SELECT id FROM few`+listWhere+` AND id < @before ORDER BY id DESC LIMIT @wanted)`,
-		pgx.NamedArgs{"few": listFew, "kind": f.Kind, "queue": f.Queue, "before": f.Before, "wanted": f.Limit + 1})
+		namedArgs{"few": listFew, "kind": f.Kind, "queue": f.Queue, "before": f.Before, "wanted": f.Limit + 1})
 	if err != nil {
 		return nil, false, err
 	}
@@ -185,7 +185,7 @@ WITH next AS MATERIALIZED (`+next+`
 SELECT ARRAY(SELECT id FROM next`+where+` ORDER BY id DESC LIMIT @wanted),
        (SELECT count(*) FROM next),
        (SELECT coalesce(min(id), 0) FROM next)`,
-		pgx.NamedArgs{"window": size, "status": f.Status, "kind": f.Kind, "queue": f.Queue, "before": before, "wanted": wanted})
+		namedArgs{"window": size, "status": f.Status, "kind": f.Kind, "queue": f.Queue, "before": before, "wanted": wanted})
 	if err != nil {
 		return window{}, err
 	}
@@ -200,13 +200,13 @@ SELECT `+rowColumns+`
   FROM onejob.tasks
  WHERE id = ANY (@ids::bigint[])
    AND (@status = '' OR status = @status)
- ORDER BY id DESC`, pgx.NamedArgs{"ids": ids, "status": f.Status})
+ ORDER BY id DESC`, namedArgs{"ids": ids, "status": f.Status})
 }
 
 // list runs one of the statements here. Postgres ends it by statement_timeout;
 // the context ends what waits before that setting counts: a connection, or a lock
 // on the table while the statement is prepared.
-func list[T any](ctx context.Context, s *Store, scan pgx.RowToFunc[T], sql string, args pgx.NamedArgs) ([]T, error) {
+func list[T any](ctx context.Context, s *Store, scan pgx.RowToFunc[T], sql string, args namedArgs) ([]T, error) {
 	ctx, cancel := context.WithTimeout(ctx, listTimeout+time.Second)
 	defer cancel()
 	return queryAfter(ctx, s.pool, scan, indexesOnly+`, pg_catalog.set_config('statement_timeout', $1, true)`,

@@ -103,6 +103,9 @@ func TestClaimsAgreeWithTheOracle(t *testing.T) {
 		for range rapid.IntRange(1, 4).Draw(r, "claims") {
 			c.Limit = rapid.SampledFrom([]string{"", "", "l"}).Draw(r, "limit")
 			c.Max = rapid.IntRange(1, 70).Draw(r, "max")
+			if rapid.Bool().Draw(r, "after idleness") {
+				b.Idle(c)
+			}
 			want := oracle(table, c)
 			var got []int64
 			var held []*tasks.Task

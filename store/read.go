@@ -41,8 +41,8 @@ SELECT id, fence, kind, queue, priority, coalesce(lock_key, id::text), lock_key 
  CROSS JOIN LATERAL (SELECT payload::text AS body OFFSET 0) b
  WHERE bytes <= @bytes`
 
-func readArguments(ids []int64, session string, bytes int) pgx.NamedArgs {
-	return pgx.NamedArgs{"ids": ids, "session": session, "bytes": bytes, "max_payload": maxPayload}
+func readArguments(ids []int64, session string, bytes int) namedArgs {
+	return namedArgs{"ids": ids, "session": session, "bytes": bytes, "max_payload": maxPayload}
 }
 
 // claimed is a task as it was read, and where it stood in the order of claims.

@@ -122,7 +122,7 @@ func (s *Store) Join(ctx context.Context, id string, r tasks.Replica) error {
 INSERT INTO onejob.replicas (session, process, name, host, pid, version, kinds, queues, concurrency, running, state, machine, started, server)
 SELECT @session, @process, @name, @host, @pid, @version, @kinds, @queues, @concurrency, @running, @state, @machine, @started, pg_postmaster_start_time()
   FROM (SELECT FROM onejob.cluster WHERE id = @cluster FOR SHARE) ours
-RETURNING true`, replicaArguments(r, pgx.NamedArgs{"cluster": id}))
+RETURNING true`, replicaArguments(r, namedArgs{"cluster": id}))
 	switch {
 	case err != nil:
 		return fmt.Errorf("join the cluster: %w", err)
@@ -136,8 +136,8 @@ DELETE FROM onejob.replicas WHERE ended_at < statement_timestamp() - interval '1
 	return nil
 }
 
-func replicaArguments(r tasks.Replica, more pgx.NamedArgs) pgx.NamedArgs {
-	args := pgx.NamedArgs{"session": r.Session, "process": r.Process, "name": r.Name, "host": r.Host, "pid": r.PID, "version": r.Version,
+func replicaArguments(r tasks.Replica, more namedArgs) namedArgs {
+	args := namedArgs{"session": r.Session, "process": r.Process, "name": r.Name, "host": r.Host, "pid": r.PID, "version": r.Version,
 		"kinds": notNil(r.Kinds), "queues": notNil(r.Queues), "concurrency": r.Concurrency, "running": r.Running, "state": r.State,
 		"machine": r.Machine, "started": int64(r.Started)}
 	for k, v := range more {

@@ -183,7 +183,7 @@ func (s *Store) MakeOccurrences(ctx context.Context, d tasks.DueSchedule, p task
 	if p.Cut != 0 {
 		cutNext = &p.CutNext
 	}
-	if err := s.pool.QueryRow(ctx, makeSQL, pgx.NamedArgs{
+	if err := s.pool.QueryRow(ctx, makeSQL, namedArgs{
 		"id": d.ID, "cron": d.Cron, "zone": d.Zone, "changed": d.Changed, "old": d.Next, "keep": p.Keep, "next": next, "last": last,
 		"done": p.Done, "cut": p.Cut, "cut_next": cutNext, "dues": dues, "reasons": reasons,
 	}).Scan(&current, &made); err != nil {

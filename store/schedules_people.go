@@ -204,7 +204,7 @@ WITH schedule AS (
 SELECT o.due_at, o.task_id
   FROM schedule
   LEFT JOIN occurrences o ON true
- ORDER BY o.due_at`, pgx.NamedArgs{"id": row.ID, "cron": row.Cron, "zone": row.TimeZone, "dues": dues})
+ ORDER BY o.due_at`, namedArgs{"id": row.ID, "cron": row.Cron, "zone": row.TimeZone, "dues": dues})
 	if err != nil {
 		return nil, fmt.Errorf("backfill schedule %s: %w", row.Name, err)
 	}
