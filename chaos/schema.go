@@ -8,9 +8,9 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"onejob/boottime"
 	"onejob/chaos/judge"
 	"onejob/chaos/witness"
-	"onejob/internal/boottime"
 	"onejob/internal/lifecycle"
 )
 

@@ -32,7 +32,7 @@
 // # Who is believed
 //
 // The backend is believed about who holds a key and which sessions live. The
-// machine's own clock (internal/boottime) is believed about how much time has
+// machine's own clock (package boottime) is believed about how much time has
 // passed, and its wall clock if that jumps ahead, as after the pause of a virtual
 // machine. No clock is compared with another machine's.
 package lock
@@ -43,7 +43,7 @@ import (
 	"fmt"
 	"time"
 
-	"onejob/internal/boottime"
+	"onejob/boottime"
 )
 
 // Errors that callers branch on. What a backend returns wraps one of them.

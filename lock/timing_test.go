@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"onejob/internal/boottime"
+	"onejob/boottime"
 	"onejob/lock"
 )
 

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"time"
 
-	"onejob/internal/boottime"
+	"onejob/boottime"
 	"onejob/lock"
 	"onejob/lock/consul"
 	"onejob/simulate/fakeconsul"

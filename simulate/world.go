@@ -18,7 +18,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
-	"onejob/internal/boottime"
+	"onejob/boottime"
 	"onejob/simulate/fakeconsul"
 	"onejob/simulate/fakestore"
 )

@@ -94,8 +94,9 @@ func OurTimeouts(ctx context.Context, s *Store) (ms []int, err error) {
 		if err != nil {
 			return nil, err
 		}
+		const userTimeout = 18 // TCP_USER_TIMEOUT, which unix has on Linux only
 		var n int
-		if e := raw.Control(func(fd uintptr) { n, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT) }); e != nil || err != nil {
+		if e := raw.Control(func(fd uintptr) { n, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, userTimeout) }); e != nil || err != nil {
 			return nil, e
 		}
 		ms = append(ms, n)

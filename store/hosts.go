@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
-	"golang.org/x/sys/unix"
 
 	"onejob/tasks"
 )
@@ -220,7 +219,7 @@ func (n network) dialer(timeout time.Duration) pgconn.DialFunc {
 			}
 			var err error
 			if e := c.Control(func(fd uintptr) {
-				err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(n.limit.Milliseconds()))
+				err = limitUnacknowledged(int(fd), n.limit)
 			}); e != nil {
 				return e
 			}

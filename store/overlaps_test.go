@@ -9,7 +9,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"onejob/internal/boottime"
+	"onejob/boottime"
 	"onejob/store"
 	"onejob/tasks"
 )

@@ -13,7 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 
-	"onejob/internal/boottime"
+	"onejob/boottime"
 	"onejob/tasks"
 )
 

@@ -4,7 +4,7 @@ import (
 	"encoding/json"
 	"time"
 
-	"onejob/internal/boottime"
+	"onejob/boottime"
 )
 
 // Outcome says how one attempt ended, as its row in onejob.attempts tells it.

@@ -17,7 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"onejob/internal/boottime"
+	"onejob/boottime"
 	"onejob/internal/guard"
 )
 

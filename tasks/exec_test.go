@@ -17,7 +17,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"onejob/internal/boottime"
+	"onejob/boottime"
 	"onejob/tasks"
 )
 

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"onejob/internal/boottime"
+	"onejob/boottime"
 	"onejob/internal/quiet"
 )
 

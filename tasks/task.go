@@ -18,7 +18,7 @@ import (
 	"slices"
 	"time"
 
-	"onejob/internal/boottime"
+	"onejob/boottime"
 )
 
 // Task is one row of onejob.tasks, as it was when this replica claimed it.

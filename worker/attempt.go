@@ -11,7 +11,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"onejob/internal/boottime"
+	"onejob/boottime"
 	"onejob/internal/mutant"
 	"onejob/lock"
 	"onejob/tasks"

@@ -6,7 +6,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"onejob/internal/boottime"
+	"onejob/boottime"
 	"onejob/internal/mutant"
 	"onejob/tasks"
 )

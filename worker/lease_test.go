@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"onejob/internal/boottime"
+	"onejob/boottime"
 	"onejob/lock"
 	"onejob/tasks"
 	"onejob/worker"

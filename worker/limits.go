@@ -12,7 +12,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"onejob/internal/boottime"
+	"onejob/boottime"
 	"onejob/lock"
 	"onejob/tasks"
 )

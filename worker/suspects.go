@@ -3,7 +3,7 @@ package worker
 import (
 	"sync"
 
-	"onejob/internal/boottime"
+	"onejob/boottime"
 	"onejob/tasks"
 )
 

@@ -14,7 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"onejob/internal/boottime"
+	"onejob/boottime"
 	"onejob/internal/guard"
 	"onejob/lock"
 	"onejob/lock/consul"

@@ -1,3 +1,5 @@
+//go:build linux
+
 package guard
 
 import (
@@ -36,14 +38,6 @@ const (
 	attemptsDir = "onejob-attempts"
 	daemonLeaf  = "onejob-daemon"
 )
-
-// Limits bound what a command and all that it started use together. Zero means
-// no limit. They need the controllers memory, pids and cpu of cgroup v2.
-type Limits struct {
-	Memory int64   // bytes, without swap; when it is exceeded, all are killed
-	PIDs   int     // processes and threads
-	CPU    float64 // cores; at least 0.01
-}
 
 func (l Limits) controllers() []string {
 	var all []string

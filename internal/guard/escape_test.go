@@ -1,3 +1,5 @@
+//go:build linux
+
 package guard
 
 import (
@@ -12,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"onejob/internal/boottime"
+	"onejob/boottime"
 	"onejob/internal/procfs"
 	"onejob/internal/testenv"
 )

@@ -53,15 +53,12 @@ package guard
 
 import (
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"onejob/internal/boottime"
+	"onejob/boottime"
 )
 
 var (
@@ -103,6 +100,14 @@ type Spec struct {
 	moveIn bool // for tests: see plan
 }
 
+// Limits bound what a command and all that it started use together. Zero means
+// no limit. They need the controllers memory, pids and cpu of cgroup v2.
+type Limits struct {
+	Memory int64   // bytes, without swap; when it is exceeded, all are killed
+	PIDs   int     // processes and threads
+	CPU    float64 // cores; at least 0.01
+}
+
 // Credential is a user and its groups.
 type Credential struct {
 	UID, GID uint32
@@ -118,17 +123,6 @@ type Exit struct {
 	// OutOfMemory is set if the kernel killed one of its processes for want of
 	// memory. It is known only where Limits.Memory can be set.
 	OutOfMemory bool `json:",omitempty"`
-}
-
-// Conceal hides this process from others of the same user: they cannot read its
-// environment, its memory or its open files, nor trace it. It does not hide it
-// from root, and must be called again after an exec. A process that is hidden
-// leaves no core dump.
-func Conceal() error {
-	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
-		return fmt.Errorf("hide the process from others: %w", err)
-	}
-	return nil
 }
 
 // Reason says who ended a command.

@@ -1,3 +1,5 @@
+//go:build linux
+
 package guard
 
 import (
@@ -17,7 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"onejob/internal/boottime"
+	"onejob/boottime"
 )
 
 // This one is not parallel: a file that was just written cannot be executed

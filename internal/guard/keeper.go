@@ -1,3 +1,5 @@
+//go:build linux
+
 package guard
 
 import (
@@ -15,7 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"onejob/internal/boottime"
+	"onejob/boottime"
 	"onejob/internal/mutant"
 )
 

@@ -1,3 +1,5 @@
+//go:build linux
+
 package guard
 
 import (
@@ -13,7 +15,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"onejob/internal/boottime"
+	"onejob/boottime"
 	"onejob/internal/procfs"
 )
 

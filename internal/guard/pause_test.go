@@ -1,10 +1,12 @@
+//go:build linux
+
 package guard
 
 import (
 	"testing"
 	"time"
 
-	"onejob/internal/boottime"
+	"onejob/boottime"
 )
 
 // TestPause pauses the machine, as far as a guard can see it: the wall clock jumps ahead

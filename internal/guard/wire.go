@@ -1,10 +1,12 @@
+//go:build linux
+
 package guard
 
 import (
 	"strings"
 	"time"
 
-	"onejob/internal/boottime"
+	"onejob/boottime"
 )
 
 const (

@@ -42,7 +42,7 @@ func startProcess(name string, cmd *exec.Cmd, logPath string, deathSignal syscal
 		cmd.SysProcAttr = new(syscall.SysProcAttr)
 	}
 	cmd.SysProcAttr.Setpgid = true
-	cmd.SysProcAttr.Pdeathsig = deathSignal
+	DieWithParent(cmd.SysProcAttr, deathSignal)
 
 	p := &process{name: name, cmd: cmd, log: log, exited: make(chan struct{})}
 	started := make(chan error)

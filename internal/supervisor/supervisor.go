@@ -1,3 +1,5 @@
+//go:build linux
+
 // Package supervisor runs a program as the working process of a small parent
 // process, and starts it again when it crashes.
 //

@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+
+	"onejob/internal/servers"
 )
 
 // Pooler starts a pgbouncer in transaction mode in front of a database, with so many
@@ -60,7 +62,8 @@ default_pool_size = %d
 			}
 		}
 	}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	cmd.SysProcAttr = new(syscall.SysProcAttr)
+	servers.DieWithParent(cmd.SysProcAttr, syscall.SIGKILL)
 	var log strings.Builder
 	cmd.Stdout, cmd.Stderr = &log, &log
 	if err := cmd.Start(); err != nil {

@@ -111,9 +111,9 @@ func random() string { return strings.ToLower(rand.Text()[:12]) }
 // machine, so nothing is lost there that a disk would keep; and a disk that others
 // use too makes a server silent for seconds, which is a fault of its own.
 func memory() string {
-	const shm, room = "/dev/shm", 4 << 30
+	const shm, room, tmpfs = "/dev/shm", 4 << 30, 0x01021994 // TMPFS_MAGIC, which unix has on Linux only
 	var fs unix.Statfs_t
-	if err := unix.Statfs(shm, &fs); err != nil || fs.Type != unix.TMPFS_MAGIC || fs.Bavail*uint64(fs.Bsize) < room {
+	if err := unix.Statfs(shm, &fs); err != nil || fs.Type != tmpfs || fs.Bavail*uint64(fs.Bsize) < room {
 		return ""
 	}
 	return shm

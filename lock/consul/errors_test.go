@@ -13,7 +13,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/hashicorp/consul/api"
 
-	"onejob/internal/boottime"
+	"onejob/boottime"
 	"onejob/internal/testenv"
 )
 

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"onejob/internal/boottime"
+	"onejob/boottime"
 	"onejob/internal/servers"
 	"onejob/internal/testenv"
 	"onejob/lock"

@@ -18,7 +18,7 @@ import (
 
 	"github.com/hashicorp/consul/api"
 
-	"onejob/internal/boottime"
+	"onejob/boottime"
 	"onejob/internal/testenv"
 	"onejob/lock"
 )

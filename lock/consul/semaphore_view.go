@@ -12,8 +12,8 @@ import (
 
 	"github.com/hashicorp/consul/api"
 
+	"onejob/boottime"
 	"onejob/internal/batch"
-	"onejob/internal/boottime"
 	"onejob/lock"
 )
 

@@ -12,7 +12,7 @@ import (
 	"github.com/hashicorp/consul/api"
 	"go.uber.org/zap"
 
-	"onejob/internal/boottime"
+	"onejob/boottime"
 	"onejob/lock"
 )
 

@@ -10,7 +10,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"onejob/internal/boottime"
+	"onejob/boottime"
 	"onejob/internal/mutant"
 	"onejob/lock"
 )

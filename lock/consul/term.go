@@ -17,7 +17,7 @@ import (
 	"github.com/hashicorp/consul/api"
 	"go.uber.org/zap"
 
-	"onejob/internal/boottime"
+	"onejob/boottime"
 	"onejob/internal/mutant"
 	"onejob/lock"
 )

@@ -4,7 +4,7 @@ import (
 	"math"
 	"time"
 
-	"onejob/internal/boottime"
+	"onejob/boottime"
 	"onejob/internal/mutant"
 )
 

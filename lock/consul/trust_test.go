@@ -3,7 +3,7 @@ package consul
 import (
 	"testing"
 
-	"onejob/internal/boottime"
+	"onejob/boottime"
 )
 
 func TestTrust(t *testing.T) {

@@ -12,7 +12,7 @@ import (
 
 	"github.com/anishathalye/porcupine"
 
-	"onejob/internal/boottime"
+	"onejob/boottime"
 	"onejob/lock"
 )
 

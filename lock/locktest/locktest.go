@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"onejob/internal/boottime"
+	"onejob/boottime"
 	"onejob/lock"
 )
 

@@ -13,7 +13,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"go.uber.org/zap"
 
-	"onejob/internal/boottime"
+	"onejob/boottime"
 	"onejob/lock"
 )
 

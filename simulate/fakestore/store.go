@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"time"
 
-	"onejob/internal/boottime"
+	"onejob/boottime"
 	"onejob/tasks"
 	"onejob/worker"
 )

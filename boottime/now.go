@@ -11,8 +11,8 @@ import (
 // Now returns the present moment.
 func Now() Instant {
 	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
-		panic("boottime: the kernel has no CLOCK_BOOTTIME: " + err.Error())
+	if err := unix.ClockGettime(clock, &ts); err != nil {
+		panic("boottime: the kernel has no clock that counts suspended time: " + err.Error())
 	}
 	return Instant(ts.Nano())
 }

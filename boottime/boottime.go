@@ -1,10 +1,13 @@
 // Package boottime is the clock that leases are measured with: the time since
 // this machine was started, suspended time included.
 //
-// A lease must run out while the machine sleeps, and Go's monotonic clock
-// (CLOCK_MONOTONIC) stands still then, so it is not good enough. The clock is
-// also the same for every process of a machine, which lets a daemon hand a
-// deadline to a child as a plain number. It says nothing about other machines.
+// A lease must end while the machine sleeps. Go's monotonic clock stands still then, on
+// Linux (CLOCK_MONOTONIC) as on macOS, so a [time.Time] cannot be a lease's deadline.
+// This clock is CLOCK_BOOTTIME on Linux, and CLOCK_MONOTONIC on macOS, which counts
+// suspended time there. Other systems are not supported.
+//
+// The clock is the same for every process of a machine, so a daemon can pass a deadline
+// to a child as a plain number. It means nothing on another machine.
 //
 // It stands still while a virtual machine is paused by its host; see [Jumps].
 package boottime
