@@ -11,7 +11,7 @@ help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
 
 build: ## Build bin/onejob
-	go build -ldflags "-X main.release=$$(git describe --tags --always --dirty 2>/dev/null || echo unknown)" -o bin/onejob ./cmd/onejob
+	go build -ldflags "-X onejob/internal/cli.release=$$(git describe --tags --always --dirty 2>/dev/null || echo unknown)" -o bin/onejob ./cmd/onejob
 
 demo: build consul postgres ## Three replicas, one killed in the middle of its work: see the take-over (2 minutes at most)
 	@./scripts/demo.sh

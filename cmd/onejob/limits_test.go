@@ -29,6 +29,12 @@ import (
 
 const patience = 60 * time.Second
 
+// limitView is what "onejob limits show -o json" prints, as far as it is needed here.
+type limitView struct {
+	Slots, Held int
+	Holders     []struct{ Value json.RawMessage }
+}
+
 // A door counts who is inside. Visitors are processes: tasks, and commands under
 // onejob lock. They connect, and leave when they are told to.
 type door struct {

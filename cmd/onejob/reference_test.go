@@ -9,6 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"onejob/internal/cli"
 )
 
 var update = flag.Bool("update", false, "write docs/reference/cli.md instead of comparing it")
@@ -19,7 +21,7 @@ func TestCLIReference(t *testing.T) {
 		t.Setenv(name, "") // they are defaults of flags
 	}
 	const path = "../../docs/reference/cli.md"
-	page := cliReference(newRoot())
+	page := cliReference(cli.NewRoot(cli.Program{}))
 	if *update {
 		if err := os.WriteFile(path, []byte(page), 0o644); err != nil {
 			t.Fatal(err)

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"bytes"
@@ -59,7 +59,7 @@ func TestNoRowCanWriteToTheTerminal(t *testing.T) {
 	onejob := func(args ...string) (string, int) {
 		t.Helper()
 		var out bytes.Buffer
-		code := run(t.Context(), args, strings.NewReader(""), &out, &out)
+		code := run(t.Context(), Program{}, args, strings.NewReader(""), &out, &out)
 		return out.String(), code
 	}
 	if out, code := onejob("migrate", "up"); code != 0 {

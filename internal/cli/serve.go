@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"context"
@@ -30,7 +30,7 @@ func configFlag(c *cobra.Command) *string {
 	return c.Flags().StringP("config", "c", os.Getenv("ONEJOB_CONFIG"), "YAML `file` with settings")
 }
 
-func serveCommand() *cobra.Command {
+func serveCommand(handlers tasks.Kinds) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "serve",
 		Short: "Run a replica until SIGTERM or SIGINT",
@@ -61,7 +61,7 @@ its locks and starts another one. Send signals to the supervisor: it passes them
 			signal.Stop(reload)
 			return supervise(c.Context(), *path, c.OutOrStdout())
 		}
-		err = work(c.Context(), *path, c.OutOrStdout(), self, reload)
+		err = work(c.Context(), *path, handlers, c.OutOrStdout(), self, reload)
 		self.Ending() // a panic does not get here
 		return err
 	}
@@ -69,13 +69,13 @@ its locks and starts another one. Send signals to the supervisor: it passes them
 }
 
 // work is the working process of a replica.
-func work(ctx context.Context, path string, out io.Writer, self *supervisor.Worker, reload <-chan os.Signal) error {
+func work(ctx context.Context, path string, handlers tasks.Kinds, out io.Writer, self *supervisor.Worker, reload <-chan os.Signal) error {
 	cfg, err := loadConfig(path, os.Environ())
 	if err != nil {
 		return err
 	}
 	self.Hello(greeting{cfg.Replica, cfg.Log.Level, cfg.Log.Format}.String())
-	return serve(ctx, path, cfg, out, self, reload)
+	return serve(ctx, path, cfg, handlers, out, self, reload)
 }
 
 // gcPercent is how far a replica's heap may grow over what is in use before it is
@@ -101,7 +101,7 @@ func limitMemory(log *zap.Logger) {
 }
 
 // serve wires a replica together and runs it until ctx ends.
-func serve(ctx context.Context, path string, cfg Config, out io.Writer, self *supervisor.Worker, reload <-chan os.Signal) error {
+func serve(ctx context.Context, path string, cfg Config, handlers tasks.Kinds, out io.Writer, self *supervisor.Worker, reload <-chan os.Signal) error {
 	level, _ := zap.ParseAtomicLevel(cfg.Log.Level) // was validated
 	log := newLoggerAt(level, cfg, out)
 	defer func() { _ = log.Sync() }()
@@ -131,7 +131,7 @@ func serve(ctx context.Context, path string, cfg Config, out io.Writer, self *su
 		return usage(err)
 	}
 	health.locks.Store(locks)
-	kinds, err := cfg.kinds(db)
+	kinds, err := cfg.kinds(db, handlers)
 	if err != nil {
 		return usage(err)
 	}
@@ -209,7 +209,7 @@ func serve(ctx context.Context, path string, cfg Config, out io.Writer, self *su
 			log.Warn("shutdown_hurried")
 			replica.Hurry()
 		case <-reload:
-			cfg = reloaded(path, cfg, db, replica, level, log)
+			cfg = reloaded(path, cfg, handlers, db, replica, level, log)
 		case err := <-done:
 			if ctx.Err() == nil { // nobody told us to stop
 				err = errors.Join(context.Cause(run), err)

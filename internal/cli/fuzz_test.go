@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"os"
@@ -34,7 +34,7 @@ func FuzzConfig(f *testing.F) {
 			return
 		}
 		_ = cfg.storeConfig()
-		if _, err := cfg.kinds(nil); err != nil && strings.TrimSpace(err.Error()) == "" {
+		if _, err := cfg.kinds(nil, nil); err != nil && strings.TrimSpace(err.Error()) == "" {
 			t.Errorf("%q has kinds that are refused without a word", text)
 		}
 	})

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"cmp"
@@ -384,20 +384,27 @@ func (c *Config) limits(locks *consul.Locker, log *zap.Logger) (lock.Semaphores,
 	return s, s.Run, nil
 }
 
-// kinds returns what the configuration lets a replica run.
-func (c *Config) kinds(s *store.Store) (tasks.Kinds, error) {
+// kinds returns what the configuration lets a replica run, and the program's handlers.
+func (c *Config) kinds(s *store.Store, handlers tasks.Kinds) (tasks.Kinds, error) {
 	http, err := tasks.NewHTTP(c.Kinds.HTTP)
 	if err != nil {
 		return nil, err
 	}
 	sql := c.Kinds.SQL
 	sql.Store = s
-	return tasks.Kinds{
+	kinds := tasks.Kinds{
 		"exec": tasks.Exec{Commands: c.Kinds.Exec.Commands},
 		"http": http,
 		"sql":  sql,
 		"noop": tasks.Noop{},
-	}, nil
+	}
+	for _, name := range handlers.Names() {
+		if kinds[name] != nil {
+			return nil, fmt.Errorf("kind %q is built in; give the handler another name", name)
+		}
+		kinds[name] = handlers[name]
+	}
+	return kinds, nil
 }
 
 // flatten returns the errors that were joined into err, however deep. An error

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"fmt"
@@ -15,7 +15,7 @@ import (
 // reloaded reads the configuration again and applies what may change while a replica
 // runs: kinds, limits and the log level. It returns the configuration that is in force
 // now: the old one, if the new one is invalid.
-func reloaded(path string, old Config, db *store.Store, replica *worker.Worker, level zap.AtomicLevel, log *zap.Logger) Config {
+func reloaded(path string, old Config, handlers tasks.Kinds, db *store.Store, replica *worker.Worker, level zap.AtomicLevel, log *zap.Logger) Config {
 	cfg, err := loadConfig(path, os.Environ())
 	if err != nil {
 		log.Error("reload_failed", zap.Error(err))
@@ -32,7 +32,7 @@ func reloaded(path string, old Config, db *store.Store, replica *worker.Worker, 
 		log.Error("reload_failed", zap.Error(err))
 		return old
 	}
-	kinds, err := cfg.kinds(db)
+	kinds, err := cfg.kinds(db, handlers)
 	if err == nil {
 		err = replica.Reload(kinds, cfg.Limits.Slots, cfg.Limits.Kinds)
 	}

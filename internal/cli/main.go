@@ -1,0 +1,188 @@
+// Package cli is the command onejob. It is the main of cmd/onejob, and of programs that
+// add kinds of their own with onejob.Main.
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"strings"
+	"syscall"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/spf13/cobra"
+
+	"onejob/tasks"
+)
+
+// Exit codes. They are part of the command line's contract.
+const (
+	exitFailure = 1 // it did not work; the error says what to do
+	exitUsage   = 2 // the command line or the configuration is wrong; nothing was started
+
+	// Of "onejob lock" alone; other codes there are the command's own.
+	exitNotLocked = 75  // the lock was not to be had
+	exitLockLost  = 124 // the lock was lost, and the command was killed
+	exitLockError = 125 // something else went wrong
+)
+
+// exitError is an error that chooses the exit code. An empty message is not
+// printed.
+type exitError struct {
+	code int
+	err  error
+}
+
+func (e *exitError) Error() string { return e.err.Error() }
+func (e *exitError) Unwrap() error { return e.err }
+
+func usage(err error) error { return &exitError{exitUsage, err} }
+
+// A Program is the command onejob, or another program with the same commands.
+type Program struct {
+	Name  string      // as in help texts; default onejob
+	Kinds tasks.Kinds // what its replicas run besides the kinds of the configuration
+}
+
+// Main runs the command line of this process, and ends the process.
+func Main(p Program) {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	code := run(ctx, p, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
+}
+
+// run is Main without the process around it.
+func run(ctx context.Context, p Program, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	root := NewRoot(p)
+	root.SetArgs(args)
+	root.SetIn(stdin)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return 0
+	}
+	var chosen *exitError
+	if errors.As(err, &chosen) {
+		if chosen.err != nil {
+			fmt.Fprintln(stderr, "onejob:", printableLines(chosen.err.Error()))
+		}
+		return chosen.code
+	}
+	fmt.Fprintln(stderr, "onejob:", printableLines(explain(err)))
+	return exitFailure
+}
+
+// explain puts what Postgres says in the words of a person who types commands, and
+// adds what to try.
+func explain(err error) string {
+	var pg *pgconn.PgError
+	var connect *pgconn.ConnectError
+	switch {
+	case errors.As(err, &connect):
+		return err.Error() + "; is postgres.dsn (ONEJOB_POSTGRES_DSN) right, and is the server there?"
+	case !errors.As(err, &pg):
+		return err.Error()
+	case pg.Code == checkViolation && pg.SchemaName == "onejob":
+		return "refused: " + strings.ReplaceAll(pg.ConstraintName, "_", " ") // they are sentences
+	case pg.Code == undefinedTable, pg.Code == undefinedFunction, pg.Code == undefinedSchema:
+		return pg.Message + "; is this the right database? if so, run onejob migrate up"
+	case pg.Detail != "":
+		return pg.Message + ": " + pg.Detail
+	}
+	return err.Error()
+}
+
+// SQLSTATEs.
+const (
+	checkViolation    = "23514"
+	undefinedTable    = "42P01"
+	undefinedFunction = "42883"
+	undefinedSchema   = "3F000"
+)
+
+// NewRoot returns the command line.
+func NewRoot(p Program) *cobra.Command {
+	root := &cobra.Command{
+		Use:   cmp.Or(p.Name, "onejob"),
+		Short: "Work on tasks in Postgres, each on exactly one replica at a time",
+		Long: `onejob runs the tasks of a Postgres table. Several replicas run side by side;
+each task is locked in Consul while it runs, so exactly one of them works on it.
+
+Settings come from a YAML file (--config or ONEJOB_CONFIG) and from variables
+named ONEJOB_ and the setting, such as ONEJOB_POSTGRES_DSN. Consul's own
+CONSUL_HTTP_ADDR and CONSUL_HTTP_TOKEN and libpq's PG... variables are honoured.
+
+Exit codes: 0 it worked; 1 it did not; 2 the command line or the configuration
+is wrong. "onejob lock" has more: see its help.`,
+		Version:           version(),
+		SilenceErrors:     true,
+		SilenceUsage:      true,
+		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
+	}
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		return usage(fmt.Errorf("%w; see %s --help", err, c.CommandPath()))
+	})
+	root.AddCommand(serveCommand(p.Kinds), devCommand(), migrateCommand(), checkCommand(), enqueueCommand(),
+		tasksCommand(), schedulesCommand(), leaderCommand(), replicasCommand(), limitsCommand(), lockCommand(), healthCommand(), adoptCommand(), adoptPostgresCommand(), buryCommand())
+	wrapArgs(root)
+	return root
+}
+
+// wrapArgs makes wrong arguments a usage error, in c and below.
+func wrapArgs(c *cobra.Command) {
+	if check := c.Args; check != nil {
+		c.Args = func(c *cobra.Command, args []string) error {
+			if err := check(c, args); err != nil {
+				return usage(fmt.Errorf("%w; see %s --help", err, c.CommandPath()))
+			}
+			return nil
+		}
+	}
+	if c.HasSubCommands() && c.RunE == nil {
+		c.Args = cobra.ArbitraryArgs
+		c.RunE = func(c *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usage(fmt.Errorf("unknown command %q for %q; see %[2]s --help", args[0], c.CommandPath()))
+			}
+			return c.Help()
+		}
+	}
+	for _, sub := range c.Commands() {
+		wrapArgs(sub)
+	}
+}
+
+// exclude returns a usage error if both flags are given.
+func exclude(c *cobra.Command, a, b string) error {
+	if c.Flags().Changed(a) && c.Flags().Changed(b) {
+		return usage(fmt.Errorf("--%s and --%s exclude each other; see %s --help", a, b, c.CommandPath()))
+	}
+	return nil
+}
+
+// release is set when a release is built; see the Makefile.
+var release string
+
+func version() string {
+	if release != "" {
+		return release
+	}
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	v := info.Main.Version
+	for _, s := range info.Settings {
+		if s.Key == "vcs.revision" && v == "(devel)" {
+			v = s.Value[:min(12, len(s.Value))]
+		}
+	}
+	return v
+}
