@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -90,52 +89,6 @@ SELECT fence, coalesce(attempt, 0) AS attempt, coalesce(replica, '') AS replica,
 	return row, attempts, nil
 }
 
-// NewTask is a task to enqueue. Zero values mean the table's defaults.
-type NewTask struct {
-	Kind        string
-	Payload     json.RawMessage
-	Queue       string
-	Priority    int
-	Delay       time.Duration
-	RunAt       time.Time
-	Parked      bool // run_at is infinity: it waits until somebody changes that
-	LockKey     string
-	LimitName   string
-	UniqueKey   string
-	MaxAttempts int
-	Timeout     time.Duration
-}
-
-// Enqueue adds a task and returns its id, or 0 if a pending or running task has
-// the same unique key.
-func (s *Store) Enqueue(ctx context.Context, n NewTask) (int64, error) {
-	var runAt *time.Time
-	if !n.RunAt.IsZero() {
-		runAt = &n.RunAt
-	}
-	var id *int64
-	err := s.pool.QueryRow(ctx, `
-SELECT onejob.enqueue(kind         => $1,
-                      payload      => coalesce($2::jsonb, '{}'),
-                      queue        => coalesce(nullif($3, ''), 'default'),
-                      priority     => $4,
-                      run_at       => coalesce(CASE WHEN $12 THEN 'infinity'::timestamptz END, $5, now() + $6 * interval '1 microsecond'),
-                      lock_key     => nullif($7, ''),
-                      limit_name   => nullif($8, ''),
-                      unique_key   => nullif($9, ''),
-                      max_attempts => coalesce(nullif($10, 0), 5),
-                      timeout      => nullif($11, 0) * interval '1 microsecond')`,
-		n.Kind, nullable(n.Payload), n.Queue, n.Priority, runAt, n.Delay.Microseconds(), n.LockKey, n.LimitName, n.UniqueKey,
-		n.MaxAttempts, n.Timeout.Microseconds(), n.Parked).Scan(&id)
-	if err != nil {
-		return 0, fmt.Errorf("enqueue: %w", err)
-	}
-	if id == nil {
-		return 0, nil
-	}
-	return *id, nil
-}
-
 // Cancel cancels a waiting task now and a running one soon. It reports whether
 // there was anything to cancel.
 func (s *Store) Cancel(ctx context.Context, id int64) (bool, error) {
@@ -154,12 +107,4 @@ func (s *Store) ask(ctx context.Context, sql string, id int64) (bool, error) {
 		return false, fmt.Errorf("task %d: %w", id, err)
 	}
 	return yes, nil
-}
-
-func nullable(j json.RawMessage) *string {
-	if len(j) == 0 {
-		return nil
-	}
-	s := string(j)
-	return &s
 }

@@ -1,0 +1,137 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// NewTask is a task to enqueue. Kind is required. Zero values of the other fields mean the
+// table's defaults.
+type NewTask struct {
+	Kind        string
+	Payload     any           // is stored as JSON; a json.RawMessage as it is; default {}
+	Queue       string        // default "default"
+	Priority    int           // higher runs first, -1000 to 1000
+	Delay       time.Duration // run_at is so long from now, by Postgres' clock; not together with RunAt
+	RunAt       time.Time     // not before then; default now
+	Parked      bool          // run_at is infinity: the task waits until somebody changes that
+	LockKey     string        // what must not overlap; default the task itself
+	LimitName   string        // the limit under a slot of which the task runs; default none
+	UniqueKey   string        // of which only one pending or running task may exist; default none
+	MaxAttempts int           // default 5
+	Timeout     time.Duration // of one attempt, to a microsecond; default none
+}
+
+// statement returns the call of onejob.enqueue that adds the task. It has only the
+// arguments that are given: the defaults are those of the function.
+//
+// All names are qualified, because it also runs on connections of other programs, with any
+// search_path. onejob.enqueue has a search_path of its own.
+func (n NewTask) statement() (sql string, args []any, err error) {
+	var b strings.Builder
+	b.WriteString("SELECT onejob.enqueue(kind => $1")
+	args = append(args, n.Kind)
+	add := func(given bool, name, value string, arg any) {
+		if given {
+			args = append(args, arg)
+			fmt.Fprintf(&b, ", %s => "+value, name, len(args))
+		}
+	}
+	switch payload := n.Payload.(type) {
+	case nil:
+	case json.RawMessage:
+		add(len(payload) > 0, "payload", "$%d", string(payload))
+	default:
+		text, err := json.Marshal(payload)
+		if err != nil {
+			return "", nil, fmt.Errorf("encode the payload: %w", err)
+		}
+		add(true, "payload", "$%d", string(text))
+	}
+	add(n.Queue != "", "queue", "$%d", n.Queue)
+	add(n.Priority != 0, "priority", "$%d", n.Priority)
+	switch {
+	case n.Parked:
+		add(true, "run_at", "$%d", "infinity")
+	case !n.RunAt.IsZero():
+		add(true, "run_at", "$%d", n.RunAt)
+	default:
+		add(n.Delay != 0, "run_at", "pg_catalog.now() OPERATOR(pg_catalog.+) $%d::pg_catalog.interval", interval(n.Delay))
+	}
+	add(n.LockKey != "", "lock_key", "$%d", n.LockKey)
+	add(n.LimitName != "", "limit_name", "$%d", n.LimitName)
+	add(n.UniqueKey != "", "unique_key", "$%d", n.UniqueKey)
+	add(n.MaxAttempts != 0, "max_attempts", "$%d", n.MaxAttempts)
+	add(n.Timeout != 0, "timeout", "$%d", interval(n.Timeout))
+	return b.String() + ")", args, nil
+}
+
+// interval returns d as Postgres reads it.
+func interval(d time.Duration) string { return fmt.Sprintf("%d microseconds", d.Microseconds()) }
+
+// A DB runs statements: a *pgxpool.Pool, a *pgx.Conn or a pgx.Tx.
+type DB interface {
+	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
+}
+
+// Enqueue adds tasks in one round trip, all or none, and returns their ids in the same
+// order. An id is 0 if the task was not added because a pending or running one has the
+// same unique key.
+func Enqueue(ctx context.Context, db DB, list ...NewTask) ([]int64, error) {
+	if len(list) == 0 {
+		return nil, nil
+	}
+	ids := make([]int64, len(list))
+	var batch pgx.Batch // one implicit transaction, unless db has begun one
+	for i, n := range list {
+		sql, args, err := n.statement()
+		if err != nil {
+			return nil, notEnqueued(i, len(list), err)
+		}
+		batch.Queue(sql, args...)
+	}
+	results := db.SendBatch(ctx, &batch)
+	for i := range list {
+		var id *int64
+		if err := results.QueryRow().Scan(&id); err != nil {
+			_ = results.Close() // with the same error
+			return nil, notEnqueued(i, len(list), err)
+		}
+		if id != nil {
+			ids[i] = *id
+		}
+	}
+	if err := results.Close(); err != nil {
+		return nil, fmt.Errorf("enqueue: %w", err)
+	}
+	return ids, nil
+}
+
+func notEnqueued(i, n int, err error) error {
+	if n == 1 {
+		return fmt.Errorf("enqueue: %w", err)
+	}
+	return fmt.Errorf("enqueue task %d of %d: %w", i+1, n, err)
+}
+
+// Enqueue adds a task and returns its id, or 0 if a pending or running task has
+// the same unique key.
+func (s *Store) Enqueue(ctx context.Context, n NewTask) (int64, error) {
+	sql, args, err := n.statement()
+	if err != nil {
+		return 0, notEnqueued(0, 1, err)
+	}
+	var id *int64
+	if err := s.pool.QueryRow(ctx, sql, args...).Scan(&id); err != nil {
+		return 0, notEnqueued(0, 1, err)
+	}
+	if id == nil {
+		return 0, nil
+	}
+	return *id, nil
+}
