@@ -1,0 +1,102 @@
+// Package onejobtest runs handlers in tests, without Postgres and Consul.
+//
+//	a := onejobtest.NewAttempt("greet", Greeting{Name: "Zoë"})
+//	a.Fence = 7
+//	result, err := onejobtest.Run(t.Context(), onejob.Handle("greet", greet), a)
+//
+// A test ends an attempt early through the context that it gives to [Run]:
+//
+//	ctx, end := context.WithCancelCause(t.Context())
+//	time.AfterFunc(time.Second, func() { end(tasks.ErrCancelled) })
+//
+// tasks.ErrShutdown and the errors of package lock work in the same way. The timeout of
+// the task and the end of the lease are those of the attempt: set Timeout, and Deadline
+// with [LeaseFor].
+package onejobtest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	"onejob/boottime"
+	"onejob/lock"
+	"onejob/tasks"
+)
+
+// NewAttempt returns the first attempt of five at a task of that kind, with ID 1 and
+// fence 1, under a lease of one hour. All fields can be changed before Run. The payload is
+// encoded as JSON, a json.RawMessage is taken as it is, and nil is {}.
+//
+// It panics if the payload cannot be encoded.
+func NewAttempt(kind string, payload any) *tasks.Attempt {
+	raw, err := json.Marshal(payload)
+	if err != nil {
+		panic(fmt.Sprintf("onejobtest: encode the payload: %v", err))
+	}
+	if payload == nil {
+		raw = json.RawMessage("{}")
+	}
+	const id = 1
+	now := time.Now()
+	return &tasks.Attempt{
+		Task: tasks.Task{
+			ID: id, Kind: kind, Payload: raw, Queue: "default", LockKey: strconv.Itoa(id), Attempt: 1, MaxAttempts: 5, Fence: 1,
+			Session: "00000000-0000-0000-0000-000000000001", Replica: "onejobtest", CreatedAt: now, StartedAt: now, HeardAt: boottime.Now(),
+		},
+		Deadline: LeaseFor(time.Hour),
+		Output:   tasks.NewOutput(0),
+	}
+}
+
+// LeaseFor returns the Deadline of a lease that ends so long from now.
+func LeaseFor(d time.Duration) func() boottime.Instant {
+	at := boottime.Now().Add(d)
+	return func() boottime.Instant { return at }
+}
+
+// Run does what a replica does with an attempt. It looks for the kind, checks the payload,
+// and runs the handler under a context that ends
+//
+//   - when ctx does, with its cause,
+//   - after a.Timeout, with tasks.ErrTimeout as the cause,
+//   - when a.Deadline has passed, with lock.ErrLost as the cause. Deadline may return a
+//     later moment from call to call, as it does when heartbeats extend a lease.
+//
+// A payload that does not pass the check is a permanent error, see tasks.IsPermanent, or
+// a requeue if only this replica cannot run it. A panic of the handler is not recovered.
+func Run(ctx context.Context, kinds tasks.Kinds, a *tasks.Attempt) (tasks.Result, error) {
+	kind := kinds[a.Kind]
+	if kind == nil {
+		return tasks.Result{}, fmt.Errorf("onejobtest: there is no kind %q among %q", a.Kind, kinds.Names())
+	}
+	if err := kind.Check(a.Payload); errors.Is(err, tasks.ErrUnknown) {
+		return tasks.Result{}, tasks.Requeue(0, err)
+	} else if err != nil {
+		return tasks.Result{}, tasks.Permanent(err)
+	}
+	ctx, end := context.WithCancelCause(ctx)
+	var lease sync.WaitGroup
+	defer lease.Wait()
+	defer end(nil)
+	lease.Go(func() {
+		for left := a.Deadline().Until(); left > 0; left = a.Deadline().Until() {
+			select {
+			case <-time.After(left):
+			case <-ctx.Done():
+				return
+			}
+		}
+		end(lock.ErrLost)
+	})
+	if a.Timeout > 0 {
+		timed, stop := context.WithTimeoutCause(ctx, a.Timeout, tasks.ErrTimeout)
+		defer stop()
+		return kind.Run(timed, a)
+	}
+	return kind.Run(ctx, a)
+}

@@ -1,0 +1,109 @@
+package onejobtest_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"onejob"
+	"onejob/boottime"
+	"onejob/lock"
+	"onejob/onejobtest"
+	"onejob/tasks"
+)
+
+type greeting struct {
+	Name string `json:"name"`
+}
+
+func greet(ctx context.Context, a *onejob.Attempt, p greeting) (string, error) {
+	fmt.Fprintf(a.Output, "attempt %d under fence %d", a.Attempt, a.Fence)
+	return "hello " + p.Name, ctx.Err()
+}
+
+// wait waits until its context ends, and returns why it did.
+func wait(ctx context.Context, _ *onejob.Attempt, _ struct{}) (struct{}, error) {
+	<-ctx.Done()
+	return struct{}{}, context.Cause(ctx)
+}
+
+func Example() {
+	a := onejobtest.NewAttempt("greet", greeting{"Zoë"})
+	a.Fence = 7
+	result, err := onejobtest.Run(context.Background(), onejob.Handle("greet", greet), a)
+	fmt.Println(string(result.Value), err)
+	fmt.Println(a.Output)
+	// Output:
+	// "hello Zoë" <nil>
+	// attempt 1 under fence 7
+}
+
+func TestPayloads(t *testing.T) {
+	t.Parallel()
+	kinds := onejob.Handle("greet", greet)
+	for payload, good := range map[string]bool{`{"name": "Zoë"}`: true, `{}`: true, `{"nmae": "Zoë"}`: false, `{"name": 1}`: false, `[]`: false} {
+		_, err := onejobtest.Run(t.Context(), kinds, onejobtest.NewAttempt("greet", json.RawMessage(payload)))
+		if (err == nil) != good || !good && !tasks.IsPermanent(err) {
+			t.Errorf("%s: %v", payload, err)
+		}
+	}
+	if _, err := onejobtest.Run(t.Context(), kinds, onejobtest.NewAttempt("greet", nil)); err != nil {
+		t.Errorf("no payload: %v", err)
+	}
+	if _, err := onejobtest.Run(t.Context(), kinds, onejobtest.NewAttempt("other", nil)); err == nil {
+		t.Error("a kind that is not there was run")
+	}
+	_, err := onejobtest.Run(t.Context(), tasks.Kinds{"exec": tasks.Exec{}}, onejobtest.NewAttempt("exec", map[string]string{"command": "backup"}))
+	if _, requeue := tasks.RequeueDelay(err); !requeue || !errors.Is(err, tasks.ErrUnknown) {
+		t.Errorf("a command that is not configured: %v", err)
+	}
+}
+
+func TestContextEnds(t *testing.T) {
+	t.Parallel()
+	kinds := onejob.Handle("wait", wait)
+	for name, test := range map[string]struct {
+		set  func(a *onejob.Attempt, end context.CancelCauseFunc)
+		want error
+	}{
+		"lease over": {func(a *onejob.Attempt, _ context.CancelCauseFunc) {
+			a.Deadline = onejobtest.LeaseFor(20 * time.Millisecond)
+		}, lock.ErrLost},
+		"lease over already": {func(a *onejob.Attempt, _ context.CancelCauseFunc) { a.Deadline = onejobtest.LeaseFor(-1) }, lock.ErrLost},
+		"timeout":            {func(a *onejob.Attempt, _ context.CancelCauseFunc) { a.Timeout = 20 * time.Millisecond }, tasks.ErrTimeout},
+		"cancelled":          {func(_ *onejob.Attempt, end context.CancelCauseFunc) { end(tasks.ErrCancelled) }, tasks.ErrCancelled},
+		"shutdown":           {func(_ *onejob.Attempt, end context.CancelCauseFunc) { end(tasks.ErrShutdown) }, tasks.ErrShutdown},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx, end := context.WithCancelCause(t.Context())
+			a := onejobtest.NewAttempt("wait", nil)
+			test.set(a, end)
+			if _, err := onejobtest.Run(ctx, kinds, a); !errors.Is(err, test.want) {
+				t.Errorf("it ended with %v, want %v", err, test.want)
+			}
+		})
+	}
+}
+
+// A lease that is extended before it ends goes on.
+func TestLeaseIsExtended(t *testing.T) {
+	t.Parallel()
+	a := onejobtest.NewAttempt("wait", nil)
+	var extended atomic.Bool
+	first, last := onejobtest.LeaseFor(20*time.Millisecond), onejobtest.LeaseFor(200*time.Millisecond)
+	a.Deadline = func() boottime.Instant {
+		if extended.Swap(true) {
+			return last()
+		}
+		return first()
+	}
+	_, err := onejobtest.Run(t.Context(), onejob.Handle("wait", wait), a)
+	if !errors.Is(err, lock.ErrLost) || !last().Passed() {
+		t.Errorf("it ended with %v, %v before its deadline", err, last().Until())
+	}
+}
