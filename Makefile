@@ -31,7 +31,8 @@ microbench: consul postgres ## The hot paths' own benchmarks, six times each, su
 
 lint: ## Format, vet, staticcheck, tidy modules, shell syntax
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$unformatted" ] || { echo "not formatted with gofmt: $$unformatted" >&2; exit 1; }
-	go vet ./... && go vet -tags mutants ./...
+	go vet ./... && go vet -tags mutants ./... && go vet ./testdata/embed/...
+	GOOS=darwin go vet . ./boottime ./lock/... ./onejobtest ./store ./tasks ./worker
 	cd tools/lint && go build -o ../../bin/staticcheck honnef.co/go/tools/cmd/staticcheck
 	bin/staticcheck ./...
 	go mod tidy -diff

@@ -97,9 +97,8 @@ func EnqueueTx(ctx context.Context, tx pgx.Tx, t NewTask) (id int64, err error) 
 	return Enqueue(ctx, tx, t)
 }
 
-// EnqueueMany adds tasks in one statement, all or none, and returns their IDs in the same
-// order, 0 for each that was not added because of its UniqueKey. Give it a pgx.Tx to add
-// them in a transaction.
+// EnqueueMany adds tasks in one round trip, all or none, and returns their IDs in the same
+// order. An ID is 0 if the task was not added because of its UniqueKey.
 func EnqueueMany(ctx context.Context, db DB, list []NewTask) (ids []int64, err error) {
 	return store.Enqueue(ctx, db, list...)
 }
