@@ -14,6 +14,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"onejob/internal/logging"
 	"onejob/internal/supervisor"
 )
 
@@ -29,7 +30,7 @@ const (
 // [Process.Run]. When the working process crashes, the supervisor kills everything that
 // it left behind, makes its death known, so that its tasks are taken over at once, and
 // starts the next one. It passes signals on; SIGINT and SIGTERM end the context of work.
-// log gets the supervisor's own lines; nil means none. All these processes are hidden
+// log gets the supervisor's own lines; nil means JSON on stderr. All these processes are hidden
 // from others of the same user, who cannot read their environment or memory, nor trace
 // them; they leave no core dumps.
 //
@@ -61,7 +62,7 @@ func Supervise(log *zap.Logger, work func(ctx context.Context, p *Process) error
 
 func superviseBy(ctx context.Context, log *zap.Logger) (exitCode int) {
 	if log == nil {
-		log = zap.NewNop()
+		log = logging.Stderr()
 	}
 	code, err := supervisor.Run(supervisor.Config{
 		Variable: supervisedVariable,
@@ -100,7 +101,7 @@ func (p *Process) Run(ctx context.Context, w *Worker) error {
 		}
 		log := w.Log
 		if log == nil {
-			log = zap.NewNop()
+			log = logging.Stderr()
 		}
 		supervisor.Bury(ctx, log, p.dead, w.Store.DeclareProcessDead, locks.Bury, p.self.Ready)
 		return nil

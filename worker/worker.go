@@ -26,6 +26,7 @@ import (
 	"github.com/robfig/cron/v3"
 	"go.uber.org/zap"
 
+	"onejob/internal/logging"
 	"onejob/internal/mutant"
 	"onejob/internal/procfs"
 	"onejob/lock"
@@ -75,7 +76,7 @@ type Worker struct {
 	RetryMax      time.Duration // but never more than this; default 1 h
 	LockDelay     time.Duration // how long to leave a key alone whose holder died; default 3 s
 	ShutdownGrace time.Duration // how long running work may go on after ctx ended; default 30 s
-	Log           *zap.Logger   // default: none
+	Log           *zap.Logger   // default: JSON on stderr, from level info on; zap.NewNop() for none
 
 	// Limits serves rows with a limit; if it is nil they wait. A limit that is
 	// not there is made with its LimitSlots; if it has none, its rows wait. Rows
@@ -157,7 +158,7 @@ func (w *Worker) Init() error {
 	setDefault(&w.RetentionEvery, time.Minute)
 	setDefault(&w.SnapshotAge, 5*time.Minute)
 	setDefault(&w.OverlapsEvery, time.Minute)
-	setDefault(&w.Log, zap.NewNop())
+	setDefault(&w.Log, logging.Stderr())
 	setDefault(&w.Process, uuid.NewString())
 	var err error
 	if w.schedule, err = ParsePoll(w.Poll); err != nil {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/consul/api"
+	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
 	"onejob/internal/servers"
@@ -321,7 +322,7 @@ func newLocker(b *testing.B, server *servers.Consul, number int) *consul.Locker 
 	b.Helper()
 	client := api.DefaultConfig()
 	client.Address = server.Addr()
-	l, err := consul.New(consul.Config{Client: client, Replica: consul.Replica{Name: fmt.Sprint("replica-", number)}})
+	l, err := consul.New(consul.Config{Client: client, Replica: consul.Replica{Name: fmt.Sprint("replica-", number)}, Log: zap.NewNop()})
 	check(b, err)
 	return l
 }
@@ -358,7 +359,7 @@ func startReplicas(b *testing.B, db *store.Store, server *servers.Consul, n int)
 		own, err := store.Open(store.Config{DSN: db.Pool().Config().ConnString()})
 		check(b, err)
 		l := newLocker(b, server, i+1)
-		w := &worker.Worker{Store: own, Locks: l, Kinds: kinds, Limits: l.Semaphores()}
+		w := &worker.Worker{Store: own, Locks: l, Kinds: kinds, Limits: l.Semaphores(), Log: zap.NewNop()}
 		running.Go(func() {
 			defer own.Close()
 			check(b, w.Run(ctx))

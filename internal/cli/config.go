@@ -360,13 +360,14 @@ func (c *Config) consulConfig() consul.Config {
 		LockDelay:  c.Consul.LockDelay,
 		Verify:     c.Consul.Verify,
 		Replica:    consul.Replica{Name: c.Replica, Version: version()},
+		Log:        zap.NewNop(), // what commands have to say they print
 	}
 }
 
 func (c *Config) rabbitmqConfig() rabbitmq.Config {
 	names := slices.Concat(slices.Collect(maps.Keys(c.Limits.Slots)), slices.Collect(maps.Values(c.Limits.Kinds)))
 	slices.Sort(names)
-	return rabbitmq.Config{URL: c.Limits.RabbitMQURL, Prefix: "onejob", Names: slices.Compact(names), Name: "onejob " + c.Replica}
+	return rabbitmq.Config{URL: c.Limits.RabbitMQURL, Prefix: "onejob", Names: slices.Compact(names), Name: "onejob " + c.Replica, Log: zap.NewNop()}
 }
 
 // limits returns the limits, and what must run for slots to be taken; nil if

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"go.uber.org/zap"
 
 	"onejob/boottime"
 	"onejob/internal/guard"
@@ -119,7 +120,7 @@ func lockOn(key, prefix, liveness string) (prize, error) {
 	}
 	lockConfig := consul.Config{
 		Client: cfg.consulClient(), Prefix: prefix, Liveness: consul.Liveness(liveness),
-		Replica: consul.Replica{Name: "onejob lock " + key, Version: version()},
+		Replica: consul.Replica{Name: "onejob lock " + key, Version: version()}, Log: zap.NewNop(),
 	}.WithDefaults()
 	// The lock-delay is all that keeps others from the key when the session is
 	// destroyed and we cannot hear of it: it must be as long as the lease.

@@ -15,6 +15,8 @@ import (
 	"go.uber.org/zap/buffer"
 	"go.uber.org/zap/zapcore"
 	"golang.org/x/term"
+
+	"onejob/internal/logging"
 )
 
 // newLogger writes JSON, or lines for people when it writes to a terminal.
@@ -33,11 +35,7 @@ func newLoggerAt(level zap.AtomicLevel, c Config, out io.Writer) *zap.Logger {
 	if format == "console" {
 		encoder = newLineEncoder()
 	} else {
-		e := zap.NewProductionEncoderConfig()
-		e.TimeKey, e.MessageKey = "time", "event"
-		e.EncodeTime = zapcore.RFC3339NanoTimeEncoder
-		e.EncodeDuration = zapcore.SecondsDurationEncoder
-		encoder = zapcore.NewJSONEncoder(e)
+		encoder = logging.JSON()
 	}
 	core := zapcore.NewCore(encoder, zapcore.Lock(zapcore.AddSync(out)), level)
 	return zap.New(core, zap.ErrorOutput(zapcore.Lock(os.Stderr))).With(zap.String("replica", c.Replica))

@@ -51,6 +51,7 @@ import (
 	"github.com/hashicorp/consul/api"
 	"go.uber.org/zap"
 
+	"onejob/internal/logging"
 	"onejob/lock"
 )
 
@@ -84,7 +85,7 @@ type Config struct {
 	Verify     time.Duration // how often held keys are looked at; default 3 s
 
 	Replica Replica     // who we are
-	Log     *zap.Logger // default: none
+	Log     *zap.Logger // default: JSON on stderr, from level info on
 
 	// RoundTripper, if not nil, carries all requests in place of connections of the
 	// Locker's own. It is for simulations.
@@ -145,7 +146,7 @@ func (c Config) WithDefaults() Config {
 		c.Replica.Started = time.Now()
 	}
 	if c.Log == nil {
-		c.Log = zap.NewNop()
+		c.Log = logging.Stderr()
 	}
 	return c
 }

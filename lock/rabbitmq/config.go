@@ -11,6 +11,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"go.uber.org/zap"
 
+	"onejob/internal/logging"
 	"onejob/internal/quiet"
 	"onejob/lock"
 )
@@ -38,7 +39,7 @@ type Config struct {
 	Margin time.Duration
 
 	Name string      // of the connections, as management shows them; default onejob
-	Log  *zap.Logger // default: none
+	Log  *zap.Logger // default: JSON on stderr, from level info on
 }
 
 // WithDefaults returns the configuration with every zero field filled.
@@ -61,7 +62,7 @@ func (c Config) WithDefaults() Config {
 	def(&c.Verify, 3*time.Second)
 	def(&c.Margin, 2*time.Second)
 	if c.Log == nil {
-		c.Log = zap.NewNop()
+		c.Log = logging.Stderr()
 	}
 	return c
 }
