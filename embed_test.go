@@ -115,6 +115,22 @@ func TestEmbed(t *testing.T) {
 	}
 }
 
+// The program on the page is the one that TestEmbed builds.
+func TestEmbedPage(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("docs/how-to/embed-in-go.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, err := os.ReadFile("testdata/embed/main.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Contains(page, append([]byte("```go\n"), program...)) {
+		t.Error("docs/how-to/embed-in-go.md does not have testdata/embed/main.go as it is")
+	}
+}
+
 // output is what a process has written so far.
 type output struct {
 	mu sync.Mutex
