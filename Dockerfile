@@ -9,7 +9,14 @@ COPY go.mod go.sum ./
 RUN go mod download
 
 COPY . .
-RUN CGO_ENABLED=0 go build -trimpath -ldflags='-s -w' -o /onejob ./cmd/onejob
+
+# What "onejob version" prints. The checkout's commit, unless both are given: make image.
+ARG VERSION
+ARG COMMIT
+RUN { mkdir -p .git/objects .git/refs || true; } 2>/dev/null \
+ && commit=${COMMIT:-$(git rev-parse --verify --quiet HEAD 2>/dev/null || true)} \
+ && CGO_ENABLED=0 go build -trimpath -buildvcs=false -o /onejob \
+      -ldflags="-s -w -X onejob/internal/cli.release=${VERSION} -X onejob/internal/cli.commit=${commit}" ./cmd/onejob
 
 
 FROM debian:bookworm-slim

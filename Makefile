@@ -5,15 +5,32 @@ SHELL       := /bin/bash
 .DEFAULT_GOAL := help
 export GOFLAGS ?=
 
-.PHONY: help build test lint demo bench microbench chaos compare mutants model simulate partition-test ha-test cgroup-test compose-test consul postgres rabbitmq clean
+PREFIX  ?= /usr/local
+DESTDIR ?=
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
+COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null)
+
+.PHONY: help build install image test lint demo bench microbench chaos compare mutants model simulate partition-test ha-test cgroup-test compose-test consul postgres rabbitmq clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
 
 build: ## Build bin/onejob
-	go build -ldflags "-X onejob/internal/cli.release=$$(git describe --tags --always --dirty 2>/dev/null || echo unknown)" -o bin/onejob ./cmd/onejob
+	go build -ldflags "-X onejob/internal/cli.release=$(VERSION) -X onejob/internal/cli.commit=$(COMMIT)" -o bin/onejob ./cmd/onejob
 
-demo: build consul postgres ## Three replicas, one killed in the middle of its work: see the take-over (2 minutes at most)
+install: build ## Install the binary, manual pages and completions (PREFIX=/usr/local DESTDIR=)
+	install -D -m 755 bin/onejob '$(DESTDIR)$(PREFIX)/bin/onejob'
+	rm -rf bin/man && env -i bin/onejob man bin/man
+	install -d '$(DESTDIR)$(PREFIX)/share/man/man1'
+	install -m 644 bin/man/*.1 '$(DESTDIR)$(PREFIX)/share/man/man1'
+	bin/onejob completion bash | install -D -m 644 /dev/stdin '$(DESTDIR)$(PREFIX)/share/bash-completion/completions/onejob'
+	bin/onejob completion zsh  | install -D -m 644 /dev/stdin '$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_onejob'
+	bin/onejob completion fish | install -D -m 644 /dev/stdin '$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/onejob.fish'
+
+image: ## Build the container image onejob
+	docker build --build-arg VERSION=$(VERSION) --build-arg COMMIT=$(COMMIT) -t onejob .
+
+demo: build consul postgres ## Three replicas, one killed in the middle of its work: see the takeover (2 minutes at most)
 	@./scripts/demo.sh
 
 test: consul postgres rabbitmq ## Run all tests, against real servers, under the race detector

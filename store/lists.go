@@ -47,6 +47,10 @@ type Page struct {
 	// there are no more tasks.
 	Next int64
 
+	// Now is what Postgres' clock showed when the rows were read, to tell how old
+	// they are. It is zero if there are no rows.
+	Now time.Time
+
 	// Cut says that List stopped before the page was full, because it had looked
 	// at Filter.Scan tasks. Rows holds all there are from Next on.
 	Cut bool
@@ -68,7 +72,11 @@ func (s *Store) List(ctx context.Context, f Filter) (Page, error) {
 	if err != nil {
 		return Page{}, listError(err)
 	}
-	return Page{rows, next, cut}, nil
+	page := Page{Next: next, Cut: cut}
+	for _, r := range rows {
+		page.Rows, page.Now = append(page.Rows, r.Row), r.Now
+	}
+	return page, nil
 }
 
 // listIDs returns the ids of one page, and what else Page says.
@@ -192,15 +200,55 @@ SELECT ARRAY(SELECT id FROM next`+where+` ORDER BY id DESC LIMIT @wanted),
 	return windows[0], nil
 }
 
+// listed is a row, and when it was read.
+type listed struct {
+	Row
+	Now time.Time `db:"now"`
+}
+
 // listRows returns the rows with these ids. Those that the filter no longer
 // chooses, because they have gone on since, are left out.
-func (s *Store) listRows(ctx context.Context, f Filter, ids []int64) ([]Row, error) {
-	return list(ctx, s, pgx.RowToStructByName[Row], `
-SELECT `+rowColumns+`
+func (s *Store) listRows(ctx context.Context, f Filter, ids []int64) ([]listed, error) {
+	return list(ctx, s, pgx.RowToStructByName[listed], `
+SELECT `+rowColumns+`, statement_timestamp() AS now
   FROM onejob.tasks
  WHERE id = ANY (@ids::bigint[])
    AND (@status = '' OR status = @status)
  ORDER BY id DESC`, namedArgs{"ids": ids, "status": f.Status})
+}
+
+// Names are names that are in use.
+type Names struct {
+	Queues []string
+	Kinds  []string
+}
+
+// Names returns the queues and kinds of the newest 1,000 tasks, of schedules and of
+// the replicas that have not ended, each in order.
+func (s *Store) Names(ctx context.Context) (Names, error) {
+	found, err := list(ctx, s, pgx.RowToStructByPos[Names], `
+WITH newest AS MATERIALIZED (
+    SELECT queue, kind
+      FROM onejob.tasks
+     ORDER BY id DESC
+     LIMIT @newest
+)
+SELECT ARRAY(SELECT queue FROM newest
+              UNION
+             SELECT queue FROM onejob.schedules
+              UNION
+             SELECT unnest(queues) FROM onejob.replicas WHERE ended_at IS NULL
+              ORDER BY 1),
+       ARRAY(SELECT kind FROM newest
+              UNION
+             SELECT kind FROM onejob.schedules
+              UNION
+             SELECT unnest(kinds) FROM onejob.replicas WHERE ended_at IS NULL
+              ORDER BY 1)`, namedArgs{"newest": 1000})
+	if err != nil {
+		return Names{}, fmt.Errorf("list queues and kinds: %w", err)
+	}
+	return found[0], nil
 }
 
 // list runs one of the statements here. Postgres ends it by statement_timeout;

@@ -77,6 +77,21 @@ SELECT id
 }
 
 // A list that no index serves ends after so many tasks, and goes on from there.
+func TestNamesAreThoseInUse(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	if names, err := b.Names(b.t.Context()); err != nil || len(names.Queues) != 0 || len(names.Kinds) != 0 {
+		t.Errorf("of an empty schema: %v, %v", names, err)
+	}
+	b.sql(`INSERT INTO onejob.tasks (kind, queue) SELECT 'old', 'old' FROM generate_series(1, 10)`)
+	b.sql(`INSERT INTO onejob.tasks (kind, queue) SELECT 'noop', 'mail' FROM generate_series(1, 1000)`)
+	b.sql(`INSERT INTO onejob.schedules (name, cron, kind, queue) VALUES ('s', '@daily', 'exec', 'mail'), ('t', '@daily', 'exec', 'nightly')`)
+	names, err := b.Names(b.t.Context())
+	if err != nil || !slices.Equal(names.Queues, []string{"mail", "nightly"}) || !slices.Equal(names.Kinds, []string{"exec", "noop"}) {
+		t.Errorf("%v, %v", names, err)
+	}
+}
+
 func TestListsThatLookAtTooMuchGoOnLater(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)

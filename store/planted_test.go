@@ -285,6 +285,8 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 	ok("DeclareDead", err)
 	_, err = b.Replicas(ctx)
 	ok("Replicas", err)
+	_, err = b.Names(ctx)
+	ok("Names", err)
 	ok("EndReplica", b.EndReplica(ctx, replica.Session, tasks.ReplicaStopped))
 	_, err = b.DeclareProcessDead(ctx, replica.Process)
 	ok("DeclareProcessDead", err)

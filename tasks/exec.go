@@ -305,7 +305,7 @@ func (e Exec) Run(ctx context.Context, a *Attempt) (Result, error) {
 	if exit.Reason == guard.Exited && exit.Code == 0 {
 		return Result{Value: json.RawMessage(`{"exit_code":0}`)}, nil
 	}
-	return Result{}, withCause(ctx, c.failure(name, exit))
+	return Result{}, withCause(ctx, c.failure(name, exit, a.Output.LastLine()))
 }
 
 // accompany tells p where the lease ends, and to stop when ctx ends, until p
@@ -330,8 +330,9 @@ func accompany(ctx context.Context, p *guard.Process, lease boottime.Instant, de
 	}
 }
 
-// failure describes an exit that is no success.
-func (c Command) failure(name string, exit guard.Exit) error {
+// failure describes an exit that is no success. lastLine, of the command's output,
+// mostly says why.
+func (c Command) failure(name string, exit guard.Exit, lastLine string) error {
 	message := fmt.Sprintf("command %q exited with code %d", name, exit.Code)
 	if exit.Signal != 0 {
 		message = fmt.Sprintf("command %q was ended by signal %d (%s)", name, int(exit.Signal), unix.SignalName(exit.Signal))
@@ -341,6 +342,9 @@ func (c Command) failure(name string, exit guard.Exit) error {
 		if c.MemoryMax > 0 {
 			message += fmt.Sprintf(" (memory_max %s)", c.MemoryMax)
 		}
+	}
+	if lastLine != "" {
+		message += ": " + lastLine
 	}
 	err := error(NewExitError(exit.Code, message))
 	switch exit.Reason {

@@ -1,7 +1,9 @@
 package tasks
 
 import (
+	"bytes"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"unicode/utf8"
@@ -85,6 +87,30 @@ func (o *Output) String() string {
 		return Text(string(o.head) + string(tail))
 	}
 	return fmt.Sprintf("%s\n... %d bytes left out ...\n%s", Text(string(o.head)), left, Text(string(tail)))
+}
+
+// maxLastLine is the most that LastLine returns, in bytes.
+const maxLastLine = 300
+
+// LastLine returns the last line of what was kept that is not blank, without the white
+// space around it, as text that Postgres accepts. Of a line of more than 300 bytes it
+// returns the end. It returns "" if there is no such line.
+func (o *Output) LastLine() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	kept := slices.Concat(o.tail[o.next:], o.tail[:o.next])
+	if len(kept) < maxLastLine && o.total == int64(len(o.head)+len(kept)) {
+		kept = append(slices.Clone(o.head), kept...)
+	}
+	kept = bytes.TrimSpace(kept)
+	kept = bytes.TrimSpace(kept[bytes.LastIndexAny(kept, "\r\n")+1:])
+	if cut := len(kept) - maxLastLine; cut > 0 {
+		for cut < len(kept) && !utf8.RuneStart(kept[cut]) {
+			cut++
+		}
+		return "... " + Text(string(kept[cut:]))
+	}
+	return Text(string(kept))
 }
 
 // Text returns s as text that Postgres accepts: a NUL byte, or a byte that is

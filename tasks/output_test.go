@@ -93,6 +93,32 @@ func TestOutputLimit(t *testing.T) {
 	}
 }
 
+func TestOutputLastLine(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("ä", 200)
+	for name, test := range map[string]struct{ output, want string }{
+		"nothing":                     {"", ""},
+		"blank lines alone":           {"\n \n\t\r\n", ""},
+		"one line":                    {"no space left", "no space left"},
+		"blank lines after it":        {"begin\n  no space left \r\n\n \n", "no space left"},
+		"what a progress bar ends on": {"10%\r20%\rbroken pipe\n", "broken pipe"},
+		"the end of a long line":      {"begin\n" + long, "... " + long[100:]},
+		"a rune is not cut in two":    {"begin\nx" + long + "y", "... " + long[102:] + "y"},
+		"bytes that are not text":     {"a\n\xff\x00b\n", `\xff\x00b`},
+		"of what was kept":            {"first\n" + strings.Repeat("-", 3000) + "\nlast\n", "last"},
+		"partly in head, partly tail": {strings.Repeat("-", 490) + "\n" + strings.Repeat("+", 20), strings.Repeat("+", 20)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o := tasks.NewOutput(1000)
+			_, _ = o.Write([]byte(test.output))
+			if got := o.LastLine(); got != test.want {
+				t.Errorf("%q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
 func TestOutputMayBeWrittenByMany(t *testing.T) {
 	t.Parallel()
 	o := tasks.NewOutput(100)

@@ -20,6 +20,7 @@ import (
 	"github.com/hashicorp/consul/api"
 	"github.com/jackc/pgx/v5"
 	"github.com/rogpeppe/go-internal/testscript"
+	"golang.org/x/sys/unix"
 
 	"onejob/internal/testenv"
 )
@@ -110,6 +111,33 @@ var scriptCommands = map[string]func(ts *testscript.TestScript, neg bool, args [
 		if strconv.Itoa(code) != args[0] {
 			ts.Fatalf("it exited with %d, not %s", code, args[0])
 		}
+	},
+
+	// tty COLUMNS COMMAND runs a shell command whose output goes to a terminal.
+	"tty": func(ts *testscript.TestScript, _ bool, args []string) {
+		columns, err := strconv.ParseUint(args[0], 10, 16)
+		ts.Check(err)
+		terminal, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
+		ts.Check(err)
+		defer terminal.Close()
+		fd := int(terminal.Fd())
+		ts.Check(unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0))
+		n, err := unix.IoctlGetUint32(fd, unix.TIOCGPTN)
+		ts.Check(err)
+		ts.Check(unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: uint16(columns)}))
+		path := fmt.Sprintf("/dev/pts/%d", n)
+		keep, err := os.OpenFile(path, os.O_RDWR|syscall.O_NOCTTY, 0) // reading ends when nobody has it open
+		ts.Check(err)
+		shown := make(chan []byte, 1)
+		go func() {
+			all, _ := io.ReadAll(terminal) // ends with an I/O error
+			shown <- all
+		}()
+		err = ts.Exec("sh", "-c", args[1]+" >"+path)
+		keep.Close()
+		output := <-shown
+		ts.Check(err)
+		fmt.Fprint(ts.Stdout(), strings.ReplaceAll(string(output), "\r\n", "\n"))
 	},
 
 	// pooler puts a transaction pooler in front of the script's database.

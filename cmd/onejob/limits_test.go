@@ -267,7 +267,7 @@ kinds: {exec: {commands: {visit: {path: %q, args: [%q, %q]}}}}
 	}
 	another := begin("", "lock", "--no-wait", "-n", "3", "door", "--", "true")
 	another.await(t)
-	if !strings.Contains(another.output.String(), "all 3 slots of limit door are taken") {
+	if !strings.Contains(another.output.String(), "all 3 slots of limit door are held") {
 		t.Errorf("another command says %q", &another.output)
 	}
 

@@ -45,13 +45,14 @@ const cliIntroduction = `# Command line
 |---|---|
 | 0 | success |
 | 1 | failure; the error on stderr says what to do |
-| 2 | the command line or the configuration is wrong; nothing was started |
-| 75, 124, 125, 143 | of [onejob lock](#onejob-lock) alone |
+| 2 | usage or configuration error; nothing was started |
+| 75, 124, 125, 143 | only [onejob lock](#onejob-lock) |
 
-- Settings come from a YAML file (` + "`--config`, or `ONEJOB_CONFIG`) and from variables, which override it: [config.md](config.md)" + `.
+- Settings come from a YAML file (` + "`--config`, or `ONEJOB_CONFIG`) and from environment variables, which override it: [config.md](config.md)" + `.
 - ` + "`-o json`" + ` prints JSON on stdout. Notes and errors go to stderr.
-- Text output replaces control characters and escapes by ` + "`\\x1b`" + ` and the like, so data from rows cannot control the terminal.
-- Every command has ` + "`-h, --help`. `onejob --version` prints the version. `onejob completion bash`" + ` prints a completion script, also for zsh, fish and powershell.
+- Output replaces control characters by ` + "`\\x1b`" + ` and the like, so data from rows cannot control the terminal.
+- Lists fit the width of a terminal: long cells are cut. In a pipe nothing is cut. Times have their offset from UTC.
+- Every command has ` + "`-h, --help`. `onejob completion bash`" + ` prints a completion script, also for zsh, fish and powershell: it completes commands, flags, and names of schedules, limits, queues and kinds. ` + "`make install`" + ` installs it, and manual pages.
 
 `
 

@@ -3,51 +3,34 @@ package cli
 import (
 	"context"
 	"errors"
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"onejob/lock/consul"
-	"onejob/store"
 	"onejob/worker"
 )
-
-// both reads the configuration and prepares what leads to Postgres and to Consul.
-func both(path string) (cfg Config, db *store.Store, locks *consul.Locker, err error) {
-	if cfg, err = loadConfig(path, os.Environ()); err != nil {
-		return cfg, nil, nil, err
-	}
-	if db, err = store.Open(cfg.storeConfig()); err != nil {
-		return cfg, nil, nil, usage(err)
-	}
-	if locks, err = consul.New(cfg.consulConfig()); err != nil {
-		db.Close()
-		return cfg, nil, nil, usage(err)
-	}
-	return cfg, db, locks, nil
-}
 
 func adoptCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "adopt-consul",
-		Short: "Tell the cluster that its Consul was wiped or rebuilt, and that replicas it knew are gone",
-		Long: `Replicas work only with the Consul that their database knows: both hold the same
-id. When Consul was wiped or rebuilt, replicas that are alive stop their work, put
-it back and adopt the new Consul by themselves. A replica that died at the same time
-cannot do so, and the others wait: it might be at work, and reach the old Consul.
+		Short: "Adopt a Consul that was wiped or rebuilt, and declare the replicas that it does not know dead",
+		Long: `Replicas work only with the Consul that belongs to their database: both store the
+same cluster ID. After Consul was wiped or rebuilt, live replicas stop their tasks,
+requeue them and adopt the new Consul without help. A replica that died at the same
+time cannot do so. The others then wait, because it might still be running and use
+the old Consul.
 
-Run this when you know that those replicas are gone: their machines are off, or
-their processes were ended. It calls dead all replicas that may be alive and have no
-session in this Consul. Running replicas then adopt it, and take over the tasks of
-the dead. It needs Postgres and Consul.`,
+Run this command when you know that those replicas are dead: their machines are off,
+or their processes have ended. It declares dead all replicas that may be alive and
+have no session in this Consul. Running replicas then adopt this Consul, and take
+over the tasks of the dead ones. It needs Postgres and Consul.`,
 		Args: cobra.NoArgs,
 	}
 	path := configFlag(c)
-	yes := c.Flags().Bool("yes", false, "they are gone: I have looked")
+	yes := c.Flags().Bool("yes", false, "confirm that these replicas are dead")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		if !*yes {
-			return usage(errors.New("look first whether the replicas that this Consul does not know are gone; then run this with --yes"))
+			return usage(errors.New("make sure first that the replicas without a session in this Consul are dead; then use --yes"))
 		}
 		_, db, locks, err := both(*path)
 		if err != nil {
@@ -66,10 +49,10 @@ the dead. It needs Postgres and Consul.`,
 		}
 		out := c.OutOrStdout()
 		for _, name := range names {
-			printf(out, "called dead: %s\n", printable(name))
+			printf(out, "declared dead: %s\n", name)
 		}
 		if len(names) == 0 {
-			printf(out, "Every replica that may be alive has a session in this Consul; nothing was changed.\n")
+			printf(out, "all replicas that may be alive have a session in this Consul; nothing was changed\n")
 		}
 		return nil
 	}
@@ -79,23 +62,27 @@ the dead. It needs Postgres and Consul.`,
 func adoptPostgresCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "adopt-postgres",
-		Short: "Tell the cluster that the Postgres server that answers is its database from now on",
-		Long: `Consul has on record which Postgres server is the database, and which fences were used.
-A server that was restarted, or promoted, or recovered from an archive takes its place
-by itself. Two do not: one with an older timeline, which is an old primary in a split
-brain or a backup from before a failover, and one that is no copy of the database on
-record. Replicas then claim nothing (postgres_stale, postgres_is_another).
+		Short: "Declare the Postgres server of the configuration the cluster's database",
+		Long: `Consul records which Postgres server is the database, and which fences were used. A
+server that was restarted, promoted or recovered from an archive is accepted without
+help. Two are not:
 
-Run this when you know that this server is the database: after a restore from such a
-backup, after pg_upgrade, or when a dump was loaded elsewhere. Its fences are above all
-that were used before. It needs Postgres and Consul.`,
+  - a server with an older timeline: an old primary in a split brain, or a backup from
+    before a failover
+  - a server that is not a copy of the recorded database
+
+Replicas then claim no tasks and log postgres_stale or postgres_is_another.
+
+Run this command when you know that this server is the database: after a restore from
+such a backup, after pg_upgrade, or after a dump was loaded into another server. New
+fences are higher than all that were used before. It needs Postgres and Consul.`,
 		Args: cobra.NoArgs,
 	}
 	path := configFlag(c)
-	yes := c.Flags().Bool("yes", false, "this is the database: I have looked")
+	yes := c.Flags().Bool("yes", false, "confirm that this server is the database")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		if !*yes {
-			return usage(errors.New("look first whether postgres.dsn leads to the right server and no other primary is at work; then run this with --yes"))
+			return usage(errors.New("make sure first that postgres.dsn leads to the right server, and that no other primary is running; then use --yes"))
 		}
 		cfg, db, locks, err := both(*path)
 		if err != nil {
@@ -108,7 +95,7 @@ that were used before. It needs Postgres and Consul.`,
 		if err != nil {
 			return err
 		}
-		printf(c.OutOrStdout(), "The database is now %s (system %s).\n", printable(server.String()), printable(server.System))
+		printf(c.OutOrStdout(), "the database is now %s (system %s)\n", server.String(), server.System)
 		return nil
 	}
 	return c

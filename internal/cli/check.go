@@ -13,6 +13,7 @@ import (
 
 	"onejob/lock"
 	"onejob/lock/consul"
+	"onejob/lock/rabbitmq"
 	"onejob/store"
 	"onejob/tasks"
 	"onejob/worker"
@@ -21,8 +22,12 @@ import (
 func checkCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "check",
-		Short: "Check the configuration, the connections, the rights and the schema, and say what to do",
-		Args:  cobra.NoArgs,
+		Short: "Check the configuration, the connections, the rights and the schema",
+		Long: `Check the configuration, Postgres, Consul, RabbitMQ if it keeps limits, the rights in
+Postgres and Consul, and the schema. Every
+problem comes with what to do. The exit code is 1 if a check fails; warnings do not
+count.`,
+		Args: cobra.NoArgs,
 	}
 	path := configFlag(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
@@ -38,7 +43,7 @@ func checkCommand() *cobra.Command {
 				fmt.Fprintf(out, "FAIL  %s: %s\n", what, strings.ReplaceAll(printableLines(text), "\n", "\n      "))
 				return false
 			}
-			fmt.Fprintf(out, "ok    %s: %s\n", what, good)
+			printf(out, "ok    %s: %s\n", what, good)
 			return true
 		}
 		report("configuration", nil, "no problems")
@@ -49,19 +54,16 @@ func checkCommand() *cobra.Command {
 		if checkConsul(c.Context(), cfg, report) {
 			checkCluster(c.Context(), cfg, report)
 		}
+		if cfg.Limits.Backend == "rabbitmq" {
+			checkRabbitMQ(c.Context(), cfg, report)
+		}
 		if failed > 0 {
 			return fmt.Errorf("%s failed", plural(failed, "check"))
 		}
+		fmt.Fprintln(out, "ready to serve")
 		return nil
 	}
 	return c
-}
-
-func plural(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
 }
 
 type reporter func(what string, err error, good string) bool
@@ -81,7 +83,7 @@ func checkPostgres(ctx context.Context, cfg Config, report reporter, warn func(w
 	defer cancel()
 	version, err := db.Version(ctx)
 	if err != nil {
-		err = fmt.Errorf("%w; check postgres.dsn (ONEJOB_POSTGRES_DSN), and that the server is there and lets this user in", err)
+		err = fmt.Errorf("%w; check postgres.dsn (ONEJOB_POSTGRES_DSN), and that the server is running and admits this user", err)
 	}
 	server := tasks.Server{}
 	if err == nil {
@@ -100,12 +102,12 @@ func checkPostgres(ctx context.Context, cfg Config, report reporter, warn func(w
 		}
 		report("connections", err, "")
 	} else if db.Pooled() {
-		report("connections", nil, "they work through a connection pooler; statements are not prepared")
+		report("connections", nil, "statements work through a connection pooler, unprepared")
 	}
 	err = db.CheckSchema(ctx)
 	if errors.Is(err, store.ErrSchema) && cfg.Postgres.Migrate {
 		if v, verr := db.SchemaVersion(ctx); verr == nil && v.Have < v.Want {
-			report("schema", nil, fmt.Sprintf("at version %d of %d; onejob serve will bring it up to date", v.Have, v.Want))
+			report("schema", nil, fmt.Sprintf("at version %d of %d; onejob serve will migrate it", v.Have, v.Want))
 			return
 		}
 	}
@@ -114,11 +116,11 @@ func checkPostgres(ctx context.Context, cfg Config, report reporter, warn func(w
 		report("search_path", pathErr, "")
 	}
 	for _, w := range warnings {
-		warn("search_path", w+"; statements of the sql kind that call a function without its schema may run one that was planted there")
+		warn("search_path", w+"; statements of the sql kind that call a function without its schema could run a planted one")
 	}
-	schema := report("schema", err, "right")
+	schema := report("schema", err, "up to date")
 	if schema {
-		report("rights in postgres", db.CheckRights(ctx), "all that is needed")
+		report("rights in postgres", db.CheckRights(ctx), "sufficient")
 	}
 	if cfg.Postgres.Listen {
 		listening, stop := context.WithCancel(ctx)
@@ -127,9 +129,9 @@ func checkPostgres(ctx context.Context, cfg Config, report reporter, warn func(w
 		err := db.Listen(listening, func(tasks.Signal) { heard = true; stop() })
 		switch {
 		case heard:
-			report("listen", nil, "notifications can be heard")
+			report("listen", nil, "notifications arrive")
 		case errors.Is(err, store.ErrDeaf):
-			warn("listen", fmt.Sprintf("%v; tasks wait for the next poll (%s): set postgres.listen_dsn to an address that leads past the pooler, or postgres.listen to false", store.ErrDeaf, cfg.Worker.Poll))
+			warn("listen", fmt.Sprintf("%v; tasks wait for the next poll (%s): set postgres.listen_dsn to an address that bypasses the pooler, or postgres.listen to false", store.ErrDeaf, cfg.Worker.Poll))
 		default:
 			report("listen", err, "")
 		}
@@ -143,14 +145,14 @@ func checkPostgres(ctx context.Context, cfg Config, report reporter, warn func(w
 		report("overlaps", err, "")
 	case total > 0:
 		o := found[0]
-		warn("overlaps", fmt.Sprintf("%d pairs of attempts were at work on one lock key at once, lately tasks %d (on %s) and %d (on %s): see onejob.overlaps", total, o.Task, o.Replica, o.OtherTask, o.OtherReplica))
+		warn("overlaps", fmt.Sprintf("%d pairs of attempts on the same lock key ran at the same time; the latest are tasks %d (on %s) and %d (on %s): see onejob.overlaps", total, o.Task, o.Replica, o.OtherTask, o.OtherReplica))
 	default:
 		report("overlaps", nil, "none in the history")
 	}
 }
 
-// checkHosts tells what is at each host of a DSN that names several: after a failover
-// the one that is used should be the only primary, and the others should be standbys of it.
+// checkHosts reports each host of a DSN that names several: after a failover the one in
+// use should be the only primary, and the others should be its standbys.
 func checkHosts(ctx context.Context, db *store.Store, used tasks.Server, report reporter, warn func(what, text string)) {
 	hosts := db.Hosts(ctx)
 	if len(hosts) < 2 {
@@ -162,21 +164,21 @@ func checkHosts(ctx context.Context, db *store.Store, used tasks.Server, report 
 		case h.Err != nil:
 			warn(what, h.Err.Error())
 		case h.Server.System != used.System && used.System != tasks.UnknownSystem && h.Server.System != tasks.UnknownSystem:
-			warn(what, fmt.Sprintf("it is another database: its system is %s, that of the one in use %s", h.Server.System, used.System))
+			warn(what, fmt.Sprintf("a different database: its system identifier is %s, that of the one in use is %s", h.Server.System, used.System))
 		case h.Server.Started.Equal(used.Started):
 			report(what, nil, "in use: "+h.Server.String())
 		case h.Server.Standby:
 			report(what, nil, "a standby")
 		case h.Server.Timeline < used.Timeline:
-			warn(what, fmt.Sprintf("an old primary that lives on, %s: stop it, and rebuild it as a standby; what is written there is lost", h.Server))
+			warn(what, fmt.Sprintf("an old primary that is still running, %s: stop it and rebuild it as a standby; writes to it are lost", h.Server))
 		default:
-			warn(what, fmt.Sprintf("a primary as well, %s: one of the two must go", h.Server))
+			warn(what, fmt.Sprintf("also a primary, %s: stop one of the two", h.Server))
 		}
 	}
 }
 
-// checkSnapshots warns of what holds back vacuum. It fails nothing: replicas work on,
-// only slower and slower.
+// checkSnapshots warns of transactions that hold back vacuum. They are no failure:
+// replicas continue, but get slower.
 func checkSnapshots(ctx context.Context, db *store.Store, longerThan time.Duration, report reporter, warn func(what, text string)) {
 	held, err := db.HeldSnapshots(ctx, longerThan)
 	if err != nil {
@@ -196,10 +198,10 @@ func checkSnapshots(ctx context.Context, db *store.Store, longerThan time.Durati
 	if len(held) > 1 {
 		text += fmt.Sprintf("; so do %d more", len(held)-1)
 	}
-	warn("vacuum", text+"; end it if nobody needs it"+others)
+	warn("vacuum", text+"; end it if it is not needed"+others)
 }
 
-// checkConsul does once what a replica does: a session, a lock, and back.
+// checkConsul starts a session, locks a key and releases it, as a replica does.
 func checkConsul(ctx context.Context, cfg Config, report reporter) (usable bool) {
 	lockConfig := cfg.consulConfig()
 	lockConfig.Replica.Name += " (check)"
@@ -215,7 +217,7 @@ func checkConsul(ctx context.Context, cfg Config, report reporter) (usable bool)
 
 	ready, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	if !report("consul", locks.Ready(ready), "a session can be kept at "+lockConfig.Client.Address) {
+	if !report("consul", locks.Ready(ready), "sessions work at "+lockConfig.Client.Address) {
 		return false
 	}
 	lease, err := locks.Acquire(ctx, lock.Request{Session: locks.Session(), Key: fmt.Sprintf(".check-%d-%d", os.Getpid(), time.Now().UnixNano()), Value: []byte(`{"check":true}`)})
@@ -226,13 +228,33 @@ func checkConsul(ctx context.Context, cfg Config, report reporter) (usable bool)
 	return true
 }
 
-// checkCluster looks whether this Consul and this database belong together.
+// checkRabbitMQ connects to RabbitMQ, as a replica does that keeps its limits there.
+func checkRabbitMQ(ctx context.Context, cfg Config, report reporter) {
+	limits, err := rabbitmq.New(cfg.rabbitmqConfig())
+	if err != nil {
+		report("rabbitmq", err, "")
+		return
+	}
+	run, stop := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	go func() { done <- limits.Run(run) }()
+	defer func() { stop(); <-done }()
+	ready, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	if err := limits.Ready(ready); err != nil {
+		report("rabbitmq", fmt.Errorf("%w; check limits.rabbitmq_url (ONEJOB_LIMITS_RABBITMQ_URL), and that the server is running", err), "")
+		return
+	}
+	report("rabbitmq", nil, "connected")
+}
+
+// checkCluster checks that this Consul and this database belong to the same cluster.
 func checkCluster(ctx context.Context, cfg Config, report reporter) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	db, err := store.Open(cfg.storeConfig())
 	if err != nil {
-		return // said before
+		return // reported before
 	}
 	defer db.Close()
 	if db.CheckSchema(ctx) != nil {
@@ -255,12 +277,12 @@ func checkCluster(ctx context.Context, cfg Config, report reporter) {
 	case err != nil:
 		report("cluster", err, "")
 	case ours == "" || theirs == "":
-		report("cluster", nil, "this Consul has not been used with this database yet; the first replica will see whether it may")
+		report("cluster", nil, "this Consul has not been used with this database yet; the first replica decides whether it can be")
 	case ours != theirs:
-		report("cluster", fmt.Errorf("this Consul belongs to the cluster %.64q, the database to %q; replicas will not work here; check consul.address and consul.prefix", theirs, ours), "")
+		report("cluster", fmt.Errorf("this Consul belongs to cluster %.64q, the database to cluster %q; replicas will claim no tasks; check consul.address and consul.prefix", theirs, ours), "")
 	default:
-		report("cluster", nil, "Consul and Postgres belong together ("+ours+")")
-		report("database", worker.CheckDatabase(ctx, db, locks), "the one on record in Consul, or one that may take its place")
+		report("cluster", nil, "Consul and Postgres belong to the same cluster ("+ours+")")
+		report("database", worker.CheckDatabase(ctx, db, locks), "the one recorded in Consul, or its legitimate successor")
 	}
 }
 
@@ -277,8 +299,8 @@ func checkElsewhere(ctx context.Context, db *store.Store, locks *consul.Locker) 
 	}
 	for _, r := range replicas {
 		if !r.State.Final() && !slices.Contains(present, r.Session) {
-			return fmt.Errorf("replica %s may be at work and has no session in this Consul (%s); replicas will not work here; "+
-				"check consul.address and consul.prefix; if this Consul was wiped or rebuilt, and that replica is gone: onejob adopt-consul", r.Name, r.Session)
+			return fmt.Errorf("replica %s may be running and has no session in this Consul (%s); replicas will claim no tasks; "+
+				"check consul.address and consul.prefix; if this Consul was wiped or rebuilt, and that replica is dead, run onejob adopt-consul", r.Name, r.Session)
 		}
 	}
 	return nil

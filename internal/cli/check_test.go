@@ -86,7 +86,7 @@ func TestCheckTellsTheRoleOfEachHost(t *testing.T) {
 	}
 	lines = told("read-write") // the promoted one comes first
 	want(lines, standby.Addr(), "ok: in use: timeline 2 at "+standby.Addr())
-	want(lines, primary.Addr(), "warning: an old primary that lives on")
+	want(lines, primary.Addr(), "warning: an old primary that is still running")
 	if len(lines) != 3 {
 		t.Errorf("the lines are %v", lines)
 	}

@@ -173,11 +173,11 @@ func loadConfig(path string, environ []string) (Config, error) {
 	return c, nil
 }
 
-// readable puts what the YAML parser says in the way of a person who writes
-// settings. It may repeat a value, where the whole file is one.
+// readable replaces an error of the YAML parser that names Go types, and might repeat
+// the file.
 func readable(err error) error {
 	if strings.Contains(err.Error(), "cannot unmarshal") {
-		return errors.New("it does not consist of settings, such as worker: {concurrency: 8}")
+		return errors.New("the file is not a block of settings such as worker: {concurrency: 8}")
 	}
 	return err
 }
@@ -245,7 +245,7 @@ func (c *Config) validate() error {
 	case "rabbitmq":
 		join("limits.rabbitmq_url: ", c.rabbitmqConfig().Validate())
 	default:
-		add("limits.backend: %q is neither consul nor rabbitmq", c.Limits.Backend)
+		add("limits.backend: must be consul or rabbitmq, not %q", c.Limits.Backend)
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Limits.Slots)) {
 		if err := lock.CheckSemaphore(name, c.Limits.Slots[name]); err != nil {
@@ -269,14 +269,14 @@ func (c *Config) validate() error {
 			_, err = net.LookupPort("tcp", port)
 		}
 		if err != nil {
-			add("http.listen: %w; write it as 127.0.0.1:7677, or leave it empty to answer nothing", err)
+			add("http.listen: %w; write it as 127.0.0.1:7677, or leave it empty for no health checks", err)
 		}
 	}
 	if !slices.Contains([]string{"debug", "info", "warn", "error"}, c.Log.Level) {
-		add("log.level: %q is none of debug, info, warn, error", c.Log.Level)
+		add("log.level: must be debug, info, warn or error, not %q", c.Log.Level)
 	}
 	if !slices.Contains([]string{"auto", "json", "console"}, c.Log.Format) {
-		add("log.format: %q is none of auto, json, console", c.Log.Format)
+		add("log.format: must be auto, json or console, not %q", c.Log.Format)
 	}
 	join("kinds.exec: ", tasks.Exec{Commands: c.Kinds.Exec.Commands}.Validate())
 	_, err := tasks.NewHTTP(c.Kinds.HTTP)
@@ -302,11 +302,11 @@ func (c *Config) validateConsul() error {
 	}
 	for key, text := range map[string]string{"prefix": c.Consul.Prefix, "service": c.Consul.Service, "liveness": c.Consul.Liveness} {
 		if text == "" {
-			errs = append(errs, fmt.Errorf("consul.%s: it is empty", key))
+			errs = append(errs, fmt.Errorf("consul.%s: must not be empty", key))
 		}
 	}
 	if c.Consul.CAFile != "" && c.Consul.CAPath != "" {
-		errs = append(errs, errors.New("consul.ca_path: consul.ca_file is set as well; set one of the two"))
+		errs = append(errs, errors.New("consul.ca_path: cannot be used together with consul.ca_file"))
 	}
 	if errs != nil {
 		return errors.Join(errs...) // the rest would be read from defaults in their place

@@ -12,16 +12,16 @@ import (
 	"onejob/tasks"
 )
 
-// checkTimes returns an error if a command could still be there when its lock is
-// granted to somebody else. Times that are not above zero are reported elsewhere.
+// checkTimes returns an error if a command could still be running when its lock is
+// granted to another task. Times that are not above zero are reported elsewhere.
 func checkTimes(margin, lockDelay time.Duration) error {
-	const kill = "a command may be there for 500ms after %s, and the kernel needs up to 100ms to end it: it must be at least 500ms + 100ms = %v"
+	const kill = "a command can live for 500ms after %s, and the kernel needs up to 100ms to kill it; the minimum is 500ms + 100ms = %v"
 	var errs []error
 	if margin > 0 && margin < guard.MinMargin {
 		errs = append(errs, fmt.Errorf("consul.margin: %v is too short for commands: "+kill, margin, "its lease has ended", guard.MinMargin))
 	}
 	if lockDelay > 0 && lockDelay < guard.MinMargin {
-		errs = append(errs, fmt.Errorf("consul.lock_delay: %v is too short for commands: "+kill, lockDelay, "somebody has ended its session", guard.MinMargin))
+		errs = append(errs, fmt.Errorf("consul.lock_delay: %v is too short for commands: "+kill, lockDelay, "its session was destroyed", guard.MinMargin))
 	}
 	return errors.Join(errs...)
 }

@@ -37,16 +37,16 @@ const devConfig = `kinds:
 func devCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "dev",
-		Short: "Try it: a private Postgres and Consul, and some replicas, until Ctrl-C",
+		Short: "Run a private Postgres, a private Consul and some replicas until Ctrl-C",
 		Long: `Start a private Postgres, a private Consul and some replicas on this machine, and
-show their logs. Everything is gone when it ends: nothing is kept.
+show the logs of the replicas. All data is deleted at the end.
 
-With --env FILE the addresses are written to FILE as shell variables as soon as
-all is ready: ". FILE; psql $ONEJOB_POSTGRES_DSN".`,
+With --env FILE, the addresses are written to FILE as shell variables when everything
+is ready: ". FILE; psql $ONEJOB_POSTGRES_DSN".`,
 		Args: cobra.NoArgs,
 	}
 	path := configFlag(c)
-	replicas := c.Flags().Int("replicas", 3, "how many replicas")
+	replicas := c.Flags().Int("replicas", 3, "`number` of replicas")
 	envFile := c.Flags().String("env", "", "write the addresses to this `file`")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		if *replicas < 0 || *replicas > 50 {
@@ -67,7 +67,11 @@ func dev(ctx context.Context, config string, replicas int, envFile string, stdou
 		return err
 	}
 	defer os.RemoveAll(dir)
-	if config == "" {
+	if config != "" {
+		if config, err = filepath.Abs(config); err != nil { // others read it from other directories
+			return err
+		}
+	} else {
 		config = filepath.Join(dir, "onejob.yaml")
 		if err := os.WriteFile(config, []byte(devConfig), 0o600); err != nil {
 			return err
@@ -123,18 +127,10 @@ func dev(ctx context.Context, config string, replicas int, envFile string, stdou
 		}
 		defer os.Remove(envFile)
 	}
-	say("\nready; in another terminal:\n\n%s\n  psql \"$ONEJOB_POSTGRES_DSN\" -c \"INSERT INTO onejob.tasks (kind) VALUES ('noop')\"\n  onejob tasks list\n\nCtrl-C ends everything.\n", vars)
+	say("\nready; in another terminal:\n\n%s\n  psql \"$ONEJOB_POSTGRES_DSN\" -c \"INSERT INTO onejob.tasks (kind) VALUES ('noop')\"\n  onejob tasks list\n\nPress Ctrl-C to stop.\n", vars)
 	<-ctx.Done()
-	say("stopping; Ctrl-C again does not wait for running tasks ...")
+	say("stopping; press Ctrl-C again to stop running tasks immediately")
 	return nil
-}
-
-// stopped returns err, or nil if it came because somebody said to stop.
-func stopped(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return nil
-	}
-	return err
 }
 
 // consulAccess are the variables that say how to reach Consul.
@@ -219,7 +215,7 @@ func startReplicas(n int, environ []string, stdout io.Writer) (*replicas, error)
 			fmt.Fprintf(stdout, "%s has ended: %v\n", name, cmd.ProcessState)
 			printing.Unlock()
 			select {
-			case r.ended <- fmt.Errorf("%s has ended: %w", name, cmp.Or(err, errors.New("it stopped by itself"))):
+			case r.ended <- fmt.Errorf("%s has ended: %w", name, cmp.Or(err, errors.New("it stopped without being asked to"))):
 			default:
 			}
 		})

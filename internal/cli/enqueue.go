@@ -17,33 +17,35 @@ import (
 func enqueueCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "enqueue KIND",
-		Short: "Add a task and print its id",
-		Long: `Add a task and print its id. The same as an INSERT into onejob.tasks.
+		Short: "Enqueue a task and print its ID",
+		Long: `Enqueue a task and print its ID. It does the same as an INSERT into onejob.tasks.
 
-The payload is JSON: given as it is, read from a file with @FILE, or from stdin
-with -. If a pending or running task has the same unique key, nothing is added,
-that is said on stderr, and the exit code is 0.`,
+The payload is JSON: the argument itself, the content of a file with @FILE, or stdin
+with -. If a pending or running task has the same unique key, nothing is enqueued, a
+note goes to stderr, and the exit code is 0.`,
 		Example: `  onejob enqueue noop
   onejob enqueue exec --payload '{"command": "backup"}' --lock-key db1 --in 10m`,
-		Args: cobra.ExactArgs(1),
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: completeNames(kindNames),
 	}
-	path := configFlag(c)
 	var n store.NewTask
 	var payload, runAt string
 	var priority int16 // as wide as the columns
 	var maxAttempts int32
 	f := c.Flags()
 	f.StringVarP(&payload, "payload", "p", "{}", "`JSON`, @FILE, or - for stdin")
-	f.StringVarP(&n.Queue, "queue", "q", "", "`name` of the queue (default \"default\")")
-	f.Int16Var(&priority, "priority", 0, "a `number`; higher runs first, -1000 to 1000")
-	f.StringVar(&runAt, "run-at", "", "not before this `time`, as 2006-01-02T15:04:05Z; infinity parks it")
-	f.DurationVar(&n.Delay, "in", 0, "not before this `duration` has passed")
-	f.StringVar(&n.LockKey, "lock-key", "", "`key` of what must not overlap (default: the task itself)")
-	f.StringVar(&n.LimitName, "limit", "", "run under a slot of this limit")
-	f.StringVar(&n.UniqueKey, "unique-key", "", "`key` of which one pending or running task may exist")
-	f.Int32Var(&maxAttempts, "max-attempts", 0, "`number` of attempts before the task fails for good (default 5)")
-	f.DurationVar(&n.Timeout, "timeout", 0, "of one attempt (default: none)")
-	c.RunE = func(c *cobra.Command, args []string) error {
+	f.StringVarP(&n.Queue, "queue", "q", "", "`name` of the queue (default: default)")
+	f.Int16Var(&priority, "priority", 0, "`number` from -1000 to 1000; higher runs first")
+	f.StringVar(&runAt, "run-at", "", "earliest start, a `time` such as 2006-01-02T15:04:05Z, or infinity to park the task")
+	f.DurationVar(&n.Delay, "in", 0, "earliest start, a `duration` from now")
+	f.StringVar(&n.LockKey, "lock-key", "", "tasks with the same `key` never overlap (default: the task itself)")
+	f.StringVar(&n.LimitName, "limit", "", "run under a slot of the limit with this `name`")
+	f.StringVar(&n.UniqueKey, "unique-key", "", "at most one pending or running task has this `key`")
+	f.Int32Var(&maxAttempts, "max-attempts", 0, "`number` of attempts before the task fails (default: 5)")
+	f.DurationVar(&n.Timeout, "timeout", 0, "`duration` after which an attempt is stopped (default: none)")
+	complete(c, "queue", completeValue(queueNames))
+	complete(c, "limit", completeValue(limitNames))
+	return withStore(c, func(c *cobra.Command, args []string, db *store.Store) error {
 		if err := exclude(c, "run-at", "in"); err != nil {
 			return err
 		}
@@ -55,26 +57,20 @@ that is said on stderr, and the exit code is 0.`,
 		n.Payload = raw
 		if n.Parked = runAt == "infinity"; runAt != "" && !n.Parked {
 			if n.RunAt, err = time.Parse(time.RFC3339, runAt); err != nil {
-				return usage(fmt.Errorf("--run-at: %q is no time such as 2006-01-02T15:04:05Z", runAt))
+				return usage(fmt.Errorf("--run-at: invalid time %q; write it as 2006-01-02T15:04:05Z", runAt))
 			}
 		}
-		db, err := openStore(*path)
-		if err != nil {
-			return err
-		}
-		defer db.Close()
 		id, err := db.Enqueue(c.Context(), n)
 		if err != nil {
 			return err
 		}
 		if id == 0 {
-			fmt.Fprintf(c.ErrOrStderr(), "onejob: a pending or running task has the unique key %q; nothing was added\n", n.UniqueKey)
+			printf(c.ErrOrStderr(), "onejob: a pending or running task has the unique key %q; nothing was enqueued\n", n.UniqueKey)
 			return nil
 		}
 		fmt.Fprintln(c.OutOrStdout(), id)
 		return nil
-	}
-	return c
+	})
 }
 
 func readPayload(arg string, stdin io.Reader) (json.RawMessage, error) {
@@ -89,7 +85,7 @@ func readPayload(arg string, stdin io.Reader) (json.RawMessage, error) {
 		return nil, fmt.Errorf("--payload: %w", err)
 	}
 	if !json.Valid(raw) {
-		return nil, errors.New("--payload is not JSON")
+		return nil, errors.New("--payload: invalid JSON")
 	}
 	return raw, nil
 }

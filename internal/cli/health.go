@@ -41,7 +41,7 @@ func (h *health) listen(address string, log *zap.Logger) (where string, stop fun
 		l, err = net.Listen("tcp", "127.0.0.1:0")
 	}
 	if err != nil {
-		return "", nil, fmt.Errorf("http.listen: %w; choose another address, or leave it empty to answer nothing", err)
+		return "", nil, fmt.Errorf("http.listen: %w; choose another address, or leave it empty for no health checks", err)
 	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
@@ -61,7 +61,7 @@ func (h *health) ready(w http.ResponseWriter, r *http.Request) {
 	answer := map[string]string{"session": "live", "postgres": "reachable", "schema": "right"}
 	status := http.StatusOK
 	if locks := h.locks.Load(); locks == nil || locks.Session() == "" {
-		answer["session"], status = "none; is Consul there?", http.StatusServiceUnavailable
+		answer["session"], status = "none; is Consul available?", http.StatusServiceUnavailable
 	}
 	if err := h.store.Ping(ctx); err != nil {
 		answer["postgres"], answer["schema"], status = "unreachable", "unknown", http.StatusServiceUnavailable
@@ -86,7 +86,7 @@ func (h *health) ready(w http.ResponseWriter, r *http.Request) {
 func healthCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "health",
-		Short: "Ask the replica on this machine whether it is ready; exit 0 if it is",
+		Short: "Check whether the replica on this machine is ready; exit 0 if it is",
 		Args:  cobra.NoArgs,
 	}
 	path := configFlag(c)
@@ -97,7 +97,7 @@ func healthCommand() *cobra.Command {
 		}
 		host, port, err := net.SplitHostPort(cfg.HTTP.Listen)
 		if err != nil {
-			return usage(errors.New("http.listen is empty: the replica answers nothing"))
+			return usage(errors.New("http.listen is empty: the replica serves no health checks"))
 		}
 		if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
 			host = "127.0.0.1"
@@ -111,10 +111,11 @@ func healthCommand() *cobra.Command {
 		client := http.Client{Transport: &http.Transport{}} // through no proxy
 		resp, err := client.Do(req)
 		if err != nil {
-			return fmt.Errorf("no replica answers: %w", err)
+			return fmt.Errorf("no replica answers at http.listen: %w", err)
 		}
 		defer resp.Body.Close()
-		_, _ = io.Copy(c.OutOrStdout(), io.LimitReader(resp.Body, 4096))
+		answer, _ := io.ReadAll(io.LimitReader(resp.Body, 4096))
+		fmt.Fprint(c.OutOrStdout(), printableLines(string(answer)))
 		if resp.StatusCode != http.StatusOK {
 			return errors.New("not ready")
 		}

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -16,25 +15,22 @@ import (
 func leaderCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "leader",
-		Short: "Tell which replica leads; needs Consul alone",
-		Long: `Tell which replica leads: it makes the tasks of schedules, and deletes old ones.
-It is who holds the key <consul.prefix>/leader, which any program may read, or
-hold, by Consul's own procedure for leader elections. What another program has
-written there is shown as it is.
+		Short: "Show which replica is the leader; needs only Consul",
+		Long: `Show which replica is the leader. The leader runs schedules and retention. It holds
+the key <consul.prefix>/leader, by Consul's documented procedure for leader elections,
+so other programs can read it or take part. If another program holds the key, its
+value is shown as it is.
 
-With --watch every change is told, a line each, until Ctrl-C.
+With --watch, print a line for every change until Ctrl-C.
 
-Exit codes: 0 somebody leads, or --watch was ended; 1 nobody leads, or Consul
-cannot be asked; 2 the command line or the configuration is wrong.`,
+Exit codes: 0 there is a leader, or --watch was stopped; 1 there is no leader, or
+Consul is unavailable; 2 usage or configuration error.`,
 		Args: cobra.NoArgs,
 	}
 	path, output := configFlag(c), outputFlag(c)
-	watch := c.Flags().BoolP("watch", "w", false, "go on and tell every change")
+	watch := c.Flags().BoolP("watch", "w", false, "print every change until Ctrl-C")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		asJSON, err := output()
-		if err != nil {
-			return err
-		}
+		asJSON := *output == formatJSON
 		cfg, err := loadConfig(*path, os.Environ())
 		if err != nil {
 			return err
@@ -44,35 +40,35 @@ cannot be asked; 2 the command line or the configuration is wrong.`,
 			return usage(err)
 		}
 		out := c.OutOrStdout()
-		leader, err := locks.Leader(c.Context()) // when Consul is away a watch would wait, and say nothing
+		leader, err := locks.Leader(c.Context()) // if Consul is unavailable a watch would wait in silence
 		switch {
 		case err != nil:
 			return stopped(c.Context(), err)
 		case *watch && asJSON:
-			lines := json.NewEncoder(out)
-			return locks.WatchLeader(c.Context(), func(l *consul.Leader) { _ = lines.Encode(viewOf(l)) })
+			return locks.WatchLeader(c.Context(), func(l *consul.Leader) { _ = writeJSON(out, viewOf(l), "") })
 		case *watch:
 			return locks.WatchLeader(c.Context(), func(l *consul.Leader) {
-				printf(out, "%s  %s\n", time.Now().Format(time.TimeOnly), leads(l))
+				now := time.Now()
+				printf(out, "%s  %s\n", when(&now), leads(l))
 			})
 		case asJSON:
 			err = printJSON(out, viewOf(leader))
 		case leader != nil:
-			showLeader(out, leader)
+			err = showLeader(out, leader)
 		}
 		if err == nil && leader == nil {
-			err = errors.New("nobody leads")
+			err = errors.New("there is no leader")
 		}
 		return err
 	}
 	return c
 }
 
-// foreign reports whether an outside program leads whose value is not as a
-// replica would write it.
+// foreign reports whether the leader is another program, whose value is not what a
+// replica writes.
 func foreign(l *consul.Leader) bool { return l.Name == "" || l.Since.IsZero() }
 
-// viewOf returns what is shown of the leader as JSON; nil if nobody leads.
+// viewOf returns what is shown of the leader as JSON, or nil if there is none.
 func viewOf(l *consul.Leader) any {
 	if l == nil || !foreign(l) {
 		return l
@@ -83,22 +79,29 @@ func viewOf(l *consul.Leader) any {
 	}{l.Session, string(l.Value)}
 }
 
-func showLeader(w io.Writer, l *consul.Leader) {
+func showLeader(w io.Writer, l *consul.Leader) error {
 	if foreign(l) {
 		printf(w, "%s\n", leads(l))
-		return
+		return nil
 	}
-	printf(w, "%s leads\n  host     %s\n  pid      %d\n  http     %s\n  version  %s\n  since    %s\n  session  %s\n",
-		l.Name, l.Host, l.PID, l.HTTP, l.Version, when(&l.Since), l.Session)
+	var t table
+	t.line("leader", l.Name)
+	t.line("host", l.Host)
+	t.line("pid", l.PID)
+	t.line("http", l.HTTP)
+	t.line("version", l.Version)
+	t.line("since", when(&l.Since))
+	t.line("session", l.Session)
+	return t.printLines(w)
 }
 
-// leads says in a line who leads.
+// leads returns a line that says who the leader is.
 func leads(l *consul.Leader) string {
 	switch {
 	case l == nil:
-		return "nobody leads"
+		return "there is no leader"
 	case foreign(l):
-		return fmt.Sprintf("another program leads: %#q (session %s)", l.Value, l.Session)
+		return fmt.Sprintf("the leader is another program: %#q (session %s)", l.Value, l.Session)
 	}
-	return fmt.Sprintf("%s leads (process %d on %s, http %s, since %s, session %s)", l.Name, l.PID, l.Host, l.HTTP, when(&l.Since), l.Session)
+	return fmt.Sprintf("the leader is %s (process %d on %s, http %s, since %s, session %s)", l.Name, l.PID, l.Host, l.HTTP, when(&l.Since), l.Session)
 }

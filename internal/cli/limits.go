@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -19,10 +20,11 @@ import (
 func limitsCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "limits",
-		Short: "List, set, show, drain and delete cluster-wide limits",
-		Long: `A limit is how many tasks that name it (limit_name), or commands under
-"onejob lock -n", run at once across all replicas. It takes effect at once for
-all. It is kept in Consul, or in RabbitMQ if limits.backend says so.`,
+		Short: "List, show, set, drain and delete cluster-wide limits",
+		Long: `A limit is the number of tasks that name it (limit_name), and of commands under
+"onejob lock -n", that may run at the same time across all replicas. A change takes
+effect immediately. Limits are kept in Consul, or in RabbitMQ with
+limits.backend: rabbitmq.`,
 	}
 	c.AddCommand(limitsList(), limitsSet(), limitsShow(), limitsDrain(), limitsDelete())
 	return c
@@ -45,15 +47,16 @@ func limitsOf(configPath string) (lock.Semaphores, error) {
 	return limits, nil
 }
 
-// limitError adds what to do about err.
-func limitError(name string, err error) error {
+// limitError adds what to do about err, if it is not nil.
+func limitError(ctx context.Context, limits lock.Semaphores, name string, err error) error {
 	switch {
 	case errors.Is(err, lock.ErrNoSemaphore):
-		return fmt.Errorf("%w; make limit %s with: onejob limits set %s SLOTS", err, name, name)
+		known, _ := limits.List(ctx) // without them there is no suggestion
+		return fmt.Errorf("limit %s does not exist%s; create it with: onejob limits set %[1]s SLOTS", name, didYouMean(name, known))
 	case errors.Is(err, lock.ErrForeign):
-		return fmt.Errorf("%w; another program keeps something of its own there, and nothing was changed", err)
+		return fmt.Errorf("%w; the key belongs to another program, and nothing was changed", err)
 	case errors.Is(err, lock.ErrInUse):
-		return fmt.Errorf("%w; drain it first (onejob limits set %s 0; onejob limits drain %s), or use --force", err, name, name)
+		return fmt.Errorf("%w; drain it first (onejob limits set %s 0; onejob limits drain %[2]s), or use --force", err, name)
 	}
 	return err
 }
@@ -95,10 +98,6 @@ func limitsList() *cobra.Command {
 	c := &cobra.Command{Use: "list", Short: "List all limits", Args: cobra.NoArgs}
 	path, output := configFlag(c), outputFlag(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		asJSON, err := output()
-		if err != nil {
-			return err
-		}
 		limits, err := limitsOf(*path)
 		if err != nil {
 			return err
@@ -111,20 +110,16 @@ func limitsList() *cobra.Command {
 		for _, name := range names {
 			s, err := limits.Inspect(c.Context(), name)
 			if err != nil {
-				failed = errors.Join(failed, limitError(name, err))
+				failed = errors.Join(failed, limitError(c.Context(), limits, name, err))
 				continue
 			}
 			views = append(views, limitViewOf(s))
 		}
-		if asJSON {
-			return errors.Join(printJSON(c.OutOrStdout(), views), failed)
-		}
-		t := newTable(c.OutOrStdout())
-		t.row("NAME", "SLOTS", "HELD", "WAITING")
-		for _, v := range views {
-			t.row(v.Name, v.Slots, v.Held, waiting(v.Waiting))
-		}
-		return errors.Join(t.flush(), failed)
+		return errors.Join(failed, printRows(c, *output, views,
+			short("NAME", func(v limitView) any { return v.Name }),
+			whole("SLOTS", func(v limitView) any { return v.Slots }),
+			whole("HELD", func(v limitView) any { return v.Held }),
+			whole("WAITING", func(v limitView) any { return waiting(v.Waiting) })))
 	}
 	return c
 }
@@ -136,108 +131,99 @@ func waiting(n int) string {
 	return strconv.Itoa(n)
 }
 
-func limitsShow() *cobra.Command {
-	c := &cobra.Command{Use: "show NAME", Short: "Show a limit and who holds its slots", Args: cobra.ExactArgs(1)}
-	path, output := configFlag(c), outputFlag(c)
+// withLimit makes run what c does with the limit that its first argument names.
+func withLimit(c *cobra.Command, run func(c *cobra.Command, args []string, limits lock.Semaphores) error) *cobra.Command {
+	path := configFlag(c)
+	c.ValidArgsFunction = completeNames(limitNames)
 	c.RunE = func(c *cobra.Command, args []string) error {
-		asJSON, err := output()
-		if err != nil {
-			return err
-		}
 		limits, err := limitsOf(*path)
 		if err != nil {
 			return err
 		}
-		s, err := limits.Inspect(c.Context(), args[0])
-		if err != nil {
-			return limitError(args[0], err)
-		}
-		if asJSON {
-			return printJSON(c.OutOrStdout(), limitViewOf(s))
-		}
-		showLimit(c.OutOrStdout(), limitViewOf(s))
-		return nil
+		return limitError(c.Context(), limits, args[0], run(c, args, limits))
 	}
 	return c
 }
 
-func showLimit(w io.Writer, v limitView) {
-	printf(w, "limit    %s\nslots    %d\nheld     %d\nwaiting  %s\n", v.Name, v.Slots, v.Held, waiting(v.Waiting))
+func limitsShow() *cobra.Command {
+	c := &cobra.Command{Use: "show NAME", Short: "Show a limit and what holds its slots", Args: cobra.ExactArgs(1)}
+	output := outputFlag(c)
+	return withLimit(c, func(c *cobra.Command, args []string, limits lock.Semaphores) error {
+		s, err := limits.Inspect(c.Context(), args[0])
+		if err != nil {
+			return err
+		}
+		if *output == formatJSON {
+			return printJSON(c.OutOrStdout(), limitViewOf(s))
+		}
+		return showLimit(c.OutOrStdout(), limitViewOf(s))
+	})
+}
+
+func showLimit(w io.Writer, v limitView) error {
+	var t table
+	t.line("limit", v.Name)
+	t.line("slots", v.Slots)
+	t.line("held", v.Held)
+	t.line("waiting", waiting(v.Waiting))
+	if err := t.printLines(w); err != nil {
+		return err
+	}
 	for _, h := range v.Holders {
-		printf(w, "\nsession %s", h.Session)
+		printf(w, "\n%s\n  session %s", holderOf(h.Value), h.Session)
 		if h.Since != nil {
 			printf(w, ", since %s", when(h.Since))
 		}
-		if len(h.Value) > 0 {
-			printf(w, "\n  %s", firstLine(string(h.Value), 200))
-		}
 		fmt.Fprintln(w)
 	}
+	return nil
 }
 
 func limitsSet() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "set NAME SLOTS",
-		Short: "Make a limit, or change how many slots it has; 0 pauses it",
-		Long: `Make a limit, or change how many slots it has. A raise is felt at once. After a
-fall nobody enters until fewer are inside than the new number; nobody is thrown
-out. 0 lets nobody in.`,
+		Short: "Create a limit, or change its number of slots; 0 pauses it",
+		Long: `Create a limit, or change its number of slots. Raising it takes effect immediately.
+Lowering it never stops running tasks: no task starts until fewer slots are held than
+the new number. 0 pauses the limit.`,
 		Args: cobra.ExactArgs(2),
 	}
-	path := configFlag(c)
-	c.RunE = func(c *cobra.Command, args []string) error {
+	return withLimit(c, func(c *cobra.Command, args []string, limits lock.Semaphores) error {
 		name := args[0]
 		slots, err := strconv.Atoi(args[1])
 		if err != nil {
-			return usage(fmt.Errorf("SLOTS: %q is no number", args[1]))
+			return usage(fmt.Errorf("SLOTS: %q is not a number", args[1]))
 		}
 		if err := lock.CheckSemaphore(name, slots); err != nil {
 			return usage(err)
-		}
-		limits, err := limitsOf(*path)
-		if err != nil {
-			return err
 		}
 		err = limits.Resize(c.Context(), name, slots)
 		if errors.Is(err, lock.ErrNoSemaphore) {
 			err = limits.Create(c.Context(), name, slots)
 		}
 		if err != nil {
-			return limitError(name, err)
+			return err
 		}
-		fmt.Fprintf(c.OutOrStdout(), "limit %s has %d slots\n", name, slots)
+		printf(c.OutOrStdout(), "limit %s has %s\n", name, plural(slots, "slot"))
 		return nil
-	}
-	return c
+	})
 }
 
 func limitsDrain() *cobra.Command {
-	c := &cobra.Command{Use: "drain NAME", Short: "Wait until no more slots are held than there are", Args: cobra.ExactArgs(1)}
-	path := configFlag(c)
-	c.RunE = func(c *cobra.Command, args []string) error {
-		limits, err := limitsOf(*path)
-		if err != nil {
-			return err
-		}
-		return limitError(args[0], limits.Drain(c.Context(), args[0]))
-	}
-	return c
+	c := &cobra.Command{Use: "drain NAME", Short: "Wait until a lowered limit holds: no more slots are held than it has", Args: cobra.ExactArgs(1)}
+	return withLimit(c, func(c *cobra.Command, args []string, limits lock.Semaphores) error {
+		return limits.Drain(c.Context(), args[0])
+	})
 }
 
 func limitsDelete() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "delete NAME",
-		Short: "Delete a limit; rows that name it wait from then on",
+		Short: "Delete a limit; tasks that name it wait until it is created again",
 		Args:  cobra.ExactArgs(1),
 	}
-	path := configFlag(c)
-	force := c.Flags().Bool("force", false, "although slots are held: what runs under them is stopped")
-	c.RunE = func(c *cobra.Command, args []string) error {
-		limits, err := limitsOf(*path)
-		if err != nil {
-			return err
-		}
-		return limitError(args[0], limits.Destroy(c.Context(), args[0], *force))
-	}
-	return c
+	force := c.Flags().Bool("force", false, "delete it although slots are held, and stop what runs under them")
+	return withLimit(c, func(c *cobra.Command, args []string, limits lock.Semaphores) error {
+		return limits.Destroy(c.Context(), args[0], *force)
+	})
 }

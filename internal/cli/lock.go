@@ -25,26 +25,29 @@ import (
 func lockCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "lock [flags] KEY -- COMMAND [ARG...]",
-		Short: "Run any command under a lock; needs Consul alone",
-		Long: `Run any command while holding a lock, for the crontabs that people already have.
-It needs Consul alone: no Postgres, no configuration file. KEY is a lock key, the
-same one that tasks name in lock_key: the command and such a task exclude each
-other. With -n N, KEY is the name of a limit with N slots, as tasks name it in
-limit_name: as many run at once, commands and tasks together. A limit that is not
-there is made; it outlives the command.
+		Short: "Run any command under a lock; needs only Consul",
+		Long: `Run any command while holding a lock, for existing crontabs. It needs only Consul: no
+Postgres and no configuration file. KEY is a lock key, as tasks have it in lock_key:
+the command and such a task never run at the same time.
 
-With -n the slots are taken where limits.backend of the configuration says, as
-"onejob limits" does; if that is RabbitMQ, Consul is not needed.
+With -n N, KEY is the name of a limit with N slots, as tasks have it in limit_name: at
+most N run at the same time, commands and tasks together. If the limit does not exist
+it is created, and remains. Slots are kept where limits.backend of the configuration
+says, as for "onejob limits"; with RabbitMQ, Consul is not needed.
 
-The command is killed before anybody else can get the lock, also when onejob
-itself is killed or frozen. Signals are passed on to it. The exit code is the
-command's own (128 plus the signal's number if a signal ended it), or
-  75   the lock was not to be had in time, or is held (--no-wait)
+The command is killed before anything else can get the lock, even if onejob itself is
+killed or frozen. Signals are passed on to the command. In a crontab, use --no-wait or
+--wait: without them, runs pile up behind one that hangs.
+
+The exit code is that of the command (128 plus the number of the signal that ended
+it), or:
+
+  75   the lock was not available in time, or is held (--no-wait)
   124  the lock was lost, and the command was killed
-  125  something else went wrong: Consul (or RabbitMQ) is away, the command cannot
-       be started
-  143  a signal came while it waited for the lock
-  2    the command line is wrong`,
+  125  any other failure: Consul (or RabbitMQ) is unavailable, or the command cannot be
+       started
+  143  a signal arrived while waiting for the lock
+  2    usage error`,
 		Example: `  onejob lock backup -- /usr/local/bin/backup --full
   onejob lock --no-wait report -- ./report.sh
   onejob lock -n 3 downloads -- ./fetch.sh`,
@@ -52,13 +55,19 @@ command's own (128 plus the signal's number if a signal ended it), or
 		DisableFlagsInUseLine: true,
 	}
 	c.Flags().SetInterspersed(false)
-	wait := c.Flags().Duration("wait", 0, "give up when the lock was not had for this `duration` (default: wait for ever)")
-	noWait := c.Flags().Bool("no-wait", false, "give up at once if the lock is held")
-	grace := c.Flags().Duration("grace", 5*time.Second, "between SIGTERM and SIGKILL when the command must end")
-	slots := c.Flags().IntP("slots", "n", 0, "KEY is a limit with `N` slots")
+	wait := c.Flags().Duration("wait", 0, "wait at most this `duration` for the lock (default: wait forever)")
+	noWait := c.Flags().Bool("no-wait", false, "do not wait if the lock is held")
+	grace := c.Flags().Duration("grace", 5*time.Second, "`duration` between SIGTERM and SIGKILL when the command must end")
+	slots := c.Flags().IntP("slots", "n", 0, "KEY is the name of a limit with `N` slots")
 	config := c.Flags().StringP("config", "c", os.Getenv("ONEJOB_CONFIG"), "with -n: YAML `file` with settings")
-	prefix := c.Flags().String("prefix", envOr("ONEJOB_CONSUL_PREFIX", "service/onejob"), "of the `keys` in Consul")
-	liveness := c.Flags().String("liveness", envOr("ONEJOB_CONSUL_LIVENESS", "check"), "check or ttl")
+	prefix := c.Flags().String("prefix", envOr("ONEJOB_CONSUL_PREFIX", "service/onejob"), "`prefix` of the keys in Consul")
+	liveness := c.Flags().String("liveness", envOr("ONEJOB_CONSUL_LIVENESS", "check"), "how Consul sees that this process is alive: check or ttl")
+	c.ValidArgsFunction = func(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		if len(args) == 0 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return nil, cobra.ShellCompDirectiveDefault // the command and its files
+	}
 	c.RunE = func(c *cobra.Command, args []string) error {
 		if err := exclude(c, "wait", "no-wait"); err != nil {
 			return err
@@ -69,13 +78,13 @@ command's own (128 plus the signal's number if a signal ended it), or
 		}
 		switch {
 		case len(command) == 0:
-			return usage(errors.New("no command; write onejob lock KEY -- COMMAND"))
+			return usage(errors.New("the command is missing; use onejob lock KEY -- COMMAND"))
 		case strings.HasPrefix(command[0], "-"):
-			return usage(fmt.Errorf("%s stands where the command should; flags come before KEY", command[0]))
+			return usage(fmt.Errorf("%s is not a command; flags come before KEY", command[0]))
 		case key == "" || len(key) > 512:
-			return usage(fmt.Errorf("KEY is %d bytes long, not 1 to 512", len(key)))
+			return usage(fmt.Errorf("KEY must be 1 to 512 bytes long, not %d", len(key)))
 		case *wait < 0 || *grace < 0:
-			return usage(errors.New("--wait and --grace must not be below zero"))
+			return usage(errors.New("--wait and --grace must not be negative"))
 		}
 		if c.Flags().Changed("slots") {
 			if err := lock.CheckSemaphore(key, *slots); err != nil {
@@ -135,8 +144,8 @@ func lockOn(key, prefix, liveness string) (prize, error) {
 	return wholeLock{locks, key}, nil
 }
 
-// slotOf returns a slot of a limit, where the configuration has its limits. The
-// flags --prefix and --liveness go before it.
+// slotOf returns a slot of a limit, kept where the configuration says. The flags
+// --prefix and --liveness override it.
 func slotOf(c *cobra.Command, configPath, name string, slots int) (prize, error) {
 	cfg, err := loadConfig(configPath, os.Environ())
 	if err != nil {
@@ -167,7 +176,7 @@ func slotOf(c *cobra.Command, configPath, name string, slots int) (prize, error)
 }
 
 // errStopped ends a wait for a lock.
-var errStopped = &exitError{128 + int(syscall.SIGTERM), errors.New("told to stop while waiting for the lock")}
+var errStopped = &exitError{128 + int(syscall.SIGTERM), errors.New("interrupted while waiting for the lock")}
 
 // A prize is what a command runs under.
 type prize interface {
@@ -177,13 +186,13 @@ type prize interface {
 	// Ready returns when it can be asked for.
 	Ready(ctx context.Context) error
 
-	// ask asks once for it. value tells others who holds it.
+	// ask asks once for it. value says who holds it.
 	ask(ctx context.Context, value []byte) (lock.Lease, error)
 
 	// await returns when it may be worth asking again.
 	await(ctx context.Context) error
 
-	// notHad tells who has it, in place of err, with which ask was answered.
+	// notHad returns an error that says who holds it, in place of the err of ask.
 	notHad(ctx context.Context, err error) error
 }
 
@@ -224,9 +233,9 @@ func (p *oneSlot) ask(ctx context.Context, value []byte) (lock.Lease, error) {
 				return nil, err
 			}
 		case err != nil:
-			return nil, limitError(p.name, err)
+			return nil, limitError(ctx, p.limits, p.name, err)
 		case s.Slots != p.slots:
-			return nil, fmt.Errorf("limit %s has %d slots, not %d; use -n %d, or change it for all: onejob limits set %s %d", p.name, s.Slots, p.slots, s.Slots, p.name, p.slots)
+			return nil, fmt.Errorf("limit %s has %s, not %d; use -n %d, or change the limit with: onejob limits set %[1]s %[3]d", p.name, plural(s.Slots, "slot"), p.slots, s.Slots)
 		}
 		p.there = true
 	}
@@ -248,7 +257,7 @@ func (p *oneSlot) notHad(ctx context.Context, err error) error {
 	if lookErr != nil {
 		return err
 	}
-	return fmt.Errorf("all %d slots of limit %s are taken; onejob limits show %s tells by whom", s.Slots, p.name, p.name)
+	return fmt.Errorf("all %d slots of limit %s are held; see onejob limits show %[2]s", s.Slots, p.name)
 }
 
 // runLocked runs a command under p. patience is how long to wait for that: for
@@ -361,42 +370,37 @@ func obtain(ctx context.Context, p prize, patience time.Duration) (lock.Lease, e
 }
 
 func (p wholeLock) notHad(ctx context.Context, err error) error {
-	key := p.key
-	session, value, lookErr := p.Holder(ctx, key)
+	session, value, lookErr := p.Holder(ctx, p.key)
 	if lookErr != nil || session == "" {
 		return err
 	}
+	return fmt.Errorf("lock %s is held by %s (session %s)", p.key, holderOf(value), session)
+}
+
+// holderOf says who holds a lock or a slot, by the value that the holder wrote.
+func holderOf(value []byte) string {
 	var holder struct {
 		Replica string    `json:"replica"`
 		TaskID  int64     `json:"task_id"`
 		PID     int       `json:"pid"`
 		Started time.Time `json:"started"`
 	}
-	if json.Unmarshal(value, &holder) != nil || holder.Replica == "" {
-		return fmt.Errorf("lock %s is held by session %s: %q", key, session, value)
+	if json.Unmarshal(value, &holder) != nil || holder.Replica == "" && holder.TaskID == 0 {
+		return fmt.Sprintf("another program: %.200q", value)
 	}
 	who := holder.Replica
 	switch {
+	case holder.TaskID != 0 && holder.Replica == "":
+		who = fmt.Sprintf("task %d", holder.TaskID)
 	case holder.TaskID != 0:
 		who = fmt.Sprintf("task %d on replica %s", holder.TaskID, who)
 	case holder.PID != 0:
 		who = fmt.Sprintf("%s, process %d", who, holder.PID)
+	default:
+		who = "replica " + who
 	}
-	return fmt.Errorf("lock %s is held by %s, since %s (session %s)", key, who, when(&holder.Started), session)
-}
-
-// hostname returns this machine's name, or "" if it has none.
-func hostname() string {
-	h, err := os.Hostname()
-	if err != nil {
-		return ""
+	if holder.Started.IsZero() {
+		return who
 	}
-	return h
-}
-
-func envOr(name, otherwise string) string {
-	if v := os.Getenv(name); v != "" {
-		return v
-	}
-	return otherwise
+	return fmt.Sprintf("%s, since %s", who, when(&holder.Started))
 }

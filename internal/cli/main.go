@@ -10,7 +10,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	"strings"
 	"syscall"
 
@@ -22,11 +21,11 @@ import (
 
 // Exit codes. They are part of the command line's contract.
 const (
-	exitFailure = 1 // it did not work; the error says what to do
-	exitUsage   = 2 // the command line or the configuration is wrong; nothing was started
+	exitFailure = 1 // failure; the error says what to do
+	exitUsage   = 2 // usage or configuration error; nothing was started
 
-	// Of "onejob lock" alone; other codes there are the command's own.
-	exitNotLocked = 75  // the lock was not to be had
+	// Of "onejob lock" only; its other codes are the command's own.
+	exitNotLocked = 75  // the lock was not available
 	exitLockLost  = 124 // the lock was lost, and the command was killed
 	exitLockError = 125 // something else went wrong
 )
@@ -79,20 +78,19 @@ func run(ctx context.Context, p Program, args []string, stdin io.Reader, stdout,
 	return exitFailure
 }
 
-// explain puts what Postgres says in the words of a person who types commands, and
-// adds what to try.
+// explain shortens errors of Postgres, and adds what to do.
 func explain(err error) string {
 	var pg *pgconn.PgError
 	var connect *pgconn.ConnectError
 	switch {
 	case errors.As(err, &connect):
-		return err.Error() + "; is postgres.dsn (ONEJOB_POSTGRES_DSN) right, and is the server there?"
+		return err.Error() + "; check postgres.dsn (ONEJOB_POSTGRES_DSN), and that the server is running"
 	case !errors.As(err, &pg):
 		return err.Error()
 	case pg.Code == checkViolation && pg.SchemaName == "onejob":
 		return "refused: " + strings.ReplaceAll(pg.ConstraintName, "_", " ") // they are sentences
 	case pg.Code == undefinedTable, pg.Code == undefinedFunction, pg.Code == undefinedSchema:
-		return pg.Message + "; is this the right database? if so, run onejob migrate up"
+		return pg.Message + "; check that this is the right database, then run onejob migrate up"
 	case pg.Detail != "":
 		return pg.Message + ": " + pg.Detail
 	}
@@ -111,26 +109,42 @@ const (
 func NewRoot(p Program) *cobra.Command {
 	root := &cobra.Command{
 		Use:   cmp.Or(p.Name, "onejob"),
-		Short: "Work on tasks in Postgres, each on exactly one replica at a time",
-		Long: `onejob runs the tasks of a Postgres table. Several replicas run side by side;
-each task is locked in Consul while it runs, so exactly one of them works on it.
+		Short: "Run the tasks of a Postgres table, each on exactly one replica at a time",
+		Long: `onejob runs the tasks of a Postgres table. Several replicas run side by side. Each
+task is locked in Consul while it runs, so exactly one replica works on it.
 
-Settings come from a YAML file (--config or ONEJOB_CONFIG) and from variables
-named ONEJOB_ and the setting, such as ONEJOB_POSTGRES_DSN. Consul's own
-CONSUL_HTTP_ADDR and CONSUL_HTTP_TOKEN and libpq's PG... variables are honoured.
+Settings come from a YAML file (--config or ONEJOB_CONFIG) and from environment
+variables, which override the file: ONEJOB_POSTGRES_DSN is postgres.dsn. Consul's
+CONSUL_... variables and libpq's PG... variables are honoured.
 
-Exit codes: 0 it worked; 1 it did not; 2 the command line or the configuration
-is wrong. "onejob lock" has more: see its help.`,
-		Version:           version(),
-		SilenceErrors:     true,
-		SilenceUsage:      true,
-		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
+Exit codes: 0 success, 1 failure, 2 usage or configuration error. "onejob lock" has
+more; see its help.`,
+		Version:       version(),
+		SilenceErrors: true,
+		SilenceUsage:  true,
 	}
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return usage(fmt.Errorf("%w; see %s --help", err, c.CommandPath()))
 	})
-	root.AddCommand(serveCommand(p.Kinds), devCommand(), migrateCommand(), checkCommand(), enqueueCommand(),
-		tasksCommand(), schedulesCommand(), leaderCommand(), replicasCommand(), limitsCommand(), lockCommand(), healthCommand(), adoptCommand(), adoptPostgresCommand(), buryCommand())
+	group := func(title string, commands ...*cobra.Command) {
+		root.AddGroup(&cobra.Group{ID: title, Title: title})
+		for _, c := range commands {
+			c.GroupID = title
+			root.AddCommand(c)
+		}
+	}
+	group("Tasks:", enqueueCommand(), tasksCommand(), schedulesCommand(), limitsCommand(), lockCommand())
+	group("Replicas:", serveCommand(p.Kinds), devCommand(), replicasCommand(), leaderCommand(), healthCommand())
+	group("Installation:", checkCommand(), migrateCommand(), adoptCommand(), adoptPostgresCommand())
+	group("Other:", versionCommand())
+	root.SetHelpCommandGroupID("Other:")
+	root.SetCompletionCommandGroupID("Other:")
+	root.AddCommand(manCommand(), buryCommand()) // hidden
+	for _, c := range descendants(root) {
+		if c.ValidArgsFunction == nil { // nothing takes files but flags
+			c.ValidArgsFunction = cobra.NoFileCompletions
+		}
+	}
 	wrapArgs(root)
 	return root
 }
@@ -149,7 +163,13 @@ func wrapArgs(c *cobra.Command) {
 		c.Args = cobra.ArbitraryArgs
 		c.RunE = func(c *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usage(fmt.Errorf("unknown command %q for %q; see %[2]s --help", args[0], c.CommandPath()))
+				var names []string
+				for _, sub := range c.Commands() {
+					if sub.IsAvailableCommand() {
+						names = append(names, sub.Name())
+					}
+				}
+				return usage(fmt.Errorf("unknown command %q for %q%s; see %[2]s --help", args[0], c.CommandPath(), didYouMean(args[0], names)))
 			}
 			return c.Help()
 		}
@@ -162,27 +182,7 @@ func wrapArgs(c *cobra.Command) {
 // exclude returns a usage error if both flags are given.
 func exclude(c *cobra.Command, a, b string) error {
 	if c.Flags().Changed(a) && c.Flags().Changed(b) {
-		return usage(fmt.Errorf("--%s and --%s exclude each other; see %s --help", a, b, c.CommandPath()))
+		return usage(fmt.Errorf("--%s and --%s cannot be used together; see %s --help", a, b, c.CommandPath()))
 	}
 	return nil
-}
-
-// release is set when a release is built; see the Makefile.
-var release string
-
-func version() string {
-	if release != "" {
-		return release
-	}
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "unknown"
-	}
-	v := info.Main.Version
-	for _, s := range info.Settings {
-		if s.Key == "vcs.revision" && v == "(devel)" {
-			v = s.Value[:min(12, len(s.Value))]
-		}
-	}
-	return v
 }

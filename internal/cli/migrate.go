@@ -3,7 +3,6 @@ package cli
 import (
 	"cmp"
 	"fmt"
-	"os"
 
 	"github.com/spf13/cobra"
 
@@ -13,36 +12,28 @@ import (
 func migrateCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "migrate [up|status|roles]",
-		Short: "Bring the schema in Postgres up to date (up, the default), look at it, or print roles",
+		Short: "Migrate the schema in Postgres (up, the default), show its version, or print roles",
 		Args:  cobra.NoArgs,
 	}
 	up := &cobra.Command{
 		Use:   "up",
-		Short: "Apply the migrations that are missing; safe while replicas run",
+		Short: "Apply the missing migrations; safe while replicas run",
 		Args:  cobra.NoArgs,
 	}
-	for _, c := range []*cobra.Command{c, up} {
-		path := configFlag(c)
-		c.RunE = func(c *cobra.Command, _ []string) error { return migrateUp(c, *path) }
-	}
+	withStore(c, migrateUp)
+	withStore(up, migrateUp)
 
 	status := &cobra.Command{
 		Use:   "status",
-		Short: "Show the schema's version; exit 1 if it is not the one that this binary wants",
+		Short: "Show the version of the schema; exit 1 if this binary needs another one",
 		Args:  cobra.NoArgs,
 	}
-	statusConfig := configFlag(status)
-	status.RunE = func(c *cobra.Command, _ []string) error {
-		db, err := openStore(*statusConfig)
-		if err != nil {
-			return err
-		}
-		defer db.Close()
+	withStore(status, func(c *cobra.Command, _ []string, db *store.Store) error {
 		if err := printVersion(c, db); err != nil {
 			return err
 		}
 		return db.CheckSchema(c.Context())
-	}
+	})
 	c.AddCommand(up, status, rolesCommand())
 	return c
 }
@@ -50,10 +41,10 @@ func migrateCommand() *cobra.Command {
 func rolesCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "roles",
-		Short: "Print the SQL that makes Postgres roles with just the rights they need",
-		Long: `Print the SQL that makes four roles in Postgres: enqueuer, observer, operator and
-worker. docs/operate/security.md says what each may do. Run it as the owner of the schema
-onejob, and again after each upgrade:
+		Short: "Print the SQL that creates Postgres roles with the rights they need",
+		Long: `Print the SQL that creates four roles in Postgres: enqueuer, observer, operator and
+worker. docs/operate/security.md lists what each may do. Run it as the owner of the
+schema onejob, and again after each upgrade:
 
   onejob migrate roles | psql -v ON_ERROR_STOP=1 "$DSN"
 
@@ -62,10 +53,10 @@ The roles cannot log in. Grant them to users that can:
   GRANT onejob_enqueuer TO shop;`,
 		Args: cobra.NoArgs,
 	}
-	prefix := c.Flags().String("prefix", "onejob_", "what the roles' `names` begin with")
+	prefix := c.Flags().String("prefix", "onejob_", "`prefix` of the names of the roles")
 	var names [4]*string
 	for i, role := range []string{"enqueuer", "observer", "operator", "worker"} {
-		names[i] = c.Flags().String(role, "", "the `name` of this role (default: the prefix and "+role+")")
+		names[i] = c.Flags().String(role, "", "`name` of this role (default: the prefix and "+role+")")
 	}
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		fmt.Fprint(c.OutOrStdout(), store.RolesSQL(store.Roles{
@@ -79,18 +70,13 @@ The roles cannot log in. Grant them to users that can:
 	return c
 }
 
-func migrateUp(c *cobra.Command, configPath string) error {
-	db, err := openStore(configPath)
-	if err != nil {
-		return err
-	}
-	defer db.Close()
+func migrateUp(c *cobra.Command, _ []string, db *store.Store) error {
 	if err := db.Migrate(c.Context(), &store.Progress{
-		Applying: func(number int, name string) { fmt.Fprintf(c.OutOrStdout(), "applying %s\n", name) },
+		Applying: func(number int, name string) { printf(c.OutOrStdout(), "applying %s\n", name) },
 		Waiting: func(pid int, name string) {
-			fmt.Fprintf(c.ErrOrStderr(), "waiting for another migration: process %d of the server (application %q) holds the lock\n", pid, name)
+			printf(c.ErrOrStderr(), "waiting for another migration: server process %d (application %q) holds the lock\n", pid, name)
 		},
-		Changed: func(what string) { fmt.Fprintf(c.ErrOrStderr(), "  %s\n", what) },
+		Changed: func(what string) { printf(c.ErrOrStderr(), "  %s\n", what) },
 	}); err != nil {
 		return err
 	}
@@ -104,23 +90,4 @@ func printVersion(c *cobra.Command, db *store.Store) error {
 	}
 	fmt.Fprintf(c.OutOrStdout(), "schema onejob is at version %d of %d\n", v.Have, v.Want)
 	return nil
-}
-
-// openStore opens the store that the configuration names, for one command.
-func openStore(configPath string) (*store.Store, error) {
-	db, _, err := openConfigured(configPath)
-	return db, err
-}
-
-// openConfigured also returns the configuration.
-func openConfigured(configPath string) (*store.Store, Config, error) {
-	cfg, err := loadConfig(configPath, os.Environ())
-	if err != nil {
-		return nil, cfg, err
-	}
-	db, err := store.Open(cfg.storeConfig())
-	if err != nil {
-		return nil, cfg, usage(err)
-	}
-	return db, cfg, nil
 }

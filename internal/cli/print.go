@@ -1,45 +1,99 @@
 package cli
 
 import (
+	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
+	"os"
+	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 	"unicode"
+	"unicode/utf16"
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/mattn/go-runewidth"
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 
 	"onejob/store"
 )
 
-// outputFlag adds -o to a command that lists something.
-func outputFlag(c *cobra.Command) func() (asJSON bool, err error) {
-	o := c.Flags().StringP("output", "o", "text", "text or json")
-	return func() (bool, error) {
-		switch *o {
-		case "text", "json":
-			return *o == "json", nil
-		}
-		return false, usage(fmt.Errorf("--output: %q is neither text nor json", *o))
+// choice is the value of a flag that takes one of a few words.
+type choice struct {
+	value string
+	of    []string
+}
+
+func (v *choice) String() string { return v.value }
+func (v *choice) Type() string   { return "string" }
+
+func (v *choice) Set(s string) error {
+	if !slices.Contains(v.of, s) {
+		return fmt.Errorf("must be one of %s", strings.Join(v.of, ", "))
 	}
+	v.value = s
+	return nil
 }
 
-func printJSON(w io.Writer, v any) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	return e.Encode(v)
+// choiceFlag adds a flag that takes one of the words of, which a shell completes.
+func choiceFlag(c *cobra.Command, name, short, preset, usage string, of ...string) *string {
+	v := &choice{preset, of}
+	c.Flags().VarP(v, name, short, usage)
+	complete(c, name, cobra.FixedCompletions(of, cobra.ShellCompDirectiveNoFileComp))
+	return &v.value
 }
 
-// printable returns s as it can be written to a terminal. Whoever may insert a
-// row, and every command that a task runs, chooses text that an operator looks
-// at. Escapes could rewrite the screen or fill the clipboard, line breaks could
-// forge a row of a table, and marks of direction could reorder what is read. So
-// everything but letters, marks, digits, punctuation, symbols and spaces is
-// written as Go would write it in quotes, such as \x1b or \u202e.
+// outputFlag adds -o to a command.
+func outputFlag(c *cobra.Command) *string {
+	return choiceFlag(c, "output", "o", "text", "text or json", "text", formatJSON)
+}
+
+const formatJSON = "json"
+
+// printJSON writes v indented.
+func printJSON(w io.Writer, v any) error { return writeJSON(w, v, "  ") }
+
+// writeJSON writes v, on one line if indent is empty. Characters that could control a
+// terminal are escaped, which does not change what the JSON means.
+func writeJSON(w io.Writer, v any, indent string) error {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetIndent("", indent)
+	if err := e.Encode(v); err != nil {
+		return err
+	}
+	_, err := io.WriteString(w, printableJSON(b.String()))
+	return err
+}
+
+// printableJSON escapes what printable does, as JSON has it. Outside of strings, JSON
+// has no such character but the line break.
+func printableJSON(s string) string {
+	var b strings.Builder
+	for _, r := range s {
+		switch {
+		case unicode.IsGraphic(r) || r == '\n':
+			b.WriteRune(r)
+		case r < 0x10000:
+			fmt.Fprintf(&b, `\u%04x`, r)
+		default:
+			high, low := utf16.EncodeRune(r)
+			fmt.Fprintf(&b, `\u%04x\u%04x`, high, low)
+		}
+	}
+	return b.String()
+}
+
+// printable returns s in a form that is safe to write to a terminal. Users that may
+// insert a row, and commands that a task runs, choose text that an operator reads.
+// Escape sequences could rewrite the screen or fill the clipboard, line breaks could
+// forge a row of a table, and bidirectional marks could reorder the text. So
+// everything but letters, marks, digits, punctuation, symbols and spaces is written
+// as in a Go string literal, such as \x1b or \u202e.
 func printable(s string) string {
 	var b strings.Builder
 	for i := 0; i < len(s); {
@@ -91,37 +145,149 @@ func printf(w io.Writer, format string, args ...any) {
 	fmt.Fprintf(w, format, args...)
 }
 
-// A table aligns columns. Its cells are made printable.
-type table struct{ w *tabwriter.Writer }
-
-func newTable(w io.Writer) table { return table{tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)} }
+// A table aligns the columns of its rows. Its cells are made printable.
+type table struct{ rows [][]string }
 
 // row adds a row of cells.
-func (t table) row(cells ...any) {
+func (t *table) row(cells ...any) {
+	row := make([]string, len(cells))
 	for i, cell := range cells {
-		if i > 0 {
-			fmt.Fprint(t.w, "\t")
-		}
-		fmt.Fprint(t.w, printable(fmt.Sprint(cell)))
+		row[i] = printable(fmt.Sprint(cell))
 	}
-	fmt.Fprintln(t.w)
+	t.rows = append(t.rows, row)
 }
 
 // line adds a name and its value, if there is one.
-func (t table) line(name string, value any) {
+func (t *table) line(name string, value any) {
 	if fmt.Sprint(value) != "" {
 		t.row(name, value)
 	}
 }
 
-func (t table) flush() error { return t.w.Flush() }
+// widths returns how wide the columns are, as a terminal shows them.
+func (t *table) widths() []int {
+	var widths []int
+	for _, row := range t.rows {
+		for i, cell := range row {
+			if i == len(widths) {
+				widths = append(widths, 0)
+			}
+			widths[i] = max(widths[i], runewidth.StringWidth(cell))
+		}
+	}
+	return widths
+}
 
-// when shows a time by this machine's zone.
+// print writes the table. Cells that are wider than their column are cut.
+func (t *table) print(w io.Writer, widths []int) error {
+	for _, row := range t.rows {
+		var line strings.Builder
+		for i, cell := range row {
+			line.WriteString(runewidth.FillRight(runewidth.Truncate(cell, widths[i], "…"), widths[i]))
+			line.WriteString(gap)
+		}
+		if _, err := fmt.Fprintln(w, strings.TrimRight(line.String(), " ")); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// gap is between columns.
+const gap = "  "
+
+// A column of a list of rows.
+type column[T any] struct {
+	name string
+	cell func(T) any
+
+	// cut says that cells may be cut where a terminal is too narrow.
+	cut bool
+}
+
+// whole is a column that is never cut, and short one that may be.
+func whole[T any](name string, cell func(T) any) column[T] { return column[T]{name, cell, false} }
+func short[T any](name string, cell func(T) any) column[T] { return column[T]{name, cell, true} }
+
+// printRows writes a list as a table or, for -o json, as an array. A table that goes
+// to a terminal fits into it.
+func printRows[T any](c *cobra.Command, output string, rows []T, columns ...column[T]) error {
+	if output == formatJSON {
+		return printJSON(c.OutOrStdout(), notNil(rows))
+	}
+	var t table
+	names := make([]any, len(columns))
+	cut := make([]bool, len(columns))
+	for i, col := range columns {
+		names[i], cut[i] = col.name, col.cut
+	}
+	t.row(names...)
+	for _, r := range rows {
+		cells := make([]any, len(columns))
+		for i, col := range columns {
+			cells[i] = col.cell(r)
+		}
+		t.row(cells...)
+	}
+	widths := t.widths()
+	if total := terminalWidth(c.OutOrStdout()); total > 0 {
+		narrow(widths, cut, total)
+	}
+	return t.print(c.OutOrStdout(), widths)
+}
+
+// narrow makes columns that may be cut narrower until all fit into total, the widest
+// first. None gets narrower than 8.
+func narrow(widths []int, cut []bool, total int) {
+	sum := len(gap) * (len(widths) - 1)
+	for _, w := range widths {
+		sum += w
+	}
+	for ; sum > total; sum-- {
+		widest := -1
+		for i, w := range widths {
+			if cut[i] && w > 8 && (widest < 0 || w > widths[widest]) {
+				widest = i
+			}
+		}
+		if widest < 0 {
+			return
+		}
+		widths[widest]--
+	}
+}
+
+// terminalWidth returns how many columns the terminal has that w is, or 0 if w is
+// none.
+func terminalWidth(w io.Writer) int {
+	f, ok := w.(*os.File)
+	if !ok {
+		return 0
+	}
+	width, _, err := term.GetSize(int(f.Fd()))
+	if err != nil {
+		return 0
+	}
+	return width
+}
+
+// printLines writes a table of names and values, which is never cut.
+func (t *table) printLines(w io.Writer) error { return t.print(w, t.widths()) }
+
+// notNil returns a list that is an array in JSON also if it is empty.
+func notNil[T any](list []T) []T {
+	if list == nil {
+		return []T{}
+	}
+	return list
+}
+
+// when shows a time in this machine's zone.
 func when(t *time.Time) string {
 	if t == nil {
 		return ""
 	}
-	return t.Local().Format("2006-01-02 15:04:05.000")
+	return t.Local().Format("2006-01-02 15:04:05.000 -07:00")
 }
 
 // whenStored is when for a time that may be infinite.
@@ -135,8 +301,7 @@ func whenStored(t *store.Time) string {
 	return when(&t.At)
 }
 
-// inZone shows a time by the clock on the wall of a zone, in UTC if there is no
-// such zone here.
+// inZone shows a time in a zone, or in UTC if this machine does not know the zone.
 func inZone(t *time.Time, zone string) string {
 	if t == nil {
 		return ""
@@ -155,7 +320,35 @@ func inZoneStored(t *store.Time, zone string) string {
 	return inZone(&t.At, zone)
 }
 
-// firstLine returns the beginning of s, for a table.
+func location(zone string) *time.Location {
+	loc, err := time.LoadLocation(zone)
+	if err != nil {
+		return time.UTC
+	}
+	return loc
+}
+
+// between shows the time from one moment to another in two digits or three, such as
+// 250ms, 4.2s, 3m12s, 5h10m or 12d. It returns "" if one of them is infinite.
+func between(from, to store.Time) string {
+	d, ok := to.Sub(from)
+	if !ok {
+		return ""
+	}
+	switch d = max(d, 0); {
+	case d < time.Second:
+		return d.Round(time.Millisecond).String()
+	case d < time.Minute:
+		return d.Round(100 * time.Millisecond).String()
+	case d < time.Hour:
+		return d.Round(time.Second).String()
+	case d < 48*time.Hour:
+		return strings.TrimSuffix(d.Round(time.Minute).String(), "0s")
+	}
+	return fmt.Sprintf("%dd", d/(24*time.Hour))
+}
+
+// firstLine returns the beginning of s, at most n characters of it.
 func firstLine(s string, n int) string {
 	s, _, more := strings.Cut(s, "\n")
 	if r := []rune(s); len(r) > n {
@@ -165,4 +358,15 @@ func firstLine(s string, n int) string {
 		s += " ..."
 	}
 	return s
+}
+
+// or returns what s points to, or "".
+func or(s *string) string { return *cmp.Or(s, new(string)) }
+
+// plural returns a number of things in words.
+func plural(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
 }

@@ -2,17 +2,22 @@ package cli
 
 import (
 	"bytes"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"onejob/internal/testenv"
 	"onejob/lock/consul"
+	"onejob/store"
 )
 
 func TestPrintable(t *testing.T) {
@@ -35,6 +40,93 @@ func TestPrintable(t *testing.T) {
 	}
 	if got, want := printableLines("a\tb\r\n\x1b[2J\rc\n"), "a    b\n"+`\x1b[2J\rc`+"\n"; got != want {
 		t.Errorf("printableLines: %q, want %q", got, want)
+	}
+}
+
+func TestPrintableJSONMeansTheSame(t *testing.T) {
+	t.Parallel()
+	var b bytes.Buffer
+	if err := printJSON(&b, []string{hostile, "日本 \U000e0041 \U0001f600"}); err != nil {
+		t.Fatal(err)
+	}
+	if found := unsafe.FindString(b.String()); found != "" {
+		t.Errorf("%q is in %s", found, b.String())
+	}
+	var back []string
+	if err := json.Unmarshal(b.Bytes(), &back); err != nil || back[0] != hostile || back[1] != "日本 \U000e0041 \U0001f600" {
+		t.Errorf("it reads as %q, %v", back, err)
+	}
+	if !strings.Contains(b.String(), `日本 \udb40\udc41 😀`) {
+		t.Errorf("it is %s", b.String())
+	}
+}
+
+func TestTablesAlignWideCharacters(t *testing.T) {
+	t.Parallel()
+	var b bytes.Buffer
+	var wide table
+	wide.row("KIND", "ERROR")
+	wide.row("発送", "none")
+	wide.row("e\u0301te\u0301", "none\x1b")
+	wide.row("", "日本語")
+	if err := wide.print(&b, []int{4, 5}); err != nil {
+		t.Fatal(err)
+	}
+	if want := "KIND  ERROR\n発送  none\ne\u0301te\u0301   none…\n      日本…\n"; b.String() != want {
+		t.Errorf("%q, want %q", b.String(), want)
+	}
+}
+
+func TestTheWidestColumnsGetNarrower(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		widths []int
+		cut    []bool
+		total  int
+		want   []int
+	}{
+		{[]int{5, 30, 40}, []bool{false, true, true}, 100, []int{5, 30, 40}},
+		{[]int{5, 30, 40}, []bool{false, true, true}, 70, []int{5, 30, 31}},
+		{[]int{5, 30, 40}, []bool{false, true, true}, 49, []int{5, 20, 20}},
+		{[]int{30, 30, 10}, []bool{false, true, true}, 10, []int{30, 8, 8}},
+		{[]int{30, 4}, []bool{false, true}, 10, []int{30, 4}},
+	} {
+		got := slices.Clone(test.widths)
+		if narrow(got, test.cut, test.total); !slices.Equal(got, test.want) {
+			t.Errorf("%v in %d columns: %v, want %v", test.widths, test.total, got, test.want)
+		}
+	}
+}
+
+func TestBetween(t *testing.T) {
+	t.Parallel()
+	begin := time.Date(2026, 11, 23, 9, 0, 0, 0, time.UTC)
+	for d, want := range map[time.Duration]string{
+		-time.Second: "0s", 0: "0s", 250*time.Millisecond + 300: "250ms", 4210 * time.Millisecond: "4.2s", 192 * time.Second: "3m12s",
+		time.Hour: "1h0m", 5*time.Hour + 10*time.Minute + 29*time.Second: "5h10m", 47 * time.Hour: "47h0m", 49 * time.Hour: "2d", 24 * 400 * time.Hour: "400d",
+	} {
+		if got := between(store.Time{At: begin}, store.Time{At: begin.Add(d)}); got != want {
+			t.Errorf("%v is %q, want %q", d, got, want)
+		}
+	}
+	if got := between(store.Time{At: begin}, store.Time{Infinite: pgtype.Infinity}); got != "" {
+		t.Errorf("until infinity: %q", got)
+	}
+}
+
+func TestDidYouMean(t *testing.T) {
+	t.Parallel()
+	known := []string{"downloads", "mail", "nightly backup", "発送"}
+	for name, want := range map[string]string{
+		"download": "downloads", "Mail": "mail", "mial": "mail", "down": "downloads", "nightly-backup": "nightly backup", "発走": "発送",
+		"uploads": "", "x": "", "m": "", "": "", "weekly": "", "mailing list": "",
+	} {
+		if want != "" {
+			want = fmt.Sprintf("; did you mean %q?", want)
+		}
+		if got := didYouMean(name, known); got != want {
+			t.Errorf("%q: %q, want %q", name, got, want)
+		}
 	}
 }
 
@@ -109,9 +201,13 @@ ALTER TABLE onejob.schedules DROP CONSTRAINT name_has_no_control_characters`, pg
 
 	var b bytes.Buffer
 	replica := consul.Replica{Name: hostile, Host: hostile, HTTP: hostile, Version: hostile}
-	showLeader(&b, &consul.Leader{Replica: replica, Since: time.Now(), Session: hostile})
-	showLeader(&b, &consul.Leader{Value: []byte(hostile), Session: hostile})
-	showLimit(&b, limitView{Name: hostile, Holders: []holderView{{Session: hostile, Value: []byte(hostile)}}})
+	if err := errors.Join(
+		showLeader(&b, &consul.Leader{Replica: replica, Since: time.Now(), Session: hostile}),
+		showLeader(&b, &consul.Leader{Value: []byte(hostile), Session: hostile}),
+		showLimit(&b, limitView{Name: hostile, Holders: []holderView{{Session: hostile, Value: []byte(hostile)}}}),
+	); err != nil {
+		t.Fatal(err)
+	}
 	safe(t, "leader and limits", b.String())
 }
 

@@ -1,11 +1,14 @@
 package cli
 
 import (
+	"cmp"
+	"fmt"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"onejob/store"
 	"onejob/tasks"
 )
 
@@ -18,53 +21,40 @@ func replicasCommand() *cobra.Command {
 func replicasList() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "list",
-		Short: "List the replicas that work, and those that ended within ten minutes",
-		Long: `List the replicas that work, and those that ended within ten minutes, as
-onejob.replicas has them. A replica that loses its session begins another, with a
-line of its own. States:
+		Short: "List the replicas that run, and those that ended in the last ten minutes",
+		Long: `List the replicas that run, and those that ended in the last ten minutes, from
+onejob.replicas. A replica that loses its session starts another one, which has a line
+of its own. RUNNING is the number of attempts, and how many the replica runs at the
+same time. States:
 
-  working   it takes tasks
-  stopping  it takes no more, and finishes what it has
-  stopped   it ended in order
-  lost      the session ended, and the process lives on under another one
-  dead      the process ended, or nothing was heard of it`,
+  working   claims tasks
+  stopping  claims no more tasks, and finishes those that run
+  stopped   has stopped gracefully
+  lost      the session has ended; the process lives on with another one
+  dead      the process has ended, or its heartbeat has stopped`,
 		Args: cobra.NoArgs,
 	}
-	path, output := configFlag(c), outputFlag(c)
-	c.RunE = func(c *cobra.Command, _ []string) error {
-		asJSON, err := output()
-		if err != nil {
-			return err
-		}
-		db, err := openStore(*path)
-		if err != nil {
-			return err
-		}
-		defer db.Close()
+	output := outputFlag(c)
+	return withStore(c, func(c *cobra.Command, _ []string, db *store.Store) error {
 		list, err := db.Replicas(c.Context())
 		if err != nil {
 			return err
 		}
-		if asJSON {
-			views := make([]replicaView, len(list))
-			for i, r := range list {
-				views[i] = replicaView{r.Name, r.State, r.Host, r.PID, r.Version, r.Kinds, r.Queues, r.Concurrency, r.Running, r.HeartbeatAt, r.Session, r.Process}
-			}
-			return printJSON(c.OutOrStdout(), views)
+		views := make([]replicaView, len(list))
+		for i, r := range list {
+			views[i] = replicaView{r.Name, r.State, r.Host, r.PID, r.Version, r.Kinds, r.Queues, r.Concurrency, r.Running, r.HeartbeatAt, r.Session, r.Process}
 		}
-		t := newTable(c.OutOrStdout())
-		t.row("NAME", "STATE", "RUNNING", "HOST", "PID", "VERSION", "QUEUES", "KINDS", "LAST HEARTBEAT")
-		for _, r := range list {
-			queues := "all"
-			if len(r.Queues) > 0 {
-				queues = strings.Join(r.Queues, ",")
-			}
-			t.row(firstLine(r.Name, 40), r.State, r.Running, firstLine(r.Host, 40), r.PID, firstLine(r.Version, 20), firstLine(queues, 40),
-				firstLine(strings.Join(r.Kinds, ","), 40), when(&r.HeartbeatAt))
-		}
-		return t.flush()
-	}
-	return c
+		return printRows(c, *output, views,
+			short("NAME", func(r replicaView) any { return r.Name }),
+			whole("STATE", func(r replicaView) any { return r.State }),
+			whole("RUNNING", func(r replicaView) any { return fmt.Sprintf("%d/%d", r.Running, r.Concurrency) }),
+			short("HOST", func(r replicaView) any { return r.Host }),
+			whole("PID", func(r replicaView) any { return r.PID }),
+			short("VERSION", func(r replicaView) any { return r.Version }),
+			short("QUEUES", func(r replicaView) any { return cmp.Or(strings.Join(r.Queues, ","), "all") }),
+			short("KINDS", func(r replicaView) any { return strings.Join(r.Kinds, ",") }),
+			whole("LAST HEARTBEAT", func(r replicaView) any { return when(&r.HeartbeatAt) }))
+	})
 }
 
 // replicaView is a replica as JSON.

@@ -1,6 +1,8 @@
 package cli
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -16,71 +18,70 @@ func schedulesCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "schedules",
 		Short: "List, show, preview, backfill, enable and disable schedules",
-		Long: `Schedules make tasks by cron. They are rows of onejob.schedules: add, change and
-delete them by plain SQL; a change takes effect within a second.
+		Long: `A schedule enqueues tasks at the times of a cron expression. Schedules are rows of
+onejob.schedules: insert, update and delete them with SQL. A change takes effect
+within a second.
 
-Times are shown in the schedule's own zone, with its offset at that moment.`,
+Times are in the schedule's own time zone, with its offset at that time.`,
 	}
 	c.AddCommand(schedulesList(), schedulesShow(), schedulesPreview(), schedulesBackfill(),
-		schedulesEnable("enable", "Let schedules make tasks again, from now on", true),
-		schedulesEnable("disable", "Keep schedules from making tasks", false))
+		schedulesEnable("enable", "Let schedules enqueue tasks again, from now on", true),
+		schedulesEnable("disable", "Stop schedules from enqueueing tasks", false))
 	return c
 }
 
 func schedulesList() *cobra.Command {
 	c := &cobra.Command{Use: "list", Short: "List schedules", Args: cobra.NoArgs}
-	path, output := configFlag(c), outputFlag(c)
-	c.RunE = func(c *cobra.Command, _ []string) error {
-		asJSON, err := output()
-		if err != nil {
-			return err
-		}
-		db, err := openStore(*path)
-		if err != nil {
-			return err
-		}
-		defer db.Close()
+	output := outputFlag(c)
+	return withStore(c, func(c *cobra.Command, _ []string, db *store.Store) error {
 		rows, err := db.Schedules(c.Context())
 		if err != nil {
 			return err
 		}
-		if asJSON {
-			if rows == nil {
-				rows = []store.ScheduleRow{}
-			}
-			return printJSON(c.OutOrStdout(), rows)
-		}
-		t := newTable(c.OutOrStdout())
-		t.row("NAME", "CRON", "ZONE", "KIND", "ENABLED", "NEXT", "LAST", "ERROR")
-		for _, r := range rows {
-			t.row(firstLine(r.Name, 40), r.Cron, r.TimeZone, r.Kind, r.Enabled, next(r), inZoneStored(r.LastAt, r.TimeZone), firstLine(or(r.Error), 60))
-		}
-		return t.flush()
-	}
-	return c
+		return printRows(c, *output, rows,
+			short("NAME", func(r store.ScheduleRow) any { return r.Name }),
+			short("CRON", func(r store.ScheduleRow) any { return r.Cron }),
+			short("ZONE", func(r store.ScheduleRow) any { return r.TimeZone }),
+			short("KIND", func(r store.ScheduleRow) any { return r.Kind }),
+			short("TARGET", func(r store.ScheduleRow) any { return target(r.Kind, r.Payload) }),
+			whole("ENABLED", func(r store.ScheduleRow) any { return r.Enabled }),
+			whole("NEXT", func(r store.ScheduleRow) any { return next(r) }),
+			whole("LAST", func(r store.ScheduleRow) any { return inZoneStored(r.LastAt, r.TimeZone) }),
+			short("ERROR", func(r store.ScheduleRow) any { return or(r.Error) }))
+	})
 }
 
-// shownOccurrences is how many due times "show" looks back.
+// schedule returns a schedule, and what Postgres' clock says. If there is none with
+// that name the error says which one may be meant.
+func schedule(ctx context.Context, db *store.Store, name string) (now time.Time, row store.ScheduleRow, err error) {
+	now, row, err = db.Schedule(ctx, name)
+	if errors.Is(err, store.ErrNoSchedule) {
+		err = noSchedule(ctx, db, name)
+	}
+	return now, row, err
+}
+
+func noSchedule(ctx context.Context, db *store.Store, name string) error {
+	known, err := namesOfSchedules(ctx, db)
+	if err != nil {
+		return err
+	}
+	return fmt.Errorf("schedule %s does not exist%s", name, didYouMean(name, known))
+}
+
+// shownOccurrences is the number of due times that "show" shows.
 const shownOccurrences = 20
 
 func schedulesShow() *cobra.Command {
 	c := &cobra.Command{
-		Use:   "show NAME",
-		Short: "Show a schedule and what became of its last due times",
-		Args:  cobra.ExactArgs(1),
+		Use:               "show NAME",
+		Short:             "Show a schedule and its last due times, each with its task or why it has none",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: completeNames(scheduleNames),
 	}
-	path, output := configFlag(c), outputFlag(c)
-	c.RunE = func(c *cobra.Command, args []string) error {
-		asJSON, err := output()
-		if err != nil {
-			return err
-		}
-		db, err := openStore(*path)
-		if err != nil {
-			return err
-		}
-		defer db.Close()
-		_, row, err := db.Schedule(c.Context(), args[0])
+	output := outputFlag(c)
+	return withStore(c, func(c *cobra.Command, args []string, db *store.Store) error {
+		_, row, err := schedule(c.Context(), db, args[0])
 		if err != nil {
 			return err
 		}
@@ -88,22 +89,18 @@ func schedulesShow() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if asJSON {
-			if occurrences == nil {
-				occurrences = []store.OccurrenceRow{}
-			}
+		if *output == formatJSON {
 			return printJSON(c.OutOrStdout(), struct {
 				store.ScheduleRow
 				Occurrences []store.OccurrenceRow `json:"occurrences"`
-			}{row, occurrences})
+			}{row, notNil(occurrences)})
 		}
 		return showSchedule(c.OutOrStdout(), row, occurrences)
-	}
-	return c
+	})
 }
 
 func showSchedule(w io.Writer, r store.ScheduleRow, occurrences []store.OccurrenceRow) error {
-	t := newTable(w)
+	var t table
 	t.line("schedule", r.Name)
 	t.line("cron", r.Cron)
 	t.line("time zone", r.TimeZone)
@@ -131,34 +128,30 @@ func showSchedule(w io.Writer, r store.ScheduleRow, occurrences []store.Occurren
 	t.line("timeout", or(r.Timeout))
 	t.line("keep for", or(r.KeepFor))
 	t.line("created", inZoneStored(&r.CreatedAt, r.TimeZone))
-	if len(occurrences) > 0 {
-		fmt.Fprintln(t.w)
-		t.row("DUE", "TASK", "STATUS")
+	if err := t.printLines(w); err != nil || len(occurrences) == 0 {
+		return err
 	}
+	fmt.Fprintln(w)
+	t = table{}
+	t.row("DUE", "TASK", "STATUS")
 	for _, o := range occurrences {
 		due := inZoneStored(&o.DueAt, r.TimeZone)
 		switch {
 		case o.TaskID == nil:
 			t.row(due, "", "skipped: "+or(o.Skipped))
 		case o.Status == nil:
-			t.row(due, *o.TaskID, "deleted since")
+			t.row(due, *o.TaskID, "deleted")
 		default:
 			t.row(due, *o.TaskID, *o.Status)
 		}
 	}
-	return t.flush()
+	return t.printLines(w)
 }
 
 // schedulesEnable makes a command that enables or disables the schedules named.
 func schedulesEnable(verb, short string, enabled bool) *cobra.Command {
-	c := &cobra.Command{Use: verb + " NAME...", Short: short, Args: cobra.MinimumNArgs(1)}
-	path := configFlag(c)
-	c.RunE = func(c *cobra.Command, names []string) error {
-		db, err := openStore(*path)
-		if err != nil {
-			return err
-		}
-		defer db.Close()
+	c := &cobra.Command{Use: verb + " NAME...", Short: short, Args: cobra.MinimumNArgs(1), ValidArgsFunction: completeNames(scheduleNames)}
+	return withStore(c, func(c *cobra.Command, names []string, db *store.Store) error {
 		failed := false
 		for _, name := range names {
 			found, err := db.EnableSchedule(c.Context(), name, enabled)
@@ -169,19 +162,17 @@ func schedulesEnable(verb, short string, enabled bool) *cobra.Command {
 				printf(c.OutOrStdout(), "schedule %s is %sd\n", name, verb)
 			} else {
 				failed = true
-				printf(c.ErrOrStderr(), "onejob: schedule %s: %v\n", name, store.ErrNoSchedule)
+				printf(c.ErrOrStderr(), "onejob: %v\n", noSchedule(c.Context(), db, name))
 			}
 		}
 		if failed {
 			return &exitError{exitFailure, nil}
 		}
 		return nil
-	}
-	return c
+	})
 }
 
-// next tells when a schedule comes due; nothing while the leader has yet to work
-// that out.
+// next returns when a schedule is due next, or "" until the leader has computed it.
 func next(r store.ScheduleRow) string {
 	if r.NeverDue {
 		return "never"
@@ -189,17 +180,9 @@ func next(r store.ScheduleRow) string {
 	return inZone(r.NextAt, r.TimeZone)
 }
 
-func location(zone string) *time.Location {
-	loc, err := time.LoadLocation(zone)
-	if err != nil {
-		return time.UTC
-	}
-	return loc
-}
-
-// parseMoment reads a time that a person gave: with its offset or, without one,
-// by the clock on the wall of a zone. A time that this clock leaves out, or shows
-// twice, is the one at which a schedule would come due.
+// parseMoment parses a time: with its offset or, without one, a local time of a zone.
+// A local time that does not exist, or exists twice, is the one at which a schedule
+// would be due.
 func parseMoment(text, zone string) (time.Time, error) {
 	if t, err := time.Parse(time.RFC3339, text); err == nil {
 		return t.In(location(zone)), nil
@@ -216,14 +199,14 @@ func parseMoment(text, zone string) (time.Time, error) {
 		}
 		return s.Next(wall.AddDate(0, 0, -2)), nil // before it in every zone
 	}
-	return time.Time{}, fmt.Errorf("%q is no time such as 2026-10-25T02:30:00+01:00, or 2026-10-25T02:30 for the schedule's zone", text)
+	return time.Time{}, fmt.Errorf("invalid time %q; write it as 2026-10-25T02:30:00+01:00, or as 2026-10-25T02:30 in the schedule's time zone", text)
 }
 
-// isEvery reports whether a line counts its due times from one to the next.
+// isEvery reports whether a cron expression counts each due time from the one before.
 func isEvery(cron string) bool { return strings.HasPrefix(cron, "@every ") }
 
-// dueFrom returns the due times from one time to another, both included, of a
-// line that reads them off the wall, and whether there are more than limit.
+// dueFrom returns the due times from one time to another, both included, of a cron
+// expression other than @every, and whether there are more than limit.
 func dueFrom(s tasks.Schedule, from, to time.Time, limit int) (dues []time.Time, more bool) {
 	for due := s.Next(from.Add(-1)); !due.IsZero() && !due.After(to); due = s.Next(due) {
 		if len(dues) == limit {

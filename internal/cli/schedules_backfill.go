@@ -3,7 +3,6 @@ package cli
 import (
 	"errors"
 	"fmt"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -12,8 +11,8 @@ import (
 	"onejob/tasks"
 )
 
-// A backfill of more due times than manyTasks wants --yes; one of more than
-// mostTasks is to be done in parts, each of which is one statement.
+// A backfill of more due times than manyTasks needs --yes. One of more than mostTasks
+// must be split: each backfill is one statement.
 const (
 	manyTasks = 10_000
 	mostTasks = 100_000
@@ -22,39 +21,31 @@ const (
 func schedulesBackfill() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "backfill NAME --from TIME --to TIME",
-		Short: "Make the tasks of due times that are past and have none",
-		Long: `Make the tasks of a schedule's due times from one time to another, both included,
-that are past and have no task: all of them or, if something goes wrong, none.
-Due times that were skipped, for whatever reason, become tasks; those that have a
-task keep it. The schedule goes on as before. It is safe while replicas run, and
-to repeat: a due time has at most one task.
+		Short: "Enqueue tasks for past due times that have none",
+		Long: `Enqueue tasks for a schedule's past due times that have none: those that were skipped,
+and those from before the schedule existed. --from and --to are included. Either all
+tasks are enqueued or, after an error, none. A due time never gets a second task, so
+it is safe to repeat the command, and to run it while replicas run. The schedule is
+not changed.
 
-A time is written as 2026-10-25T02:30:00+01:00, or as 2026-10-25T02:30 by the
-clock on the wall of the schedule's zone. Due times are worked out by the line as
-it is now. An @every line has no due times but those that it was counted through:
-of these the skipped ones are made.`,
+A time is written as 2026-10-25T02:30:00+01:00, or as 2026-10-25T02:30 in the
+schedule's time zone. Due times follow from the schedule's current cron expression.
+For @every, only due times that were skipped get tasks.`,
 		Example: `  onejob schedules backfill nightly --from 2026-10-01 --to 2026-10-07 --dry-run`,
 		Args:    cobra.ExactArgs(1),
+
+		ValidArgsFunction: completeNames(scheduleNames),
 	}
-	path, output := configFlag(c), outputFlag(c)
-	from := c.Flags().String("from", "", "the first `time`")
-	to := c.Flags().String("to", "", "the last `time`")
-	dryRun := c.Flags().Bool("dry-run", false, "tell what would be made, and make nothing")
-	yes := c.Flags().Bool("yes", false, fmt.Sprintf("also for more than %d due times", manyTasks))
-	c.RunE = func(c *cobra.Command, args []string) error {
-		asJSON, err := output()
-		if err != nil {
-			return err
-		}
+	output := outputFlag(c)
+	from := c.Flags().String("from", "", "first `time`")
+	to := c.Flags().String("to", "", "last `time`")
+	dryRun := c.Flags().Bool("dry-run", false, "show what would be enqueued, and enqueue nothing")
+	yes := c.Flags().Bool("yes", false, fmt.Sprintf("allow more than %d due times", manyTasks))
+	return withStore(c, func(c *cobra.Command, args []string, db *store.Store) error {
 		if *from == "" || *to == "" {
-			return usage(errors.New("both --from and --to are needed"))
+			return usage(errors.New("--from and --to are required"))
 		}
-		db, err := openStore(*path)
-		if err != nil {
-			return err
-		}
-		defer db.Close()
-		now, row, err := db.Schedule(c.Context(), args[0])
+		now, row, err := schedule(c.Context(), db, args[0])
 		if err != nil {
 			return err
 		}
@@ -81,9 +72,9 @@ of these the skipped ones are made.`,
 		case err != nil:
 			return err
 		case more && *yes:
-			return usage(fmt.Errorf("these are more than %d due times; do it in parts", mostTasks))
+			return usage(fmt.Errorf("there are more than %d due times; use a shorter range", mostTasks))
 		case more:
-			return usage(fmt.Errorf("these are more than %d due times; say --yes if that is what you want", manyTasks))
+			return usage(fmt.Errorf("there are more than %d due times; use --yes to enqueue them all", manyTasks))
 		}
 		missing, err := db.WithoutTask(c.Context(), row.ID, dues)
 		if err != nil {
@@ -99,25 +90,23 @@ of these the skipped ones are made.`,
 				return err
 			}
 		}
-		if asJSON {
+		if *output == formatJSON {
 			return printJSON(c.OutOrStdout(), made)
 		}
-		t := tabwriter.NewWriter(c.OutOrStdout(), 0, 0, 2, ' ', 0)
-		verb := "made"
+		verb := "enqueued"
 		if *dryRun {
-			verb = "would make"
+			verb = "would enqueue"
 		}
-		fmt.Fprintf(t, "%s %s of %s; %d had a task\n", verb, plural(len(made), "task"), plural(len(dues), "due time"), len(dues)-len(made))
+		fmt.Fprintf(c.OutOrStdout(), "%s %s for %s; %d had a task\n", verb, plural(len(made), "task"), plural(len(dues), "due time"), len(dues)-len(made))
 		for _, m := range made {
-			if *dryRun {
-				fmt.Fprintf(t, "%s\n", inZone(&m.DueAt, row.TimeZone))
-			} else {
-				fmt.Fprintf(t, "%s\ttask %d\n", inZone(&m.DueAt, row.TimeZone), m.TaskID)
+			fmt.Fprint(c.OutOrStdout(), inZone(&m.DueAt, row.TimeZone))
+			if !*dryRun {
+				fmt.Fprintf(c.OutOrStdout(), "  task %d", m.TaskID)
 			}
+			fmt.Fprintln(c.OutOrStdout())
 		}
-		return t.Flush()
-	}
-	return c
+		return nil
+	})
 }
 
 // dueBetween returns the due times of a schedule from first to last, and whether

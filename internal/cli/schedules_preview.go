@@ -3,7 +3,6 @@ package cli
 import (
 	"errors"
 	"fmt"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -20,32 +19,30 @@ type dueTime struct {
 func schedulesPreview() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "preview NAME | --cron LINE",
-		Short: "Show the next due times of a schedule, or of a line",
-		Long: `Show the next due times of a schedule or, without a database, of a cron line, in
-its zone. Those that a clock change moves or repeats are marked.
+		Short: "Show the next due times of a schedule or of a cron expression",
+		Long: `Show the next due times of a schedule or, without a database, of a cron expression, in
+its time zone. A note marks due times that a clock change moves or repeats.
 
---from is a time such as 2026-10-25T02:30:00+01:00, or 2026-10-25T02:30 by the
-clock on the wall of the zone. An @every line counts from there.`,
+--from is a time such as 2026-10-25T02:30:00+01:00, or 2026-10-25T02:30 in the time
+zone. @every counts from there.`,
 		Example: `  onejob schedules preview nightly
   onejob schedules preview --cron '30 2 * * *' --time-zone Europe/Berlin --from 2026-03-28 -n 3`,
 		Args: cobra.MaximumNArgs(1),
+
+		ValidArgsFunction: completeNames(scheduleNames),
 	}
 	path, output := configFlag(c), outputFlag(c)
-	n := c.Flags().IntP("number", "n", 10, "how many")
-	line := c.Flags().String("cron", "", "this `line` instead of a schedule's")
-	zone := c.Flags().String("time-zone", "UTC", "the line's `zone`")
-	from := c.Flags().String("from", "", "begin at this `time` instead of now")
+	n := c.Flags().IntP("number", "n", 10, "`number` of due times")
+	line := c.Flags().String("cron", "", "preview this `expression` instead of a schedule")
+	zone := c.Flags().String("time-zone", "UTC", "time `zone` of --cron")
+	from := c.Flags().String("from", "", "start at this `time` instead of now")
 	c.RunE = func(c *cobra.Command, args []string) error {
-		asJSON, err := output()
-		if err != nil {
-			return err
-		}
 		isLine := c.Flags().Changed("cron")
 		switch {
 		case isLine == (len(args) == 1):
-			return usage(errors.New("name a schedule, or give a line with --cron; one of the two"))
+			return usage(errors.New("give either the name of a schedule or --cron"))
 		case !isLine && c.Flags().Changed("time-zone"):
-			return usage(errors.New("--time-zone belongs to --cron; a schedule has its own"))
+			return usage(errors.New("--time-zone needs --cron; a schedule has its own time zone"))
 		case *n < 1 || *n > 10000:
 			return usage(fmt.Errorf("-n: %d is not between 1 and 10000", *n))
 		}
@@ -57,12 +54,12 @@ clock on the wall of the zone. An @every line counts from there.`,
 				return err
 			}
 			defer db.Close()
-			now, row, err := db.Schedule(c.Context(), args[0])
+			now, row, err := schedule(c.Context(), db, args[0])
 			if err != nil {
 				return err
 			}
 			if !row.Enabled {
-				printf(c.ErrOrStderr(), "onejob: schedule %s is disabled; it would come due:\n", row.Name)
+				printf(c.ErrOrStderr(), "onejob: schedule %s is disabled; if enabled, it would be due at:\n", row.Name)
 			}
 			*line, *zone, start, known = row.Cron, row.TimeZone, now, row.NextAt
 		}
@@ -77,22 +74,18 @@ clock on the wall of the zone. An @every line counts from there.`,
 			}
 		}
 		dues := nextDueTimes(s, *line, *zone, start, known, *n)
-		if asJSON {
+		if *output == formatJSON {
 			return printJSON(c.OutOrStdout(), dues)
 		}
 		if len(dues) == 0 {
-			printf(c.OutOrStdout(), "%s never comes due: the calendar has no such time in the five years after %s\n", *line, inZone(&start, *zone))
+			printf(c.OutOrStdout(), "%s is never due: no such time exists in the five years after %s\n", *line, inZone(&start, *zone))
 			return nil
 		}
-		t := tabwriter.NewWriter(c.OutOrStdout(), 0, 0, 2, ' ', tabwriter.DiscardEmptyColumns)
+		var t table
 		for _, d := range dues {
-			fmt.Fprint(t, d.DueAt.Format("Mon 2006-01-02 15:04:05 -07:00"))
-			if d.Note != "" {
-				fmt.Fprint(t, "\t", d.Note)
-			}
-			fmt.Fprintln(t)
+			t.row(d.DueAt.Format("Mon 2006-01-02 15:04:05 -07:00"), d.Note)
 		}
-		return t.Flush()
+		return t.printLines(c.OutOrStdout())
 	}
 	return c
 }
@@ -139,7 +132,7 @@ func clockNotes(line string, loc *time.Location) func(due time.Time) string {
 			}
 		}
 		if !end.IsZero() && !onWall(due).Before(onWall(end.In(loc))) {
-			return due.Format(minutes) + " comes twice: this is the first"
+			return due.Format(minutes) + " exists twice: this is the first"
 		}
 		return ""
 	}

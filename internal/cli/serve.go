@@ -25,28 +25,23 @@ import (
 	"onejob/worker"
 )
 
-// configFlag adds --config to a command.
-func configFlag(c *cobra.Command) *string {
-	return c.Flags().StringP("config", "c", os.Getenv("ONEJOB_CONFIG"), "YAML `file` with settings")
-}
-
 func serveCommand(handlers tasks.Kinds) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "serve",
 		Short: "Run a replica until SIGTERM or SIGINT",
-		Long: `Run a replica: claim due tasks, lock each in Consul, run it, write down how it
-ended. Start as many replicas as you like.
+		Long: `Run a replica: claim due tasks, lock each in Consul, run it and record its outcome.
+Start as many replicas as you like.
 
-SIGHUP: kinds, limits and log.level are read again from the configuration; what
-runs goes on. If the configuration is invalid the old one stays.
+SIGHUP reloads kinds, limits and log.level from the configuration. Running tasks
+continue. If the new configuration is invalid, the old one stays in force.
 
-SIGTERM or SIGINT: no more tasks are taken; what runs may go on for
-worker.shutdown_grace, is then cancelled and given back without using up an
-attempt. A second signal ends the grace at once.
+SIGTERM or SIGINT: the replica claims no more tasks. Running tasks may continue for
+worker.shutdown_grace; then they are cancelled and requeued, which does not use up an
+attempt. A second signal ends the grace period immediately.
 
-The process that you start is a supervisor. The work is done by its child, the
-working process. If that crashes the supervisor kills what it left behind, releases
-its locks and starts another one. Send signals to the supervisor: it passes them on.`,
+The process that you start is a supervisor; its child does the work. If the child
+crashes, the supervisor kills what it left running, releases its locks and starts a
+new one. Send signals to the supervisor, which passes them on.`,
 		Args: cobra.NoArgs,
 	}
 	path := configFlag(c)

@@ -19,11 +19,11 @@ import (
 
 // decode puts what was read into a setting or a block of them, and returns what
 // does not fit. What is left empty keeps its default. A value is accepted only
-// as what it was written as: 8 is no text, "8" and 8.5 are no whole numbers.
-// The errors do not repeat texts, which may be secrets at the wrong place.
+// as what it was written as: 8 is not a string, "8" and 8.5 are not whole numbers.
+// The errors do not repeat strings, which may be secrets in the wrong place.
 func decode(key string, from any, to reflect.Value) []error {
 	problem := func(want string) []error {
-		return []error{fmt.Errorf("%s: %s; it must be %s", cmp.Or(key, "the file"), written(from), want)}
+		return []error{fmt.Errorf("%s: must be %s (found %s)", cmp.Or(key, "the file"), want, written(from))}
 	}
 	if from == nil {
 		return nil
@@ -41,7 +41,7 @@ func decode(key string, from any, to reflect.Value) []error {
 		switch from.(type) {
 		case string, int:
 		default:
-			return problem("a text or a whole number")
+			return problem("a string or a whole number")
 		}
 		if err := own.UnmarshalText(fmt.Append(nil, from)); err != nil {
 			return problem(err.Error())
@@ -53,7 +53,7 @@ func decode(key string, from any, to reflect.Value) []error {
 	case reflect.String:
 		text, ok := from.(string)
 		if !ok {
-			return problem("a text; put it in quotes")
+			return problem("a string in quotes")
 		}
 		to.SetString(text)
 	case reflect.Bool:
@@ -106,13 +106,23 @@ func decode(key string, from any, to reflect.Value) []error {
 			if field, ok := fieldOf(to, name); ok {
 				errs = append(errs, decode(below, block[name], field)...)
 			} else {
-				errs = append(errs, fmt.Errorf("%s: there is no such setting; see config.example.yaml for those that there are", below))
+				errs = append(errs, fmt.Errorf("%s: unknown setting%s; see config.example.yaml", below, didYouMean(name, keysOf(to))))
 			}
 		}
 	default:
 		panic("no setting can be a " + to.Type().String())
 	}
 	return errs
+}
+
+// keysOf returns the names of the settings in a block.
+func keysOf(block reflect.Value) (keys []string) {
+	for i := range block.NumField() {
+		if key := block.Type().Field(i).Tag.Get("koanf"); key != "" && key != "-" {
+			keys = append(keys, key)
+		}
+	}
+	return keys
 }
 
 func fieldOf(block reflect.Value, key string) (reflect.Value, bool) {
@@ -128,17 +138,17 @@ func fieldOf(block reflect.Value, key string) (reflect.Value, bool) {
 func written(value any) string {
 	switch value.(type) {
 	case string:
-		return "this is a text"
+		return "a string"
 	case bool:
-		return "this is true or false"
+		return "true or false"
 	case []any:
-		return "this is a list"
+		return "a list"
 	case map[string]any:
-		return "this is a block"
+		return "a block"
 	case time.Time:
-		return "this is a date"
+		return "a date"
 	}
-	return "this is a number"
+	return "a number"
 }
 
 // environment returns the settings among environ as a tree of their paths, and
@@ -160,7 +170,7 @@ func environment(environ []string) (tree map[string]any, origin map[string]strin
 		case !ok && kubernetes.MatchString(name):
 			continue
 		case !ok:
-			errs = append(errs, fmt.Errorf("variable %s is no setting; see config.example.yaml for those that there are", name))
+			errs = append(errs, fmt.Errorf("variable %s: unknown setting%s; see config.example.yaml", name, didYouMean(name, slices.Sorted(maps.Keys(known)))))
 			continue
 		case text == "" && s.kind.Kind() != reflect.String:
 			continue
@@ -221,7 +231,7 @@ func (s setting) parse(text string) (any, error) {
 	}
 	m, err := yaml.Parser().Unmarshal([]byte("value: " + text))
 	if err != nil {
-		return nil, fmt.Errorf("not to be read as YAML: %w", err)
+		return nil, fmt.Errorf("invalid YAML: %w", err)
 	}
 	return m["value"], nil
 }

@@ -65,12 +65,12 @@ func supervise(ctx context.Context, path string, out io.Writer) error {
 func buryCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:    "bury",
-		Short:  "Make known that processes are dead, of which nothing is left: the supervisor runs this",
+		Short:  "Declare processes dead: the supervisor runs this",
 		Hidden: true,
 		Args:   cobra.NoArgs,
 	}
 	path := configFlag(c)
-	processes := c.Flags().StringArray("process", nil, "the `uuid` of a working process that is dead, with all that it started")
+	processes := c.Flags().StringArray("process", nil, "`uuid` of a dead working process")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		self, err := supervisor.Adopt(supervisedVariable)
 		if err != nil {

@@ -1,10 +1,11 @@
 package cli
 
 import (
-	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,80 +21,164 @@ import (
 func tasksCommand() *cobra.Command {
 	c := &cobra.Command{Use: "tasks", Short: "List, show, cancel and retry tasks"}
 	c.AddCommand(tasksList(), tasksShow(),
-		tasksChange("cancel", "Cancel waiting tasks now and running ones soon", "cancelled, or will be as soon as its replica has stopped it", "neither pending nor running", (*store.Store).Cancel),
-		tasksChange("retry", "Make tasks that are not running due now, with all their attempts", "due", "not there, or running", (*store.Store).Retry))
+		tasksChange("cancel", "Cancel tasks: pending ones at once, running ones within seconds",
+			"cancelled, or will be as soon as its replica has stopped it", "neither pending nor running", (*store.Store).Cancel, "pending", "running"),
+		tasksChange("retry", "Make tasks that are not running due now, with all their attempts",
+			"due", "running, or does not exist", (*store.Store).Retry, "failed", "cancelled"))
 	return c
 }
 
 func tasksList() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "list",
-		Short: "List tasks, the newest first",
-		Long: `List tasks, the newest first, a page at a time. Where there are more, stderr says
-which --before leads to the next page; -o json has it as next_before, which is
-null on the last page.
+		Short: "List tasks, newest first",
+		Long: `List tasks, newest first, one page at a time. If there are more, stderr says which
+--before leads to the next page. With -o json it is next_before, which is null on
+the last page.
 
---status failed and cancelled are found by an index, running and pending ones too
-as long as there are not thousands of them. For every other filter the newest
-tasks are looked at, --scan of them at most, so that a list never keeps Postgres
-busy for long. If that ends before the page is full, stderr says where to go on.`,
+  TARGET    the command, URL or statement; for other kinds the payload
+  AGE       since the task was created
+  DURATION  of the last attempt
+  DETAIL    pending: when it is due, and the error of the last attempt
+            running: on which replica
+            otherwise: the error
+
+On a terminal, long cells are cut to fit. In a pipe nothing is cut.
+
+An index serves --status failed and cancelled, and running and pending as long as
+there are fewer than some thousands of them. Any other filter reads the newest
+tasks, at most --scan of them, so that a list never keeps Postgres busy for long. If
+that ends before the page is full, stderr says where to continue.`,
 		Example: `  onejob tasks list --status failed --kind exec
   onejob tasks list --status failed -o json | jq '.tasks[].id'`,
 		Args: cobra.NoArgs,
 	}
-	path, output := configFlag(c), outputFlag(c)
+	output := outputFlag(c)
+	status := choiceFlag(c, "status", "", "", "only tasks in this `status`: "+strings.Join(statuses, ", "), statuses...)
 	var f store.Filter
-	c.Flags().StringVar(&f.Status, "status", "", "only pending, running, succeeded, failed or cancelled ones")
-	c.Flags().StringVar(&f.Kind, "kind", "", "only this kind")
-	c.Flags().StringVar(&f.Queue, "queue", "", "only this queue")
-	c.Flags().IntVar(&f.Limit, "limit", 50, fmt.Sprintf("at most this many, 1 to %d", mostListed))
+	c.Flags().StringVar(&f.Kind, "kind", "", "only tasks of this `kind`")
+	c.Flags().StringVar(&f.Queue, "queue", "", "only tasks in this `queue`")
+	c.Flags().IntVar(&f.Limit, "limit", 50, fmt.Sprintf("the `number` of tasks on a page, 1 to %d", mostListed))
 	c.Flags().Int64Var(&f.Before, "before", 0, "only tasks older than the one with this `ID`")
-	c.Flags().IntVar(&f.Scan, "scan", store.DefaultScan, "how many tasks to look at, at most")
-	c.RunE = func(c *cobra.Command, _ []string) error {
-		asJSON, err := output()
-		if err != nil {
-			return err
-		}
-		if statuses := []string{"", "pending", "running", "succeeded", "failed", "cancelled"}; !slices.Contains(statuses, f.Status) {
-			return usage(fmt.Errorf("--status: %q is none of%s", f.Status, strings.Join(statuses, " ")))
-		}
-		switch {
-		case f.Limit < 1:
-			return usage(fmt.Errorf("--limit: %d is not above zero", f.Limit))
-		case f.Limit > mostListed:
-			return usage(fmt.Errorf("--limit: %d is above %d; use pages, see --before", f.Limit, mostListed))
+	c.Flags().IntVar(&f.Scan, "scan", store.DefaultScan, "read at most this `number` of tasks")
+	complete(c, "kind", completeValue(kindNames))
+	complete(c, "queue", completeValue(queueNames))
+	return withStore(c, func(c *cobra.Command, _ []string, db *store.Store) error {
+		switch f.Status = *status; {
+		case f.Limit < 1 || f.Limit > mostListed:
+			return usage(fmt.Errorf("--limit: %d is not between 1 and %d; for more, use pages (--before)", f.Limit, mostListed))
 		case f.Scan < 1:
 			return usage(fmt.Errorf("--scan: %d is not above zero", f.Scan))
 		case c.Flags().Changed("before") && f.Before < 1:
-			return usage(fmt.Errorf("--before: %d is not a task ID", f.Before))
+			return usage(fmt.Errorf("--before: invalid task ID %d", f.Before))
 		}
-		db, err := openStore(*path)
-		if err != nil {
-			return err
-		}
-		defer db.Close()
 		page, err := db.List(c.Context(), f)
 		if err != nil {
 			return err
 		}
+		stderr := c.ErrOrStderr()
 		switch {
 		case page.Cut:
-			fmt.Fprintf(c.ErrOrStderr(), "onejob: looked at tasks down to ID %d; continue with --before %[1]d, or look at more with --scan\n", page.Next)
+			fmt.Fprintf(stderr, "onejob: read tasks down to ID %d; continue with --before %[1]d, or read more with --scan\n", page.Next)
 		case page.Next != 0:
-			fmt.Fprintf(c.ErrOrStderr(), "onejob: there are more; the next page is --before %d\n", page.Next)
+			fmt.Fprintf(stderr, "onejob: there are more; the next page is --before %d\n", page.Next)
+		case len(page.Rows) == 0 && f.Kind+f.Queue != "":
+			names, err := db.Names(c.Context())
+			if err != nil {
+				return err
+			}
+			noteUnknown(stderr, "kind", f.Kind, names.Kinds)
+			noteUnknown(stderr, "queue", f.Queue, names.Queues)
 		}
-		if asJSON {
+		if *output == formatJSON {
 			return printJSON(c.OutOrStdout(), pageViewOf(page))
 		}
-		t := newTable(c.OutOrStdout())
-		t.row("ID", "KIND", "STATUS", "QUEUE", "PRIORITY", "ATTEMPT", "RUN AT", "REPLICA", "ERROR")
-		for _, r := range page.Rows {
-			t.row(r.ID, r.Kind, r.Status, r.Queue, r.Priority, fmt.Sprintf("%d/%d", r.Attempt, r.MaxAttempts),
-				runAt(r), or(r.Replica), firstLine(or(r.Error), 60))
-		}
-		return t.flush()
+		now := store.Time{At: page.Now}
+		return printRows(c, *output, page.Rows,
+			whole("ID", func(r store.Row) any { return r.ID }),
+			short("KIND", func(r store.Row) any { return r.Kind }),
+			short("TARGET", func(r store.Row) any { return target(r.Kind, r.Payload) }),
+			whole("STATUS", func(r store.Row) any { return r.Status }),
+			short("QUEUE", func(r store.Row) any { return r.Queue }),
+			whole("ATTEMPT", func(r store.Row) any { return fmt.Sprintf("%d/%d", r.Attempt, r.MaxAttempts) }),
+			whole("AGE", func(r store.Row) any { return between(r.CreatedAt, now) }),
+			whole("DURATION", func(r store.Row) any { return duration(r, now) }),
+			short("DETAIL", func(r store.Row) any { return detail(r, now) }))
+	})
+}
+
+var statuses = []string{"pending", "running", "succeeded", "failed", "cancelled"}
+
+// noteUnknown says that nothing has a name, if that is so.
+func noteUnknown(w io.Writer, what, name string, known []string) {
+	if name != "" && !slices.Contains(known, name) {
+		printf(w, "onejob: no replica, schedule or recent task has %s %s%s\n", what, strconv.Quote(name), didYouMean(name, known))
 	}
-	return c
+}
+
+// target says what a task works on: the command of an exec task, the URL of an http
+// task without its query, the statement of an sql task, and the payload of any other.
+func target(kind string, payload json.RawMessage) string {
+	var p struct {
+		Command   string
+		Args      []string
+		Method    string
+		URL       string
+		Statement string
+	}
+	builtIn := json.Unmarshal(payload, &p) == nil
+	switch {
+	case builtIn && kind == "exec" && p.Command != "":
+		return strings.Join(append([]string{p.Command}, p.Args...), " ")
+	case builtIn && kind == "http" && p.URL != "":
+		u, err := url.Parse(p.URL)
+		if err != nil {
+			return ""
+		}
+		u.RawQuery, u.User = "", nil // may hold secrets
+		return strings.TrimSpace(p.Method + " " + u.String())
+	case builtIn && kind == "sql" && p.Statement != "":
+		return p.Statement
+	case string(payload) == "{}":
+		return ""
+	}
+	return string(payload)
+}
+
+// duration returns how long the last attempt took, or has been running.
+func duration(r store.Row, now store.Time) string {
+	switch {
+	case r.StartedAt == nil:
+		return ""
+	case r.Status == "running":
+		return between(*r.StartedAt, now)
+	case r.FinishedAt != nil:
+		return between(*r.StartedAt, *r.FinishedAt)
+	}
+	return ""
+}
+
+// detail says of a task what is worth knowing first.
+func detail(r store.Row, now store.Time) string {
+	switch r.Status {
+	case "running":
+		if r.CancelRequested {
+			return "on " + or(r.Replica) + ", cancel requested"
+		}
+		return "on " + or(r.Replica)
+	case "pending":
+		due := runAt(r)
+		if ahead, ok := r.RunAt.Sub(now); ok && ahead > 0 {
+			due = "due in " + between(now, r.RunAt)
+		} else if ok {
+			due = "due for " + between(r.RunAt, now)
+		}
+		if r.Error != nil && r.Attempt > 0 {
+			due += ": " + *r.Error
+		}
+		return due
+	}
+	return or(r.Error)
 }
 
 // mostListed is the longest page.
@@ -106,10 +191,7 @@ type pageView struct {
 }
 
 func pageViewOf(p store.Page) pageView {
-	v := pageView{Tasks: p.Rows}
-	if v.Tasks == nil {
-		v.Tasks = []store.Row{}
-	}
+	v := pageView{Tasks: notNil(p.Rows)}
 	if p.Next != 0 {
 		v.NextBefore = &p.Next
 	}
@@ -125,13 +207,14 @@ func runAt(r store.Row) string {
 }
 
 func tasksShow() *cobra.Command {
-	c := &cobra.Command{Use: "show ID", Short: "Show a task and its attempts", Args: cobra.ExactArgs(1)}
+	c := &cobra.Command{
+		Use:               "show ID",
+		Short:             "Show a task and its attempts",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: completeNames(taskIDs("")),
+	}
 	path, output := configFlag(c), outputFlag(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
-		asJSON, err := output()
-		if err != nil {
-			return err
-		}
 		id, err := taskID(args[0])
 		if err != nil {
 			return err
@@ -145,14 +228,11 @@ func tasksShow() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if asJSON {
-			if attempts == nil {
-				attempts = []store.AttemptRow{}
-			}
+		if *output == formatJSON {
 			return printJSON(c.OutOrStdout(), struct {
 				store.Row
 				Attempts []store.AttemptRow `json:"attempts"`
-			}{row, attempts})
+			}{row, notNil(attempts)})
 		}
 		return showTask(c.OutOrStdout(), row, attempts, cfg.Consul.Prefix)
 	}
@@ -160,12 +240,12 @@ func tasksShow() *cobra.Command {
 }
 
 func showTask(w io.Writer, r store.Row, attempts []store.AttemptRow, prefix string) error {
-	t := newTable(w)
+	var t table
 	t.line("task", r.ID)
 	t.line("kind", r.Kind)
 	t.line("status", r.Status)
 	if r.CancelRequested && r.Status == "running" {
-		t.line("", "somebody asked to cancel it")
+		t.line("", "cancel requested")
 	}
 	t.line("payload", firstLine(string(r.Payload), 200))
 	t.line("queue", r.Queue)
@@ -173,6 +253,7 @@ func showTask(w io.Writer, r store.Row, attempts []store.AttemptRow, prefix stri
 	t.line("lock key", or(r.LockKey))
 	if r.Status == "running" {
 		t.line("in Consul", strings.Join(consul.TaskKeys(prefix, r.ID, r.LockKey), ", or if another task has that: "))
+		t.line("session", or(r.Session))
 	}
 	t.line("limit", or(r.LimitName))
 	t.line("unique key", or(r.UniqueKey))
@@ -191,7 +272,7 @@ func showTask(w io.Writer, r store.Row, attempts []store.AttemptRow, prefix stri
 	t.line("replica", or(r.Replica))
 	t.line("result", firstLine(string(r.Result), 200))
 	t.line("error", or(r.Error))
-	if err := t.flush(); err != nil {
+	if err := t.printLines(w); err != nil {
 		return err
 	}
 	for _, a := range attempts {
@@ -220,11 +301,11 @@ func showAttempt(w io.Writer, a store.AttemptRow) {
 	}
 }
 
-// tasksChange makes a command that does something to each of the tasks named.
-func tasksChange(verb, short, done, refused string, do func(*store.Store, context.Context, int64) (bool, error)) *cobra.Command {
-	c := &cobra.Command{Use: verb + " ID...", Short: short, Args: cobra.MinimumNArgs(1)}
-	path := configFlag(c)
-	c.RunE = func(c *cobra.Command, args []string) error {
+// tasksChange makes a command that does something to each of the tasks named. A shell
+// completes the IDs of tasks in the statuses.
+func tasksChange(verb, short, done, refused string, do func(*store.Store, context.Context, int64) (bool, error), statuses ...string) *cobra.Command {
+	c := &cobra.Command{Use: verb + " ID...", Short: short, Args: cobra.MinimumNArgs(1), ValidArgsFunction: completeNames(taskIDs(statuses...))}
+	return withStore(c, func(c *cobra.Command, args []string, db *store.Store) error {
 		ids := make([]int64, len(args))
 		for i, arg := range args {
 			var err error
@@ -232,11 +313,6 @@ func tasksChange(verb, short, done, refused string, do func(*store.Store, contex
 				return err
 			}
 		}
-		db, err := openStore(*path)
-		if err != nil {
-			return err
-		}
-		defer db.Close()
 		failed := 0
 		for _, id := range ids {
 			ok, err := do(db, c.Context(), id)
@@ -254,16 +330,13 @@ func tasksChange(verb, short, done, refused string, do func(*store.Store, contex
 			return &exitError{exitFailure, nil}
 		}
 		return nil
-	}
-	return c
+	})
 }
 
 func taskID(s string) (int64, error) {
 	id, err := strconv.ParseInt(s, 10, 64)
 	if err != nil || id < 1 {
-		return 0, usage(fmt.Errorf("%q is no task's id", s))
+		return 0, usage(fmt.Errorf("invalid task ID %q", s))
 	}
 	return id, nil
 }
-
-func or(s *string) string { return *cmp.Or(s, new(string)) }

@@ -1,0 +1,88 @@
+package cli
+
+import (
+	"context"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"onejob/lock/consul"
+	"onejob/store"
+)
+
+// What leads from a command line to Postgres and Consul.
+
+// configFlag adds --config to a command.
+func configFlag(c *cobra.Command) *string {
+	return c.Flags().StringP("config", "c", os.Getenv("ONEJOB_CONFIG"), "YAML `file` with settings")
+}
+
+// withStore makes run what c does, with the store that the configuration names.
+func withStore(c *cobra.Command, run func(c *cobra.Command, args []string, db *store.Store) error) *cobra.Command {
+	path := configFlag(c)
+	c.RunE = func(c *cobra.Command, args []string) error {
+		db, err := openStore(*path)
+		if err != nil {
+			return err
+		}
+		defer db.Close()
+		return run(c, args, db)
+	}
+	return c
+}
+
+// openStore opens the store that the configuration names, for one command.
+func openStore(configPath string) (*store.Store, error) {
+	db, _, err := openConfigured(configPath)
+	return db, err
+}
+
+// openConfigured also returns the configuration.
+func openConfigured(configPath string) (*store.Store, Config, error) {
+	cfg, err := loadConfig(configPath, os.Environ())
+	if err != nil {
+		return nil, cfg, err
+	}
+	db, err := store.Open(cfg.storeConfig())
+	if err != nil {
+		return nil, cfg, usage(err)
+	}
+	return db, cfg, nil
+}
+
+// both reads the configuration, and prepares access to Postgres and to Consul.
+func both(path string) (cfg Config, db *store.Store, locks *consul.Locker, err error) {
+	if db, cfg, err = openConfigured(path); err != nil {
+		return cfg, nil, nil, err
+	}
+	if locks, err = consul.New(cfg.consulConfig()); err != nil {
+		db.Close()
+		return cfg, nil, nil, usage(err)
+	}
+	return cfg, db, locks, nil
+}
+
+// stopped returns err, or nil if ctx has ended: then it was asked to stop.
+func stopped(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// hostname returns this machine's name, or "" if it has none.
+func hostname() string {
+	h, err := os.Hostname()
+	if err != nil {
+		return ""
+	}
+	return h
+}
+
+// envOr returns a variable of the environment, or otherwise if it is empty.
+func envOr(name, otherwise string) string {
+	if v := os.Getenv(name); v != "" {
+		return v
+	}
+	return otherwise
+}
