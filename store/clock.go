@@ -39,32 +39,20 @@ UPDATE onejob.tasks
  WHERE id = ANY (ARRAY(SELECT id FROM early))
 RETURNING true`
 
-// AfterSetBack repairs what was written while Postgres' clock was ahead, once it has been
-// set back: pending tasks that were to be due at once are, and due times that lie ahead
-// again, for which no task was made, are forgotten, so that they come due when it is time.
-// It returns how many of each. It reads all pending tasks.
-func (s *Store) AfterSetBack(ctx context.Context) (due, forgotten int, err error) {
+// AfterSetBack makes pending tasks due that were to be due at once, and were enqueued while
+// Postgres' clock was ahead. It returns how many. It reads all pending tasks.
+func (s *Store) AfterSetBack(ctx context.Context) (due int, err error) {
 	for _, limit := range []string{"limit_name IS NULL", "limit_name IS NOT NULL"} {
 		for more := true; more; {
 			rows, err := s.short(ctx, strings.Replace(dueAtOnceSQL, "{limit}", limit, 1))
 			if err != nil {
-				return due, 0, fmt.Errorf("make tasks due after the clock was set back: %w", err)
+				return due, fmt.Errorf("make tasks due after the clock was set back: %w", err)
 			}
 			due += rows
 			more = rows > 0
 		}
 	}
-	forgotten, err = s.short(ctx, `
-DELETE FROM onejob.occurrences o
- USING onejob.schedules s
- WHERE o.schedule_id = s.id
-   AND o.due_at > clock_timestamp()
-   AND o.task_id IS NULL
-RETURNING true`)
-	if err != nil {
-		return due, 0, fmt.Errorf("forget due times after the clock was set back: %w", err)
-	}
-	return due, forgotten, nil
+	return due, nil
 }
 
 // short runs a statement within the time for one, and counts its rows.
@@ -94,18 +82,38 @@ SELECT id, name, cron, time_zone, next_at, clock_timestamp()
 	return list, nil
 }
 
-// SetNext sets when a schedule comes due next, unless it has changed since it was read.
-func (s *Store) SetNext(ctx context.Context, a tasks.ScheduleAhead, next time.Time) (bool, error) {
-	n, err := s.short(ctx, `
-UPDATE onejob.schedules
-   SET next_at = $5
- WHERE id = $1
-   AND cron = $2
-   AND time_zone = $3
-   AND next_at = $4
-RETURNING true`, a.ID, a.Cron, a.Zone, a.Next, next)
-	if err != nil {
-		return false, fmt.Errorf("set when schedule %s comes due: %w", a.Name, err)
+// SetNext sets when a schedule comes due next, unless it has changed since it was read, and
+// forgets its due times from then on that have no task. It returns how many those were.
+//
+// Both are one statement. A leader that forgot due times and was stopped before it set the
+// schedule back would leave them without a task and without a reason.
+func (s *Store) SetNext(ctx context.Context, a tasks.ScheduleAhead, next time.Time) (set bool, forgotten int, err error) {
+	type answer struct {
+		Set       bool
+		Forgotten int
 	}
-	return n > 0, nil
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	answers, err := query(ctx, s.pool, pgx.RowToStructByPos[answer], `
+WITH moved AS (
+    UPDATE onejob.schedules
+       SET next_at = $5
+     WHERE id = $1
+       AND cron = $2
+       AND time_zone = $3
+       AND next_at = $4
+ RETURNING id
+), forgotten AS (
+    DELETE FROM onejob.occurrences o
+     USING moved
+     WHERE o.schedule_id = moved.id
+       AND o.due_at >= $5
+       AND o.task_id IS NULL
+ RETURNING true
+)
+SELECT EXISTS (SELECT FROM moved), (SELECT count(*) FROM forgotten)`, a.ID, a.Cron, a.Zone, a.Next, next)
+	if err != nil {
+		return false, 0, fmt.Errorf("set when schedule %s comes due: %w", a.Name, err)
+	}
+	return answers[0].Set, answers[0].Forgotten, nil
 }

@@ -25,7 +25,7 @@ func (s *Store) Forget() {
 }
 
 // Idle makes the next claim of this sort begin with a plain look.
-func (s *Store) Idle(c tasks.Claim) {
+func Idle(s *Store, c tasks.Claim) {
 	l := s.lanesOf(c)
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -10,6 +10,7 @@ import (
 	"github.com/google/uuid"
 	"pgregory.net/rapid"
 
+	"onejob/store"
 	"onejob/tasks"
 )
 
@@ -104,7 +105,7 @@ func TestClaimsAgreeWithTheOracle(t *testing.T) {
 			c.Limit = rapid.SampledFrom([]string{"", "", "l"}).Draw(r, "limit")
 			c.Max = rapid.IntRange(1, 70).Draw(r, "max")
 			if rapid.Bool().Draw(r, "after idleness") {
-				b.Idle(c)
+				store.Idle(b.Store, c)
 			}
 			want := oracle(table, c)
 			var got []int64

@@ -53,7 +53,7 @@ func (w *Worker) watchClock(ctx context.Context) {
 
 // afterSetBack makes things as if the clock had not been ahead, as far as that can be had.
 func (w *Worker) afterSetBack(ctx context.Context) error {
-	due, forgotten, err := w.Store.AfterSetBack(ctx)
+	due, err := w.Store.AfterSetBack(ctx)
 	if err != nil {
 		return err
 	}
@@ -61,7 +61,7 @@ func (w *Worker) afterSetBack(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	pulled := 0
+	pulled, forgotten := 0, 0
 	for _, a := range list {
 		s, err := tasks.ParseSchedule(a.Cron, a.Zone)
 		if err != nil {
@@ -71,12 +71,13 @@ func (w *Worker) afterSetBack(ctx context.Context) error {
 		if next.IsZero() || !next.Before(a.Next) {
 			continue
 		}
-		set, err := w.Store.SetNext(ctx, a, next)
+		set, n, err := w.Store.SetNext(ctx, a, next)
 		if err != nil {
 			return err
 		}
 		if set {
 			pulled++
+			forgotten += n
 		}
 	}
 	if due+forgotten+pulled > 0 {

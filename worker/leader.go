@@ -24,9 +24,9 @@ type LeaderStore interface {
 	HeldSnapshots(ctx context.Context, longerThan time.Duration) ([]tasks.HeldSnapshot, error)
 	Overlaps(ctx context.Context, max int) (list []tasks.Overlap, total int, err error)
 	Clock(ctx context.Context) (now, started time.Time, err error)
-	AfterSetBack(ctx context.Context) (due, forgotten int, err error)
+	AfterSetBack(ctx context.Context) (due int, err error)
 	SchedulesAhead(ctx context.Context) ([]tasks.ScheduleAhead, error)
-	SetNext(ctx context.Context, a tasks.ScheduleAhead, next time.Time) (bool, error)
+	SetNext(ctx context.Context, a tasks.ScheduleAhead, next time.Time) (set bool, forgotten int, err error)
 }
 
 // lead does what one replica does for all, whenever it is the leader, until ctx

@@ -2,7 +2,9 @@ package testenv
 
 import (
 	"context"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -43,14 +45,22 @@ func Lifecycle(t testing.TB, dsn string, with ...func(*lifecycle.Config)) {
 			t.Errorf("testenv: %v", err)
 		}
 		const most = 20
-		for i, illegal := range c.Replay(steps).Illegal {
+		illegal := slices.DeleteFunc(c.Replay(steps).Illegal, func(i lifecycle.Illegal) bool { return clockSet(i.Step) })
+		for i, step := range illegal {
 			if i == most {
 				t.Errorf("and more illegal steps")
 				break
 			}
-			t.Errorf("illegal step: %v", illegal)
+			t.Errorf("illegal step: %v", step)
 		}
 	})
+}
+
+// clockSet reports whether Postgres' clock was set in the transaction of a step, as some
+// tests do. The times in such a step do not fit together.
+func clockSet(s lifecycle.Step) bool {
+	took := s.Noted.Sub(s.Began)
+	return took < 0 || took > 30*time.Minute
 }
 
 func connected(ctx context.Context, dsn string, f func(*pgx.Conn) error) error {

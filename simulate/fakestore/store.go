@@ -275,14 +275,14 @@ func (s *Store) Clock(ctx context.Context) (at, started time.Time, err error) {
 }
 
 // AfterSetBack implements worker.LeaderStore.
-func (s *Store) AfterSetBack(context.Context) (int, int, error) { return 0, 0, nil }
+func (s *Store) AfterSetBack(context.Context) (int, error) { return 0, nil }
 
 // SchedulesAhead implements worker.LeaderStore.
 func (s *Store) SchedulesAhead(context.Context) ([]tasks.ScheduleAhead, error) { return nil, nil }
 
 // SetNext implements worker.LeaderStore.
-func (s *Store) SetNext(context.Context, tasks.ScheduleAhead, time.Time) (bool, error) {
-	return false, nil
+func (s *Store) SetNext(context.Context, tasks.ScheduleAhead, time.Time) (bool, int, error) {
+	return false, 0, nil
 }
 
 func number(n int64) string { return strconv.FormatInt(n, 10) }
