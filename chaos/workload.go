@@ -54,6 +54,7 @@ type workload struct {
 	enqueued map[int64]*judge.Enqueued
 	recent   []int64
 	doubtful map[string]judge.Enqueued // by token, those whose INSERT was not answered
+	crowded  bool                      // so many rows wait for the narrow limit that more would not be done in time
 	batches  int                       // INSERTs
 	errors   int                       // those that failed, or were not answered
 }
@@ -150,7 +151,7 @@ func (w *workload) next() row {
 	if t.limit != nil && t.kind == "sql" {
 		t.kind = "exec" // what an sql task does is seen when it is done, too late for a limit
 	}
-	if !w.limits {
+	if !w.limits || w.crowded && t.limit != nil && *t.limit == "narrow" {
 		t.limit, d.Limit = nil, ""
 	}
 	if t.kind == "sql" || t.kind == "noop" {
@@ -224,6 +225,11 @@ INSERT INTO onejob.tasks (kind, payload, lock_key, limit_name, unique_key, max_a
 VALUES ($1, $2, $3, $4, $5, $6, $7::text::interval, $8, now() + $9 * interval '1 millisecond')
 RETURNING id, chaos.clock()`, t.kind, t.payload, t.key, t.limit, t.token, t.maxAttempts, t.timeout, t.priority, t.delayInMS)
 	}
+	// Two slots do a hundred of the narrow limit's rows a minute, and fewer while faults
+	// keep slots busy.
+	pending.Queue(`
+SELECT count(*) = 200
+  FROM (SELECT FROM onejob.tasks WHERE status = 'pending' AND limit_name = 'narrow' LIMIT 200) waiting`)
 	var ids []int64
 	var inserted []time.Time
 	err := pgx.BeginFunc(ctx, w.c.operator, func(tx pgx.Tx) error {
@@ -236,6 +242,9 @@ RETURNING id, chaos.clock()`, t.kind, t.payload, t.key, t.limit, t.token, t.maxA
 				return err
 			}
 			ids, inserted = append(ids, id), append(inserted, now)
+		}
+		if err := answers.QueryRow().Scan(&w.crowded); err != nil {
+			return err
 		}
 		return answers.Close()
 	})
