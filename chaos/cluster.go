@@ -18,8 +18,8 @@ import (
 	"github.com/hashicorp/consul/api"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"onejob/chaos/judge"
-	"onejob/chaos/witness"
+	"onejob/chaos/checker"
+	"onejob/chaos/observer"
 	"onejob/internal/proxy"
 	"onejob/internal/servers"
 )
@@ -42,14 +42,14 @@ type cluster struct {
 
 	witness *process
 	home    io.Closer // closing it sends the witness home
-	where   witness.Where
-	desk    witness.Desk
+	where   observer.Where
+	desk    observer.Desk
 
 	marks  atomic.Int64
 	helped atomic.Int64 // how often a person was called
 
 	clock      sync.Mutex
-	clockSteps []judge.ClockStep // of Postgres
+	clockSteps []checker.ClockStep // of Postgres
 
 	// One fault at a time takes servers away. What else goes on is up to the
 	// plan.
@@ -97,7 +97,7 @@ func startCluster(ctx context.Context, dir string, s settings, say func(string, 
 	if err := errors.Join(pgErr, consulErr, rabbitErr); err != nil {
 		return c, err
 	}
-	config, err := pgxpool.ParseConfig(c.dsn(judge.Operator))
+	config, err := pgxpool.ParseConfig(c.dsn(checker.Operator))
 	if err != nil {
 		return c, err
 	}
@@ -128,19 +128,19 @@ func (c *cluster) startWitness() error {
 	if err := json.NewDecoder(out).Decode(&c.where); err != nil {
 		return err
 	}
-	c.desk = witness.Desk{URL: c.where.FarEnd}
+	c.desk = observer.Desk{URL: c.where.FarEnd}
 	return nil
 }
 
 // sendWitnessHome ends the witness and returns what it has seen.
-func (c *cluster) sendWitnessHome() (witness.Seen, error) {
+func (c *cluster) sendWitnessHome() (observer.Seen, error) {
 	_ = c.home.Close()
 	select {
 	case <-c.witness.exited:
 	case <-time.After(time.Minute):
-		return witness.Seen{}, errors.New("the witness does not go home")
+		return observer.Seen{}, errors.New("the witness does not go home")
 	}
-	return witness.Load(filepath.Join(c.dir, "witness.json"))
+	return observer.Load(filepath.Join(c.dir, "witness.json"))
 }
 
 // addReplicas starts n replicas of s, spread over the hosts.
@@ -278,7 +278,7 @@ func (c *cluster) awaitCommands() {
 	}
 	_ = eventually(context.Background(), 15*time.Second, "all commands have ended", func() error {
 		stays, err := c.desk.Inside()
-		if err == nil && slices.ContainsFunc(stays, func(s witness.Stay) bool { return s.PID != 0 }) {
+		if err == nil && slices.ContainsFunc(stays, func(s observer.Stay) bool { return s.PID != 0 }) {
 			err = errors.New("some run")
 		}
 		return err

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"onejob/chaos/judge"
+	"onejob/chaos/checker"
 )
 
 func TestChooseSubjects(t *testing.T) {
@@ -24,8 +24,8 @@ func TestChooseSubjects(t *testing.T) {
 // onejob's report stays as it is beside the comparison, only onejob can be
 // guilty, and what cannot be known of the others is not there.
 func TestOutcome(t *testing.T) {
-	ours := &report{Verdict: &judge.Verdict{Refused: 3}, Seed: 7}
-	theirs := &report{Verdict: &judge.Verdict{Overlaps: 2, Violations: []string{"overlap: a", "overlap: b"}}, Seed: 7}
+	ours := &report{Verdict: &checker.Verdict{Refused: 3}, Seed: 7}
+	theirs := &report{Verdict: &checker.Verdict{Overlaps: 2, Violations: []string{"overlap: a", "overlap: b"}}, Seed: 7}
 	o := outcome{report: ours, Comparison: []column{newColumn(onejobName, ours), newColumn("naive", theirs)}}
 	if o.guilty() || (outcome{Comparison: o.Comparison}).guilty() {
 		t.Error("guilty for what another did")

@@ -5,8 +5,8 @@ import (
 	"sync"
 	"time"
 
-	"onejob/chaos/judge"
-	"onejob/chaos/witness"
+	"onejob/chaos/checker"
+	"onejob/chaos/observer"
 )
 
 // delays are the times by which this program was late, though it asked for nothing but to
@@ -15,7 +15,7 @@ type delays struct {
 	stop func()
 
 	mu   sync.Mutex
-	list []judge.Delay
+	list []checker.Delay
 }
 
 const (
@@ -37,7 +37,7 @@ func watchDelays() *delays {
 			}
 			if late := time.Since(due); late >= delayCount {
 				d.mu.Lock()
-				d.list = append(d.list, judge.Delay{Begin: witness.At(due), For: late})
+				d.list = append(d.list, checker.Delay{Begin: observer.At(due), For: late})
 				d.mu.Unlock()
 			}
 		}
@@ -46,7 +46,7 @@ func watchDelays() *delays {
 }
 
 // end stops the watch and returns what it saw.
-func (d *delays) end() []judge.Delay {
+func (d *delays) end() []checker.Delay {
 	d.stop()
 	d.mu.Lock()
 	defer d.mu.Unlock()

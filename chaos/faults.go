@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"onejob/chaos/witness"
+	"onejob/chaos/observer"
 )
 
 // A kind of fault. Its run does harm, goes on for as long as the step says or
@@ -89,13 +89,13 @@ type hit struct {
 	rand *rand.Rand
 
 	about string // more about the target, for who reads along
-	mark  witness.Mark
+	mark  observer.Mark
 }
 
 // begins tells the witness, and everybody who reads along, that harm is about to
 // be done to target. What was not begun does not count.
 func (h *hit) begins(target string) error {
-	h.mark = witness.Mark{ID: h.c.nextMark(), Kind: h.Kind.name, Target: target, Alone: h.Alone}
+	h.mark = observer.Mark{ID: h.c.nextMark(), Kind: h.Kind.name, Target: target, Alone: h.Alone}
 	line := fmt.Sprintf("%s: %s%s", h.Kind.name, target, h.about)
 	if h.Kind.most > 0 {
 		line += fmt.Sprintf(", for %.1f s", h.For.Seconds())
@@ -110,7 +110,7 @@ func (h *hit) begins(target string) error {
 // also tells the witness what else is so while the fault goes on, until the func that it
 // returns is called.
 func (h *hit) also(kind string) (over func() error, err error) {
-	m := witness.Mark{ID: h.c.nextMark(), Kind: kind, Target: "all"}
+	m := observer.Mark{ID: h.c.nextMark(), Kind: kind, Target: "all"}
 	return func() error { return h.c.desk.End(m) }, h.c.desk.Begin(m)
 }
 

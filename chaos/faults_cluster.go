@@ -9,14 +9,14 @@ import (
 
 	"github.com/hashicorp/consul/api"
 
-	"onejob/chaos/judge"
+	"onejob/chaos/checker"
 	"onejob/internal/proxy"
 	"onejob/internal/servers"
 )
 
 // Faults that tempt replicas to call others dead, or that only a supervisor sees.
 var clusterFaults = []*kind{
-	{name: judge.WorkerKill, what: "kill -9 of the working process of a replica, under its supervisor, often while a statement of its works", weight: 3, run: killWorker},
+	{name: checker.WorkerKill, what: "kill -9 of the working process of a replica, under its supervisor, often while a statement of its works", weight: 3, run: killWorker},
 	{name: "both-unavailable", what: "all replicas black-holed from Consul and Postgres", weight: 1, least: 2 * time.Second, most: 30 * time.Second, run: cutAll},
 	{name: "wrong-consul", what: "one more replica, with an empty Consul of its own", weight: 1, least: 5 * time.Second, most: 25 * time.Second, run: wrongConsul},
 	{name: "database-key", what: "the record of the database in Consul is deleted, or overwritten for a while", weight: 1, least: 0, most: 15 * time.Second, run: spoilDatabaseKey},

@@ -10,7 +10,7 @@ import (
 
 	"github.com/hashicorp/consul/api"
 
-	"onejob/chaos/judge"
+	"onejob/chaos/checker"
 	"onejob/internal/proxy"
 	"onejob/internal/servers"
 )
@@ -23,8 +23,8 @@ var consulFaults = []*kind{
 	{name: "consul-follower", what: "kill -9 of another Consul server", weight: 1, least: time.Second, most: 20 * time.Second, run: onFollower(killConsul)},
 	{name: "consul-away", what: "all of Consul away", weight: 1, least: 5 * time.Second, most: 60 * time.Second, run: consulAway},
 	{name: "consul-restore", what: "a Consul snapshot restored from before", weight: 1, least: 5 * time.Second, most: 30 * time.Second, run: restoreConsul},
-	{name: judge.SessionDestroy, what: "an operator destroys a replica's session", weight: 2, run: destroySession},
-	{name: judge.SessionUnheard, what: "the same, when the replica cannot hear of it", weight: 2, least: 5 * time.Second, most: 20 * time.Second, run: destroyUnheard},
+	{name: checker.SessionDestroy, what: "an operator destroys a replica's session", weight: 2, run: destroySession},
+	{name: checker.SessionUnheard, what: "the same, when the replica cannot hear of it", weight: 2, least: 5 * time.Second, most: 20 * time.Second, run: destroyUnheard},
 	{name: "slot-destroy", what: "an operator destroys the sessions of slots", weight: 1, consulSlots: true, run: destroySlots},
 	{name: consulWiped, what: "all servers and agents of Consul lose their data, with all replicas killed or not", weight: 1, least: 0, most: 10 * time.Second, run: forgetting(wipeConsul)},
 	{name: "key-delete", what: "an operator deletes keys", weight: 2, run: deleteKeys},
@@ -107,7 +107,7 @@ func consulAway(ctx context.Context, h *hit) error {
 	for _, s := range h.c.consul.Servers {
 		s.Kill()
 	}
-	over, err := h.also(judge.NoConsul)
+	over, err := h.also(checker.NoConsul)
 	if err != nil {
 		return err
 	}

@@ -8,7 +8,7 @@ import (
 	"syscall"
 	"time"
 
-	"onejob/chaos/judge"
+	"onejob/chaos/checker"
 	"onejob/internal/procfs"
 	"onejob/internal/proxy"
 )
@@ -17,7 +17,7 @@ import (
 var hostFaults = []*kind{
 	{name: "agent-restart", what: "the Consul agent of a host is stopped and started again", weight: 2, least: 0, most: 3 * time.Second, run: onHost(restartAgent)},
 	{name: "agent-loss", what: "kill -9 of the Consul agent of a host", weight: 2, least: 5 * time.Second, most: 40 * time.Second, run: onHost(loseAgent)},
-	{name: judge.HostLoss, what: "a host: replicas with all their processes, their connections, and the Consul agent", weight: 2, least: 4 * time.Second, most: 30 * time.Second, run: onHost(loseHost)},
+	{name: checker.HostLoss, what: "a host: replicas with all their processes, their connections, and the Consul agent", weight: 2, least: 4 * time.Second, most: 30 * time.Second, run: onHost(loseHost)},
 }
 
 // onHost does harm to a host, if no other fault has taken it away just now.

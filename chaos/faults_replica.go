@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"time"
 
-	"onejob/chaos/judge"
+	"onejob/chaos/checker"
 	"onejob/internal/procfs"
 	"onejob/internal/proxy"
 )
@@ -23,7 +23,7 @@ var replicaFaults = []*kind{
 	killed,
 	{name: "freeze", what: "SIGSTOP of a replica, and SIGCONT", weight: 5, least: time.Second, most: 60 * time.Second, run: freezeReplica},
 	{name: "term", what: "SIGTERM of a replica", weight: 2, least: time.Second, most: 5 * time.Second, run: stopReplica},
-	{name: judge.GracefulRestart, what: "SIGTERM of a replica, which is started again at once", weight: 2, run: restartGracefully},
+	{name: checker.GracefulRestart, what: "SIGTERM of a replica, which is started again at once", weight: 2, run: restartGracefully},
 	{name: "rolling", what: "a rolling restart of all replicas", weight: 1, least: time.Second, most: 3 * time.Second, run: rollReplicas},
 }
 

@@ -14,17 +14,17 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"onejob/chaos/judge"
+	"onejob/chaos/checker"
 )
 
 // Faults that only somebody with a connection to Postgres is needed for. None of
 // them takes a server away, so the work of all tasks that they do not touch must go
 // on meanwhile; see history.starved in the judge.
 var rowFaults = []*kind{
-	{name: judge.HostileRows, what: "rows at the limits of what the table admits, among the others", weight: 2, least: 2 * time.Second, most: 20 * time.Second, gentle: true, run: insertHostile},
-	{name: judge.ClaimFreeze, what: "SIGSTOP of a replica inside its claim, and SIGCONT", weight: 2, least: 3 * time.Second, most: 25 * time.Second, run: freezeClaim},
-	{name: judge.OpenTransaction, what: "transactions that lock due rows, or refer to them, stay open", weight: 2, least: 3 * time.Second, most: 25 * time.Second, gentle: true, run: openTransactions},
-	{name: judge.RowTouched, what: "an operator edits, cancels, retries and deletes rows", weight: 2, least: 2 * time.Second, most: 15 * time.Second, gentle: true, run: touchRows},
+	{name: checker.HostileRows, what: "rows at the limits of what the table admits, among the others", weight: 2, least: 2 * time.Second, most: 20 * time.Second, gentle: true, run: insertHostile},
+	{name: checker.ClaimFreeze, what: "SIGSTOP of a replica inside its claim, and SIGCONT", weight: 2, least: 3 * time.Second, most: 25 * time.Second, run: freezeClaim},
+	{name: checker.OpenTransaction, what: "transactions that lock due rows, or refer to them, stay open", weight: 2, least: 3 * time.Second, most: 25 * time.Second, gentle: true, run: openTransactions},
+	{name: checker.RowTouched, what: "an operator edits, cancels, retries and deletes rows", weight: 2, least: 2 * time.Second, most: 15 * time.Second, gentle: true, run: touchRows},
 }
 
 // hostileRow returns the columns and values of an INSERT. The values lie on both
@@ -265,7 +265,7 @@ SELECT id
 	if locked, err = pgx.CollectRows(found, pgx.RowTo[int64]); err != nil {
 		return errNothing
 	}
-	if h.sql(ctx, `INSERT INTO chaos.touched (task, what) SELECT unnest($1::bigint[]), $2`, locked, judge.Locked) != nil {
+	if h.sql(ctx, `INSERT INTO chaos.touched (task, what) SELECT unnest($1::bigint[]), $2`, locked, checker.Locked) != nil {
 		return errNothing
 	}
 	how := "SELECT FOR UPDATE"
@@ -321,7 +321,7 @@ INSERT INTO chaos.added (task, kind, hostile, due) SELECT id, kind, false, CASE 
 func (h *hit) begin(ctx context.Context) (*pgx.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, operatorPatience)
 	defer cancel()
-	conn, err := pgx.Connect(ctx, h.c.dsn(judge.Locker))
+	conn, err := pgx.Connect(ctx, h.c.dsn(checker.Locker))
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errNothing, err)
 	}
@@ -350,19 +350,19 @@ var anyStatus = []string{"pending", "running", "succeeded", "failed", "cancelled
 
 // touches are all of them. None makes a row wait for long, or the run would not end.
 var touches = []touch{
-	{judge.Edited, anyStatus, `UPDATE onejob.tasks SET priority = (random() * 2000 - 1000)::int WHERE id = $1`},
-	{judge.Edited, anyStatus, `UPDATE onejob.tasks SET run_at = now() + (random() * 20 - 10) * interval '1 second' WHERE id = $1`},
-	{judge.Edited, anyStatus, `UPDATE onejob.tasks SET queue = CASE queue WHEN 'default' THEN 'another' ELSE 'default' END WHERE id = $1`},
-	{judge.Edited, anyStatus, `UPDATE onejob.tasks SET timeout = CASE WHEN random() < 0.5 THEN interval '1 minute' END WHERE id = $1`},
-	{judge.Edited, anyStatus, `UPDATE onejob.tasks SET timeout = interval '1 second', max_attempts = 2 WHERE id = $1`},
-	{judge.Edited, anyStatus, `UPDATE onejob.tasks SET max_attempts = 1 + (random() * 9)::int WHERE id = $1`},
-	{judge.CancelRequested, []string{"pending", "running"}, `UPDATE onejob.tasks SET cancel_requested = true WHERE id = $1 AND status IN ('pending', 'running')`},
-	{judge.Deleted, anyStatus, `DELETE FROM onejob.tasks WHERE id = $1`},
-	{judge.Retried, anyStatus, ``}, // see statement
+	{checker.Edited, anyStatus, `UPDATE onejob.tasks SET priority = (random() * 2000 - 1000)::int WHERE id = $1`},
+	{checker.Edited, anyStatus, `UPDATE onejob.tasks SET run_at = now() + (random() * 20 - 10) * interval '1 second' WHERE id = $1`},
+	{checker.Edited, anyStatus, `UPDATE onejob.tasks SET queue = CASE queue WHEN 'default' THEN 'another' ELSE 'default' END WHERE id = $1`},
+	{checker.Edited, anyStatus, `UPDATE onejob.tasks SET timeout = CASE WHEN random() < 0.5 THEN interval '1 minute' END WHERE id = $1`},
+	{checker.Edited, anyStatus, `UPDATE onejob.tasks SET timeout = interval '1 second', max_attempts = 2 WHERE id = $1`},
+	{checker.Edited, anyStatus, `UPDATE onejob.tasks SET max_attempts = 1 + (random() * 9)::int WHERE id = $1`},
+	{checker.CancelRequested, []string{"pending", "running"}, `UPDATE onejob.tasks SET cancel_requested = true WHERE id = $1 AND status IN ('pending', 'running')`},
+	{checker.Deleted, anyStatus, `DELETE FROM onejob.tasks WHERE id = $1`},
+	{checker.Retried, anyStatus, ``}, // see statement
 }
 
 func (t touch) statement() string {
-	if t.what == judge.Retried {
+	if t.what == checker.Retried {
 		return `INSERT INTO chaos.touched (task, what) SELECT $1, $2 WHERE onejob.retry($1)`
 	}
 	return fmt.Sprintf(`WITH touched AS (%s RETURNING id) INSERT INTO chaos.touched (task, what) SELECT id, $2 FROM touched`, t.sql)

@@ -13,7 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"onejob/chaos/judge"
+	"onejob/chaos/checker"
 	"onejob/internal/testenv"
 	"onejob/store"
 	"onejob/tasks"
@@ -36,7 +36,7 @@ func tables(t *testing.T) *cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg.ConnConfig.RuntimeParams["application_name"] = judge.Operator
+	cfg.ConnConfig.RuntimeParams["application_name"] = checker.Operator
 	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -111,18 +111,18 @@ func TestTouches(t *testing.T) {
 			if _, err := c.operator.Exec(t.Context(), touch.statement(), id, touch.what); err != nil {
 				t.Fatalf("%s, %s: %v", touch.what, status, err)
 			}
-			var e judge.Evidence
+			var e checker.Evidence
 			if err := c.readEvidence(t.Context(), &e); err != nil {
 				t.Fatal(err)
 			}
-			noted := slices.Contains(e.Touched, judge.Touched{Task: id, What: touch.what})
-			if want := touch.what != judge.Retried || status != "running"; noted != want {
+			noted := slices.Contains(e.Touched, checker.Touched{Task: id, What: touch.what})
+			if want := touch.what != checker.Retried || status != "running"; noted != want {
 				t.Errorf("%s, %s: noted %v, want %v", touch.what, status, noted, want)
 			}
-			deleted := slices.ContainsFunc(e.Transitions, func(tr judge.Transition) bool {
-				return tr.Task == id && tr.From == status && tr.To == judge.Deleted && tr.By == judge.Operator
+			deleted := slices.ContainsFunc(e.Transitions, func(tr checker.Transition) bool {
+				return tr.Task == id && tr.From == status && tr.To == checker.Deleted && tr.By == checker.Operator
 			})
-			if want := touch.what == judge.Deleted; deleted != want {
+			if want := touch.what == checker.Deleted; deleted != want {
 				t.Errorf("%s, %s: a deletion was noted: %v, want %v", touch.what, status, deleted, want)
 			}
 		}

@@ -11,7 +11,7 @@ import (
 
 	"github.com/hashicorp/consul/api"
 
-	"onejob/chaos/judge"
+	"onejob/chaos/checker"
 	"onejob/internal/servers"
 )
 
@@ -70,7 +70,7 @@ func wipeConsul(ctx context.Context, h *hit) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	over, err := h.also(judge.NoConsul)
+	over, err := h.also(checker.NoConsul)
 	if err != nil {
 		return err
 	}

@@ -44,7 +44,7 @@ import (
 	"syscall"
 	"time"
 
-	"onejob/chaos/witness"
+	"onejob/chaos/observer"
 )
 
 // The program is started again in these parts, by its first argument.
@@ -66,7 +66,7 @@ func main() {
 		// Ctrl-C is for the harness, which closes stdin when it needs nobody to
 		// look any more.
 		signal.Ignore(syscall.SIGINT, syscall.SIGTERM)
-		exit(witness.Serve(os.Stdin, os.Stdout, "127.0.0.1", os.Args[2]))
+		exit(observer.Serve(os.Stdin, os.Stdout, "127.0.0.1", os.Args[2]))
 	case partTask:
 		os.Exit(beTask(ctx))
 	case partReplica:

@@ -8,8 +8,8 @@ import (
 	"syscall"
 	"time"
 
-	"onejob/chaos/judge"
-	"onejob/chaos/witness"
+	"onejob/chaos/checker"
+	"onejob/chaos/observer"
 	"onejob/internal/proxy"
 )
 
@@ -104,7 +104,7 @@ func (r *replica) freeze() bool {
 	if r.frozen != 0 || !r.proc.running() {
 		return false
 	}
-	m := witness.Mark{ID: r.c.nextMark(), Kind: judge.Frozen, Target: r.name}
+	m := observer.Mark{ID: r.c.nextMark(), Kind: checker.Frozen, Target: r.name}
 	if r.c.desk.Begin(m) != nil {
 		return false
 	}
@@ -126,7 +126,7 @@ func (r *replica) thaw() {
 // thawed notes that it is not frozen any more. r.mu is held.
 func (r *replica) thawed() {
 	if r.frozen != 0 {
-		_ = r.c.desk.End(witness.Mark{ID: r.frozen})
+		_ = r.c.desk.End(observer.Mark{ID: r.frozen})
 		r.frozen = 0
 	}
 }

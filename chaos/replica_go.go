@@ -12,7 +12,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
-	"onejob/chaos/witness"
+	"onejob/chaos/observer"
 	"onejob/lock/consul"
 	"onejob/lock/rabbitmq"
 	"onejob/store"
@@ -54,7 +54,7 @@ func replicate(ctx context.Context, p *worker.Process, name string, log *zap.Log
 		"noop": tasks.Noop{},
 	}
 	tasks.Handle(kinds, "go", func(ctx context.Context, a *tasks.Attempt, w work) (any, error) {
-		c := witness.Claim{Task: a.ID, Attempt: a.Attempt, Fence: a.Fence, Key: a.LockKey, Limit: w.Limit, Kind: "go", Replica: a.Replica}
+		c := observer.Claim{Task: a.ID, Attempt: a.Attempt, Fence: a.Fence, Key: a.LockKey, Limit: w.Limit, Kind: "go", Replica: a.Replica}
 		return nil, perform(ctx, witnessAddr, c, w)
 	})
 	db, err := store.Open(store.Config{DSN: os.Getenv("ONEJOB_POSTGRES_DSN")})

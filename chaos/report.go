@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"onejob/chaos/judge"
+	"onejob/chaos/checker"
 )
 
 // report is what is left of a run.
@@ -28,7 +28,7 @@ type report struct {
 	Statuses     map[string]int `json:"statuses"`
 	Errors       map[string]int `json:"errors"` // of failed tasks, by their beginnings
 
-	*judge.Verdict
+	*checker.Verdict
 
 	TakeOvers        int     `json:"takeovers"`
 	TakeOverP50      float64 `json:"takeover_p50_s"`
@@ -63,7 +63,7 @@ type report struct {
 // Guilty reports whether something happened that must not.
 func (r *report) Guilty() bool { return r.Verdict.Guilty() || len(r.Leaks) > 0 }
 
-func newReport(s settings, began time.Time, h *havoc, e *judge.Evidence, v *judge.Verdict) *report {
+func newReport(s settings, began time.Time, h *havoc, e *checker.Evidence, v *checker.Verdict) *report {
 	r := &report{Seed: s.Seed, Started: began.UTC(), DurationS: s.Duration.Seconds(), TotalS: time.Since(began).Round(100 * time.Millisecond).Seconds(),
 		CPUs: runtime.NumCPU(), FaultKinds: h.counts, FaultsMissed: h.missed, Statuses: map[string]int{}, Errors: map[string]int{},
 		Verdict: v, TakeOvers: len(v.TakeOvers), OccurrencesFound: len(e.Occurrences), HostileRows: len(e.Hostile), Edits: len(e.Edits), ClockSteps: len(e.ClockSteps), Touched: map[string]int{}}
@@ -90,19 +90,19 @@ func newReport(s settings, began time.Time, h *havoc, e *judge.Evidence, v *judg
 	var all, kills, hosts []time.Duration
 	for _, t := range v.TakeOvers {
 		all = append(all, t.Took)
-		if t.Cause == judge.Kill && t.Alone {
+		if t.Cause == checker.Kill && t.Alone {
 			kills = append(kills, t.Took)
 		}
-		if t.Cause == judge.HostLoss && t.Alone {
+		if t.Cause == checker.HostLoss && t.Alone {
 			hosts = append(hosts, t.Took)
 		}
 	}
 	seconds := func(d time.Duration) float64 { return float64(d.Milliseconds()) / 1000 }
-	r.TakeOverP50, r.TakeOverP99, r.TakeOverMax = seconds(judge.Quantile(all, 0.5)), seconds(judge.Quantile(all, 0.99)), seconds(judge.Quantile(all, 1))
+	r.TakeOverP50, r.TakeOverP99, r.TakeOverMax = seconds(checker.Quantile(all, 0.5)), seconds(checker.Quantile(all, 0.99)), seconds(checker.Quantile(all, 1))
 	r.KillTakeOvers = len(kills)
-	r.KillTakeOverP50, r.KillTakeOverMax = seconds(judge.Quantile(kills, 0.5)), seconds(judge.Quantile(kills, 1))
+	r.KillTakeOverP50, r.KillTakeOverMax = seconds(checker.Quantile(kills, 0.5)), seconds(checker.Quantile(kills, 1))
 	r.HostTakeOvers = len(hosts)
-	r.HostTakeOverP50, r.HostTakeOverMax = seconds(judge.Quantile(hosts, 0.5)), seconds(judge.Quantile(hosts, 1))
+	r.HostTakeOverP50, r.HostTakeOverMax = seconds(checker.Quantile(hosts, 0.5)), seconds(checker.Quantile(hosts, 1))
 	return r
 }
 

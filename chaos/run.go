@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"onejob/chaos/judge"
+	"onejob/chaos/checker"
 	"onejob/internal/mutant"
 )
 
@@ -48,7 +48,7 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 	if err := c.startSubjects(ctx, subject); err != nil {
 		return nil, err
 	}
-	evidence := judge.Evidence{Gentle: gentle(s.Kinds), Forgetful: s.Standby == async}
+	evidence := checker.Evidence{Gentle: gentle(s.Kinds), Forgetful: s.Standby == async}
 	if ours { // the others have neither schedules nor limits
 		evidence.Limits = limitSlots
 		if evidence.Schedules, err = c.addSchedules(ctx); err != nil {
@@ -135,7 +135,7 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 		return nil, err
 	}
 
-	r = newReport(s, began, havoc, &evidence, judge.Judge(evidence))
+	r = newReport(s, began, havoc, &evidence, checker.Judge(evidence))
 	r.Build, r.Helped = built, int(c.helped.Load())
 	r.Inserts, r.InsertsFailed, r.Unstopped = work.batches, work.errors, unstopped
 	for _, replica := range c.replicas {

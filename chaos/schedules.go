@@ -11,8 +11,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"onejob/chaos/judge"
-	"onejob/chaos/witness"
+	"onejob/chaos/checker"
+	"onejob/chaos/observer"
 )
 
 // Schedules that are in the table while a run goes on, every so many seconds.
@@ -22,13 +22,13 @@ var scheduleSeconds = []int{1, 2, 3, 5}
 // than that where it matters.
 var policies = []struct {
 	name, kind, payload string
-	judge.Policy
+	checker.Policy
 }{
-	{"skips what was missed", "noop", "{}", judge.Policy{OnMissed: "skip", Cap: 100, OnOverlap: "allow", QueueCap: 100}},
-	{"makes one for all that was missed", "noop", "{}", judge.Policy{OnMissed: "one", Cap: 100, OnOverlap: "allow", QueueCap: 100}},
-	{"makes few of what was missed", "noop", "{}", judge.Policy{OnMissed: "all", Cap: 3, OnOverlap: "allow", QueueCap: 100}},
-	{"skips what overlaps", "go", `{"ms": 2500}`, judge.Policy{OnMissed: "all", Cap: 10000, OnOverlap: "skip", QueueCap: 100}},
-	{"queues what overlaps", "go", `{"ms": 1500}`, judge.Policy{OnMissed: "all", Cap: 10000, OnOverlap: "queue", QueueCap: 3}},
+	{"skips what was missed", "noop", "{}", checker.Policy{OnMissed: "skip", Cap: 100, OnOverlap: "allow", QueueCap: 100}},
+	{"makes one for all that was missed", "noop", "{}", checker.Policy{OnMissed: "one", Cap: 100, OnOverlap: "allow", QueueCap: 100}},
+	{"makes few of what was missed", "noop", "{}", checker.Policy{OnMissed: "all", Cap: 3, OnOverlap: "allow", QueueCap: 100}},
+	{"skips what overlaps", "go", `{"ms": 2500}`, checker.Policy{OnMissed: "all", Cap: 10000, OnOverlap: "skip", QueueCap: 100}},
+	{"queues what overlaps", "go", `{"ms": 1500}`, checker.Policy{OnMissed: "all", Cap: 10000, OnOverlap: "queue", QueueCap: 3}},
 }
 
 // editedSchedules is how many more there are, which faults edit.
@@ -36,8 +36,8 @@ const editedSchedules = 3
 
 // addSchedules inserts the schedules and returns those that are not edited, when each
 // has its first due time.
-func (c *cluster) addSchedules(ctx context.Context) ([]judge.Schedule, error) {
-	add := func(name, cron, kind, payload string, p judge.Policy) error {
+func (c *cluster) addSchedules(ctx context.Context) ([]checker.Schedule, error) {
+	add := func(name, cron, kind, payload string, p checker.Policy) error {
 		_, err := c.operator.Exec(ctx, `
 INSERT INTO onejob.schedules (name, cron, kind, payload, on_missed, missed_cap, on_overlap, queue_cap)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8)`, name, cron, kind, payload, p.OnMissed, p.Cap, p.OnOverlap, p.QueueCap)
@@ -46,20 +46,20 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8)`, name, cron, kind, payload, p.OnMissed,
 		}
 		return nil
 	}
-	everything := judge.Policy{OnMissed: "all", Cap: 10000, OnOverlap: "allow", QueueCap: 100}
-	var list []judge.Schedule
+	everything := checker.Policy{OnMissed: "all", Cap: 10000, OnOverlap: "allow", QueueCap: 100}
+	var list []checker.Schedule
 	for _, s := range scheduleSeconds {
 		name := fmt.Sprintf("every %d s", s)
 		if err := add(name, fmt.Sprintf("*/%d * * * * *", s), "noop", "{}", everything); err != nil {
 			return nil, err
 		}
-		list = append(list, judge.Schedule{Name: name, Every: time.Duration(s) * time.Second})
+		list = append(list, checker.Schedule{Name: name, Every: time.Duration(s) * time.Second})
 	}
 	for _, p := range policies {
 		if err := add(p.name, "* * * * * *", p.kind, p.payload, p.Policy); err != nil {
 			return nil, err
 		}
-		list = append(list, judge.Schedule{Name: p.name, Every: time.Second, Policy: &p.Policy})
+		list = append(list, checker.Schedule{Name: p.name, Every: time.Second, Policy: &p.Policy})
 	}
 	for i := range editedSchedules {
 		if err := add(edited(i), "*/1 * * * * *", "noop", "{}", everything); err != nil {
@@ -72,7 +72,7 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8)`, name, cron, kind, payload, p.OnMissed,
 			if at == nil {
 				return fmt.Errorf("one has none")
 			}
-			list[i].First = witness.At(*at)
+			list[i].First = observer.At(*at)
 		}
 		return err
 	})
@@ -83,7 +83,7 @@ func edited(i int) string { return fmt.Sprint("edited ", i+1) }
 
 // endSchedules waits until every due time up to now has been looked at, and
 // disables the schedules. It fills in until when they are judged.
-func (c *cluster) endSchedules(ctx context.Context, e *judge.Evidence) error {
+func (c *cluster) endSchedules(ctx context.Context, e *checker.Evidence) error {
 	now := time.Now()
 	err := eventually(ctx, 2*time.Minute, "schedules are up to date", func() error {
 		var behind int
@@ -95,10 +95,10 @@ SELECT (SELECT count(*) FROM onejob.schedules WHERE enabled AND (next_at IS NULL
 		}
 		return err
 	})
-	e.Until = witness.At(now)
+	e.Until = observer.At(now)
 	for i, s := range e.Schedules {
-		n := (e.Until - s.First) / witness.Time(s.Every)
-		e.Schedules[i].Last = s.First + n*witness.Time(s.Every)
+		n := (e.Until - s.First) / observer.Time(s.Every)
+		e.Schedules[i].Last = s.First + n*observer.Time(s.Every)
 	}
 	c.clock.Lock()
 	e.ClockSteps = c.clockSteps
@@ -145,7 +145,7 @@ func jumpClock(ctx context.Context, h *hit) error {
 func (c *cluster) setClock(ahead time.Duration) error {
 	c.clock.Lock()
 	defer c.clock.Unlock()
-	c.clockSteps = append(c.clockSteps, judge.ClockStep{At: witness.At(time.Now()), Ahead: ahead})
+	c.clockSteps = append(c.clockSteps, checker.ClockStep{At: observer.At(time.Now()), Ahead: ahead})
 	return c.postgres.setClock(ahead)
 }
 
@@ -170,7 +170,7 @@ func editSchedules(ctx context.Context, h *hit) error {
 		go func() { done <- h.operate(ctx, "UPDATE onejob.schedules SET "+set+" WHERE name = $2", value, name) }()
 		letGo := func() error { return nil }
 		if leader != nil {
-			m := witness.Mark{ID: h.c.nextMark(), Kind: judge.Kill, Target: leader.name}
+			m := observer.Mark{ID: h.c.nextMark(), Kind: checker.Kill, Target: leader.name}
 			if err := h.c.desk.Begin(m); err != nil {
 				return err
 			}

@@ -9,8 +9,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"onejob/boottime"
-	"onejob/chaos/judge"
-	"onejob/chaos/witness"
+	"onejob/chaos/checker"
+	"onejob/chaos/observer"
 	"onejob/internal/lifecycle"
 )
 
@@ -116,7 +116,7 @@ SELECT current_setting('onejob.task_id')::bigint, current_setting('onejob.fence'
        chaos.enter(), pg_sleep($1::float8)::text, chaos.clock()`
 
 // readEvidence fills in what the database has to say.
-func (c *cluster) readEvidence(ctx context.Context, e *judge.Evidence) error {
+func (c *cluster) readEvidence(ctx context.Context, e *checker.Evidence) error {
 	var err error
 	read := func(what string, f func() error) {
 		if err == nil {
@@ -127,15 +127,15 @@ func (c *cluster) readEvidence(ctx context.Context, e *judge.Evidence) error {
 	}
 	read("steps", func() (err error) {
 		e.Steps, err = lifecycle.Read(ctx, c.operator)
-		e.Transitions, e.Begun = judge.TransitionsOf(e.Steps)
+		e.Transitions, e.Begun = checker.TransitionsOf(e.Steps)
 		return err
 	})
 	read("effects", func() (err error) {
 		e.Effects, err = rows(ctx, c, `SELECT task, fence, key, began, ended FROM chaos.effects ORDER BY id`,
-			func(row pgx.CollectableRow) (f judge.Effect, err error) {
+			func(row pgx.CollectableRow) (f checker.Effect, err error) {
 				var began, ended time.Time
 				err = row.Scan(&f.Task, &f.Fence, &f.Key, &began, &ended)
-				f.Began, f.Ended = witness.At(began), witness.At(ended)
+				f.Began, f.Ended = observer.At(began), observer.At(ended)
 				return f, err
 			})
 		return err
@@ -143,7 +143,7 @@ func (c *cluster) readEvidence(ctx context.Context, e *judge.Evidence) error {
 	read("tasks", func() error {
 		type row struct {
 			id int64
-			judge.Final
+			checker.Final
 		}
 		all, err := rows(ctx, c, `
 SELECT t.id, t.status, coalesce(s.name, ''), coalesce(t.error, '')
@@ -151,7 +151,7 @@ SELECT t.id, t.status, coalesce(s.name, ''), coalesce(t.error, '')
   LEFT JOIN onejob.schedules s ON s.id = t.schedule_id`, func(r pgx.CollectableRow) (f row, err error) {
 			return f, r.Scan(&f.id, &f.Status, &f.Schedule, &f.Error)
 		})
-		e.Final = make(map[int64]judge.Final, len(all))
+		e.Final = make(map[int64]checker.Final, len(all))
 		for _, f := range all {
 			e.Final[f.id] = f.Final
 		}
@@ -159,14 +159,14 @@ SELECT t.id, t.status, coalesce(s.name, ''), coalesce(t.error, '')
 	})
 	read("tasks that faults added", func() error {
 		type row struct {
-			judge.Enqueued
+			checker.Enqueued
 			hostile bool
 		}
 		all, err := rows(ctx, c, `SELECT task, kind, hostile, due FROM chaos.added ORDER BY task`, func(r pgx.CollectableRow) (a row, err error) {
 			var due *time.Time
 			err = r.Scan(&a.Task, &a.Kind, &a.hostile, &due)
 			if due != nil {
-				a.Due = witness.At(*due)
+				a.Due = observer.At(*due)
 			}
 			return a, err
 		})
@@ -181,30 +181,30 @@ SELECT t.id, t.status, coalesce(s.name, ''), coalesce(t.error, '')
 		return err
 	})
 	read("rows that were touched", func() (err error) {
-		e.Touched, err = rows(ctx, c, `SELECT task, what FROM chaos.touched ORDER BY id`, pgx.RowToStructByPos[judge.Touched])
+		e.Touched, err = rows(ctx, c, `SELECT task, what FROM chaos.touched ORDER BY id`, pgx.RowToStructByPos[checker.Touched])
 		return err
 	})
 	read("edits of schedules", func() (err error) {
-		e.Edits, err = rows(ctx, c, `SELECT schedule, cron, zone, enabled, at FROM chaos.edits ORDER BY id`, func(row pgx.CollectableRow) (d judge.Edit, err error) {
+		e.Edits, err = rows(ctx, c, `SELECT schedule, cron, zone, enabled, at FROM chaos.edits ORDER BY id`, func(row pgx.CollectableRow) (d checker.Edit, err error) {
 			var at time.Time
 			err = row.Scan(&d.Schedule, &d.Cron, &d.Zone, &d.Enabled, &at)
-			d.At = witness.At(at)
+			d.At = observer.At(at)
 			return d, err
 		})
 		return err
 	})
 	read("odd tasks of schedules", func() (err error) {
-		e.Odd, err = rows(ctx, c, `SELECT task, was::text, want::text FROM chaos.odd ORDER BY task`, pgx.RowToStructByPos[judge.Odd])
+		e.Odd, err = rows(ctx, c, `SELECT task, was::text, want::text FROM chaos.odd ORDER BY task`, pgx.RowToStructByPos[checker.Odd])
 		return err
 	})
 	read("occurrences", func() (err error) {
 		e.Occurrences, err = rows(ctx, c, `
 SELECT s.name, o.due_at, coalesce(o.task_id, 0), coalesce(o.skipped, ''), o.made_at
   FROM onejob.occurrences o
-  JOIN onejob.schedules s ON s.id = o.schedule_id`, func(row pgx.CollectableRow) (o judge.Occurrence, err error) {
+  JOIN onejob.schedules s ON s.id = o.schedule_id`, func(row pgx.CollectableRow) (o checker.Occurrence, err error) {
 			var due, made time.Time
 			err = row.Scan(&o.Schedule, &due, &o.Task, &o.Skipped, &made)
-			o.Due, o.Made = witness.At(due), witness.At(made)
+			o.Due, o.Made = observer.At(due), observer.At(made)
 			return o, err
 		})
 		return err

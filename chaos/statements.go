@@ -9,8 +9,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"onejob/chaos/judge"
-	"onejob/chaos/witness"
+	"onejob/chaos/checker"
+	"onejob/chaos/observer"
 )
 
 // statements notes which statements of sql tasks are at work in Postgres. A statement
@@ -23,7 +23,7 @@ type statements struct {
 	c    *cluster
 	stop context.CancelFunc
 	done chan struct{}
-	seen map[statement]*judge.Statement
+	seen map[statement]*checker.Statement
 }
 
 type statement struct {
@@ -49,7 +49,7 @@ SELECT l.pid, l.objid::bigint, l.classid::bigint, a.application_name, chaos.cloc
 // watchStatements begins to look. It ends with the func end.
 func watchStatements(ctx context.Context, c *cluster) *statements {
 	ctx, stop := context.WithCancel(ctx)
-	s := &statements{c: c, stop: stop, done: make(chan struct{}), seen: map[statement]*judge.Statement{}}
+	s := &statements{c: c, stop: stop, done: make(chan struct{}), seen: map[statement]*checker.Statement{}}
 	go func() {
 		defer close(s.done)
 		for ctx.Err() == nil {
@@ -74,15 +74,15 @@ func (s *statements) look(ctx context.Context) {
 	}
 	_, _ = pgx.ForEachRow(found, []any{&id.PID, &id.Fence, &key, &replica, &at}, func() error {
 		if s.seen[id] == nil {
-			s.seen[id] = &judge.Statement{Fence: id.Fence, PID: id.PID, Key: key, Replica: replica, First: witness.At(at)}
+			s.seen[id] = &checker.Statement{Fence: id.Fence, PID: id.PID, Key: key, Replica: replica, First: observer.At(at)}
 		}
-		s.seen[id].Last = witness.At(at)
+		s.seen[id].Last = observer.At(at)
 		return nil
 	})
 }
 
 // end stops looking and returns what was seen, the oldest first.
-func (s *statements) end() (all []judge.Statement) {
+func (s *statements) end() (all []checker.Statement) {
 	s.stop()
 	<-s.done
 	for _, id := range slices.SortedFunc(maps.Keys(s.seen), func(a, b statement) int { return cmp.Or(cmp.Compare(a.Fence, b.Fence), cmp.Compare(a.PID, b.PID)) }) {

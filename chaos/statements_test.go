@@ -8,7 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"onejob/chaos/judge"
+	"onejob/chaos/checker"
 )
 
 // What is seen in a real Postgres is enough for the judge: two statements of one lock
@@ -80,7 +80,7 @@ SELECT set_config('onejob.task_id', '7', true), set_config('onejob.fence', $1, t
 	wait(t.Context(), 3*lookEvery)
 
 	seen := s.end()
-	v := judge.Judge(judge.Evidence{Statements: seen})
+	v := checker.Judge(checker.Evidence{Statements: seen})
 	if v.DoubleStatements != 1 || !v.Guilty() {
 		t.Errorf("the judge found %v in %+v", v.Violations, seen)
 	}

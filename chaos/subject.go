@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"onejob/chaos/witness"
+	"onejob/chaos/observer"
 	"onejob/tasks"
 )
 
@@ -113,7 +113,7 @@ func (d *daemon) prepare(ctx context.Context, c *cluster) error {
 // goReplica is a main of one's own with Go handlers: this program, as a replica.
 type goReplica struct {
 	self  string
-	where witness.Where
+	where observer.Where
 }
 
 func (g *goReplica) kinds() []string { return []string{"exec", "go", "noop"} }

@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"time"
 
-	"onejob/chaos/witness"
+	"onejob/chaos/observer"
 )
 
 // execPayload is the payload of an exec task.
@@ -33,20 +33,20 @@ type work struct {
 var errMeant = errors.New("it fails, as it was told to")
 
 // perform does the work under the witness's eyes.
-func perform(ctx context.Context, addr string, c witness.Claim, w work) error {
-	v, err := witness.Enter(ctx, addr, c)
+func perform(ctx context.Context, addr string, c observer.Claim, w work) error {
+	v, err := observer.Enter(ctx, addr, c)
 	if err != nil {
 		return err
 	}
 	switch err := v.Stay(ctx, time.Duration(w.MS)*time.Millisecond); {
 	case ctx.Err() != nil:
-		return errors.Join(context.Cause(ctx), v.Leave(witness.Stopped))
+		return errors.Join(context.Cause(ctx), v.Leave(observer.Stopped))
 	case err != nil:
 		return err
 	case c.Attempt <= w.Failures:
-		return errors.Join(errMeant, v.Leave(witness.Failed))
+		return errors.Join(errMeant, v.Leave(observer.Failed))
 	}
-	return v.Leave(witness.Succeeded)
+	return v.Leave(observer.Succeeded)
 }
 
 // Variables of exec tasks' commands.
@@ -71,7 +71,7 @@ func execTask(ctx context.Context) error {
 		return err
 	}
 	w := p.Data
-	c := witness.Claim{Key: os.Getenv("ONEJOB_LOCK_KEY"), Limit: w.Limit, Kind: "exec", Replica: os.Getenv("ONEJOB_REPLICA"),
+	c := observer.Claim{Key: os.Getenv("ONEJOB_LOCK_KEY"), Limit: w.Limit, Kind: "exec", Replica: os.Getenv("ONEJOB_REPLICA"),
 		Part: os.Getenv(envPart), PID: os.Getpid(), Parent: os.Getppid()}
 	var errs [3]error
 	c.Task, errs[0] = strconv.ParseInt(os.Getenv("ONEJOB_TASK_ID"), 10, 64)

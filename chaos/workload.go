@@ -11,8 +11,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"onejob/chaos/judge"
-	"onejob/chaos/witness"
+	"onejob/chaos/checker"
+	"onejob/chaos/observer"
 )
 
 // row is a task as it is inserted.
@@ -31,8 +31,8 @@ type row struct {
 const taskTimeout = time.Second
 
 // enqueued is what the judge knows of the task.
-func (t row) enqueued() judge.Enqueued {
-	q := judge.Enqueued{Kind: t.kind, Doomed: t.timeout != nil, Once: t.once, MaxAttempts: t.maxAttempts, Failures: t.failures}
+func (t row) enqueued() checker.Enqueued {
+	q := checker.Enqueued{Kind: t.kind, Doomed: t.timeout != nil, Once: t.once, MaxAttempts: t.maxAttempts, Failures: t.failures}
 	if t.timeout != nil {
 		q.Timeout = taskTimeout
 	}
@@ -51,9 +51,9 @@ type workload struct {
 	spread int  // how many lock keys stand in for one
 
 	n        int
-	enqueued map[int64]*judge.Enqueued
+	enqueued map[int64]*checker.Enqueued
 	recent   []int64
-	doubtful map[string]judge.Enqueued // by token, those whose INSERT was not answered
+	doubtful map[string]checker.Enqueued // by token, those whose INSERT was not answered
 	crowded  bool                      // so many rows wait for the narrow limit that more would not be done in time
 	batches  int                       // INSERTs
 	errors   int                       // those that failed, or were not answered
@@ -61,7 +61,7 @@ type workload struct {
 
 func newWorkload(c *cluster, rate int, seed uint64, subject string) *workload {
 	w := &workload{c: c, rate: rate, rand: rand.New(rand.NewPCG(seed, 2)), limits: subject == onejobName, spread: 1,
-		enqueued: map[int64]*judge.Enqueued{}, doubtful: map[string]judge.Enqueued{}}
+		enqueued: map[int64]*checker.Enqueued{}, doubtful: map[string]checker.Enqueued{}}
 	if subject == "naive" {
 		w.spread = 40 // it leaves each key shut for Consul's lock-delay of 15 s, and would never be done with so few
 	}
@@ -260,7 +260,7 @@ SELECT count(*) = 200
 		q := t.enqueued()
 		q.Task = id
 		if t.key == nil && t.limit == nil {
-			q.Due = witness.At(inserted[i]).Add(time.Duration(t.delayInMS) * time.Millisecond)
+			q.Due = observer.At(inserted[i]).Add(time.Duration(t.delayInMS) * time.Millisecond)
 		}
 		w.enqueued[id] = &q
 	}
@@ -282,7 +282,7 @@ func (w *workload) cancel() {
 
 // settle finds out which of the INSERTs were made whose answer was lost, and
 // returns all that were.
-func (w *workload) settle(ctx context.Context) ([]judge.Enqueued, error) {
+func (w *workload) settle(ctx context.Context) ([]checker.Enqueued, error) {
 	type made struct {
 		ID    int64
 		Token string
@@ -297,7 +297,7 @@ func (w *workload) settle(ctx context.Context) ([]judge.Enqueued, error) {
 		q.Task = m.ID
 		w.enqueued[m.ID] = &q
 	}
-	list := make([]judge.Enqueued, 0, len(w.enqueued))
+	list := make([]checker.Enqueued, 0, len(w.enqueued))
 	for _, id := range slices.Sorted(maps.Keys(w.enqueued)) {
 		list = append(list, *w.enqueued[id])
 	}

@@ -15,7 +15,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"onejob/chaos/witness"
+	"onejob/chaos/observer"
 )
 
 // perform does what a task is there for. ctx ends when the way of holding the
@@ -80,19 +80,19 @@ var errMeant = errors.New("it fails, as it was told to")
 
 // performGo works under the witness's eyes.
 func (r *runner) performGo(ctx context.Context, a *attempt, p payload) error {
-	v, err := witness.Enter(ctx, r.witness, witness.Claim{Task: a.ID, Attempt: a.Attempt, Fence: a.Fence, Key: a.Key, Kind: "go", Replica: r.replica})
+	v, err := observer.Enter(ctx, r.witness, observer.Claim{Task: a.ID, Attempt: a.Attempt, Fence: a.Fence, Key: a.Key, Kind: "go", Replica: r.replica})
 	if err != nil {
 		return err
 	}
 	switch err := v.Stay(ctx, time.Duration(p.MS)*time.Millisecond); {
 	case ctx.Err() != nil:
-		return errors.Join(context.Cause(ctx), v.Leave(witness.Stopped))
+		return errors.Join(context.Cause(ctx), v.Leave(observer.Stopped))
 	case err != nil:
 		return err
 	case a.Attempt <= p.Failures:
-		return errors.Join(errMeant, v.Leave(witness.Failed))
+		return errors.Join(errMeant, v.Leave(observer.Failed))
 	}
-	return v.Leave(witness.Succeeded)
+	return v.Leave(observer.Succeeded)
 }
 
 type httpClient struct{ *http.Client }

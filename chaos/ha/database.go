@@ -8,8 +8,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"onejob/chaos/judge"
-	"onejob/chaos/witness"
+	"onejob/chaos/checker"
+	"onejob/chaos/observer"
 )
 
 // dsn is the address of the database as replicas have it: all hosts, of which one takes
@@ -86,22 +86,22 @@ func rows[T any](ctx context.Context, sql string, scan pgx.RowToFunc[T], args ..
 
 // readEvidence fills in what the database has to say. It returns the unique keys of all
 // tasks that are there.
-func readEvidence(ctx context.Context, e *judge.Evidence) (there map[string]bool, err error) {
+func readEvidence(ctx context.Context, e *checker.Evidence) (there map[string]bool, err error) {
 	if e.Transitions, err = rows(ctx, `
 SELECT task, kind, key, was, became, coalesce(fence, 0), coalesce(replica, ''), attempt, at
   FROM ha.transitions
- ORDER BY id`, func(row pgx.CollectableRow) (t judge.Transition, err error) {
+ ORDER BY id`, func(row pgx.CollectableRow) (t checker.Transition, err error) {
 		var at time.Time
 		err = row.Scan(&t.Task, &t.Kind, &t.Key, &t.From, &t.To, &t.Fence, &t.Replica, &t.Attempt, &at)
-		t.At = witness.At(at)
+		t.At = observer.At(at)
 		return t, err
 	}); err != nil {
 		return nil, fmt.Errorf("read transitions: %w", err)
 	}
-	if e.Effects, err = rows(ctx, `SELECT task, fence, key, began, ended FROM ha.effects ORDER BY id`, func(row pgx.CollectableRow) (f judge.Effect, err error) {
+	if e.Effects, err = rows(ctx, `SELECT task, fence, key, began, ended FROM ha.effects ORDER BY id`, func(row pgx.CollectableRow) (f checker.Effect, err error) {
 		var began, ended time.Time
 		err = row.Scan(&f.Task, &f.Fence, &f.Key, &began, &ended)
-		f.Began, f.Ended = witness.At(began), witness.At(ended)
+		f.Began, f.Ended = observer.At(began), observer.At(ended)
 		return f, err
 	}); err != nil {
 		return nil, fmt.Errorf("read effects: %w", err)
@@ -109,7 +109,7 @@ SELECT task, kind, key, was, became, coalesce(fence, 0), coalesce(replica, ''), 
 	type row struct {
 		id          int64
 		token, kind string
-		judge.Final
+		checker.Final
 	}
 	all, err := rows(ctx, `SELECT id, unique_key, kind, status, coalesce(error, '') FROM onejob.tasks ORDER BY id`, func(r pgx.CollectableRow) (f row, err error) {
 		return f, r.Scan(&f.id, &f.token, &f.kind, &f.Status, &f.Error)
@@ -117,7 +117,7 @@ SELECT task, kind, key, was, became, coalesce(fence, 0), coalesce(replica, ''), 
 	if err != nil {
 		return nil, fmt.Errorf("read tasks: %w", err)
 	}
-	e.Final = make(map[int64]judge.Final, len(all))
+	e.Final = make(map[int64]checker.Final, len(all))
 	there = make(map[string]bool, len(all))
 	acked := map[int64]bool{}
 	for _, q := range e.Enqueued {
@@ -126,7 +126,7 @@ SELECT task, kind, key, was, became, coalesce(fence, 0), coalesce(replica, ''), 
 	for _, f := range all {
 		e.Final[f.id], there[f.token] = f.Final, true
 		if !acked[f.id] { // the answer to its INSERT was lost
-			e.Enqueued = append(e.Enqueued, judge.Enqueued{Task: f.id, Kind: f.kind})
+			e.Enqueued = append(e.Enqueued, checker.Enqueued{Task: f.id, Kind: f.kind})
 		}
 	}
 	return there, nil

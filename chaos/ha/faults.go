@@ -8,8 +8,8 @@ import (
 	"syscall"
 	"time"
 
-	"onejob/chaos/judge"
-	"onejob/chaos/witness"
+	"onejob/chaos/checker"
+	"onejob/chaos/observer"
 )
 
 // fault makes Postgres fail over.
@@ -66,11 +66,11 @@ func loseQuorum(_ context.Context, c *cluster, p *host) error {
 			h.consul.kill()
 		}
 	}
-	return c.desk.Begin(witness.Mark{ID: quorumMark, Kind: judge.NoConsul, Target: "two of three servers", Alone: true})
+	return c.desk.Begin(observer.Mark{ID: quorumMark, Kind: checker.NoConsul, Target: "two of three servers", Alone: true})
 }
 
 func regainQuorum(_ context.Context, c *cluster, p *host) error {
-	err := c.desk.End(witness.Mark{ID: quorumMark})
+	err := c.desk.End(observer.Mark{ID: quorumMark})
 	for _, h := range c.hosts {
 		if h != p {
 			err = errors.Join(err, h.startConsul())

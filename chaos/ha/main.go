@@ -22,7 +22,7 @@ import (
 	"strings"
 	"syscall"
 
-	"onejob/chaos/witness"
+	"onejob/chaos/observer"
 )
 
 // The program is started again in these parts, by its first argument.
@@ -46,7 +46,7 @@ func main() {
 	switch os.Args[1] {
 	case partObserver:
 		signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
-		exit(witness.Serve(os.Stdin, os.Stdout, wire(0), os.Args[2]))
+		exit(observer.Serve(os.Stdin, os.Stdout, wire(0), os.Args[2]))
 	case partTask:
 		exit(beTask(ctx))
 	}

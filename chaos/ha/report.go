@@ -9,8 +9,8 @@ import (
 	"strings"
 	"time"
 
-	"onejob/chaos/judge"
-	"onejob/chaos/witness"
+	"onejob/chaos/checker"
+	"onejob/chaos/observer"
 )
 
 // figures are what is measured of one fault.
@@ -34,7 +34,7 @@ const resuming = 30 * time.Second
 type report struct {
 	standby    string
 	figures    []*figures
-	verdict    *judge.Verdict
+	verdict    *checker.Verdict
 	violations []string
 }
 
@@ -83,18 +83,18 @@ func (c *cluster) failovers() (list []event, refused int, err error) {
 }
 
 // judge fills in the report. There are the tasks with the given unique keys.
-func (c *cluster) judge(r *report, e judge.Evidence, there map[string]bool) error {
+func (c *cluster) judge(r *report, e checker.Evidence, there map[string]bool) error {
 	events, refused, err := c.failovers()
 	if err != nil {
 		return err
 	}
 	e.Refused = refused
-	r.verdict = judge.Judge(e)
+	r.verdict = checker.Judge(e)
 	if e.Forgetful {
 		// The table and the notes in it were forgotten together. So what the notes say of
 		// writes that are left is as good as ever: only tasks may be gone.
 		e.Forgetful = false
-		all := judge.Judge(e)
+		all := checker.Judge(e)
 		r.verdict.DoubleSuccess, r.verdict.DoubleEffect = all.DoubleSuccess, all.DoubleEffect
 		r.verdict.DoubleRunning, r.verdict.StaleAccepted = all.DoubleRunning, all.StaleAccepted
 		for _, v := range all.Violations {
@@ -103,9 +103,9 @@ func (c *cluster) judge(r *report, e judge.Evidence, there map[string]bool) erro
 			}
 		}
 	}
-	begins := make([]witness.Stay, len(e.Stays))
+	begins := make([]observer.Stay, len(e.Stays))
 	copy(begins, e.Stays)
-	slices.SortFunc(begins, func(a, b witness.Stay) int { return int(a.Begin - b.Begin) })
+	slices.SortFunc(begins, func(a, b observer.Stay) int { return int(a.Begin - b.Begin) })
 	for i, f := range r.figures {
 		until := time.Now()
 		if i+1 < len(r.figures) {
@@ -127,7 +127,7 @@ func (c *cluster) judge(r *report, e judge.Evidence, there map[string]bool) erro
 
 // measure fills in the figures from what the observer saw, what replicas said, and what
 // was acknowledged until the next fault began.
-func (f *figures) measure(begins []witness.Stay, events []event, all []accepted, there map[string]bool, until time.Time) {
+func (f *figures) measure(begins []observer.Stay, events []event, all []accepted, there map[string]bool, until time.Time) {
 	from := int64(-1)
 	for _, e := range events {
 		if e.Time.After(f.began) && e.Time.Before(until) {
@@ -137,9 +137,9 @@ func (f *figures) measure(begins []witness.Stay, events []event, all []accepted,
 		}
 	}
 	f.resumed = time.Hour
-	previous := witness.At(f.began)
+	previous := observer.At(f.began)
 	for _, s := range begins {
-		if s.Begin < previous || s.Begin > witness.At(f.over) {
+		if s.Begin < previous || s.Begin > observer.At(f.over) {
 			continue
 		}
 		f.gap = max(f.gap, s.Begin.Sub(previous))
@@ -147,7 +147,7 @@ func (f *figures) measure(begins []witness.Stay, events []event, all []accepted,
 	}
 	for _, s := range begins {
 		if from >= 0 && s.Fence > from {
-			f.resumed = max(0, s.Begin.Sub(witness.At(f.first.at)))
+			f.resumed = max(0, s.Begin.Sub(observer.At(f.first.at)))
 			break
 		}
 	}

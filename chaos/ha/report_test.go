@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"onejob/chaos/witness"
+	"onejob/chaos/observer"
 )
 
 // The new primary accepts its first write after 18 s, and its first task begins 1 s later.
@@ -12,8 +12,8 @@ import (
 func TestFigures(t *testing.T) {
 	began := time.Now()
 	after := func(s float64) time.Time { return began.Add(time.Duration(s * float64(time.Second))) }
-	stay := func(fence int64, s float64) witness.Stay {
-		return witness.Stay{Claim: witness.Claim{Fence: fence}, Begin: witness.At(after(s))}
+	stay := func(fence int64, s float64) observer.Stay {
+		return observer.Stay{Claim: observer.Claim{Fence: fence}, Begin: observer.At(after(s))}
 	}
 	w := writers{accepted: []accepted{
 		{host: 1, token: "before", timeline: 1, at: after(-1)},
@@ -26,7 +26,7 @@ func TestFigures(t *testing.T) {
 	if f.first, ok = w.first(began, 1); !ok || f.first.token != "first" {
 		t.Fatalf("the first write is %+v", f.first)
 	}
-	f.measure([]witness.Stay{stay(5, -1), stay(6, 3), stay(7, 18.5), stay(101, 19), stay(102, 29), stay(103, 60)},
+	f.measure([]observer.Stay{stay(5, -1), stay(6, 3), stay(7, 18.5), stay(101, 19), stay(102, 29), stay(103, 60)},
 		[]event{{Time: after(-3), FencesFrom: 1}, {Time: after(18.2), FencesFrom: 100}, {Time: after(70), FencesFrom: 200}},
 		w.accepted, map[string]bool{"before": true, "first": true, "second": true}, after(65))
 	if f.events != 1 || f.resumed != time.Second || f.gap != 15500*time.Millisecond || f.forgotten != 1 {

@@ -15,8 +15,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"onejob/chaos/judge"
-	"onejob/chaos/witness"
+	"onejob/chaos/checker"
+	"onejob/chaos/observer"
 )
 
 // cluster is everything that runs.
@@ -28,8 +28,8 @@ type cluster struct {
 
 	observer *process
 	home     io.Closer // closing it ends the observer
-	where    witness.Where
-	desk     witness.Desk
+	where    observer.Where
+	desk     observer.Desk
 }
 
 func (c *cluster) say(format string, a ...any) {
@@ -75,9 +75,9 @@ func run(ctx context.Context, s settings) (*report, error) {
 		r.violations = append(r.violations, err.Error())
 	}
 
-	e := judge.Evidence{Gentle: true, Forgetful: s.standby == async}
+	e := checker.Evidence{Gentle: true, Forgetful: s.standby == async}
 	for _, a := range c.writers.accepted {
-		e.Enqueued = append(e.Enqueued, judge.Enqueued{Task: a.task, Kind: a.kind})
+		e.Enqueued = append(e.Enqueued, checker.Enqueued{Task: a.task, Kind: a.kind})
 	}
 	there, err := readEvidence(ctx, &e)
 	if err != nil {
@@ -249,17 +249,17 @@ func (c *cluster) startObserver() error {
 	if err := json.NewDecoder(out).Decode(&c.where); err != nil {
 		return err
 	}
-	c.desk = witness.Desk{URL: c.where.FarEnd}
+	c.desk = observer.Desk{URL: c.where.FarEnd}
 	return nil
 }
 
 // endObserver returns what the observer has seen.
-func (c *cluster) endObserver() (witness.Seen, error) {
+func (c *cluster) endObserver() (observer.Seen, error) {
 	_ = c.home.Close()
 	select {
 	case <-c.observer.exited:
 	case <-time.After(time.Minute):
-		return witness.Seen{}, errors.New("the observer does not end")
+		return observer.Seen{}, errors.New("the observer does not end")
 	}
-	return witness.Load(filepath.Join(c.dir, "observer.json"))
+	return observer.Load(filepath.Join(c.dir, "observer.json"))
 }

@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"time"
 
-	"onejob/chaos/witness"
+	"onejob/chaos/observer"
 )
 
 // envObserver is the variable with the address of the observer.
@@ -27,7 +27,7 @@ func beTask(ctx context.Context) error {
 	if err := json.NewDecoder(os.Stdin).Decode(&payload); err != nil {
 		return err
 	}
-	c := witness.Claim{Key: os.Getenv("ONEJOB_LOCK_KEY"), Kind: "exec", Replica: os.Getenv("ONEJOB_REPLICA"), PID: os.Getpid(), Parent: os.Getppid()}
+	c := observer.Claim{Key: os.Getenv("ONEJOB_LOCK_KEY"), Kind: "exec", Replica: os.Getenv("ONEJOB_REPLICA"), PID: os.Getpid(), Parent: os.Getppid()}
 	var errs [3]error
 	c.Task, errs[0] = strconv.ParseInt(os.Getenv("ONEJOB_TASK_ID"), 10, 64)
 	c.Attempt, errs[1] = strconv.Atoi(os.Getenv("ONEJOB_ATTEMPT"))
@@ -35,12 +35,12 @@ func beTask(ctx context.Context) error {
 	if err := errors.Join(errs[:]...); err != nil {
 		return err
 	}
-	v, err := witness.Enter(ctx, os.Getenv(envObserver), c)
+	v, err := observer.Enter(ctx, os.Getenv(envObserver), c)
 	if err != nil {
 		return err
 	}
 	if err := v.Stay(ctx, time.Duration(payload.Data.MS)*time.Millisecond); err != nil {
-		return errors.Join(err, v.Leave(witness.Stopped))
+		return errors.Join(err, v.Leave(observer.Stopped))
 	}
-	return v.Leave(witness.Succeeded)
+	return v.Leave(observer.Succeeded)
 }

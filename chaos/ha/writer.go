@@ -9,13 +9,13 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"onejob/chaos/witness"
+	"onejob/chaos/observer"
 )
 
 // writers enqueue tasks on every server that takes them, each with a connection of its
 // own, so that there is a due task as soon as a server takes a write.
 type writers struct {
-	where witness.Where
+	where observer.Where
 
 	mu       sync.Mutex
 	n        int

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"onejob/chaos/witness"
+	"onejob/chaos/observer"
 	"onejob/store"
 )
 
@@ -41,7 +41,7 @@ type rival struct {
 	name   string
 	binary string
 	self   string
-	where  witness.Where
+	where  observer.Where
 }
 
 func (r *rival) kinds() []string { return []string{"exec", "go", "http", "sql", "noop"} }

@@ -1,11 +1,11 @@
-package judge
+package checker
 
 import (
 	"slices"
 	"strings"
 	"time"
 
-	"onejob/chaos/witness"
+	"onejob/chaos/observer"
 )
 
 // ends are the kinds of marks that end a replica's hold on its tasks if they go
@@ -35,7 +35,7 @@ func (h *history) takeOvers(v *Verdict) {
 			if !slices.Contains(targets, a.Replica) || a.Limit != "" || a.begin >= m.Begin || a.end <= m.Begin {
 				continue
 			}
-			if a.how == witness.Succeeded || a.how == witness.Failed {
+			if a.how == observer.Succeeded || a.how == observer.Failed {
 				continue
 			}
 			if b := h.next(a); b != nil {

@@ -1,4 +1,4 @@
-package judge
+package checker
 
 import (
 	"cmp"
@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"onejob/chaos/witness"
+	"onejob/chaos/observer"
 )
 
 // Verdict is what went wrong. Of the first numbers every one must be zero.
@@ -113,12 +113,12 @@ type history struct {
 // attempt is one attempt's time inside, in one piece: from when the first of its
 // processes came until the last had left.
 type attempt struct {
-	witness.Claim
+	observer.Claim
 	span
 	how string // of the attempt's own process
 }
 
-type span struct{ begin, end witness.Time }
+type span struct{ begin, end observer.Time }
 
 func (s span) meets(o span) bool { return s.begin < o.end && o.begin < s.end }
 
@@ -176,7 +176,7 @@ func newHistory(e Evidence) *history {
 		if t.From != running { // the status was written apart from the effect
 			end = f.Ended
 		}
-		h.add(witness.Stay{Claim: witness.Claim{Task: f.Task, Fence: f.Fence, Key: f.Key, Kind: kindSQL}, Begin: f.Began, End: end, How: witness.Succeeded})
+		h.add(observer.Stay{Claim: observer.Claim{Task: f.Task, Fence: f.Fence, Key: f.Key, Kind: kindSQL}, Begin: f.Began, End: end, How: observer.Succeeded})
 	}
 	for _, a := range h.byFence {
 		a.Replica = cmp.Or(a.Replica, h.holder[a.Fence])
@@ -190,11 +190,11 @@ func newHistory(e Evidence) *history {
 	return h
 }
 
-const never = witness.Time(1 << 62)
+const never = observer.Time(1 << 62)
 
 // add puts a stay to the others of its attempt.
-func (h *history) add(s witness.Stay) {
-	if s.How == witness.Open {
+func (h *history) add(s observer.Stay) {
+	if s.How == observer.Open {
 		s.End = never
 	}
 	a := h.byFence[s.Fence]
@@ -250,7 +250,7 @@ func (h *history) overlaps(v *Verdict) {
 
 // fences looks for a fence that two attempts had.
 func (h *history) fences(v *Verdict) {
-	first := map[int64]witness.Claim{}
+	first := map[int64]observer.Claim{}
 	for _, s := range h.Stays {
 		was, known := first[s.Fence]
 		if !known {
@@ -275,7 +275,7 @@ func (h *history) twoHands(a, b *attempt) bool {
 	reset := slices.ContainsFunc(h.Transitions, func(t Transition) bool { // or deleted
 		return t.Fence == a.Fence && t.From == running && t.By == Operator && t.At < b.begin
 	})
-	return reset && slices.ContainsFunc(h.Marks, func(m witness.Mark) bool {
+	return reset && slices.ContainsFunc(h.Marks, func(m observer.Mark) bool {
 		return slices.Contains(endings, m.Kind) && m.Target == a.Replica && a.begin < m.Begin && m.Begin < b.begin
 	})
 }
@@ -298,7 +298,7 @@ func (h *history) stale(v *Verdict) {
 func (h *history) limits(v *Verdict) {
 	for name, slots := range h.Limits {
 		type step struct {
-			at   witness.Time
+			at   observer.Time
 			more int
 			who  *attempt
 		}
@@ -369,7 +369,7 @@ func (h *history) ends(v *Verdict) {
 	for _, all := range h.byTask {
 		times := 0
 		for _, a := range all {
-			if a.how == witness.Succeeded {
+			if a.how == observer.Succeeded {
 				times++
 			}
 		}
@@ -424,7 +424,7 @@ func (h *history) statuses(v *Verdict) {
 // begun.
 func (h *history) accepted(v *Verdict, t Transition) {
 	a := h.byFence[t.Fence]
-	if t.To == succeeded && t.Kind != kindNoop && (a == nil || a.how != witness.Succeeded) {
+	if t.To == succeeded && t.Kind != kindNoop && (a == nil || a.how != observer.Succeeded) {
 		v.accuse(&v.StaleAccepted, "stale accepted: task %d (%s) succeeded at %s under fence %d, whose holder was not seen to succeed: %v", t.Task, t.Kind, clock(t.At), t.Fence, a)
 		return
 	}
@@ -565,7 +565,7 @@ func (h *history) onlyRestarted(claim, end Transition) bool {
 // mild faults went on: there were replicas to claim them. What a fault itself locked
 // or edited does not count.
 func (h *history) starved(v *Verdict) {
-	claimed := map[int64]witness.Time{} // or otherwise made something else than pending
+	claimed := map[int64]observer.Time{} // or otherwise made something else than pending
 	for _, t := range h.Transitions {
 		if _, known := claimed[t.Task]; !known && t.From == pending {
 			claimed[t.Task] = t.At
@@ -628,4 +628,4 @@ func (a *attempt) String() string {
 }
 
 // clock is how a moment is written in a violation, as it is in the logs.
-func clock(t witness.Time) string { return time.Unix(0, int64(t)).UTC().Format("15:04:05.000") }
+func clock(t observer.Time) string { return time.Unix(0, int64(t)).UTC().Format("15:04:05.000") }

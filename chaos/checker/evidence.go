@@ -9,7 +9,7 @@
 // All moments are on one machine's clock, which is not that of Postgres: that may be
 // set. Only due times of schedules are by the clock of Postgres. What the database notes
 // is taken a little before it becomes visible to others.
-package judge
+package checker
 
 import (
 	"cmp"
@@ -20,13 +20,13 @@ import (
 	"slices"
 	"time"
 
-	"onejob/chaos/witness"
+	"onejob/chaos/observer"
 	"onejob/internal/lifecycle"
 )
 
 // Evidence is all that there is to judge by.
 type Evidence struct {
-	witness.Seen
+	observer.Seen
 
 	Enqueued    []Enqueued       `json:"enqueued"`
 	Steps       []lifecycle.Step `json:"steps,omitempty"` // of all rows, in the order in which they were made; none of others than onejob
@@ -39,7 +39,7 @@ type Evidence struct {
 	Occurrences []Occurrence     `json:"occurrences"`
 	Edits       []Edit           `json:"edits,omitempty"` // of all schedules, in the order in which they were made
 	Odd         []Odd            `json:"odd,omitempty"`
-	Until       witness.Time     `json:"until,omitempty"`       // up to when edited schedules are judged
+	Until       observer.Time     `json:"until,omitempty"`       // up to when edited schedules are judged
 	ClockSteps  []ClockStep      `json:"clock_steps,omitempty"` // in order; before the first the clock was right
 	Limits      map[string]int   `json:"limits"`                // slots
 	Refused     int              `json:"refused"`
@@ -77,12 +77,12 @@ type Enqueued struct {
 
 	// Due is when the task became due, if nothing but a claim was missing from then
 	// on: it shares its lock key with no other task and has no limit. Zero otherwise.
-	Due witness.Time `json:"due"`
+	Due observer.Time `json:"due"`
 }
 
 // Delay is a time by which the harness was late.
 type Delay struct {
-	Begin witness.Time  `json:"begin"`
+	Begin observer.Time  `json:"begin"`
 	For   time.Duration `json:"for"`
 }
 
@@ -113,14 +113,14 @@ type Transition struct {
 	Fence   int64        `json:"fence"`   // of the row, after the change
 	Replica string       `json:"replica"` // that holds the row, or held it
 	Attempt int          `json:"attempt"` // of the row, after the change: how many are used up
-	At      witness.Time `json:"at"`
+	At      observer.Time `json:"at"`
 	By      string       `json:"by"` // Operator, or anybody else
 }
 
 // TransitionsOf returns the changes of a status among steps, with successes of rows that had
 // succeeded already; and the attempts at rows whose status stayed as it was.
 func TransitionsOf(steps []lifecycle.Step) (all []Transition, begun []Begun) {
-	at := func(t lifecycle.Time) witness.Time { return witness.Time(int64(t) * 1000) }
+	at := func(t lifecycle.Time) observer.Time { return observer.Time(int64(t) * 1000) }
 	for _, s := range steps {
 		t := Transition{Task: s.Task, Kind: s.Is.Kind, Key: cmp.Or(s.Is.LockKey, fmt.Sprint(s.Task)), From: s.Was.Status, To: s.Is.Status,
 			Fence: s.Is.Fence, Replica: cmp.Or(s.Is.Replica, s.Was.Replica), Attempt: s.Is.Attempt, At: at(s.At), By: s.By}
@@ -156,8 +156,8 @@ type Effect struct {
 	Task  int64        `json:"task"`
 	Fence int64        `json:"fence"`
 	Key   string       `json:"key"`
-	Began witness.Time `json:"began"`
-	Ended witness.Time `json:"ended"` // a little before it was committed
+	Began observer.Time `json:"began"`
+	Ended observer.Time `json:"ended"` // a little before it was committed
 }
 
 // Statement is one of an sql task that was seen at work in Postgres, from the first
@@ -167,8 +167,8 @@ type Statement struct {
 	PID     int          `json:"pid"`   // of the backend
 	Key     int64        `json:"key"`   // hash of its lock key
 	Replica string       `json:"replica"`
-	First   witness.Time `json:"first"`
-	Last    witness.Time `json:"last"`
+	First   observer.Time `json:"first"`
+	Last    observer.Time `json:"last"`
 }
 
 // shortFence is as much of a fence as the name of an advisory lock has room for. No two
@@ -269,8 +269,8 @@ func (e Evidence) withoutHostile() Evidence {
 	for _, id := range e.Hostile {
 		hostile[id] = true
 	}
-	e.Stays = without(e.Stays, func(s witness.Stay) bool { return hostile[s.Task] })
-	e.Stale = without(e.Stale, func(s witness.Stale) bool { return hostile[s.Task] })
+	e.Stays = without(e.Stays, func(s observer.Stay) bool { return hostile[s.Task] })
+	e.Stale = without(e.Stale, func(s observer.Stale) bool { return hostile[s.Task] })
 	hostileFence := map[int64]bool{}
 	for _, t := range e.Transitions {
 		f := shortFence(t.Fence)

@@ -1,4 +1,4 @@
-package judge
+package checker
 
 import (
 	"maps"
@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"onejob/chaos/witness"
+	"onejob/chaos/observer"
 	"onejob/internal/lifecycle"
 )
 
@@ -82,12 +82,12 @@ func (l *life) taken(when float64, by string) *life {
 
 // mark adds a fault.
 func (s *story) mark(kind, target string, begin, end float64, alone bool) {
-	s.Marks = append(s.Marks, witness.Mark{ID: 500 + len(s.Marks), Kind: kind, Target: target, Alone: alone, Begin: at(begin), End: at(end)})
+	s.Marks = append(s.Marks, observer.Mark{ID: 500 + len(s.Marks), Kind: kind, Target: target, Alone: alone, Begin: at(begin), End: at(end)})
 }
 
 // seen adds what the witness saw of the attempt that goes on.
 func (l *life) seen(begin, end float64, how string) *life {
-	l.stay(witness.Claim{Task: l.task, Attempt: l.row.Attempt, Fence: l.row.Fence, Kind: l.row.Kind, Key: "f", Replica: l.row.Replica}, begin, end, how)
+	l.stay(observer.Claim{Task: l.task, Attempt: l.row.Attempt, Fence: l.row.Fence, Kind: l.row.Kind, Key: "f", Replica: l.row.Replica}, begin, end, how)
 	return l
 }
 
@@ -102,7 +102,7 @@ func TestFunction(t *testing.T) {
 	}{
 		"a life without a fault": {func(s *story) {
 			s.live(of(exec, func(q *Enqueued) { q.Failures = 1 })).claim(51, "a").ends(52, "a", pending, "it fails", again(53)).
-				claim(54, "b").seen(54, 55, witness.Succeeded).ends(55, "b", succeeded, "")
+				claim(54, "b").seen(54, 55, observer.Succeeded).ends(55, "b", succeeded, "")
 		}, nil, nil},
 		"a claim before the task is due": {func(s *story) {
 			s.live(noop).claim(49, "a").ends(52, "a", succeeded, "")
@@ -124,7 +124,7 @@ func TestFunction(t *testing.T) {
 		"retries whose delay does not double": {func(s *story) {
 			s.live(of(exec, func(q *Enqueued) { q.Failures = 2 })).claim(51, "a").ends(52, "a", pending, "it fails", again(53)).
 				claim(54, "a").ends(55, "a", pending, "it fails", again(56)).
-				claim(57, "a").seen(57, 58, witness.Succeeded).ends(58, "a", succeeded, "")
+				claim(57, "a").seen(57, 58, observer.Succeeded).ends(58, "a", succeeded, "")
 		}, map[string]int{"illegal_steps": 1}, nil},
 		"what a hostile row says of itself": {func(s *story) {
 			s.Hostile = []int64{7}
@@ -132,14 +132,14 @@ func TestFunction(t *testing.T) {
 			s.Enqueued = nil
 		}, nil, nil},
 		"a success of an attempt that was to fail": {func(s *story) {
-			s.live(of(exec, func(q *Enqueued) { q.Failures = 1 })).claim(51, "a").seen(51, 52, witness.Succeeded).ends(52, "a", succeeded, "")
+			s.live(of(exec, func(q *Enqueued) { q.Failures = 1 })).claim(51, "a").seen(51, 52, observer.Succeeded).ends(52, "a", succeeded, "")
 		}, map[string]int{"unexpected_ends": 1}, nil},
 		"a success after the timeout": {func(s *story) {
-			s.live(of(exec, func(q *Enqueued) { q.Doomed, q.Timeout = true, time.Second })).claim(51, "a").seen(51, 54, witness.Succeeded).ends(54, "a", succeeded, "")
+			s.live(of(exec, func(q *Enqueued) { q.Doomed, q.Timeout = true, time.Second })).claim(51, "a").seen(51, 54, observer.Succeeded).ends(54, "a", succeeded, "")
 		}, map[string]int{"unexpected_ends": 1}, nil},
 		"a success after the timeout, of a replica that was frozen": {func(s *story) {
 			s.froze("a", 52, 55)
-			s.live(of(exec, func(q *Enqueued) { q.Doomed, q.Timeout = true, time.Second })).claim(51, "a").seen(51, 54, witness.Succeeded).ends(55, "a", succeeded, "")
+			s.live(of(exec, func(q *Enqueued) { q.Doomed, q.Timeout = true, time.Second })).claim(51, "a").seen(51, 54, observer.Succeeded).ends(55, "a", succeeded, "")
 		}, nil, map[string]int{"successes of attempts that were to fail, on a machine that stood still": 1}},
 		"a failure that nothing explains": {func(s *story) {
 			s.live(of(exec, once)).claim(51, "a").ends(52, "a", failed, "killed")
@@ -190,21 +190,21 @@ func TestFunction(t *testing.T) {
 				claim(52, "a").ends(53, "a", failed, "no")
 		}, nil, nil},
 		"a command that goes on after its timeout": {func(s *story) {
-			s.live(of(exec, func(q *Enqueued) { q.Doomed, q.Timeout, q.MaxAttempts = true, time.Second, 1 })).claim(51, "a").seen(51, 61, witness.Stopped).ends(61, "a", failed, "timeout")
+			s.live(of(exec, func(q *Enqueued) { q.Doomed, q.Timeout, q.MaxAttempts = true, time.Second, 1 })).claim(51, "a").seen(51, 61, observer.Stopped).ends(61, "a", failed, "timeout")
 		}, map[string]int{"overstays": 1}, nil},
 		"a request that goes on after its timeout": {func(s *story) {
-			s.live(of(http, func(q *Enqueued) { q.Doomed, q.Timeout, q.MaxAttempts = true, time.Second, 1 })).claim(51, "a").seen(51, 56, witness.Stopped).ends(56, "a", failed, "timeout")
+			s.live(of(http, func(q *Enqueued) { q.Doomed, q.Timeout, q.MaxAttempts = true, time.Second, 1 })).claim(51, "a").seen(51, 56, observer.Stopped).ends(56, "a", failed, "timeout")
 		}, map[string]int{"overstays": 1}, nil},
 		"a command that is killed in time": {func(s *story) {
-			s.live(of(exec, func(q *Enqueued) { q.Doomed, q.Timeout, q.MaxAttempts = true, time.Second, 1 })).claim(51, "a").seen(51, 57.5, witness.Gone).ends(57.5, "a", failed, "timeout")
+			s.live(of(exec, func(q *Enqueued) { q.Doomed, q.Timeout, q.MaxAttempts = true, time.Second, 1 })).claim(51, "a").seen(51, 57.5, observer.Gone).ends(57.5, "a", failed, "timeout")
 		}, nil, nil},
 		"a request that goes on as its replica is frozen": {func(s *story) {
 			s.froze("a", 51.5, 56)
-			s.live(of(http, func(q *Enqueued) { q.Doomed, q.Timeout, q.MaxAttempts = true, time.Second, 1 })).claim(51, "a").seen(51, 56, witness.Stopped).ends(56, "a", failed, "timeout")
+			s.live(of(http, func(q *Enqueued) { q.Doomed, q.Timeout, q.MaxAttempts = true, time.Second, 1 })).claim(51, "a").seen(51, 56, observer.Stopped).ends(56, "a", failed, "timeout")
 		}, nil, map[string]int{"timeouts of a replica that was frozen": 1}},
 		"a request that goes on as the machine stands still": {func(s *story) {
 			s.Delays = []Delay{{at(52), 2 * time.Second}}
-			s.live(of(http, func(q *Enqueued) { q.Doomed, q.Timeout, q.MaxAttempts = true, time.Second, 1 })).claim(51, "a").seen(51, 56, witness.Stopped).ends(56, "a", failed, "timeout")
+			s.live(of(http, func(q *Enqueued) { q.Doomed, q.Timeout, q.MaxAttempts = true, time.Second, 1 })).claim(51, "a").seen(51, 56, observer.Stopped).ends(56, "a", failed, "timeout")
 		}, nil, nil},
 		"a cancel that nobody hears": {func(s *story) {
 			cancelledAt(s, exec, 52, 62)
@@ -267,7 +267,7 @@ func TestFunction(t *testing.T) {
 func cancelledAt(s *story, q Enqueued, asked, ended float64) {
 	q.Cancelled = true
 	l := s.live(q).claim(51, "a").step(asked, Operator, func(r *lifecycle.Row) { r.CancelRequested = true })
-	l.seen(51, ended, witness.Stopped).ends(ended, "a", cancelled, "cancelled")
+	l.seen(51, ended, observer.Stopped).ends(ended, "a", cancelled, "cancelled")
 }
 
 // What Postgres has forgotten cannot be replayed, and of others than onejob nothing is asked.

@@ -1,4 +1,4 @@
-package judge
+package checker
 
 import (
 	"fmt"
@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"onejob/chaos/witness"
+	"onejob/chaos/observer"
 	"onejob/internal/lifecycle"
 )
 
@@ -77,7 +77,7 @@ func (t *tenure) String() string {
 func (t *tenure) charged() bool { return t.end != nil && lifecycle.Charges(t.rule) && !t.pardon }
 
 // moment is a lifecycle.Time as the witness has it.
-func moment(t lifecycle.Time) witness.Time { return witness.Time(int64(t) * 1000) }
+func moment(t lifecycle.Time) observer.Time { return observer.Time(int64(t) * 1000) }
 
 // function is what the rows say of what became of the tasks.
 type function struct {
@@ -139,7 +139,7 @@ func (h *history) function(v *Verdict) *function {
 }
 
 // clockStepped reports whether the clock of Postgres was set at a moment.
-func (h *history) clockStepped(at witness.Time) bool {
+func (h *history) clockStepped(at observer.Time) bool {
 	return slices.ContainsFunc(h.ClockSteps, func(c ClockStep) bool { return c.At.Add(-editing) < at && at < c.At.Add(time.Second) })
 }
 
@@ -232,7 +232,7 @@ func (f *function) explain(v *Verdict, t *tenure, kinds []string) {
 }
 
 // aimed reports whether a fault hit a replica, or what all of them use.
-func (f *function) aimed(m witness.Mark, replica string) bool {
+func (f *function) aimed(m observer.Mark, replica string) bool {
 	another := false
 	for _, target := range strings.FieldsFunc(m.Target, func(r rune) bool { return r == ',' || r == ' ' }) {
 		if target == replica {
@@ -311,7 +311,7 @@ func (f *function) cancels(v *Verdict) {
 		if end <= wait.end.Add(f.late(wait)) {
 			continue
 		}
-		if slices.ContainsFunc(f.Marks, func(m witness.Mark) bool {
+		if slices.ContainsFunc(f.Marks, func(m observer.Mark) bool {
 			harm := span{m.Begin, m.End.Add(recovering)}
 			if m.End == 0 {
 				harm.end = never

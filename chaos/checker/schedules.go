@@ -1,4 +1,4 @@
-package judge
+package checker
 
 import (
 	"fmt"
@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"onejob/chaos/witness"
+	"onejob/chaos/observer"
 )
 
 // Schedule is due at every multiple of Every, from the first due time to the
@@ -14,8 +14,8 @@ import (
 type Schedule struct {
 	Name  string        `json:"name"`
 	Every time.Duration `json:"every"`
-	First witness.Time  `json:"first"`
-	Last  witness.Time  `json:"last"`
+	First observer.Time  `json:"first"`
+	Last  observer.Time  `json:"last"`
 
 	// What it says of due times that were missed or overlap; nil if it asks for a task for
 	// each.
@@ -25,10 +25,10 @@ type Schedule struct {
 // Occurrence is what became of a due time.
 type Occurrence struct {
 	Schedule string       `json:"schedule"`
-	Due      witness.Time `json:"due"`
+	Due      observer.Time `json:"due"`
 	Task     int64        `json:"task"`    // zero if none was made
 	Skipped  string       `json:"skipped"` // why not
-	Made     witness.Time `json:"made"`    // when the leader's transaction began, by the clock of Postgres
+	Made     observer.Time `json:"made"`    // when the leader's transaction began, by the clock of Postgres
 }
 
 // Edit is what a schedule says from a moment on, noted in the transaction of the INSERT
@@ -38,7 +38,7 @@ type Edit struct {
 	Cron     string       `json:"cron"` // see names
 	Zone     string       `json:"zone"`
 	Enabled  bool         `json:"enabled"`
-	At       witness.Time `json:"at"`
+	At       observer.Time `json:"at"`
 }
 
 // Odd is a task of a schedule whose payload was not the schedule's.
@@ -50,7 +50,7 @@ type Odd struct {
 
 // ClockStep is a setting of Postgres' clock.
 type ClockStep struct {
-	At    witness.Time  `json:"at"`
+	At    observer.Time  `json:"at"`
 	Ahead time.Duration `json:"ahead"` // of the machine's, from then on
 }
 
@@ -108,7 +108,7 @@ type book struct {
 
 type due struct {
 	schedule string
-	at       witness.Time
+	at       observer.Time
 }
 
 func newBook(h *history) *book {
@@ -128,7 +128,7 @@ func newBook(h *history) *book {
 }
 
 // want looks at a due time of which something must have become.
-func (b *book) want(v *Verdict, name string, at witness.Time) {
+func (b *book) want(v *Verdict, name string, at observer.Time) {
 	h := b.h
 	o, ok := b.found[due{name, at}]
 	switch {
@@ -165,7 +165,7 @@ type timetable struct {
 // all of them name it, or if the last one does and the clock was not set between that
 // line's edit and the pass: an edit at a time that the clock has yet to reach again
 // counts from when the leader has noticed that.
-func (t timetable) owes(at witness.Time) (must, may bool) {
+func (t timetable) owes(at observer.Time) (must, may bool) {
 	passes := t.passes(at)
 	must = len(passes) > 0
 	for i, p := range passes {
@@ -182,12 +182,12 @@ func (t timetable) owes(at witness.Time) (must, may bool) {
 
 // pass is a moment at which Postgres' clock showed a time, or was set forward over it.
 type pass struct {
-	at  witness.Time
-	set witness.Time // when the clock had been set last; zero if never
+	at  observer.Time
+	set observer.Time // when the clock had been set last; zero if never
 }
 
-func (t timetable) passes(due witness.Time) (all []pass) {
-	begin, ahead := witness.Time(0), time.Duration(0)
+func (t timetable) passes(due observer.Time) (all []pass) {
+	begin, ahead := observer.Time(0), time.Duration(0)
 	for i := 0; i <= len(t.steps); i++ {
 		end := never
 		if i < len(t.steps) {
@@ -208,7 +208,7 @@ func (t timetable) passes(due witness.Time) (all []pass) {
 
 // names reports whether all lines, or some, that may be in force at a moment name a due
 // time, and since when the last one of them may be.
-func (t timetable) names(due, at witness.Time) (all, some bool, since witness.Time) {
+func (t timetable) names(due, at observer.Time) (all, some bool, since observer.Time) {
 	var now []Edit
 	for _, d := range t.lines {
 		if d.At <= at.Add(-editing) {
@@ -229,7 +229,7 @@ func (t timetable) names(due, at witness.Time) (all, some bool, since witness.Ti
 // names reports whether a line names a time. It understands lines of every few seconds,
 // of all minutes, the even or the odd ones: worked out here, and not by what onejob does
 // it with.
-func (d Edit) names(due witness.Time) bool {
+func (d Edit) names(due observer.Time) bool {
 	var seconds int
 	var minutes string
 	if _, err := fmt.Sscanf(d.Cron, "*/%d %s ", &seconds, &minutes); err != nil || !d.Enabled || !strings.HasSuffix(d.Cron, " * * * *") {
@@ -245,7 +245,7 @@ func (d Edit) names(due witness.Time) bool {
 }
 
 // wholeSecond returns the first one after a moment.
-func wholeSecond(t witness.Time) witness.Time {
-	second := witness.Time(time.Second)
+func wholeSecond(t observer.Time) observer.Time {
+	second := observer.Time(time.Second)
 	return (t/second + 1) * second
 }

@@ -11,7 +11,7 @@
 // Stamps are in the order of what happened: when somebody begins, all who are
 // inside are looked at first, and those whose connection has closed by then are
 // stamped before.
-package witness
+package observer
 
 import "time"
 

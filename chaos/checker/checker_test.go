@@ -1,4 +1,4 @@
-package judge
+package checker
 
 import (
 	"encoding/json"
@@ -10,12 +10,12 @@ import (
 	"testing"
 	"time"
 
-	"onejob/chaos/witness"
+	"onejob/chaos/observer"
 )
 
 // at is a moment of a handmade history, in seconds since it began.
-func at(seconds float64) witness.Time {
-	return witness.At(time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)).Add(time.Duration(seconds * float64(time.Second)))
+func at(seconds float64) observer.Time {
+	return observer.At(time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)).Add(time.Duration(seconds * float64(time.Second)))
 }
 
 // story is a history that is told one attempt at a time.
@@ -32,12 +32,12 @@ func (s *story) enqueue(task int64, kind string) {
 }
 
 // claim is a row that becomes running.
-func (s *story) claim(c witness.Claim, when float64) {
+func (s *story) claim(c observer.Claim, when float64) {
 	s.change(c, pending, running, when, "")
 }
 
 // change is any change of a row's status.
-func (s *story) change(c witness.Claim, from, to string, when float64, by string) {
+func (s *story) change(c observer.Claim, from, to string, when float64, by string) {
 	s.Transitions = append(s.Transitions, Transition{Task: c.Task, Kind: c.Kind, Key: c.Key, From: from, To: to, Fence: c.Fence, Replica: c.Replica, At: at(when), By: by})
 	s.Final[c.Task] = Final{Status: to}
 }
@@ -47,26 +47,26 @@ func (s *story) touch(task int64, what string) {
 	s.Touched = append(s.Touched, Touched{Task: task, What: what})
 }
 
-func (s *story) stay(c witness.Claim, begin, end float64, how string) {
+func (s *story) stay(c observer.Claim, begin, end float64, how string) {
 	if c.Kind == kindHTTP {
 		c.Replica = ""
 	}
-	s.Stays = append(s.Stays, witness.Stay{Claim: c, Begin: at(begin), End: at(end), How: how})
+	s.Stays = append(s.Stays, observer.Stay{Claim: c, Begin: at(begin), End: at(end), How: how})
 }
 
 // works is an attempt from the claim to the row's next status.
-func (s *story) works(c witness.Claim, begin, end float64, how, to string) {
+func (s *story) works(c observer.Claim, begin, end float64, how, to string) {
 	s.claim(c, begin-0.1)
 	s.stay(c, begin, end, how)
 	s.change(c, running, to, end+0.1, "")
 }
 
 func (s *story) froze(replica string, begin, end float64) {
-	s.Marks = append(s.Marks, witness.Mark{ID: len(s.Marks) + 1, Kind: Frozen, Target: replica, Begin: at(begin), End: at(end)})
+	s.Marks = append(s.Marks, observer.Mark{ID: len(s.Marks) + 1, Kind: Frozen, Target: replica, Begin: at(begin), End: at(end)})
 }
 
-func claim(task, fence int64, kind, key, replica string) witness.Claim {
-	return witness.Claim{Task: task, Attempt: 1, Fence: fence, Kind: kind, Key: key, Replica: replica}
+func claim(task, fence int64, kind, key, replica string) observer.Claim {
+	return observer.Claim{Task: task, Attempt: 1, Fence: fence, Kind: kind, Key: key, Replica: replica}
 }
 
 // good is a history in which nothing is wrong, though much has happened.
@@ -76,13 +76,13 @@ func good() *story {
 		s.enqueue(id, kind)
 	}
 	// Three of one key, one after the other.
-	s.works(claim(1, 1, "exec", "k", "a"), 1, 2, witness.Succeeded, succeeded)
-	s.works(claim(2, 2, "go", "k", "b"), 2.5, 3, witness.Failed, pending)
-	s.works(claim(2, 3, "go", "k", "b"), 4, 5, witness.Succeeded, succeeded)
+	s.works(claim(1, 1, "exec", "k", "a"), 1, 2, observer.Succeeded, succeeded)
+	s.works(claim(2, 2, "go", "k", "b"), 2.5, 3, observer.Failed, pending)
+	s.works(claim(2, 3, "go", "k", "b"), 4, 5, observer.Succeeded, succeeded)
 	// A replica was killed, and its http task taken over.
-	s.works(claim(3, 4, "http", "3", "a"), 6, 7, witness.Gone, pending)
-	s.Marks = append(s.Marks, witness.Mark{ID: 100, Kind: Kill, Target: "a", Alone: true, Begin: at(7), End: at(8)})
-	s.works(claim(3, 5, "http", "3", "b"), 14, 15, witness.Succeeded, succeeded)
+	s.works(claim(3, 4, "http", "3", "a"), 6, 7, observer.Gone, pending)
+	s.Marks = append(s.Marks, observer.Mark{ID: 100, Kind: Kill, Target: "a", Alone: true, Begin: at(7), End: at(8)})
+	s.works(claim(3, 5, "http", "3", "b"), 14, 15, observer.Succeeded, succeeded)
 	// An sql task.
 	c := claim(4, 6, "sql", "k", "a")
 	s.claim(c, 15.9)
@@ -94,8 +94,8 @@ func good() *story {
 	s.change(c, running, succeeded, 17.1, "")
 	// A command whose replica was frozen: its guard ended it in time.
 	s.froze("a", 18, 40)
-	s.works(claim(6, 8, "exec", "6", "a"), 17.5, 22, witness.Gone, pending)
-	s.works(claim(6, 9, "exec", "6", "b"), 26, 27, witness.Succeeded, succeeded)
+	s.works(claim(6, 8, "exec", "6", "a"), 17.5, 22, observer.Gone, pending)
+	s.works(claim(6, 9, "exec", "6", "b"), 26, 27, observer.Succeeded, succeeded)
 
 	s.Schedules = []Schedule{{Name: "s", Every: time.Second, First: at(0), Last: at(2)}}
 	for i := range 3 {
@@ -146,55 +146,55 @@ func TestEveryViolationIsFound(t *testing.T) {
 	for name, c := range map[string]spoil{
 		"two commands of one key": {func(s *story) {
 			s.enqueue(7, "exec")
-			s.works(claim(7, 20, "exec", "k2", "a"), 50, 52, witness.Succeeded, succeeded)
+			s.works(claim(7, 20, "exec", "k2", "a"), 50, 52, observer.Succeeded, succeeded)
 			s.enqueue(8, "exec")
 			// The rows were not running at once: only the witness can tell.
-			s.stay(claim(8, 21, "exec", "k2", "b"), 51, 51.5, witness.Stopped)
+			s.stay(claim(8, 21, "exec", "k2", "b"), 51, 51.5, observer.Stopped)
 			s.Final[8] = Final{Status: failed}
 		}, map[string]int{"overlaps": 1, "stale_accepted": 1}}, // the first succeeded although the second had begun
 		"two attempts at one task, whose lock key is its id": {func(s *story) {
-			s.stay(claim(6, 30, "exec", "6", "b"), 26.5, 28, witness.Stopped)
+			s.stay(claim(6, 30, "exec", "6", "b"), 26.5, 28, observer.Stopped)
 		}, map[string]int{"overlaps": 1, "stale_accepted": 1}},
 		"a process that a command left behind": {func(s *story) {
 			c := claim(6, 8, "exec", "6", "a")
 			c.Part = "child"
-			s.stay(c, 17.6, 26.5, witness.Gone)
+			s.stay(c, 17.6, 26.5, observer.Gone)
 		}, map[string]int{"overlaps": 1, "stale_accepted": 1}}, // it was inside when the row was given up, too
 		"a command of a frozen replica, beside its successor": {func(s *story) {
-			s.Stays[slices.IndexFunc(s.Stays, func(s witness.Stay) bool { return s.Fence == 8 })].End = at(26.2)
+			s.Stays[slices.IndexFunc(s.Stays, func(s observer.Stay) bool { return s.Fence == 8 })].End = at(26.2)
 			s.Transitions[slices.IndexFunc(s.Transitions, func(t Transition) bool { return t.Fence == 8 && t.To == pending })].At = at(26.1)
 		}, map[string]int{"overlaps": 1}},
 		"a handler that was not frozen, beside its successor": {func(s *story) {
 			s.enqueue(7, "go")
-			s.works(claim(7, 20, "go", "7", "b"), 50, 59.5, witness.Stopped, pending)
-			s.stay(claim(7, 21, "go", "7", "a"), 59, 60, witness.Stopped)
+			s.works(claim(7, 20, "go", "7", "b"), 50, 59.5, observer.Stopped, pending)
+			s.stay(claim(7, 21, "go", "7", "a"), 59, 60, observer.Stopped)
 			s.Final[7] = Final{Status: failed}
 		}, map[string]int{"overlaps": 1}},
 		"a handler that thawed, and went on for too long": {func(s *story) {
 			s.froze("b", 51, 60)
 			s.enqueue(7, "go")
 			s.claim(claim(7, 20, "go", "7", "b"), 49)
-			s.stay(claim(7, 20, "go", "7", "b"), 50, 63, witness.Stopped)
+			s.stay(claim(7, 20, "go", "7", "b"), 50, 63, observer.Stopped)
 			s.change(claim(7, 20, "go", "7", "b"), running, pending, 59, "")
-			s.works(claim(7, 21, "go", "7", "a"), 59.5, 64, witness.Succeeded, succeeded)
+			s.works(claim(7, 21, "go", "7", "a"), 59.5, 64, observer.Succeeded, succeeded)
 		}, map[string]int{"overlaps": 1}},
 		"a request of a frozen replica whose successor's fence was lower": {func(s *story) {
 			s.froze("b", 51, 70)
 			s.enqueue(7, "http")
 			s.claim(claim(7, 21, "http", "7", "b"), 49)
-			s.stay(claim(7, 21, "http", "7", "b"), 50, 61, witness.Gone)
-			s.stay(claim(7, 20, "http", "7", "a"), 60, 62, witness.Gone)
+			s.stay(claim(7, 21, "http", "7", "b"), 50, 61, observer.Gone)
+			s.stay(claim(7, 20, "http", "7", "a"), 60, 62, observer.Gone)
 			s.Final[7] = Final{Status: failed}
 		}, map[string]int{"overlaps": 1}},
 		"somebody with a lower fence, whose replica was not frozen": {func(s *story) {
-			s.Stale = append(s.Stale, witness.Stale{Claim: claim(2, 2, "go", "k", "b"), At: at(4.5)})
+			s.Stale = append(s.Stale, observer.Stale{Claim: claim(2, 2, "go", "k", "b"), At: at(4.5)})
 		}, map[string]int{"overlaps": 1}},
 		"three inside a limit of two": {func(s *story) {
 			for i := range int64(3) {
 				c := claim(7+i, 20+i, "exec", "x"+string('0'+rune(i)), "a")
 				c.Limit = "narrow"
 				s.enqueue(c.Task, "exec")
-				s.works(c, 50+float64(i), 55+float64(i), witness.Succeeded, succeeded)
+				s.works(c, 50+float64(i), 55+float64(i), observer.Succeeded, succeeded)
 			}
 		}, map[string]int{"limit_excesses": 1}},
 		"three inside a limit of two, one of which was frozen for a moment before": {func(s *story) {
@@ -203,7 +203,7 @@ func TestEveryViolationIsFound(t *testing.T) {
 				c := claim(7+i, 20+i, "go", "x"+string('0'+rune(i)), string('a'+rune(i)))
 				c.Limit = "narrow"
 				s.enqueue(c.Task, "go")
-				s.works(c, 50+3*float64(i), 58, witness.Succeeded, succeeded)
+				s.works(c, 50+3*float64(i), 58, observer.Succeeded, succeeded)
 			}
 		}, map[string]int{"limit_excesses": 1}},
 		"a task that is not there": {func(s *story) { delete(s.Final, 1) }, map[string]int{"lost": 1}},
@@ -218,10 +218,10 @@ func TestEveryViolationIsFound(t *testing.T) {
 		}, map[string]int{"lost": 1}},
 		"a task of a schedule that is still pending": {func(s *story) { s.Final[52] = Final{Status: pending, Schedule: "s"} }, map[string]int{"lost": 1}},
 		"a success that was accepted twice": {func(s *story) {
-			s.works(claim(1, 20, "exec", "k", "b"), 50, 51, witness.Succeeded, succeeded)
+			s.works(claim(1, 20, "exec", "k", "b"), 50, 51, observer.Succeeded, succeeded)
 		}, map[string]int{"double_success": 1, "repeated": 1}},
 		"a success of a row that has succeeded": {func(s *story) {
-			s.stay(claim(6, 20, "exec", "6", "a"), 50, 51, witness.Succeeded)
+			s.stay(claim(6, 20, "exec", "6", "a"), 50, 51, observer.Succeeded)
 			s.change(claim(6, 20, "exec", "6", "a"), succeeded, succeeded, 51.1, "")
 		}, map[string]int{"double_success": 1, "repeated": 1}},
 		"a stale success of a row that has succeeded": {func(s *story) {
@@ -229,15 +229,15 @@ func TestEveryViolationIsFound(t *testing.T) {
 		}, map[string]int{"double_success": 1, "stale_accepted": 1}},
 		"a row that was pending all the time, and succeeded by one who was not the newest": {func(s *story) {
 			s.enqueue(7, "go")
-			s.stay(claim(7, 20, "go", "7", "a"), 50, 51, witness.Succeeded)
-			s.stay(claim(7, 21, "go", "7", "b"), 52, 53, witness.Stopped)
+			s.stay(claim(7, 20, "go", "7", "a"), 50, 51, observer.Succeeded)
+			s.stay(claim(7, 21, "go", "7", "b"), 52, 53, observer.Stopped)
 			s.change(claim(7, 20, "go", "7", "a"), pending, succeeded, 54, "")
 		}, map[string]int{"stale_accepted": 1}},
 		"an effect whose success was written apart from it, after somebody newer had begun": {func(s *story) {
 			s.enqueue(7, "sql")
 			s.enqueue(8, "go")
 			s.Effects = append(s.Effects, Effect{Task: 7, Fence: 20, Key: "k4", Began: at(50), Ended: at(51)})
-			s.stay(claim(8, 21, "go", "k4", "b"), 51.5, 51.8, witness.Succeeded)
+			s.stay(claim(8, 21, "go", "k4", "b"), 51.5, 51.8, observer.Succeeded)
 			s.change(claim(8, 21, "go", "k4", "b"), pending, succeeded, 51.9, "")
 			s.change(claim(7, 20, "sql", "k4", "a"), pending, succeeded, 52, "")
 		}, map[string]int{"stale_accepted": 1}}, // and no overlap: the effect was over
@@ -266,23 +266,23 @@ func TestEveryViolationIsFound(t *testing.T) {
 		}, map[string]int{"stale_accepted": 1}},
 		"a success of a stale holder, written while the new one works": {func(s *story) {
 			s.enqueue(7, "exec")
-			s.works(claim(7, 20, "exec", "7", "a"), 50, 51, witness.Succeeded, pending)
+			s.works(claim(7, 20, "exec", "7", "a"), 50, 51, observer.Succeeded, pending)
 			s.claim(claim(7, 21, "exec", "7", "b"), 52)
-			s.stay(claim(7, 21, "exec", "7", "b"), 52.1, 60, witness.Stopped)
+			s.stay(claim(7, 21, "exec", "7", "b"), 52.1, 60, observer.Stopped)
 			s.change(claim(7, 21, "exec", "7", "b"), running, succeeded, 53, "")
 		}, map[string]int{"stale_accepted": 1}},
 		"a failure of a stale holder, written while the new one works": {func(s *story) {
 			s.enqueue(7, "exec")
 			s.claim(claim(7, 21, "exec", "7", "b"), 52)
-			s.stay(claim(7, 21, "exec", "7", "b"), 52.1, 60, witness.Stopped)
+			s.stay(claim(7, 21, "exec", "7", "b"), 52.1, 60, observer.Stopped)
 			s.change(claim(7, 21, "exec", "7", "b"), running, failed, 53, "")
 		}, map[string]int{"stale_accepted": 1}},
 		"a success under a fence of which a higher one had begun": {func(s *story) {
 			s.enqueue(7, "exec")
 			s.enqueue(8, "exec")
 			s.claim(claim(7, 20, "exec", "k3", "a"), 50)
-			s.stay(claim(7, 20, "exec", "k3", "a"), 50.1, 51, witness.Succeeded)
-			s.stay(claim(8, 21, "exec", "k3", "b"), 52, 53, witness.Stopped)
+			s.stay(claim(7, 20, "exec", "k3", "a"), 50.1, 51, observer.Succeeded)
+			s.stay(claim(8, 21, "exec", "k3", "b"), 52, 53, observer.Stopped)
 			s.change(claim(7, 20, "exec", "k3", "a"), running, succeeded, 54, "")
 			s.Final[8] = Final{Status: failed}
 		}, map[string]int{"stale_accepted": 1}},
@@ -324,11 +324,11 @@ func TestEveryViolationIsFound(t *testing.T) {
 		}, map[string]int{"overlaps": 1}},
 		"a due task that nobody claimed while a transaction was open": {func(s *story) {
 			starve(s, OpenTransaction)
-			s.works(claim(7, 20, "exec", "7", "a"), 70, 71, witness.Succeeded, succeeded)
+			s.works(claim(7, 20, "exec", "7", "a"), 70, 71, observer.Succeeded, succeeded)
 		}, map[string]int{"starved": 1}},
 		"a due task that nobody claimed while two replicas were frozen in their claims": {func(s *story) {
 			starve(s, ClaimFreeze, ClaimFreeze)
-			s.works(claim(7, 20, "exec", "7", "a"), 70, 71, witness.Succeeded, succeeded)
+			s.works(claim(7, 20, "exec", "7", "a"), 70, 71, observer.Succeeded, succeeded)
 		}, map[string]int{"starved": 1}},
 		"a due task that nobody ever claimed while a replica was frozen in its claim": {func(s *story) {
 			starve(s, ClaimFreeze)
@@ -337,12 +337,12 @@ func TestEveryViolationIsFound(t *testing.T) {
 		"a healthy task that failed among hostile rows": {func(s *story) {
 			s.Gentle = true
 			s.enqueue(7, "exec")
-			s.works(claim(7, 20, "exec", "7", "a"), 50, 51, witness.Failed, failed)
+			s.works(claim(7, 20, "exec", "7", "a"), 50, 51, observer.Failed, failed)
 		}, map[string]int{"spoiled": 1}},
 		"a fence that another task had before": {func(s *story) {
 			s.enqueue(7, "exec")
-			s.works(claim(7, 20, "exec", "7", "a"), 50, 51, witness.Succeeded, succeeded)
-			s.stay(claim(8, 20, "exec", "8", "a"), 60, 61, witness.Stopped)
+			s.works(claim(7, 20, "exec", "7", "a"), 50, 51, observer.Succeeded, succeeded)
+			s.stay(claim(8, 20, "exec", "8", "a"), 60, 61, observer.Stopped)
 		}, map[string]int{"fences_repeated": 1, "stale_accepted": 1}},
 		"a statement that Postgres refused for what it says": {func(s *story) {
 			s.enqueue(7, "sql")
@@ -367,7 +367,7 @@ func TestEveryViolationIsFound(t *testing.T) {
 		"a task with one attempt that failed by a graceful restart, its handler at work": {func(s *story) {
 			c := restarted(s, failed, 1)
 			s.Enqueued[len(s.Enqueued)-1].Once = true
-			s.stay(c, 50.1, 51.8, witness.Gone)
+			s.stay(c, 50.1, 51.8, observer.Gone)
 		}, map[string]int{"spent": 1}},
 		"an sql task with one attempt that failed by a graceful restart": {func(s *story) {
 			restarted(s, failed, 1)
@@ -408,36 +408,36 @@ func TestExcuses(t *testing.T) {
 			s.froze("b", 51, 70)
 			s.enqueue(7, "http")
 			s.claim(claim(7, 20, "http", "7", "b"), 49)
-			s.stay(claim(7, 20, "http", "7", "b"), 50, 61, witness.Succeeded)
+			s.stay(claim(7, 20, "http", "7", "b"), 50, 61, observer.Succeeded)
 			s.change(claim(7, 20, "http", "7", "b"), running, pending, 59, "")
-			s.works(claim(7, 21, "http", "7", "a"), 60, 62, witness.Succeeded, succeeded)
+			s.works(claim(7, 21, "http", "7", "a"), 60, 62, observer.Succeeded, succeeded)
 		}, map[string]int{"frozen_http_in_flight": 1, "repeated": 1}},
 		"a task that Postgres has forgotten, and one that it has forgotten to have succeeded": {func(s *story) {
 			s.Forgetful = true
 			s.Enqueued = append(s.Enqueued, Enqueued{Task: 7, Kind: "exec", Due: at(50)})
 			s.enqueue(8, "exec")
-			s.works(claim(8, 20, "exec", "8", "a"), 50, 51, witness.Succeeded, succeeded)
-			s.works(claim(8, 21, "exec", "8", "a"), 60, 61, witness.Succeeded, succeeded)
+			s.works(claim(8, 20, "exec", "8", "a"), 50, 51, observer.Succeeded, succeeded)
+			s.works(claim(8, 21, "exec", "8", "a"), 60, 61, observer.Succeeded, succeeded)
 		}, map[string]int{"repeated": 1}},
 		"a request of a frozen replica that leaves its rows pending": {func(s *story) {
 			s.froze("b", 51, 70)
 			s.enqueue(7, "http")
 			s.Begun = append(s.Begun, Begun{Fence: 20, Replica: "b"}, Begun{Fence: 21, Replica: "a"})
-			s.stay(claim(7, 20, "http", "7", "b"), 50, 61, witness.Succeeded)
-			s.stay(claim(7, 21, "http", "7", "a"), 60, 62, witness.Succeeded)
+			s.stay(claim(7, 20, "http", "7", "b"), 50, 61, observer.Succeeded)
+			s.stay(claim(7, 21, "http", "7", "a"), 60, 62, observer.Succeeded)
 			s.change(claim(7, 21, "http", "7", "a"), pending, succeeded, 62.1, "")
 		}, map[string]int{"frozen_http_in_flight": 1, "repeated": 1}},
 		"a handler that was frozen, and noticed when it thawed": {func(s *story) {
 			s.froze("b", 51, 60)
 			s.enqueue(7, "go")
 			s.claim(claim(7, 20, "go", "7", "b"), 49)
-			s.stay(claim(7, 20, "go", "7", "b"), 50, 60.4, witness.Stopped)
+			s.stay(claim(7, 20, "go", "7", "b"), 50, 60.4, observer.Stopped)
 			s.change(claim(7, 20, "go", "7", "b"), running, pending, 59, "")
-			s.works(claim(7, 21, "go", "7", "a"), 59.5, 64, witness.Succeeded, succeeded)
+			s.works(claim(7, 21, "go", "7", "a"), 59.5, 64, observer.Succeeded, succeeded)
 		}, map[string]int{"frozen_go_in_flight": 1}},
 		"a request that a frozen replica sends when it thaws": {func(s *story) {
 			s.froze("b", 3, 4.4)
-			s.Stale = append(s.Stale, witness.Stale{Claim: claim(2, 2, "http", "k", ""), At: at(4.5)})
+			s.Stale = append(s.Stale, observer.Stale{Claim: claim(2, 2, "http", "k", ""), At: at(4.5)})
 		}, map[string]int{"frozen_http_in_flight": 1}},
 		"somebody frozen under a slot": {func(s *story) {
 			s.froze("b", 51, 70)
@@ -445,7 +445,7 @@ func TestExcuses(t *testing.T) {
 				c := claim(7+i, 20+i, "go", "x"+string('0'+rune(i)), string('b'+rune(i)))
 				c.Limit = "narrow"
 				s.enqueue(c.Task, "go")
-				s.works(c, 50+2*float64(i), 55+float64(i), witness.Succeeded, succeeded)
+				s.works(c, 50+2*float64(i), 55+float64(i), observer.Succeeded, succeeded)
 			}
 		}, map[string]int{}},
 		"one that begins under a slot as its replica thaws": {func(s *story) {
@@ -454,27 +454,27 @@ func TestExcuses(t *testing.T) {
 				c := claim(7+int64(i), 20+int64(i), "go", "x"+string('0'+rune(i)), "b")
 				c.Limit = "narrow"
 				s.enqueue(c.Task, "go")
-				s.works(c, begin, begin+1, witness.Succeeded, succeeded)
+				s.works(c, begin, begin+1, observer.Succeeded, succeeded)
 			}
 		}, map[string]int{}},
 		"one comes as another leaves": {func(s *story) {
 			s.enqueue(7, "exec")
 			s.enqueue(8, "exec")
-			s.works(claim(7, 20, "exec", "k2", "a"), 50, 52, witness.Succeeded, succeeded)
-			s.works(claim(8, 21, "exec", "k2", "b"), 52.2, 53, witness.Succeeded, succeeded)
+			s.works(claim(7, 20, "exec", "k2", "a"), 50, 52, observer.Succeeded, succeeded)
+			s.works(claim(8, 21, "exec", "k2", "b"), 52.2, 53, observer.Succeeded, succeeded)
 		}, map[string]int{}},
 		"two processes of one attempt": {func(s *story) {
 			c := claim(1, 1, "exec", "k", "a")
 			c.Part = "child"
-			s.stay(c, 1.1, 1.9, witness.Succeeded)
+			s.stay(c, 1.1, 1.9, observer.Succeeded)
 		}, map[string]int{}},
 		"an operator who makes a running row pending": {func(s *story) {
 			c := claim(7, 20, "exec", "7", "a")
 			s.enqueue(7, "exec")
 			s.claim(c, 50)
-			s.stay(c, 50.1, 60, witness.Succeeded)
+			s.stay(c, 50.1, 60, observer.Succeeded)
 			s.change(c, running, pending, 52, Operator)
-			s.works(claim(7, 21, "exec", "7", "a"), 61, 62, witness.Succeeded, succeeded)
+			s.works(claim(7, 21, "exec", "7", "a"), 61, 62, observer.Succeeded, succeeded)
 		}, map[string]int{"repeated": 1}},
 		"an operator who ends a session and resets its row": {func(s *story) {
 			handsOn(s, SessionUnheard, "b")
@@ -483,10 +483,10 @@ func TestExcuses(t *testing.T) {
 			s.Hostile = []int64{7, 8}
 			for i := range int64(2) {
 				c := claim(7+i, 20+i, "exec", "k2", "a")
-				s.works(c, 50, 52, witness.Succeeded, succeeded)
-				s.works(c, 50, 52, witness.Succeeded, succeeded)
+				s.works(c, 50, 52, observer.Succeeded, succeeded)
+				s.works(c, 50, 52, observer.Succeeded, succeeded)
 				s.Effects = append(s.Effects, Effect{Task: 7, Fence: 40 + i, Key: "k2", Began: at(50)})
-				s.Stale = append(s.Stale, witness.Stale{Claim: c, At: at(51)})
+				s.Stale = append(s.Stale, observer.Stale{Claim: c, At: at(51)})
 			}
 			s.Final[8] = Final{Status: running, Schedule: "s"}
 		}, map[string]int{}},
@@ -517,12 +517,12 @@ func TestExcuses(t *testing.T) {
 		"a task that an operator cancelled in its row": {func(s *story) {
 			s.enqueue(7, "exec")
 			s.touch(7, CancelRequested)
-			s.works(claim(7, 20, "exec", "7", "a"), 50, 51, witness.Stopped, cancelled)
+			s.works(claim(7, 20, "exec", "7", "a"), 50, 51, observer.Stopped, cancelled)
 		}, map[string]int{}},
 		"a task that an operator retried after its success": {func(s *story) {
 			s.touch(1, Retried)
 			s.change(claim(1, 1, "exec", "k", "a"), succeeded, pending, 50, Operator)
-			s.works(claim(1, 20, "exec", "k", "b"), 51, 52, witness.Succeeded, succeeded)
+			s.works(claim(1, 20, "exec", "k", "b"), 51, 52, observer.Succeeded, succeeded)
 		}, map[string]int{"repeated": 1}},
 		"an sql task that an operator retried after its success": {retryEffect, map[string]int{"repeated": 1}},
 		"a command whose row was deleted, and the next of its key after it": {func(s *story) {
@@ -530,33 +530,33 @@ func TestExcuses(t *testing.T) {
 		}, map[string]int{}},
 		"a task that waited while another fault went on as well": {func(s *story) {
 			starve(s, OpenTransaction, "consul-freeze")
-			s.works(claim(7, 20, "exec", "7", "a"), 70, 71, witness.Succeeded, succeeded)
+			s.works(claim(7, 20, "exec", "7", "a"), 70, 71, observer.Succeeded, succeeded)
 		}, map[string]int{}},
 		"a task that waited while many were frozen in their claims": {func(s *story) {
 			starve(s, ClaimFreeze, ClaimFreeze, ClaimFreeze)
-			s.works(claim(7, 20, "exec", "7", "a"), 70, 71, witness.Succeeded, succeeded)
+			s.works(claim(7, 20, "exec", "7", "a"), 70, 71, observer.Succeeded, succeeded)
 		}, map[string]int{}},
 		"a task that waited while a transaction had it locked": {func(s *story) {
 			starve(s, OpenTransaction)
 			s.touch(7, Locked)
-			s.works(claim(7, 20, "exec", "7", "a"), 70, 71, witness.Succeeded, succeeded)
+			s.works(claim(7, 20, "exec", "7", "a"), 70, 71, observer.Succeeded, succeeded)
 		}, map[string]int{}},
 		"a task that was claimed while a transaction was open, and again later": {func(s *story) {
 			starve(s, OpenTransaction)
-			s.works(claim(7, 20, "exec", "7", "a"), 55, 56, witness.Failed, pending)
-			s.works(claim(7, 21, "exec", "7", "a"), 70, 71, witness.Succeeded, succeeded)
+			s.works(claim(7, 20, "exec", "7", "a"), 55, 56, observer.Failed, pending)
+			s.works(claim(7, 21, "exec", "7", "a"), 70, 71, observer.Succeeded, succeeded)
 		}, map[string]int{}},
 		"a task that waited through a fault that takes a server away": {func(s *story) {
 			starve(s, "consul-away")
-			s.works(claim(7, 20, "exec", "7", "a"), 70, 71, witness.Succeeded, succeeded)
+			s.works(claim(7, 20, "exec", "7", "a"), 70, 71, observer.Succeeded, succeeded)
 		}, map[string]int{}},
 		"tasks that fail as they were made to, or were edited": {func(s *story) {
 			s.Gentle = true
 			s.Enqueued = append(s.Enqueued, Enqueued{Task: 7, Kind: "exec", Doomed: true})
-			s.works(claim(7, 20, "exec", "7", "a"), 50, 51, witness.Stopped, failed)
+			s.works(claim(7, 20, "exec", "7", "a"), 50, 51, observer.Stopped, failed)
 			s.enqueue(8, "exec")
 			s.touch(8, Edited)
-			s.works(claim(8, 21, "exec", "8", "a"), 50, 51, witness.Stopped, failed)
+			s.works(claim(8, 21, "exec", "8", "a"), 50, 51, observer.Stopped, failed)
 		}, map[string]int{}},
 		"two statements of one lock key, one after the other, and one of another key": {func(s *story) {
 			s.statement("a", 50, 55)
@@ -568,7 +568,7 @@ func TestExcuses(t *testing.T) {
 			restarted(s, pending, 0)
 		}, map[string]int{}},
 		"an attempt that was used up though its handler had begun": {func(s *story) {
-			s.stay(restarted(s, pending, 1), 50.1, 51.8, witness.Stopped)
+			s.stay(restarted(s, pending, 1), 50.1, 51.8, observer.Stopped)
 		}, map[string]int{}},
 		"an attempt that was used up in the restart of another replica": {func(s *story) {
 			restarted(s, pending, 1)
@@ -581,7 +581,7 @@ func TestExcuses(t *testing.T) {
 		"an attempt that another fault may have used up": {func(s *story) {
 			restarted(s, failed, 1)
 			s.Enqueued[len(s.Enqueued)-1].Once = true
-			s.Marks = append(s.Marks, witness.Mark{ID: 300, Kind: "consul-kill", Target: "x", Begin: at(40), End: at(41)})
+			s.Marks = append(s.Marks, observer.Mark{ID: 300, Kind: "consul-kill", Target: "x", Begin: at(40), End: at(41)})
 		}, map[string]int{}},
 		"a task that was made to fail, in a graceful restart": {func(s *story) {
 			restarted(s, failed, 1)
@@ -630,11 +630,11 @@ func deletedWhileRunning(s *story, next float64) {
 	s.enqueue(7, "exec")
 	s.enqueue(8, "exec")
 	s.claim(c, 50)
-	s.stay(c, 50.1, 60, witness.Succeeded)
+	s.stay(c, 50.1, 60, observer.Succeeded)
 	s.touch(7, Deleted)
 	s.change(c, running, Deleted, 52, Operator)
 	delete(s.Final, 7)
-	s.works(claim(8, 21, "exec", "k3", "b"), next, 62, witness.Succeeded, succeeded)
+	s.works(claim(8, 21, "exec", "k3", "b"), next, 62, observer.Succeeded, succeeded)
 }
 
 // statement is one of an sql task at work. It leaves no other trace, as if it was
@@ -646,7 +646,7 @@ func (s *story) statement(replica string, first, last float64) {
 
 // restarted adds a task that replica a claims at 50, and that is given up at 52, with so
 // many attempts used up, as a graceful restart from 51 to 53 goes on.
-func restarted(s *story, next string, used int) witness.Claim {
+func restarted(s *story, next string, used int) observer.Claim {
 	c := claim(7, 20, "exec", "k7", "a")
 	s.enqueue(7, "exec")
 	s.claim(c, 50)
@@ -654,22 +654,22 @@ func restarted(s *story, next string, used int) witness.Claim {
 	s.change(c, running, next, 52, "")
 	s.Transitions[len(s.Transitions)-1].Attempt = used
 	s.Final[7] = Final{Status: failed}
-	s.Marks = append(s.Marks, witness.Mark{ID: 200, Kind: GracefulRestart, Target: "a", Begin: at(51), End: at(53)})
+	s.Marks = append(s.Marks, observer.Mark{ID: 200, Kind: GracefulRestart, Target: "a", Begin: at(51), End: at(53)})
 	return c
 }
 
 // began adds a task of replica a that begins at a moment; from 50 to 60 no Consul
 // server runs.
 func began(s *story, kind string, when float64) {
-	s.Marks = append(s.Marks, witness.Mark{ID: 200, Kind: NoConsul, Target: "all", Begin: at(50), End: at(60)})
+	s.Marks = append(s.Marks, observer.Mark{ID: 200, Kind: NoConsul, Target: "all", Begin: at(50), End: at(60)})
 	s.enqueue(7, kind)
-	s.works(claim(7, 20, kind, "k8", "a"), when, when+1, witness.Succeeded, succeeded)
+	s.works(claim(7, 20, kind, "k8", "a"), when, when+1, observer.Succeeded, succeeded)
 }
 
 // starve adds a task that is due at 52, and faults from 50 to 65.
 func starve(s *story, kinds ...string) {
 	for i, kind := range kinds {
-		s.Marks = append(s.Marks, witness.Mark{ID: 200 + i, Kind: kind, Target: "x", Begin: at(50), End: at(65)})
+		s.Marks = append(s.Marks, observer.Mark{ID: 200 + i, Kind: kind, Target: "x", Begin: at(50), End: at(65)})
 	}
 	s.Enqueued = append(s.Enqueued, Enqueued{Task: 7, Kind: "exec", Due: at(52)})
 	s.Final[7] = Final{Status: pending}
@@ -683,10 +683,10 @@ func handsOn(s *story, kind, somebody string) {
 	s.enqueue(7, "exec")
 	s.enqueue(8, "exec")
 	s.claim(c, 50)
-	s.stay(c, 50.1, 60, witness.Gone)
-	s.Marks = append(s.Marks, witness.Mark{ID: len(s.Marks) + 1, Kind: kind, Target: "a", Begin: at(51), End: at(58)})
+	s.stay(c, 50.1, 60, observer.Gone)
+	s.Marks = append(s.Marks, observer.Mark{ID: len(s.Marks) + 1, Kind: kind, Target: "a", Begin: at(51), End: at(58)})
 	s.change(c, running, pending, 52, Operator)
-	s.works(claim(8, 21, "exec", "k3", somebody), 59, 62, witness.Succeeded, succeeded)
+	s.works(claim(8, 21, "exec", "k3", somebody), 59, 62, observer.Succeeded, succeeded)
 	s.Final[7] = Final{Status: failed}
 }
 
@@ -712,14 +712,14 @@ func TestTakeOvers(t *testing.T) {
 		t.Errorf("take-overs after the freeze: %v, want %v", freezes, want)
 	}
 	s := good()
-	s.Stays[slices.IndexFunc(s.Stays, func(s witness.Stay) bool { return s.Fence == 4 })].End = at(7.001)
+	s.Stays[slices.IndexFunc(s.Stays, func(s observer.Stay) bool { return s.Fence == 4 })].End = at(7.001)
 	v = Judge(s.Evidence)
 	if i := slices.IndexFunc(v.TakeOvers, func(o TakeOver) bool { return o.Cause == Kill }); i < 0 || v.TakeOvers[i].Took != 7*time.Second {
 		t.Errorf("take-overs %v, want one of 7 s after the kill", v.TakeOvers)
 	}
 	// A host takes several replicas with it.
-	s.Marks[slices.IndexFunc(s.Marks, func(m witness.Mark) bool { return m.Kind == Kill })] =
-		witness.Mark{ID: 100, Kind: HostLoss, Target: "c,a", Alone: true, Begin: at(7), End: at(20)}
+	s.Marks[slices.IndexFunc(s.Marks, func(m observer.Mark) bool { return m.Kind == Kill })] =
+		observer.Mark{ID: 100, Kind: HostLoss, Target: "c,a", Alone: true, Begin: at(7), End: at(20)}
 	v = Judge(s.Evidence)
 	if i := slices.IndexFunc(v.TakeOvers, func(o TakeOver) bool { return o.Cause == HostLoss }); i < 0 || v.TakeOvers[i].Took != 7*time.Second || !v.TakeOvers[i].Alone {
 		t.Errorf("take-overs %v, want one of 7 s after the loss of a host", v.TakeOvers)
@@ -741,7 +741,7 @@ func TestQuantile(t *testing.T) {
 // Evidence is kept as JSON, and can be judged again.
 func TestEvidenceSurvivesAFile(t *testing.T) {
 	s := good()
-	s.stay(claim(6, 30, "exec", "6", "b"), 26.5, 28, witness.Stopped)
+	s.stay(claim(6, 30, "exec", "6", "b"), 26.5, 28, observer.Stopped)
 	b, err := json.Marshal(s.Evidence)
 	if err != nil {
 		t.Fatal(err)

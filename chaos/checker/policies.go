@@ -1,11 +1,11 @@
-package judge
+package checker
 
 import (
 	"cmp"
 	"slices"
 	"time"
 
-	"onejob/chaos/witness"
+	"onejob/chaos/observer"
 )
 
 // Policy is what a schedule says of due times for which it may have no task.
@@ -41,7 +41,7 @@ const (
 // While the clock of Postgres is set, due times are dealt with that have been already. Then
 // only that each is there is asked.
 func (h *history) policy(v *Verdict, b *book, s Schedule) {
-	plans := map[witness.Time][]Occurrence{}
+	plans := map[observer.Time][]Occurrence{}
 	for at := s.First; at <= s.Last; at = at.Add(s.Every) {
 		o, ok := b.found[due{s.Name, at}]
 		if !ok {
@@ -76,7 +76,7 @@ func (h *history) policy(v *Verdict, b *book, s Schedule) {
 type planned struct {
 	h     *history
 	s     Schedule
-	made  witness.Time
+	made  observer.Time
 	dues  []Occurrence
 	tasks map[int64][]activity
 }
