@@ -46,8 +46,9 @@ microbench: consul postgres ## The hot paths' own benchmarks, six times each, su
 	ONEJOB_BENCH_ROWS=200000 go test -run xxx -count 6 -bench Claim -benchtime 200x ./store >> bin/microbench.txt
 	cd bench && go tool benchstat ../bin/microbench.txt
 
-lint: ## Format, vet, staticcheck, tidy modules, shell syntax
+lint: ## Format, terms, vet, staticcheck, tidy modules, shell syntax
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$unformatted" ] || { echo "not formatted with gofmt: $$unformatted" >&2; exit 1; }
+	@tools/terms/check.sh
 	go vet ./... && go vet -tags mutants ./... && go vet ./testdata/embed/...
 	GOOS=darwin go vet . ./boottime ./lock/... ./onejobtest ./store ./tasks ./worker
 	cd tools/lint && go build -o ../../bin/staticcheck honnef.co/go/tools/cmd/staticcheck
@@ -56,7 +57,7 @@ lint: ## Format, vet, staticcheck, tidy modules, shell syntax
 	cd bench && go vet ./... && ../bin/staticcheck ./... && go mod tidy -diff
 	@for s in $$(git ls-files '*.sh' .ci/run); do bash -n "$$s"; done
 
-chaos: consul postgres rabbitmq ## Break everything while tasks run, and let a witness judge (DURATION=5m SEED= FAULTS= ...)
+chaos: consul postgres rabbitmq ## Break everything while tasks run, and let an observer check (DURATION=5m SEED= FAULTS= ...)
 	go run ./chaos
 
 compare: consul postgres ## The same run against two other ways (DURATION=6m SEED= FAULTS= ...; 40 minutes at most)

@@ -29,7 +29,7 @@ type plan struct {
 	IdleSettle   time.Duration `json:"idle_settle_ns"`
 	IdleWatch    time.Duration `json:"idle_watch_ns"`
 	EnqueueTimes int           `json:"enqueue_rounds"`
-	Patience     time.Duration `json:"patience_ns"`
+	MaxWait      time.Duration `json:"patience_ns"`
 }
 
 func (p *plan) flags(flags *flag.FlagSet) {
@@ -46,7 +46,7 @@ func (p *plan) flags(flags *flag.FlagSet) {
 	flags.IntVar(&p.Finished, "finished", 1_000_000, "finished rows beside")
 	flags.IntVar(&p.PickupTasks, "pickup", 100, "tasks inserted one by one in a round")
 	flags.IntVar(&p.EnqueueRows, "enqueue", 100_000, "rows enqueued to see how fast that is")
-	flags.DurationVar(&p.Patience, "patience", 5*time.Second, "how long to wait, before each measurement, for others on the machine to become calm")
+	flags.DurationVar(&p.MaxWait, "patience", 5*time.Second, "how long to wait, before each measurement, for others on the machine to become calm")
 	p.IdleSettle, p.IdleWatch, p.EnqueueTimes = 5*time.Second, 20*time.Second, 3
 }
 
@@ -58,14 +58,14 @@ func (p *plan) makeQuick() {
 	p.IdleSettle, p.IdleWatch = 2*time.Second, 3*time.Second
 }
 
-// contests are what is measured in every round. The plain run of onejob is what
+// cases are what is measured in every round. The plain run of onejob is what
 // most others are compared with.
-func (p *plan) contests() []contest {
-	all := []contest{
+func (p *plan) benchCases() []benchCase {
+	all := []benchCase{
 		{name: "onejob", subject: onejobSubject, replicas: 1, tasks: p.Tasks},
 		{name: "river", subject: riverSubject, replicas: 1, tasks: p.Tasks},
 		{name: "naive", subject: naiveSubject, replicas: 1, tasks: p.NaiveTasks},
-		{name: "floor", subject: floorSubject, replicas: 1, tasks: p.Tasks},
+		{name: "floor", subject: baselineSubject, replicas: 1, tasks: p.Tasks},
 		{name: "shallow", subject: onejobSubject, replicas: 1, tasks: p.Tasks, template: "shallow", behind: p.Shallow},
 		{name: "deep", subject: onejobSubject, replicas: 1, tasks: p.Tasks, template: "deep", behind: p.Deep},
 		{name: "finished", subject: onejobSubject, replicas: 1, tasks: p.Tasks, template: "finished", before: p.Finished},
@@ -73,13 +73,13 @@ func (p *plan) contests() []contest {
 		{name: "replicas8", subject: onejobSubject, replicas: 8, tasks: p.Tasks},
 	}
 	for i := range all {
-		all[i].warm, all[i].patience = p.Warm, p.Patience
+		all[i].warm, all[i].maxWait = p.Warm, p.MaxWait
 	}
 	if p.Subjects == "" {
 		return all
 	}
 	only := strings.Split(p.Subjects, ",")
-	return slices.DeleteFunc(all, func(c contest) bool { return !slices.Contains(only, c.name) })
+	return slices.DeleteFunc(all, func(c benchCase) bool { return !slices.Contains(only, c.name) })
 }
 
 // pickUp reports whether pick-up is measured.
@@ -89,23 +89,23 @@ func (p *plan) pickUp() bool {
 
 // measured is all that a run has found.
 type measured struct {
-	contests map[string][]outcome // by name, one for each round
-	pickups  map[string][][]float64
-	claimed  []float64 // ms from INSERT to the claim of onejob's, all rounds together
-	enqueue  []float64
-	idle     *idleness
-	locks    map[string]lockCount // by contest
+	benchCases map[string][]outcome // by name, one for each round
+	pickups    map[string][][]float64
+	claimed    []float64 // ms from INSERT to the claim of onejob's, all rounds together
+	enqueue    []float64
+	idle       *idleness
+	locks      map[string]lockCount // by case
 }
 
 // runBench measures all that the plan asks for, and writes it down.
 func runBench(ctx context.Context, p plan) (err error) {
 	began := time.Now()
-	contests := p.contests()
-	if len(contests) == 0 && !p.pickUp() {
+	benchCases := p.benchCases()
+	if len(benchCases) == 0 && !p.pickUp() {
 		return fmt.Errorf("there are no contests named %q", p.Subjects)
 	}
 	say("building onejob, starting Postgres")
-	g, err := prepareGround(ctx, p.Dir)
+	g, err := prepareEnvironment(ctx, p.Dir)
 	if err != nil {
 		return err
 	}
@@ -114,17 +114,17 @@ func runBench(ctx context.Context, p plan) (err error) {
 	if err := m.look(ctx, g); err != nil {
 		return err
 	}
-	if err := p.templates(ctx, g, contests); err != nil {
+	if err := p.templates(ctx, g, benchCases); err != nil {
 		return err
 	}
-	found := &measured{contests: map[string][]outcome{}, pickups: map[string][][]float64{}, locks: map[string]lockCount{}}
+	found := &measured{benchCases: map[string][]outcome{}, pickups: map[string][][]float64{}, locks: map[string]lockCount{}}
 	for round := range p.Rounds {
-		if err := p.round(ctx, g, found, round, contests); err != nil {
+		if err := p.round(ctx, g, found, round, benchCases); err != nil {
 			return err
 		}
 	}
 	if p.Subjects == "" {
-		if err := p.rest(ctx, g, found, contests); err != nil {
+		if err := p.rest(ctx, g, found, benchCases); err != nil {
 			return err
 		}
 	}
@@ -136,7 +136,7 @@ func runBench(ctx context.Context, p plan) (err error) {
 }
 
 // templates makes the databases that the runs copy.
-func (p *plan) templates(ctx context.Context, g *ground, contests []contest) error {
+func (p *plan) templates(ctx context.Context, g *environment, benchCases []benchCase) error {
 	fills := map[string]func(context.Context, string) error{
 		onejobTable.template: migrateOnejob,
 		riverTable.template:  riverjobs.Migrate,
@@ -158,7 +158,7 @@ func (p *plan) templates(ctx context.Context, g *ground, contests []contest) err
 			return err
 		}
 	}
-	for _, c := range contests {
+	for _, c := range benchCases {
 		if c.template != "" {
 			if err := make(c.template); err != nil {
 				return err
@@ -168,14 +168,14 @@ func (p *plan) templates(ctx context.Context, g *ground, contests []contest) err
 	return nil
 }
 
-// round measures every contest once, and pick-up.
-func (p *plan) round(ctx context.Context, g *ground, found *measured, round int, contests []contest) error {
-	for _, c := range rotated(contests, round) {
+// round measures every case once, and pick-up.
+func (p *plan) round(ctx context.Context, g *environment, found *measured, round int, benchCases []benchCase) error {
+	for _, c := range rotated(benchCases, round) {
 		o, err := g.measure(ctx, c, nil)
 		if err != nil {
 			return err
 		}
-		found.contests[c.name] = append(found.contests[c.name], o)
+		found.benchCases[c.name] = append(found.benchCases[c.name], o)
 		say("round %d of %d: %-9s %7.0f tasks/s, others used %2.0f %% of the machine", round+1, p.Rounds, c.name, o.Rate, 100*o.Others)
 	}
 	if !p.pickUp() {
@@ -194,8 +194,8 @@ func (p *plan) round(ctx context.Context, g *ground, found *measured, round int,
 }
 
 // rest measures what needs no comparison.
-func (p *plan) rest(ctx context.Context, g *ground, found *measured, contests []contest) error {
-	for _, c := range contests {
+func (p *plan) rest(ctx context.Context, g *environment, found *measured, benchCases []benchCase) error {
+	for _, c := range benchCases {
 		if c.replicas == 1 {
 			continue
 		}

@@ -6,16 +6,16 @@ import (
 	"time"
 )
 
-// A yardstick is a piece of work that is always the same: a tenth of a second of
+// A calibration is a piece of work that is always the same: a tenth of a second of
 // looking up and changing numbers all over 64 MB, which is what databases do. On a
 // machine that others use as well it takes longer when they are busy.
-type yardstick []uint32
+type calibration []uint32
 
-func newYardstick() yardstick { return make(yardstick, 1<<24) }
+func newCalibration() calibration { return make(calibration, 1<<24) }
 
 // measure does the work and returns the processor time that it took, which waiting
 // for a processor is no part of.
-func (y yardstick) measure() (time.Duration, error) {
+func (y calibration) measure() (time.Duration, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	began, err := threadTime()

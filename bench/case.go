@@ -12,16 +12,16 @@ import (
 // runTimeout bounds one measurement.
 const runTimeout = 3 * time.Minute
 
-// A contest is one thing whose throughput is measured in every round.
-type contest struct {
+// A case is one thing whose throughput is measured in every round.
+type benchCase struct {
 	name     string
 	subject  subject
 	replicas int
 	warm     int // tasks done uncounted, so that connections, plans and caches are there
 	tasks    int // counted
 
-	// patience is how long to wait for others on the machine to become calm.
-	patience time.Duration
+	// maxWait is how long to wait for others on the machine to become calm.
+	maxWait time.Duration
 
 	// template holds what is in the table before; empty means nothing.
 	template string
@@ -38,7 +38,7 @@ type contest struct {
 	meanwhile func(m *meter) error
 }
 
-// An outcome is what one contest gave in one round.
+// An outcome is what one case gave in one round.
 type outcome struct {
 	Rate         float64            `json:"tasks_per_second"`
 	CPU          map[string]float64 `json:"cpu_us_per_task"`
@@ -48,9 +48,9 @@ type outcome struct {
 	Others       float64            `json:"others_share"`     // of the machine, used by others meanwhile
 }
 
-// measure runs one contest. If locks is not nil, onejob reaches Consul through a
+// measure runs one case. If locks is not nil, onejob reaches Consul through a
 // proxy that counts in it.
-func (g *ground) measure(ctx context.Context, c contest, locks *lockCounter) (o outcome, err error) {
+func (g *environment) measure(ctx context.Context, c benchCase, locks *lockCounter) (o outcome, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, runTimeout, fmt.Errorf("%s did not end within %v", c.name, runTimeout))
 	defer cancel()
 	also := func(f func() error) {
@@ -67,8 +67,8 @@ func (g *ground) measure(ctx context.Context, c contest, locks *lockCounter) (o 
 		return o, err
 	}
 	defer also(func() error { return g.drop(database) })
-	m := &meter{ground: g}
-	at := place{ground: g, dsn: g.postgres.DSN(database)}
+	m := &meter{environment: g}
+	at := place{environment: g, dsn: g.postgres.DSN(database)}
 	if c.subject.consul {
 		if m.consul, err = g.startConsul(ctx); err != nil {
 			return o, err
@@ -84,13 +84,13 @@ func (g *ground) measure(ctx context.Context, c contest, locks *lockCounter) (o 
 		defer proxy.close()
 		at.consul = proxy.address
 	}
-	if m.front, err = connectFront(ctx, at.dsn, c.subject.jobs); err != nil {
+	if m.progress, err = connectProgress(ctx, at.dsn, c.subject.jobs); err != nil {
 		return o, err
 	}
-	defer m.front.close()
+	defer m.progress.close()
 	defer also(func() error { return stopAll(m.processes) })
 	if c.behind > 0 { // there will be no idle moment later
-		if err := calm(ctx, c.patience); err != nil {
+		if err := calm(ctx, c.maxWait); err != nil {
 			return o, err
 		}
 	}
@@ -110,8 +110,8 @@ func (g *ground) measure(ctx context.Context, c contest, locks *lockCounter) (o 
 }
 
 // count lets the subject warm up and then counts.
-func (m *meter) count(ctx context.Context, c contest) (o outcome, err error) {
-	f := m.front
+func (m *meter) count(ctx context.Context, c benchCase) (o outcome, err error) {
+	f := m.progress
 	f.at, f.last = int64(c.before), int64(c.before)
 	warm := f.last + int64(c.warm)
 	var counted pgx.Tx // its commit makes the counted tasks visible
@@ -179,31 +179,31 @@ func (m *meter) count(ctx context.Context, c contest) (o outcome, err error) {
 
 // prepare sweeps what warming up has left, waits for a calm moment and stages
 // the counted tasks.
-func (m *meter) prepare(ctx context.Context, c contest) (pgx.Tx, error) {
+func (m *meter) prepare(ctx context.Context, c benchCase) (pgx.Tx, error) {
 	for _, sql := range []string{`VACUUM ANALYZE`, `CHECKPOINT`} {
-		if _, err := m.front.conn.Exec(ctx, sql); err != nil {
+		if _, err := m.progress.conn.Exec(ctx, sql); err != nil {
 			return nil, err
 		}
 	}
-	if err := calm(ctx, c.patience); err != nil {
+	if err := calm(ctx, c.maxWait); err != nil {
 		return nil, err
 	}
-	return m.front.stage(ctx, c.tasks)
+	return m.progress.stage(ctx, c.tasks)
 }
 
 // verify checks that all counted tasks ended well: a rate of tasks that failed
 // would be worth nothing.
-func (m *meter) verify(ctx context.Context, c contest) error {
+func (m *meter) verify(ctx context.Context, c benchCase) error {
 	var done, failed int64
-	if err := m.front.conn.QueryRow(ctx, m.front.jobs.done).Scan(&done); err != nil {
+	if err := m.progress.conn.QueryRow(ctx, m.progress.jobs.done).Scan(&done); err != nil {
 		return err
 	}
-	if err := m.front.conn.QueryRow(ctx, m.front.jobs.failed).Scan(&failed); err != nil {
+	if err := m.progress.conn.QueryRow(ctx, m.progress.jobs.failed).Scan(&failed); err != nil {
 		return err
 	}
 	// If rows wait behind, the subject is still at work.
-	if failed > 0 || c.behind == 0 && done != m.front.last {
-		return fmt.Errorf("%s: of %d tasks %d succeeded and %d failed", c.name, m.front.last, done, failed)
+	if failed > 0 || c.behind == 0 && done != m.progress.last {
+		return fmt.Errorf("%s: of %d tasks %d succeeded and %d failed", c.name, m.progress.last, done, failed)
 	}
 	return nil
 }

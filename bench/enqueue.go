@@ -15,7 +15,7 @@ const enqueueBatch = 1_000
 
 // measureEnqueue returns how many rows a second one client adds with INSERTs of
 // many rows, each its own durable transaction, while nobody works on them.
-func (g *ground) measureEnqueue(ctx context.Context, rows int) (perSecond float64, err error) {
+func (g *environment) measureEnqueue(ctx context.Context, rows int) (perSecond float64, err error) {
 	database, err := g.database(ctx, onejobTable.template)
 	if err != nil {
 		return 0, err

@@ -18,9 +18,9 @@ import (
 	"onejob/internal/servers"
 )
 
-// ground is what all subjects stand on: a Postgres of their own with its
+// environment is what all subjects stand on: a Postgres of their own with its
 // defaults and its data on a disk, and the programs.
-type ground struct {
+type environment struct {
 	dir      string // for the servers' data
 	scratch  string // for logs, configurations and the onejob binary
 	onejob   string // the onejob binary
@@ -31,13 +31,13 @@ type ground struct {
 	names    int       // of databases, so far
 }
 
-// prepareGround builds onejob and starts Postgres, with its own defaults but for
+// prepareEnvironment builds onejob and starts Postgres, with its own defaults but for
 // the libraries that it is to load.
-func prepareGround(ctx context.Context, dir string, libraries ...string) (g *ground, err error) {
+func prepareEnvironment(ctx context.Context, dir string, libraries ...string) (g *environment, err error) {
 	if err := onDisk(dir); err != nil {
 		return nil, err
 	}
-	g = &ground{dir: dir}
+	g = &environment{dir: dir}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, g.close())
@@ -75,7 +75,7 @@ func prepareGround(ctx context.Context, dir string, libraries ...string) (g *gro
 }
 
 // close ends what was started and removes what was written.
-func (g *ground) close() error {
+func (g *environment) close() error {
 	var errs []error
 	if g.admin != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
@@ -93,7 +93,7 @@ func (g *ground) close() error {
 
 // build builds onejob from the tree that this module belongs to, with the
 // versions of its own go.mod.
-func (g *ground) build(ctx context.Context) error {
+func (g *environment) build(ctx context.Context) error {
 	tree, err := treeDir(ctx)
 	if err != nil {
 		return err
@@ -130,7 +130,7 @@ func onDisk(dir string) error {
 
 // template makes a database to copy, fills it, and leaves it vacuumed and
 // analyzed.
-func (g *ground) template(ctx context.Context, name string, fill func(ctx context.Context, dsn string) error) error {
+func (g *environment) template(ctx context.Context, name string, fill func(ctx context.Context, dsn string) error) error {
 	if _, err := g.admin.Exec(ctx, "CREATE DATABASE "+pgx.Identifier{name}.Sanitize()); err != nil {
 		return fmt.Errorf("template %s: %w", name, err)
 	}
@@ -151,7 +151,7 @@ func (g *ground) template(ctx context.Context, name string, fill func(ctx contex
 
 // database copies a template and returns the copy's name. Nothing that others
 // have left is in it.
-func (g *ground) database(ctx context.Context, template string) (string, error) {
+func (g *environment) database(ctx context.Context, template string) (string, error) {
 	g.names++
 	name := fmt.Sprintf("run_%d", g.names)
 	sql := fmt.Sprintf("CREATE DATABASE %s TEMPLATE %s", name, pgx.Identifier{template}.Sanitize())
@@ -167,7 +167,7 @@ func (g *ground) database(ctx context.Context, template string) (string, error) 
 	return name, nil
 }
 
-func (g *ground) drop(name string) error {
+func (g *environment) drop(name string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if _, err := g.admin.Exec(ctx, "DROP DATABASE "+pgx.Identifier{name}.Sanitize()+" WITH (FORCE)"); err != nil {
@@ -197,7 +197,7 @@ const consulSettings = `{"log_level": "info"}`
 
 // startConsul starts a Consul that nobody has used: what was deleted stays in
 // Consul's memory for 15 minutes, and no run should carry the others'.
-func (g *ground) startConsul(ctx context.Context) (*consul, error) {
+func (g *environment) startConsul(ctx context.Context) (*consul, error) {
 	before := procfs.Children(os.Getpid())
 	server, err := servers.StartConsul(ctx, servers.ConsulConfig{Dir: g.dir, Extra: consulSettings})
 	if err != nil {

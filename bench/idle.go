@@ -16,7 +16,7 @@ type idleness struct {
 }
 
 // measureIdle watches an idle replica for a while.
-func (g *ground) measureIdle(ctx context.Context, settle, watch time.Duration) (i idleness, err error) {
+func (g *environment) measureIdle(ctx context.Context, settle, watch time.Duration) (i idleness, err error) {
 	also := func(f func() error) { err = errors.Join(err, f()) }
 	database, err := g.database(ctx, onejobTable.template)
 	if err != nil {
@@ -33,12 +33,12 @@ func (g *ground) measureIdle(ctx context.Context, settle, watch time.Duration) (
 		return i, err
 	}
 	defer proxy.close()
-	m := &meter{ground: g, consul: c}
-	at := place{ground: g, dsn: g.postgres.DSN(database), consul: proxy.address}
-	if m.front, err = connectFront(ctx, at.dsn, onejobTable); err != nil {
+	m := &meter{environment: g, consul: c}
+	at := place{environment: g, dsn: g.postgres.DSN(database), consul: proxy.address}
+	if m.progress, err = connectProgress(ctx, at.dsn, onejobTable); err != nil {
 		return i, err
 	}
-	defer m.front.close()
+	defer m.progress.close()
 	replica, err := startOnejob(at, 0)
 	if err != nil {
 		return i, err

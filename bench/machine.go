@@ -29,7 +29,7 @@ type machine struct {
 	Consul   string `json:"consul"`
 }
 
-func (m *machine) look(ctx context.Context, g *ground) error {
+func (m *machine) look(ctx context.Context, g *environment) error {
 	m.Cores, m.Go = runtime.NumCPU(), runtime.Version()
 	m.CPU = fieldOf("/proc/cpuinfo", "model name")
 	var info unix.Sysinfo_t
@@ -117,7 +117,7 @@ func settings() map[string]any {
 		},
 		"river_default_pickup": map[string]any{"MaxWorkers": riverjobs.BulkMaxWorkers, "pool": riverjobs.MaxConns, "note": "FetchCooldown and FetchPollInterval as by default, 100 ms and 1 s"},
 		"naive":                map[string]any{"workers": naiveWorkers, "pool": 8},
-		"floor":                map[string]any{"loops": floorLoops, "batch": floorBatch},
+		"floor":                map[string]any{"loops": baselineLoops, "batch": baselineBatch},
 		"pickup":               map[string]any{"inserts_per_second": pickupRate, "clock": "from just before the INSERT is sent to the first line of the handler"},
 		"enqueue":              map[string]any{"rows_per_insert": enqueueBatch, "connections": 1},
 		"look_every_ms":        lookEvery.Milliseconds(),

@@ -39,7 +39,7 @@ func main() {
 	}
 	commands := map[string]func(context.Context, *flag.FlagSet, []string) error{
 		"": benchCommand, "steady": steadyCommand, "profile": profileCommand, "scale": scaleCommand,
-		"naive": naiveCommand, "river": riverCommand, "floor": floorCommand, "stamp": stampCommand,
+		"naive": naiveCommand, "river": riverCommand, "floor": baselineCommand, "stamp": startTimesCommand,
 	}
 	run, ok := commands[command]
 	if !ok {
@@ -102,16 +102,16 @@ func riverCommand(ctx context.Context, flags *flag.FlagSet, arguments []string) 
 	return riverjobs.Run(ctx, c)
 }
 
-func floorCommand(ctx context.Context, flags *flag.FlagSet, arguments []string) error {
+func baselineCommand(ctx context.Context, flags *flag.FlagSet, arguments []string) error {
 	var c floor.Config
 	flags.StringVar(&c.DSN, "dsn", "", "address of Postgres")
-	flags.IntVar(&c.Loops, "loops", floorLoops, "how many claim side by side")
-	flags.IntVar(&c.Batch, "batch", floorBatch, "rows in a claim")
+	flags.IntVar(&c.Loops, "loops", baselineLoops, "how many claim side by side")
+	flags.IntVar(&c.Batch, "batch", baselineBatch, "rows in a claim")
 	_ = flags.Parse(arguments)
 	return floor.Run(ctx, c)
 }
 
-func stampCommand(ctx context.Context, flags *flag.FlagSet, arguments []string) error {
+func startTimesCommand(ctx context.Context, flags *flag.FlagSet, arguments []string) error {
 	name := flags.String("subject", "onejob", "onejob, river or river-default")
 	dsn := flags.String("dsn", "", "address of Postgres")
 	consul := flags.String("consul", "127.0.0.1:8500", "address of Consul")
@@ -122,7 +122,7 @@ func stampCommand(ctx context.Context, flags *flag.FlagSet, arguments []string) 
 	if err != nil {
 		return err
 	}
-	return errors.Join(runStamping(ctx, *name, *dsn, *consul, *out), stop())
+	return errors.Join(runStartTimes(ctx, *name, *dsn, *consul, *out), stop())
 }
 
 // say tells how far things are.

@@ -7,10 +7,10 @@ import (
 
 // meter reads what the processes of a run have cost so far.
 type meter struct {
-	ground    *ground
-	front     *front // its own backend is not counted
-	consul    *consul
-	processes []*process
+	environment *environment
+	progress    *progress // its own backend is not counted
+	consul      *consul
+	processes   []*process
 }
 
 // reading is what a meter shows at one moment.
@@ -31,7 +31,7 @@ func (m *meter) read(ctx context.Context) (r reading, err error) {
 		}
 		r.cpu["subject"] += used
 	}
-	if r.cpu["postgres"], err = cpuTime(m.ground.pgPID, int(m.front.conn.PgConn().PID())); err != nil {
+	if r.cpu["postgres"], err = cpuTime(m.environment.pgPID, int(m.progress.conn.PgConn().PID())); err != nil {
 		return r, err
 	}
 	if m.consul != nil {
@@ -45,8 +45,8 @@ func (m *meter) read(ctx context.Context) (r reading, err error) {
 	if r.machine, err = readProcessorUse(); err != nil {
 		return r, err
 	}
-	if m.front.jobs.claims != "" {
-		err = m.front.conn.QueryRow(ctx, m.front.jobs.claims).Scan(&r.claims)
+	if m.progress.jobs.claims != "" {
+		err = m.progress.conn.QueryRow(ctx, m.progress.jobs.claims).Scan(&r.claims)
 	}
 	return r, err
 }

@@ -62,8 +62,8 @@ func othersShare(from, to processorUse) float64 {
 }
 
 // calm waits until others leave the machine to us, but no longer than patience.
-func calm(ctx context.Context, patience time.Duration) error {
-	for end := time.Now().Add(patience); time.Now().Before(end); {
+func calm(ctx context.Context, maxWait time.Duration) error {
+	for end := time.Now().Add(maxWait); time.Now().Before(end); {
 		before, err := readProcessorUse()
 		if err != nil {
 			return err

@@ -51,7 +51,7 @@ SELECT pg_notify(concat(current_schema(), '.river_insert'), json_build_object('q
 // measurePickup returns how many milliseconds after its INSERT each of n tasks
 // was claimed, where that can be known, and started, on an idle system. A clock
 // starts just before the INSERT is sent.
-func (g *ground) measurePickup(ctx context.Context, p pickup, n int) (claimed, delays []float64, err error) {
+func (g *environment) measurePickup(ctx context.Context, p pickup, n int) (claimed, delays []float64, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, runTimeout, fmt.Errorf("pick-up of %s did not end within %v", p.name, runTimeout))
 	defer cancel()
 	also := func(f func() error) {
@@ -64,7 +64,7 @@ func (g *ground) measurePickup(ctx context.Context, p pickup, n int) (claimed, d
 		return nil, nil, err
 	}
 	defer also(func() error { return g.drop(database) })
-	at := place{ground: g, dsn: g.postgres.DSN(database)}
+	at := place{environment: g, dsn: g.postgres.DSN(database)}
 	arguments := []string{"stamp", "-subject", p.name, "-dsn", at.dsn, "-out", at.file("stamps.json")}
 	if p.consul {
 		c, err := g.startConsul(ctx)
@@ -74,7 +74,7 @@ func (g *ground) measurePickup(ctx context.Context, p pickup, n int) (claimed, d
 		defer also(c.Close)
 		arguments = append(arguments, "-consul", c.Addr())
 	}
-	f, err := connectFront(ctx, at.dsn, p.jobs)
+	f, err := connectProgress(ctx, at.dsn, p.jobs)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -113,7 +113,7 @@ func (g *ground) measurePickup(ctx context.Context, p pickup, n int) (claimed, d
 
 // insertSingly inserts tasks one by one at random moments, and waits for the
 // last one's end.
-func insertSingly(ctx context.Context, f *front, insert string, n int, replica *process) error {
+func insertSingly(ctx context.Context, f *progress, insert string, n int, replica *process) error {
 	one := func(sent int64) error {
 		f.last++
 		_, err := f.conn.Exec(ctx, insert, sent)

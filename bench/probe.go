@@ -19,7 +19,7 @@ import (
 const probeEvery = 100 * time.Millisecond
 
 // probes measures pick-up under load: from just before an INSERT is sent until the
-// far end of the http task hears of it. That is a little later than the start of the
+// target of the http task hears of it. That is a little later than the start of the
 // handler, by a request on this machine.
 type probes struct {
 	url    string
@@ -37,7 +37,7 @@ type delay struct {
 	ms   float64
 }
 
-// startProbes starts the far end.
+// startProbes starts the target.
 func startProbes() (*probes, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

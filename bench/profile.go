@@ -39,7 +39,7 @@ func runProfile(ctx context.Context, p profilePlan) (err error) {
 	if err := os.MkdirAll(filepath.Dir(out), 0o755); err != nil {
 		return err
 	}
-	g, err := prepareGround(ctx, p.Dir, "pg_stat_statements")
+	g, err := prepareEnvironment(ctx, p.Dir, "pg_stat_statements")
 	if err != nil {
 		return err
 	}
@@ -58,7 +58,7 @@ func runProfile(ctx context.Context, p profilePlan) (err error) {
 		return startProcess("profiled", at.file("profiled.log"), g.self, args...)
 	}}
 	const warm = 2_000
-	o, err := g.measure(ctx, contest{name: "profiled", subject: profiled, replicas: p.Replicas, warm: warm, tasks: p.Tasks, meanwhile: func(m *meter) error {
+	o, err := g.measure(ctx, benchCase{name: "profiled", subject: profiled, replicas: p.Replicas, warm: warm, tasks: p.Tasks, meanwhile: func(m *meter) error {
 		return errors.Join(m.printStatements(ctx, warm+p.Tasks), m.consul.printTelemetry())
 	}}, nil)
 	if err != nil {
@@ -73,7 +73,7 @@ func runProfile(ctx context.Context, p profilePlan) (err error) {
 // printStatements prints what Postgres counted of the statements of so many
 // tasks.
 func (m *meter) printStatements(ctx context.Context, tasks int) error {
-	rows, err := m.ground.admin.Query(ctx, `
+	rows, err := m.environment.admin.Query(ctx, `
 SELECT CASE WHEN query ~ 'pg_advisory_xact_lock' THEN 'the turn to claim'
             WHEN query ~ 'near AS'               THEN 'claim'
             WHEN query ~ 'history AS'            THEN 'endings'
@@ -86,7 +86,7 @@ SELECT CASE WHEN query ~ 'pg_advisory_xact_lock' THEN 'the turn to claim'
  WHERE dbid = (SELECT oid FROM pg_database WHERE datname = $1)
    AND query !~* '^(vacuum|analyze|insert|checkpoint)'
  GROUP BY 1
- ORDER BY 3 DESC`, m.front.conn.Config().Database)
+ ORDER BY 3 DESC`, m.progress.conn.Config().Database)
 	if err != nil {
 		return err
 	}

@@ -12,19 +12,19 @@ import (
 // lookEvery is how often the table is looked at: it bounds the error of a time.
 const lookEvery = 10 * time.Millisecond
 
-// front follows how far a subject has come: up to which id all tasks are final,
+// progress follows how far a subject has come: up to which id all tasks are final,
 // as others see it in the table. A look reads only the few rows that the front
 // has passed since the last one.
-type front struct {
+type progress struct {
 	conn *pgx.Conn
 	jobs table
 	at   int64 // all tasks up to this id are final
 	last int64 // the highest id there is
 }
 
-// connectFront opens the connection that looks. Its backend is not counted among
+// connectProgress opens the connection that looks. Its backend is not counted among
 // what Postgres costs.
-func connectFront(ctx context.Context, dsn string, jobs table) (*front, error) {
+func connectProgress(ctx context.Context, dsn string, jobs table) (*progress, error) {
 	conn, err := pgx.Connect(ctx, dsn)
 	if err != nil {
 		return nil, err
@@ -33,20 +33,20 @@ func connectFront(ctx context.Context, dsn string, jobs table) (*front, error) {
 		_ = conn.Close(ctx)
 		return nil, err
 	}
-	return &front{conn: conn, jobs: jobs}, nil
+	return &progress{conn: conn, jobs: jobs}, nil
 }
 
-func (f *front) close() {
+func (f *progress) close() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	_ = f.conn.Close(ctx)
 }
 
 // look moves the front to where it is now.
-func (f *front) look(ctx context.Context) error {
+func (f *progress) look(ctx context.Context) error {
 	for {
 		before := f.at
-		if err := f.conn.QueryRow(ctx, f.jobs.front, f.at, f.last).Scan(&f.at); err != nil {
+		if err := f.conn.QueryRow(ctx, f.jobs.progress, f.at, f.last).Scan(&f.at); err != nil {
 			return fmt.Errorf("look at the tasks: %w", err)
 		}
 		if f.at < before+1000 || f.at >= f.last {
@@ -57,7 +57,7 @@ func (f *front) look(ctx context.Context) error {
 
 // pass waits until the front has passed an id, and returns when that was seen.
 // It fails when a process ends meanwhile.
-func (f *front) pass(ctx context.Context, id int64, processes []*process) (time.Time, error) {
+func (f *progress) pass(ctx context.Context, id int64, processes []*process) (time.Time, error) {
 	for {
 		if err := f.look(ctx); err != nil {
 			return time.Time{}, err
@@ -79,7 +79,7 @@ func (f *front) pass(ctx context.Context, id int64, processes []*process) (time.
 }
 
 // stage adds n tasks, which nobody sees before the transaction is committed.
-func (f *front) stage(ctx context.Context, n int) (pgx.Tx, error) {
+func (f *progress) stage(ctx context.Context, n int) (pgx.Tx, error) {
 	tx, err := f.conn.Begin(ctx)
 	if err != nil {
 		return nil, err
@@ -99,7 +99,7 @@ func (f *front) stage(ctx context.Context, n int) (pgx.Tx, error) {
 }
 
 // enqueue adds n tasks.
-func (f *front) enqueue(ctx context.Context, n int) error {
+func (f *progress) enqueue(ctx context.Context, n int) error {
 	tx, err := f.stage(ctx, n)
 	if err != nil {
 		return err

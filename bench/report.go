@@ -11,7 +11,7 @@ import (
 // each the median of the rounds, and below "spread" what the rounds said.
 type report map[string]any
 
-// compared are the ratios of throughput: each the first contest against the second.
+// compared are the ratios of throughput: each the first case against the second.
 var compared = []struct{ key, numerator, denominator string }{
 	{"river_ratio", "onejob", "river"},
 	{"naive_ratio", "onejob", "naive"},
@@ -43,12 +43,12 @@ func (m *measured) report() report {
 	r["calm"] = calm
 	rates := map[string]spread{}
 	others := map[string]spread{}
-	for name, rounds := range m.contests {
+	for name, rounds := range m.benchCases {
 		rates[name] = spreadOf(m.rates(name))
 		others[name] = spreadOf(each(rounds, func(o outcome) float64 { return o.Others }))
 	}
 	r["others_share"] = others
-	r["tasks_per_second"], r["spread"], r["rounds"] = rates, spreads, m.contests
+	r["tasks_per_second"], r["spread"], r["rounds"] = rates, spreads, m.benchCases
 
 	for _, p := range pickups {
 		prefix := map[string]string{"onejob": "", "river": "river_", "river-default": "river_default_"}[p.name]
@@ -91,7 +91,7 @@ func (m *measured) report() report {
 // costs adds what a task costs, by process, and for the others what it costs them.
 func (m *measured) costs(r report, put func(string, []float64)) {
 	bySubject := map[string]map[string]float64{}
-	for name, rounds := range m.contests {
+	for name, rounds := range m.benchCases {
 		bySubject[name] = map[string]float64{}
 		for process := range rounds[0].CPU {
 			used := median(each(rounds, func(o outcome) float64 { return o.CPU[process] }))
@@ -100,7 +100,7 @@ func (m *measured) costs(r report, put func(string, []float64)) {
 		}
 	}
 	r["cpu_us_per_task_by_contest"] = bySubject
-	if own := m.contests["onejob"]; len(own) > 0 {
+	if own := m.benchCases["onejob"]; len(own) > 0 {
 		cpu := bySubject["onejob"]
 		r["cpu_us_per_task"] = map[string]float64{"onejob": cpu["subject"], "postgres": cpu["postgres"], "consul": cpu["consul"]}
 		put("consul_writes_per_task", each(own, func(o outcome) float64 { return o.ConsulWrites }))
@@ -110,21 +110,21 @@ func (m *measured) costs(r report, put func(string, []float64)) {
 		r["river_cpu_ratio"] = bySubject["onejob"]["all"] / river
 	}
 	for _, name := range []string{"replicas3", "replicas8"} {
-		if rounds := m.contests[name]; len(rounds) > 0 {
+		if rounds := m.benchCases[name]; len(rounds) > 0 {
 			put(name+"_given_back_ratio", each(rounds, func(o outcome) float64 { return o.GivenBack }))
 		}
 	}
 }
 
-func (m *measured) rates(contest string) []float64 {
-	return each(m.contests[contest], func(o outcome) float64 { return o.Rate })
+func (m *measured) rates(benchCase string) []float64 {
+	return each(m.benchCases[benchCase], func(o outcome) float64 { return o.Rate })
 }
 
-// calmRates returns the rates of two contests in those rounds in which others
+// calmRates returns the rates of two cases in those rounds in which others
 // left the machine to both.
 func (m *measured) calmRates(a, b string) (as, bs []float64) {
-	for i := range min(len(m.contests[a]), len(m.contests[b])) {
-		if a, b := m.contests[a][i], m.contests[b][i]; a.Others < calmShare && b.Others < calmShare {
+	for i := range min(len(m.benchCases[a]), len(m.benchCases[b])) {
+		if a, b := m.benchCases[a][i], m.benchCases[b][i]; a.Others < calmShare && b.Others < calmShare {
 			as, bs = append(as, a.Rate), append(bs, b.Rate)
 		}
 	}

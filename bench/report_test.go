@@ -3,7 +3,7 @@ package main
 import "testing"
 
 func TestReportOfCalmRounds(t *testing.T) {
-	m := &measured{contests: map[string][]outcome{
+	m := &measured{benchCases: map[string][]outcome{
 		"onejob": {{Rate: 10, Others: 0.01}, {Rate: 4, Others: 0.5}, {Rate: 30, Others: 0.02}},
 		"river":  {{Rate: 20, Others: 0.01}, {Rate: 40, Others: 0.01}, {Rate: 20, Others: 0.03}},
 	}}

@@ -19,16 +19,16 @@ import (
 	"onejob/worker"
 )
 
-// stamps are what a subject writes down when pick-up is measured: how long after
+// startTimes are what a subject writes down when pick-up is measured: how long after
 // its INSERT each task started.
-type stamps struct {
+type startTimes struct {
 	mu     sync.Mutex
 	delays []float64 // ms
 }
 
 // started notes that a task starts that was sent at a time in Unix nanoseconds.
 // One that was sent at zero is there to warm up.
-func (s *stamps) started(sent int64) {
+func (s *startTimes) started(sent int64) {
 	now := time.Now().UnixNano()
 	if sent == 0 {
 		return
@@ -38,7 +38,7 @@ func (s *stamps) started(sent int64) {
 	s.delays = append(s.delays, float64(now-sent)/1e6)
 }
 
-func (s *stamps) write(path string) error {
+func (s *startTimes) write(path string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	text, err := json.Marshal(s.delays)
@@ -74,9 +74,9 @@ func runHandler(ctx context.Context, dsn, consul string, concurrency int, starte
 	return replica.Run(ctx)
 }
 
-// runStamping runs a subject and writes its stamps to a file at the end.
-func runStamping(ctx context.Context, subject, dsn, consul, out string) error {
-	var s stamps
+// runStartTimes runs a subject and writes its stamps to a file at the end.
+func runStartTimes(ctx context.Context, subject, dsn, consul, out string) error {
+	var s startTimes
 	var err error
 	switch subject {
 	case "onejob":

@@ -29,10 +29,10 @@ type steadyPlan struct {
 	Warm      time.Duration `json:"warm_up_ns"`
 	HoldXmin  bool          `json:"hold_xmin"` // a snapshot is held open after the warm-up
 
-	yardstick yardstick
-	pauses    pauses
-	probes    *probes // nil without a rate: pick-up is the time in the queue then
-	began     time.Time
+	calibration calibration
+	pauses      pauses
+	probes      *probes // nil without a rate: pick-up is the time in the queue then
+	began       time.Time
 }
 
 func (s *steadyPlan) flags(flags *flag.FlagSet) {
@@ -51,19 +51,19 @@ func (s *steadyPlan) flags(flags *flag.FlagSet) {
 
 // A sample is one look at everything.
 type sample struct {
-	At           float64          `json:"at_s"`   // since the beginning
-	Done         int64            `json:"done"`   // tasks, since the beginning
-	Queued       int64            `json:"queued"` // tasks that are not done
-	Rate         float64          `json:"tasks_per_second"`
-	Bytes        map[string]int64 `json:"bytes"` // of tables and indexes
-	DeadRows     map[string]int64 `json:"dead_rows"`
-	ReplicaMB    float64          `json:"replica_rss_mb"`
-	ConsulMB     float64          `json:"consul_rss_mb"`
-	ReplicaCPU   float64          `json:"replica_cpu_percent"`
-	PostgresCPU  float64          `json:"postgres_cpu_percent"`
-	ConsulCPU    float64          `json:"consul_cpu_percent"`
-	ConsulWrites float64          `json:"consul_writes_per_s"`
-	YardstickMS  float64          `json:"yardstick_ms"` // what the same work took each time: the machine's own speed
+	At            float64          `json:"at_s"`   // since the beginning
+	Done          int64            `json:"done"`   // tasks, since the beginning
+	Queued        int64            `json:"queued"` // tasks that are not done
+	Rate          float64          `json:"tasks_per_second"`
+	Bytes         map[string]int64 `json:"bytes"` // of tables and indexes
+	DeadRows      map[string]int64 `json:"dead_rows"`
+	ReplicaMB     float64          `json:"replica_rss_mb"`
+	ConsulMB      float64          `json:"consul_rss_mb"`
+	ReplicaCPU    float64          `json:"replica_cpu_percent"`
+	PostgresCPU   float64          `json:"postgres_cpu_percent"`
+	ConsulCPU     float64          `json:"consul_cpu_percent"`
+	ConsulWrites  float64          `json:"consul_writes_per_s"`
+	CalibrationMS float64          `json:"yardstick_ms"` // what the same work took each time: the machine's own speed
 
 	// All from the start on.
 	Unread       int     `json:"consul_metrics_unread"` // times that they could not be had
@@ -90,7 +90,7 @@ func runSteady(ctx context.Context, s steadyPlan) (err error) {
 	}
 	also := func(f func() error) { err = errors.Join(err, f()) }
 	say("building onejob, starting Postgres and Consul")
-	g, err := prepareGround(ctx, s.Dir)
+	g, err := prepareEnvironment(ctx, s.Dir)
 	if err != nil {
 		return err
 	}
@@ -106,16 +106,16 @@ func runSteady(ctx context.Context, s steadyPlan) (err error) {
 	if err != nil {
 		return err
 	}
-	m := &meter{ground: g}
+	m := &meter{environment: g}
 	if m.consul, err = g.startConsul(ctx); err != nil {
 		return err
 	}
 	defer also(m.consul.Close)
-	at := place{ground: g, dsn: g.postgres.DSN(database), consul: m.consul.Addr()}
-	if m.front, err = connectFront(ctx, at.dsn, onejobTable); err != nil {
+	at := place{environment: g, dsn: g.postgres.DSN(database), consul: m.consul.Addr()}
+	if m.progress, err = connectProgress(ctx, at.dsn, onejobTable); err != nil {
 		return err
 	}
-	defer m.front.close()
+	defer m.progress.close()
 	config := []string{fmt.Sprintf("retention: {succeeded: %v}", s.Retention)}
 	if s.Rate > 0 {
 		if s.probes, err = startProbes(); err != nil {
@@ -131,7 +131,7 @@ func runSteady(ctx context.Context, s steadyPlan) (err error) {
 	defer also(replica.stop)
 	m.processes = []*process{replica}
 
-	s.yardstick, s.pauses = newYardstick(), pauses{consul: m.consul, log: replica.log}
+	s.calibration, s.pauses = newCalibration(), pauses{consul: m.consul, log: replica.log}
 	samples, err := s.watch(ctx, m)
 	if len(samples) == 0 {
 		return err
@@ -141,7 +141,7 @@ func runSteady(ctx context.Context, s steadyPlan) (err error) {
 		first, last := rateBetween(samples, 0, s.Window), rateBetween(samples, s.For-s.Window, s.For)
 		r["first_tasks_per_second"], r["last_tasks_per_second"], r["steady_ratio"] = first, last, last/first
 		fmt.Printf("first %v: %.0f tasks/s, last: %.0f tasks/s, ratio %.3f (to reach: 0.95)\n", s.Window, first, last, last/first)
-		began, ended := yardstickBetween(samples, 0, s.Window), yardstickBetween(samples, s.For-s.Window, s.For)
+		began, ended := calibrationBetween(samples, 0, s.Window), calibrationBetween(samples, s.For-s.Window, s.For)
 		r["first_yardstick_ms"], r["last_yardstick_ms"], r["steady_ratio_by_yardstick"] = began, ended, last*ended/(first*began)
 		fmt.Printf("the same work took %.0f ms in the first, %.0f in the last; ratio of tasks for that time %.3f\n", began, ended, last*ended/(first*began))
 		s.compareWindows(samples, r)
@@ -152,22 +152,22 @@ func runSteady(ctx context.Context, s steadyPlan) (err error) {
 // watch keeps the replica fed and looks at everything from time to time. It
 // returns what it has seen, also when it was told to stop.
 func (s *steadyPlan) watch(ctx context.Context, m *meter) (samples []sample, err error) {
-	feeder, err := pgx.ConnectConfig(ctx, m.front.conn.Config())
+	feeder, err := pgx.ConnectConfig(ctx, m.progress.conn.Config())
 	if err != nil {
 		return nil, err
 	}
 	defer feeder.Close(context.WithoutCancel(ctx))
-	if err := s.feed(ctx, feeder, m.front, 1); err != nil {
+	if err := s.feed(ctx, feeder, m.progress, 1); err != nil {
 		return nil, err
 	}
-	if _, err := m.front.pass(ctx, 1, m.processes); err != nil { // it has come up
+	if _, err := m.progress.pass(ctx, 1, m.processes); err != nil { // it has come up
 		return nil, err
 	}
 	if samples, err = s.phase(ctx, feeder, m, s.Warm); err != nil {
 		return samples, err
 	}
 	if s.HoldXmin {
-		holder, err := holdSnapshot(ctx, m.front.conn.Config().ConnString())
+		holder, err := holdSnapshot(ctx, m.progress.conn.Config().ConnString())
 		if err != nil {
 			return nil, err
 		}
@@ -183,16 +183,16 @@ func (s *steadyPlan) watch(ctx context.Context, m *meter) (samples []sample, err
 
 // phase feeds and looks for a while.
 func (s *steadyPlan) phase(ctx context.Context, feeder *pgx.Conn, m *meter, length time.Duration) ([]sample, error) {
-	began, base, enqueued := time.Now(), m.front.at, 0
+	began, base, enqueued := time.Now(), m.progress.at, 0
 	s.began = began
 	before, err := m.read(ctx)
 	if err != nil {
 		return nil, err
 	}
-	samples := []sample{{Queued: m.front.last - m.front.at}}
+	samples := []sample{{Queued: m.progress.last - m.progress.at}}
 	var followed time.Time
 	for next := s.Every; ; {
-		if err := m.front.look(ctx); err != nil {
+		if err := m.progress.look(ctx); err != nil {
 			return samples, err
 		}
 		if time.Since(followed) >= metricsEvery {
@@ -223,16 +223,16 @@ func (s *steadyPlan) phase(ctx context.Context, feeder *pgx.Conn, m *meter, leng
 				return samples, err
 			}
 			if inserted {
-				m.front.last++
+				m.progress.last++
 				enqueued++
 			}
 		}
-		more := s.Waiting - int(m.front.last-m.front.at)
+		more := s.Waiting - int(m.progress.last-m.progress.at)
 		if s.Rate > 0 {
 			more = int(s.Rate*elapsed.Seconds()) - enqueued
 		}
 		if more >= 1_000 || s.Rate > 0 && more > 0 {
-			if err := s.feed(ctx, feeder, m.front, more); err != nil {
+			if err := s.feed(ctx, feeder, m.progress, more); err != nil {
 				return samples, err
 			}
 			enqueued += more
@@ -243,7 +243,7 @@ func (s *steadyPlan) phase(ctx context.Context, feeder *pgx.Conn, m *meter, leng
 	}
 }
 
-func (s *steadyPlan) feed(ctx context.Context, feeder *pgx.Conn, f *front, n int) error {
+func (s *steadyPlan) feed(ctx context.Context, feeder *pgx.Conn, f *progress, n int) error {
 	var err error
 	if s.LockKeys == 0 {
 		_, err = feeder.Exec(ctx, f.jobs.enqueue, n)
@@ -266,7 +266,7 @@ func (s *steadyPlan) sample(ctx context.Context, m *meter, before reading, began
 	if err != nil {
 		return sample{}, after, err
 	}
-	now := sample{At: time.Since(began).Seconds(), Done: m.front.at - base, Queued: m.front.last - m.front.at}
+	now := sample{At: time.Since(began).Seconds(), Done: m.progress.at - base, Queued: m.progress.last - m.progress.at}
 	took := now.At - previous.At
 	percent := func(name string) float64 { return 100 * (after.cpu[name] - before.cpu[name]).Seconds() / took }
 	now.Rate = float64(now.Done-previous.Done) / took
@@ -278,18 +278,18 @@ func (s *steadyPlan) sample(ctx context.Context, m *meter, before reading, began
 	if now.ConsulMB, err = procfs.Status(m.consul.pid, "VmRSS"); err != nil {
 		return now, after, err
 	}
-	yard, err := s.yardstick.measure()
+	yard, err := s.calibration.measure()
 	if err != nil {
 		return now, after, err
 	}
-	now.YardstickMS = yard.Seconds() * 1000
+	now.CalibrationMS = yard.Seconds() * 1000
 	if err := s.pauses.count(); err != nil {
 		return now, after, err
 	}
 	now.Unread, now.Removals = s.pauses.unread, s.pauses.removals
 	now.RemovingS, now.LongestS = s.pauses.removing.Seconds(), s.pauses.longest.Seconds()
 	now.SessionsLost, now.LeasesLost = s.pauses.sessionsLost, s.pauses.leasesLost
-	now.Bytes, now.DeadRows, err = sizes(ctx, m.front.conn)
+	now.Bytes, now.DeadRows, err = sizes(ctx, m.progress.conn)
 	return now, after, err
 }
 
@@ -375,16 +375,16 @@ func rateBetween(samples []sample, from, to time.Duration) float64 {
 	return float64(last.Done-first.Done) / (last.At - first.At)
 }
 
-// yardstickBetween returns the mean of what the yardstick took after the first of
+// calibrationBetween returns the mean of what the calibration took after the first of
 // the same samples.
-func yardstickBetween(samples []sample, from, to time.Duration) float64 {
+func calibrationBetween(samples []sample, from, to time.Duration) float64 {
 	list := between(samples, from, to)
 	if len(list) < 2 {
 		return 0
 	}
 	sum := 0.0
 	for _, s := range list[1:] {
-		sum += s.YardstickMS
+		sum += s.CalibrationMS
 	}
 	return sum / float64(len(list)-1)
 }

@@ -29,14 +29,14 @@ func TestRateBetween(t *testing.T) {
 	}
 }
 
-func TestYardstickBetween(t *testing.T) {
-	samples := []sample{{At: 0}, {At: 10, YardstickMS: 100}, {At: 20, YardstickMS: 200}, {At: 30, YardstickMS: 400}}
+func TestCalibrationBetween(t *testing.T) {
+	samples := []sample{{At: 0}, {At: 10, CalibrationMS: 100}, {At: 20, CalibrationMS: 200}, {At: 30, CalibrationMS: 400}}
 	for to, want := range map[time.Duration]float64{10 * time.Second: 100, 20 * time.Second: 150, 5 * time.Second: 0} {
-		if got := yardstickBetween(samples, 0, to); got != want {
+		if got := calibrationBetween(samples, 0, to); got != want {
 			t.Errorf("until %v: got %v, want %v", to, got, want)
 		}
 	}
-	if got := yardstickBetween(samples, 20*time.Second, 30*time.Second); got != 400 {
+	if got := calibrationBetween(samples, 20*time.Second, 30*time.Second); got != 400 {
 		t.Errorf("at the end: got %v, want 400", got)
 	}
 }
@@ -84,8 +84,8 @@ func TestSteady(t *testing.T) {
 				t.Fatalf("got %+v", got)
 			}
 			last := got.Samples[len(got.Samples)-1]
-			if last.YardstickMS <= 0 || last.YardstickMS > 5_000 {
-				t.Errorf("the yardstick took %v ms", last.YardstickMS)
+			if last.CalibrationMS <= 0 || last.CalibrationMS > 5_000 {
+				t.Errorf("the calibration took %v ms", last.CalibrationMS)
 			}
 			if last.Done <= 0 || last.Bytes["tasks"] <= 0 || last.ReplicaMB <= 0 || last.ConsulMB <= 0 {
 				t.Errorf("the last sample is %+v", last)

@@ -15,14 +15,14 @@ import (
 
 // Settings of the subjects. What is not here is the subject's own default.
 const (
-	naiveWorkers = 64 // more are no faster
-	floorLoops   = 4
-	floorBatch   = 128 // as onejob's
+	naiveWorkers  = 64 // more are no faster
+	baselineLoops = 4
+	baselineBatch = 128 // as onejob's
 )
 
 // place is where a subject runs: addresses and a folder for its files.
 type place struct {
-	*ground
+	*environment
 	dsn    string
 	consul string // host and port, of the server or of a proxy before it
 	number int    // of the replica
@@ -51,8 +51,8 @@ var (
 	naiveSubject = subject{"naive", onejobTable, true, func(p place) (*process, error) {
 		return startProcess("naive", p.file("naive.log"), p.self, "naive", "-dsn", p.dsn, "-consul", p.consul, "-workers", strconv.Itoa(naiveWorkers))
 	}}
-	floorSubject = subject{"floor", onejobTable, false, func(p place) (*process, error) {
-		return startProcess("floor", p.file("floor.log"), p.self, "floor", "-dsn", p.dsn, "-loops", strconv.Itoa(floorLoops), "-batch", strconv.Itoa(floorBatch))
+	baselineSubject = subject{"floor", onejobTable, false, func(p place) (*process, error) {
+		return startProcess("floor", p.file("floor.log"), p.self, "floor", "-dsn", p.dsn, "-loops", strconv.Itoa(baselineLoops), "-batch", strconv.Itoa(baselineBatch))
 	}}
 )
 
@@ -79,17 +79,17 @@ type table struct {
 	enqueue  string // statement that adds $1 no-op tasks
 	notify   string // statement that tells the runner, if enqueue does not
 	analyze  string
-	front    string // statement that returns up to which id, after $1 and at most $2, all are final; looks at 1,000
+	progress string // statement that returns up to which id, after $1 and at most $2, all are final; looks at 1,000
 	done     string // statement that counts those that ended well
 	failed   string // statement that counts those that ended otherwise
-	claims   string // statement that counts claims, those given back included; may be empty
+	claims   string // statement that counts claims, those requeued included; may be empty
 }
 
 var onejobTable = table{
 	template: "onejob_empty",
 	enqueue:  `INSERT INTO onejob.tasks (kind) SELECT 'noop' FROM generate_series(1, $1)`,
 	analyze:  `ANALYZE onejob.tasks`,
-	front: `
+	progress: `
 SELECT coalesce(min(id) - 1, least($1::bigint + 1000, $2::bigint))
   FROM onejob.tasks
  WHERE id > $1
@@ -106,7 +106,7 @@ var riverTable = table{
 	enqueue:  `INSERT INTO river_job (kind, args, max_attempts) SELECT 'noop', '{}', 25 FROM generate_series(1, $1)`,
 	notify:   `SELECT pg_notify(concat(current_schema(), '.river_insert'), '{"queue": "default"}')`,
 	analyze:  `ANALYZE river_job`,
-	front: `
+	progress: `
 SELECT coalesce(min(id) - 1, least($1::bigint + 1000, $2::bigint))
   FROM river_job
  WHERE id > $1

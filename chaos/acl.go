@@ -140,7 +140,7 @@ func (c *cluster) administer(ctx context.Context, what string, ask func(*api.Que
 }
 
 func administerAt(ctx context.Context, s *servers.Consul, ask func(*api.QueryOptions, *api.WriteOptions, *api.ACL) error) error {
-	ctx, cancel := context.WithTimeout(ctx, consulPatience)
+	ctx, cancel := context.WithTimeout(ctx, consulMaxWait)
 	defer cancel()
 	return ask(new(api.QueryOptions).WithContext(ctx), new(api.WriteOptions).WithContext(ctx), s.Client().ACL())
 }

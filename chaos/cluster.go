@@ -40,10 +40,10 @@ type cluster struct {
 	operator *pgxpool.Pool     // a way of one's own to Postgres
 	replicas []*replica
 
-	witness *process
-	home    io.Closer // closing it sends the witness home
-	where   observer.Where
-	desk    observer.Desk
+	observerProcess *process
+	home            io.Closer // closing it sends the observer home
+	where           observer.Where
+	markClient      observer.MarkClient
 
 	marks  atomic.Int64
 	helped atomic.Int64 // how often a person was called
@@ -75,9 +75,9 @@ func startCluster(ctx context.Context, dir string, s settings, say func(string, 
 	if c.self, err = os.Executable(); err != nil {
 		return c, err
 	}
-	say("starting the witness, a Postgres, three Consul servers and a client agent on each of %d hosts", hostCount)
-	if err := c.startWitness(); err != nil {
-		return c, fmt.Errorf("start the witness: %w", err)
+	say("starting the observer, a Postgres, three Consul servers and a client agent on each of %d hosts", hostCount)
+	if err := c.startObserver(); err != nil {
+		return c, fmt.Errorf("start the observer: %w", err)
 	}
 	var all sync.WaitGroup
 	var pgErr, consulErr, rabbitErr error
@@ -106,8 +106,8 @@ func startCluster(ctx context.Context, dir string, s settings, say func(string, 
 	return c, err
 }
 
-func (c *cluster) startWitness() error {
-	cmd := exec.Command(c.self, partWitness, filepath.Join(c.dir, "witness.json"))
+func (c *cluster) startObserver() error {
+	cmd := exec.Command(c.self, partObserver, filepath.Join(c.dir, "observer.json"))
 	in, home, err := os.Pipe()
 	if err != nil {
 		return err
@@ -120,7 +120,7 @@ func (c *cluster) startWitness() error {
 	defer out.Close()
 	cmd.Stdin, cmd.Stdout = in, told
 	c.home = home
-	c.witness, err = start(cmd, filepath.Join(c.dir, "witness.log"))
+	c.observerProcess, err = start(cmd, filepath.Join(c.dir, "observer.log"))
 	_ = told.Close()
 	if err != nil {
 		return err
@@ -128,19 +128,19 @@ func (c *cluster) startWitness() error {
 	if err := json.NewDecoder(out).Decode(&c.where); err != nil {
 		return err
 	}
-	c.desk = observer.Desk{URL: c.where.FarEnd}
+	c.markClient = observer.MarkClient{URL: c.where.Target}
 	return nil
 }
 
-// sendWitnessHome ends the witness and returns what it has seen.
-func (c *cluster) sendWitnessHome() (observer.Seen, error) {
+// stopObserver ends the observer and returns what it has seen.
+func (c *cluster) stopObserver() (observer.Seen, error) {
 	_ = c.home.Close()
 	select {
-	case <-c.witness.exited:
+	case <-c.observerProcess.exited:
 	case <-time.After(time.Minute):
-		return observer.Seen{}, errors.New("the witness does not go home")
+		return observer.Seen{}, errors.New("the observer does not go home")
 	}
-	return observer.Load(filepath.Join(c.dir, "witness.json"))
+	return observer.Load(filepath.Join(c.dir, "observer.json"))
 }
 
 // addReplicas starts n replicas of s, spread over the hosts.
@@ -187,7 +187,7 @@ func (c *cluster) awaitReplicas(ctx context.Context) error {
 
 // leader returns the replica that leads, or nil if that cannot be told.
 func (c *cluster) leader(ctx context.Context) *replica {
-	ctx, cancel := context.WithTimeout(ctx, operatorPatience)
+	ctx, cancel := context.WithTimeout(ctx, operatorMaxWait)
 	defer cancel()
 	pair, _, err := c.consul.Servers[0].Client().KV().Get(consulPrefix+"/leader", new(api.QueryOptions).WithContext(ctx))
 	var is struct{ Name string }
@@ -255,7 +255,7 @@ func (c *cluster) close() {
 	if c.home != nil {
 		_ = c.home.Close()
 	}
-	c.witness.kill()
+	c.observerProcess.kill()
 	if c.postgres != nil {
 		c.postgres.close()
 	}
@@ -273,11 +273,11 @@ func (c *cluster) close() {
 // awaitCommands waits until the guards of dead replicas have ended the commands
 // that still ran.
 func (c *cluster) awaitCommands() {
-	if len(c.replicas) == 0 || !c.witness.running() {
+	if len(c.replicas) == 0 || !c.observerProcess.running() {
 		return
 	}
 	_ = eventually(context.Background(), 15*time.Second, "all commands have ended", func() error {
-		stays, err := c.desk.Inside()
+		stays, err := c.markClient.Inside()
 		if err == nil && slices.ContainsFunc(stays, func(s observer.Stay) bool { return s.PID != 0 }) {
 			err = errors.New("some run")
 		}
@@ -286,8 +286,8 @@ func (c *cluster) awaitCommands() {
 }
 
 // eventually calls f until it returns nil, or ctx ends, or patience does.
-func eventually(ctx context.Context, patience time.Duration, what string, f func() error) error {
-	deadline := time.Now().Add(patience)
+func eventually(ctx context.Context, maxWait time.Duration, what string, f func() error) error {
+	deadline := time.Now().Add(maxWait)
 	for {
 		err := f()
 		if err == nil {
@@ -297,7 +297,7 @@ func eventually(ctx context.Context, patience time.Duration, what string, f func
 			return ctx.Err()
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("not within %v: %s: %w", patience, what, err)
+			return fmt.Errorf("not within %v: %s: %w", maxWait, what, err)
 		}
 		wait(ctx, 100*time.Millisecond)
 	}

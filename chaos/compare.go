@@ -99,8 +99,8 @@ func (o outcome) table() string {
 	return b.String()
 }
 
-// guilty reports whether onejob is: what the others do is there to compare.
-func (o outcome) guilty() bool { return o.report != nil && o.report.Guilty() }
+// violated reports whether onejob is: what the others do is there to compare.
+func (o outcome) violated() bool { return o.report != nil && o.report.Violated() }
 
 // compares reports whether there is anything to compare onejob with.
 func compares(subjects []string) bool {

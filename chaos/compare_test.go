@@ -24,13 +24,13 @@ func TestChooseSubjects(t *testing.T) {
 // onejob's report stays as it is beside the comparison, only onejob can be
 // guilty, and what cannot be known of the others is not there.
 func TestOutcome(t *testing.T) {
-	ours := &report{Verdict: &checker.Verdict{Refused: 3}, Seed: 7}
-	theirs := &report{Verdict: &checker.Verdict{Overlaps: 2, Violations: []string{"overlap: a", "overlap: b"}}, Seed: 7}
+	ours := &report{Report: &checker.Report{Refused: 3}, Seed: 7}
+	theirs := &report{Report: &checker.Report{Overlaps: 2, Violations: []string{"overlap: a", "overlap: b"}}, Seed: 7}
 	o := outcome{report: ours, Comparison: []column{newColumn(onejobName, ours), newColumn("naive", theirs)}}
-	if o.guilty() || (outcome{Comparison: o.Comparison}).guilty() {
+	if o.violated() || (outcome{Comparison: o.Comparison}).violated() {
 		t.Error("guilty for what another did")
 	}
-	if !(outcome{report: theirs}).guilty() {
+	if !(outcome{report: theirs}).violated() {
 		t.Error("not guilty")
 	}
 	b, err := json.Marshal(o)

@@ -15,7 +15,7 @@ import (
 )
 
 // What SUBJECTS may name: onejob, and other ways of doing its tasks, to compare
-// it with. Those run in bench/rival.
+// it with. Those run in bench/competitor.
 const onejobName = "onejob"
 
 var subjectNames = []string{onejobName, "naive", "apilock"}
@@ -35,27 +35,27 @@ func chooseSubjects(text string) (chosen []string, err error) {
 	return chosen, nil
 }
 
-// rival is another way than onejob, by its name. It knows neither limits nor
+// competitor is another way than onejob, by its name. It knows neither limits nor
 // schedules, and has no sessions of its own to be recognised by.
-type rival struct {
+type competitor struct {
 	name   string
 	binary string
 	self   string
 	where  observer.Where
 }
 
-func (r *rival) kinds() []string { return []string{"exec", "go", "http", "sql", "noop"} }
+func (r *competitor) kinds() []string { return []string{"exec", "go", "http", "sql", "noop"} }
 
 // prepare builds the binary and brings the schema up to date.
-func (r *rival) prepare(ctx context.Context, c *cluster) error {
-	r.binary, r.self, r.where = filepath.Join(c.dir, "rival"), c.self, c.where
+func (r *competitor) prepare(ctx context.Context, c *cluster) error {
+	r.binary, r.self, r.where = filepath.Join(c.dir, "competitor"), c.self, c.where
 	root, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "onejob").Output()
 	if err != nil {
-		return fmt.Errorf("find the folder of bench/rival: %w", err)
+		return fmt.Errorf("find the folder of bench/competitor: %w", err)
 	}
 	bench := filepath.Join(string(bytes.TrimSpace(root)), "bench")
-	if out, err := exec.CommandContext(ctx, "go", "build", "-C", bench, "-o", r.binary, "./rival").CombinedOutput(); err != nil {
-		return fmt.Errorf("build bench/rival: %w\n%s", err, out)
+	if out, err := exec.CommandContext(ctx, "go", "build", "-C", bench, "-o", r.binary, "./competitor").CombinedOutput(); err != nil {
+		return fmt.Errorf("build bench/competitor: %w\n%s", err, out)
 	}
 	db, err := store.Open(store.Config{DSN: c.dsn("migrate")})
 	if err != nil {
@@ -65,14 +65,14 @@ func (r *rival) prepare(ctx context.Context, c *cluster) error {
 	return db.Migrate(ctx, nil)
 }
 
-func (r *rival) command(p place) *exec.Cmd {
+func (r *competitor) command(p place) *exec.Cmd {
 	cmd := exec.Command(r.binary, r.name)
-	cmd.Env = append(p.environ(), envWitness+"="+r.where.Tasks, "CHAOS_COMMAND="+r.self, "CHAOS_EFFECT="+effectSQL)
+	cmd.Env = append(p.environ(), envObserver+"="+r.where.Tasks, "CHAOS_COMMAND="+r.self, "CHAOS_EFFECT="+effectSQL)
 	return cmd
 }
 
-// awaitRivals returns when every replica has said that it works.
-func (c *cluster) awaitRivals(ctx context.Context) error {
+// awaitCompetitors returns when every replica has said that it works.
+func (c *cluster) awaitCompetitors(ctx context.Context) error {
 	return eventually(ctx, time.Minute, "every replica has started", func() error {
 		n, err := c.countLogged("rival_started")
 		if err == nil && n < len(c.replicas) {

@@ -26,7 +26,7 @@ type kind struct {
 	standby     bool // it needs a standby of Postgres
 	forgets     bool // Postgres forgets what it had acknowledged
 	gentle      bool // it ends no attempt at a task that it does not touch
-	run         func(ctx context.Context, h *hit) error
+	run         func(ctx context.Context, h *fault) error
 }
 
 var errNothing = errors.New("there is nothing to hit just now")
@@ -82,8 +82,8 @@ func gentle(kinds []*kind) bool {
 	return !slices.ContainsFunc(kinds, func(k *kind) bool { return !k.gentle })
 }
 
-// hit is one fault that is being done.
-type hit struct {
+// fault is one fault that is being done.
+type fault struct {
 	step
 	c    *cluster
 	rand *rand.Rand
@@ -92,9 +92,9 @@ type hit struct {
 	mark  observer.Mark
 }
 
-// begins tells the witness, and everybody who reads along, that harm is about to
+// begins tells the observer, and everybody who reads along, that harm is about to
 // be done to target. What was not begun does not count.
-func (h *hit) begins(target string) error {
+func (h *fault) begins(target string) error {
 	h.mark = observer.Mark{ID: h.c.nextMark(), Kind: h.Kind.name, Target: target, Alone: h.Alone}
 	line := fmt.Sprintf("%s: %s%s", h.Kind.name, target, h.about)
 	if h.Kind.most > 0 {
@@ -104,25 +104,25 @@ func (h *hit) begins(target string) error {
 		line += ", alone"
 	}
 	h.c.say("%s", line)
-	return h.c.desk.Begin(h.mark)
+	return h.c.markClient.Begin(h.mark)
 }
 
-// also tells the witness what else is so while the fault goes on, until the func that it
+// also tells the observer what else is so while the fault goes on, until the func that it
 // returns is called.
-func (h *hit) also(kind string) (over func() error, err error) {
+func (h *fault) also(kind string) (over func() error, err error) {
 	m := observer.Mark{ID: h.c.nextMark(), Kind: kind, Target: "all"}
-	return func() error { return h.c.desk.End(m) }, h.c.desk.Begin(m)
+	return func() error { return h.c.markClient.End(m) }, h.c.markClient.Begin(m)
 }
 
 // lasts waits for as long as the fault goes on.
-func (h *hit) lasts(ctx context.Context) { wait(ctx, h.For) }
+func (h *fault) lasts(ctx context.Context) { wait(ctx, h.For) }
 
 // replica chooses one.
-func (h *hit) replica() *replica { return h.c.replicas[h.rand.IntN(len(h.c.replicas))] }
+func (h *fault) replica() *replica { return h.c.replicas[h.rand.IntN(len(h.c.replicas))] }
 
-// havoc does what the plan says until ctx ends, and returns when everything has
+// fault run does what the plan says until ctx ends, and returns when everything has
 // been mended. It fails as soon as something cannot be mended.
-type havoc struct {
+type faultRun struct {
 	c    *cluster
 	plan []step
 
@@ -131,7 +131,7 @@ type havoc struct {
 	missed int            // because there was nothing to hit
 }
 
-func (v *havoc) run(ctx context.Context) error {
+func (v *faultRun) run(ctx context.Context) error {
 	v.counts = map[string]int{}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -167,11 +167,11 @@ func (v *havoc) run(ctx context.Context) error {
 }
 
 // do does one fault and counts it.
-func (v *havoc) do(ctx context.Context, s step) error {
-	h := &hit{step: s, c: v.c, rand: rand.New(rand.NewPCG(s.Pick, 3))}
+func (v *faultRun) do(ctx context.Context, s step) error {
+	h := &fault{step: s, c: v.c, rand: rand.New(rand.NewPCG(s.Pick, 3))}
 	err := s.Kind.run(ctx, h)
 	if h.mark.ID != 0 {
-		err = errors.Join(err, v.c.desk.End(h.mark))
+		err = errors.Join(err, v.c.markClient.End(h.mark))
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -15,7 +15,7 @@ var aclFaults = []*kind{
 
 // narrowToken takes one right away and gives it back. Of two that hit one replica the
 // first to end gives all rights back.
-func narrowToken(ctx context.Context, h *hit) error {
+func narrowToken(ctx context.Context, h *fault) error {
 	r := h.replica()
 	variants := narrowRules(r.host.agent.Node())
 	names := slices.Sorted(maps.Keys(variants))
@@ -30,7 +30,7 @@ func narrowToken(ctx context.Context, h *hit) error {
 	return h.c.authorize(context.WithoutCancel(ctx), r)
 }
 
-func revokeToken(ctx context.Context, h *hit) error {
+func revokeToken(ctx context.Context, h *fault) error {
 	r := h.replica()
 	if err := h.begins(r.name); err != nil {
 		return err

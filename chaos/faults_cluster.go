@@ -26,7 +26,7 @@ var clusterFaults = []*kind{
 // killWorker kills, in half of the cases, a working process whose statement is at work
 // in Postgres. Its backend does not notice that, and the next attempt may begin within
 // a second.
-func killWorker(ctx context.Context, h *hit) error {
+func killWorker(ctx context.Context, h *fault) error {
 	r := h.replica()
 	if h.rand.IntN(2) == 0 {
 		names := h.c.working(ctx)
@@ -53,12 +53,12 @@ func killWorker(ctx context.Context, h *hit) error {
 	return nil
 }
 
-func cutAll(ctx context.Context, h *hit) error {
+func cutAll(ctx context.Context, h *fault) error {
 	return h.cutAll(ctx, func(r *replica) []*proxy.Proxy { return append([]*proxy.Proxy{r.consul}, r.postgres...) })
 }
 
 // cutAll holds some ways of all replicas for a while.
-func (h *hit) cutAll(ctx context.Context, ways func(*replica) []*proxy.Proxy) error {
+func (h *fault) cutAll(ctx context.Context, ways func(*replica) []*proxy.Proxy) error {
 	if err := h.begins("all"); err != nil {
 		return err
 	}
@@ -77,7 +77,7 @@ func (h *hit) cutAll(ctx context.Context, ways func(*replica) []*proxy.Proxy) er
 
 // wrongConsul starts what a typo in consul.address starts. To that replica all others
 // have no session, and it must leave them alone.
-func wrongConsul(ctx context.Context, h *hit) error {
+func wrongConsul(ctx context.Context, h *fault) error {
 	r := h.replica()
 	if _, ok := r.subject.(*daemon); !ok {
 		return errNothing
@@ -104,8 +104,8 @@ func wrongConsul(ctx context.Context, h *hit) error {
 	return nil
 }
 
-func deleteClusterKey(ctx context.Context, h *hit) error {
-	ctx, cancel := context.WithTimeout(ctx, consulPatience)
+func deleteClusterKey(ctx context.Context, h *fault) error {
+	ctx, cancel := context.WithTimeout(ctx, consulMaxWait)
 	defer cancel()
 	const key = "service/onejob/cluster"
 	if err := h.begins(key); err != nil {
@@ -121,10 +121,10 @@ func deleteClusterKey(ctx context.Context, h *hit) error {
 
 // spoilDatabaseKey takes the record of the database away. Deleted, it is made again, with
 // fences above all others; overwritten, nobody works until it is put right.
-func spoilDatabaseKey(ctx context.Context, h *hit) error {
+func spoilDatabaseKey(ctx context.Context, h *fault) error {
 	const key = "service/onejob/database"
 	kv := h.c.consul.Servers[h.rand.IntN(len(h.c.consul.Servers))].Client().KV()
-	asking, cancel := context.WithTimeout(ctx, consulPatience)
+	asking, cancel := context.WithTimeout(ctx, consulMaxWait)
 	defer cancel()
 	before, _, err := kv.Get(key, new(api.QueryOptions).WithContext(asking))
 	if err != nil || before == nil {
@@ -142,7 +142,7 @@ func spoilDatabaseKey(ctx context.Context, h *hit) error {
 	}
 	h.lasts(ctx)
 	return eventually(context.WithoutCancel(ctx), time.Minute, "the record of the database is put right", func() error {
-		writing, cancel := context.WithTimeout(context.WithoutCancel(ctx), consulPatience)
+		writing, cancel := context.WithTimeout(context.WithoutCancel(ctx), consulMaxWait)
 		defer cancel()
 		for _, s := range h.c.consul.Servers {
 			if _, err := s.Client().KV().Put(&api.KVPair{Key: key, Value: before.Value}, new(api.WriteOptions).WithContext(writing)); err == nil {

@@ -30,13 +30,13 @@ var consulFaults = []*kind{
 	{name: "key-delete", what: "an operator deletes keys", weight: 2, run: deleteKeys},
 }
 
-// consulPatience is for what is asked of a Consul that may be gone.
-const consulPatience = 5 * time.Second
+// consulMaxWait is for what is asked of a Consul that may be gone.
+const consulMaxWait = 5 * time.Second
 
 // onLeader does harm to the server that leads, if nobody does harm to another
 // just now.
-func onLeader(harm func(context.Context, *hit, *servers.Consul) error) func(context.Context, *hit) error {
-	return func(ctx context.Context, h *hit) error {
+func onLeader(harm func(context.Context, *fault, *servers.Consul) error) func(context.Context, *fault) error {
+	return func(ctx context.Context, h *fault) error {
 		if !h.c.consulBusy.TryLock() {
 			return errNothing
 		}
@@ -52,8 +52,8 @@ func onLeader(harm func(context.Context, *hit, *servers.Consul) error) func(cont
 	}
 }
 
-func onFollower(harm func(context.Context, *hit, *servers.Consul) error) func(context.Context, *hit) error {
-	return func(ctx context.Context, h *hit) error {
+func onFollower(harm func(context.Context, *fault, *servers.Consul) error) func(context.Context, *fault) error {
+	return func(ctx context.Context, h *fault) error {
 		if !h.c.consulBusy.TryLock() {
 			return errNothing
 		}
@@ -74,13 +74,13 @@ func onFollower(harm func(context.Context, *hit, *servers.Consul) error) func(co
 	}
 }
 
-func killConsul(ctx context.Context, h *hit, s *servers.Consul) error {
+func killConsul(ctx context.Context, h *fault, s *servers.Consul) error {
 	s.Kill()
 	h.lasts(ctx)
 	return s.Start(context.WithoutCancel(ctx))
 }
 
-func freezeConsul(ctx context.Context, h *hit, s *servers.Consul) error {
+func freezeConsul(ctx context.Context, h *fault, s *servers.Consul) error {
 	if err := s.Freeze(); err != nil {
 		return err
 	}
@@ -88,7 +88,7 @@ func freezeConsul(ctx context.Context, h *hit, s *servers.Consul) error {
 	return s.Thaw()
 }
 
-func restartConsul(ctx context.Context, h *hit, s *servers.Consul) error {
+func restartConsul(ctx context.Context, h *fault, s *servers.Consul) error {
 	if err := s.Stop(); err != nil {
 		return err
 	}
@@ -96,7 +96,7 @@ func restartConsul(ctx context.Context, h *hit, s *servers.Consul) error {
 	return s.Start(context.WithoutCancel(ctx))
 }
 
-func consulAway(ctx context.Context, h *hit) error {
+func consulAway(ctx context.Context, h *fault) error {
 	if !h.c.consulBusy.TryLock() {
 		return errNothing
 	}
@@ -120,9 +120,9 @@ func consulAway(ctx context.Context, h *hit) error {
 
 // restoreConsul takes a snapshot, and restores it after a while. What the fault
 // is about is the moment of the restoring.
-func restoreConsul(ctx context.Context, h *hit) error {
+func restoreConsul(ctx context.Context, h *fault) error {
 	client := h.c.consul.Servers[h.rand.IntN(3)].Client()
-	saving, cancel := context.WithTimeout(ctx, consulPatience)
+	saving, cancel := context.WithTimeout(ctx, consulMaxWait)
 	defer cancel()
 	reader, _, err := client.Snapshot().Save((&api.QueryOptions{}).WithContext(saving))
 	if err != nil {
@@ -134,7 +134,7 @@ func restoreConsul(ctx context.Context, h *hit) error {
 		return errNothing
 	}
 	h.lasts(ctx)
-	if eventually(ctx, 2*consulPatience, "Consul is left alone", func() error {
+	if eventually(ctx, 2*consulMaxWait, "Consul is left alone", func() error {
 		if !h.c.consulBusy.TryLock() {
 			return errNothing
 		}
@@ -143,11 +143,11 @@ func restoreConsul(ctx context.Context, h *hit) error {
 		return errNothing
 	}
 	defer h.c.consulBusy.Unlock()
-	return forgetting(func(ctx context.Context, h *hit) error { return restoreSnapshot(ctx, h, client, snapshot) })(ctx, h)
+	return forgetting(func(ctx context.Context, h *fault) error { return restoreSnapshot(ctx, h, client, snapshot) })(ctx, h)
 }
 
-func restoreSnapshot(ctx context.Context, h *hit, client *api.Client, snapshot []byte) error {
-	restoring, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*consulPatience)
+func restoreSnapshot(ctx context.Context, h *fault, client *api.Client, snapshot []byte) error {
+	restoring, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*consulMaxWait)
 	defer cancel()
 	if err := h.begins("of before"); err != nil {
 		return err
@@ -160,14 +160,14 @@ func restoreSnapshot(ctx context.Context, h *hit, client *api.Client, snapshot [
 	return h.c.authorizeAll(context.WithoutCancel(ctx))
 }
 
-func destroySession(ctx context.Context, h *hit) error {
+func destroySession(ctx context.Context, h *fault) error {
 	r := h.replica()
 	return h.destroy(ctx, r.name, func(s *api.SessionEntry) bool { return s.Name == "onejob "+r.name })
 }
 
 // destroyUnheard takes a replica's way to Consul away and destroys its session
 // in the same moment. All that the replica has to go by is its own clock.
-func destroyUnheard(ctx context.Context, h *hit) error {
+func destroyUnheard(ctx context.Context, h *fault) error {
 	r := h.replica()
 	r.consul.Cut(proxy.Both)
 	defer r.consul.Heal(proxy.Both)
@@ -181,15 +181,15 @@ func destroyUnheard(ctx context.Context, h *hit) error {
 	return nil
 }
 
-func destroySlots(ctx context.Context, h *hit) error {
+func destroySlots(ctx context.Context, h *fault) error {
 	return h.destroy(ctx, "slots", func(s *api.SessionEntry) bool {
 		return strings.HasPrefix(s.Name, "onejob slot ") && h.rand.IntN(2) == 0
 	})
 }
 
 // destroy destroys the sessions that are meant.
-func (h *hit) destroy(ctx context.Context, target string, meant func(*api.SessionEntry) bool) error {
-	ctx, cancel := context.WithTimeout(ctx, consulPatience)
+func (h *fault) destroy(ctx context.Context, target string, meant func(*api.SessionEntry) bool) error {
+	ctx, cancel := context.WithTimeout(ctx, consulMaxWait)
 	defer cancel()
 	client := h.c.consul.Servers[h.rand.IntN(3)].Client()
 	all, _, err := client.Session().List((&api.QueryOptions{}).WithContext(ctx))
@@ -217,8 +217,8 @@ func (h *hit) destroy(ctx context.Context, target string, meant func(*api.Sessio
 
 // deleteKeys deletes some of onejob's keys: locks most often, and now and then
 // the leader's, a replica's or a limit's.
-func deleteKeys(ctx context.Context, h *hit) error {
-	ctx, cancel := context.WithTimeout(ctx, consulPatience)
+func deleteKeys(ctx context.Context, h *fault) error {
+	ctx, cancel := context.WithTimeout(ctx, consulMaxWait)
 	defer cancel()
 	client := h.c.consul.Servers[h.rand.IntN(3)].Client()
 	below := []string{"/tasks/", "/running/", "/running/", "/leader", "/replicas/", "/limits/", "/overflow/"}[h.rand.IntN(7)]

@@ -21,8 +21,8 @@ var hostFaults = []*kind{
 }
 
 // onHost does harm to a host, if no other fault has taken it away just now.
-func onHost(harm func(context.Context, *hit, *host) error) func(context.Context, *hit) error {
-	return func(ctx context.Context, h *hit) error {
+func onHost(harm func(context.Context, *fault, *host) error) func(context.Context, *fault) error {
+	return func(ctx context.Context, h *fault) error {
 		host := h.c.hosts[h.rand.IntN(len(h.c.hosts))]
 		if !host.busy.TryLock() {
 			return errNothing
@@ -33,7 +33,7 @@ func onHost(harm func(context.Context, *hit, *host) error) func(context.Context,
 }
 
 // restartAgent stops the agent as an upgrade does: it does not leave the cluster.
-func restartAgent(ctx context.Context, h *hit, host *host) error {
+func restartAgent(ctx context.Context, h *fault, host *host) error {
 	if err := h.begins(host.name); err != nil {
 		return err
 	}
@@ -44,7 +44,7 @@ func restartAgent(ctx context.Context, h *hit, host *host) error {
 	return host.agent.Start(context.WithoutCancel(ctx))
 }
 
-func loseAgent(ctx context.Context, h *hit, host *host) error {
+func loseAgent(ctx context.Context, h *fault, host *host) error {
 	if err := h.begins(host.name); err != nil {
 		return err
 	}
@@ -59,7 +59,7 @@ func loseAgent(ctx context.Context, h *hit, host *host) error {
 // any more, not even the end of a connection. What it does not have in common with the
 // loss of a machine is its name: replicas that compare host names take all hosts for
 // one.
-func loseHost(ctx context.Context, h *hit, host *host) error {
+func loseHost(ctx context.Context, h *fault, host *host) error {
 	replicas := h.c.on(host)
 	var procs []*process
 	var names []string

@@ -19,8 +19,8 @@ var postgresFaults = []*kind{
 }
 
 // onPostgres makes a fault one that takes Postgres away: only one does at a time.
-func onPostgres(run func(context.Context, *hit) error) func(context.Context, *hit) error {
-	return func(ctx context.Context, h *hit) error {
+func onPostgres(run func(context.Context, *fault) error) func(context.Context, *fault) error {
+	return func(ctx context.Context, h *fault) error {
 		if !h.c.postgresBusy.TryLock() {
 			return errNothing
 		}
@@ -36,8 +36,8 @@ const apart = 15 * time.Second
 
 // forgetting makes a fault one in which a guard of running tasks may be forgotten: no
 // other begins until it has been over for a while, and Postgres is there meanwhile.
-func forgetting(run func(context.Context, *hit) error) func(context.Context, *hit) error {
-	return func(ctx context.Context, h *hit) error {
+func forgetting(run func(context.Context, *fault) error) func(context.Context, *fault) error {
+	return func(ctx context.Context, h *fault) error {
 		if !h.c.postgresBusy.TryLock() {
 			return errNothing
 		}
@@ -46,7 +46,7 @@ func forgetting(run func(context.Context, *hit) error) func(context.Context, *hi
 	}
 }
 
-func killPostgres(ctx context.Context, h *hit) error {
+func killPostgres(ctx context.Context, h *fault) error {
 	if err := h.begins("the server"); err != nil {
 		return err
 	}
@@ -59,11 +59,11 @@ func killPostgres(ctx context.Context, h *hit) error {
 	return h.c.postgres.primary().Start(context.WithoutCancel(ctx))
 }
 
-func blackhole(ctx context.Context, h *hit) error {
+func blackhole(ctx context.Context, h *fault) error {
 	return h.cutAll(ctx, func(r *replica) []*proxy.Proxy { return r.postgres })
 }
 
-func terminatePostgres(ctx context.Context, h *hit) error {
+func terminatePostgres(ctx context.Context, h *fault) error {
 	r := h.replica()
 	if err := h.begins(r.name); err != nil {
 		return err
@@ -73,7 +73,7 @@ func terminatePostgres(ctx context.Context, h *hit) error {
 
 // slowPostgres lets every flush of the log wait, as long as Postgres allows, as
 // if the disk took so long.
-func slowPostgres(ctx context.Context, h *hit) error {
+func slowPostgres(ctx context.Context, h *fault) error {
 	if err := h.begins("the server"); err != nil {
 		return err
 	}
@@ -93,7 +93,7 @@ func slowPostgres(ctx context.Context, h *hit) error {
 
 // resetRows does what somebody might who thinks that a task hangs. Whoever works
 // on it goes on, and holds the lock: nobody else may begin.
-func resetRows(ctx context.Context, h *hit) error {
+func resetRows(ctx context.Context, h *fault) error {
 	if err := h.begins("some rows"); err != nil {
 		return err
 	}
@@ -105,18 +105,18 @@ UPDATE onejob.tasks
 
 // sql does something as the operator. A Postgres that is gone has been harmed
 // already.
-func (h *hit) sql(ctx context.Context, statement string, args ...any) error {
+func (h *fault) sql(ctx context.Context, statement string, args ...any) error {
 	if err := h.operate(ctx, statement, args...); err != nil {
 		return fmt.Errorf("%w: %w", errNothing, err)
 	}
 	return nil
 }
 
-// operatorPatience is how long an operator waits for Postgres.
-const operatorPatience = 5 * time.Second
+// operatorMaxWait is how long an operator waits for Postgres.
+const operatorMaxWait = 5 * time.Second
 
-func (h *hit) operate(ctx context.Context, statement string, args ...any) error {
-	ctx, cancel := context.WithTimeout(ctx, operatorPatience)
+func (h *fault) operate(ctx context.Context, statement string, args ...any) error {
+	ctx, cancel := context.WithTimeout(ctx, operatorMaxWait)
 	defer cancel()
 	_, err := h.c.operator.Exec(ctx, statement, args...)
 	return err

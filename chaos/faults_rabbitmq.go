@@ -13,11 +13,11 @@ var rabbitmqFaults = []*kind{
 	{name: "cut-rabbitmq", what: "a replica black-holed from RabbitMQ", weight: 2, least: time.Second, most: 40 * time.Second, rabbitmq: true, run: link(toRabbitMQ, cut(proxy.Both))},
 }
 
-func toRabbitMQ(_ *hit, r *replica) ([]*proxy.Proxy, string) {
+func toRabbitMQ(_ *fault, r *replica) ([]*proxy.Proxy, string) {
 	return []*proxy.Proxy{r.rabbitmq}, "rabbitmq"
 }
 
-func killRabbitMQ(ctx context.Context, h *hit) error {
+func killRabbitMQ(ctx context.Context, h *fault) error {
 	if !h.c.rabbitmqBusy.TryLock() {
 		return errNothing
 	}

@@ -15,7 +15,7 @@ import (
 	"onejob/internal/proxy"
 )
 
-// killed is the fault whose take-over is measured.
+// killed is the fault whose takeover is measured.
 var killed = &kind{name: "kill", what: "kill -9 of a replica", weight: 4, least: time.Second, most: 10 * time.Second, run: killReplica}
 
 // Faults of replicas as processes.
@@ -27,7 +27,7 @@ var replicaFaults = []*kind{
 	{name: "rolling", what: "a rolling restart of all replicas", weight: 1, least: time.Second, most: 3 * time.Second, run: rollReplicas},
 }
 
-func killReplica(ctx context.Context, h *hit) error {
+func killReplica(ctx context.Context, h *fault) error {
 	r := h.replica()
 	proc := r.process()
 	if !proc.running() {
@@ -42,7 +42,7 @@ func killReplica(ctx context.Context, h *hit) error {
 	return letGo()
 }
 
-func freezeReplica(ctx context.Context, h *hit) error {
+func freezeReplica(ctx context.Context, h *fault) error {
 	r := h.replica()
 	if !r.freeze() {
 		return errNothing
@@ -55,7 +55,7 @@ func freezeReplica(ctx context.Context, h *hit) error {
 	return nil
 }
 
-func stopReplica(ctx context.Context, h *hit) error {
+func stopReplica(ctx context.Context, h *fault) error {
 	r := h.replica()
 	if !r.process().running() {
 		return errNothing
@@ -67,8 +67,8 @@ func stopReplica(ctx context.Context, h *hit) error {
 }
 
 // restartGracefully does what a service manager does on an upgrade. See history.spent
-// in the judge for what it must not cost.
-func restartGracefully(_ context.Context, h *hit) error {
+// in the checker for what it must not cost.
+func restartGracefully(_ context.Context, h *fault) error {
 	r := h.replica()
 	proc := r.process()
 	if !proc.running() {
@@ -78,13 +78,13 @@ func restartGracefully(_ context.Context, h *hit) error {
 	if err := h.begins(r.name); err != nil {
 		return err
 	}
-	if proc.stop(stopPatience) {
-		h.c.say("%s: %s had not stopped after %v and was killed", h.Kind.name, r.name, stopPatience)
+	if proc.stop(stopMaxWait) {
+		h.c.say("%s: %s had not stopped after %v and was killed", h.Kind.name, r.name, stopMaxWait)
 	}
 	return letGo()
 }
 
-func rollReplicas(ctx context.Context, h *hit) error {
+func rollReplicas(ctx context.Context, h *fault) error {
 	if !h.c.rolling.TryLock() {
 		return errNothing
 	}
@@ -103,14 +103,14 @@ func rollReplicas(ctx context.Context, h *hit) error {
 	return nil
 }
 
-// stopPatience is how long a service manager waits for the end of a replica.
-const stopPatience = 30 * time.Second
+// stopMaxWait is how long a service manager waits for the end of a replica.
+const stopMaxWait = 30 * time.Second
 
 // restart stops a replica as a service manager would, with some patience, and
 // starts it again after a while.
 func (r *replica) restart(ctx context.Context, down time.Duration) error {
 	letGo := r.hold()
-	r.process().stop(stopPatience)
+	r.process().stop(stopMaxWait)
 	wait(ctx, down)
 	return letGo()
 }
@@ -127,24 +127,26 @@ var linkFaults = []*kind{
 }
 
 // A way chooses some of a replica's ways.
-type way func(h *hit, r *replica) (chosen []*proxy.Proxy, name string)
+type way func(h *fault, r *replica) (chosen []*proxy.Proxy, name string)
 
-func toConsul(_ *hit, r *replica) ([]*proxy.Proxy, string) { return []*proxy.Proxy{r.consul}, "consul" }
-func toPostgres(_ *hit, r *replica) ([]*proxy.Proxy, string) {
+func toConsul(_ *fault, r *replica) ([]*proxy.Proxy, string) {
+	return []*proxy.Proxy{r.consul}, "consul"
+}
+func toPostgres(_ *fault, r *replica) ([]*proxy.Proxy, string) {
 	return r.postgres, "postgres"
 }
-func toBoth(_ *hit, r *replica) ([]*proxy.Proxy, string) {
+func toBoth(_ *fault, r *replica) ([]*proxy.Proxy, string) {
 	return append([]*proxy.Proxy{r.consul}, r.postgres...), "both"
 }
 
-func toEither(h *hit, r *replica) ([]*proxy.Proxy, string) {
+func toEither(h *fault, r *replica) ([]*proxy.Proxy, string) {
 	return []way{toConsul, toPostgres, toBoth}[h.rand.IntN(3)](h, r)
 }
 
 // link is a fault of some of a replica's ways. Of two that overlap on one way
 // the first to end mends it.
-func link(to way, harm func(ctx context.Context, h *hit, p *proxy.Proxy)) func(context.Context, *hit) error {
-	return func(ctx context.Context, h *hit) error {
+func link(to way, harm func(ctx context.Context, h *fault, p *proxy.Proxy)) func(context.Context, *fault) error {
+	return func(ctx context.Context, h *fault) error {
 		r := h.replica()
 		ways, name := to(h, r)
 		h.about = ", its way to " + name
@@ -164,16 +166,16 @@ func link(to way, harm func(ctx context.Context, h *hit, p *proxy.Proxy)) func(c
 	}
 }
 
-func cut(d proxy.Direction) func(context.Context, *hit, *proxy.Proxy) {
-	return func(_ context.Context, _ *hit, p *proxy.Proxy) { p.Cut(d) }
+func cut(d proxy.Direction) func(context.Context, *fault, *proxy.Proxy) {
+	return func(_ context.Context, _ *fault, p *proxy.Proxy) { p.Cut(d) }
 }
 
-func slow(_ context.Context, h *hit, p *proxy.Proxy) {
+func slow(_ context.Context, h *fault, p *proxy.Proxy) {
 	p.Delay(proxy.Up, time.Duration(h.rand.IntN(800))*time.Millisecond)
 	p.Delay(proxy.Down, time.Duration(h.rand.IntN(800))*time.Millisecond)
 }
 
-func reset(ctx context.Context, h *hit, p *proxy.Proxy) {
+func reset(ctx context.Context, h *fault, p *proxy.Proxy) {
 	for end := time.Now().Add(h.For); time.Now().Before(end) && ctx.Err() == nil; {
 		p.Reset()
 		wait(ctx, time.Duration(50+h.rand.IntN(1000))*time.Millisecond)
@@ -187,14 +189,14 @@ var processFaults = []*kind{
 	{name: "guard-kill", what: "kill -9 of a guard alone", weight: 2, run: killGuard},
 }
 
-func killChild(_ context.Context, h *hit) error {
+func killChild(_ context.Context, h *fault) error {
 	return h.killBelow(func(r *replica, pid, _ int) int { return pid })
 }
 
 // killLargest kills what the kernel would if the memory of a replica and its commands
 // had a limit: the process with the highest oom_score. It sets no limit, as that needs
 // the right to make cgroups.
-func killLargest(_ context.Context, h *hit) error {
+func killLargest(_ context.Context, h *fault) error {
 	r := h.replica()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -243,7 +245,7 @@ func largest(processes []procfs.Process) (pid, score int) {
 	return pid, score
 }
 
-func killGuard(_ context.Context, h *hit) error {
+func killGuard(_ context.Context, h *fault) error {
 	return h.killBelow(func(r *replica, _, parent int) int {
 		if parent == r.proc.worker() {
 			return 0 // it has no guards
@@ -255,8 +257,8 @@ func killGuard(_ context.Context, h *hit) error {
 // killBelow kills a process that belongs to a command that runs. The replica is
 // kept alive and awake meanwhile: what a guard leaves behind is the daemon's to
 // kill, and nobody's if both die at once, which nobody promises.
-func (h *hit) killBelow(choose func(r *replica, pid, parent int) int) error {
-	stays, err := h.c.desk.Inside()
+func (h *fault) killBelow(choose func(r *replica, pid, parent int) int) error {
+	stays, err := h.c.markClient.Inside()
 	if err != nil {
 		return err
 	}

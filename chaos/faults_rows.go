@@ -19,7 +19,7 @@ import (
 
 // Faults that only somebody with a connection to Postgres is needed for. None of
 // them takes a server away, so the work of all tasks that they do not touch must go
-// on meanwhile; see history.starved in the judge.
+// on meanwhile; see history.starved in the checker.
 var rowFaults = []*kind{
 	{name: checker.HostileRows, what: "rows at the limits of what the table admits, among the others", weight: 2, least: 2 * time.Second, most: 20 * time.Second, gentle: true, run: insertHostile},
 	{name: checker.ClaimFreeze, what: "SIGSTOP of a replica inside its claim, and SIGCONT", weight: 2, least: 3 * time.Second, most: 25 * time.Second, run: freezeClaim},
@@ -29,7 +29,7 @@ var rowFaults = []*kind{
 
 // hostileRow returns the columns and values of an INSERT. The values lie on both
 // sides of what the constraints admit, so Postgres refuses some rows. Values are
-// literals without a type. The payloads make no task do any work that the witness
+// literals without a type. The payloads make no task do any work that the observer
 // can see.
 func hostileRow(r *rand.Rand) (columns, values []string) {
 	set := func(column string, value any) {
@@ -88,8 +88,8 @@ func hostileRow(r *rand.Rand) (columns, values []string) {
 }
 
 // insertHostile inserts such rows in bursts. They are noted in chaos.added: the
-// judge asks nothing of them.
-func insertHostile(ctx context.Context, h *hit) error {
+// Nothing is checked of them.
+func insertHostile(ctx context.Context, h *fault) error {
 	if err := h.begins("bursts of rows"); err != nil {
 		return err
 	}
@@ -112,7 +112,7 @@ func insertHostile(ctx context.Context, h *hit) error {
 	return nil
 }
 
-func (h *hit) insertOneHostile(ctx context.Context) error {
+func (h *fault) insertOneHostile(ctx context.Context) error {
 	columns, values := hostileRow(h.rand)
 	marks, args := make([]string, len(values)), []any{pgx.QueryExecModeSimpleProtocol} // literals: each type reads itself
 	for i, v := range values {
@@ -161,7 +161,7 @@ SELECT application_name, state || ' ' || coalesce(wait_event, '` + onProcessor +
 // claim does just now; empty if there is none. To those that are receiving Postgres
 // sends payloads, or waits until the client takes them.
 func (c *cluster) claiming(ctx context.Context, names []string, receiving bool) (name, doing string) {
-	ctx, cancel := context.WithTimeout(ctx, operatorPatience)
+	ctx, cancel := context.WithTimeout(ctx, operatorMaxWait)
 	defer cancel()
 	_ = c.operator.QueryRow(ctx, claimingSQL, names, receiving).Scan(&name, &doing)
 	return name, doing
@@ -172,7 +172,7 @@ func (c *cluster) claiming(ctx context.Context, names []string, receiving bool) 
 // it receives, and large payloads make that long. SIGSTOP may come too late: a
 // replica whose connections are all idle afterwards is continued, and the next claim
 // is waited for.
-func freezeClaim(ctx context.Context, h *hit) error {
+func freezeClaim(ctx context.Context, h *fault) error {
 	names := []string{}
 	for _, r := range h.c.replicas {
 		names = append(names, r.name)
@@ -226,7 +226,7 @@ INSERT INTO chaos.added (task, kind, hostile) SELECT id, kind, false FROM made`)
 // locks due rows, and now and then some running ones; the other inserts rows that
 // refer to due tasks, which does not keep anybody from claiming those. So that
 // there are due rows, some are made, that become due when they are locked.
-func openTransactions(ctx context.Context, h *hit) error {
+func openTransactions(ctx context.Context, h *fault) error {
 	const n = 150 // of each: more than a claim looks at first
 	locked, err := h.addNoops(ctx, n, false)
 	if err != nil {
@@ -251,7 +251,7 @@ func openTransactions(ctx context.Context, h *hit) error {
 	}
 	defer closeSoon(referrer)
 
-	starting, cancel := context.WithTimeout(ctx, operatorPatience)
+	starting, cancel := context.WithTimeout(ctx, operatorMaxWait)
 	defer cancel()
 	found, err := locker.Query(starting, `
 SELECT id
@@ -284,22 +284,22 @@ SELECT id
 		return err
 	}
 	h.lasts(ctx)
-	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), operatorPatience)
+	completion, cancel := context.WithTimeout(context.WithoutCancel(ctx), operatorMaxWait)
 	defer cancel()
 	for _, conn := range []*pgx.Conn{locker, referrer} {
 		end := "ROLLBACK"
 		if commit {
 			end = "COMMIT"
 		}
-		_, _ = conn.Exec(ending, end) // Postgres may have fallen meanwhile, which ends it as well
+		_, _ = conn.Exec(completion, end) // Postgres may have fallen meanwhile, which ends it as well
 	}
 	return nil
 }
 
 // addNoops adds n tasks that are due in a second. Free ones must be claimed soon
 // after that.
-func (h *hit) addNoops(ctx context.Context, n int, free bool) (ids []int64, err error) {
-	ctx, cancel := context.WithTimeout(ctx, operatorPatience)
+func (h *fault) addNoops(ctx context.Context, n int, free bool) (ids []int64, err error) {
+	ctx, cancel := context.WithTimeout(ctx, operatorMaxWait)
 	defer cancel()
 	found, err := h.c.operator.Query(ctx, `
 WITH made AS (
@@ -318,8 +318,8 @@ INSERT INTO chaos.added (task, kind, hostile, due) SELECT id, kind, false, CASE 
 }
 
 // begin opens a connection of its own, for the pool is small, and a transaction.
-func (h *hit) begin(ctx context.Context) (*pgx.Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, operatorPatience)
+func (h *fault) begin(ctx context.Context) (*pgx.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, operatorMaxWait)
 	defer cancel()
 	conn, err := pgx.Connect(ctx, h.c.dsn(checker.Locker))
 	if err != nil {
@@ -370,7 +370,7 @@ func (t touch) statement() string {
 
 // touchRows edits, cancels, retries and deletes rows, one at a time, among those
 // that were enqueued last.
-func touchRows(ctx context.Context, h *hit) error {
+func touchRows(ctx context.Context, h *fault) error {
 	if err := h.begins("rows"); err != nil {
 		return err
 	}
@@ -378,7 +378,7 @@ func touchRows(ctx context.Context, h *hit) error {
 		t := touches[h.rand.IntN(len(touches))]
 		// A row that is running, or failed, is rare among many that succeeded.
 		status := t.statuses[h.rand.IntN(len(t.statuses))]
-		finding, cancel := context.WithTimeout(ctx, operatorPatience)
+		finding, cancel := context.WithTimeout(ctx, operatorMaxWait)
 		var id int64
 		err := h.c.operator.QueryRow(finding, `
 SELECT id

@@ -61,7 +61,7 @@ func value[T any](t *testing.T, c *cluster, sql string, args ...any) (v T) {
 func TestHostileRows(t *testing.T) {
 	t.Parallel()
 	c := tables(t)
-	h := &hit{c: c, rand: rand.New(rand.NewPCG(1, 1))}
+	h := &fault{c: c, rand: rand.New(rand.NewPCG(1, 1))}
 	accepted, refused := 0, map[string]bool{}
 	for range 600 {
 		switch err := h.insertOneHostile(t.Context()); {
@@ -94,7 +94,7 @@ func TestHostileRows(t *testing.T) {
 }
 
 // Every change of a row by hand can be made in every status that it is for, is noted
-// with it, and reaches the judge.
+// with it, and reaches the checker.
 func TestTouches(t *testing.T) {
 	t.Parallel()
 	c := tables(t)

@@ -17,7 +17,7 @@ var standbyFaults = []*kind{
 
 // failOver lets the standby lag before, where commits do not wait for it. The primary is
 // killed, or nothing of it is heard any more.
-func failOver(ctx context.Context, h *hit) error {
+func failOver(ctx context.Context, h *fault) error {
 	d := h.c.postgres
 	lags, silent, returns := !d.waits && h.rand.IntN(2) == 0, h.rand.IntN(2) == 0, !d.waits && h.rand.IntN(2) == 0
 	if lags {
@@ -64,7 +64,7 @@ func failOver(ctx context.Context, h *hit) error {
 
 // splitBrain promotes the standby beside the primary. Each replica reaches both, or only
 // the one or the other.
-func splitBrain(ctx context.Context, h *hit) error {
+func splitBrain(ctx context.Context, h *fault) error {
 	d := h.c.postgres
 	if err := h.begins("the primary"); err != nil {
 		return err
@@ -89,7 +89,7 @@ func splitBrain(ctx context.Context, h *hit) error {
 }
 
 // wayTo does something with all replicas' ways to a server.
-func (h *hit) wayTo(server int) func(do func(*proxy.Proxy, proxy.Direction)) {
+func (h *fault) wayTo(server int) func(do func(*proxy.Proxy, proxy.Direction)) {
 	return func(do func(*proxy.Proxy, proxy.Direction)) {
 		for _, r := range h.c.replicas {
 			do(r.postgres[server], proxy.Both)
@@ -97,7 +97,7 @@ func (h *hit) wayTo(server int) func(do func(*proxy.Proxy, proxy.Direction)) {
 	}
 }
 
-func restorePostgres(ctx context.Context, h *hit) error {
+func restorePostgres(ctx context.Context, h *fault) error {
 	d := h.c.postgres
 	if err := h.begins("the primary"); err != nil {
 		return err

@@ -29,7 +29,7 @@ const (
 // wipeConsul ends all servers and agents, and in half of the cases all replicas before
 // that, and starts them again without their data. If no replica gets a session, it
 // does what the runbook tells a person to do.
-func wipeConsul(ctx context.Context, h *hit) error {
+func wipeConsul(ctx context.Context, h *fault) error {
 	c := h.c
 	if !c.consulBusy.TryLock() {
 		return errNothing
@@ -94,7 +94,7 @@ func wipeConsul(ctx context.Context, h *hit) error {
 }
 
 // awaitAdoption returns when a replica has a session, after it has helped if that was
-// necessary. If nothing helps it says so: tasks are lost then, and the judge finds them.
+// necessary. If nothing helps it says so: tasks are lost then, and the checker finds them.
 func (c *cluster) awaitAdoption(ctx context.Context) error {
 	began := time.Now()
 	inSession := func() error {

@@ -102,7 +102,7 @@ func TestTheLargestProcessIsChosen(t *testing.T) {
 
 // A token has the rights that docs/operate/security.md names, until a fault takes some or all
 // away, and then again, with the same secret; also in a Consul that was wiped.
-func TestTokensAreTakenAwayAndGivenBack(t *testing.T) {
+func TestTokensAreTakenAwayAndRestored(t *testing.T) {
 	page, err := os.ReadFile("../docs/operate/security.md")
 	if err != nil {
 		t.Fatal(err)

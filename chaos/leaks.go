@@ -173,9 +173,9 @@ SELECT (SELECT count(*) FROM pg_stat_activity
 	return errors.Join(append(errs, err)...)
 }
 
-// judge returns what each replica used that was not restarted, and says what
+// checkAll returns what each replica used that was not restarted, and says what
 // grew and what was left over.
-func (l *leaks) judge(long time.Duration) (all []growth, found []string) {
+func (l *leaks) checkAll(long time.Duration) (all []growth, found []string) {
 	found = append([]string{}, l.found...) // empty, and not null, in the report
 	for _, r := range l.c.replicas {
 		looks := l.looks[r]

@@ -14,9 +14,9 @@ import (
 	"onejob/internal/testenv"
 )
 
-// TestMain lets this binary be the witness, which the harness starts it as.
+// TestMain lets this binary be the observer, which the harness starts it as.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == partWitness {
+	if len(os.Args) > 1 && os.Args[1] == partObserver {
 		main()
 	}
 	testenv.Main(m)
@@ -42,18 +42,18 @@ func TestGrowthIsFound(t *testing.T) {
 	} {
 		r := &replica{place: place{name: "leaky"}}
 		l := &leaks{c: &cluster{replicas: []*replica{r}}, looks: map[*replica][]look{r: looksOf(use, same)}}
-		if all, found := l.judge(long); len(all) != 1 || len(found) != 1 || !strings.HasPrefix(found[0], "leaky: "+name) {
+		if all, found := l.checkAll(long); len(all) != 1 || len(found) != 1 || !strings.HasPrefix(found[0], "leaky: "+name) {
 			t.Errorf("%s: found %v in %v", name, found, all)
 		}
 		l.looks[r] = looksOf(use, func(i int) int { return i / 300 })
-		if all, found := l.judge(long); len(all)+len(found) != 0 {
+		if all, found := l.checkAll(long); len(all)+len(found) != 0 {
 			t.Errorf("%s, restarted: found %v in %v", name, found, all)
 		}
 	}
 	r := &replica{place: place{name: "tight"}}
 	swings := func(i int) uses { return uses{30 + float64(i%20), 9 + float64(i%7), 20, float64(i % 5), 8} }
 	l := &leaks{c: &cluster{replicas: []*replica{r}}, looks: map[*replica][]look{r: looksOf(swings, same)}}
-	if all, found := l.judge(long); len(all) != 1 || len(found) != 0 {
+	if all, found := l.checkAll(long); len(all) != 1 || len(found) != 0 {
 		t.Errorf("found %v in %v", found, all)
 	}
 }

@@ -1,5 +1,5 @@
 // Command chaos breaks everything that onejob stands on while tasks run, and
-// lets an outside witness judge. "make chaos" runs it.
+// lets an outside observer checker. "make chaos" runs it.
 //
 //	DURATION=5m    how long tasks are enqueued and things are broken
 //	SEED=          of the choices; a run with the same seed makes them again
@@ -18,7 +18,7 @@
 // The subjects besides onejob are two other ways of doing its tasks: a session of
 // Consul for each task, as in the post about mutually exclusive workers, and the
 // lock of Consul's own Go client. Each gets servers of its own, six replicas and
-// the same seed, and is judged by the same judge. Two replicas share a host: a
+// the same seed, and is checked by the same checker. Two replicas share a host: a
 // client agent of the three Consul servers. Each replica has a token of its own. They have neither limits nor
 // schedules, so their rows have none; what cannot hit them counts as missed.
 //
@@ -27,8 +27,8 @@
 // little for its zeros to mean something (thin.go). Everything that it starts ends with
 // it, whatever its end.
 //
-// run.go is the plot. The harness is honest about what it knows: the judge, in
-// the package beside it, gets what the witness saw and what the database itself
+// run.go is the plot. The harness is honest about what it knows: the checker, in
+// the package beside it, gets what the observer saw and what the database itself
 // noted, and no word of onejob's own.
 package main
 
@@ -49,9 +49,9 @@ import (
 
 // The program is started again in these parts, by its first argument.
 const (
-	partWitness = "witness" // FILE
-	partTask    = "task"    // what exec tasks run
-	partReplica = "replica" // a replica with Go handlers
+	partObserver = "observer" // FILE
+	partTask     = "task"     // what exec tasks run
+	partReplica  = "replica"  // a replica with Go handlers
 )
 
 func main() {
@@ -62,7 +62,7 @@ func main() {
 		part = os.Args[1]
 	}
 	switch part {
-	case partWitness:
+	case partObserver:
 		// Ctrl-C is for the harness, which closes stdin when it needs nobody to
 		// look any more.
 		signal.Ignore(syscall.SIGINT, syscall.SIGTERM)
@@ -118,7 +118,7 @@ func chaos(ctx context.Context) int {
 		fmt.Print(all.table())
 	}
 	switch {
-	case all.guilty():
+	case all.violated():
 		return 1
 	case all.report != nil && len(all.report.Thin) > 0:
 		return 3

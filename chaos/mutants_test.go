@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// A judge that cannot fail is worth nothing. Each mutant of onejob lacks one of
+// A checker that cannot fail is worth nothing. Each mutant of onejob lacks one of
 // its protections; a short run with the fault that the protection is there for
 // must find it guilty, and of the right thing. "make mutants" runs this.
 func TestMutantsAreCaught(t *testing.T) {
@@ -49,8 +49,8 @@ func TestMutantsAreCaught(t *testing.T) {
 			if m.faults == "none" { // there is nothing to wait for
 				duration = "30s"
 			}
-			r, guilty := judged(t, m.mutant, m.faults, duration, "30s")
-			if !guilty {
+			r, violated := judged(t, m.mutant, m.faults, duration, "30s")
+			if !violated {
 				t.Errorf("the mutant was found not guilty: %v", r)
 			}
 			// Tasks that are lost for want of time do not count.
@@ -88,15 +88,15 @@ func TestMutantsFailTheirTest(t *testing.T) {
 		"a claim that has begun is finished":                 {"claims", "onejob/worker", "TestStopsLoseNoClaim"},
 		"deaths of several at once are not charged":          {"others", "onejob/store", "TestWhoIsToBlame"},
 		"a stop without Postgres shows in Consul":            {"stopped", "onejob/worker", "TestStopWithoutPostgres"},
-		"a wrong verdict is taken back":                      {"verdict", "onejob/lock/consul", "TestWrongVerdictIsTakenBack"},
+		"a wrong verdict is taken back":                      {"verdict", "onejob/lock/consul", "TestWrongDeathIsTakenBack"},
 		"a signal waits until the process can deal with it":  {"early", "onejob/internal/supervisor", "TestSignalAtTheStart"},
-		"claims pause while locks cannot be had":             {"doorway", "onejob/worker", "TestFencesAreNotUsedUpWhileLocksFail"},
+		"claims pause while locks cannot be had":             {"lock-gate", "onejob/worker", "TestFencesAreNotUsedUpWhileLocksFail"},
 		"leases end when the machine was paused":             {"pause", "onejob/lock/consul", "TestPause"},
 		"a slot stays shut while its holder's command dies":  {"delay", "onejob/lock/rabbitmq", "TestNeverBesideADyingCommand"},
 		"what was written ahead of the clock is repaired":    {"setback", "onejob/worker", "TestPostgresClockIsSet"},
 		"replicas find the successor of an old primary":      {"successor", "onejob/worker", "TestSplitBrain"},
 		"a cgroup is killed as a whole":                      {"cgroup", "onejob/internal/guard", "TestSwarmIsDeadBeforeWaitReturns"},
-		"a requeue needs the fence":                          {"returns", "onejob/store", "TestUnclaim"},
+		"a requeue needs the fence":                          {"returns", "onejob/store", "TestRequeue"},
 		"the delay of retries doubles":                       {"doubling", "onejob/worker", "TestRetryDelayDoubles"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -122,14 +122,14 @@ func TestMutantsFailTheirTest(t *testing.T) {
 
 // The same faults do no harm to what is not a mutant.
 func TestNoMutantIsNotGuilty(t *testing.T) {
-	if r, guilty := judged(t, "", "freeze,cut-consul,kill,session-unheard,row-reset", "60s", "3m"); guilty {
+	if r, violated := judged(t, "", "freeze,cut-consul,kill,session-unheard,row-reset", "60s", "3m"); violated {
 		t.Errorf("found guilty: %v", r["violations"])
 	}
 }
 
-// judged builds this program, and with it onejob, as a mutant, lets it run, and
+// checked builds this program, and with it onejob, as a mutant, lets it run, and
 // returns its report.
-func judged(t *testing.T, mutant, faults, duration, drain string) (report map[string]any, guilty bool) {
+func judged(t *testing.T, mutant, faults, duration, drain string) (report map[string]any, violated bool) {
 	t.Helper()
 	dir := t.TempDir()
 	binary, path := filepath.Join(dir, "chaos"), filepath.Join(dir, "report.json")

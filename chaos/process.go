@@ -116,8 +116,8 @@ func below(roots ...int) (living []procfs.Process) {
 func (p *process) worker() int { return supervisor.Find(p.cmd.Process.Pid) }
 
 // stop ends it with SIGTERM, and with SIGKILL if that takes longer than
-// patience, which it then reports.
-func (p *process) stop(patience time.Duration) (killed bool) {
+// maxWait, which it then reports.
+func (p *process) stop(maxWait time.Duration) (killed bool) {
 	if !p.running() {
 		return false
 	}
@@ -125,7 +125,7 @@ func (p *process) stop(patience time.Duration) (killed bool) {
 	select {
 	case <-p.exited:
 		return false
-	case <-time.After(patience):
+	case <-time.After(maxWait):
 		p.kill()
 		return true
 	}

@@ -105,7 +105,7 @@ func (r *replica) freeze() bool {
 		return false
 	}
 	m := observer.Mark{ID: r.c.nextMark(), Kind: checker.Frozen, Target: r.name}
-	if r.c.desk.Begin(m) != nil {
+	if r.c.markClient.Begin(m) != nil {
 		return false
 	}
 	r.frozen = m.ID
@@ -126,7 +126,7 @@ func (r *replica) thaw() {
 // thawed notes that it is not frozen any more. r.mu is held.
 func (r *replica) thawed() {
 	if r.frozen != 0 {
-		_ = r.c.desk.End(observer.Mark{ID: r.frozen})
+		_ = r.c.markClient.End(observer.Mark{ID: r.frozen})
 		r.frozen = 0
 	}
 }

@@ -44,18 +44,18 @@ func beReplica() (exitCode int, err error) {
 
 // replicate is its working process.
 func replicate(ctx context.Context, p *worker.Process, name string, log *zap.Logger) error {
-	witnessAddr := os.Getenv(envWitness)
+	observerAddr := os.Getenv(envObserver)
 	self, err := os.Executable()
 	if err != nil {
 		return err
 	}
 	kinds := tasks.Kinds{
-		"exec": tasks.Exec{Commands: map[string]tasks.Command{"work": workCommand(self, witnessAddr)}},
+		"exec": tasks.Exec{Commands: map[string]tasks.Command{"work": workCommand(self, observerAddr)}},
 		"noop": tasks.Noop{},
 	}
 	tasks.Handle(kinds, "go", func(ctx context.Context, a *tasks.Attempt, w work) (any, error) {
 		c := observer.Claim{Task: a.ID, Attempt: a.Attempt, Fence: a.Fence, Key: a.LockKey, Limit: w.Limit, Kind: "go", Replica: a.Replica}
-		return nil, perform(ctx, witnessAddr, c, w)
+		return nil, perform(ctx, observerAddr, c, w)
 	})
 	db, err := store.Open(store.Config{DSN: os.Getenv("ONEJOB_POSTGRES_DSN")})
 	if err != nil {

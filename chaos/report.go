@@ -28,7 +28,7 @@ type report struct {
 	Statuses     map[string]int `json:"statuses"`
 	Errors       map[string]int `json:"errors"` // of failed tasks, by their beginnings
 
-	*checker.Verdict
+	*checker.Report
 
 	TakeOvers        int     `json:"takeovers"`
 	TakeOverP50      float64 `json:"takeover_p50_s"`
@@ -60,13 +60,13 @@ type report struct {
 	Goroutines map[string][2]int `json:"goroutines,omitempty"` // of idle replicas, before all work and after it
 }
 
-// Guilty reports whether something happened that must not.
-func (r *report) Guilty() bool { return r.Verdict.Guilty() || len(r.Leaks) > 0 }
+// Violated reports whether something happened that must not.
+func (r *report) Violated() bool { return r.Report.Violated() || len(r.Leaks) > 0 }
 
-func newReport(s settings, began time.Time, h *havoc, e *checker.Evidence, v *checker.Verdict) *report {
+func newReport(s settings, began time.Time, h *faultRun, e *checker.Evidence, v *checker.Report) *report {
 	r := &report{Seed: s.Seed, Started: began.UTC(), DurationS: s.Duration.Seconds(), TotalS: time.Since(began).Round(100 * time.Millisecond).Seconds(),
 		CPUs: runtime.NumCPU(), FaultKinds: h.counts, FaultsMissed: h.missed, Statuses: map[string]int{}, Errors: map[string]int{},
-		Verdict: v, TakeOvers: len(v.TakeOvers), OccurrencesFound: len(e.Occurrences), HostileRows: len(e.Hostile), Edits: len(e.Edits), ClockSteps: len(e.ClockSteps), Touched: map[string]int{}}
+		Report: v, TakeOvers: len(v.TakeOvers), OccurrencesFound: len(e.Occurrences), HostileRows: len(e.Hostile), Edits: len(e.Edits), ClockSteps: len(e.ClockSteps), Touched: map[string]int{}}
 	for _, t := range e.Touched {
 		r.Touched[t.What]++
 	}
@@ -124,7 +124,7 @@ func (r *report) summary() string {
 	for _, k := range slices.Sorted(maps.Keys(r.FaultKinds)) {
 		fmt.Fprintf(&b, "  %4d %s\n", r.FaultKinds[k], k)
 	}
-	fmt.Fprintf(&b, "\n%d tasks: %v; %d attempts seen by the witness\n\nmust be zero:\n", r.Tasks, r.Statuses, r.Stays)
+	fmt.Fprintf(&b, "\n%d tasks: %v; %d attempts seen by the observer\n\nmust be zero:\n", r.Tasks, r.Statuses, r.Stays)
 	line("overlaps", r.Overlaps, "two attempts of one lock key inside at once")
 	line("fences_repeated", r.FencesRepeated, "fences that two attempts had")
 	line("limit_excesses", r.LimitExcesses, "more inside a limit than it has slots")
@@ -152,7 +152,7 @@ func (r *report) summary() string {
 	line("refused", r.Refused, "writes that the fence kept out")
 	line("frozen_http_in_flight", r.FrozenHTTPInFlight, "requests of frozen replicas beside their successors'")
 	line("frozen_go_in_flight", r.FrozenGoInFlight, "Go handlers that were frozen beside their successors")
-	line("two_hands", r.TwoHands, "overlaps made by ending a session and resetting its row")
+	line("two_hands", r.Overrides, "overlaps made by ending a session and resetting its row")
 	line("repeated", r.Repeated, "tasks that did their work more than once")
 	line("takeover_p50_s", r.TakeOverP50, fmt.Sprintf("of %d", r.TakeOvers))
 	line("takeover_p99_s", r.TakeOverP99, "")

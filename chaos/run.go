@@ -15,7 +15,7 @@ import (
 )
 
 // run is the plot, once for each subject: start everything, enqueue and break
-// things for a while, mend everything, let it come to an end, and judge.
+// things for a while, mend everything, let it come to an end, and check.
 func run(ctx context.Context, s settings, subject string) (_ *report, err error) {
 	ours := subject == onejobName
 	dir, err := makeDir()
@@ -29,7 +29,7 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 	say("%s: seed %d, %v, %d tasks a second; folder %s", subject, s.Seed, s.Duration, s.Rate, dir)
 	var r *report
 	keep := func() bool {
-		wrong := err != nil && ctx.Err() == nil || ours && r != nil && r.Guilty()
+		wrong := err != nil && ctx.Err() == nil || ours && r != nil && r.Violated()
 		return s.Keep == "1" || s.Keep != "0" && wrong
 	}
 	defer func() {
@@ -80,8 +80,8 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 	steps := plan(s.Seed, s.Kinds, s.Duration)
 	say("enqueueing, and breaking things")
 	work := newWorkload(c, s.Rate, s.Seed, subject)
-	havoc := &havoc{c: c, plan: steps}
-	if err := c.storm(ctx, s.Duration, work, havoc, leaks); err != nil {
+	faultRun := &faultRun{c: c, plan: steps}
+	if err := c.storm(ctx, s.Duration, work, faultRun, leaks); err != nil {
 		return nil, err
 	}
 
@@ -128,14 +128,14 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 		}
 		evidence.Steps = nil
 	}
-	if evidence.Seen, err = c.sendWitnessHome(); err != nil {
+	if evidence.Seen, err = c.stopObserver(); err != nil {
 		return nil, err
 	}
 	if evidence.Refused, err = c.countLogged(`"event":"completion_refused"`); err != nil {
 		return nil, err
 	}
 
-	r = newReport(s, began, havoc, &evidence, checker.Judge(evidence))
+	r = newReport(s, began, faultRun, &evidence, checker.Check(evidence))
 	r.Build, r.Helped = built, int(c.helped.Load())
 	r.Inserts, r.InsertsFailed, r.Unstopped = work.batches, work.errors, unstopped
 	for _, replica := range c.replicas {
@@ -145,7 +145,7 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 		}
 	}
 	if ours {
-		r.Growth, r.Leaks = leaks.judge(s.Duration)
+		r.Growth, r.Leaks = leaks.checkAll(s.Duration)
 	}
 	r.Goroutines = leaks.goroutines
 	if ours {
@@ -175,7 +175,7 @@ func (c *cluster) startSubjects(ctx context.Context, name string) error {
 		c.say("building onejob, starting four daemons and two replicas with Go handlers")
 	} else {
 		c.say("building %s, starting six of it", name)
-		all = []replicas{{&rival{name: name}, name, 6}}
+		all = []replicas{{&competitor{name: name}, name, 6}}
 	}
 	for _, r := range all {
 		if err := r.subject.prepare(ctx, c); err != nil {
@@ -195,20 +195,20 @@ func (c *cluster) startSubjects(ctx context.Context, name string) error {
 		}
 	}
 	if name != onejobName {
-		return c.awaitRivals(ctx)
+		return c.awaitCompetitors(ctx)
 	}
 	return c.awaitReplicas(ctx)
 }
 
 // storm enqueues and breaks things for so long. It returns when every fault has
 // been repaired by the one who did it.
-func (c *cluster) storm(ctx context.Context, long time.Duration, work *workload, havoc *havoc, leaks *leaks) error {
+func (c *cluster) storm(ctx context.Context, long time.Duration, work *workload, faultRun *faultRun, leaks *leaks) error {
 	storm, cancel := context.WithTimeout(ctx, long)
 	defer cancel()
 	var wg sync.WaitGroup
 	wg.Go(func() { work.run(storm) })
 	wg.Go(func() { leaks.watch(storm) })
-	err := havoc.run(storm)
+	err := faultRun.run(storm)
 	cancel()
 	wg.Wait()
 	if err != nil {
@@ -218,8 +218,8 @@ func (c *cluster) storm(ctx context.Context, long time.Duration, work *workload,
 }
 
 // drain waits until no task is pending or running, but for hostile ones.
-func (c *cluster) drain(ctx context.Context, patience time.Duration) error {
-	return eventually(ctx, patience, "everything has come to an end", func() error {
+func (c *cluster) drain(ctx context.Context, maxWait time.Duration) error {
+	return eventually(ctx, maxWait, "everything has come to an end", func() error {
 		var left int
 		err := c.operator.QueryRow(ctx, `SELECT count(*) FROM onejob.tasks
  WHERE status IN ('pending', 'running') AND id NOT IN (SELECT task FROM chaos.added WHERE hostile)`).Scan(&left)

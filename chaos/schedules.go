@@ -82,7 +82,7 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8)`, name, cron, kind, payload, p.OnMissed,
 func edited(i int) string { return fmt.Sprint("edited ", i+1) }
 
 // endSchedules waits until every due time up to now has been looked at, and
-// disables the schedules. It fills in until when they are judged.
+// disables the schedules. It fills in until when they are checked.
 func (c *cluster) endSchedules(ctx context.Context, e *checker.Evidence) error {
 	now := time.Now()
 	err := eventually(ctx, 2*time.Minute, "schedules are up to date", func() error {
@@ -122,7 +122,7 @@ var (
 
 // jumpClock sets the clocks of all servers. Each step is noted: due times are by that
 // clock.
-func jumpClock(ctx context.Context, h *hit) error {
+func jumpClock(ctx context.Context, h *fault) error {
 	if !h.c.clockBusy.TryLock() {
 		return errNothing
 	}
@@ -151,7 +151,7 @@ func (c *cluster) setClock(ahead time.Duration) error {
 
 // editSchedules edits one schedule now and then. It does not wait for onejob between two
 // edits.
-func editSchedules(ctx context.Context, h *hit) error {
+func editSchedules(ctx context.Context, h *fault) error {
 	name := edited(h.rand.IntN(editedSchedules))
 	var leader *replica
 	if h.rand.IntN(2) == 0 {
@@ -171,11 +171,11 @@ func editSchedules(ctx context.Context, h *hit) error {
 		letGo := func() error { return nil }
 		if leader != nil {
 			m := observer.Mark{ID: h.c.nextMark(), Kind: checker.Kill, Target: leader.name}
-			if err := h.c.desk.Begin(m); err != nil {
+			if err := h.c.markClient.Begin(m); err != nil {
 				return err
 			}
 			again := leader.hold()
-			letGo = func() error { return errors.Join(again(), h.c.desk.End(m)) }
+			letGo = func() error { return errors.Join(again(), h.c.markClient.End(m)) }
 			leader.process().kill()
 			leader = nil
 			wait(ctx, h.For/2)
@@ -194,7 +194,7 @@ func editSchedules(ctx context.Context, h *hit) error {
 	return nil
 }
 
-// anEdit is one of those that the judge understands.
+// anEdit is one of those that the checker understands.
 func anEdit(r *rand.Rand) (set string, value any) {
 	pick := func(all ...string) string { return all[r.IntN(len(all))] }
 	switch r.IntN(6) {

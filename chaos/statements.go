@@ -93,7 +93,7 @@ func (s *statements) end() (all []checker.Statement) {
 
 // working returns the names of the replicas whose statements are at work.
 func (c *cluster) working(ctx context.Context) map[string]bool {
-	ctx, cancel := context.WithTimeout(ctx, operatorPatience)
+	ctx, cancel := context.WithTimeout(ctx, operatorMaxWait)
 	defer cancel()
 	names := map[string]bool{}
 	found, err := rows(ctx, c, workingSQL, func(r pgx.CollectableRow) (name string, err error) {

@@ -11,7 +11,7 @@ import (
 	"onejob/chaos/checker"
 )
 
-// What is seen in a real Postgres is enough for the judge: two statements of one lock
+// What is seen in a real Postgres is enough for the checker: two statements of one lock
 // key at work at once, and neither a transaction that is merely open nor one of another
 // lock key.
 func TestStatementsAtWorkAreSeen(t *testing.T) {
@@ -80,8 +80,8 @@ SELECT set_config('onejob.task_id', '7', true), set_config('onejob.fence', $1, t
 	wait(t.Context(), 3*lookEvery)
 
 	seen := s.end()
-	v := checker.Judge(checker.Evidence{Statements: seen})
-	if v.DoubleStatements != 1 || !v.Guilty() {
+	v := checker.Check(checker.Evidence{Statements: seen})
+	if v.DoubleStatements != 1 || !v.Violated() {
 		t.Errorf("the judge found %v in %+v", v.Violations, seen)
 	}
 	if len(seen) != 4 || seen[1].Replica != "b" || seen[1].Fence != 2 {

@@ -90,7 +90,7 @@ func (d *daemon) prepare(ctx context.Context, c *cluster) error {
 		"kinds": map[string]any{
 			"exec": map[string]any{"commands": map[string]any{"work": map[string]any{
 				"path": command.Path, "args": command.Args, "env": command.Env}}},
-			"http": map[string]any{"allow": []string{c.where.FarEnd}},
+			"http": map[string]any{"allow": []string{c.where.Target}},
 			"sql": map[string]any{"statements": map[string]any{"effect": map[string]any{
 				"sql": effectSQL, "params": []string{"seconds"}}}},
 		},
@@ -125,13 +125,13 @@ func (g *goReplica) prepare(_ context.Context, c *cluster) error {
 
 func (g *goReplica) command(p place) *exec.Cmd {
 	cmd := exec.Command(g.self, partReplica)
-	cmd.Env = append(p.environ(), envWitness+"="+g.where.Tasks)
+	cmd.Env = append(p.environ(), envObserver+"="+g.where.Tasks)
 	return cmd
 }
 
 // workCommand is what exec tasks may run: this program, as a task.
-func workCommand(self, witnessAddr string) tasks.Command {
-	return tasks.Command{Path: self, Args: []string{partTask}, Env: map[string]string{envWitness: witnessAddr}}
+func workCommand(self, observerAddr string) tasks.Command {
+	return tasks.Command{Path: self, Args: []string{partTask}, Env: map[string]string{envObserver: observerAddr}}
 }
 
 // builtWith returns the flag with which this program was built, so that what it

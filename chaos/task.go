@@ -25,14 +25,14 @@ type execPayload struct {
 type work struct {
 	MS       int    `json:"ms"`                 // how long it takes
 	Failures int    `json:"failures,omitempty"` // the first attempts fail
-	Limit    string `json:"limit,omitempty"`    // the row's, for the witness
+	Limit    string `json:"limit,omitempty"`    // the row's, for the observer
 	Stubborn bool   `json:"stubborn,omitempty"` // exec alone: SIGTERM does not end it
 	Child    bool   `json:"child,omitempty"`    // exec alone: a process that it starts works too
 }
 
 var errMeant = errors.New("it fails, as it was told to")
 
-// perform does the work under the witness's eyes.
+// perform does the work under the observer's eyes.
 func perform(ctx context.Context, addr string, c observer.Claim, w work) error {
 	v, err := observer.Enter(ctx, addr, c)
 	if err != nil {
@@ -51,8 +51,8 @@ func perform(ctx context.Context, addr string, c observer.Claim, w work) error {
 
 // Variables of exec tasks' commands.
 const (
-	envWitness = "CHAOS_WITNESS" // where it is
-	envPart    = "CHAOS_PART"    // which process of an attempt this is
+	envObserver = "CHAOS_WITNESS" // where it is
+	envPart     = "CHAOS_PART"    // which process of an attempt this is
 )
 
 // beTask is the life of an exec task's command. ctx ends with SIGTERM.
@@ -85,13 +85,13 @@ func execTask(ctx context.Context) error {
 		signal.Ignore(syscall.SIGTERM)
 	}
 	if !w.Child {
-		return perform(ctx, os.Getenv(envWitness), c, w)
+		return perform(ctx, os.Getenv(envObserver), c, w)
 	}
 	child, err := startChild(w)
 	if err != nil {
 		return err
 	}
-	err = perform(ctx, os.Getenv(envWitness), c, w)
+	err = perform(ctx, os.Getenv(envObserver), c, w)
 	return errors.Join(err, child.Wait())
 }
 

@@ -30,7 +30,7 @@ type row struct {
 // taskTimeout is the timeout of tasks whose attempts all take longer.
 const taskTimeout = time.Second
 
-// enqueued is what the judge knows of the task.
+// enqueued is what the checker knows of the task.
 func (t row) enqueued() checker.Enqueued {
 	q := checker.Enqueued{Kind: t.kind, Doomed: t.timeout != nil, Once: t.once, MaxAttempts: t.maxAttempts, Failures: t.failures}
 	if t.timeout != nil {
@@ -54,9 +54,9 @@ type workload struct {
 	enqueued map[int64]*checker.Enqueued
 	recent   []int64
 	doubtful map[string]checker.Enqueued // by token, those whose INSERT was not answered
-	crowded  bool                      // so many rows wait for the narrow limit that more would not be done in time
-	batches  int                       // INSERTs
-	errors   int                       // those that failed, or were not answered
+	crowded  bool                        // so many rows wait for the narrow limit that more would not be done in time
+	batches  int                         // INSERTs
+	errors   int                         // those that failed, or were not answered
 }
 
 func newWorkload(c *cluster, rate int, seed uint64, subject string) *workload {

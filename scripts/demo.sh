@@ -35,10 +35,10 @@ kinds:
     commands:
       work:
         path: /bin/sh
-        args: ["-c", "echo begin >> $dir/witness.\$ONEJOB_TASK_ID; sleep 0.3; echo end >> $dir/witness.\$ONEJOB_TASK_ID"]
+        args: ["-c", "echo begin >> $dir/record.\$ONEJOB_TASK_ID; sleep 0.3; echo end >> $dir/record.\$ONEJOB_TASK_ID"]
       report:
         path: /bin/sh
-        args: ["-c", "echo begin >> $dir/witness.\$ONEJOB_TASK_ID; sleep 6; echo end >> $dir/witness.\$ONEJOB_TASK_ID"]
+        args: ["-c", "echo begin >> $dir/record.\$ONEJOB_TASK_ID; sleep 6; echo end >> $dir/record.\$ONEJOB_TASK_ID"]
 YAML
 
 say "Starting a private Postgres, a private Consul and three replicas"
@@ -90,7 +90,7 @@ bin/onejob tasks show "$report_id" | sed -n '/^attempt /p' | sed 's/^/  /'
 # must have ended. One of the killed replica may have ended twice: its command was done,
 # and the replica died before it could record that.
 done=0 twice=0
-for f in "$dir"/witness.*; do
+for f in "$dir"/record.*; do
   ends=$(grep -c end "$f" || true)
   if ((ends > 0)); then done=$((done + 1)); fi
   if ((ends > 1)); then twice=$((twice + 1)); fi

@@ -30,7 +30,7 @@ var timings = []consul.Config{
 type leases struct {
 	replicas  []*replica
 	holders   []*holder
-	robbed    map[string]time.Duration // sessions that were ended by hand, or by a restore
+	revoked   map[string]time.Duration // sessions that were ended by hand, or by a restore
 	deleted   map[string]time.Duration // keys that were deleted by hand
 	believed  map[string]belief        // by session
 	restored  time.Duration            // when a snapshot was restored last
@@ -303,7 +303,7 @@ func (h *holder) excused() bool {
 		return true
 	}
 	at := time.Duration(-1)
-	if t, ok := w.robbed[h.session]; ok {
+	if t, ok := w.revoked[h.session]; ok {
 		at = t
 	}
 	if t, ok := w.deleted[h.key]; ok && t >= h.asked {
@@ -338,7 +338,7 @@ func (w *world) check() {
 // sessionEnded is called by Consul when a session ends.
 func (w *world) sessionEnded(session string, why fakeconsul.End) {
 	w.note("session %s has ended: %s", session, why)
-	if _, robbed := w.robbed[session]; robbed || w.byHand || why == fakeconsul.Forgotten {
+	if _, revoked := w.revoked[session]; revoked || w.byHand || why == fakeconsul.Forgotten {
 		w.rob(session)
 		return
 	}
@@ -357,10 +357,10 @@ func (w *world) sessionEnded(session string, why fakeconsul.End) {
 
 // rob notes that a session was taken away by hand.
 func (w *world) rob(session string) {
-	if w.robbed == nil {
-		w.robbed = map[string]time.Duration{}
+	if w.revoked == nil {
+		w.revoked = map[string]time.Duration{}
 	}
-	w.robbed[session] = w.now()
+	w.revoked[session] = w.now()
 }
 
 func pause(ctx context.Context, d time.Duration) {

@@ -21,7 +21,7 @@ type Plan struct {
 	Workers  int // of a replica
 	Timing   int // which of the timings
 	Length   time.Duration
-	Sweep    bool // wait for strays in the end
+	Sweep    bool // wait for leaked locks in the end
 	Faults   []Fault
 }
 

@@ -130,7 +130,7 @@ func (w *world) watch(d time.Duration) {
 	}
 }
 
-// sweep waits until strays must have been found, and looks for locks that nobody works under.
+// sweep waits until leaked locks must have been found, and looks for locks that nobody works under.
 func (w *world) sweep() {
 	w.watch(20*w.timing().Verify + 20*time.Second)
 	lost := map[string]time.Duration{}

@@ -284,7 +284,7 @@ func (w *world) checkLimit() {
 // slotTaken reports whether a handler's slot may have been taken away by hand, or by a
 // restore: nobody knows of which session it is.
 func (h *handler) slotTaken() bool {
-	return len(h.m.w.robbed) > 0 || h.m.w.restored >= h.began
+	return len(h.m.w.revoked) > 0 || h.m.w.restored >= h.began
 }
 
 // excused reports whether a handler cannot act, or could not until a moment ago. If Postgres
@@ -295,7 +295,7 @@ func (h *handler) excused() bool {
 	if h.done || h.m.stood() || h.m.life != h.life {
 		return true
 	}
-	return w.failed && (w.robbed[h.session] > 0 || w.deleted[h.key] > 0 || w.restored >= h.began)
+	return w.failed && (w.revoked[h.session] > 0 || w.deleted[h.key] > 0 || w.restored >= h.began)
 }
 
 // strike notes that the process of a machine dies or stands still.
@@ -343,7 +343,7 @@ func (w *world) rowChanged(before, after fakestore.Row, by string) {
 
 // checkDurable: while an outcome is written, its lock is still held.
 func (w *world) checkDurable(r fakestore.Row) {
-	if !w.consul.Lives(r.Session) || w.restored > 0 || w.deleted[r.Key()] > 0 || w.robbed[r.Session] > 0 {
+	if !w.consul.Lives(r.Session) || w.restored > 0 || w.deleted[r.Key()] > 0 || w.revoked[r.Session] > 0 {
 		return
 	}
 	for _, m := range w.machines {

@@ -78,18 +78,18 @@ func TestTakeOverEndsStatements(t *testing.T) {
 	dead := b.joined("dead")
 	task := b.claimedBy(dead, "lock_key='k'")
 	ended := b.sleep(t.Context(), b.Store, task)
-	orphans, _, err := b.TakeOver(t.Context(), []string{dead.Session}, 3)
-	if err != nil || len(orphans) > 0 {
-		t.Fatalf("taken from a living replica: %v, %v", orphans, err)
+	abandoned, _, err := b.TakeOver(t.Context(), []string{dead.Session}, 3)
+	if err != nil || len(abandoned) > 0 {
+		t.Fatalf("taken from a living replica: %v, %v", abandoned, err)
 	}
 	equal(t, "statements of a living replica", b.sleeping(), "1")
 
 	if _, err := b.DeclareDead(t.Context(), dead, false); err != nil {
 		t.Fatal(err)
 	}
-	orphans, _, err = b.TakeOver(t.Context(), []string{dead.Session}, 3)
-	if err != nil || len(orphans) != 1 {
-		t.Fatalf("taken over: %v, %v", orphans, err)
+	abandoned, _, err = b.TakeOver(t.Context(), []string{dead.Session}, 3)
+	if err != nil || len(abandoned) != 1 {
+		t.Fatalf("taken over: %v, %v", abandoned, err)
 	}
 	if n := b.sleeping(); n != "0" {
 		t.Fatalf("statements after the takeover: %s", n)
@@ -197,8 +197,8 @@ func TestForeignMarksAreIgnored(t *testing.T) {
 		t.Errorf("with the lock in other hands: %v", err)
 	}
 	_ = b.EndReplica(t.Context(), r.Session, tasks.ReplicaLost)
-	if orphans, _, err := b.TakeOver(t.Context(), []string{r.Session}, 3); err != nil || len(orphans) != 1 {
-		t.Errorf("taken over: %v, %v", orphans, err)
+	if abandoned, _, err := b.TakeOver(t.Context(), []string{r.Session}, 3); err != nil || len(abandoned) != 1 {
+		t.Errorf("taken over: %v, %v", abandoned, err)
 	}
 	if err := conn.Ping(t.Context()); err != nil {
 		t.Errorf("the stranger's backend: %v", err)

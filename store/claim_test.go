@@ -34,7 +34,7 @@ func TestClaimOrder(t *testing.T) {
 	equal(t, "the unknown kinds", fmt.Sprint(kinds, err), "[mystery] <nil>")
 }
 
-func TestClaimTellsAllAboutATask(t *testing.T) {
+func TestClaimReturnsAllOfATask(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.insert(`payload='{"a": 1}'`, "queue='q'", "priority=3", "lock_key='k'", "max_attempts=7", "timeout='1500 ms'", "crashes=1")
@@ -335,9 +335,9 @@ func TestTakeOver(t *testing.T) {
 			sessions, err := b.Sessions(t.Context(), alive.session)
 			equal(t, "the others' sessions", fmt.Sprint(sessions, err), fmt.Sprint([]string{b.session}, nil))
 
-			orphans, _, err := b.TakeOver(t.Context(), []string{b.session}, 3)
-			if err != nil || len(orphans) != 1 || orphans[0].ID != task.ID || orphans[0].Fence != task.Fence || orphans[0].Replica != "one" {
-				t.Fatalf("orphans %+v, %v", orphans, err)
+			abandoned, _, err := b.TakeOver(t.Context(), []string{b.session}, 3)
+			if err != nil || len(abandoned) != 1 || abandoned[0].ID != task.ID || abandoned[0].Fence != task.Fence || abandoned[0].Replica != "one" {
+				t.Fatalf("abandoned tasks %+v, %v", abandoned, err)
 			}
 			equal(t, "the row", b.row(task, "status, attempt, crashes"), test.next)
 			if reason := b.row(task, "error"); !strings.Contains(reason, test.reason) {

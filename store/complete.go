@@ -18,15 +18,15 @@ import (
 	"onejob/tasks"
 )
 
-// ending is one caller's ending on its way through the group.
-type ending struct {
-	tasks.Ending
+// completion is one caller's ending on its way through the group.
+type completion struct {
+	tasks.Completion
 	ctx context.Context // the caller's
 	err error
 }
 
 // gone reports whether the caller's context has ended, which is the answer then.
-func (e *ending) gone() bool {
+func (e *completion) gone() bool {
 	if e.ctx.Err() == nil {
 		return false
 	}
@@ -176,28 +176,28 @@ SELECT fence, verdict FROM verdicts`
 //
 // A result that Postgres cannot keep is no reason to ask again: the attempt, and
 // with it the task, fails with an error that says so, and Complete returns a
-// *tasks.SpoiltError. It returns tasks.ErrUnwritable if Postgres refuses the row
+// *tasks.ResultError. It returns tasks.ErrUnwritable if Postgres refuses the row
 // whatever is written into it.
 //
 // When ctx ends, it returns ctx's cause soon. Endings of other callers are written
 // together with this one; theirs are tried again then.
-func (s *Store) Complete(ctx context.Context, e tasks.Ending) error {
+func (s *Store) Complete(ctx context.Context, e tasks.Completion) error {
 	if err := s.endOwn(ctx, e.ID, e.Fence); err != nil {
 		return fmt.Errorf("complete task %d: %w", e.ID, err)
 	}
-	return patiently(func() error {
-		v := &ending{Ending: e, ctx: ctx}
-		s.endings.Do(v)
+	return untilUnlocked(func() error {
+		v := &completion{Completion: e, ctx: ctx}
+		s.completions.Do(v)
 		if v.err == nil && v.Outcome != e.Outcome {
-			return &tasks.SpoiltError{Written: v.Ending}
+			return &tasks.ResultError{Written: v.Completion}
 		}
 		return v.err
 	})
 }
 
-// patiently calls f until it does not find the row locked, for half a second. The
+// untilUnlocked calls f until it does not find the row locked, for half a second. The
 // others in the group need not wait for it.
-func patiently(f func() error) error {
+func untilUnlocked(f func() error) error {
 	for wait := 2 * time.Millisecond; ; wait *= 2 {
 		err := f()
 		if !errors.Is(err, errLocked) || wait > 256*time.Millisecond {
@@ -211,82 +211,82 @@ func patiently(f func() error) error {
 // several who end together, and Postgres takes no more than 1 GiB.
 const maxResult = 4 << 20
 
-// maxEndings and maxEndingBytes are how many endings one statement carries, and
+// maxCompletions and maxCompletionBytes are how many endings one statement carries, and
 // how much of their results and outputs unless it is one alone.
 const (
-	maxEndings     = 512
-	maxEndingBytes = 32 << 20
+	maxCompletions     = 512
+	maxCompletionBytes = 32 << 20
 )
 
 // commitAll writes endings, in as few statements as they fit into.
-func (s *Store) commitAll(endings []*ending) {
-	for _, e := range endings {
+func (s *Store) commitAll(completions []*completion) {
+	for _, e := range completions {
 		if len(e.Result) > maxResult {
-			e.Ending = spoilt(e.Ending, fmt.Sprintf("it has %d bytes, of at most %d", len(e.Result), maxResult))
+			e.Completion = withoutResult(e.Completion, fmt.Sprintf("it has %d bytes, of at most %d", len(e.Result), maxResult))
 		}
 	}
-	for len(endings) > 0 {
-		n := fitting(endings)
-		s.commitEndings(endings[:n])
-		endings = endings[n:]
+	for len(completions) > 0 {
+		n := fitting(completions)
+		s.writeCompletions(completions[:n])
+		completions = completions[n:]
 	}
 }
 
 // fitting returns how many endings go into one statement, at least one.
-func fitting(endings []*ending) int {
+func fitting(completions []*completion) int {
 	size := 0
-	for i, e := range endings {
-		if size += len(e.Result) + len(e.Output); i > 0 && size > maxEndingBytes {
+	for i, e := range completions {
+		if size += len(e.Result) + len(e.Output); i > 0 && size > maxCompletionBytes {
 			return i
 		}
 	}
-	return len(endings)
+	return len(completions)
 }
 
-func (s *Store) commitEndings(endings []*ending) {
-	endings = slices.DeleteFunc(endings, (*ending).gone)
-	if len(endings) == 0 {
+func (s *Store) writeCompletions(completions []*completion) {
+	completions = slices.DeleteFunc(completions, (*completion).gone)
+	if len(completions) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(endings[0].ctx, s.timeout)
+	ctx, cancel := context.WithTimeout(completions[0].ctx, s.timeout)
 	defer cancel()
-	err := s.completeOrSettle(ctx, endings)
+	err := s.completeOrSettle(ctx, completions)
 	if err == nil {
 		return
 	}
 	var pg *pgconn.PgError
-	switch e := endings[0]; {
+	switch e := completions[0]; {
 	case e.gone():
-		s.commitEndings(endings)
+		s.writeCompletions(completions)
 		return
 	case !unfit(err) || !errors.As(err, &pg):
-	case len(endings) > 1:
+	case len(completions) > 1:
 		// One of them is to blame; it must not take the others along.
-		for _, e := range endings {
-			s.commitEndings([]*ending{e})
+		for _, e := range completions {
+			s.writeCompletions([]*completion{e})
 		}
 		return
 	case e.Result != nil:
-		e.Ending = spoilt(e.Ending, pg.Message)
-		s.commitEndings(endings)
+		e.Completion = withoutResult(e.Completion, pg.Message)
+		s.writeCompletions(completions)
 		return
 	default:
 		err = fmt.Errorf("%w: %w", tasks.ErrUnwritable, err)
 	}
-	for _, e := range endings {
+	for _, e := range completions {
 		e.err = fmt.Errorf("complete task %d: %w", e.ID, err)
 	}
 }
 
-// spoilt is how an ending is written whose result cannot be.
-func spoilt(e tasks.Ending, why string) tasks.Ending {
-	e.Outcome, e.Next, e.Delay, e.GiveBack, e.Result = tasks.Failed, tasks.StatusFailed, 0, false, nil
+// withoutResult is how an ending is written whose result cannot be.
+func withoutResult(e tasks.Completion, why string) tasks.Completion {
+	e.Outcome, e.Next, e.Delay, e.Requeue, e.Result = tasks.Failed, tasks.StatusFailed, 0, false, nil
 	e.Error = "the result cannot be stored: " + why
 	return e
 }
 
-func (s *Store) completeOrSettle(ctx context.Context, endings []*ending) error {
-	rest, err := complete(ctx, s.pool, completeSQL, endings)
+func (s *Store) completeOrSettle(ctx context.Context, completions []*completion) error {
+	rest, err := complete(ctx, s.pool, completeSQL, completions)
 	if err != nil || len(rest) == 0 {
 		return err
 	}
@@ -295,11 +295,11 @@ func (s *Store) completeOrSettle(ctx context.Context, endings []*ending) error {
 
 // complete writes endings, all or none of those that are accepted, and returns
 // the others.
-func complete(ctx context.Context, db sender, sql string, endings []*ending) (rest []*ending, err error) {
+func complete(ctx context.Context, db sender, sql string, completions []*completion) (rest []*completion, err error) {
 	if mutant.Fence {
 		sql = strings.NewReplacer("THEN fence = ANY (@fences) AND session = ANY (@sessions) END", "THEN true END", "AND b.fence = g.fence AND b.session = g.by", "", "RETURNING t.fence", "RETURNING g.fence").Replace(sql)
 	}
-	fences, err := queryAfter(ctx, db, pgx.RowTo[int64], hashJoins, nil, sql, arguments(endings))
+	fences, err := queryAfter(ctx, db, pgx.RowTo[int64], hashJoins, nil, sql, arguments(completions))
 	if err != nil {
 		return nil, err
 	}
@@ -307,7 +307,7 @@ func complete(ctx context.Context, db sender, sql string, endings []*ending) (re
 	for _, f := range fences {
 		accepted[f] = true
 	}
-	for _, e := range endings {
+	for _, e := range completions {
 		if !accepted[e.Fence] {
 			rest = append(rest, e)
 		}
@@ -316,21 +316,21 @@ func complete(ctx context.Context, db sender, sql string, endings []*ending) (re
 }
 
 // settle answers endings that complete did not accept.
-func settle(ctx context.Context, db sender, endings []*ending) error {
+func settle(ctx context.Context, db sender, completions []*completion) error {
 	type answer struct {
-		Fence   int64
-		Verdict string
+		Fence  int64
+		Answer string
 	}
-	answers, err := query(ctx, db, pgx.RowToStructByPos[answer], settleSQL, arguments(endings))
+	answers, err := query(ctx, db, pgx.RowToStructByPos[answer], settleSQL, arguments(completions))
 	if err != nil {
 		return err
 	}
-	verdicts := make(map[int64]string, len(answers))
+	byFence := make(map[int64]string, len(answers))
 	for _, a := range answers {
-		verdicts[a.Fence] = a.Verdict
+		byFence[a.Fence] = a.Answer
 	}
-	for _, e := range endings {
-		switch verdicts[e.Fence] {
+	for _, e := range completions {
+		switch byFence[e.Fence] {
 		case "accepted":
 		case "locked":
 			e.err = fmt.Errorf("complete task %d: %w", e.ID, errLocked)
@@ -341,8 +341,8 @@ func settle(ctx context.Context, db sender, endings []*ending) error {
 	return nil
 }
 
-func arguments(endings []*ending) namedArgs {
-	n, now := len(endings), boottime.Now()
+func arguments(completions []*completion) namedArgs {
+	n, now := len(completions), boottime.Now()
 	var (
 		ids, fences, delays            = make([]int64, n), make([]int64, n), make([]int64, n)
 		sessions                       = make([]pgtype.UUID, n)
@@ -353,12 +353,12 @@ func arguments(endings []*ending) namedArgs {
 		begun                          = make([]pgtype.Int8, n)
 		stopped                        = make([]pgtype.Timestamptz, n)
 	)
-	for i, e := range endings {
+	for i, e := range completions {
 		ids[i], fences[i], delays[i] = e.ID, e.Fence, e.Delay.Microseconds()
-		outcomes[i], nexts[i], back[i] = string(e.Outcome), string(e.Next), e.GiveBack
+		outcomes[i], nexts[i], back[i] = string(e.Outcome), string(e.Next), e.Requeue
 		stalled[i] = e.Stalled
 		switch {
-		case i > 0 && e.Session == endings[i-1].Session:
+		case i > 0 && e.Session == completions[i-1].Session:
 			sessions[i] = sessions[i-1]
 		case sessions[i].Scan(e.Session) != nil:
 			sessions[i] = pgtype.UUID{} // nobody's
@@ -389,7 +389,7 @@ func arguments(endings []*ending) namedArgs {
 // connection broke during the commit: then a later Complete finds out. When ctx ends,
 // or the connection breaks, the statement may go on in Postgres; Complete ends it.
 func (s *Store) CompleteWith(ctx context.Context, t *tasks.Task, fn func(ctx context.Context, tx pgx.Tx) (json.RawMessage, error)) error {
-	e := &ending{Ending: tasks.Ending{ID: t.ID, Fence: t.Fence, Session: t.Session, Outcome: tasks.Succeeded, Next: tasks.StatusSucceeded}, ctx: ctx}
+	e := &completion{Completion: tasks.Completion{ID: t.ID, Fence: t.Fence, Session: t.Session, Outcome: tasks.Succeeded, Next: tasks.StatusSucceeded}, ctx: ctx}
 	sent := false
 	err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		before, err := beginStatement(ctx, tx, t)
@@ -403,7 +403,7 @@ func (s *Store) CompleteWith(ctx context.Context, t *tasks.Task, fn func(ctx con
 		if err := endStatement(ctx, tx, before); err != nil {
 			return fmt.Errorf("complete task %d: %w", t.ID, err)
 		}
-		rest, err := complete(ctx, tx, completeWaitSQL, []*ending{e})
+		rest, err := complete(ctx, tx, completeWaitSQL, []*completion{e})
 		if err != nil {
 			return fmt.Errorf("complete task %d: %w", t.ID, err)
 		}
@@ -418,13 +418,13 @@ func (s *Store) CompleteWith(ctx context.Context, t *tasks.Task, fn func(ctx con
 	}
 	if errors.Is(err, tasks.ErrRefused) {
 		// The refusal stands, whether or not there is a row about it.
-		_ = settle(ctx, s.pool, []*ending{e})
+		_ = settle(ctx, s.pool, []*completion{e})
 	}
 	return err
 }
 
-// returned is one claim on its way back.
-type returned struct {
+// requeue is one claim on its way back.
+type requeue struct {
 	id, fence int64
 	session   string
 	delay     time.Duration
@@ -433,7 +433,7 @@ type returned struct {
 }
 
 // gone reports whether the caller's context has ended, which is the answer then.
-func (r *returned) gone() bool {
+func (r *requeue) gone() bool {
 	if r.ctx.Err() == nil {
 		return false
 	}
@@ -441,13 +441,13 @@ func (r *returned) gone() bool {
 	return true
 }
 
-// Unclaim gives a task back whose attempt never began: it is pending again, not
+// Requeue gives a task back whose attempt never began: it is pending again, not
 // before delay has passed, and no attempt was used up. A fence that has been
 // superseded means that there is nothing to give back; that is no error. When ctx ends,
-// it returns ctx's cause soon, and the task may or may not have been given back.
-func (s *Store) Unclaim(ctx context.Context, t *tasks.Task, delay time.Duration) error {
-	return patiently(func() error {
-		r := &returned{id: t.ID, fence: t.Fence, session: t.Session, delay: delay, ctx: ctx}
+// it returns ctx's cause soon, and the task may or may not have been requeued.
+func (s *Store) Requeue(ctx context.Context, t *tasks.Task, delay time.Duration) error {
+	return untilUnlocked(func() error {
+		r := &requeue{id: t.ID, fence: t.Fence, session: t.Session, delay: delay, ctx: ctx}
 		s.returns.Do(r)
 		return r.err
 	})
@@ -488,8 +488,8 @@ SELECT fence FROM held
 EXCEPT
 SELECT fence FROM done`
 
-func (s *Store) commitReturns(list []*returned) {
-	list = slices.DeleteFunc(list, (*returned).gone)
+func (s *Store) commitReturns(list []*requeue) {
+	list = slices.DeleteFunc(list, (*requeue).gone)
 	if len(list) == 0 {
 		return
 	}
@@ -510,7 +510,7 @@ func (s *Store) commitReturns(list []*returned) {
 	}
 	if unfit(err) && len(list) > 1 { // one of them is to blame
 		for _, r := range list {
-			s.commitReturns([]*returned{r})
+			s.commitReturns([]*requeue{r})
 		}
 		return
 	}

@@ -23,23 +23,23 @@ func TestCompleteAccepted(t *testing.T) {
 	code := 3
 	for _, test := range []struct {
 		name         string
-		change       func(*tasks.Ending)
+		change       func(*tasks.Completion)
 		cancel       bool
 		row, history string
 	}{
-		{"Succeeded", func(e *tasks.Ending) { e.Result, e.Output = jsonOf(`{"n": 1}`), "hello" },
+		{"Succeeded", func(e *tasks.Completion) { e.Result, e.Output = jsonOf(`{"n": 1}`), "hello" },
 			false, `succeeded 1 t t {"n": 1}`, "succeeded hello"},
-		{"Failed", func(e *tasks.Ending) {
+		{"Failed", func(e *tasks.Completion) {
 			e.Outcome, e.Next, e.Error, e.ExitCode = tasks.Failed, tasks.StatusFailed, "no\x00pe\xff", &code
 		}, false, `failed 1 t t no\x00pe\xff`, `failed no\x00pe\xff 3`},
-		{"AgainLater", func(e *tasks.Ending) {
+		{"AgainLater", func(e *tasks.Completion) {
 			e.Outcome, e.Next, e.Delay = tasks.Failed, tasks.StatusPending, time.Hour
 		}, false, "pending 1 f f", "failed"},
-		{"GivenBack", func(e *tasks.Ending) { e.Outcome, e.Next, e.GiveBack = tasks.Shutdown, tasks.StatusPending, true },
+		{"GivenBack", func(e *tasks.Completion) { e.Outcome, e.Next, e.Requeue = tasks.Shutdown, tasks.StatusPending, true },
 			false, "pending 0 f t", "shutdown"},
-		{"CancelledMeanwhile", func(e *tasks.Ending) { e.Outcome, e.Next = tasks.Failed, tasks.StatusPending },
+		{"CancelledMeanwhile", func(e *tasks.Completion) { e.Outcome, e.Next = tasks.Failed, tasks.StatusPending },
 			true, "cancelled 1 t t", "failed"},
-		{"SucceededAlthoughCancelled", func(*tasks.Ending) {}, true, "succeeded 1 t t", "succeeded"},
+		{"SucceededAlthoughCancelled", func(*tasks.Completion) {}, true, "succeeded 1 t t", "succeeded"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			task := b.claimed()
@@ -97,17 +97,17 @@ func TestCompleteRefused(t *testing.T) {
 
 // gathered completes endings at once, so that most of them go in one batch, and
 // returns each one's answer.
-func (b *bench) gathered(endings []tasks.Ending) []error {
-	answers := make([]error, len(endings))
+func (b *bench) gathered(completions []tasks.Completion) []error {
+	answers := make([]error, len(completions))
 	var wg sync.WaitGroup
-	for i, e := range endings {
+	for i, e := range completions {
 		wg.Go(func() { answers[i] = b.Complete(b.t.Context(), e) })
 	}
 	wg.Wait()
 	return answers
 }
 
-func TestOneBadEndingTakesNoneAlong(t *testing.T) {
+func TestOneBadCompletionTakesNoneAlong(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	for name, result := range map[string]string{
@@ -121,17 +121,17 @@ func TestOneBadEndingTakesNoneAlong(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b.sql(`INSERT INTO onejob.tasks (kind) SELECT 'noop' FROM generate_series(1, 30)`)
-			var endings []tasks.Ending
+			var completions []tasks.Completion
 			for _, task := range b.claimMax(30) {
-				endings = append(endings, succeeded(task))
+				completions = append(completions, succeeded(task))
 			}
-			bad, stale := &endings[7], &endings[9]
+			bad, stale := &completions[7], &completions[9]
 			bad.Result, bad.Output = jsonOf(result), "what it said"
 			stale.Fence = -stale.Fence
-			for i, err := range b.gathered(endings) {
-				var spoilt *tasks.SpoiltError
+			for i, err := range b.gathered(completions) {
+				var withoutResult *tasks.ResultError
 				switch {
-				case i == 7 && errors.As(err, &spoilt) && spoilt.Written.Outcome == tasks.Failed:
+				case i == 7 && errors.As(err, &withoutResult) && withoutResult.Written.Outcome == tasks.Failed:
 				case i == 9 && err == tasks.ErrRefused:
 				case i != 7 && i != 9 && err == nil:
 				default:
@@ -153,23 +153,23 @@ func TestALockedRowHoldsUpNoOthers(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	locked, other := b.claimed(), b.claimed()
-	returned, unclaimed := b.claimed(), b.claimed()
+	requeue, requeuedClaims := b.claimed(), b.claimed()
 	tx, err := b.pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer tx.Rollback(context.WithoutCancel(t.Context()))
-	if _, err := tx.Exec(t.Context(), `UPDATE onejob.tasks SET cancel_requested = true WHERE id IN ($1, $2)`, locked.ID, returned.ID); err != nil {
+	if _, err := tx.Exec(t.Context(), `UPDATE onejob.tasks SET cancel_requested = true WHERE id IN ($1, $2)`, locked.ID, requeue.ID); err != nil {
 		t.Fatal(err)
 	}
-	answers := b.gathered([]tasks.Ending{failed(locked, tasks.StatusPending), succeeded(other)})
+	answers := b.gathered([]tasks.Completion{failed(locked, tasks.StatusPending), succeeded(other)})
 	if answers[1] != nil || answers[0] == nil || errors.Is(answers[0], tasks.ErrRefused) {
 		t.Errorf("answers: %v", answers)
 	}
-	if err := b.Unclaim(t.Context(), unclaimed, 0); err != nil {
+	if err := b.Requeue(t.Context(), requeuedClaims, 0); err != nil {
 		t.Error(err)
 	}
-	if err := b.Unclaim(t.Context(), returned, 0); err == nil {
+	if err := b.Requeue(t.Context(), requeue, 0); err == nil {
 		t.Error("a locked row was given back")
 	}
 	equal(t, "attempts refused", b.one(`SELECT count(*) FROM onejob.attempts WHERE outcome = 'refused'`), "0")
@@ -180,10 +180,10 @@ func TestALockedRowHoldsUpNoOthers(t *testing.T) {
 	if err := b.Complete(t.Context(), failed(locked, tasks.StatusPending)); err != nil {
 		t.Error(err)
 	}
-	if err := b.Unclaim(t.Context(), returned, 0); err != nil {
+	if err := b.Requeue(t.Context(), requeue, 0); err != nil {
 		t.Error(err)
 	}
-	equal(t, "the rows", b.row(locked, "status")+" "+b.row(returned, "status"), "cancelled cancelled")
+	equal(t, "the rows", b.row(locked, "status")+" "+b.row(requeue, "status"), "cancelled cancelled")
 }
 
 // The first try hangs in its commit when the caller, who heard nothing, asks
@@ -251,7 +251,7 @@ func TestCancelOfManyRowsAgainstBatches(t *testing.T) {
 					if task.ID%2 == 0 {
 						err = b.Complete(t.Context(), succeeded(task))
 					} else {
-						err = b.Unclaim(t.Context(), task, time.Hour)
+						err = b.Requeue(t.Context(), task, time.Hour)
 					}
 					if err == nil {
 						return
@@ -273,23 +273,23 @@ func TestCancelOfManyRowsAgainstBatches(t *testing.T) {
 	equal(t, "the number of successes", b.one(`SELECT count(*) FROM onejob.tasks WHERE status = 'succeeded'`), "500")
 }
 
-func TestUnclaim(t *testing.T) {
+func TestRequeue(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	task := b.claimed()
 	stale := *task
 	for range 2 { // the second time is that of a caller who never heard the answer
-		if err := b.Unclaim(t.Context(), task, 0); err != nil {
+		if err := b.Requeue(t.Context(), task, 0); err != nil {
 			t.Fatal(err)
 		}
 		equal(t, "the row", b.row(task, "status, attempt, session, replica, started_at, run_at <= now()"), "pending 0 t")
 	}
 	task = b.claimMax(1)[0]
-	if err := b.Unclaim(t.Context(), &stale, 0); err != nil {
+	if err := b.Requeue(t.Context(), &stale, 0); err != nil {
 		t.Error(err)
 	}
 	equal(t, "the row after a stale one", b.row(task, "status"), "running")
-	if err := b.Unclaim(t.Context(), task, time.Hour); err != nil {
+	if err := b.Requeue(t.Context(), task, time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	equal(t, "the row", b.row(task, "status, attempt, run_at > now() + interval '59 min'"), "pending 0 t")
@@ -297,7 +297,7 @@ func TestUnclaim(t *testing.T) {
 
 	task = b.claimed()
 	b.sql(`SELECT onejob.cancel($1)`, task.ID)
-	if err := b.Unclaim(t.Context(), task, 0); err != nil {
+	if err := b.Requeue(t.Context(), task, 0); err != nil {
 		t.Fatal(err)
 	}
 	equal(t, "the row of a cancelled one", b.row(task, "status, finished_at IS NOT NULL"), "cancelled t")
@@ -389,7 +389,7 @@ func TestWhoIsRefusedHasLived(t *testing.T) {
 			b.sql(test.since)
 			const columns = "status, attempt, crashes, stalls"
 			equal(t, "the row before", b.row(task, columns), test.before)
-			e := tasks.Ending{ID: task.ID, Fence: task.Fence, Session: task.Session, Outcome: tasks.LeaseLost, Next: tasks.StatusPending, GiveBack: true, Stalled: test.stalled}
+			e := tasks.Completion{ID: task.ID, Fence: task.Fence, Session: task.Session, Outcome: tasks.LeaseLost, Next: tasks.StatusPending, Requeue: true, Stalled: test.stalled}
 			for range 2 { // the answer may be lost
 				if err := b.Complete(t.Context(), e); err != nil && !errors.Is(err, tasks.ErrRefused) {
 					t.Errorf("it was answered with %v", err)
@@ -407,7 +407,7 @@ func TestStallsCount(t *testing.T) {
 	b := newBench(t)
 	r := b.joined("one")
 	task := b.claimedBy(r)
-	e := tasks.Ending{ID: task.ID, Fence: task.Fence, Session: task.Session, Outcome: tasks.LeaseLost, Next: tasks.StatusPending, GiveBack: true, Stalled: true}
+	e := tasks.Completion{ID: task.ID, Fence: task.Fence, Session: task.Session, Outcome: tasks.LeaseLost, Next: tasks.StatusPending, Requeue: true, Stalled: true}
 	if err := b.Complete(t.Context(), e); err != nil {
 		t.Fatal(err)
 	}
@@ -422,9 +422,9 @@ func TestStallsCount(t *testing.T) {
 	if _, err := b.DeclareDead(t.Context(), b.listed(r.Session), false); err != nil {
 		t.Fatal(err)
 	}
-	orphans, _, err := b.TakeOver(t.Context(), []string{r.Session}, 2)
-	if err != nil || len(orphans) != 1 || orphans[0].Next != tasks.StatusFailed {
-		t.Fatalf("taken over: %+v, %v", orphans, err)
+	abandoned, _, err := b.TakeOver(t.Context(), []string{r.Session}, 2)
+	if err != nil || len(abandoned) != 1 || abandoned[0].Next != tasks.StatusFailed {
+		t.Fatalf("taken over: %+v, %v", abandoned, err)
 	}
 	if text := b.row(again, "error"); !strings.HasPrefix(text, "quarantined: 2 replicas died or stalled while they worked on it") {
 		t.Errorf("the error is %q", text)

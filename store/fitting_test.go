@@ -8,9 +8,9 @@ import (
 
 // TestFitting splits what would not fit into one statement.
 func TestFitting(t *testing.T) {
-	of := func(sizes ...int) (list []*ending) {
+	of := func(sizes ...int) (list []*completion) {
 		for _, n := range sizes {
-			list = append(list, &ending{Ending: tasks.Ending{Result: make([]byte, n/2), Output: string(make([]byte, n-n/2))}})
+			list = append(list, &completion{Completion: tasks.Completion{Result: make([]byte, n/2), Output: string(make([]byte, n-n/2))}})
 		}
 		return list
 	}
@@ -20,11 +20,11 @@ func TestFitting(t *testing.T) {
 	}{
 		{[]int{0}, 1},
 		{[]int{0, 0, 0}, 3},
-		{[]int{maxEndingBytes + 1}, 1},
-		{[]int{maxEndingBytes, 0}, 2},
-		{[]int{maxEndingBytes, 1, 0}, 1},
-		{[]int{1, maxEndingBytes, 0}, 1},
-		{[]int{maxEndingBytes / 2, maxEndingBytes / 2, 2}, 2},
+		{[]int{maxCompletionBytes + 1}, 1},
+		{[]int{maxCompletionBytes, 0}, 2},
+		{[]int{maxCompletionBytes, 1, 0}, 1},
+		{[]int{1, maxCompletionBytes, 0}, 1},
+		{[]int{maxCompletionBytes / 2, maxCompletionBytes / 2, 2}, 2},
 	} {
 		if got := fitting(of(test.sizes...)); got != test.want {
 			t.Errorf("of results of %d bytes: %d go into one statement, want %d", test.sizes, got, test.want)

@@ -26,12 +26,12 @@ func TestACallerThatGoesTakesNobodyAlong(t *testing.T) {
 	ctx, leave := context.WithCancelCause(t.Context())
 	those, others := make(chan error, 2), make(chan error, 2)
 	go func() { those <- b.Complete(ctx, succeeded(list[0])) }()
-	go func() { those <- b.Unclaim(ctx, list[1], 0) }()
+	go func() { those <- b.Requeue(ctx, list[1], 0) }()
 	testenv.Eventually(t, time.Minute, "both wait for Postgres", func() bool {
 		return b.one(`SELECT count(*)::text FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()`) == "2"
 	})
 	go func() { others <- b.Complete(t.Context(), succeeded(list[2])) }()
-	go func() { others <- b.Unclaim(t.Context(), list[3], 0) }()
+	go func() { others <- b.Requeue(t.Context(), list[3], 0) }()
 	leave(gone)
 	for range 2 {
 		select {

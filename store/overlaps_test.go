@@ -28,12 +28,12 @@ func (b *bench) overlaps() string {
 	return seen
 }
 
-// robbed claims a task and, when it was taken over, another one or the same again. The
+// victim claims a task and, when it was taken over, another one or the same again. The
 // columns are those of insert.
-func (b *bench) robbed(died bool, first, second []string) (robbed, robber *tasks.Task) {
+func (b *bench) victim(died bool, first, second []string) (victim, robber *tasks.Task) {
 	b.t.Helper()
-	r := b.joined("robbed")
-	robbed = b.claimedBy(r, first...)
+	r := b.joined("victim")
+	victim = b.claimedBy(r, first...)
 	if !died { // it has another session
 		again := r
 		again.Session = uuid.NewString()
@@ -53,23 +53,23 @@ func (b *bench) robbed(died bool, first, second []string) (robbed, robber *tasks
 	}
 	if second == nil {
 		list := b.claimMax(1)
-		if len(list) != 1 || list[0].ID != robbed.ID {
+		if len(list) != 1 || list[0].ID != victim.ID {
 			b.t.Fatal(list)
 		}
-		return robbed, list[0]
+		return victim, list[0]
 	}
-	b.sql(`UPDATE onejob.tasks SET run_at = 'infinity' WHERE id = $1`, robbed.ID)
-	return robbed, b.claimed(second...)
+	b.sql(`UPDATE onejob.tasks SET run_at = 'infinity' WHERE id = $1`, victim.ID)
+	return victim, b.claimed(second...)
 }
 
 // ended writes the end of an attempt that worked from the one moment to the other, reckoned
 // from when the other one was claimed.
 func (b *bench) ended(t, other *tasks.Task, outcome tasks.Outcome, from, to time.Duration) {
 	b.t.Helper()
-	e := tasks.Ending{ID: t.ID, Fence: t.Fence, Session: t.Session, Outcome: outcome, Next: tasks.StatusSucceeded,
+	e := tasks.Completion{ID: t.ID, Fence: t.Fence, Session: t.Session, Outcome: outcome, Next: tasks.StatusSucceeded,
 		StoppedAt: other.StartedAt.Add(to), Begun: boottime.Now().Add(-time.Since(other.StartedAt.Add(from)))}
 	if outcome == tasks.LeaseLost {
-		e.Next, e.GiveBack = tasks.StatusPending, true
+		e.Next, e.Requeue = tasks.StatusPending, true
 	}
 	if err := b.Complete(b.t.Context(), e); err != nil && !errors.Is(err, tasks.ErrRefused) {
 		b.t.Fatal(err)
@@ -96,13 +96,13 @@ func TestOverlapsAreFound(t *testing.T) {
 				t.Parallel()
 				for _, overlap := range []bool{true, false} {
 					b := newBench(t)
-					robbed, robber := b.robbed(test.died, test.first, test.second)
+					victim, robber := b.victim(test.died, test.first, test.second)
 					stopped := -time.Millisecond
 					if overlap {
 						stopped = time.Hour
 					}
 					ends := []func(){
-						func() { b.ended(robbed, robber, test.outcome, -time.Second, stopped) },
+						func() { b.ended(victim, robber, test.outcome, -time.Second, stopped) },
 						func() { b.ended(robber, robber, tasks.Succeeded, 0, time.Hour) },
 					}
 					if late {
@@ -112,7 +112,7 @@ func TestOverlapsAreFound(t *testing.T) {
 					ends[1]()
 					want := ""
 					if overlap {
-						want = fmt.Sprintf("%s %d %d", robbed.LockKey, robbed.ID, robber.ID)
+						want = fmt.Sprintf("%s %d %d", victim.LockKey, victim.ID, robber.ID)
 					}
 					equal(t, "the overlaps", b.overlaps(), want)
 				}
@@ -140,10 +140,10 @@ func TestOverlapsReadFewRows(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.Store = open(t, store.Config{DSN: b.dsn, MaxConns: 1})
-	robbed, robber := b.robbed(false, []string{"lock_key='k'"}, []string{"lock_key='k'"})
+	victim, robber := b.victim(false, []string{"lock_key='k'"}, []string{"lock_key='k'"})
 	b.sql(`INSERT INTO onejob.attempts (fence, task_id, attempt, lock_key, replica, session, started_at, finished_at, outcome)
 		SELECT i, i, 1, CASE WHEN i % 2 = 0 THEN 'key ' || i % 100 ELSE i::text END, 'r', gen_random_uuid(), now(), now(), 'succeeded' FROM generate_series(100000, 200000) i`)
-	b.ended(robbed, robber, tasks.LeaseLost, -time.Second, time.Hour)
+	b.ended(victim, robber, tasks.LeaseLost, -time.Second, time.Hour)
 	b.ended(robber, robber, tasks.Succeeded, 0, time.Millisecond)
 	b.sql(`ANALYZE onejob.attempts`)
 	before := b.readOf("onejob.attempts")

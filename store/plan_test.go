@@ -50,15 +50,15 @@ func TestPlansMadeOnASmallTableStayGood(t *testing.T) {
 			round := func() (rows int64) {
 				seen := b.read()
 				list := b.claimMax(64)
-				endings := make([]tasks.Ending, len(list))
+				completions := make([]tasks.Completion, len(list))
 				for i, task := range list {
-					endings[i] = succeeded(task)
+					completions[i] = succeeded(task)
 				}
 				if len(list) == 0 {
-					endings = []tasks.Ending{{ID: 1, Fence: -1, Session: uuid.NewString(), Outcome: tasks.Failed, Next: tasks.StatusFailed}}
+					completions = []tasks.Completion{{ID: 1, Fence: -1, Session: uuid.NewString(), Outcome: tasks.Failed, Next: tasks.StatusFailed}}
 				}
-				b.gathered(endings)
-				if err := b.Unclaim(t.Context(), &tasks.Task{ID: 1, Fence: -1, Session: uuid.NewString()}, 0); err != nil {
+				b.gathered(completions)
+				if err := b.Requeue(t.Context(), &tasks.Task{ID: 1, Fence: -1, Session: uuid.NewString()}, 0); err != nil {
 					t.Fatal(err)
 				}
 				if _, err := b.CancelRequests(t.Context(), b.session); err != nil {
@@ -187,11 +187,11 @@ func TestClaimsUnderAHeldSnapshotReadFewRows(t *testing.T) {
 		if len(list) == 0 {
 			t.Fatalf("nothing is claimed after %d of %d", done, total)
 		}
-		var endings []tasks.Ending
+		var completions []tasks.Completion
 		for _, task := range list {
-			endings = append(endings, succeeded(task))
+			completions = append(completions, succeeded(task))
 		}
-		b.gathered(endings)
+		b.gathered(completions)
 		done += len(list)
 	}
 	var rows []int64
@@ -292,11 +292,11 @@ func BenchmarkClaim(bm *testing.B) {
 					bm.Fatalf("claimed %d", len(list))
 				}
 				bm.StopTimer()
-				var endings []tasks.Ending
+				var completions []tasks.Completion
 				for _, task := range list {
-					endings = append(endings, succeeded(task))
+					completions = append(completions, succeeded(task))
 				}
-				b.gathered(endings)
+				b.gathered(completions)
 				bm.StartTimer()
 			}
 			slices.Sort(took)
@@ -317,15 +317,15 @@ func BenchmarkComplete(bm *testing.B) {
 			for i := 0; i < bm.N; i += together {
 				bm.StopTimer()
 				b.sql(`INSERT INTO onejob.tasks (kind) SELECT 'noop' FROM generate_series(1, $1)`, together)
-				var endings []tasks.Ending
+				var completions []tasks.Completion
 				for _, task := range b.claimMax(together) {
-					endings = append(endings, succeeded(task))
+					completions = append(completions, succeeded(task))
 				}
-				if len(endings) != together {
-					bm.Fatalf("claimed %d of %d", len(endings), together)
+				if len(completions) != together {
+					bm.Fatalf("claimed %d of %d", len(completions), together)
 				}
 				bm.StartTimer()
-				b.gathered(endings)
+				b.gathered(completions)
 			}
 		})
 	}

@@ -359,9 +359,9 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 	if err := b.Complete(ctx, e); !errors.Is(err, tasks.ErrRefused) {
 		t.Errorf("a wrong fence: %v", err)
 	}
-	ok("Complete", b.Complete(ctx, tasks.Ending{ID: claimed[1].ID, Fence: claimed[1].Fence, Session: claimed[1].Session, Outcome: tasks.Failed, Next: tasks.StatusPending, Delay: time.Hour, Error: "it broke"}))
+	ok("Complete", b.Complete(ctx, tasks.Completion{ID: claimed[1].ID, Fence: claimed[1].Fence, Session: claimed[1].Session, Outcome: tasks.Failed, Next: tasks.StatusPending, Delay: time.Hour, Error: "it broke"}))
 	ok("Begin", b.Begin(ctx, claimed[2]))
-	ok("Unclaim", b.Unclaim(ctx, claimed[2], time.Second))
+	ok("Requeue", b.Requeue(ctx, claimed[2], time.Second))
 	ok("CompleteWith", b.CompleteWith(ctx, claimed[3], func(ctx context.Context, tx pgx.Tx) (json.RawMessage, error) {
 		_, err := tx.Exec(ctx, `SELECT pg_catalog.current_setting('onejob.fence')`)
 		return jsonOf(`{}`), err

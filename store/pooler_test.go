@@ -51,12 +51,12 @@ func TestThroughATransactionPooler(t *testing.T) {
 	e := succeeded(plain)
 	e.Result = jsonOf(`{"b": 2}`)
 	e.ExitCode = new(int)
-	for i, err := range b.gathered([]tasks.Ending{e, {ID: plain.ID, Fence: -1, Session: plain.Session, Outcome: tasks.Failed, Next: tasks.StatusFailed}}) {
+	for i, err := range b.gathered([]tasks.Completion{e, {ID: plain.ID, Fence: -1, Session: plain.Session, Outcome: tasks.Failed, Next: tasks.StatusFailed}}) {
 		if want := []error{nil, tasks.ErrRefused}[i]; err != want {
 			t.Errorf("ending %d was answered with %v", i, err)
 		}
 	}
-	if err := b.Unclaim(t.Context(), back, 0); err != nil {
+	if err := b.Requeue(t.Context(), back, 0); err != nil {
 		t.Error(err)
 	}
 	if err := b.CompleteWith(t.Context(), keyed, func(ctx context.Context, tx pgx.Tx) (json.RawMessage, error) {

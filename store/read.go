@@ -99,7 +99,7 @@ func (s *Store) readRest(ctx context.Context, c tasks.Claim, r round) (tasks.Cla
 	}
 	for _, t := range rest { // no room, or no Postgres
 		out.More = true
-		if e := s.Unclaim(context.WithoutCancel(ctx), &tasks.Task{ID: t.id, Fence: t.fence, Session: c.Session}, 0); e != nil {
+		if e := s.Requeue(context.WithoutCancel(ctx), &tasks.Task{ID: t.id, Fence: t.fence, Session: c.Session}, 0); e != nil {
 			err = errors.Join(err, e)
 		}
 	}
@@ -165,7 +165,7 @@ func (s *Store) read(ctx context.Context, c tasks.Claim, ids []int64) ([]claimed
 
 // failUnread fails a claimed task that cannot be handed to anybody.
 func (s *Store) failUnread(ctx context.Context, id, fence int64, session, why string, out *tasks.Claimed) {
-	err := s.Complete(context.WithoutCancel(ctx), tasks.Ending{ID: id, Fence: fence, Session: session, Outcome: tasks.Failed, Next: tasks.StatusFailed, Error: why})
+	err := s.Complete(context.WithoutCancel(ctx), tasks.Completion{ID: id, Fence: fence, Session: session, Outcome: tasks.Failed, Next: tasks.StatusFailed, Error: why})
 	out.Refused = append(out.Refused, tasks.RowError{ID: id, Failed: err == nil, Err: errors.New(why)})
 }
 

@@ -90,7 +90,7 @@ func TestARowThatCannotBeChangedIsLeftAlone(t *testing.T) {
 
 // A row that Postgres refuses to take over keeps no others of its session, nor those
 // of other dead sessions.
-func TestOneRefusedRowStopsNoTakeOver(t *testing.T) {
+func TestOneRefusedRowStopsNoTakeover(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	other := *b
@@ -100,11 +100,11 @@ func TestOneRefusedRowStopsNoTakeOver(t *testing.T) {
 	taken := map[int64]bool{}
 	refusals := 0
 	for range 3 {
-		orphans, refused, err := b.TakeOver(t.Context(), []string{b.session, other.session}, 3)
+		abandoned, refused, err := b.TakeOver(t.Context(), []string{b.session, other.session}, 3)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, o := range orphans {
+		for _, o := range abandoned {
 			taken[o.ID] = true
 		}
 		for _, r := range refused {
@@ -357,14 +357,14 @@ func TestARowThatTakesNoOutcome(t *testing.T) {
 	b.refusing(`NEW.status <> 'running'`)
 	e := succeeded(bad)
 	e.Result = jsonOf(`1`)
-	errs := b.gathered([]tasks.Ending{e, succeeded(good)})
+	errs := b.gathered([]tasks.Completion{e, succeeded(good)})
 	if !errors.Is(errs[0], tasks.ErrUnwritable) || errs[1] != nil {
 		t.Errorf("the outcomes were answered with %v", errs)
 	}
-	if err := b.Unclaim(t.Context(), bad, 0); err == nil {
+	if err := b.Requeue(t.Context(), bad, 0); err == nil {
 		t.Error("it was requeued")
 	}
-	if err := b.Unclaim(t.Context(), back, 0); err != nil {
+	if err := b.Requeue(t.Context(), back, 0); err != nil {
 		t.Error(err)
 	}
 }

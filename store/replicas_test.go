@@ -66,11 +66,11 @@ func TestTakeOverNeedsTheList(t *testing.T) {
 	task := b.claimedBy(a)
 	taken := func() int {
 		t.Helper()
-		orphans, refused, err := b.TakeOver(t.Context(), []string{a.Session}, 3)
+		abandoned, refused, err := b.TakeOver(t.Context(), []string{a.Session}, 3)
 		if err != nil || len(refused) > 0 {
 			t.Fatal(err, refused)
 		}
-		return len(orphans)
+		return len(abandoned)
 	}
 	equal(t, "taken from a living replica", taken(), 0)
 	equal(t, "the row", b.row(task, "status, attempt, crashes"), "running 1 0")
@@ -126,9 +126,9 @@ func TestTakeOverOfARowWithoutAnAttempt(t *testing.T) {
 	b := newBench(t)
 	session := uuid.NewString()
 	id := b.insert("status='running'", "crashes=1", "fence=1", "replica='nobody'", "started_at=now()", "session='"+session+"'")
-	orphans, refused, err := b.TakeOver(t.Context(), []string{session}, 3)
-	if err != nil || len(refused) > 0 || len(orphans) != 1 {
-		t.Fatalf("taken over: %v, refused: %v, %v", orphans, refused, err)
+	abandoned, refused, err := b.TakeOver(t.Context(), []string{session}, 3)
+	if err != nil || len(refused) > 0 || len(abandoned) != 1 {
+		t.Fatalf("taken over: %v, refused: %v, %v", abandoned, refused, err)
 	}
 	equal(t, "the row", b.one(`SELECT concat_ws(' ', status, attempt, crashes) FROM onejob.tasks WHERE id = $1`, id), "pending 0 1")
 }

@@ -218,7 +218,7 @@ func TestRights(t *testing.T) {
 	if err := poor.Complete(t.Context(), succeeded(list[0])); err != nil {
 		t.Error(err)
 	}
-	if err := poor.Unclaim(t.Context(), list[1], 0); err != nil {
+	if err := poor.Requeue(t.Context(), list[1], 0); err != nil {
 		t.Error(err)
 	}
 	if _, _, err := poor.TakeOver(t.Context(), []string{b.session}, 3); err != nil {

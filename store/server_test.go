@@ -46,7 +46,7 @@ func TestAClaimNamesItsServer(t *testing.T) {
 }
 
 // I3: after a failover a fence alone could be that of somebody else's attempt.
-func TestAnEndingNeedsItsSession(t *testing.T) {
+func TestACompletionNeedsItsSession(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.insert()
@@ -56,7 +56,7 @@ func TestAnEndingNeedsItsSession(t *testing.T) {
 	if err := b.Complete(t.Context(), succeeded(&stranger)); !errors.Is(err, tasks.ErrRefused) {
 		t.Errorf("Complete under another session: %v", err)
 	}
-	if err := b.Unclaim(t.Context(), &stranger, 0); err != nil {
+	if err := b.Requeue(t.Context(), &stranger, 0); err != nil {
 		t.Error(err)
 	}
 	if err := b.Begin(t.Context(), &stranger); !errors.Is(err, tasks.ErrRefused) {

@@ -95,7 +95,7 @@ func (b *bench) steady(settings string, total, history int) (r steady) {
 		running.Wait() // one batch ends while the next is claimed
 		for _, task := range list {
 			running.Go(func() {
-				if err := b.Complete(b.t.Context(), tasks.Ending{ID: task.ID, Fence: task.Fence, Session: task.Session, Outcome: tasks.Succeeded, Next: tasks.StatusSucceeded}); err != nil {
+				if err := b.Complete(b.t.Context(), tasks.Completion{ID: task.ID, Fence: task.Fence, Session: task.Session, Outcome: tasks.Succeeded, Next: tasks.StatusSucceeded}); err != nil {
 					b.t.Error(err)
 				}
 			})

@@ -64,9 +64,9 @@ type Store struct {
 	unknown   walk                      // where the search for unknown limits goes on
 	deafAt    atomic.Pointer[time.Time] // when Listen found out that it hears nothing
 
-	endings batch.Group[*ending]
-	returns batch.Group[*returned]
-	unended unended
+	completions batch.Group[*completion]
+	returns     batch.Group[*requeue]
+	unended     unended
 }
 
 // Open prepares a store. It parses the configuration, and fails if that cannot
@@ -122,8 +122,8 @@ func Open(cfg Config) (*Store, error) {
 	if cfg.Timeout > 0 {
 		s.timeout = cfg.Timeout
 	}
-	s.endings = batch.Group[*ending]{Commit: s.commitAll, Max: maxEndings}
-	s.returns = batch.Group[*returned]{Commit: s.commitReturns, Max: 128}
+	s.completions = batch.Group[*completion]{Commit: s.commitAll, Max: maxCompletions}
+	s.returns = batch.Group[*requeue]{Commit: s.commitReturns, Max: 128}
 	return s, nil
 }
 

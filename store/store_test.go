@@ -149,12 +149,12 @@ func (b *bench) history(t *tasks.Task) string {
 	return strings.Join(b.sql(`SELECT outcome FROM onejob.attempts WHERE task_id = $1 ORDER BY fence`, t.ID), " ")
 }
 
-func succeeded(t *tasks.Task) tasks.Ending {
-	return tasks.Ending{ID: t.ID, Fence: t.Fence, Session: t.Session, Outcome: tasks.Succeeded, Next: tasks.StatusSucceeded}
+func succeeded(t *tasks.Task) tasks.Completion {
+	return tasks.Completion{ID: t.ID, Fence: t.Fence, Session: t.Session, Outcome: tasks.Succeeded, Next: tasks.StatusSucceeded}
 }
 
-func failed(t *tasks.Task, next tasks.Status) tasks.Ending {
-	return tasks.Ending{ID: t.ID, Fence: t.Fence, Session: t.Session, Outcome: tasks.Failed, Next: next, Error: "it broke"}
+func failed(t *tasks.Task, next tasks.Status) tasks.Completion {
+	return tasks.Completion{ID: t.ID, Fence: t.Fence, Session: t.Session, Outcome: tasks.Failed, Next: next, Error: "it broke"}
 }
 
 func equal[T comparable](t testing.TB, what string, got, want T) {

@@ -134,7 +134,7 @@ func (b *bench) inState(status tasks.Status) *tasks.Task {
 	var err error
 	switch status {
 	case tasks.StatusPending:
-		err = b.Unclaim(b.t.Context(), t, 0)
+		err = b.Requeue(b.t.Context(), t, 0)
 	case tasks.StatusRunning:
 	case tasks.StatusSucceeded:
 		err = b.Complete(b.t.Context(), succeeded(t))

@@ -50,7 +50,7 @@ SELECT DISTINCT session::text
 //
 // Statements of theirs that still run are ended first. A task whose statement cannot be
 // ended keeps its row; the error says so, and the others are taken none the less.
-func (s *Store) TakeOver(ctx context.Context, dead []string, maxCrashes int) (orphans []tasks.Orphan, refused []tasks.RowError, err error) {
+func (s *Store) TakeOver(ctx context.Context, dead []string, maxCrashes int) (abandoned []tasks.Abandoned, refused []tasks.RowError, err error) {
 	statements, err := s.endStatementsOf(ctx, dead)
 	if err != nil {
 		return nil, nil, fmt.Errorf("take over tasks: %w", err)
@@ -59,19 +59,19 @@ func (s *Store) TakeOver(ctx context.Context, dead []string, maxCrashes int) (or
 	for _, l := range statements {
 		except = append(except, l.Task)
 	}
-	if orphans, refused, err = s.takeOverAll(ctx, dead, except, maxCrashes); err == nil && len(statements) > 0 {
+	if abandoned, refused, err = s.takeOverAll(ctx, dead, except, maxCrashes); err == nil && len(statements) > 0 {
 		l := statements[0]
 		err = fmt.Errorf("%d tasks are not taken over while statements of theirs run that this role may not end, such as that of task %d in backend %d", len(statements), l.Task, l.PID)
 	}
-	return orphans, refused, err
+	return abandoned, refused, err
 }
 
 // takeOverAll takes over all tasks of dead sessions but some, and those that Postgres
 // does not refuse one by one.
-func (s *Store) takeOverAll(ctx context.Context, dead []string, except []int64, maxCrashes int) (orphans []tasks.Orphan, refused []tasks.RowError, err error) {
-	orphans, err = s.takeOver(ctx, dead, nil, except, maxCrashes)
+func (s *Store) takeOverAll(ctx context.Context, dead []string, except []int64, maxCrashes int) (abandoned []tasks.Abandoned, refused []tasks.RowError, err error) {
+	abandoned, err = s.takeOver(ctx, dead, nil, except, maxCrashes)
 	if !unfit(err) {
-		return orphans, nil, err
+		return abandoned, nil, err
 	}
 	ids, err := s.heldBy(ctx, dead, except)
 	if err != nil {
@@ -85,11 +85,11 @@ func (s *Store) takeOverAll(ctx context.Context, dead []string, except []int64, 
 			s.avoid.add(id)
 			refused = append(refused, tasks.RowError{ID: id, Err: errors.New(words(pg))})
 		case err != nil:
-			return orphans, refused, err
+			return abandoned, refused, err
 		}
-		orphans = append(orphans, one...)
+		abandoned = append(abandoned, one...)
 	}
-	return orphans, refused, nil
+	return abandoned, refused, nil
 }
 
 // heldBy returns the running tasks of dead sessions, but some.
@@ -131,7 +131,7 @@ RETURNING true`, t.ID, t.Fence, t.Session)
 }
 
 const takeOverSQL = `
-WITH orphans AS (
+WITH abandoned AS (
     SELECT id, fence, attempt, max_attempts, crashes, stalls, lock_key, replica, session, started_at, cancel_requested,
            coalesce((SELECT r.state = 'dead' FROM onejob.replicas r WHERE r.session = t.session LIMIT 1), true) AS died,
            (SELECT true
@@ -165,13 +165,13 @@ WITH orphans AS (
     SELECT fence, id, attempt, coalesce(lock_key, id::text), replica, session, started_at, now(),
            CASE WHEN died THEN 'crashed' ELSE 'lease_lost' END,
            format(CASE WHEN died THEN 'replica %s died' ELSE 'the session of replica %s ended' END, replica)
-      FROM orphans
+      FROM abandoned
         ON CONFLICT (task_id, fence) DO NOTHING
 ), blamed AS (
     SELECT *,
            (died AND begun)::int AS used_up,
            (died AND begun AND NOT others_died)::int AS blame
-      FROM orphans
+      FROM abandoned
 ), verdicts AS (
     SELECT id, session AS dead_session, replica AS dead_replica, attempt, used_up, blame,
            CASE WHEN cancel_requested         THEN 'cancelled'
@@ -197,13 +197,13 @@ UPDATE onejob.tasks t
        finished_at = CASE WHEN v.next <> 'pending' THEN now() END
   FROM verdicts v
  WHERE t.id = v.id
-   AND t.id = ANY (ARRAY(SELECT id FROM orphans))
+   AND t.id = ANY (ARRAY(SELECT id FROM abandoned))
 RETURNING t.id, t.kind, coalesce(t.lock_key, t.id::text), v.attempt, t.crashes, t.stalls, t.fence, v.dead_replica, t.status,
           (extract(epoch FROM now() - t.started_at) * 1000000)::bigint`
 
 // takeOver is TakeOver for all tasks of dead sessions, or for these ids, but for some:
 // all or none.
-func (s *Store) takeOver(ctx context.Context, dead []string, ids, except []int64, maxCrashes int) ([]tasks.Orphan, error) {
+func (s *Store) takeOver(ctx context.Context, dead []string, ids, except []int64, maxCrashes int) ([]tasks.Abandoned, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	sql := takeOverSQL
@@ -216,8 +216,8 @@ func (s *Store) takeOver(ctx context.Context, dead []string, ids, except []int64
 	if mutant.Witness {
 		sql = strings.Replace(sql, "AND r.ended_at IS NULL LIMIT 1) IS NULL", "AND false) IS NULL", 1)
 	}
-	orphans, err := query(ctx, s.pool, func(row pgx.CollectableRow) (tasks.Orphan, error) {
-		var o tasks.Orphan
+	abandoned, err := query(ctx, s.pool, func(row pgx.CollectableRow) (tasks.Abandoned, error) {
+		var o tasks.Abandoned
 		var micros int64
 		err := row.Scan(&o.ID, &o.Kind, &o.LockKey, &o.Attempt, &o.Crashes, &o.Stalls, &o.Fence, &o.Replica, &o.Next, &micros)
 		o.Since = time.Duration(micros) * time.Microsecond
@@ -226,7 +226,7 @@ func (s *Store) takeOver(ctx context.Context, dead []string, ids, except []int64
 	if err != nil {
 		return nil, fmt.Errorf("take over tasks: %w", err)
 	}
-	return orphans, nil
+	return abandoned, nil
 }
 
 // CancelRequests returns those running tasks of session that somebody wants

@@ -37,8 +37,8 @@ type RowError struct {
 	Err    error
 }
 
-// Orphan is a task whose replica died, and what became of it.
-type Orphan struct {
+// Abandoned is a task whose replica died, and what became of it.
+type Abandoned struct {
 	ID      int64
 	Kind    string
 	LockKey string

@@ -34,8 +34,8 @@ const (
 	StatusCancelled Status = "cancelled"
 )
 
-// An Ending is how an attempt ended, and what becomes of its task.
-type Ending struct {
+// An Completion is how an attempt ended, and what becomes of its task.
+type Completion struct {
 	ID      int64
 	Fence   int64
 	Session string // under which the attempt ran
@@ -45,9 +45,9 @@ type Ending struct {
 	// Delay is how long a task that goes back to pending waits at least.
 	Delay time.Duration
 
-	// GiveBack says that the attempt does not count: it ended for a reason
+	// Requeue says that the attempt does not count: it ended for a reason
 	// that is not the task's.
-	GiveBack bool
+	Requeue bool
 
 	// Stalled says that the lease was lost because the replica itself did not run: the
 	// task may be the cause.
@@ -66,8 +66,8 @@ type Ending struct {
 	Output   string
 }
 
-// SpoiltError is returned by a store that has made an ending durable, but not as
+// ResultError is returned by a store that has made an ending durable, but not as
 // it was given: the result could not be kept, so the task has failed.
-type SpoiltError struct{ Written Ending }
+type ResultError struct{ Written Completion }
 
-func (e *SpoiltError) Error() string { return e.Written.Error }
+func (e *ResultError) Error() string { return e.Written.Error }

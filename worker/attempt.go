@@ -27,18 +27,18 @@ func (w *Worker) attempt(t *tasks.Task) {
 func (w *Worker) attemptUnder(t *tasks.Task, slot lock.Lease) {
 	if n := t.Crashes + t.Stalls; n > 0 && n >= w.MaxCrashes-1 {
 		if !w.suspects.enter(t.Fence, n >= w.MaxCrashes) {
-			w.giveBack(t, errSuspect)
+			w.requeue(t, errSuspect)
 			return
 		}
 		defer w.suspects.leave(t.Fence)
 	}
 	lease, err := w.acquire(t)
-	if w.doorway.seen(err) {
+	if w.lockGate.seen(err) {
 		w.Log.Info("lock_recovered")
-		w.poke()
+		w.claimSoon()
 	}
 	if err != nil {
-		w.giveBack(t, err)
+		w.requeue(t, err)
 		return
 	}
 	if slot != nil {
@@ -52,7 +52,7 @@ func (w *Worker) attemptUnder(t *tasks.Task, slot lock.Lease) {
 	if err == nil {
 		w.run(lease, t)
 	} else {
-		w.giveBack(t, err)
+		w.requeue(t, err)
 	}
 	if err := lease.Release(context.Background()); err != nil && lease.Context().Err() == nil {
 		w.Log.Warn("release_failed", fields(t, zap.Error(err))...)
@@ -97,18 +97,18 @@ func (w *Worker) acquire(t *tasks.Task) (lock.Lease, error) {
 	}
 }
 
-// errUnheard is why a task is given back whose claim was never answered.
-var errUnheard = errors.New("the answer to the claim was lost")
+// errReplyLost is why a task is requeued whose claim was never answered.
+var errReplyLost = errors.New("the answer to the claim was lost")
 
-// errFenceBack is why a task is given back whose fence is not above those before it.
+// errFenceBack is why a task is requeued whose fence is not above those before it.
 var errFenceBack = errors.New("fences have gone back")
 
-// errNotNoted is why a task is given back whose beginning could not be noted.
+// errNotNoted is why a task is requeued whose beginning could not be noted.
 type errNotNoted struct{ error }
 
 func (e errNotNoted) Unwrap() error { return e.error }
 
-// errSuspect is why a task is given back that the next crash would quarantine, while
+// errSuspect is why a task is requeued that the next crash would quarantine, while
 // another one like it runs here.
 var errSuspect = errors.New("another task that may have ended replicas runs here")
 
@@ -119,9 +119,9 @@ const (
 	maxHeldDelay  = 8 * time.Second
 )
 
-// giveBack returns a task whose attempt does not begin. It uses up no attempt and
+// requeue returns a task whose attempt does not begin. It uses up no attempt and
 // leaves no row in the history.
-func (w *Worker) giveBack(t *tasks.Task, why error) {
+func (w *Worker) requeue(t *tasks.Task, why error) {
 	delay := time.Second
 	switch {
 	case errors.Is(why, lock.ErrHeld):
@@ -136,7 +136,7 @@ func (w *Worker) giveBack(t *tasks.Task, why error) {
 		delay = w.LockDelay
 	case errors.Is(why, tasks.ErrOtherServer), errors.Is(why, lock.ErrChanged), errors.Is(why, errFenceBack):
 		w.Log.Debug("database_changed", fields(t, zap.Error(why))...)
-	case errors.Is(why, errUnheard), errors.Is(why, tasks.ErrShutdown), errors.Is(why, tasks.ErrRefused):
+	case errors.Is(why, errReplyLost), errors.Is(why, tasks.ErrShutdown), errors.Is(why, tasks.ErrRefused):
 		delay = 0
 	case errors.Is(why, errSuspect):
 		w.Log.Debug("suspect_waits", fields(t)...)
@@ -150,19 +150,19 @@ func (w *Worker) giveBack(t *tasks.Task, why error) {
 		w.Log.Debug("lock_without_session", fields(t, zap.Error(why))...)
 		delay = 0
 	default:
-		if w.doorway.close() {
+		if w.lockGate.close() {
 			w.Log.Warn("lock_failed", fields(t, zap.Error(why))...)
 		} else {
 			w.Log.Debug("lock_failed_again", fields(t, zap.Error(why))...)
 		}
 	}
 	for tries := 1; ; tries++ {
-		err := w.Store.Unclaim(w.writing, t, jitter(delay))
+		err := w.Store.Requeue(w.writing, t, jitter(delay))
 		if err == nil {
 			return
 		}
 		if tries == 1 {
-			w.Log.Warn("give_back_delayed", fields(t, zap.Error(err))...)
+			w.Log.Warn("requeue_delayed", fields(t, zap.Error(err))...)
 		}
 		// It must not be forgotten: while the session lives nobody else may take the
 		// row, and who takes it later would have to call it a crash.
@@ -199,21 +199,21 @@ func (w *Worker) run(lease lock.Lease, t *tasks.Task) {
 
 	var notBegun errNotBegun
 	if errors.As(err, &notBegun) {
-		w.giveBack(t, notBegun)
+		w.requeue(t, notBegun)
 		return
 	}
-	ending := w.judge(t, result, err, context.Cause(ctx))
-	ending.Output = a.Output.String()
-	if ending.Begun = began; !t.StartedAt.IsZero() {
-		ending.StoppedAt = t.StartedAt.Add(a.Stopped.Sub(t.HeardAt))
+	completion := w.judge(t, result, err, context.Cause(ctx))
+	completion.Output = a.Output.String()
+	if completion.Begun = began; !t.StartedAt.IsZero() {
+		completion.StoppedAt = t.StartedAt.Add(a.Stopped.Sub(t.HeardAt))
 	}
 	switch {
 	case errors.Is(err, tasks.ErrRefused):
 		w.Log.Warn("completion_refused", fields(t, zap.String("outcome", string(tasks.Succeeded)))...)
 	case result.Committed:
-		w.tell(t, ending, took)
+		w.logOutcome(t, completion, took)
 	default:
-		w.complete(t, ending, took)
+		w.complete(t, completion, took)
 	}
 }
 
@@ -249,8 +249,8 @@ func (w *Worker) handle(ctx context.Context, lease lock.Lease, a *tasks.Attempt)
 
 // judge turns what the handler returned, and what ended its context, into an
 // ending. A handler that succeeded has succeeded, whatever came meanwhile.
-func (w *Worker) judge(t *tasks.Task, result tasks.Result, err, cause error) tasks.Ending {
-	e := tasks.Ending{ID: t.ID, Fence: t.Fence, Session: t.Session, Outcome: tasks.Succeeded, Next: tasks.StatusSucceeded, Result: result.Value}
+func (w *Worker) judge(t *tasks.Task, result tasks.Result, err, cause error) tasks.Completion {
+	e := tasks.Completion{ID: t.ID, Fence: t.Fence, Session: t.Session, Outcome: tasks.Succeeded, Next: tasks.StatusSucceeded, Result: result.Value}
 	if err == nil {
 		return e
 	}
@@ -272,22 +272,22 @@ func (w *Worker) judge(t *tasks.Task, result tasks.Result, err, cause error) tas
 	is := func(target error) bool { return errors.Is(cause, target) || errors.Is(err, target) }
 	switch {
 	case is(lock.ErrLost), is(lock.ErrRevoked), is(tasks.ErrLeaseEnded):
-		e.Outcome, e.Next, e.GiveBack, e.Delay = tasks.LeaseLost, tasks.StatusPending, true, w.LockDelay
+		e.Outcome, e.Next, e.Requeue, e.Delay = tasks.LeaseLost, tasks.StatusPending, true, w.LockDelay
 		if e.Stalled = w.stalls.lately() && !mutant.Stalls; e.Stalled && t.Crashes+t.Stalls+1 >= w.MaxCrashes && (w.MaxCrashes == 1 || w.suspects.only(t.Fence)) {
-			e.Next, e.GiveBack = tasks.StatusFailed, false
+			e.Next, e.Requeue = tasks.StatusFailed, false
 			e.Error = fmt.Sprintf("quarantined: %d replicas died or stalled while they worked on it, the last was %s; see what it does to them, then onejob tasks retry %d", t.Crashes+t.Stalls+1, w.Replica, t.ID)
 		}
 		if mutant.Lost {
-			e.Next, e.GiveBack = tasks.StatusFailed, false
+			e.Next, e.Requeue = tasks.StatusFailed, false
 		}
 	case is(tasks.ErrCancelled):
 		e.Outcome, e.Next = tasks.Cancelled, tasks.StatusCancelled
 	case is(tasks.ErrShutdown):
-		e.Outcome, e.Next, e.GiveBack = tasks.Shutdown, tasks.StatusPending, true
+		e.Outcome, e.Next, e.Requeue = tasks.Shutdown, tasks.StatusPending, true
 	case is(tasks.ErrTimeout):
 		again(tasks.TimedOut)
 	case requeue && !tasks.IsPermanent(err):
-		e.Outcome, e.Next, e.GiveBack, e.Delay = tasks.Failed, tasks.StatusPending, true, delay
+		e.Outcome, e.Next, e.Requeue, e.Delay = tasks.Failed, tasks.StatusPending, true, delay
 		if delay <= 0 {
 			e.Delay = jitter(w.requeues.next(t.ID))
 		}
@@ -300,17 +300,17 @@ func (w *Worker) judge(t *tasks.Task, result tasks.Result, err, cause error) tas
 // complete makes the ending durable. While Postgres is unavailable it tries again, as
 // long as the process lives. When the lease has ended others may take the task; the
 // fence then refuses what comes too late.
-func (w *Worker) complete(t *tasks.Task, e tasks.Ending, took time.Duration) {
+func (w *Worker) complete(t *tasks.Task, e tasks.Completion, took time.Duration) {
 	for tries := 1; ; tries++ {
 		last := w.giveUp.Err() != nil
 		err := w.Store.Complete(w.writing, e)
-		var spoilt *tasks.SpoiltError
+		var unstorable *tasks.ResultError
 		switch {
 		case err == nil:
-			w.tell(t, e, took)
+			w.logOutcome(t, e, took)
 			return
-		case errors.As(err, &spoilt):
-			w.tell(t, spoilt.Written, took)
+		case errors.As(err, &unstorable):
+			w.logOutcome(t, unstorable.Written, took)
 			return
 		case errors.Is(err, tasks.ErrRefused):
 			w.Log.Warn("completion_refused", fields(t, zap.String("outcome", string(e.Outcome)))...)
@@ -331,8 +331,8 @@ var errGivenUp = errors.New("the replica stops, and Postgres has not answered")
 // lastTry is for how long a store may still answer when the drain has given up.
 const lastTry = 1500 * time.Millisecond
 
-// tell logs how an attempt ended.
-func (w *Worker) tell(t *tasks.Task, e tasks.Ending, took time.Duration) {
+// logOutcome logs how an attempt ended.
+func (w *Worker) logOutcome(t *tasks.Task, e tasks.Completion, took time.Duration) {
 	f := fields(t, zap.String("outcome", string(e.Outcome)), zap.Duration("took", took))
 	if e.Outcome == tasks.Succeeded {
 		w.Log.Info("task_succeeded", f...)
@@ -341,17 +341,17 @@ func (w *Worker) tell(t *tasks.Task, e tasks.Ending, took time.Duration) {
 	f = append(f, zap.String("error", e.Error))
 	switch {
 	case e.Outcome == tasks.LeaseLost && e.Next == tasks.StatusFailed:
-		w.Log.Error("task_stalled_for_good", append(f, zap.Int("crashes", t.Crashes), zap.Int("stalls", t.Stalls+1))...)
+		w.Log.Error("task_failed_after_stalls", append(f, zap.Int("crashes", t.Crashes), zap.Int("stalls", t.Stalls+1))...)
 	case e.Outcome == tasks.LeaseLost:
 		w.Log.Warn("task_lease_lost", f...)
 	case e.Outcome == tasks.Shutdown:
-		w.Log.Info("task_given_back", f...)
+		w.Log.Info("task_requeued_at_shutdown", f...)
 	case e.Outcome == tasks.Cancelled:
 		w.Log.Info("task_cancelled", f...)
-	case e.Next == tasks.StatusPending && e.GiveBack:
+	case e.Next == tasks.StatusPending && e.Requeue:
 		w.Log.Warn("task_requeued", append(f, zap.Duration("in", e.Delay))...)
 	case e.Next == tasks.StatusPending:
-		w.Log.Warn("task_will_be_retried", append(f, zap.Duration("in", e.Delay))...)
+		w.Log.Warn("task_retry_scheduled", append(f, zap.Duration("in", e.Delay))...)
 	default:
 		w.Log.Error("task_failed", f...)
 	}

@@ -26,9 +26,9 @@ func TestPostgresClockIsSet(t *testing.T) {
 		if err := server.SetClock(ahead); err != nil {
 			t.Fatal(err)
 		}
-		testenv.Eventually(t, patience, "the step is noticed", func() bool { return r.events.FilterMessage("postgres_clock_set").Len() >= noticed })
+		testenv.Eventually(t, maxWait, "the step is noticed", func() bool { return r.events.FilterMessage("postgres_clock_set").Len() >= noticed })
 	}
-	testenv.Eventually(t, patience, "due times are made", func() bool { return made() > 1 })
+	testenv.Eventually(t, maxWait, "due times are made", func() bool { return made() > 1 })
 
 	set(time.Hour, 1)
 	if by := r.events.FilterMessage("postgres_clock_set").All()[0].ContextMap()["by"].(time.Duration); by < 50*time.Minute || by > 70*time.Minute {
@@ -36,7 +36,7 @@ func TestPostgresClockIsSet(t *testing.T) {
 	}
 	c.exec(t, "INSERT INTO onejob.tasks (kind, limit_name, lock_key) SELECT 'other', CASE WHEN i % 2 = 0 THEN 'l' END, CASE WHEN i % 3 = 0 THEN 'k' END FROM generate_series(1, 30) i")
 	parked := c.insert(t, "kind, run_at", "other", time.Now().Add(48*time.Hour))
-	testenv.Eventually(t, patience, "a time of the hour has been made", func() bool {
+	testenv.Eventually(t, maxWait, "a time of the hour has been made", func() bool {
 		return get[bool](t, c, "SELECT bool_and(last_at > now() - interval '25 min') FROM onejob.schedules")
 	})
 
@@ -45,13 +45,13 @@ func TestPostgresClockIsSet(t *testing.T) {
 	back := get[time.Time](t, c, "SELECT clock_timestamp()")
 	c.limited(t, "b", tasks.Kinds{"other": tasks.Noop{}}, func(w *worker.Worker) { w.LimitSlots = map[string]int{"l": 3} })
 	c.exec(t, "INSERT INTO onejob.tasks (kind) VALUES ('other')")
-	testenv.Eventually(t, patience, "what was enqueued has run", func() bool {
+	testenv.Eventually(t, maxWait, "what was enqueued has run", func() bool {
 		return get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE kind = 'other' AND status = 'succeeded'") == 31
 	})
 	if got := get[string](t, c, "SELECT status FROM onejob.tasks WHERE id = $1", parked); got != "pending" {
 		t.Errorf("the task of the day after tomorrow is %s", got)
 	}
-	testenv.Eventually(t, patience, "due times come as before", func() bool {
+	testenv.Eventually(t, maxWait, "due times come as before", func() bool {
 		return get[bool](t, c, "SELECT count(*) > 5 FROM onejob.occurrences o JOIN onejob.schedules s ON s.id = o.schedule_id WHERE s.name = 'often' AND due_at BETWEEN $1 AND clock_timestamp()", back)
 	})
 	c.wantNone(t, "due times have neither task nor reason", `

@@ -115,7 +115,7 @@ SELECT CASE WHEN i % 3 = 0 THEN 'noop' ELSE 'sql' END,
 		}
 		for _, i := range stopping {
 			p := replicas[i]
-			testenv.Eventually(t, patience, p.name+" works", func() bool { return count("status = 'running' AND replica = $1", p.name) > 0 })
+			testenv.Eventually(t, maxWait, p.name+" works", func() bool { return count("status = 'running' AND replica = $1", p.name) > 0 })
 		}
 		for _, i := range stopping {
 			replicas[i].signal(t, syscall.SIGTERM)
@@ -124,7 +124,7 @@ SELECT CASE WHEN i % 3 = 0 THEN 'noop' ELSE 'sql' END,
 			p := replicas[i]
 			select {
 			case <-p.exited:
-			case <-time.After(2 * patience):
+			case <-time.After(2 * maxWait):
 				t.Fatalf("%s does not end", p.name)
 			}
 			if code := p.cmd.ProcessState.ExitCode(); code != 0 {
@@ -165,7 +165,7 @@ SELECT count(*)
 // long is a configuration with the command "long", which testifies and goes on until
 // finish is called. An attempt that is not the first says whether the process of the one
 // before is dead.
-func (w witness) long() string {
+func (w recorder) long() string {
 	const script = `say() { echo "$1 $ONEJOB_LOCK_KEY $ONEJOB_TASK_ID $ONEJOB_ATTEMPT $ONEJOB_FENCE $$" >> "$W"; }
 began() { cut -d ' ' -f 22 "/proc/$1/stat" 2>/dev/null; }
 P="$W.$ONEJOB_TASK_ID"
@@ -185,7 +185,7 @@ say end`
 }
 
 // finish lets long commands end.
-func (w witness) finish(t *testing.T) {
+func (w recorder) finish(t *testing.T) {
 	t.Helper()
 	if err := os.WriteFile(w.path+".go", nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -200,7 +200,7 @@ func (c *cluster) insertLong(t *testing.T, n, maxAttempts int) {
 
 // awaitRunning waits until n tasks run in replicas that work, and have begun so many
 // times in all.
-func (c *cluster) awaitRunning(t *testing.T, w witness, n, begun int) {
+func (c *cluster) awaitRunning(t *testing.T, w recorder, n, begun int) {
 	t.Helper()
 	// Enough for many, and too little for tasks that begin one a minute.
 	const limit = 2 * time.Minute
@@ -257,7 +257,7 @@ func familyOf(t *testing.T, replicas []*process) (family []procfs.Process) {
 // awaitGone waits until none of the processes lives.
 func awaitGone(t *testing.T, family []procfs.Process) {
 	t.Helper()
-	testenv.Eventually(t, patience, fmt.Sprintf("all of %d processes are gone", len(family)), func() bool {
+	testenv.Eventually(t, maxWait, fmt.Sprintf("all of %d processes are gone", len(family)), func() bool {
 		for _, p := range family {
 			if now, err := procfs.Read(p.PID); err == nil && now.Start == p.Start && !now.Dead {
 				return false
@@ -274,7 +274,7 @@ func TestWholeClusterIsKilled(t *testing.T) {
 	t.Parallel()
 	kills := scaled(t, "TEST_CLUSTER_KILLS", 1)
 	server, kv := testenv.OwnConsul(t, servers.ConsulConfig{})
-	c, w := clusterOn(t, testenv.Postgres(t), kv), newWitness(t)
+	c, w := clusterOn(t, testenv.Postgres(t), kv), newRecorder(t)
 	const n = 45
 	c.insertLong(t, n, 1000)
 	start := func() []*process { return c.trio(t, w.long(), "ONEJOB_WORKER_CONCURRENCY=16") } // none of them can have all
@@ -317,10 +317,10 @@ func TestWholeClusterIsKilled(t *testing.T) {
 	t.Logf("killed %d times within %.0f s", kills, time.Since(began).Seconds())
 
 	w.finish(t)
-	c.awaitAll(t, patience)
+	c.awaitAll(t, maxWait)
 	c.wantNone(t, "tasks did not succeed", "SELECT count(*) FROM onejob.tasks WHERE status <> 'succeeded'")
 	c.noneIsBlamed(t)
-	for id, times := range w.judge(t) {
+	for id, times := range w.check(t) {
 		if times != 1 {
 			t.Errorf("task %d ended %d times", id, times)
 		}
@@ -342,7 +342,7 @@ func TestOutagesOfBothUseUpNoAttempt(t *testing.T) {
 	}
 	kvServer, kv := testenv.OwnConsul(t, servers.ConsulConfig{})
 	dbServer, db := testenv.OwnPostgres(t)
-	c, w := clusterOn(t, db, kv), newWitness(t)
+	c, w := clusterOn(t, db, kv), newRecorder(t)
 	behind, toPostgres, toConsul := c.behind(t)
 	const n = 12
 	c.insertLong(t, n, 1)
@@ -380,12 +380,12 @@ func TestOutagesOfBothUseUpNoAttempt(t *testing.T) {
 	}
 
 	w.finish(t)
-	c.awaitAll(t, patience)
+	c.awaitAll(t, maxWait)
 	c.wantNone(t, "tasks did not succeed", "SELECT count(*) FROM onejob.tasks WHERE status <> 'succeeded'")
 	c.wantNone(t, "tasks used up an attempt", "SELECT count(*) FROM onejob.tasks WHERE attempt <> 1")
 	c.wantNone(t, "attempts crashed", "SELECT count(*) FROM onejob.attempts WHERE outcome NOT IN ('succeeded', 'lease_lost')")
 	c.noneIsBlamed(t)
-	for id, times := range w.judge(t) {
+	for id, times := range w.check(t) {
 		if times != 1 {
 			t.Errorf("task %d ended %d times", id, times)
 		}

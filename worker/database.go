@@ -259,13 +259,13 @@ func (d *database) lookLocked(ctx context.Context) {
 		if other.event == "postgres_stale" {
 			d.store.Refuse(r.Server) // the DSN may name another server
 		}
-		d.tell(other.event, r, now)
+		d.logOutcome(other.event, r, now)
 		return
 	case errors.Is(err, lock.ErrChanged):
 		notify(d.doubts) // another replica was first
 		return
 	case err != nil:
-		d.log.Debug("database_unclear", zap.Error(err)) // claim_failed reports a Postgres that is unavailable
+		d.log.Debug("database_lookup_failed", zap.Error(err)) // claim_failed reports a Postgres that is unavailable
 		return
 	}
 	d.mu.Lock()
@@ -282,21 +282,21 @@ func (d *database) lookLocked(ctx context.Context) {
 	d.found()
 	switch {
 	case now.FencesFrom == r.FencesFrom && now.Same(r.Server): // others have put it on record
-		d.tell("postgres_server", r, now)
+		d.logOutcome("postgres_server", r, now)
 	case r.System == "" || now.Same(r.Server) && !back:
-		d.tell("postgres_recorded", r, now)
+		d.logOutcome("postgres_recorded", r, now)
 	case back:
-		d.tell("fences_went_back", r, now)
+		d.logOutcome("fences_went_back", r, now)
 	case now.Timeline == r.Timeline && now.System == r.System:
-		d.tell("postgres_restarted", r, now)
+		d.logOutcome("postgres_restarted", r, now)
 	default:
-		d.tell("postgres_failed_over", r, now)
+		d.logOutcome("postgres_failed_over", r, now)
 	}
 }
 
-// tell logs what came of a look: what keeps this replica from working once until it
+// logOutcome logs what came of a look: what keeps this replica from working once until it
 // changes.
-func (d *database) tell(event string, before, now databaseRecord) {
+func (d *database) logOutcome(event string, before, now databaseRecord) {
 	d.mu.Lock()
 	news := d.told != event
 	d.told = event

@@ -42,7 +42,7 @@ func (l *ledger) count() int {
 }
 
 // judge looks whether a fence was used twice, or followed by a lower one of its key.
-func (l *ledger) judge(t *testing.T) {
+func (l *ledger) check(t *testing.T) {
 	t.Helper()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -103,13 +103,13 @@ func TestFencesRiseThroughAFailover(t *testing.T) {
 	var l ledger
 	rs := []*replica{both.replica(t, "a", l.kinds(), nil), both.replica(t, "b", l.kinds(), nil)}
 	c.notes(t, 100)
-	c.awaitAll(t, patience)
+	c.awaitAll(t, maxWait)
 	caughtUp(t, c, copied)
 	if err := standby.Detach(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	c.notes(t, 500) // the standby never hears of them
-	c.awaitAll(t, patience)
+	c.awaitAll(t, maxWait)
 
 	primary.Kill()
 	if err := standby.Promote(t.Context()); err != nil {
@@ -117,7 +117,7 @@ func TestFencesRiseThroughAFailover(t *testing.T) {
 	}
 	now := c.at(t, copied)
 	now.notes(t, 300)
-	now.awaitAll(t, patience)
+	now.awaitAll(t, maxWait)
 	if n := events(rs, "postgres_failed_over"); n != 1 {
 		t.Errorf("the failover was announced %d times", n)
 	}
@@ -128,14 +128,14 @@ func TestFencesRiseThroughAFailover(t *testing.T) {
 	late := both.replica(t, "late", l.kinds(), nil)
 	late.logged(t, "postgres_server")
 	now.notes(t, 100)
-	now.awaitAll(t, patience)
+	now.awaitAll(t, maxWait)
 	if server, err := late.Database(); err != nil || server.Timeline != 2 {
 		t.Errorf("the late replica works with %v (%v)", server, err)
 	}
 	if l.count() != 1000 {
 		t.Errorf("%d tasks ran, not 1000", l.count())
 	}
-	l.judge(t)
+	l.check(t)
 	now.noOverlaps(t)
 }
 
@@ -143,7 +143,7 @@ func caughtUp(t *testing.T, c *cluster, copied *testenv.DB) {
 	t.Helper()
 	want := get[string](t, c, "SELECT pg_current_wal_lsn()::text")
 	pool := copied.Pool(t)
-	testenv.Eventually(t, patience, "the standby has caught up", func() bool {
+	testenv.Eventually(t, maxWait, "the standby has caught up", func() bool {
 		var there bool
 		err := pool.QueryRow(t.Context(), "SELECT pg_last_wal_replay_lsn() >= $1::pg_lsn", want).Scan(&there)
 		return err == nil && there
@@ -161,13 +161,13 @@ func TestSplitBrain(t *testing.T) {
 	old := c.replica(t, "old", l.kinds(), nil) // it knows the old primary only
 	both := c.at(t, db, copied).replica(t, "both", l.kinds(), nil)
 	c.notes(t, 100)
-	c.awaitAll(t, patience)
+	c.awaitAll(t, maxWait)
 	caughtUp(t, c, copied)
 	if err := standby.Promote(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	c.notes(t, 200) // for nothing
-	testenv.Eventually(t, patience, "the replica that knows both has moved", func() bool {
+	testenv.Eventually(t, maxWait, "the replica that knows both has moved", func() bool {
 		server, err := both.Database()
 		return err == nil && server.Timeline == 2
 	})
@@ -177,18 +177,18 @@ func TestSplitBrain(t *testing.T) {
 	now := c.at(t, copied)
 	now.notes(t, 200)
 	c.notes(t, 50)
-	now.awaitAll(t, patience)
+	now.awaitAll(t, maxWait)
 	old.logged(t, "postgres_stale")
 	if _, err := old.Database(); err == nil {
 		t.Error("the replica of the old primary still believes in it")
 	}
 	before := l.count()
 	now.notes(t, 100)
-	now.awaitAll(t, patience)
+	now.awaitAll(t, maxWait)
 	if n := l.count() - before; n != 100 {
 		t.Errorf("%d tasks ran where 100 are new: the old primary's were claimed", n)
 	}
-	l.judge(t)
+	l.check(t)
 }
 
 // I6: a completion that the new primary never received. There the task is running, by a
@@ -223,7 +223,7 @@ func TestForgottenCompletionsAreDoneAgainAtOnce(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), "LOCK TABLE onejob.tasks IN ACCESS EXCLUSIVE MODE"); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, patience, "a look at running rows has waited for a while", func() bool {
+	testenv.Eventually(t, maxWait, "a look at running rows has waited for a while", func() bool {
 		return get[bool](t, c, `
 SELECT EXISTS (SELECT FROM pg_stat_activity
                 WHERE wait_event_type = 'Lock' AND query LIKE '%SELECT id, kind, coalesce(lock_key, id::text), attempt, fence%'
@@ -253,7 +253,7 @@ func TestSilenceBesideASplitBrainIsNoDeath(t *testing.T) {
 	primary, db := testenv.OwnPostgres(t)
 	c := clusterOn(t, db, testenv.Consul(t))
 	standby, copied := db.Standby(t, primary)
-	w := newWitness(t)
+	w := newRecorder(t)
 	behind, _, toConsul := c.behind(t)
 	old := behind.process(t, "old", w.config())
 	id := c.stuck(t, w)
@@ -271,7 +271,7 @@ func TestSilenceBesideASplitBrainIsNoDeath(t *testing.T) {
 	if n := old.count("postgres_stale"); n > 0 {
 		t.Log("the replica heard of the new primary before Consul was cut off")
 	}
-	w.judge(t)
+	w.check(t)
 }
 
 // I10: the database is restored from a backup of a while ago, at the same timeline.
@@ -282,21 +282,21 @@ func TestFencesRiseThroughARestore(t *testing.T) {
 	var l ledger
 	rs := []*replica{c.replica(t, "a", l.kinds(), nil), c.replica(t, "b", l.kinds(), nil)}
 	c.notes(t, 50)
-	c.awaitAll(t, patience)
+	c.awaitAll(t, maxWait)
 	restore, err := server.Backup(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	c.notes(t, 300)
-	c.awaitAll(t, patience)
+	c.awaitAll(t, maxWait)
 	if err := restore(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	c.pool.Reset()
 	c.notes(t, 300)
-	c.awaitAll(t, patience)
-	testenv.Eventually(t, patience, "the restart is announced", func() bool { return events(rs, "postgres_restarted") == 1 })
-	l.judge(t)
+	c.awaitAll(t, maxWait)
+	testenv.Eventually(t, maxWait, "the restart is announced", func() bool { return events(rs, "postgres_restarted") == 1 })
+	l.check(t)
 }
 
 // I10: somebody sets the sequence back, loses or spoils the record in Consul.
@@ -308,7 +308,7 @@ func TestHandsOnFences(t *testing.T) {
 	more := func() {
 		t.Helper()
 		c.notes(t, 100)
-		c.awaitAll(t, patience)
+		c.awaitAll(t, maxWait)
 	}
 	more()
 	c.exec(t, "ALTER SEQUENCE onejob.fences RESTART 1")
@@ -320,7 +320,7 @@ func TestHandsOnFences(t *testing.T) {
 		t.Fatal(err)
 	}
 	more()
-	l.judge(t)
+	l.check(t)
 	t.Run("an old record is put back", func(t *testing.T) {
 		pair, _, err := c.kv.Client.KV().Get(key, nil)
 		if err != nil || pair == nil {
@@ -334,7 +334,7 @@ func TestHandsOnFences(t *testing.T) {
 			t.Fatal(err)
 		}
 		more()
-		l.judge(t)
+		l.check(t)
 	})
 	for what, value := range map[string]string{"no JSON": "{", "nothing": "", "of another": `{"system":"1","timeline":1,"fences_to":5}`} {
 		t.Run(what, func(t *testing.T) {
@@ -349,7 +349,7 @@ func TestHandsOnFences(t *testing.T) {
 			}
 			before := r.events.FilterMessage("postgres_is_another").Len()
 			id := c.insert(t, "kind", "note")
-			testenv.Eventually(t, patience, "the replica says so", func() bool { return r.events.FilterMessage("postgres_is_another").Len() > before })
+			testenv.Eventually(t, maxWait, "the replica says so", func() bool { return r.events.FilterMessage("postgres_is_another").Len() > before })
 			if got := get[string](t, c, "SELECT status FROM onejob.tasks WHERE id = $1", id); got == "succeeded" {
 				t.Error("the task ran")
 			}
@@ -360,5 +360,5 @@ func TestHandsOnFences(t *testing.T) {
 			c.await(t, id, "succeeded")
 		})
 	}
-	l.judge(t)
+	l.check(t)
 }

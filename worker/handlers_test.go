@@ -174,7 +174,7 @@ func TestHandlerEndsItsProcess(t *testing.T) {
 			if get[string](t, c, "SELECT replica FROM onejob.attempts WHERE task_id = $1 AND outcome = 'crashed'", id) == "z" {
 				died, other = z, a
 			}
-			testenv.Eventually(t, patience, "the next working process has a session", func() bool { return died.count("session_started") == 2 })
+			testenv.Eventually(t, maxWait, "the next working process has a session", func() bool { return died.count("session_started") == 2 })
 			if died.count("worker_crashed") != 1 || died.count("worker_restarted") != 1 {
 				t.Errorf("%s logged %d crashes and %d restarts", died.name, died.count("worker_crashed"), died.count("worker_restarted"))
 			}
@@ -299,7 +299,7 @@ func memoryCgroup(t *testing.T, bytes int) (dir string, kills func() int) {
 		}
 	}
 	t.Cleanup(func() {
-		testenv.Eventually(t, patience, "the cgroup is removed", func() bool { return os.Remove(dir) == nil })
+		testenv.Eventually(t, maxWait, "the cgroup is removed", func() bool { return os.Remove(dir) == nil })
 	})
 	if err := os.WriteFile(filepath.Join(dir, limit), []byte(strconv.Itoa(bytes)), 0); err != nil {
 		t.Skipf("this needs the memory controller of cgroups: %v", err)

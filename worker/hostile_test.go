@@ -161,7 +161,7 @@ func TestAReplicaFrozenInItsClaim(t *testing.T) {
 	// As stored they are small, so that many come with the claim; on their way they are not.
 	c.exec(t, `INSERT INTO onejob.tasks (kind, payload) SELECT 'noop', to_jsonb(repeat('x', 300000)) FROM generate_series(1, 3000)`)
 	f := c.process(t, "f", "", "ONEJOB_WORKER_CONCURRENCY=64", "ONEJOB_CONSUL_CHECK_TTL=10m", "ONEJOB_CONSUL_SESSION_TTL=20m")
-	testenv.Eventually(t, patience, "f has claimed", func() bool {
+	testenv.Eventually(t, maxWait, "f has claimed", func() bool {
 		return get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status = 'running'") > 0
 	})
 	f.signal(t, syscall.SIGSTOP)
@@ -169,13 +169,13 @@ func TestAReplicaFrozenInItsClaim(t *testing.T) {
 	stopped := time.Now()
 	g.logged(t, "task_succeeded")
 	t.Logf("the other replica had its first success %.2f s after it was there", time.Since(stopped).Seconds())
-	testenv.Eventually(t, 2*patience, "all is done but what the frozen replica holds", func() bool {
+	testenv.Eventually(t, 2*maxWait, "all is done but what the frozen replica holds", func() bool {
 		return get[bool](t, c, "SELECT NOT EXISTS (SELECT FROM onejob.tasks WHERE status = 'pending' OR status = 'running' AND replica <> 'f')")
 	})
 	held := get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status = 'running'")
 	t.Logf("it holds %d tasks, and g did the rest in %.2f s", held, time.Since(stopped).Seconds())
 	f.signal(t, syscall.SIGCONT)
-	c.awaitAll(t, patience)
+	c.awaitAll(t, maxWait)
 	// On a slow machine the frozen one is called dead before all is done.
 	if n := get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status = 'succeeded' AND (attempt = 1 OR id IN (SELECT task_id FROM onejob.attempts WHERE replica = 'f'))"); n != 3000 {
 		t.Errorf("%d of 3000 succeeded, in their first attempt or after that of the frozen replica", n)
@@ -191,7 +191,7 @@ func TestStopsLoseNoClaim(t *testing.T) {
 	for i := range 8 {
 		before := get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status = 'succeeded'")
 		r := c.replica(t, fmt.Sprint("r", i), kinds(nil), func(w *worker.Worker) { w.Concurrency = 200 })
-		testenv.Eventually(t, patience, "it is at work", func() bool {
+		testenv.Eventually(t, maxWait, "it is at work", func() bool {
 			return get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status = 'succeeded'") > before
 		})
 		if err := r.stop(); err != nil {
@@ -242,8 +242,8 @@ func TestStopsLoseNoLimitedClaim(t *testing.T) {
 		for range claims {
 			select {
 			case <-committed:
-			case <-time.After(patience):
-				t.Fatalf("stop %d: there were not %d claims within %v", i, claims, patience)
+			case <-time.After(maxWait):
+				t.Fatalf("stop %d: there were not %d claims within %v", i, claims, maxWait)
 			}
 		}
 		if err := r.stop(); err != nil {

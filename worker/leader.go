@@ -34,7 +34,7 @@ type LeaderStore interface {
 // made once, and deleting what is old twice is the same as once.
 func (w *Worker) lead(ctx context.Context) {
 	_ = lock.Lead(ctx, w.Locks, func(ctx context.Context) error {
-		w.Log.Info("leading")
+		w.Log.Info("leadership_acquired")
 		var wg sync.WaitGroup
 		wg.Go(func() { w.makeTasks(ctx) })
 		wg.Go(func() { w.deleteOld(ctx) })
@@ -42,7 +42,7 @@ func (w *Worker) lead(ctx context.Context) {
 		wg.Go(func() { w.watchOverlaps(ctx) })
 		wg.Go(func() { w.watchClock(ctx) })
 		wg.Wait()
-		w.Log.Info("not_leading", zap.Error(context.Cause(ctx)))
+		w.Log.Info("leadership_lost", zap.Error(context.Cause(ctx)))
 		return nil
 	})
 }
@@ -143,7 +143,7 @@ func (w *Worker) makePlan(ctx context.Context, d tasks.DueSchedule, p tasks.Plan
 		w.Log.Warn("schedule_never_due", name, zap.String("cron", d.Cron))
 	}
 	if made > 0 {
-		w.Log.Debug("schedule_made", name, zap.Int("tasks", made))
+		w.Log.Debug("schedule_enqueued", name, zap.Int("tasks", made))
 	}
 	for reason, n := range skipped {
 		w.Log.Warn("schedule_skipped", name, zap.String("reason", string(reason)), zap.Int("due_times", n))
@@ -203,7 +203,7 @@ func (w *Worker) watchOverlaps(ctx context.Context) {
 	for ctx.Err() == nil {
 		list, total, err := w.Store.Overlaps(ctx, maxOverlaps)
 		if err != nil && ctx.Err() == nil {
-			w.Log.Debug("overlaps_unclear", zap.Error(err))
+			w.Log.Debug("overlap_lookup_failed", zap.Error(err))
 		}
 		now := map[[2]int64]bool{}
 		for _, o := range list {
@@ -236,7 +236,7 @@ func (w *Worker) watchSnapshots(ctx context.Context) {
 	for ctx.Err() == nil {
 		list, err := w.Store.HeldSnapshots(ctx, w.SnapshotAge)
 		if err != nil && ctx.Err() == nil {
-			w.Log.Debug("snapshots_unclear", zap.Error(err))
+			w.Log.Debug("snapshot_lookup_failed", zap.Error(err))
 		}
 		now := map[held]time.Time{}
 		for _, h := range list {

@@ -62,7 +62,7 @@ type fakeStore struct {
 	worker.Store // what is not overridden is not called
 	task         *tasks.Task
 	once         sync.Once
-	endings      chan tasks.Ending
+	completions  chan tasks.Completion
 	complete     func(tries int) error
 	tries        int
 }
@@ -74,14 +74,14 @@ func (s *fakeStore) Claim(_ context.Context, c tasks.Claim) (claimed tasks.Claim
 	})
 	return claimed, nil
 }
-func (s *fakeStore) Complete(_ context.Context, e tasks.Ending) error {
+func (s *fakeStore) Complete(_ context.Context, e tasks.Completion) error {
 	s.tries++
 	if s.complete != nil {
 		if err := s.complete(s.tries); err != nil {
 			return err
 		}
 	}
-	s.endings <- e
+	s.completions <- e
 	return nil
 }
 func (s *fakeStore) Beat(_ context.Context, r tasks.Replica) ([]tasks.Replica, error) {
@@ -106,18 +106,18 @@ func (s *fakeStore) Listen(ctx context.Context, _ func(tasks.Signal)) error {
 }
 
 // run runs a worker on one task until its ending is written.
-func run(t *testing.T, locks *fakeLocker, db *fakeStore, kind tasks.Kind) tasks.Ending {
+func run(t *testing.T, locks *fakeLocker, db *fakeStore, kind tasks.Kind) tasks.Completion {
 	t.Helper()
 	db.task = &tasks.Task{ID: 1, Kind: "k", LockKey: "1", Attempt: 1, MaxAttempts: 5, Fence: 1, Session: "session"}
-	db.endings = make(chan tasks.Ending, 1)
+	db.completions = make(chan tasks.Completion, 1)
 	w := worker.Worker{Store: db, Locks: locks, Kinds: tasks.Kinds{"k": kind}, Replica: "r"}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- w.Run(ctx) }()
-	var e tasks.Ending
+	var e tasks.Completion
 	select {
-	case e = <-db.endings:
-	case <-time.After(patience):
+	case e = <-db.completions:
+	case <-time.After(maxWait):
 		t.Error("no ending was written")
 	}
 	cancel()
@@ -147,7 +147,7 @@ func TestHandlerDoesNotBeginAfterTheDeadline(t *testing.T) {
 	if began {
 		t.Error("the handler began")
 	}
-	if e.Outcome != tasks.LeaseLost || e.Next != tasks.StatusPending || !e.GiveBack {
+	if e.Outcome != tasks.LeaseLost || e.Next != tasks.StatusPending || !e.Requeue {
 		t.Errorf("ending: %+v", e)
 	}
 	if !locks.released {

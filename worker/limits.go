@@ -17,9 +17,9 @@ import (
 	"onejob/tasks"
 )
 
-// tenure is how long a slot is kept for task after task. Others may wait for it,
+// maxSlotHold is how long a slot is kept for task after task. Others may wait for it,
 // some of whom are no replicas.
-const tenure = time.Second
+const maxSlotHold = time.Second
 
 // findEvery is how often limits that are not known yet are looked for, and
 // missingFor how long one that was not there is left alone.
@@ -112,7 +112,7 @@ func (w *Worker) findSome(ctx context.Context) {
 		if list, err := w.Limits.List(ctx); err == nil { // all of them, where the backend can tell
 			for _, name := range list {
 				if w.limits.note(name, true) {
-					w.poke()
+					w.claimSoon()
 				}
 			}
 		}
@@ -124,16 +124,16 @@ func (w *Worker) findSome(ctx context.Context) {
 	for _, name := range names {
 		if w.Limits == nil {
 			w.limits.note(name, false)
-			w.tellLimit(name, "limit_unserved", errors.New("this replica serves no limits"))
+			w.logLimitOnce(name, "limit_unsupported", errors.New("this replica serves no limits"))
 			continue
 		}
 		switch _, err := w.Limits.Inspect(ctx, name); {
 		case errors.Is(err, lock.ErrNoSemaphore):
 			w.limits.note(name, false)
-			w.tellLimit(name, "limit_unknown", err)
+			w.logLimitOnce(name, "limit_unknown", err)
 		case ctx.Err() == nil: // whatever is wrong with it, who takes a slot says so
 			w.limits.note(name, true)
-			w.poke()
+			w.claimSoon()
 		}
 	}
 }
@@ -165,7 +165,7 @@ func (w *Worker) serveLimits(ctx context.Context) {
 	w.limits.due = len(due) > 0
 	for _, name := range due {
 		if w.Limits == nil {
-			w.tellLimit(name, "limit_unserved", errors.New("this replica serves no limits"))
+			w.logLimitOnce(name, "limit_unsupported", errors.New("this replica serves no limits"))
 			continue
 		}
 		w.limits.mu.Lock()
@@ -186,7 +186,7 @@ func (w *Worker) serveLimits(ctx context.Context) {
 			w.limits.mu.Lock()
 			defer w.limits.mu.Unlock()
 			if w.limits.serving[name] {
-				w.poke()
+				w.claimSoon()
 			}
 			delete(w.limits.serving, name)
 		})
@@ -209,14 +209,14 @@ func (w *Worker) serveLimit(ctx context.Context, name string) {
 		if t == nil {
 			w.running.leave(1)
 			w.giveSlotBack(name, slot)
-			w.poke()
+			w.claimSoon()
 			// What is due may wait for a lock key. Let that not be asked about at
 			// every turn.
 			sleep(ctx, 50*time.Millisecond)
 			return
 		}
 		w.limits.wg.Go(func() {
-			defer w.poke()
+			defer w.claimSoon()
 			defer w.running.leave(1)
 			w.useSlot(ctx, name, slot, t)
 		})
@@ -227,7 +227,7 @@ func (w *Worker) serveLimit(ctx context.Context, name string) {
 // useSlot works on t and on what else is due under the slot, for a while.
 func (w *Worker) useSlot(ctx context.Context, name string, slot lock.Lease, t *tasks.Task) {
 	defer w.giveSlotBack(name, slot)
-	for until := time.Now().Add(tenure); t != nil; t = w.claimUnder(ctx, name) {
+	for until := time.Now().Add(maxSlotHold); t != nil; t = w.claimUnder(ctx, name) {
 		w.attemptUnder(t, slot)
 		w.running.end(t.Fence)
 		if ctx.Err() != nil || slot.Context().Err() != nil || time.Now().After(until) {
@@ -251,11 +251,11 @@ func (w *Worker) takeSlot(ctx context.Context, name string) (lock.Lease, error) 
 		slots, configured := w.serving.Load().slots[name]
 		if !configured {
 			w.limits.note(name, false)
-			w.tellLimit(name, "limit_unknown", err)
+			w.logLimitOnce(name, "limit_unknown", err)
 			return nil, err
 		}
 		if err := w.Limits.Create(ctx, name, slots); err != nil && !errors.Is(err, lock.ErrExists) {
-			w.tellLimit(name, "limit_failed", err)
+			w.logLimitOnce(name, "limit_failed", err)
 			return nil, err
 		}
 		w.Log.Info("limit_created", zap.String("limit", name), zap.Int("slots", slots))
@@ -263,10 +263,10 @@ func (w *Worker) takeSlot(ctx context.Context, name string) (lock.Lease, error) 
 	}
 	switch {
 	case err == nil:
-		w.tellLimit(name, "", nil)
+		w.logLimitOnce(name, "", nil)
 		return leases[0], nil
 	case !errors.Is(err, lock.ErrFull) && !errors.Is(err, lock.ErrLost) && !errors.Is(err, lock.ErrDelayed) && ctx.Err() == nil:
-		w.tellLimit(name, "limit_failed", err)
+		w.logLimitOnce(name, "limit_failed", err)
 	}
 	return nil, err
 }
@@ -314,8 +314,8 @@ func (w *Worker) claimOne(ctx context.Context, name string, c tasks.Claim) (t *t
 	}
 	w.reportRefused(claimed.Refused)
 	if err != nil {
-		w.unheard.Store(true)
-		w.Log.Debug("limited_claim_failed", zap.String("limit", name), zap.Error(err))
+		w.replyLost.Store(true)
+		w.Log.Debug("claim_under_limit_failed", zap.String("limit", name), zap.Error(err))
 	}
 	if len(claimed.Tasks) == 0 {
 		return nil, claimed.More && err == nil
@@ -323,16 +323,16 @@ func (w *Worker) claimOne(ctx context.Context, name string, c tasks.Claim) (t *t
 	t = claimed.Tasks[0]
 	w.running.begin(t.Fence, len(t.Payload))
 	if ctx.Err() != nil {
-		w.giveBack(t, tasks.ErrShutdown)
+		w.requeue(t, tasks.ErrShutdown)
 		w.running.end(t.Fence)
 		return nil, false
 	}
 	return t, false
 }
 
-// tellLimit logs what keeps a limit from being served, once until it changes, and of
+// logLimitOnce logs what keeps a limit from being served, once until it changes, and of
 // names that are no limit only so many an hour.
-func (w *Worker) tellLimit(name, event string, err error) {
+func (w *Worker) logLimitOnce(name, event string, err error) {
 	w.limits.mu.Lock()
 	news := w.limits.told[name] != event
 	if len(w.limits.told) > maxTold {
@@ -343,21 +343,21 @@ func (w *Worker) tellLimit(name, event string, err error) {
 	if !news {
 		return
 	}
-	tell, more := true, false
+	logOutcome, more := true, false
 	switch event {
 	case "":
 		w.limits.unknown.forget(name)
-	case "limit_unknown", "limit_unserved":
-		tell, more = w.limits.unknown.first(name)
+	case "limit_unknown", "limit_unsupported":
+		logOutcome, more = w.limits.unknown.first(name)
 	}
 	switch {
 	case more:
 		w.Log.Warn("limits_unknown", zap.Int("reported", maxReported))
-	case !tell:
+	case !logOutcome:
 	case event == "limit_unknown":
 		w.Log.Warn("limit_unknown", zap.String("limit", name), zap.Error(err))
-	case event == "limit_unserved":
-		w.Log.Warn("limit_unserved", zap.String("limit", name), zap.Error(err))
+	case event == "limit_unsupported":
+		w.Log.Warn("limit_unsupported", zap.String("limit", name), zap.Error(err))
 	case event == "limit_failed":
 		w.Log.Warn("limit_failed", zap.String("limit", name), zap.Error(err))
 	}

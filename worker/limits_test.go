@@ -61,7 +61,7 @@ func TestLimitHolds(t *testing.T) {
 		before := get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE kind = 'noop'")
 		c.exec(t, `INSERT INTO onejob.tasks (kind) SELECT 'noop' FROM generate_series(1, $1)`, n)
 		began := time.Now()
-		testenv.Eventually(t, patience, "those without a limit are done", func() bool {
+		testenv.Eventually(t, maxWait, "those without a limit are done", func() bool {
 			return get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE kind = 'noop' AND status = 'succeeded'") == before+n
 		})
 		return time.Since(began)
@@ -101,14 +101,14 @@ func TestLimitHolds(t *testing.T) {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	c.awaitAll(t, 3*patience)
+	c.awaitAll(t, 3*maxWait)
 	base := median(alone)
 	t.Logf("%d tasks without a limit took %v alone; while as many with a limit wait beside them %.2f times as long, while 3 of those run %.2f times; the last %d of those took %v",
 		n, base, median(waiting).Seconds()/base.Seconds(), median(running).Seconds()/base.Seconds(), left, time.Since(began))
 	if most := in.most.Load(); most != 3 {
 		t.Errorf("%d were inside at once, with a limit of 3", most)
 	}
-	testenv.Eventually(t, patience, "all slots are free again", func() bool {
+	testenv.Eventually(t, maxWait, "all slots are free again", func() bool {
 		s, err := replicas[0].Limits.Inspect(t.Context(), "three")
 		return err == nil && len(s.Holders) == 0
 	})
@@ -155,7 +155,7 @@ func TestKindWithALimit(t *testing.T) {
 	c.limited(t, "a", k, change)
 	c.limited(t, "b", k, change)
 	c.exec(t, `INSERT INTO onejob.tasks (kind) SELECT 'visit' FROM generate_series(1, 30)`)
-	c.awaitAll(t, patience)
+	c.awaitAll(t, maxWait)
 	if most := in.most.Load(); most != 1 {
 		t.Errorf("%d were inside at once, with a limit of 1", most)
 	}
@@ -193,7 +193,7 @@ func TestUnknownLimitsStarveNobody(t *testing.T) {
 				t.Fatal(err)
 			}
 			id := c.insert(t, "kind, limit_name", "noop", "zzz")
-			testenv.Eventually(t, 4*patience, "the task of the limit that is there is done", func() bool {
+			testenv.Eventually(t, 4*maxWait, "the task of the limit that is there is done", func() bool {
 				return get[string](t, c, "SELECT status FROM onejob.tasks WHERE id = $1", id) == "succeeded"
 			})
 			if n := get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status = 'pending'"); n != test.unknown {
@@ -258,7 +258,7 @@ func TestLimitWaitsForRoom(t *testing.T) {
 	c.exec(t, "SELECT onejob.cancel($1)", plain)
 	c.await(t, late, "succeeded")
 	c.exec(t, "SELECT onejob.cancel(id) FROM onejob.tasks WHERE status = 'running'")
-	c.awaitAll(t, patience)
+	c.awaitAll(t, maxWait)
 }
 
 // asked counts what a replica asks the database for.
@@ -306,11 +306,11 @@ func TestAuditBesideLimitedClaims(t *testing.T) {
 	for range n / 10 {
 		c.exec(t, `INSERT INTO onejob.tasks (kind, limit_name) SELECT 'count', 'four' FROM generate_series(1, 10)`)
 	}
-	c.awaitAll(t, 5*patience)
+	c.awaitAll(t, 5*maxWait)
 	if got := runs.Load(); got != n {
 		t.Errorf("%d tasks ran %d times", n, got)
 	}
-	for _, event := range []string{"claim_unheard", "completion_refused"} {
+	for _, event := range []string{"claim_reply_lost", "completion_refused"} {
 		if got := r.events.FilterMessage(event).Len(); got > 0 {
 			t.Errorf("%d x %s", got, event)
 		}
@@ -327,7 +327,7 @@ func TestLimitsCostNothingUnused(t *testing.T) {
 	var a asked
 	c.limited(t, "a", kinds(nil), func(w *worker.Worker) { a.Store, w.Store = w.Store, &a })
 	c.exec(t, `INSERT INTO onejob.tasks (kind) SELECT 'noop' FROM generate_series(1, 5000)`)
-	c.awaitAll(t, patience)
+	c.awaitAll(t, maxWait)
 	claims, limits := a.claims.Load(), a.limits.Load()
 	t.Logf("5000 tasks took %d claims, and %d questions for limits", claims, limits)
 	if limits > claims/2 {
@@ -360,7 +360,7 @@ func TestLimitHoldsOnRabbitMQ(t *testing.T) {
 	}
 	in.hold.Store(2)
 	c.exec(t, `INSERT INTO onejob.tasks (kind, limit_name) SELECT 'visit', 'two' FROM generate_series(1, 60)`)
-	c.awaitAll(t, patience)
+	c.awaitAll(t, maxWait)
 	if most := in.most.Load(); most != 2 {
 		t.Errorf("%d were inside at once, with a limit of 2", most)
 	}
@@ -399,8 +399,8 @@ func TestHandlerThatNeverReturns(t *testing.T) {
 				if err == nil || !strings.Contains(err.Error(), "1 tasks were still running") {
 					t.Errorf("Run returned %v", err)
 				}
-			case <-time.After(patience):
-				t.Fatalf("Run has not returned within %v", patience)
+			case <-time.After(maxWait):
+				t.Fatalf("Run has not returned within %v", maxWait)
 			}
 			if entry, _, err := c.kv.Client.Session().Info(session, nil); entry != nil || err != nil {
 				t.Errorf("its session is %+v, %v; want none", entry, err)

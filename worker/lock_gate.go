@@ -8,11 +8,11 @@ import (
 	"onejob/lock"
 )
 
-// doorway lets tasks in only while locks can be had. When one fails for a reason that is
+// lock gate lets tasks in only while locks can be had. When one fails for a reason that is
 // not the task's, because Consul is unavailable or refuses, all would, and each would be
-// claimed and given back again and again. So from then on one task is claimed a second,
+// claimed and requeued again and again. So from then on one task is claimed a second,
 // until Consul answers.
-type doorway struct {
+type lockGate struct {
 	mu     sync.Mutex
 	closed bool
 	next   time.Time // when one may pass
@@ -22,7 +22,7 @@ type doorway struct {
 const probeEvery = time.Second
 
 // pass returns how many of n tasks may be claimed now.
-func (d *doorway) pass(n int) int {
+func (d *lockGate) pass(n int) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	switch now := time.Now(); {
@@ -37,7 +37,7 @@ func (d *doorway) pass(n int) int {
 }
 
 // close reports whether it was open.
-func (d *doorway) close() bool {
+func (d *lockGate) close() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	was := d.closed
@@ -50,7 +50,7 @@ func (d *doorway) close() bool {
 
 // seen takes in Consul's answer to an attempt to lock, and reports whether that has
 // opened the door again. That somebody else holds a lock is an answer, too.
-func (d *doorway) seen(err error) bool {
+func (d *lockGate) seen(err error) bool {
 	if err != nil && !errors.Is(err, lock.ErrHeld) && !errors.Is(err, lock.ErrDelayed) {
 		return false
 	}

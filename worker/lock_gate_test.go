@@ -10,7 +10,7 @@ import (
 
 // While locks fail, one task is claimed now and then, and not all again and again.
 func TestClaimsPauseWhileLocksFail(t *testing.T) {
-	var d doorway
+	var d lockGate
 	broken := errors.New("Consul is unavailable")
 	if n := d.pass(10); n != 10 {
 		t.Errorf("%d of 10 pass", n)

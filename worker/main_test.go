@@ -37,8 +37,8 @@ func TestMain(m *testing.M) {
 	testenv.Main(m)
 }
 
-// patience is for what should take no time at all, on a machine that is busy.
-const patience = 60 * time.Second
+// maxWait is for what should take no time at all, on a machine that is busy.
+const maxWait = 60 * time.Second
 
 // A cluster is a database and a key prefix that the replicas of a test share.
 type cluster struct {
@@ -101,7 +101,7 @@ func (c *cluster) insert(t *testing.T, columns string, values ...any) int64 {
 func (c *cluster) await(t *testing.T, id int64, status string) {
 	t.Helper()
 	var now, message string
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(maxWait)
 	for {
 		if err := c.pool.QueryRow(t.Context(), "SELECT status, coalesce(error, '') FROM onejob.tasks WHERE id = $1", id).Scan(&now, &message); err != nil {
 			t.Fatal(err)
@@ -110,16 +110,16 @@ func (c *cluster) await(t *testing.T, id int64, status string) {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("task %d is %s after %v, not %s; error %q", id, now, patience, status, message)
+			t.Fatalf("task %d is %s after %v, not %s; error %q", id, now, maxWait, status, message)
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
 }
 
 // awaitAll waits until every task is finished.
-func (c *cluster) awaitAll(t *testing.T, patience time.Duration) {
+func (c *cluster) awaitAll(t *testing.T, maxWait time.Duration) {
 	t.Helper()
-	testenv.Eventually(t, patience, "all tasks finished", func() bool {
+	testenv.Eventually(t, maxWait, "all tasks finished", func() bool {
 		return get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status IN ('pending', 'running')") == 0
 	})
 }
@@ -204,7 +204,7 @@ func (c *cluster) begin(t *testing.T, name string, kinds tasks.Kinds, change fun
 // ready waits for the replica's session.
 func (r *replica) ready(t *testing.T) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), maxWait)
 	defer cancel()
 	if err := r.locks.Ready(ctx); err != nil {
 		t.Fatal(err)
@@ -214,7 +214,7 @@ func (r *replica) ready(t *testing.T) {
 // logged waits for an event and returns its fields.
 func (r *replica) logged(t *testing.T, event string) map[string]any {
 	t.Helper()
-	testenv.Eventually(t, patience, "log event "+event, func() bool { return r.events.FilterMessage(event).Len() > 0 })
+	testenv.Eventually(t, maxWait, "log event "+event, func() bool { return r.events.FilterMessage(event).Len() > 0 })
 	return r.events.FilterMessage(event).All()[0].ContextMap()
 }
 
@@ -324,16 +324,16 @@ func (p *process) count(event string) (n int) {
 
 func (p *process) logged(t *testing.T, event string) {
 	t.Helper()
-	testenv.Eventually(t, patience, p.name+" logs "+event, func() bool { return p.count(event) > 0 })
+	testenv.Eventually(t, maxWait, p.name+" logs "+event, func() bool { return p.count(event) > 0 })
 }
 
-// A witness is a file that commands append to, outside of everything that is
+// A recorder is a file that commands append to, outside of everything that is
 // being tested. A line is: word, lock key, task, attempt, fence, pid.
-type witness struct{ path string }
+type recorder struct{ path string }
 
-func newWitness(t *testing.T) witness {
+func newRecorder(t *testing.T) recorder {
 	t.Helper()
-	return witness{filepath.Join(t.TempDir(), "witness")}
+	return recorder{filepath.Join(t.TempDir(), "recorder")}
 }
 
 type testimony struct {
@@ -342,7 +342,7 @@ type testimony struct {
 	fence              int64
 }
 
-func (w witness) read(t *testing.T) []testimony {
+func (w recorder) read(t *testing.T) []testimony {
 	t.Helper()
 	b, err := os.ReadFile(w.path)
 	if err != nil && !os.IsNotExist(err) {
@@ -352,7 +352,7 @@ func (w witness) read(t *testing.T) []testimony {
 	for line := range strings.Lines(string(b)) {
 		var l testimony
 		if _, err := fmt.Sscan(line, &l.word, &l.key, &l.task, &l.attempt, &l.fence, &l.pid); err != nil {
-			t.Fatalf("witness: %q: %v", line, err)
+			t.Fatalf("recorder: %q: %v", line, err)
 		}
 		all = append(all, l)
 	}
@@ -360,7 +360,7 @@ func (w witness) read(t *testing.T) []testimony {
 }
 
 // hold keeps second attempts inside until resume is called.
-func (w witness) hold(t *testing.T) (resume func()) {
+func (w recorder) hold(t *testing.T) (resume func()) {
 	t.Helper()
 	if err := os.WriteFile(w.path+".hold", nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -369,7 +369,7 @@ func (w witness) hold(t *testing.T) (resume func()) {
 }
 
 // count returns how many testimonies have the word.
-func (w witness) count(t *testing.T, word string) (n int) {
+func (w recorder) count(t *testing.T, word string) (n int) {
 	for _, l := range w.read(t) {
 		if l.word == word {
 			n++
@@ -381,7 +381,7 @@ func (w witness) count(t *testing.T, word string) (n int) {
 // judge finds two tasks inside of one lock key at once, by the order of the
 // lines alone. A task that was killed never says end: its begin is void as soon
 // as a later line of the same key says that its process is dead.
-func (w witness) judge(t *testing.T) (ended map[int]int) {
+func (w recorder) check(t *testing.T) (ended map[int]int) {
 	t.Helper()
 	inside := map[string]testimony{}
 	highest := map[string]int64{}
@@ -404,7 +404,7 @@ func (w witness) judge(t *testing.T) (ended map[int]int) {
 		case "alive":
 			t.Errorf("task %d, attempt %d (fence %d) found the process of its predecessor alive", l.task, l.attempt, l.fence)
 		default:
-			t.Errorf("witness: what is %q?", l.word)
+			t.Errorf("recorder: what is %q?", l.word)
 		}
 	}
 	return ended
@@ -413,13 +413,13 @@ func (w witness) judge(t *testing.T) (ended map[int]int) {
 // config is a configuration whose commands testify. "quick" begins and ends.
 // "stuck" never ends in its first attempt, ignores SIGTERM, and keeps a child
 // in a session of its own that ignores it too; in its second it looks whether
-// those of the first are dead, and stays inside while the witness is on hold.
-// "escape" is like "stuck", but its child is an orphan with an empty environment.
-func (w witness) config() string {
+// those of the first are dead, and stays inside while the recorder is on hold.
+// "escape" is like "stuck", but its child is an abandoned task with an empty environment.
+func (w recorder) config() string {
 	const say = `say() { echo "$1 $ONEJOB_LOCK_KEY $ONEJOB_TASK_ID $ONEJOB_ATTEMPT $ONEJOB_FENCE $$" >> "$W"; }; `
 	quick := say + `say begin; say end`
 	const child = `setsid sh -c 'trap "" TERM; while :; do sleep 1; done' & C=$!`
-	const orphan = `setsid env -i /bin/sh -c '/bin/sh -c "trap \"\" TERM; echo \$\$ > $0; while :; do sleep 1; done" &' "$P.child"
+	const abandoned = `setsid env -i /bin/sh -c '/bin/sh -c "trap \"\" TERM; echo \$\$ > $0; while :; do sleep 1; done" &' "$P.child"
 while [ ! -s "$P.child" ]; do sleep 0.05; done; C=$(cat "$P.child")`
 	stuck := say + `trap "" TERM
 P="$W.$ONEJOB_TASK_ID"
@@ -444,7 +444,7 @@ while :; do sleep 1; done`
 		return fmt.Sprintf("      %s: {path: /bin/sh, args: [\"-c\", %s], env: {W: %q}, grace: 1s}\n", name, quoted, w.path)
 	}
 	return "kinds:\n  exec:\n    commands:\n" + command("quick", quick) + command("stuck", strings.Replace(stuck, "CHILD", child, 1)) +
-		command("escape", strings.Replace(stuck, "CHILD", orphan, 1))
+		command("escape", strings.Replace(stuck, "CHILD", abandoned, 1))
 }
 
 // jsonField returns a text of a JSON object, "" if it is not there.

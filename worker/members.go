@@ -156,7 +156,7 @@ func (w *Worker) beat(ctx context.Context) {
 func (w *Worker) beatOnce(ctx context.Context) {
 	session := w.Locks.Session()
 	if session == "" {
-		w.mourn(ctx)
+		w.watchReplicas(ctx)
 		return
 	}
 	r := w.members.me
@@ -195,17 +195,17 @@ func (w *Worker) beatOnce(ctx context.Context) {
 		switch {
 		case r.Session == session:
 		case r.Here || mutant.Silence:
-			w.bury(ctx, r)
+			w.reportDeath(ctx, r)
 		default:
-			w.buryElsewhere(ctx, r)
+			w.reportDeathElsewhere(ctx, r)
 		}
 	}
 }
 
-// mourn declares replicas dead whose process has ended on this machine and that have been
+// watchReplicas declares replicas dead whose process has ended on this machine and that have been
 // silent for long. It is for when there is no session, and nobody to ask: a Consul that
 // was wiped is adopted only if no replica can be at work elsewhere.
-func (w *Worker) mourn(ctx context.Context) {
+func (w *Worker) watchReplicas(ctx context.Context) {
 	list, err := w.Store.Replicas(ctx)
 	if err != nil {
 		w.members.blind()
@@ -219,26 +219,26 @@ func (w *Worker) mourn(ctx context.Context) {
 	}
 }
 
-// bury declares a replica dead that gives no sign of life, neither here nor in Consul.
+// reportDeath declares a replica dead that gives no sign of life, neither here nor in Consul.
 // Its leases have ended by its own clock, wherever it is.
-func (w *Worker) bury(ctx context.Context, r tasks.Replica) {
+func (w *Worker) reportDeath(ctx context.Context, r tasks.Replica) {
 	if !w.database.unchanged(ctx, r.Server) {
 		return // it may have moved to another server, where its heartbeats count
 	}
 	how, err := w.Locks.End(ctx, r.Session, lock.Silence)
 	if err != nil {
-		w.Log.Debug("replica_unclear", zap.String("replica", r.Name), zap.String("session", r.Session), zap.Error(err))
+		w.Log.Debug("replica_lookup_failed", zap.String("replica", r.Name), zap.String("session", r.Session), zap.Error(err))
 	}
 	if err == nil && how != lock.Alive {
 		w.declareDead(ctx, r, how)
 	}
 }
 
-// buryElsewhere declares a replica dead whose last heartbeat went to another server than
+// reportDeathElsewhere declares a replica dead whose last heartbeat went to another server than
 // the present one, as that of a replica that did not live to see the failover. Its silence
 // here says nothing: it may be alive, and heard by an old primary. Consul alone must have
 // ended its session, by its own clock.
-func (w *Worker) buryElsewhere(ctx context.Context, r tasks.Replica) {
+func (w *Worker) reportDeathElsewhere(ctx context.Context, r tasks.Replica) {
 	if dead, err := w.Locks.Dead(ctx, []string{r.Session}); err == nil && len(dead) == 1 && w.database.unchanged(ctx, r.Server) {
 		w.declareDead(ctx, r, lock.Dead)
 	}

@@ -127,7 +127,7 @@ func TestClusterKeyIsTouched(t *testing.T) {
 	if _, err := c.kv.Client.KV().Delete(key, nil); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, patience, "the key is back", func() bool { return value() == ours })
+	testenv.Eventually(t, maxWait, "the key is back", func() bool { return value() == ours })
 	if r.locks.Session() != session {
 		t.Error("the session was lost")
 	}
@@ -137,7 +137,7 @@ func TestClusterKeyIsTouched(t *testing.T) {
 	}
 	r.logged(t, "session_lost")
 	r.ready(t) // its own session alone was known here: it is its Consul
-	testenv.Eventually(t, patience, "the task goes on", func() bool {
+	testenv.Eventually(t, maxWait, "the task goes on", func() bool {
 		return get[bool](t, c, "SELECT status = 'running' AND session::text <> $2 FROM onejob.tasks WHERE id = $1", id, session)
 	})
 	if value() != get[string](t, c, "SELECT id::text FROM onejob.cluster") {
@@ -170,7 +170,7 @@ func TestConsulIsWiped(t *testing.T) {
 		<-began
 	}
 	for _, id := range ids {
-		testenv.Eventually(t, patience, "it runs again", func() bool {
+		testenv.Eventually(t, maxWait, "it runs again", func() bool {
 			return get[bool](t, c, "SELECT status = 'running' FROM onejob.tasks WHERE id = $1", id)
 		})
 	}
@@ -224,7 +224,7 @@ func TestTwoWitnesses(t *testing.T) {
 
 	cut := time.Now()
 	toConsul.Cut()
-	testenv.Eventually(t, patience, "it stops by itself", func() bool { return far.locks.Session() == "" })
+	testenv.Eventually(t, maxWait, "it stops by itself", func() bool { return far.locks.Session() == "" })
 	stopped := time.Since(cut)
 	near.logged(t, "replica_dead")
 	<-began
@@ -259,7 +259,7 @@ func withAgent(t *testing.T) (c, hosted *cluster, server, agent *servers.Consul)
 func TestHostAndAgentAreLost(t *testing.T) {
 	t.Parallel()
 	c, hosted, _, agent := withAgent(t)
-	w := newWitness(t)
+	w := newRecorder(t)
 	// Consul alone would keep this session for longer than the test waits.
 	lost := hosted.process(t, "lost", w.config(), "ONEJOB_CONSUL_CHECK_TTL=10m", "ONEJOB_CONSUL_SESSION_TTL=20m")
 	id := c.stuck(t, w)
@@ -286,7 +286,7 @@ func TestHostAndAgentAreLost(t *testing.T) {
 func TestShortOutagesLoseNoLease(t *testing.T) {
 	t.Parallel()
 	c, hosted, server, agent := withAgent(t)
-	w := newWitness(t)
+	w := newRecorder(t)
 	holder := hosted.process(t, "holder", w.config())
 	id := c.stuck(t, w)
 	c.replica(t, "near", kinds(nil), nil) // it would take over
@@ -334,13 +334,13 @@ func TestReplicasAreListed(t *testing.T) {
 	if err := r.Reload(tasks.Kinds{"other": tasks.Noop{}}, nil, nil); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, patience, "the kinds are those of the new configuration", func() bool {
+	testenv.Eventually(t, maxWait, "the kinds are those of the new configuration", func() bool {
 		return get[string](t, c, "SELECT array_to_string(kinds, ',') FROM onejob.replicas") == "other"
 	})
 	if _, err := c.kv.Client.Session().Destroy(r.locks.Session(), nil); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, patience, "a second session, and the first one lost", func() bool { return c.states(t, "a") == "lost working" })
+	testenv.Eventually(t, maxWait, "a second session, and the first one lost", func() bool { return c.states(t, "a") == "lost working" })
 	if err := r.stop(); err != nil {
 		t.Error(err)
 	}

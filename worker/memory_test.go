@@ -32,14 +32,14 @@ func (w *weighed) Claim(ctx context.Context, c tasks.Claim) (tasks.Claimed, erro
 	return claimed, err
 }
 
-func (w *weighed) Complete(ctx context.Context, e tasks.Ending) error {
+func (w *weighed) Complete(ctx context.Context, e tasks.Completion) error {
 	w.drop(e.Fence)
 	return w.Store.Complete(ctx, e)
 }
 
-func (w *weighed) Unclaim(ctx context.Context, t *tasks.Task, delay time.Duration) error {
+func (w *weighed) Requeue(ctx context.Context, t *tasks.Task, delay time.Duration) error {
 	w.drop(t.Fence)
-	return w.Store.Unclaim(ctx, t, delay)
+	return w.Store.Requeue(ctx, t, delay)
 }
 
 func (w *weighed) drop(fence int64) {
@@ -96,7 +96,7 @@ SELECT 'carry', to_jsonb((SELECT string_agg(md5(random()::text || i || j), '') F
 		w.Store = r.Store
 		r.Store, r.Concurrency, r.PayloadMemory = w, n, memory
 	})
-	c.awaitAll(t, 5*patience)
+	c.awaitAll(t, 5*maxWait)
 	if got := get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status = 'succeeded' AND attempt = 1"); got != n {
 		t.Errorf("%d of %d tasks succeeded in their first attempt", got, n)
 	}

@@ -59,6 +59,6 @@ node_prefix "" { policy = "read" }
 
 	grant(rules)
 	p.logged(t, "lock_recovered")
-	c.awaitAll(t, patience)
+	c.awaitAll(t, maxWait)
 	c.wantNone(t, "tasks did not succeed", "SELECT count(*) FROM onejob.tasks WHERE status <> 'succeeded'")
 }

@@ -37,7 +37,7 @@ func TestReplicasBehindAPooler(t *testing.T) {
 				c.exec(t, `INSERT INTO onejob.tasks (kind, payload) VALUES ('sql', '{"statement": "note"}')`)
 				c.exec(t, `INSERT INTO onejob.tasks (kind, payload) VALUES ('sql', jsonb_build_object('statement', 'given', 'params', jsonb_build_object('n', $1::int)))`, -i)
 			}
-			c.awaitAll(t, patience)
+			c.awaitAll(t, maxWait)
 			if got := get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status = 'succeeded' AND attempt = 1"); got != n {
 				t.Errorf("%d of %d succeeded at the first attempt", got, n)
 			}
@@ -49,7 +49,7 @@ func TestReplicasBehindAPooler(t *testing.T) {
 				replicas[0].logged(t, "listen_failed")
 			}
 			for _, r := range replicas {
-				for _, event := range []string{"claim_failed", "completion_delayed", "give_back_delayed"} {
+				for _, event := range []string{"claim_failed", "completion_delayed", "requeue_delayed"} {
 					if n := r.events.FilterMessage(event).Len(); n > 0 {
 						t.Errorf("%d x %s: %v", n, event, r.events.FilterMessage(event).All()[0].ContextMap())
 					}

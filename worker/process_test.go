@@ -25,10 +25,10 @@ import (
 // quickly are settings with which sessions end soon.
 var quickly = []string{"ONEJOB_CONSUL_CHECK_TTL=4s", "ONEJOB_CONSUL_HEARTBEAT=500ms", "ONEJOB_CONSUL_MARGIN=1s", "ONEJOB_CONSUL_LOCK_DELAY=1s", "ONEJOB_CONSUL_VERIFY=500ms"}
 
-func (c *cluster) stuck(t *testing.T, w witness) int64 {
+func (c *cluster) stuck(t *testing.T, w recorder) int64 {
 	t.Helper()
 	id := c.insert(t, "kind, payload, lock_key", "exec", `{"command": "stuck"}`, "shared")
-	testenv.Eventually(t, patience, "the command is inside", func() bool { return w.count(t, "begin") == 1 })
+	testenv.Eventually(t, maxWait, "the command is inside", func() bool { return w.count(t, "begin") == 1 })
 	return id
 }
 
@@ -51,7 +51,7 @@ func (c *cluster) holder(t *testing.T, id int64, all ...*process) (holder *proce
 
 func TestTenReplicasRaceForTasks(t *testing.T) {
 	t.Parallel()
-	c, w := newCluster(t), newWitness(t)
+	c, w := newCluster(t), newRecorder(t)
 	const n = 2000
 	c.exec(t, `INSERT INTO onejob.tasks (kind, payload, lock_key)
                SELECT 'exec', '{"command": "quick"}', CASE WHEN i % 2 = 0 THEN 'key-' || i % 50 END
@@ -60,7 +60,7 @@ func TestTenReplicasRaceForTasks(t *testing.T) {
 		c.process(t, fmt.Sprint("r", i), w.config(), "ONEJOB_WORKER_CONCURRENCY=8")
 	}
 	c.awaitAll(t, 90*time.Second)
-	ended := w.judge(t)
+	ended := w.check(t)
 	for id, times := range ended {
 		if times != 1 {
 			t.Errorf("task %d ended %d times", id, times)
@@ -77,7 +77,7 @@ func TestTenReplicasRaceForTasks(t *testing.T) {
 
 func TestKilledReplicaIsTakenOver(t *testing.T) {
 	t.Parallel()
-	c, w := newCluster(t), newWitness(t)
+	c, w := newCluster(t), newRecorder(t)
 	a, z := c.process(t, "a", w.config()), c.process(t, "z", w.config()) // with the default times
 	id := c.stuck(t, w)
 	holder, _ := c.holder(t, id, a, z)
@@ -89,7 +89,7 @@ func TestKilledReplicaIsTakenOver(t *testing.T) {
 	if w.count(t, "dead") != 2 {
 		t.Errorf("the second attempt found %d of 2 processes of the first dead", w.count(t, "dead"))
 	}
-	w.judge(t)
+	w.check(t)
 	if got := c.outcomes(t, id); got != "crashed succeeded" {
 		t.Errorf("outcomes: %s", got)
 	}
@@ -101,7 +101,7 @@ func TestKilledReplicaIsTakenOver(t *testing.T) {
 
 func TestFrozenReplicaIsFencedOut(t *testing.T) {
 	t.Parallel()
-	c, w := newCluster(t), newWitness(t)
+	c, w := newCluster(t), newRecorder(t)
 	a, z := c.process(t, "a", w.config(), quickly...), c.process(t, "z", w.config(), quickly...)
 	id := c.stuck(t, w)
 	holder, _ := c.holder(t, id, a, z)
@@ -110,7 +110,7 @@ func TestFrozenReplicaIsFencedOut(t *testing.T) {
 	// fence tells the two apart.
 	resume := w.hold(t)
 	holder.signal(t, syscall.SIGSTOP)
-	testenv.Eventually(t, patience, "the second attempt is inside", func() bool { return w.count(t, "begin") == 2 })
+	testenv.Eventually(t, maxWait, "the second attempt is inside", func() bool { return w.count(t, "begin") == 2 })
 	// That it wants to write proves that it lived: it is no crash any more.
 	const row, blame = "SELECT (to_jsonb(t) - '{attempt,crashes,stalls}'::text[])::text FROM onejob.tasks t WHERE id = $1", "SELECT concat_ws(' ', crashes, stalls) FROM onejob.tasks WHERE id = $1"
 	before := get[string](t, c, row, id)
@@ -130,17 +130,17 @@ func TestFrozenReplicaIsFencedOut(t *testing.T) {
 
 	c.wantDeadFirst(t, w, id, "lease_lost")
 	// It comes back into the ring by itself.
-	testenv.Eventually(t, patience, "the frozen replica has a new session", func() bool { return holder.count("session_started") == 2 })
+	testenv.Eventually(t, maxWait, "the frozen replica has a new session", func() bool { return holder.count("session_started") == 2 })
 }
 
 // wantDeadFirst looks at a task that succeeded in its second attempt: it found both
 // processes of the first one dead, which ended so.
-func (c *cluster) wantDeadFirst(t *testing.T, w witness, id int64, first string) {
+func (c *cluster) wantDeadFirst(t *testing.T, w recorder, id int64, first string) {
 	t.Helper()
 	if n := w.count(t, "dead"); n != 2 {
 		t.Errorf("the second attempt found %d of 2 processes of the first dead", n)
 	}
-	w.judge(t)
+	w.check(t)
 	if got := c.outcomes(t, id); got != first+" succeeded" {
 		t.Errorf("outcomes: %s", got)
 	}
@@ -149,7 +149,7 @@ func (c *cluster) wantDeadFirst(t *testing.T, w witness, id int64, first string)
 
 func TestSessionDestroyedByAnOperator(t *testing.T) {
 	t.Parallel()
-	c, w := newCluster(t), newWitness(t)
+	c, w := newCluster(t), newRecorder(t)
 	c.process(t, "a", w.config(), quickly...)
 	c.process(t, "z", w.config(), quickly...)
 	id := c.stuck(t, w)
@@ -161,17 +161,17 @@ func TestSessionDestroyedByAnOperator(t *testing.T) {
 	if w.count(t, "dead") != 2 {
 		t.Errorf("the second attempt found %d of 2 processes of the first dead", w.count(t, "dead"))
 	}
-	w.judge(t)
+	w.check(t)
 	c.noOverlaps(t)
 }
 
 func TestOneKeyDeletedByAnOperator(t *testing.T) {
 	t.Parallel()
-	c, w := newCluster(t), newWitness(t)
+	c, w := newCluster(t), newRecorder(t)
 	a := c.process(t, "a", w.config(), quickly...)
 	id := c.stuck(t, w)
 	other := c.insert(t, "kind, payload, lock_key", "exec", `{"command": "stuck"}`, "unharmed")
-	testenv.Eventually(t, patience, "both commands are inside", func() bool { return w.count(t, "begin") == 2 })
+	testenv.Eventually(t, maxWait, "both commands are inside", func() bool { return w.count(t, "begin") == 2 })
 
 	if _, err := c.kv.Client.KV().Delete(c.kv.Prefix+"/tasks/shared", nil); err != nil {
 		t.Fatal(err)
@@ -184,13 +184,13 @@ func TestOneKeyDeletedByAnOperator(t *testing.T) {
 	if got := get[string](t, c, "SELECT status FROM onejob.tasks WHERE id = $1", other); got != "running" {
 		t.Errorf("the other task is %s, want running", got)
 	}
-	w.judge(t)
+	w.check(t)
 }
 
 func TestConsulAwayAndBack(t *testing.T) {
 	t.Parallel()
 	server, kv := testenv.OwnConsul(t, servers.ConsulConfig{})
-	c, w := clusterOn(t, testenv.Postgres(t), kv), newWitness(t)
+	c, w := clusterOn(t, testenv.Postgres(t), kv), newRecorder(t)
 	a := c.process(t, "a", w.config(), quickly...)
 	c.process(t, "z", w.config(), quickly...)
 	id := c.stuck(t, w)
@@ -213,14 +213,14 @@ func TestConsulAwayAndBack(t *testing.T) {
 	if err := server.Start(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	c.awaitAll(t, patience)
+	c.awaitAll(t, maxWait)
 	if got := c.outcomes(t, id); got != "lease_lost succeeded" {
 		t.Errorf("outcomes: %s", got)
 	}
 	if attempt := get[int](t, c, "SELECT attempt FROM onejob.tasks WHERE id = $1", id); attempt != 1 {
 		t.Errorf("attempt = %d: the outage used one up", attempt)
 	}
-	ended := w.judge(t)
+	ended := w.check(t)
 	if len(ended) != 21 {
 		t.Errorf("%d tasks ended, want 21", len(ended))
 	}
@@ -230,20 +230,20 @@ func TestConsulAwayAndBack(t *testing.T) {
 func TestPostgresRestartsAmongCompletions(t *testing.T) {
 	t.Parallel()
 	server, db := testenv.OwnPostgres(t)
-	c, w := clusterOn(t, db, testenv.Consul(t)), newWitness(t)
+	c, w := clusterOn(t, db, testenv.Consul(t)), newRecorder(t)
 	const n = 400
 	c.exec(t, `INSERT INTO onejob.tasks (kind, payload) SELECT 'exec', '{"command": "quick"}' FROM generate_series(1, $1)`, n)
 	c.process(t, "a", w.config(), "ONEJOB_WORKER_CONCURRENCY=8")
 	c.process(t, "z", w.config(), "ONEJOB_WORKER_CONCURRENCY=8")
 	for _, at := range []int{n / 4, n / 2} {
-		testenv.Eventually(t, patience, "tasks are being worked on", func() bool { return w.count(t, "end") > at })
+		testenv.Eventually(t, maxWait, "tasks are being worked on", func() bool { return w.count(t, "end") > at })
 		if err := server.Restart(context.Background(), servers.Immediate); err != nil {
 			t.Fatal(err)
 		}
 	}
 	c.pool.Reset()
-	c.awaitAll(t, patience)
-	ended := w.judge(t)
+	c.awaitAll(t, maxWait)
+	ended := w.check(t)
 	if len(ended) != n {
 		t.Errorf("%d tasks ended, want %d", len(ended), n)
 	}
@@ -265,7 +265,7 @@ func TestPostgresRestartsAmongCompletions(t *testing.T) {
 
 func TestShutdownGivesWorkBack(t *testing.T) {
 	t.Parallel()
-	c, w := newCluster(t), newWitness(t)
+	c, w := newCluster(t), newRecorder(t)
 	settings := append([]string{"ONEJOB_WORKER_SHUTDOWN_GRACE=200ms"}, quickly...)
 	a, z := c.process(t, "a", w.config(), settings...), c.process(t, "z", w.config(), settings...)
 	id := c.stuck(t, w)
@@ -285,7 +285,7 @@ func TestShutdownGivesWorkBack(t *testing.T) {
 	if attempt, crashes := get[int](t, c, "SELECT attempt FROM onejob.tasks WHERE id = $1", id), get[int](t, c, "SELECT crashes FROM onejob.tasks WHERE id = $1", id); attempt != 1 || crashes != 0 {
 		t.Errorf("attempt = %d, crashes = %d: the shutdown was counted", attempt, crashes)
 	}
-	w.judge(t)
+	w.check(t)
 	c.noOverlaps(t)
 }
 
@@ -326,10 +326,10 @@ func TestCrashedWorkerIsTakenOver(t *testing.T) {
 }
 
 func testCrash(t *testing.T) (took float64) {
-	c, w := newCluster(t), newWitness(t)
+	c, w := newCluster(t), newRecorder(t)
 	a, z := c.process(t, "a", w.config()), c.process(t, "z", w.config()) // with the default times
 	id := c.insert(t, "kind, payload, lock_key", "exec", `{"command": "escape"}`, "shared")
-	testenv.Eventually(t, patience, "the command is inside", func() bool { return w.count(t, "begin") == 1 })
+	testenv.Eventually(t, maxWait, "the command is inside", func() bool { return w.count(t, "begin") == 1 })
 
 	holder, killed := c.crash(t, id, syscall.SIGKILL, a, z)
 	c.await(t, id, "succeeded")
@@ -338,13 +338,13 @@ func testCrash(t *testing.T) (took float64) {
 	if w.count(t, "dead") != 2 {
 		t.Errorf("the second attempt found %d of 2 processes of the first dead", w.count(t, "dead"))
 	}
-	w.judge(t)
+	w.check(t)
 	if got := c.outcomes(t, id); got != "crashed succeeded" {
 		t.Errorf("outcomes: %s", got)
 	}
 
 	// The same replica works again.
-	testenv.Eventually(t, patience, "the next working process has a session", func() bool { return holder.count("session_started") == 2 })
+	testenv.Eventually(t, maxWait, "the next working process has a session", func() bool { return holder.count("session_started") == 2 })
 	if holder.count("worker_crashed") != 1 || holder.count("worker_restarted") != 1 {
 		t.Errorf("it logged %d crashes and %d restarts", holder.count("worker_crashed"), holder.count("worker_restarted"))
 	}
@@ -399,10 +399,10 @@ func TestWorkerAndGuardAreKilledTogether(t *testing.T) {
 	for _, what := range []string{"the guard is killed too", "the guard is left stopped"} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
-			c, w := newCluster(t), newWitness(t)
+			c, w := newCluster(t), newRecorder(t)
 			a, z := c.process(t, "a", w.config()), c.process(t, "z", w.config())
 			id := c.insert(t, "kind, payload, lock_key", "exec", `{"command": "escape"}`, "shared")
-			testenv.Eventually(t, patience, "the command is inside", func() bool { return w.count(t, "begin") == 1 })
+			testenv.Eventually(t, maxWait, "the command is inside", func() bool { return w.count(t, "begin") == 1 })
 			holder, _ := c.holder(t, id, a, z)
 			family := familyOf(t, []*process{holder})
 			both := []int{holder.guard(t), holder.worker()}
@@ -433,12 +433,12 @@ func TestWorkerAndGuardAreKilledTogether(t *testing.T) {
 // So does one that gets SIGQUIT.
 func TestPanickedWorkerIsRestarted(t *testing.T) {
 	t.Parallel()
-	c, w := newCluster(t), newWitness(t)
+	c, w := newCluster(t), newRecorder(t)
 	a := c.process(t, "a", w.config())
 	id := c.stuck(t, w)
 	c.crash(t, id, syscall.SIGQUIT, a)
 	c.await(t, id, "succeeded") // by the next working process
-	w.judge(t)
+	w.check(t)
 	if got := c.outcomes(t, id); got != "crashed succeeded" {
 		t.Errorf("outcomes: %s", got)
 	}
@@ -461,7 +461,7 @@ func TestCrashWhileAServiceIsUnavailable(t *testing.T) {
 				server, own := testenv.OwnPostgres(t)
 				db, stop, start = own, func() error { return server.Stop(servers.Immediate) }, func() error { return server.Start(context.Background()) }
 			}
-			c, w := clusterOn(t, db, kv), newWitness(t)
+			c, w := clusterOn(t, db, kv), newRecorder(t)
 			a := c.process(t, "a", w.config())
 			id := c.stuck(t, w)
 			holder, _ := c.holder(t, id, a)
@@ -472,7 +472,7 @@ func TestCrashWhileAServiceIsUnavailable(t *testing.T) {
 				t.Fatal(err)
 			}
 			other := map[string]string{"consul": "postgres", "postgres": "consul"}[away]
-			testenv.Eventually(t, patience, other+" knows of the death", func() bool { return a.buried(other) })
+			testenv.Eventually(t, maxWait, other+" knows of the death", func() bool { return a.buried(other) })
 			if a.buried(away) {
 				t.Errorf("%s knows of the death while it is unavailable", away)
 			}
@@ -480,9 +480,9 @@ func TestCrashWhileAServiceIsUnavailable(t *testing.T) {
 				t.Fatal(err)
 			}
 			c.pool.Reset()
-			testenv.Eventually(t, patience, away+" knows of the death", func() bool { return a.buried(away) })
+			testenv.Eventually(t, maxWait, away+" knows of the death", func() bool { return a.buried(away) })
 			c.await(t, id, "succeeded")
-			w.judge(t)
+			w.check(t)
 			c.noOverlaps(t)
 		})
 	}
@@ -564,7 +564,7 @@ func TestReplicaIsHiddenFromItsUser(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer func() { _ = sleep.Process.Kill(); _ = sleep.Wait() }()
-		testenv.Eventually(t, patience, "its environment is its user's", func() bool { return owner(t, sleep.Process.Pid) == nobody })
+		testenv.Eventually(t, maxWait, "its environment is its user's", func() bool { return owner(t, sleep.Process.Pid) == nobody })
 	})
 }
 
@@ -572,7 +572,7 @@ func TestReplicaIsHiddenFromItsUser(t *testing.T) {
 // machine, if that is a program with a worker of its own, too.
 func TestProgramKillsSurvivors(t *testing.T) {
 	t.Parallel()
-	c, w := newCluster(t), newWitness(t)
+	c, w := newCluster(t), newRecorder(t)
 	a := c.process(t, "a", w.config())
 	c.stuck(t, w)
 	family, guard := familyOf(t, []*process{a}), a.guard(t)
@@ -596,5 +596,5 @@ func TestProgramKillsSurvivors(t *testing.T) {
 func (p *process) buried(where string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return slices.ContainsFunc(p.events, func(e map[string]any) bool { return e["event"] == "process_buried" && e["where"] == where })
+	return slices.ContainsFunc(p.events, func(e map[string]any) bool { return e["event"] == "process_death_reported" && e["where"] == where })
 }

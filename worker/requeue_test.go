@@ -14,13 +14,13 @@ import (
 	"onejob/tasks"
 )
 
-// unclaims records how tasks are requeued.
-type unclaims struct {
+// requeueRecorder records how tasks are requeued.
+type requeueRecorder struct {
 	Store  // what is not overridden is not called
 	delays []time.Duration
 }
 
-func (s *unclaims) Unclaim(_ context.Context, _ *tasks.Task, delay time.Duration) error {
+func (s *requeueRecorder) Requeue(_ context.Context, _ *tasks.Task, delay time.Duration) error {
 	s.delays = append(s.delays, delay)
 	return nil
 }
@@ -30,11 +30,11 @@ func (s *unclaims) Unclaim(_ context.Context, _ *tasks.Task, delay time.Duration
 func TestTaskWhoseLockIsHeldWaitsLongerEachTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core, events := observer.New(zap.DebugLevel)
-		db := &unclaims{}
+		db := &requeueRecorder{}
 		w := Worker{Store: db, Log: zap.New(core), giveUp: t.Context(), writing: t.Context()}
 		task := &tasks.Task{ID: 7, LockKey: "k", Attempt: 1, Fence: 1}
 		for i, seconds := range []int{1, 2, 4, 8, 8, 8} {
-			w.giveBack(task, fmt.Errorf("k: %w", lock.ErrHeld))
+			w.requeue(task, fmt.Errorf("k: %w", lock.ErrHeld))
 			if len(db.delays) != i+1 {
 				t.Fatalf("it was requeued %d times in %d rounds", len(db.delays), i+1)
 			}
@@ -52,7 +52,7 @@ func TestTaskWhoseLockIsHeldWaitsLongerEachTime(t *testing.T) {
 		}
 
 		// Another task begins with the shortest delay.
-		w.giveBack(&tasks.Task{ID: 8, LockKey: "other", Attempt: 1, Fence: 2}, lock.ErrHeld)
+		w.requeue(&tasks.Task{ID: 8, LockKey: "other", Attempt: 1, Fence: 2}, lock.ErrHeld)
 		if got := db.delays[len(db.delays)-1]; got > time.Second || got < 800*time.Millisecond {
 			t.Errorf("another task waits %v, want 1s less up to a fifth", got)
 		}

@@ -33,7 +33,7 @@ func (r *running) take(n, most int) int {
 	return n
 }
 
-// leave gives back room for n attempts.
+// leave returns room for n attempts.
 func (r *running) leave(n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

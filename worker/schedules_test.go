@@ -32,15 +32,15 @@ func TestSchedules(t *testing.T) {
 	c := newCluster(t)
 	began := make(chan string, 1000)
 	r := c.replica(t, "a", kinds(began), nil)
-	r.logged(t, "leading")
+	r.logged(t, "leadership_acquired")
 
 	t.Run("EverySecond", func(t *testing.T) {
 		id := c.schedule(t, "name, cron, kind, payload, queue, priority, max_attempts", "tick", "* * * * * *", "greet", `{"Name": "you"}`, "q", 7, 2)
-		testenv.Eventually(t, patience, "three tasks are done", func() bool {
+		testenv.Eventually(t, maxWait, "three tasks are done", func() bool {
 			return get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE schedule_id = $1 AND status = 'succeeded'", id) >= 3
 		})
 		c.exec(t, "UPDATE onejob.schedules SET enabled = false WHERE id = $1", id)
-		testenv.Eventually(t, patience, "what was due before is made", func() bool {
+		testenv.Eventually(t, maxWait, "what was due before is made", func() bool {
 			return get[bool](t, c, "SELECT NOT EXISTS (SELECT FROM onejob.former_schedules)")
 		})
 		if n := get[int](t, c, `SELECT count(*) FROM onejob.tasks t JOIN onejob.occurrences o ON o.task_id = t.id AND o.due_at = t.run_at
@@ -53,7 +53,7 @@ func TestSchedules(t *testing.T) {
 		}
 		last := get[time.Time](t, c, "SELECT max(due_at) FROM onejob.occurrences WHERE schedule_id = $1", id)
 		now := get[time.Time](t, c, "UPDATE onejob.schedules SET enabled = true, cron = '*/2 * * * * *' WHERE id = $1 RETURNING changed_at", id)
-		testenv.Eventually(t, patience, "it goes on", func() bool {
+		testenv.Eventually(t, maxWait, "it goes on", func() bool {
 			return get[bool](t, c, "SELECT EXISTS (SELECT FROM onejob.occurrences WHERE schedule_id = $1 AND due_at > $2)", id, now)
 		})
 		if n := get[int](t, c, "SELECT count(*) FROM onejob.occurrences WHERE schedule_id = $1 AND due_at > $2 AND due_at <= $3", id, last, now); n != 0 {
@@ -67,10 +67,10 @@ func TestSchedules(t *testing.T) {
 		c.exec(t, `CREATE TRIGGER refuse BEFORE INSERT ON onejob.tasks FOR EACH ROW WHEN (NEW.payload = '"refused"') EXECUTE FUNCTION public.refuse()`)
 		bad := c.schedule(t, "name, cron, kind, payload", "refused", "* * * * * *", "noop", `"refused"`)
 		good := c.schedule(t, "name, cron, kind", "beside it", "* * * * * *", "noop")
-		testenv.Eventually(t, patience, "the schedule says why", func() bool {
+		testenv.Eventually(t, maxWait, "the schedule says why", func() bool {
 			return get[bool](t, c, "SELECT coalesce(error LIKE '%not these%', false) FROM onejob.schedules WHERE id = $1", bad)
 		})
-		testenv.Eventually(t, patience, "the other goes on", func() bool {
+		testenv.Eventually(t, maxWait, "the other goes on", func() bool {
 			return get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE schedule_id = $1 AND status = 'succeeded'", good) >= 2
 		})
 		c.exec(t, "DELETE FROM onejob.schedules WHERE id IN ($1, $2)", bad, good)
@@ -85,7 +85,7 @@ func TestSchedules(t *testing.T) {
 		}
 		skip, one, all, capped := behind("skip", "skip", 100), behind("one", "one", 100), behind("all", "all", 100), behind("capped", "all", 5)
 		for _, id := range []int64{skip, one, all, capped} {
-			testenv.Eventually(t, patience, "it has caught up", func() bool {
+			testenv.Eventually(t, maxWait, "it has caught up", func() bool {
 				return get[bool](t, c, "SELECT next_at > now() FROM onejob.schedules WHERE id = $1", id)
 			})
 		}
@@ -122,7 +122,7 @@ func TestSchedules(t *testing.T) {
 		skip := c.schedule(t, "name, cron, kind, on_overlap", "o-skip", "* * * * * *", "wait", "skip")
 		queue := c.schedule(t, "name, cron, kind, on_overlap", "o-queue", "* * * * * *", "wait", "queue")
 		allow := c.schedule(t, "name, cron, kind, on_overlap", "o-allow", "* * * * * *", "wait", "allow")
-		testenv.Eventually(t, patience, "several due times each", func() bool {
+		testenv.Eventually(t, maxWait, "several due times each", func() bool {
 			return get[int](t, c, "SELECT count(*) FROM onejob.occurrences WHERE schedule_id = $1", skip) >= 4 &&
 				get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE schedule_id = $1", queue) >= 3 &&
 				get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE schedule_id = $1 AND status = 'running'", allow) >= 2
@@ -147,7 +147,7 @@ func TestSchedules(t *testing.T) {
 		line := c.schedule(t, "name, cron, kind", "bad line", "99 * * * *", "noop")
 		never := c.schedule(t, "name, cron, kind", "never", "0 0 30 2 *", "noop")
 		good := c.schedule(t, "name, cron, kind", "good", "* * * * * *", "noop")
-		testenv.Eventually(t, patience, "the good one is made", func() bool {
+		testenv.Eventually(t, maxWait, "the good one is made", func() bool {
 			return get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE schedule_id = $1", good) >= 2
 		})
 		if get[string](t, c, "SELECT coalesce(error, '') FROM onejob.schedules WHERE id = $1", line) == "" {
@@ -170,7 +170,7 @@ func TestSchedules(t *testing.T) {
 			t.Errorf("schedule_invalid was logged %d times, want once for each of two", n)
 		}
 		c.exec(t, "UPDATE onejob.schedules SET cron = '* * * * * *' WHERE id = $1", line)
-		testenv.Eventually(t, patience, "the mended one is made", func() bool {
+		testenv.Eventually(t, maxWait, "the mended one is made", func() bool {
 			return get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE schedule_id = $1", line) >= 1
 		})
 	})
@@ -254,7 +254,7 @@ func TestEditsLoseNoDueTime(t *testing.T) {
 			if !test.before {
 				start()
 			}
-			testenv.Eventually(t, patience, "all is made that was due", func() bool {
+			testenv.Eventually(t, maxWait, "all is made that was due", func() bool {
 				return get[bool](t, c, "SELECT (coalesce(next_at > $2, false) OR NOT enabled) AND NOT EXISTS (SELECT FROM onejob.former_schedules) FROM onejob.schedules WHERE id = $1", id, last)
 			})
 			var want []string
@@ -306,7 +306,7 @@ func TestRetention(t *testing.T) {
 	r := c.replica(t, "a", kinds(nil), func(w *worker.Worker) {
 		w.KeepSucceeded, w.KeepFailed, w.RetentionEvery = time.Hour, 3*time.Hour, 100*time.Millisecond
 	})
-	testenv.Eventually(t, patience, "what is old is gone", func() bool {
+	testenv.Eventually(t, maxWait, "what is old is gone", func() bool {
 		return get[int](t, c, "SELECT count(*) FROM onejob.tasks") == 2*700+1
 	})
 	if n := get[int](t, c, "SELECT count(*) FROM onejob.attempts"); n != 2*700 {
@@ -341,7 +341,7 @@ func TestNoDueTimeIsLostOrMadeTwice(t *testing.T) {
 	}
 	leader := func() *process {
 		var p *process
-		testenv.Eventually(t, patience, "somebody leads", func() bool {
+		testenv.Eventually(t, maxWait, "somebody leads", func() bool {
 			pair, _, err := c.kv.Client.KV().Get(c.kv.Prefix+"/leader", nil)
 			if err != nil || pair == nil || pair.Session == "" {
 				return false
@@ -392,7 +392,7 @@ func TestNoDueTimeIsLostOrMadeTwice(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		testenv.Eventually(t, patience, "due times are made again after "+fault, func() bool { return made() >= before+schedules })
+		testenv.Eventually(t, maxWait, "due times are made again after "+fault, func() bool { return made() >= before+schedules })
 		switch fault {
 		case "freeze":
 			p.signal(t, syscall.SIGCONT)
@@ -400,9 +400,9 @@ func TestNoDueTimeIsLostOrMadeTwice(t *testing.T) {
 			ways[p.name].Heal()
 		}
 	}
-	testenv.Eventually(t, patience, "300 due times", func() bool { return get[int](t, c, "SELECT count(*) FROM onejob.occurrences") >= 300 })
+	testenv.Eventually(t, maxWait, "300 due times", func() bool { return get[int](t, c, "SELECT count(*) FROM onejob.occurrences") >= 300 })
 	c.exec(t, "UPDATE onejob.schedules SET enabled = false")
-	c.awaitAll(t, patience)
+	c.awaitAll(t, maxWait)
 
 	if n := get[int](t, c, `SELECT count(*) FROM (SELECT due_at - lag(due_at) OVER (PARTITION BY schedule_id ORDER BY due_at) AS gap FROM onejob.occurrences) g WHERE gap <> interval '1 second'`); n != 0 {
 		t.Errorf("%d due times are missing", n)
@@ -447,9 +447,9 @@ func TestHeldSnapshotsAreLogged(t *testing.T) {
 		}
 		return n
 	}
-	testenv.Eventually(t, patience, "the first is named", func() bool { return said(pid) > 0 })
+	testenv.Eventually(t, maxWait, "the first is named", func() bool { return said(pid) > 0 })
 	second := open()
-	testenv.Eventually(t, patience, "the second is named", func() bool { return said(second) > 0 })
+	testenv.Eventually(t, maxWait, "the second is named", func() bool { return said(second) > 0 })
 	if n := said(pid); n != 1 {
 		t.Errorf("the first was named %d times", n)
 	}
@@ -470,12 +470,12 @@ SELECT $2::int + i, $2::int + i, 1, $1, 'r' || i, gen_random_uuid(), now(), now(
 	overlap("k", 1000)
 	r := c.replica(t, "a", kinds(nil), func(w *worker.Worker) { w.OverlapsEvery = 50 * time.Millisecond })
 	found := func() *observer.ObservedLogs { return r.events.FilterMessage("overlap_found") }
-	testenv.Eventually(t, patience, "the overlap is found", func() bool { return found().Len() > 0 })
+	testenv.Eventually(t, maxWait, "the overlap is found", func() bool { return found().Len() > 0 })
 	if f := found().All()[0].ContextMap(); f["lock_key"] != "k" || f["fence"] != int64(1000) || f["by"] != "r0" || f["other_fence"] != int64(1001) || f["other_by"] != "r1" || f["total"] != int64(1) {
 		t.Errorf("the fields are %v", f)
 	}
 	overlap("l", 2000)
-	testenv.Eventually(t, patience, "the second is found", func() bool { return found().Len() > 1 })
+	testenv.Eventually(t, maxWait, "the second is found", func() bool { return found().Len() > 1 })
 	if n := found().Len(); n != 2 {
 		t.Errorf("two overlaps were logged %d times", n)
 	}

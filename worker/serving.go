@@ -38,6 +38,6 @@ func (w *Worker) Reload(kinds tasks.Kinds, slots map[string]int, kindLimits map[
 	}
 	w.serving.Store(newServing(kinds, slots, kindLimits))
 	w.limits.know(slots)
-	w.poke()
+	w.claimSoon()
 	return nil
 }

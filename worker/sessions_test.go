@@ -31,18 +31,18 @@ func (s *lookingStore) Sessions(ctx context.Context, mine string) ([]string, err
 	return s.Store.Sessions(ctx, mine)
 }
 
-// Each look for orphans reads all that is running, on behalf of one replica, so
+// Each look for abandoned tasks reads all that is running, on behalf of one replica, so
 // that many replicas together would do little else. While nobody comes or goes
 // they hardly look; when somebody does, they do at once, and go on until it has
 // succeeded.
-func TestOrphansAreLookedForWhenSessionsChange(t *testing.T) {
+func TestAbandonedTasksAreLookedForWhenSessionsChange(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	seen := &lookingStore{}
 	c.replica(t, "seen", tasks.Kinds{"noop": tasks.Noop{}}, func(w *worker.Worker) { seen.Store, w.Store = w.Store, seen })
 
 	quiet := func() {
-		testenv.Eventually(t, patience, "four seconds without a look", func() bool {
+		testenv.Eventually(t, maxWait, "four seconds without a look", func() bool {
 			last := seen.last.Load()
 			return last != nil && time.Since(*last) > 4*time.Second
 		})

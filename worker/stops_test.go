@@ -48,8 +48,8 @@ func TestStopAtAnyMomentOfTheStart(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	for delay := time.Duration(0); delay < 60*time.Millisecond; delay += time.Millisecond {
-		if log, ended := c.serveBriefly(t, delay, patience); !ended {
-			t.Fatalf("SIGTERM %v after the start did not end the replica within %v:\n%s", delay, patience, log)
+		if log, ended := c.serveBriefly(t, delay, maxWait); !ended {
+			t.Fatalf("SIGTERM %v after the start did not end the replica within %v:\n%s", delay, maxWait, log)
 		}
 	}
 }
@@ -58,7 +58,7 @@ func TestStopAtAnyMomentOfTheStart(t *testing.T) {
 // has not crashed for all that.
 func TestStopWithoutPostgres(t *testing.T) {
 	t.Parallel()
-	c, w := newCluster(t), newWitness(t)
+	c, w := newCluster(t), newRecorder(t)
 	behind, toPostgres, _ := c.behind(t)
 	const n = 3
 	c.insertLong(t, n, 1)
@@ -70,7 +70,7 @@ func TestStopWithoutPostgres(t *testing.T) {
 	<-far.exited
 	toPostgres.Heal()
 	w.finish(t)
-	c.awaitAll(t, patience)
+	c.awaitAll(t, maxWait)
 	c.wantNone(t, "tasks did not succeed", "SELECT count(*) FROM onejob.tasks WHERE status <> 'succeeded'")
 	c.wantNone(t, "tasks used up an attempt", "SELECT count(*) FROM onejob.tasks WHERE attempt <> 1")
 	c.noneIsBlamed(t)
@@ -90,8 +90,8 @@ SELECT CASE i WHEN 0 THEN 'die' ELSE 'busy' END,
        CASE i WHEN 0 THEN 0 ELSE 2 END
   FROM generate_series(0, 30) i`)
 	p := c.program(t, "a", 32)
-	testenv.Eventually(t, patience, "the process died and works again", func() bool { return p.count("session_started") == 2 })
-	testenv.Eventually(t, patience, "the crash was counted", func() bool {
+	testenv.Eventually(t, maxWait, "the process died and works again", func() bool { return p.count("session_started") == 2 })
+	testenv.Eventually(t, maxWait, "the crash was counted", func() bool {
 		return get[bool](t, c, "SELECT crashes > 0 FROM onejob.tasks WHERE kind = 'die'")
 	})
 	// What begins notes so before the log has a line of it.
@@ -102,7 +102,7 @@ SELECT CASE i WHEN 0 THEN 'die' ELSE 'busy' END,
 // a host that loses power twice, do not make all of them wait for each other.
 func TestCrashesThatHitManyTasks(t *testing.T) {
 	t.Parallel()
-	c, w := newCluster(t), newWitness(t)
+	c, w := newCluster(t), newRecorder(t)
 	const n = 20
 	c.insertLong(t, n, 1000)
 	a := c.process(t, "a", w.long())
@@ -114,8 +114,8 @@ func TestCrashesThatHitManyTasks(t *testing.T) {
 		c.awaitRunning(t, w, n, n*(kill+2))
 	}
 	w.finish(t)
-	c.awaitAll(t, patience)
+	c.awaitAll(t, maxWait)
 	c.wantNone(t, "tasks did not succeed", "SELECT count(*) FROM onejob.tasks WHERE status <> 'succeeded'")
-	w.judge(t)
+	w.check(t)
 	c.noOverlaps(t)
 }

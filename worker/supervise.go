@@ -20,8 +20,8 @@ import (
 
 // Variables that tell a process of Supervise what it is.
 const (
-	supervisedVariable = "ONEJOB_SUPERVISED"
-	buryVariable       = "ONEJOB_BURY" // the dead, separated by commas
+	supervisedVariable  = "ONEJOB_SUPERVISED"
+	reportDeathVariable = "ONEJOB_BURY" // the dead, separated by commas
 )
 
 // Supervise is the main of a program of your own: what it returns is the exit code. The
@@ -47,7 +47,7 @@ func Supervise(log *zap.Logger, work func(ctx context.Context, p *Process) error
 		return superviseBy(ctx, log)
 	}
 	p := &Process{self: self}
-	if dead := os.Getenv(buryVariable); dead != "" {
+	if dead := os.Getenv(reportDeathVariable); dead != "" {
 		p.dead = strings.Split(dead, ",")
 		os.Args = os.Args[:len(os.Args)-1]
 	}
@@ -67,9 +67,9 @@ func superviseBy(ctx context.Context, log *zap.Logger) (exitCode int) {
 	code, err := supervisor.Run(supervisor.Config{
 		Variable: supervisedVariable,
 		Asked:    ctx,
-		Bury: func(dead []string) (args, env []string) {
+		ReportDeath: func(dead []string) (args, env []string) {
 			// The last one is for people who look at a list of processes.
-			return append(slices.Clone(os.Args), "(bury)"), append(os.Environ(), buryVariable+"="+strings.Join(dead, ","))
+			return append(slices.Clone(os.Args), "(bury)"), append(os.Environ(), reportDeathVariable+"="+strings.Join(dead, ","))
 		},
 		Crashed:   func(c supervisor.Crash) { c.Log(log) },
 		Restarted: func(pid int) { log.Info("worker_restarted", zap.Int("pid", pid)) },
@@ -94,7 +94,7 @@ type Process struct {
 func (p *Process) Run(ctx context.Context, w *Worker) error {
 	if p.dead != nil {
 		locks, ok := w.Locks.(interface {
-			Bury(ctx context.Context, process string) ([]string, error)
+			ReportDeath(ctx context.Context, process string) ([]string, error)
 		})
 		if !ok {
 			return errors.New("worker: these Locks cannot end what a dead process held")
@@ -103,7 +103,7 @@ func (p *Process) Run(ctx context.Context, w *Worker) error {
 		if log == nil {
 			log = logging.Stderr()
 		}
-		supervisor.Bury(ctx, log, p.dead, w.Store.DeclareProcessDead, locks.Bury, p.self.Ready)
+		supervisor.ReportDeath(ctx, log, p.dead, w.Store.DeclareProcessDead, locks.ReportDeath, p.self.Ready)
 		return nil
 	}
 	w.Process = p.self.Process

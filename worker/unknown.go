@@ -29,7 +29,7 @@ type reported struct {
 
 // first reports whether name is to be reported now, and whether it is to be
 // reported now that there are more than are reported.
-func (r *reported) first(name string) (tell, tellMore bool) {
+func (r *reported) first(name string) (logOutcome, tellMore bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.full.IsZero() && time.Since(r.full) > reportedAgain {
@@ -66,8 +66,8 @@ func (w *Worker) reportUnknown(ctx context.Context) {
 		return // claim_failed reports a database that is unavailable
 	}
 	for _, k := range kinds {
-		switch tell, more := w.unknownKinds.first(k); {
-		case tell:
+		switch logOutcome, more := w.unknownKinds.first(k); {
+		case logOutcome:
 			w.Log.Warn("kind_unknown", zap.String("kind", k), zap.Strings("known", known))
 		case more:
 			w.Log.Warn("kinds_unknown", zap.Int("reported", maxReported), zap.Int("unknown", len(kinds)))
@@ -88,8 +88,8 @@ func (w *Worker) reportUnknownName(t *tasks.Task, err error) {
 	if errors.As(err, &unknown) {
 		name = unknown.Name[:min(len(unknown.Name), maxName)]
 	}
-	switch tell, more := w.unknownNames.first(t.Kind + "\x00" + name); {
-	case tell:
+	switch logOutcome, more := w.unknownNames.first(t.Kind + "\x00" + name); {
+	case logOutcome:
 		w.Log.Warn("name_unknown", fields(t, zap.String("name", name), zap.Error(err))...)
 	case more:
 		w.Log.Warn("names_unknown", zap.Int("reported", maxReported))

@@ -12,8 +12,8 @@ func TestReportedNamesAreBounded(t *testing.T) {
 		var r reported
 		round := func() (told, more int) {
 			for i := range 20000 {
-				tell, tellMore := r.first(fmt.Sprint("name", i))
-				if tell {
+				logOutcome, tellMore := r.first(fmt.Sprint("name", i))
+				if logOutcome {
 					told++
 				}
 				if tellMore {
@@ -39,8 +39,8 @@ func TestNamesAreReportedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var r reported
 		for i, want := range []bool{true, false, false} {
-			if tell, more := r.first("name"); tell != want || more {
-				t.Errorf("call %d: %v, %v", i, tell, more)
+			if logOutcome, more := r.first("name"); logOutcome != want || more {
+				t.Errorf("call %d: %v, %v", i, logOutcome, more)
 			}
 			time.Sleep(10 * reportedAgain)
 		}

@@ -38,10 +38,10 @@ type Store interface {
 	Claim(context.Context, tasks.Claim) (tasks.Claimed, error)
 	LookBehind(context.Context, tasks.Claim) (some bool, err error)
 	Begin(context.Context, *tasks.Task) error
-	Unclaim(ctx context.Context, t *tasks.Task, delay time.Duration) error
-	Complete(context.Context, tasks.Ending) error
+	Requeue(ctx context.Context, t *tasks.Task, delay time.Duration) error
+	Complete(context.Context, tasks.Completion) error
 	Sessions(ctx context.Context, mine string) ([]string, error)
-	TakeOver(ctx context.Context, dead []string, maxCrashes int) ([]tasks.Orphan, []tasks.RowError, error)
+	TakeOver(ctx context.Context, dead []string, maxCrashes int) ([]tasks.Abandoned, []tasks.RowError, error)
 	UnknownKinds(ctx context.Context, known []string) ([]string, error)
 	CancelRequests(ctx context.Context, session string) ([]int64, error)
 	Held(ctx context.Context, session string) ([]*tasks.Task, error)
@@ -99,26 +99,26 @@ type Worker struct {
 	// them. Default 1 minute.
 	OverlapsEvery time.Duration
 
-	schedule cron.Schedule
-	wake     chan struct{} // somebody should look for due tasks
-	look     chan struct{} // somebody should look for cancel requests
-	bereaved chan struct{} // another replica is dead
-	hurry    chan struct{} // closed by Hurry
-	hurried  sync.Once
-	giveUp   context.Context // ends when a shutdown will not wait any longer
-	writing  context.Context // ends some time later: so long the store may take to answer those who wait for it then
-	stopping atomic.Bool     // nothing more is claimed
-	members  *members
-	database *database
-	doorway  doorway
-	serving  atomic.Pointer[serving]
-	running  running
-	payloads payloads // claim's own
-	limits   limits
+	schedule      cron.Schedule
+	wake          chan struct{} // somebody should look for due tasks
+	look          chan struct{} // somebody should look for cancel requests
+	bereaved      chan struct{} // another replica is dead
+	forceStop     chan struct{} // closed by Hurry
+	forceStopOnce sync.Once
+	giveUp        context.Context // ends when a shutdown will not wait any longer
+	writing       context.Context // ends some time later: so long the store may take to answer those who wait for it then
+	stopping      atomic.Bool     // nothing more is claimed
+	members       *members
+	database      *database
+	lockGate      lockGate
+	serving       atomic.Pointer[serving]
+	running       running
+	payloads      payloads // claim's own
+	limits        limits
 
 	// A claim whose answer is lost leaves rows that are ours and that nobody runs.
-	unheard  atomic.Bool  // there may be some
-	claiming sync.RWMutex // held by claims until their tasks are noted; audit takes it alone
+	replyLost atomic.Bool  // there may be some
+	claiming  sync.RWMutex // held by claims until their tasks are noted; audit takes it alone
 
 	requeues requeues
 	suspects suspects
@@ -170,14 +170,14 @@ func (w *Worker) Init() error {
 	if w.PayloadMemory < MaxPayload {
 		return fmt.Errorf("worker: PayloadMemory %d is below %d, the longest payload", w.PayloadMemory, MaxPayload)
 	}
-	w.wake, w.look, w.bereaved, w.hurry = make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{})
+	w.wake, w.look, w.bereaved, w.forceStop = make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{})
 	host, _ := os.Hostname()
 	w.members = &members{store: w.Store, me: tasks.Replica{Process: w.Process, Name: w.Replica, Host: host, PID: os.Getpid(),
 		Machine: procfs.Machine(), Started: procfs.Started(), Version: w.Version, Kinds: w.Kinds.Names(), Queues: w.Queues, Concurrency: w.Concurrency}}
 	w.database = &database{store: w.Store, locks: w.Locks, log: w.Log, replica: w.Replica, doubts: make(chan struct{}, 1)}
 	w.database.found = func() {
-		w.unheard.Store(true) // another server may have tasks as ours that had ended on the one before
-		w.poke()
+		w.replyLost.Store(true) // another server may have tasks as ours that had ended on the one before
+		w.claimSoon()
 	}
 	w.running.fences, w.running.tasks = map[int64]int{}, map[int64]handler{}
 	w.limits.init(w.LimitSlots)
@@ -218,7 +218,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	})
 	holding.Go(func() { w.database.run(locks, w.Locks) })
 	helping.Go(func() { w.tick(intake) })
-	helping.Go(func() { w.heed(intake) })
+	helping.Go(func() { w.watchSessions(intake) })
 	holding.Go(func() { w.beat(locks) })
 	helping.Go(func() { w.lead(intake) })
 	helping.Go(func() { w.lookBehind(intake) })
@@ -248,8 +248,8 @@ func (w *Worker) Run(ctx context.Context) error {
 	return errors.Join(lockErr, err)
 }
 
-// Hurry ends the grace of a shutdown: what still runs is cancelled now.
-func (w *Worker) Hurry() { w.hurried.Do(func() { close(w.hurry) }) }
+// ForceStop ends the grace of a shutdown: what still runs is cancelled now.
+func (w *Worker) ForceStop() { w.forceStopOnce.Do(func() { close(w.forceStop) }) }
 
 // maxClaim is how many tasks are claimed at once. More make a task no cheaper.
 const maxClaim = 512
@@ -310,7 +310,7 @@ func (w *Worker) claimSome(ctx context.Context) (more, asked bool, err error) {
 		w.running.leave(room)
 		return false, false, nil // room that is given back, a session, or a database wakes us
 	}
-	if pass := w.doorway.pass(room); pass < room && !mutant.Doorway {
+	if pass := w.lockGate.pass(room); pass < room && !mutant.LockGate {
 		w.running.leave(room - pass)
 		if room = pass; room == 0 {
 			return false, false, nil // the next tick asks again
@@ -334,12 +334,12 @@ func (w *Worker) claimSome(ctx context.Context) (more, asked bool, err error) {
 	for _, t := range claimed.Tasks {
 		run := func() { w.attempt(t) }
 		if ctx.Err() != nil {
-			run = func() { w.giveBack(t, tasks.ErrShutdown) }
+			run = func() { w.requeue(t, tasks.ErrShutdown) }
 		}
 		w.running.start(t.Fence, len(t.Payload), run, func() { notify(w.wake) })
 	}
 	if err != nil {
-		w.unheard.Store(true)
+		w.replyLost.Store(true)
 	}
 	return claimed.More, true, err
 }
@@ -356,7 +356,7 @@ func (w *Worker) usable(claimed *tasks.Claimed, before int64, err error) bool {
 		return true
 	}
 	for _, t := range claimed.Tasks {
-		w.giveBack(t, errFenceBack)
+		w.requeue(t, errFenceBack)
 	}
 	return false
 }
@@ -369,11 +369,11 @@ func (w *Worker) reportRefused(rows []tasks.RowError) {
 	}
 }
 
-// audit gives back tasks that Postgres says are ours and that we know nothing
+// audit requeues tasks that Postgres says are ours and that we know nothing
 // of: the answer to a claim was lost on the way. Without it they would wait for
 // the end of our session.
 func (w *Worker) audit(ctx context.Context) {
-	if !w.unheard.Load() {
+	if !w.replyLost.Load() {
 		return
 	}
 	w.claiming.Lock() // what is being claimed is not yet known either
@@ -382,18 +382,18 @@ func (w *Worker) audit(ctx context.Context) {
 	if session == "" {
 		return
 	}
-	w.unheard.Store(false)
+	w.replyLost.Store(false)
 	known := w.running.known() // before the question: what ends meanwhile was known
 	held, err := w.Store.Held(ctx, session)
 	if err != nil {
-		w.unheard.Store(true)
+		w.replyLost.Store(true)
 		return // claim_failed reports a database that is unavailable
 	}
 	for _, t := range held {
 		if _, heard := known[t.Fence]; !heard {
-			w.Log.Warn("claim_unheard", fields(t)...)
+			w.Log.Warn("claim_reply_lost", fields(t)...)
 			w.running.take(1, math.MaxInt)
-			w.running.start(t.Fence, 0, func() { w.giveBack(t, errUnheard) }, w.poke)
+			w.running.start(t.Fence, 0, func() { w.requeue(t, errReplyLost) }, w.claimSoon)
 		}
 	}
 }
@@ -409,7 +409,7 @@ func (w *Worker) suspect(ctx context.Context) {
 			held, err := w.Store.Held(ctx, session)
 			unknown := func(t *tasks.Task) bool { return !w.running.has(t.Fence) }
 			if err == nil && slices.ContainsFunc(held, unknown) { // claim_failed reports a database that is unavailable
-				w.unheard.Store(true)
+				w.replyLost.Store(true)
 				notify(w.wake)
 			}
 		}
@@ -465,7 +465,7 @@ func (w *Worker) lookBehind(ctx context.Context) {
 		sleep(ctx, time.Second)
 		some, err := w.Store.LookBehind(ctx, tasks.Claim{Kinds: w.serving.Load().none, Queues: w.Queues})
 		if err == nil && some { // claim_failed reports a database that is unavailable
-			w.poke()
+			w.claimSoon()
 		}
 	}
 }
@@ -475,7 +475,7 @@ func (w *Worker) tick(ctx context.Context) {
 	var unknown time.Time // when to look for kinds that are unknown here
 	var pace pace
 	for ctx.Err() == nil {
-		w.poke()
+		w.claimSoon()
 		now := time.Now()
 		if now.After(unknown) {
 			w.reportUnknown(ctx)
@@ -491,14 +491,14 @@ func (w *Worker) tick(ctx context.Context) {
 	}
 }
 
-// heed looks for orphans when sessions come and go: that is when there may be
+// watchSessions looks for abandoned tasks when sessions come and go: that is when there may be
 // any. After a look that failed, or found some, it soon looks again, and
 // otherwise now and then, because each look reads all that is running.
-func (w *Worker) heed(ctx context.Context) {
+func (w *Worker) watchSessions(ctx context.Context) {
 	var pace pace
 	for {
 		changed := w.Locks.Changed()
-		w.poke()
+		w.claimSoon()
 		if list, err := w.Store.Replicas(ctx); err == nil { // the last heartbeat's may be a second old
 			w.members.saw(list)
 		}
@@ -531,7 +531,7 @@ func (w *Worker) takeOver(ctx context.Context) (took time.Duration, none bool) {
 	}
 	dead, err := w.dead(ctx, sessions)
 	if err != nil && ctx.Err() == nil {
-		w.Log.Debug("sessions_unclear", zap.Error(err))
+		w.Log.Debug("session_lookup_failed", zap.Error(err))
 	}
 	if len(dead) == 0 {
 		return took, err == nil
@@ -539,24 +539,24 @@ func (w *Worker) takeOver(ctx context.Context) (took time.Duration, none bool) {
 	if mutant.Late {
 		sleep(ctx, 20*time.Second)
 	}
-	orphans, refused, err := w.Store.TakeOver(ctx, dead, w.MaxCrashes)
+	abandoned, refused, err := w.Store.TakeOver(ctx, dead, w.MaxCrashes)
 	w.reportRefused(refused)
 	if err != nil && ctx.Err() == nil {
-		w.Log.Warn("take_over_failed", zap.Error(err))
+		w.Log.Warn("takeover_failed", zap.Error(err))
 	}
-	for _, o := range orphans {
+	for _, o := range abandoned {
 		fields := []zap.Field{zap.Int64("task_id", o.ID), zap.String("kind", o.Kind), zap.Int("attempt", o.Attempt), zap.String("lock_key", o.LockKey),
 			zap.Int64("fence", o.Fence), zap.String("from", o.Replica), zap.Int("crashes", o.Crashes), zap.Int("stalls", o.Stalls), zap.Duration("since_start", o.Since)}
 		switch {
 		case o.Next == tasks.StatusFailed && o.Crashes+o.Stalls >= w.MaxCrashes:
 			w.Log.Error("task_quarantined", fields...)
 		case o.Next == tasks.StatusFailed:
-			w.Log.Error("task_crashed_for_good", fields...)
+			w.Log.Error("task_failed_after_crashes", fields...)
 		default:
 			w.Log.Warn("task_taken_over", fields...)
 		}
 	}
-	w.poke()
+	w.claimSoon()
 	return took, false
 }
 
@@ -591,7 +591,7 @@ func (w *Worker) listen(ctx context.Context) {
 				notify(w.look)
 			}
 			if s != tasks.SignalCancel {
-				w.poke()
+				w.claimSoon()
 			}
 		})
 		if ctx.Err() != nil {
@@ -630,7 +630,7 @@ func (w *Worker) watchCancels(ctx context.Context) {
 // drain waits for running work: for the grace as it is, then cancelled, then
 // no longer.
 func (w *Worker) drain(giveUp func()) error {
-	const patience = 10 * time.Second
+	const maxWait = 10 * time.Second
 	done := w.running.done()
 	if n := w.running.count(); n > 0 {
 		w.Log.Info("draining", zap.Int("running", n), zap.Duration("grace", w.ShutdownGrace))
@@ -641,10 +641,10 @@ func (w *Worker) drain(giveUp func()) error {
 	case <-done:
 		return nil
 	case <-grace.C:
-	case <-w.hurry:
+	case <-w.forceStop:
 	}
 	w.running.cancelAll(tasks.ErrShutdown)
-	last := time.NewTimer(patience)
+	last := time.NewTimer(maxWait)
 	defer last.Stop()
 	select {
 	case <-done:
@@ -658,13 +658,13 @@ func (w *Worker) drain(giveUp func()) error {
 	}
 	if n := w.running.count(); n > 0 {
 		w.Log.Error("drain_incomplete", zap.Int("running", n))
-		return fmt.Errorf("%d tasks were still running %v after they were cancelled; others take them over", n, patience)
+		return fmt.Errorf("%d tasks were still running %v after they were cancelled; others take them over", n, maxWait)
 	}
 	return nil
 }
 
-// poke makes claim look for due tasks, those with a limit too.
-func (w *Worker) poke() {
+// claimSoon makes claim look for due tasks, those with a limit too.
+func (w *Worker) claimSoon() {
 	w.limits.news.Store(true)
 	notify(w.wake)
 }

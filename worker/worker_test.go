@@ -116,7 +116,7 @@ func TestOutcomes(t *testing.T) {
 	t.Run("ResultThatCannotBeKeptFailsTheTask", func(t *testing.T) {
 		id := c.insert(t, "kind", "nul")
 		c.await(t, id, "failed")
-		testenv.Eventually(t, patience, "task_failed is logged", func() bool {
+		testenv.Eventually(t, maxWait, "task_failed is logged", func() bool {
 			return r.events.FilterMessage("task_failed").FilterField(zap.Int64("task_id", id)).Len() == 1
 		})
 	})
@@ -156,7 +156,7 @@ func TestOutcomes(t *testing.T) {
 		if !get[bool](t, c, "SELECT onejob.retry($1)", id) {
 			t.Error("retry said false")
 		}
-		testenv.Eventually(t, patience, "a second attempt", func() bool { return c.outcomes(t, id) == "failed failed" })
+		testenv.Eventually(t, maxWait, "a second attempt", func() bool { return c.outcomes(t, id) == "failed failed" })
 	})
 	t.Run("UnknownKindWaitsAndIsReportedOnce", func(t *testing.T) {
 		id := c.insert(t, "kind", "later")
@@ -192,7 +192,7 @@ func TestOutcomes(t *testing.T) {
 		}
 	})
 	t.Run("LockKeysAreReleased", func(t *testing.T) {
-		testenv.Eventually(t, patience, "no lock keys left", func() bool {
+		testenv.Eventually(t, maxWait, "no lock keys left", func() bool {
 			keys, _, err := c.kv.Client.KV().Keys(c.kv.Prefix+"/tasks/", "", nil)
 			if err != nil || len(keys) > 0 {
 				return false
@@ -236,7 +236,7 @@ func TestNamesThatAReplicaLacksWaitForOneThatKnowsThem(t *testing.T) {
 	}
 	wrong := c.insert(t, "kind, payload", "exec", `{"command": "new", "arg": ["typo"]}`)
 	c.await(t, wrong, "failed") // nowhere could it run
-	testenv.Eventually(t, patience, "each task was claimed and put back", func() bool {
+	testenv.Eventually(t, maxWait, "each task was claimed and put back", func() bool {
 		return get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE id = ANY ($1) AND fence IS NOT NULL AND status = 'pending' AND attempt = 0 AND run_at > created_at", ids) == len(ids)
 	})
 	if n := get[int](t, c, "SELECT count(*) FROM onejob.attempts WHERE task_id = ANY ($1)", ids); n != 0 {
@@ -247,7 +247,7 @@ func TestNamesThatAReplicaLacksWaitForOneThatKnowsThem(t *testing.T) {
 	c.replica(t, "new", configured(map[string]tasks.Command{"new": {Path: "/bin/true"}},
 		map[string]tasks.Statement{"new": {SQL: "INSERT INTO effects SELECT current_setting('onejob.task_id')"}}, server.URL), nil)
 	// The old one may claim a task again, and puts it back for up to 30 s each time.
-	testenv.Eventually(t, 5*patience, "the new one has done all", func() bool {
+	testenv.Eventually(t, 5*maxWait, "the new one has done all", func() bool {
 		return get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE id = ANY ($1) AND status = 'succeeded'", ids) == len(ids)
 	})
 	for _, id := range ids {
@@ -289,7 +289,7 @@ func TestOnlySoManyUnknownNamesAreReported(t *testing.T) {
 	}
 	r.logged(t, "names_unknown")
 	c.await(t, c.insert(t, "kind", "noop"), "succeeded")
-	testenv.Eventually(t, patience, "each task was claimed and put back", func() bool {
+	testenv.Eventually(t, maxWait, "each task was claimed and put back", func() bool {
 		return get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE kind = 'exec' AND fence IS NOT NULL") == 400
 	})
 	for event, want := range map[string]int{"kind_unknown": 256, "kinds_unknown": 1, "name_unknown": 256, "names_unknown": 1} {
@@ -308,11 +308,11 @@ func TestQuarantine(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	// Running rows whose sessions have ended long ago.
-	orphan := `INSERT INTO onejob.tasks (kind, status, session, replica, fence, started_at, begun_at, attempt, max_attempts, crashes)
+	abandoned := `INSERT INTO onejob.tasks (kind, status, session, replica, fence, started_at, begun_at, attempt, max_attempts, crashes)
                VALUES ('noop', 'running', gen_random_uuid(), 'ghost', nextval('onejob.fences'), now(), now(), $1, $2, $3) RETURNING id`
-	again := get[int64](t, c, orphan, 1, 5, 1)
-	poison := get[int64](t, c, orphan, 3, 5, 2)
-	spent := get[int64](t, c, orphan, 1, 1, 0)
+	again := get[int64](t, c, abandoned, 1, 5, 1)
+	poison := get[int64](t, c, abandoned, 3, 5, 2)
+	spent := get[int64](t, c, abandoned, 1, 1, 0)
 	r := c.replica(t, "a", kinds(nil), nil)
 	c.await(t, again, "succeeded")
 	c.await(t, poison, "failed")
@@ -337,12 +337,12 @@ func TestLongTasksAreNotRescued(t *testing.T) {
 	<-began
 	c.exec(t, "UPDATE onejob.tasks SET started_at = now() - interval '100 days', run_at = now() - interval '101 days' WHERE id = $1", id)
 	b := c.replica(t, "b", kinds(began), nil)
-	for range 20 { // it has had every occasion to look for orphans
+	for range 20 { // it has had every occasion to look for abandoned tasks
 		c.await(t, c.insert(t, "kind", "noop"), "succeeded")
 	}
-	if orphans, err := b.store.Sessions(t.Context(), b.locks.Session()); err != nil || len(orphans) != 1 {
-		t.Fatalf("sessions of running tasks: %v, %v", orphans, err)
-	} else if dead, err := b.locks.Dead(t.Context(), orphans); err != nil || len(dead) != 0 {
+	if abandoned, err := b.store.Sessions(t.Context(), b.locks.Session()); err != nil || len(abandoned) != 1 {
+		t.Fatalf("sessions of running tasks: %v, %v", abandoned, err)
+	} else if dead, err := b.locks.Dead(t.Context(), abandoned); err != nil || len(dead) != 0 {
 		t.Errorf("a live session is called dead: %v, %v", dead, err)
 	}
 	if got := get[string](t, c, "SELECT replica FROM onejob.tasks WHERE id = $1 AND status = 'running'", id); got != "a" {
@@ -440,7 +440,7 @@ func TestTwoReplicasWithOneName(t *testing.T) {
 	c := newCluster(t)
 	a, b := c.replica(t, "twin", kinds(nil), nil), c.replica(t, "twin", kinds(nil), nil)
 	c.exec(t, "INSERT INTO onejob.tasks (kind) SELECT 'noop' FROM generate_series(1, 500)")
-	c.awaitAll(t, patience)
+	c.awaitAll(t, maxWait)
 	if a.locks.Session() == b.locks.Session() {
 		t.Error("they share a session")
 	}
@@ -461,14 +461,14 @@ func TestOutcomeIsDurableBeforeTheLockIsReleased(t *testing.T) {
 	}
 	for range 50 {
 		id := c.insert(t, "kind, lock_key", "noop", "k")
-		testenv.Eventually(t, patience, "the key is locked, or the task is done", func() bool {
+		testenv.Eventually(t, maxWait, "the key is locked, or the task is done", func() bool {
 			session, _, err := outsider.Holder(t.Context(), "k")
 			if err != nil {
 				t.Fatal(err)
 			}
 			return session != "" || get[string](t, c, "SELECT status FROM onejob.tasks WHERE id = $1", id) == "succeeded"
 		})
-		testenv.Eventually(t, patience, "the key is free", func() bool {
+		testenv.Eventually(t, maxWait, "the key is free", func() bool {
 			session, _, err := outsider.Holder(t.Context(), "k")
 			if err != nil {
 				t.Fatal(err)
@@ -513,7 +513,7 @@ func TestSQLTakesEffectExactlyOnce(t *testing.T) {
 	}
 	// The row is taken away in the middle of the statement.
 	stale := c.insert(t, "kind, payload", "sql", `{"statement": "slow"}`)
-	testenv.Eventually(t, patience, "it runs", func() bool {
+	testenv.Eventually(t, maxWait, "it runs", func() bool {
 		return get[bool](t, c, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE query LIKE '%pg_sleep(0.5)%' AND state = 'active' AND pid <> pg_backend_pid())")
 	})
 	c.exec(t, "UPDATE onejob.tasks SET fence = nextval('onejob.fences') WHERE id = $1", stale)
@@ -527,14 +527,14 @@ func k0() tasks.Kinds { return tasks.Kinds{"noop": tasks.Noop{}} }
 
 // A claim whose answer is lost leaves rows that are ours and that we know
 // nothing of. The loss is made by hand: the rows are given our session.
-func TestUnheardClaimsAreGivenBack(t *testing.T) {
+func TestClaimsWithoutReplyAreRequeued(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	r := c.replica(t, "a", kinds(nil), nil)
 	id := get[int64](t, c, `INSERT INTO onejob.tasks (kind, status, session, replica, fence, started_at, attempt)
                             VALUES ('noop', 'running', $1, 'a', nextval('onejob.fences'), now(), 1) RETURNING id`, r.locks.Session())
 	c.await(t, id, "succeeded")
-	r.logged(t, "claim_unheard")
+	r.logged(t, "claim_reply_lost")
 	if attempt := get[int](t, c, "SELECT attempt FROM onejob.tasks WHERE id = $1", id); attempt != 1 {
 		t.Errorf("attempt = %d, want 1", attempt)
 	}
@@ -558,7 +558,7 @@ func TestManyTasksInOneProcess(t *testing.T) {
 	for i := range 3 {
 		c.replica(t, fmt.Sprint("r", i), k, nil)
 	}
-	c.awaitAll(t, 2*patience)
+	c.awaitAll(t, 2*maxWait)
 	if got := get[int](t, c, "SELECT count(*) FROM onejob.attempts WHERE outcome = 'succeeded'"); got != n {
 		t.Errorf("%d accepted successes, want %d", got, n)
 	}

@@ -171,7 +171,7 @@ func BenchmarkRows(b *testing.B) {
 			list := claimed.Tasks
 			done += len(list)
 			all(len(list), func(i int) {
-				check(b, db.Complete(b.Context(), tasks.Ending{ID: list[i].ID, Fence: list[i].Fence, Session: list[i].Session, Outcome: tasks.Succeeded, Next: tasks.StatusSucceeded}))
+				check(b, db.Complete(b.Context(), tasks.Completion{ID: list[i].ID, Fence: list[i].Fence, Session: list[i].Session, Outcome: tasks.Succeeded, Next: tasks.StatusSucceeded}))
 			})
 		}
 		b.ReportMetric((number(b, db, wal)-written)/n, "wal-B/task")
@@ -214,7 +214,7 @@ func BenchmarkRequests(b *testing.B) {
 			claimed, err := db.Claim(b.Context(), tasks.Claim{Session: "00000000-0000-0000-0000-000000000001", Replica: "replica-1", Kinds: []string{"noop"}, Max: 1})
 			check(b, err)
 			task := claimed.Tasks[0]
-			check(b, db.Complete(b.Context(), tasks.Ending{ID: task.ID, Fence: task.Fence, Session: task.Session, Outcome: tasks.Succeeded, Next: tasks.StatusSucceeded}))
+			check(b, db.Complete(b.Context(), tasks.Completion{ID: task.ID, Fence: task.Fence, Session: task.Session, Outcome: tasks.Succeeded, Next: tasks.StatusSucceeded}))
 		})
 		measure("consul", func(i int) { check(b, acquire(b, l, i).Release(b.Context())) })
 	}

@@ -35,7 +35,7 @@ type Bench struct {
 	ByConcurrency map[int]float64 // µs of processor time of a task: one replica
 }
 
-// Measured is what was measured of a contest: medians of its rounds.
+// Measured is what was measured of a case: medians of its rounds.
 type Measured struct {
 	Rate, Replica, Postgres, Consul, Entries float64
 }

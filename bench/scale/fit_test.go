@@ -9,7 +9,7 @@ import (
 // What the model leaves out, above all that processors are slower for being
 // shared by many processes, it may miss, and no more. 20 % of the processor time of
 // a task: with 8 replicas on 2 processors it is 16 % too low. 15 % of a rate: the
-// five rounds of one contest are up to 10 % from their median. 15 % of the Raft
+// five rounds of one case are up to 10 % from their median. 15 % of the Raft
 // entries: their rounds are up to 30 % from theirs, their medians within 3 % of the
 // model. What was fitted has to fit.
 func bound(p Point) float64 {

@@ -67,7 +67,7 @@ type Result struct {
 	Rate                      float64 // tasks a second
 	Replica, Postgres, Consul float64 // µs of processor time a task
 	Entries                   float64 // of Consul's Raft log a task
-	Claim, Ending             float64 // items in one statement, on average
+	Claim, Completion         float64 // items in one statement, on average
 	EmptyClaims               float64 // a task
 	TurnWait                  float64 // ms, the longest wait for the claims' turn
 	Behind                    float64 // ms that the last task was done after it had come
@@ -89,8 +89,8 @@ type model struct {
 	postgres, kv *cores
 	turn, apply  *turns
 
-	unclaimed, done                       int
-	entries, claims, empty, endings       int
+	requeuedClaims, done                  int
+	entries, claims, empty, completions   int
 	lastCame, longestTurn                 float64
 	usedReplica, usedPostgres, usedConsul float64
 }
@@ -102,15 +102,15 @@ type replica struct {
 	woken, claiming bool
 	asked           bool // for due limits, since an INSERT woke us
 	locks           group
-	endings         group
+	completions     group
 	releases        group
 }
 
 // Run lets a setup do its tasks.
 func Run(c Costs, s Setup) Result {
-	m := &model{clock: &clock{}, Costs: c, Setup: s, unclaimed: s.Tasks, random: rand.New(rand.NewPCG(1, s.Seed))}
+	m := &model{clock: &clock{}, Costs: c, Setup: s, requeuedClaims: s.Tasks, random: rand.New(rand.NewPCG(1, s.Seed))}
 	if s.Arrivals > 0 {
-		m.unclaimed = 0
+		m.requeuedClaims = 0
 	}
 	machine := &cores{clock: m.clock, n: s.Machine}
 	own := func(n float64) *cores {
@@ -124,8 +124,8 @@ func Run(c Costs, s Setup) Result {
 	replicas := make([]*replica, s.Replicas)
 	for i := range replicas {
 		r := &replica{model: m, cores: own(s.ReplicaCPU), room: s.Concurrency}
-		r.locks = group{clock: m.clock, most: maxBatch, parallel: parallel, commit: r.transaction(func(n int) { r.endings.add(n) })}
-		r.endings = group{clock: m.clock, most: maxEndings, parallel: 1, commit: r.end}
+		r.locks = group{clock: m.clock, most: maxBatch, parallel: parallel, commit: r.transaction(func(n int) { r.completions.add(n) })}
+		r.completions = group{clock: m.clock, most: maxEndings, parallel: 1, commit: r.end}
 		r.releases = group{clock: m.clock, most: maxBatch, parallel: parallel, commit: r.transaction(r.leave)}
 		replicas[i] = r
 		r.wake()
@@ -140,7 +140,7 @@ func Run(c Costs, s Setup) Result {
 		Rate:    tasks / took * 1e6,
 		Replica: m.usedReplica / tasks, Postgres: m.usedPostgres / tasks, Consul: m.usedConsul / tasks,
 		Entries: float64(m.entries) / tasks,
-		Claim:   tasks / float64(m.claims), Ending: tasks / float64(m.endings),
+		Claim:   tasks / float64(m.claims), Completion: tasks / float64(m.completions),
 		EmptyClaims: float64(m.empty) / tasks, TurnWait: m.longestTurn / 1000, Behind: (took - m.lastCame) / 1000,
 		Turn: m.turn.busy / took, Apply: m.apply.busy / took,
 	}
@@ -155,7 +155,7 @@ func Run(c Costs, s Setup) Result {
 // arrive lets another so many tasks come, one by one.
 func (m *model) arrive(replicas []*replica, left int) {
 	m.after(m.random.ExpFloat64()/m.Arrivals*1e6, func() {
-		m.unclaimed++
+		m.requeuedClaims++
 		m.lastCame = m.now
 		m.after(m.RoundTrip/2, func() {
 			for _, r := range replicas {
@@ -182,7 +182,7 @@ func (r *replica) wake() {
 func (r *replica) claim() {
 	n := min(maxClaim, r.room)
 	switch {
-	case r.Arrivals == 0 && r.unclaimed == 0, n == 0: // the end of the bench does not count; room wakes us
+	case r.Arrivals == 0 && r.requeuedClaims == 0, n == 0: // the end of the bench does not count; room wakes us
 		r.claiming, r.woken = false, false
 		return
 	case !r.woken && r.asked:
@@ -209,8 +209,8 @@ func (r *replica) claim() {
 
 // take claims up to n tasks; it is our turn.
 func (r *replica) take(n int) {
-	got := min(n, r.unclaimed)
-	r.unclaimed -= got
+	got := min(n, r.requeuedClaims)
+	r.requeuedClaims -= got
 	work, wait := r.Postgres.of(got), r.Disk
 	if got == 0 {
 		r.empty++
@@ -279,7 +279,7 @@ func (r *replica) transaction(next func(n int)) func(n int, done func()) {
 
 // end writes n endings.
 func (r *replica) end(n int, done func()) {
-	r.model.endings++
+	r.model.completions++
 	work := r.Postgres.of(n)
 	r.usedPostgres += work
 	r.after(r.RoundTrip/2, func() {
@@ -292,7 +292,7 @@ func (r *replica) end(n int, done func()) {
 	})
 }
 
-// leave gives back the room of n tasks that are done.
+// leave returns the room of n tasks that are done.
 func (r *replica) leave(n int) {
 	r.done += n
 	r.room += n

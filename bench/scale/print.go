@@ -36,7 +36,7 @@ func Print(out io.Writer) error {
 	line("replicas\tconcurrency\ttasks/s\tin a claim\tin an ending\tin a transaction\tbusy: claims' turn\tConsul's applying\tPostgres\tConsul\treplica\tlongest wait for the turn, ms")
 	for _, s := range [][2]int{{1, 32}, {1, 256}, {1, 2000}, {8, 32}, {8, 256}, {8, 2000}, {80, 32}, {80, 256}, {800, 32}} {
 		r := Run(f.Costs, f.apart(s[0], s[1], 0))
-		line("%d\t%d\t%.0f\t%.0f\t%.0f\t%.0f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.0f", s[0], s[1], r.Rate, r.Claim, r.Ending, 2/r.Entries,
+		line("%d\t%d\t%.0f\t%.0f\t%.0f\t%.0f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.0f", s[0], s[1], r.Rate, r.Claim, r.Completion, 2/r.Entries,
 			r.Turn, r.Apply, r.PostgresBusy, r.KVBusy, r.ReplicaBusy, r.TurnWait)
 	}
 	line("\nThe same machines, so many INSERTs of one task a second, concurrency 32:\n")

@@ -11,8 +11,8 @@ import (
 	"onejob/chaos/observer"
 )
 
-// Verdict is what went wrong. Of the first numbers every one must be zero.
-type Verdict struct {
+// Report is what went wrong. Of the first numbers every one must be zero.
+type Report struct {
 	Overlaps           int        `json:"overlaps"`              // pairs of attempts of one lock key inside at once
 	FencesRepeated     int        `json:"fences_repeated"`       // fences that two attempts had
 	LimitExcesses      int        `json:"limit_excesses"`        // times at which more were inside a limit than it has slots
@@ -36,9 +36,9 @@ type Verdict struct {
 	Refused            int        `json:"refused"`               // writes that were refused; above zero where the fence was needed
 	FrozenHTTPInFlight int        `json:"frozen_http_in_flight"` // http attempts beside their successor, their replica being frozen
 	FrozenGoInFlight   int        `json:"frozen_go_in_flight"`   // the same for Go handlers, which did nothing meanwhile
-	TwoHands           int        `json:"two_hands"`             // overlaps that an operator made by ending a session and resetting its row, see history.twoHands
+	Overrides          int        `json:"two_hands"`             // overlaps that an operator made by ending a session and resetting its row, see history.overrides
 	Repeated           int        `json:"repeated"`              // tasks that did all their work more than once, as at-least-once allows
-	Stays              int        `json:"stays"`                 // attempts that the witness saw
+	Stays              int        `json:"stays"`                 // attempts that the observer saw
 	RowsOfTheDead      int        `json:"rows_of_the_dead"`      // that were in the hands of a replica when it was killed alone
 	TakeOvers          []TakeOver `json:"-"`
 
@@ -57,8 +57,8 @@ type TakeOver struct {
 	Took  time.Duration
 }
 
-// Guilty reports whether something happened that must not.
-func (v *Verdict) Guilty() bool {
+// Violated reports whether something happened that must not.
+func (v *Report) Violated() bool {
 	return v.Overlaps+v.FencesRepeated+v.LimitExcesses+v.Lost+v.DoubleSuccess+v.DoubleEffect+v.DoubleStatements+v.DoubleRunning+
 		v.IllegalSteps+v.UnexpectedEnds+v.Overstays+v.LateTakeOvers+
 		v.StaleAccepted+v.OccurrencesMissing+v.OccurrencesDoubled+v.OccurrencesWrong+v.Starved+v.Unlocked+v.Spent+v.Spoiled > 0
@@ -66,17 +66,17 @@ func (v *Verdict) Guilty() bool {
 
 const maxViolations = 200
 
-func (v *Verdict) accuse(count *int, format string, a ...any) {
+func (v *Report) violation(count *int, format string, a ...any) {
 	*count++
 	if len(v.Violations) < maxViolations {
 		v.Violations = append(v.Violations, fmt.Sprintf(format, a...))
 	}
 }
 
-// Judge says what the evidence says.
-func Judge(e Evidence) *Verdict {
+// Checker says what the evidence says.
+func Check(e Evidence) *Report {
 	h := newHistory(e.withoutHostile())
-	v := &Verdict{Refused: e.Refused, Stays: len(h.attempts), Violations: []string{}, Steps: map[string]int{}, Excused: map[string]int{}}
+	v := &Report{Refused: e.Refused, Stays: len(h.attempts), Violations: []string{}, Steps: map[string]int{}, Excused: map[string]int{}}
 	h.overlaps(v)
 	h.fences(v)
 	h.stale(v)
@@ -87,7 +87,7 @@ func Judge(e Evidence) *Verdict {
 		h.effects(v)
 		h.statementsAtOnce(v)
 		h.spent(v)
-		h.function(v).judge(v)
+		h.function(v).checkAll(v)
 	}
 	h.unlocked(v)
 	h.occurrences(v)
@@ -100,7 +100,7 @@ func Judge(e Evidence) *Verdict {
 type history struct {
 	Evidence
 	attempts []*attempt         // by when they began
-	byFence  map[int64]*attempt // of those that the witness, or an effect, shows
+	byFence  map[int64]*attempt // of those that the observer, or an effect, shows
 	byTask   map[int64][]*attempt
 	byKey    map[string][]*attempt
 	holder   map[int64]string // replica, by fence
@@ -217,7 +217,7 @@ func (h *history) frozenDuring(a *attempt, s span) bool {
 	return slices.ContainsFunc(h.frozen[a.Replica], func(f span) bool { return f.covers(s) })
 }
 
-func (v *Verdict) countFrozen(a *attempt) {
+func (v *Report) countFrozen(a *attempt) {
 	if a.Kind == kindHTTP {
 		v.FrozenHTTPInFlight++
 	} else {
@@ -227,7 +227,7 @@ func (v *Verdict) countFrozen(a *attempt) {
 
 // overlaps looks for two of one lock key inside at once. What a frozen replica
 // had begun is counted apart, if its fence was lower than its successor's.
-func (h *history) overlaps(v *Verdict) {
+func (h *history) overlaps(v *Report) {
 	for key, all := range h.byKey {
 		var inside []*attempt
 		for _, b := range all {
@@ -237,10 +237,10 @@ func (h *history) overlaps(v *Verdict) {
 				switch {
 				case a.Fence < b.Fence && h.frozenDuring(a, both):
 					v.countFrozen(a)
-				case h.twoHands(a, b):
-					v.TwoHands++
+				case h.overrides(a, b):
+					v.Overrides++
 				default:
-					v.accuse(&v.Overlaps, "overlap: lock key %s: %s and %s were inside at once for %v", key, a, b, both.end.Sub(both.begin))
+					v.violation(&v.Overlaps, "overlap: lock key %s: %s and %s were inside at once for %v", key, a, b, both.end.Sub(both.begin))
 				}
 			}
 			inside = append(inside, b)
@@ -249,7 +249,7 @@ func (h *history) overlaps(v *Verdict) {
 }
 
 // fences looks for a fence that two attempts had.
-func (h *history) fences(v *Verdict) {
+func (h *history) fences(v *Report) {
 	first := map[int64]observer.Claim{}
 	for _, s := range h.Stays {
 		was, known := first[s.Fence]
@@ -258,17 +258,17 @@ func (h *history) fences(v *Verdict) {
 			continue
 		}
 		if was.Task != s.Task || was.Key != s.Key || was.Attempt != s.Attempt || was.Kind != s.Kind {
-			v.accuse(&v.FencesRepeated, "fence %d was used twice: by %s and %s", s.Fence, &attempt{Claim: was}, &attempt{Claim: s.Claim})
+			v.violation(&v.FencesRepeated, "fence %d was used twice: by %s and %s", s.Fence, &attempt{Claim: was}, &attempt{Claim: s.Claim})
 		}
 	}
 }
 
-// twoHands reports whether an operator, while a was inside and before b of another
+// overrides reports whether an operator, while a was inside and before b of another
 // replica began, both ended the session of a's replica and made a's row pending
 // by hand. The session's end frees the key after the lock-delay, which is shorter
 // than the lease of a replica that cannot hear of it; the running row keeps
 // others out until that is over, and he has taken it away.
-func (h *history) twoHands(a, b *attempt) bool {
+func (h *history) overrides(a, b *attempt) bool {
 	if a.Replica == b.Replica || a.Fence > b.Fence {
 		return false
 	}
@@ -276,13 +276,13 @@ func (h *history) twoHands(a, b *attempt) bool {
 		return t.Fence == a.Fence && t.From == running && t.By == Operator && t.At < b.begin
 	})
 	return reset && slices.ContainsFunc(h.Marks, func(m observer.Mark) bool {
-		return slices.Contains(endings, m.Kind) && m.Target == a.Replica && a.begin < m.Begin && m.Begin < b.begin
+		return slices.Contains(completions, m.Kind) && m.Target == a.Replica && a.begin < m.Begin && m.Begin < b.begin
 	})
 }
 
-// stale looks at those whom the witness turned away because somebody with a
+// stale looks at those whom the observer turned away because somebody with a
 // higher fence had been there before. Only who was frozen has an excuse.
-func (h *history) stale(v *Verdict) {
+func (h *history) stale(v *Report) {
 	for _, s := range h.Stale {
 		a := &attempt{Claim: s.Claim}
 		a.Replica = cmp.Or(a.Replica, h.holder[a.Fence])
@@ -290,12 +290,12 @@ func (h *history) stale(v *Verdict) {
 			v.countFrozen(a)
 			continue
 		}
-		v.accuse(&v.Overlaps, "overlap: lock key %s: %s came at %s, after somebody with a higher fence", s.Key, a, clock(s.At))
+		v.violation(&v.Overlaps, "overlap: lock key %s: %s came at %s, after somebody with a higher fence", s.Key, a, clock(s.At))
 	}
 }
 
 // limits looks for more inside than there are slots.
-func (h *history) limits(v *Verdict) {
+func (h *history) limits(v *Report) {
 	for name, slots := range h.Limits {
 		type step struct {
 			at   observer.Time
@@ -320,7 +320,7 @@ func (h *history) limits(v *Verdict) {
 			}
 			inside[s.who] = true
 			if len(inside) > slots {
-				v.accuse(&v.LimitExcesses, "limit %s: %d inside of %d at %s: %v", name, len(inside), slots, clock(s.at), slices.Collect(maps.Keys(inside)))
+				v.violation(&v.LimitExcesses, "limit %s: %d inside of %d at %s: %v", name, len(inside), slots, clock(s.at), slices.Collect(maps.Keys(inside)))
 			}
 		}
 	}
@@ -351,19 +351,19 @@ func (h *history) awake(a *attempt) []span {
 }
 
 // ends looks for tasks that are not over, or not there any more.
-func (h *history) ends(v *Verdict) {
+func (h *history) ends(v *Report) {
 	for _, q := range h.Enqueued {
 		f, there := h.Final[q.Task]
 		switch {
 		case !there && (h.deleted[q.Task] || h.Forgetful):
 		case !there:
-			v.accuse(&v.Lost, "lost: task %d (%s) is not in the table", q.Task, q.Kind)
+			v.violation(&v.Lost, "lost: task %d (%s) is not in the table", q.Task, q.Kind)
 		case f.Status == cancelled && !q.Cancelled && !h.touched[q.Task][CancelRequested]:
-			v.accuse(&v.Lost, "lost: task %d (%s) is cancelled, and nobody asked for that", q.Task, q.Kind)
+			v.violation(&v.Lost, "lost: task %d (%s) is cancelled, and nobody asked for that", q.Task, q.Kind)
 		case f.Status != succeeded && f.Status != failed && f.Status != cancelled:
-			v.accuse(&v.Lost, "lost: task %d (%s) is still %s", q.Task, q.Kind, f.Status)
+			v.violation(&v.Lost, "lost: task %d (%s) is still %s", q.Task, q.Kind, f.Status)
 		case f.Status == failed && !q.Doomed && h.touched[q.Task] == nil && (h.Gentle || ofItsOwn(f.Error)):
-			v.accuse(&v.Spoiled, "spoiled: task %d (%s) failed: %s", q.Task, q.Kind, f.Error)
+			v.violation(&v.Spoiled, "spoiled: task %d (%s) failed: %s", q.Task, q.Kind, f.Error)
 		}
 	}
 	for _, all := range h.byTask {
@@ -391,7 +391,7 @@ func ofItsOwn(failure string) bool {
 }
 
 // statuses looks at every change of a row's status.
-func (h *history) statuses(v *Verdict) {
+func (h *history) statuses(v *Report) {
 	successes := map[int64]int{}
 	busy := map[string]map[int64]bool{} // rows that are running, by lock key
 	for _, t := range h.Transitions {
@@ -400,7 +400,7 @@ func (h *history) statuses(v *Verdict) {
 				busy[t.Key] = map[int64]bool{}
 			}
 			if busy[t.Key][t.Task] = true; len(busy[t.Key]) > 1 {
-				v.accuse(&v.DoubleRunning, "double running: lock key %s: tasks %v at %s", t.Key, slices.Sorted(maps.Keys(busy[t.Key])), clock(t.At))
+				v.violation(&v.DoubleRunning, "double running: lock key %s: tasks %v at %s", t.Key, slices.Sorted(maps.Keys(busy[t.Key])), clock(t.At))
 			}
 			continue
 		}
@@ -410,7 +410,7 @@ func (h *history) statuses(v *Verdict) {
 		}
 		if t.To == succeeded {
 			if successes[t.Task]++; successes[t.Task] == 2 {
-				v.accuse(&v.DoubleSuccess, "double success: task %d (%s), the second at %s", t.Task, t.Kind, clock(t.At))
+				v.violation(&v.DoubleSuccess, "double success: task %d (%s), the second at %s", t.Task, t.Kind, clock(t.At))
 			}
 		}
 		if (t.From == running || t.To == succeeded) && t.By != Operator {
@@ -422,19 +422,19 @@ func (h *history) statuses(v *Verdict) {
 // accepted looks at a write that ended a row's running, or called it succeeded:
 // it must have been the holder's own, who had left, and nobody newer may have
 // begun.
-func (h *history) accepted(v *Verdict, t Transition) {
+func (h *history) accepted(v *Report, t Transition) {
 	a := h.byFence[t.Fence]
 	if t.To == succeeded && t.Kind != kindNoop && (a == nil || a.how != observer.Succeeded) {
-		v.accuse(&v.StaleAccepted, "stale accepted: task %d (%s) succeeded at %s under fence %d, whose holder was not seen to succeed: %v", t.Task, t.Kind, clock(t.At), t.Fence, a)
+		v.violation(&v.StaleAccepted, "stale accepted: task %d (%s) succeeded at %s under fence %d, whose holder was not seen to succeed: %v", t.Task, t.Kind, clock(t.At), t.Fence, a)
 		return
 	}
 	if a != nil && a.Kind != kindSQL && a.end > t.At.Add(leaving) && !h.frozenDuring(a, span{t.At, min(a.end, t.At.Add(leaving))}) {
-		v.accuse(&v.StaleAccepted, "stale accepted: task %d (%s) became %s at %s, while the holder of its fence was inside: %v", t.Task, t.Kind, t.To, clock(t.At), a)
+		v.violation(&v.StaleAccepted, "stale accepted: task %d (%s) became %s at %s, while the holder of its fence was inside: %v", t.Task, t.Kind, t.To, clock(t.At), a)
 		return
 	}
 	for _, b := range h.byKey[t.Key] {
 		if b.Fence > t.Fence && b.begin.Add(skew) < t.At && t.To == succeeded {
-			v.accuse(&v.StaleAccepted, "stale accepted: task %d (%s) succeeded at %s under fence %d, after %v had begun", t.Task, t.Kind, clock(t.At), t.Fence, b)
+			v.violation(&v.StaleAccepted, "stale accepted: task %d (%s) succeeded at %s under fence %d, after %v had begun", t.Task, t.Kind, clock(t.At), t.Fence, b)
 			return
 		}
 	}
@@ -442,8 +442,8 @@ func (h *history) accepted(v *Verdict, t Transition) {
 
 // effects looks for what sql tasks did twice, or did without being done. A task
 // counts once, whatever it did.
-func (h *history) effects(v *Verdict) {
-	seen, accused := map[int64]int{}, map[int64]bool{}
+func (h *history) effects(v *Report) {
+	seen, reported := map[int64]int{}, map[int64]bool{}
 	done := map[int64]bool{} // fences under which a row succeeded
 	for _, t := range h.Transitions {
 		if t.To == succeeded {
@@ -453,14 +453,14 @@ func (h *history) effects(v *Verdict) {
 	for _, f := range h.Effects {
 		second := seen[f.Task] > h.again[f.Task] // or one more than were asked for
 		seen[f.Task]++
-		if accused[f.Task] || !second && done[f.Fence] {
+		if reported[f.Task] || !second && done[f.Fence] {
 			continue
 		}
-		accused[f.Task] = true
+		reported[f.Task] = true
 		if second {
-			v.accuse(&v.DoubleEffect, "double effect: task %d, the second under fence %d", f.Task, f.Fence)
+			v.violation(&v.DoubleEffect, "double effect: task %d, the second under fence %d", f.Task, f.Fence)
 		} else {
-			v.accuse(&v.DoubleEffect, "double effect: task %d has an effect under fence %d, under which it did not succeed", f.Task, f.Fence)
+			v.violation(&v.DoubleEffect, "double effect: task %d has an effect under fence %d, under which it did not succeed", f.Task, f.Fence)
 		}
 	}
 }
@@ -468,7 +468,7 @@ func (h *history) effects(v *Verdict) {
 // statementsAtOnce looks for two statements of one lock key at work at once. The
 // fence undoes what the older one does, but not what others saw of it, nor the locks
 // that it takes.
-func (h *history) statementsAtOnce(v *Verdict) {
+func (h *history) statementsAtOnce(v *Report) {
 	task := map[int64]int64{} // by fence
 	for _, t := range h.Transitions {
 		task[shortFence(t.Fence)] = t.Task
@@ -480,7 +480,7 @@ func (h *history) statementsAtOnce(v *Verdict) {
 	for _, b := range h.Statements {
 		for _, a := range byKey[b.Key] {
 			if a.First <= b.Last && b.First <= a.Last {
-				v.accuse(&v.DoubleStatements, "two statements at once: %s and %s", say(a), say(b))
+				v.violation(&v.DoubleStatements, "two statements at once: %s and %s", say(a), say(b))
 			}
 		}
 		byKey[b.Key] = append(byKey[b.Key], b)
@@ -490,7 +490,7 @@ func (h *history) statementsAtOnce(v *Verdict) {
 // unlocked looks for attempts that began while no Consul server ran, which nobody can
 // have had the lock for. An sql task may have waited for Postgres meanwhile, and who was
 // frozen goes on where it was.
-func (h *history) unlocked(v *Verdict) {
+func (h *history) unlocked(v *Report) {
 	for _, m := range h.Marks {
 		if m.Kind != NoConsul {
 			continue
@@ -503,7 +503,7 @@ func (h *history) unlocked(v *Verdict) {
 			if a.Kind == kindSQL || a.begin <= s.begin || a.begin >= s.end || slices.ContainsFunc(h.frozen[a.Replica], s.meets) {
 				continue
 			}
-			v.accuse(&v.Unlocked, "unlocked: %v began while no Consul server ran, since %s", a, clock(m.Begin))
+			v.violation(&v.Unlocked, "unlocked: %v began while no Consul server ran, since %s", a, clock(m.Begin))
 		}
 	}
 }
@@ -512,7 +512,7 @@ func (h *history) unlocked(v *Verdict) {
 // on: an attempt whose handler had not begun must not be used up, and a task that has
 // one attempt must not fail. Of noop and sql tasks nobody sees the beginning, so for
 // them there is only the second.
-func (h *history) spent(v *Verdict) {
+func (h *history) spent(v *Report) {
 	enqueued := map[int64]Enqueued{}
 	for _, q := range h.Enqueued {
 		enqueued[q.Task] = q
@@ -535,9 +535,9 @@ func (h *history) spent(v *Verdict) {
 		seen := t.Kind != kindNoop && t.Kind != kindSQL
 		switch {
 		case t.To == failed && q.Once:
-			v.accuse(&v.Spent, "spent: task %d (%s), which has one attempt, failed at %s by the restart of %s: %v", t.Task, t.Kind, clock(t.At), claim.Replica, a)
+			v.violation(&v.Spent, "spent: task %d (%s), which has one attempt, failed at %s by the restart of %s: %v", t.Task, t.Kind, clock(t.At), claim.Replica, a)
 		case seen && a == nil && claim.Attempt > 0 && t.Attempt >= claim.Attempt:
-			v.accuse(&v.Spent, "spent: task %d (%s) had attempt %d used up at %s by the restart of %s, and its handler had not begun", t.Task, t.Kind, claim.Attempt, clock(t.At), claim.Replica)
+			v.violation(&v.Spent, "spent: task %d (%s) had attempt %d used up at %s by the restart of %s, and its handler had not begun", t.Task, t.Kind, claim.Attempt, clock(t.At), claim.Replica)
 		}
 	}
 }
@@ -564,7 +564,7 @@ func (h *history) onlyRestarted(claim, end Transition) bool {
 // starved looks for tasks that were due, and free, for too long while nothing but
 // mild faults went on: there were replicas to claim them. What a fault itself locked
 // or edited does not count.
-func (h *history) starved(v *Verdict) {
+func (h *history) starved(v *Report) {
 	claimed := map[int64]observer.Time{} // or otherwise made something else than pending
 	for _, t := range h.Transitions {
 		if _, known := claimed[t.Task]; !known && t.From == pending {
@@ -608,7 +608,7 @@ func (h *history) starved(v *Verdict) {
 		if known {
 			took = fmt.Sprintf("until %s", clock(at))
 		}
-		v.accuse(&v.Starved, "starved: task %d (%s) was due at %s and was not claimed %s", q.Task, q.Kind, clock(q.Due), took)
+		v.violation(&v.Starved, "starved: task %d (%s) was due at %s and was not claimed %s", q.Task, q.Kind, clock(q.Due), took)
 	}
 }
 

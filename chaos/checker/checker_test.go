@@ -107,8 +107,8 @@ func good() *story {
 }
 
 func TestNothingIsFoundWhereNothingIs(t *testing.T) {
-	v := Judge(good().Evidence)
-	if v.Guilty() || len(v.Violations) > 0 {
+	v := Check(good().Evidence)
+	if v.Violated() || len(v.Violations) > 0 {
 		t.Errorf("the judge found %+v", v)
 	}
 	if v.Stays != 8 {
@@ -116,8 +116,8 @@ func TestNothingIsFoundWhereNothingIs(t *testing.T) {
 	}
 }
 
-// numbers are those of a verdict that are not zero, by their names in the report.
-func numbers(t *testing.T, v *Verdict) map[string]int {
+// numbers are those of a report that are not zero, by their names in the report.
+func numbers(t *testing.T, v *Report) map[string]int {
 	t.Helper()
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -136,7 +136,7 @@ func numbers(t *testing.T, v *Verdict) map[string]int {
 	return found
 }
 
-// Each case spoils the good history in one way, and the judge must see that, and
+// Each case spoils the good history in one way, and the checker must see that, and
 // nothing else.
 func TestEveryViolationIsFound(t *testing.T) {
 	type spoil struct {
@@ -148,7 +148,7 @@ func TestEveryViolationIsFound(t *testing.T) {
 			s.enqueue(7, "exec")
 			s.works(claim(7, 20, "exec", "k2", "a"), 50, 52, observer.Succeeded, succeeded)
 			s.enqueue(8, "exec")
-			// The rows were not running at once: only the witness can tell.
+			// The rows were not running at once: only the observer can tell.
 			s.stay(claim(8, 21, "exec", "k2", "b"), 51, 51.5, observer.Stopped)
 			s.Final[8] = Final{Status: failed}
 		}, map[string]int{"overlaps": 1, "stale_accepted": 1}}, // the first succeeded although the second had begun
@@ -387,11 +387,11 @@ func TestEveryViolationIsFound(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := good()
 			c.how(s)
-			v := Judge(s.Evidence)
+			v := Check(s.Evidence)
 			if got := numbers(t, v); !maps.Equal(got, c.want) {
 				t.Errorf("the judge found %v, want %v; it says\n\t%s", got, c.want, strings.Join(v.Violations, "\n\t"))
 			}
-			if !v.Guilty() {
+			if !v.Violated() {
 				t.Error("not guilty")
 			}
 		})
@@ -602,11 +602,11 @@ func TestExcuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := good()
 			c.how(s)
-			v := Judge(s.Evidence)
+			v := Check(s.Evidence)
 			if got := numbers(t, v); !maps.Equal(got, c.want) {
 				t.Errorf("the judge found %v, want %v; it says\n\t%s", got, c.want, strings.Join(v.Violations, "\n\t"))
 			}
-			if v.Guilty() {
+			if v.Violated() {
 				t.Error("guilty")
 			}
 		})
@@ -691,7 +691,7 @@ func handsOn(s *story, kind, somebody string) {
 }
 
 func TestTakeOvers(t *testing.T) {
-	v := Judge(good().Evidence)
+	v := Check(good().Evidence)
 	var kills, freezes []time.Duration
 	for _, o := range v.TakeOvers {
 		switch o.Cause {
@@ -706,23 +706,23 @@ func TestTakeOvers(t *testing.T) {
 	}
 	// Task 3: killed at 7, its successor at 14. But it left just as the kill began.
 	if len(kills) != 0 {
-		t.Errorf("take-overs after the kill: %v; task 3 had left when it began", kills)
+		t.Errorf("takeovers after the kill: %v; task 3 had left when it began", kills)
 	}
 	if want := []time.Duration{8 * time.Second}; !slices.Equal(freezes, want) {
-		t.Errorf("take-overs after the freeze: %v, want %v", freezes, want)
+		t.Errorf("takeovers after the freeze: %v, want %v", freezes, want)
 	}
 	s := good()
 	s.Stays[slices.IndexFunc(s.Stays, func(s observer.Stay) bool { return s.Fence == 4 })].End = at(7.001)
-	v = Judge(s.Evidence)
+	v = Check(s.Evidence)
 	if i := slices.IndexFunc(v.TakeOvers, func(o TakeOver) bool { return o.Cause == Kill }); i < 0 || v.TakeOvers[i].Took != 7*time.Second {
-		t.Errorf("take-overs %v, want one of 7 s after the kill", v.TakeOvers)
+		t.Errorf("takeovers %v, want one of 7 s after the kill", v.TakeOvers)
 	}
 	// A host takes several replicas with it.
 	s.Marks[slices.IndexFunc(s.Marks, func(m observer.Mark) bool { return m.Kind == Kill })] =
 		observer.Mark{ID: 100, Kind: HostLoss, Target: "c,a", Alone: true, Begin: at(7), End: at(20)}
-	v = Judge(s.Evidence)
+	v = Check(s.Evidence)
 	if i := slices.IndexFunc(v.TakeOvers, func(o TakeOver) bool { return o.Cause == HostLoss }); i < 0 || v.TakeOvers[i].Took != 7*time.Second || !v.TakeOvers[i].Alone {
-		t.Errorf("take-overs %v, want one of 7 s after the loss of a host", v.TakeOvers)
+		t.Errorf("takeovers %v, want one of 7 s after the loss of a host", v.TakeOvers)
 	}
 }
 
@@ -738,7 +738,7 @@ func TestQuantile(t *testing.T) {
 	}
 }
 
-// Evidence is kept as JSON, and can be judged again.
+// Evidence is kept as JSON, and can be checked again.
 func TestEvidenceSurvivesAFile(t *testing.T) {
 	s := good()
 	s.stay(claim(6, 30, "exec", "6", "b"), 26.5, 28, observer.Stopped)
@@ -754,7 +754,7 @@ func TestEvidenceSurvivesAFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := numbers(t, Judge(e)), numbers(t, Judge(s.Evidence)); !maps.Equal(got, want) || want["overlaps"] != 1 {
+	if got, want := numbers(t, Check(e)), numbers(t, Check(s.Evidence)); !maps.Equal(got, want) || want["overlaps"] != 1 {
 		t.Errorf("judged again: %v, want %v", got, want)
 	}
 }

@@ -1,6 +1,6 @@
-// Package judge says from evidence what went wrong in a run, and how often.
+// Package checker says from evidence what went wrong in a run, and how often.
 //
-// The evidence is what the witness has seen, what was enqueued, and what the
+// The evidence is what the observer has seen, what was enqueued, and what the
 // database itself noted of every change of a row's status and of every effect of
 // an sql task, and which statements of sql tasks an observer saw at work. What onejob says of itself, its attempts and its logs, is not
 // asked; only how often it refused a write is counted from its logs, and nothing
@@ -24,7 +24,7 @@ import (
 	"onejob/internal/lifecycle"
 )
 
-// Evidence is all that there is to judge by.
+// Evidence is all that there is to check.
 type Evidence struct {
 	observer.Seen
 
@@ -39,7 +39,7 @@ type Evidence struct {
 	Occurrences []Occurrence     `json:"occurrences"`
 	Edits       []Edit           `json:"edits,omitempty"` // of all schedules, in the order in which they were made
 	Odd         []Odd            `json:"odd,omitempty"`
-	Until       observer.Time     `json:"until,omitempty"`       // up to when edited schedules are judged
+	Until       observer.Time    `json:"until,omitempty"`       // up to when edited schedules are checked
 	ClockSteps  []ClockStep      `json:"clock_steps,omitempty"` // in order; before the first the clock was right
 	Limits      map[string]int   `json:"limits"`                // slots
 	Refused     int              `json:"refused"`
@@ -57,7 +57,7 @@ type Evidence struct {
 
 	// Forgetful says that Postgres may have forgotten what it had acknowledged, and the
 	// notes that the database makes with it. Then tasks may be gone, or run again, and an
-	// id may have been given to two; all that is judged is what the witness has seen, and
+	// id may have been given to two; all that is checked is what the observer has seen, and
 	// what the table holds in the end.
 	Forgetful bool `json:"forgetful,omitempty"`
 }
@@ -82,7 +82,7 @@ type Enqueued struct {
 
 // Delay is a time by which the harness was late.
 type Delay struct {
-	Begin observer.Time  `json:"begin"`
+	Begin observer.Time `json:"begin"`
 	For   time.Duration `json:"for"`
 }
 
@@ -105,16 +105,16 @@ const (
 // Transition is one change of a row's status, or a success of a row that had
 // succeeded already, noted by the database in the same transaction.
 type Transition struct {
-	Task    int64        `json:"task"`
-	Kind    string       `json:"kind"`
-	Key     string       `json:"key"`
-	From    string       `json:"from"`
-	To      string       `json:"to"`
-	Fence   int64        `json:"fence"`   // of the row, after the change
-	Replica string       `json:"replica"` // that holds the row, or held it
-	Attempt int          `json:"attempt"` // of the row, after the change: how many are used up
+	Task    int64         `json:"task"`
+	Kind    string        `json:"kind"`
+	Key     string        `json:"key"`
+	From    string        `json:"from"`
+	To      string        `json:"to"`
+	Fence   int64         `json:"fence"`   // of the row, after the change
+	Replica string        `json:"replica"` // that holds the row, or held it
+	Attempt int           `json:"attempt"` // of the row, after the change: how many are used up
 	At      observer.Time `json:"at"`
-	By      string       `json:"by"` // Operator, or anybody else
+	By      string        `json:"by"` // Operator, or anybody else
 }
 
 // TransitionsOf returns the changes of a status among steps, with successes of rows that had
@@ -153,9 +153,9 @@ const (
 
 // Effect is what an sql task did.
 type Effect struct {
-	Task  int64        `json:"task"`
-	Fence int64        `json:"fence"`
-	Key   string       `json:"key"`
+	Task  int64         `json:"task"`
+	Fence int64         `json:"fence"`
+	Key   string        `json:"key"`
 	Began observer.Time `json:"began"`
 	Ended observer.Time `json:"ended"` // a little before it was committed
 }
@@ -163,10 +163,10 @@ type Effect struct {
 // Statement is one of an sql task that was seen at work in Postgres, from the first
 // time somebody looked until the last: it was at work all the time between.
 type Statement struct {
-	Fence   int64        `json:"fence"` // its lowest bits, see shortFence
-	PID     int          `json:"pid"`   // of the backend
-	Key     int64        `json:"key"`   // hash of its lock key
-	Replica string       `json:"replica"`
+	Fence   int64         `json:"fence"` // its lowest bits, see shortFence
+	PID     int           `json:"pid"`   // of the backend
+	Key     int64         `json:"key"`   // hash of its lock key
+	Replica string        `json:"replica"`
 	First   observer.Time `json:"first"`
 	Last    observer.Time `json:"last"`
 }
@@ -192,7 +192,7 @@ const (
 	cancelled = "cancelled"
 )
 
-// The kinds of marks and of tasks that the judge knows. A replica that is frozen
+// The kinds of marks and of tasks that the checker knows. A replica that is frozen
 // does nothing until it thaws, and nothing can make a request that it has sent
 // or a goroutine that it has vanish meanwhile.
 const (
@@ -225,8 +225,8 @@ const (
 )
 
 var (
-	endings = []string{SessionDestroy, SessionUnheard}
-	mild    = []string{HostileRows, ClaimFreeze, OpenTransaction, RowTouched}
+	completions = []string{SessionDestroy, SessionUnheard}
+	mild        = []string{HostileRows, ClaimFreeze, OpenTransaction, RowTouched}
 )
 
 const (
@@ -234,12 +234,12 @@ const (
 	// have to fire, on a machine that is busy.
 	thawing = 2 * time.Second
 
-	// skew is how far the database's clock and the witness's may be apart: both
-	// are this machine's, but the witness's does not follow its steps.
+	// skew is how far the database's clock and the observer's may be apart: both
+	// are this machine's, but the observer's does not follow its steps.
 	skew = 100 * time.Millisecond
 
 	// leaving is how long after a row was given up its work may still be seen: a
-	// far end notices a closed connection late when the machine is busy.
+	// target notices a closed connection late when the machine is busy.
 	leaving = time.Second
 
 	// starving is how long a task may be due, while nothing but mild faults go on,

@@ -21,9 +21,9 @@ const (
 	heeding    = time.Second     // after which a replica has heard of a cancel at the latest
 )
 
-// patience is what a bound of the documentation is exceeded by on a machine that is busy.
+// maxWait is what a bound of the documentation is exceeded by on a machine that is busy.
 // What the harness itself was late by comes to that.
-const patience = 3 * time.Second
+const maxWait = 3 * time.Second
 
 // takeOverBounds are after how long a row must have left the hands of a replica that a fault
 // killed while nothing else went on, without patience.
@@ -76,7 +76,7 @@ func (t *tenure) String() string {
 // charged reports whether the attempt was used up without a success.
 func (t *tenure) charged() bool { return t.end != nil && lifecycle.Charges(t.rule) && !t.pardon }
 
-// moment is a lifecycle.Time as the witness has it.
+// moment is a lifecycle.Time as the observer has it.
 func moment(t lifecycle.Time) observer.Time { return observer.Time(int64(t) * 1000) }
 
 // function is what the rows say of what became of the tasks.
@@ -89,7 +89,7 @@ type function struct {
 }
 
 // function replays all steps, and looks for illegal ones.
-func (h *history) function(v *Verdict) *function {
+func (h *history) function(v *Report) *function {
 	f := &function{history: h, byTask: map[int64][]*tenure{}, byHand: map[int64]bool{}, names: map[string]bool{}}
 	if len(h.Steps) == 0 {
 		return f
@@ -109,7 +109,7 @@ func (h *history) function(v *Verdict) *function {
 			v.excuse("steps while the clock of Postgres was set")
 			continue
 		}
-		v.accuse(&v.IllegalSteps, "illegal step: %v", i)
+		v.violation(&v.IllegalSteps, "illegal step: %v", i)
 	}
 	open := map[int64]*tenure{}
 	for i := range h.Steps {
@@ -154,10 +154,10 @@ func (f *function) pardon(s *lifecycle.Step) {
 }
 
 // excuse counts what would be a violation but for a fault that explains it.
-func (v *Verdict) excuse(what string) { v.Excused[what]++ }
+func (v *Report) excuse(what string) { v.Excused[what]++ }
 
-// judge looks at what became of the tasks.
-func (f *function) judge(v *Verdict) {
+// checkAll looks at what became of the tasks.
+func (f *function) checkAll(v *Report) {
 	if len(f.Steps) == 0 {
 		return
 	}
@@ -182,10 +182,10 @@ func (f *function) judge(v *Verdict) {
 }
 
 // end looks at how a task ended, and at what used up its attempts.
-func (f *function) end(v *Verdict, q Enqueued) {
+func (f *function) end(v *Report, q Enqueued) {
 	for _, t := range f.byTask[q.Task] {
 		if t.claim.Is.Attempt > q.MaxAttempts {
-			v.accuse(&v.UnexpectedEnds, "unexpected: %v, and it had %d attempts", t, q.MaxAttempts)
+			v.violation(&v.UnexpectedEnds, "unexpected: %v, and it had %d attempts", t, q.MaxAttempts)
 		}
 		if t.end == nil {
 			continue // lost
@@ -196,7 +196,7 @@ func (f *function) end(v *Verdict, q Enqueued) {
 			if f.disturbed(t) {
 				v.excuse("successes of attempts that were to fail, on a machine that stood still")
 			} else {
-				v.accuse(&v.UnexpectedEnds, "unexpected: %v, and it was to fail: doomed %v, its first %d attempts", t, q.Doomed, q.Failures)
+				v.violation(&v.UnexpectedEnds, "unexpected: %v, and it was to fail: doomed %v, its first %d attempts", t, q.Doomed, q.Failures)
 			}
 		case !t.charged():
 		case byTakeOver(t.rule):
@@ -217,7 +217,7 @@ func byTakeOver(rule string) bool { return strings.HasPrefix(rule, "takeover:") 
 const coarse = 20 * time.Millisecond
 
 // explain looks for a fault of one of these kinds that can have ended an attempt.
-func (f *function) explain(v *Verdict, t *tenure, kinds []string) {
+func (f *function) explain(v *Report, t *tenure, kinds []string) {
 	for _, m := range f.Marks {
 		end := m.End
 		if end == 0 {
@@ -228,7 +228,7 @@ func (f *function) explain(v *Verdict, t *tenure, kinds []string) {
 			return
 		}
 	}
-	v.accuse(&v.UnexpectedEnds, "unexpected: no fault explains that an attempt was used up: %v", t)
+	v.violation(&v.UnexpectedEnds, "unexpected: no fault explains that an attempt was used up: %v", t)
 }
 
 // aimed reports whether a fault hit a replica, or what all of them use.
@@ -260,8 +260,8 @@ func (f *function) disturbed(t *tenure) bool {
 }
 
 // overstays looks for attempts that went on after their timeout. A replica that is frozen
-// ends nothing; what it had begun is judged by its lease.
-func (f *function) overstays(v *Verdict) {
+// ends nothing; what it had begun is checked by its lease.
+func (f *function) overstays(v *Report) {
 	timeouts := map[int64]time.Duration{}
 	for _, q := range f.Enqueued {
 		if f.touched[q.Task] == nil && !f.byHand[q.Task] {
@@ -273,7 +273,7 @@ func (f *function) overstays(v *Verdict) {
 		if timeout == 0 {
 			continue
 		}
-		most := timeout + patience
+		most := timeout + maxWait
 		if a.Kind == kindExec {
 			most += grace
 		}
@@ -284,13 +284,13 @@ func (f *function) overstays(v *Verdict) {
 			v.excuse("timeouts of a replica that was frozen")
 			continue
 		}
-		v.accuse(&v.Overstays, "overstay: its timeout is %v: %v", timeout, a)
+		v.violation(&v.Overstays, "overstay: its timeout is %v: %v", timeout, a)
 	}
 }
 
 // cancels looks for running tasks that went on after somebody had asked for their end. It
 // says nothing where another fault goes on, or has just ended: the replica may not hear.
-func (f *function) cancels(v *Verdict) {
+func (f *function) cancels(v *Report) {
 	for i := range f.Steps {
 		s := &f.Steps[i]
 		if s.Was.Status != running || s.Is.Status != running || s.Was.CancelRequested || !s.Is.CancelRequested {
@@ -302,7 +302,7 @@ func (f *function) cancels(v *Verdict) {
 		if k < 0 {
 			continue // a hostile row
 		}
-		most := heeding + patience
+		most := heeding + maxWait
 		if s.Is.Kind == kindExec {
 			most += grace
 		}
@@ -321,13 +321,13 @@ func (f *function) cancels(v *Verdict) {
 			v.excuse("cancels of running tasks beside a fault")
 			continue
 		}
-		v.accuse(&v.Overstays, "overstay: somebody asked at %s for the end of %v", clock(asked), all[k])
+		v.violation(&v.Overstays, "overstay: somebody asked at %s for the end of %v", clock(asked), all[k])
 	}
 }
 
 // lateTakeOvers looks for rows that were in the hands of a replica which a fault killed while
 // nothing else went on, and that nobody took from it in time.
-func (f *function) lateTakeOvers(v *Verdict) {
+func (f *function) lateTakeOvers(v *Report) {
 	for _, m := range f.Marks {
 		bound, ok := takeOverBounds[m.Kind]
 		if !ok || !m.Alone {
@@ -340,9 +340,9 @@ func (f *function) lateTakeOvers(v *Verdict) {
 				continue
 			}
 			v.RowsOfTheDead++
-			wait := span{m.Begin, m.Begin.Add(bound + patience)}
+			wait := span{m.Begin, m.Begin.Add(bound + maxWait)}
 			if s.end > wait.end.Add(f.late(wait)) {
-				v.accuse(&v.LateTakeOvers, "late takeover: %s was hit by %s at %s, alone, and it had %v", t.replica, m.Kind, clock(m.Begin), t)
+				v.violation(&v.LateTakeOvers, "late takeover: %s was hit by %s at %s, alone, and it had %v", t.replica, m.Kind, clock(m.Begin), t)
 			}
 		}
 	}

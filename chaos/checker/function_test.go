@@ -85,7 +85,7 @@ func (s *story) mark(kind, target string, begin, end float64, alone bool) {
 	s.Marks = append(s.Marks, observer.Mark{ID: 500 + len(s.Marks), Kind: kind, Target: target, Alone: alone, Begin: at(begin), End: at(end)})
 }
 
-// seen adds what the witness saw of the attempt that goes on.
+// seen adds what the observer saw of the attempt that goes on.
 func (l *life) seen(begin, end float64, how string) *life {
 	l.stay(observer.Claim{Task: l.task, Attempt: l.row.Attempt, Fence: l.row.Fence, Kind: l.row.Kind, Key: "f", Replica: l.row.Replica}, begin, end, how)
 	return l
@@ -247,7 +247,7 @@ func TestFunction(t *testing.T) {
 				s = good()
 			}
 			c.how(s)
-			v := Judge(s.Evidence)
+			v := Check(s.Evidence)
 			got := numbers(t, v)
 			delete(got, "rows_of_the_dead")
 			if !maps.Equal(got, c.want) {
@@ -256,8 +256,8 @@ func TestFunction(t *testing.T) {
 			if !maps.Equal(v.Excused, c.excused) {
 				t.Errorf("excused are %v, want %v", v.Excused, c.excused)
 			}
-			if v.Guilty() != (len(c.want) > 0) {
-				t.Errorf("guilty %v", v.Guilty())
+			if v.Violated() != (len(c.want) > 0) {
+				t.Errorf("guilty %v", v.Violated())
 			}
 		})
 	}
@@ -271,15 +271,15 @@ func cancelledAt(s *story, q Enqueued, asked, ended float64) {
 }
 
 // What Postgres has forgotten cannot be replayed, and of others than onejob nothing is asked.
-func TestFunctionIsNotAlwaysJudged(t *testing.T) {
+func TestFunctionIsNotAlwaysChecked(t *testing.T) {
 	s := newStory()
 	s.live(Enqueued{Task: 7, Kind: "noop"}).claim(49, "a").ends(52, "b", succeeded, "")
 	s.Forgetful = true
-	if v := Judge(s.Evidence); v.Guilty() {
+	if v := Check(s.Evidence); v.Violated() {
 		t.Errorf("it is guilty after a loss: %v", v.Violations)
 	}
 	s.Forgetful, s.Steps = false, nil
-	if v := Judge(s.Evidence); v.Guilty() {
+	if v := Check(s.Evidence); v.Violated() {
 		t.Errorf("it is guilty without steps: %v", v.Violations)
 	}
 }

@@ -40,12 +40,12 @@ const (
 //
 // While the clock of Postgres is set, due times are dealt with that have been already. Then
 // only that each is there is asked.
-func (h *history) policy(v *Verdict, b *book, s Schedule) {
+func (h *history) policy(v *Report, b *book, s Schedule) {
 	plans := map[observer.Time][]Occurrence{}
 	for at := s.First; at <= s.Last; at = at.Add(s.Every) {
 		o, ok := b.found[due{s.Name, at}]
 		if !ok {
-			v.accuse(&v.OccurrencesMissing, "occurrence missing: schedule %s, due %s", s.Name, clock(at))
+			v.violation(&v.OccurrencesMissing, "occurrence missing: schedule %s, due %s", s.Name, clock(at))
 			continue
 		}
 		if o.Task != 0 {
@@ -68,7 +68,7 @@ func (h *history) policy(v *Verdict, b *book, s Schedule) {
 	for made, plan := range plans {
 		slices.SortFunc(plan, func(a, b Occurrence) int { return cmp.Compare(a.Due, b.Due) })
 		plan := planned{h, s, made, plan, tasks}
-		plan.judge(v)
+		plan.checkAll(v)
 	}
 }
 
@@ -88,7 +88,7 @@ type activity struct {
 	byHand bool // somebody changed the task, which may have come back
 }
 
-func (p planned) judge(v *Verdict) {
+func (p planned) checkAll(v *Report) {
 	count := 0 // of those missed
 	for i, o := range p.dues {
 		last := i == len(p.dues)-1
@@ -113,14 +113,14 @@ func (p planned) judge(v *Verdict) {
 		case want == "" && o.Task != 0:
 			// It was so before the leader looked, and still when it wrote.
 			if waiting := p.others(o, func(a activity) bool { return !a.byHand && a.covers(span{p.made.Add(-looking), p.made.Add(skew)}) }); p.tooMany(waiting) {
-				v.accuse(&v.OccurrencesWrong, "occurrence wrong: schedule %s, due %s has task %d, made at %s beside %d others: %+v", p.s.Name, clock(o.Due), o.Task, clock(p.made), waiting, *p.s.Policy)
+				v.violation(&v.OccurrencesWrong, "occurrence wrong: schedule %s, due %s has task %d, made at %s beside %d others: %+v", p.s.Name, clock(o.Due), o.Task, clock(p.made), waiting, *p.s.Policy)
 			}
 		case want == "" && o.Skipped == overlap && p.s.Policy.OnOverlap != "allow":
 			if waiting := p.others(o, func(a activity) bool { return a.meets(span{p.made.Add(-planning), p.made.Add(skew)}) }); !p.tooMany(waiting) {
-				v.accuse(&v.OccurrencesWrong, "occurrence wrong: schedule %s, due %s was skipped as overlap at %s, with %d others in the %v before: %+v", p.s.Name, clock(o.Due), clock(p.made), waiting, planning, *p.s.Policy)
+				v.violation(&v.OccurrencesWrong, "occurrence wrong: schedule %s, due %s was skipped as overlap at %s, with %d others in the %v before: %+v", p.s.Name, clock(o.Due), clock(p.made), waiting, planning, *p.s.Policy)
 			}
 		default:
-			v.accuse(&v.OccurrencesWrong, "occurrence wrong: schedule %s, due %s, %v late, %d of %d dealt with at %s: it has task %d, skipped %q, and was to be skipped %q: %+v",
+			v.violation(&v.OccurrencesWrong, "occurrence wrong: schedule %s, due %s, %v late, %d of %d dealt with at %s: it has task %d, skipped %q, and was to be skipped %q: %+v",
 				p.s.Name, clock(o.Due), late, i+1, len(p.dues), clock(p.made), o.Task, o.Skipped, want, *p.s.Policy)
 		}
 	}

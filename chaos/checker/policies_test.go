@@ -115,7 +115,7 @@ func TestPolicies(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newStory()
 			c.how(s)
-			v := Judge(s.Evidence)
+			v := Check(s.Evidence)
 			if got := numbers(t, v); !maps.Equal(got, c.want) {
 				t.Errorf("the judge found %v, want %v; it says\n\t%s", got, c.want, strings.Join(v.Violations, "\n\t"))
 			}

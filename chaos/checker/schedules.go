@@ -14,8 +14,8 @@ import (
 type Schedule struct {
 	Name  string        `json:"name"`
 	Every time.Duration `json:"every"`
-	First observer.Time  `json:"first"`
-	Last  observer.Time  `json:"last"`
+	First observer.Time `json:"first"`
+	Last  observer.Time `json:"last"`
 
 	// What it says of due times that were missed or overlap; nil if it asks for a task for
 	// each.
@@ -24,20 +24,20 @@ type Schedule struct {
 
 // Occurrence is what became of a due time.
 type Occurrence struct {
-	Schedule string       `json:"schedule"`
+	Schedule string        `json:"schedule"`
 	Due      observer.Time `json:"due"`
-	Task     int64        `json:"task"`    // zero if none was made
-	Skipped  string       `json:"skipped"` // why not
+	Task     int64         `json:"task"`    // zero if none was made
+	Skipped  string        `json:"skipped"` // why not
 	Made     observer.Time `json:"made"`    // when the leader's transaction began, by the clock of Postgres
 }
 
 // Edit is what a schedule says from a moment on, noted in the transaction of the INSERT
 // or the UPDATE.
 type Edit struct {
-	Schedule string       `json:"schedule"`
-	Cron     string       `json:"cron"` // see names
-	Zone     string       `json:"zone"`
-	Enabled  bool         `json:"enabled"`
+	Schedule string        `json:"schedule"`
+	Cron     string        `json:"cron"` // see names
+	Zone     string        `json:"zone"`
+	Enabled  bool          `json:"enabled"`
 	At       observer.Time `json:"at"`
 }
 
@@ -50,7 +50,7 @@ type Odd struct {
 
 // ClockStep is a setting of Postgres' clock.
 type ClockStep struct {
-	At    observer.Time  `json:"at"`
+	At    observer.Time `json:"at"`
 	Ahead time.Duration `json:"ahead"` // of the machine's, from then on
 }
 
@@ -60,7 +60,7 @@ type ClockStep struct {
 const editing = 200 * time.Millisecond
 
 // occurrences looks for due times of which nothing became.
-func (h *history) occurrences(v *Verdict) {
+func (h *history) occurrences(v *Report) {
 	b := newBook(h)
 	for _, s := range h.Schedules {
 		if s.Policy != nil {
@@ -88,13 +88,13 @@ func (h *history) occurrences(v *Verdict) {
 				b.want(v, name, at)
 			}
 			if o, made := b.found[due{name, at}]; made && !may {
-				v.accuse(&v.OccurrencesWrong, "occurrence wrong: schedule %s, due %s: no line of it names that: %+v", name, clock(at), o)
+				v.violation(&v.OccurrencesWrong, "occurrence wrong: schedule %s, due %s: no line of it names that: %+v", name, clock(at), o)
 			}
 		}
 		b.doubled(v, name)
 	}
 	for _, o := range h.Odd {
-		v.accuse(&v.OccurrencesWrong, "occurrence wrong: task %d was made with payload %s, and its schedule had %s", o.Task, o.Was, o.Want)
+		v.violation(&v.OccurrencesWrong, "occurrence wrong: task %d was made with payload %s, and its schedule had %s", o.Task, o.Was, o.Want)
 	}
 }
 
@@ -128,23 +128,23 @@ func newBook(h *history) *book {
 }
 
 // want looks at a due time of which something must have become.
-func (b *book) want(v *Verdict, name string, at observer.Time) {
+func (b *book) want(v *Report, name string, at observer.Time) {
 	h := b.h
 	o, ok := b.found[due{name, at}]
 	switch {
 	case !ok:
-		v.accuse(&v.OccurrencesMissing, "occurrence missing: schedule %s, due %s", name, clock(at))
+		v.violation(&v.OccurrencesMissing, "occurrence missing: schedule %s, due %s", name, clock(at))
 	case o.Task == 0: // all schedules ask for a task for each due time, and nothing keeps one from being made
-		v.accuse(&v.OccurrencesMissing, "occurrence missing: schedule %s, due %s, has no task: %q", name, clock(at), o.Skipped)
+		v.violation(&v.OccurrencesMissing, "occurrence missing: schedule %s, due %s, has no task: %q", name, clock(at), o.Skipped)
 	case o.Task != 0 && (h.deleted[o.Task] || h.Final[o.Task].Status == cancelled && h.touched[o.Task][CancelRequested]):
 	case o.Task != 0 && h.Final[o.Task].Status == "":
-		v.accuse(&v.OccurrencesMissing, "occurrence missing: schedule %s, due %s: its task %d is not there", name, clock(at), o.Task)
+		v.violation(&v.OccurrencesMissing, "occurrence missing: schedule %s, due %s: its task %d is not there", name, clock(at), o.Task)
 	case o.Task != 0 && h.Final[o.Task].Status != succeeded && h.Final[o.Task].Status != failed:
-		v.accuse(&v.Lost, "lost: task %d of schedule %s is still %s", o.Task, name, h.Final[o.Task].Status)
+		v.violation(&v.Lost, "lost: task %d of schedule %s is still %s", o.Task, name, h.Final[o.Task].Status)
 	}
 }
 
-func (b *book) doubled(v *Verdict, name string) {
+func (b *book) doubled(v *Report, name string) {
 	if more := b.rows[name] - b.made[name]; more > 0 {
 		v.OccurrencesDoubled += more
 		v.Violations = append(v.Violations, fmt.Sprintf("occurrences doubled: schedule %s has %d tasks for %d due times", name, b.rows[name], b.made[name]))

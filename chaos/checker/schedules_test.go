@@ -109,7 +109,7 @@ func TestEditedSchedules(t *testing.T) {
 			s := good()
 			s.edit()
 			c.how(s)
-			v := Judge(s.Evidence)
+			v := Check(s.Evidence)
 			if got := numbers(t, v); fmt.Sprint(got) != fmt.Sprint(c.want) {
 				t.Errorf("the judge found %v, want %v: %v", got, c.want, v.Violations)
 			}

@@ -24,7 +24,7 @@ var ends = map[string]time.Duration{
 // of the harm until the same task began again, or another that had waited for
 // its lock key. Whoever ended by itself before that does not count, nor who works
 // under a limit, whose slots are waited for as well.
-func (h *history) takeOvers(v *Verdict) {
+func (h *history) takeOvers(v *Report) {
 	for _, m := range h.Marks {
 		least, ok := ends[m.Kind]
 		if !ok || m.End != 0 && m.End.Sub(m.Begin) < least {

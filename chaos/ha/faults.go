@@ -66,11 +66,11 @@ func loseQuorum(_ context.Context, c *cluster, p *host) error {
 			h.consul.kill()
 		}
 	}
-	return c.desk.Begin(observer.Mark{ID: quorumMark, Kind: checker.NoConsul, Target: "two of three servers", Alone: true})
+	return c.markClient.Begin(observer.Mark{ID: quorumMark, Kind: checker.NoConsul, Target: "two of three servers", Alone: true})
 }
 
 func regainQuorum(_ context.Context, c *cluster, p *host) error {
-	err := c.desk.End(observer.Mark{ID: quorumMark})
+	err := c.markClient.End(observer.Mark{ID: quorumMark})
 	for _, h := range c.hosts {
 		if h != p {
 			err = errors.Join(err, h.startConsul())

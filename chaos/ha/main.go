@@ -3,8 +3,8 @@
 // every way that Patroni is there for. "make ha-test" runs it; scripts/ha-test.sh makes
 // the namespaces and removes them.
 //
-// What tasks do is seen by the observer of package witness, which all hosts reach by a
-// link that no fault cuts, and judged by package judge. What is measured is how long
+// What tasks do is seen by the observer of package observer, which all hosts reach by a
+// link that no fault cuts, and checked by package checker. What is measured is how long
 // Postgres takes to accept writes again after a fault, and how long onejob takes from
 // then until the first task begins.
 //
@@ -59,7 +59,7 @@ func main() {
 		exit(err)
 	}
 	fmt.Print(r)
-	if r.guilty() {
+	if r.violated() {
 		os.Exit(1)
 	}
 }

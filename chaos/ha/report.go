@@ -34,13 +34,13 @@ const resuming = 30 * time.Second
 type report struct {
 	standby    string
 	figures    []*figures
-	verdict    *checker.Verdict
+	result     *checker.Report
 	violations []string
 }
 
-func (r *report) guilty() bool { return r.verdict.Guilty() || len(r.violations) > 0 }
+func (r *report) violated() bool { return r.result.Violated() || len(r.violations) > 0 }
 
-func (r *report) accuse(format string, a ...any) {
+func (r *report) violation(format string, a ...any) {
 	r.violations = append(r.violations, fmt.Sprintf(format, a...))
 }
 
@@ -82,24 +82,24 @@ func (c *cluster) failovers() (list []event, refused int, err error) {
 	return list, refused, nil
 }
 
-// judge fills in the report. There are the tasks with the given unique keys.
-func (c *cluster) judge(r *report, e checker.Evidence, there map[string]bool) error {
+// checkAll fills in the report. There are the tasks with the given unique keys.
+func (c *cluster) checkAll(r *report, e checker.Evidence, there map[string]bool) error {
 	events, refused, err := c.failovers()
 	if err != nil {
 		return err
 	}
 	e.Refused = refused
-	r.verdict = checker.Judge(e)
+	r.result = checker.Check(e)
 	if e.Forgetful {
 		// The table and the notes in it were forgotten together. So what the notes say of
 		// writes that are left is as good as ever: only tasks may be gone.
 		e.Forgetful = false
-		all := checker.Judge(e)
-		r.verdict.DoubleSuccess, r.verdict.DoubleEffect = all.DoubleSuccess, all.DoubleEffect
-		r.verdict.DoubleRunning, r.verdict.StaleAccepted = all.DoubleRunning, all.StaleAccepted
+		all := checker.Check(e)
+		r.result.DoubleSuccess, r.result.DoubleEffect = all.DoubleSuccess, all.DoubleEffect
+		r.result.DoubleRunning, r.result.StaleAccepted = all.DoubleRunning, all.StaleAccepted
 		for _, v := range all.Violations {
-			if !slices.Contains(r.verdict.Violations, v) && !strings.HasPrefix(v, "lost:") {
-				r.verdict.Violations = append(r.verdict.Violations, v)
+			if !slices.Contains(r.result.Violations, v) && !strings.HasPrefix(v, "lost:") {
+				r.result.Violations = append(r.result.Violations, v)
 			}
 		}
 	}
@@ -113,13 +113,13 @@ func (c *cluster) judge(r *report, e checker.Evidence, there map[string]bool) er
 		}
 		f.measure(begins, events, c.writers.accepted, there, until)
 		if rise := f.newTimeline - f.oldTimeline; f.events < 1 || f.events > rise {
-			r.accuse("%s: %d times postgres_failed_over, and the timeline rose by %d", f.fault.name, f.events, rise)
+			r.violation("%s: %d times postgres_failed_over, and the timeline rose by %d", f.fault.name, f.events, rise)
 		}
 		if r.standby == synchronous && f.forgotten > 0 {
-			r.accuse("%s: %d acknowledged tasks are not there, although a standby was synchronous", f.fault.name, f.forgotten)
+			r.violation("%s: %d acknowledged tasks are not there, although a standby was synchronous", f.fault.name, f.forgotten)
 		}
 		if f.resumed > resuming {
-			r.accuse("%s: no task that was claimed from the new primary began within %v of its first write", f.fault.name, resuming)
+			r.violation("%s: no task that was claimed from the new primary began within %v of its first write", f.fault.name, resuming)
 		}
 	}
 	return nil
@@ -166,7 +166,7 @@ func (r *report) String() string {
 	for _, f := range r.figures {
 		fmt.Fprintf(&b, "  %-14s %20.1f s %22.1f s %22.1f s %10d %9d\n", f.fault.name, f.first.at.Sub(f.began).Seconds(), f.resumed.Seconds(), f.gap.Seconds(), f.forgotten, f.events)
 	}
-	v := r.verdict
+	v := r.result
 	fmt.Fprintf(&b, "\n%d attempts seen by the observer\n\nmust be zero:\n", v.Stays)
 	line := func(name string, n int, note string) { fmt.Fprintf(&b, "  %-16s %6d  %s\n", name, n, note) }
 	line("overlaps", v.Overlaps, "two attempts of one lock key at once, or a fence below an earlier one")

@@ -26,10 +26,10 @@ type cluster struct {
 	hosts   []*host
 	writers *writers
 
-	observer *process
-	home     io.Closer // closing it ends the observer
-	where    observer.Where
-	desk     observer.Desk
+	observer   *process
+	home       io.Closer // closing it ends the observer
+	where      observer.Where
+	markClient observer.MarkClient
 }
 
 func (c *cluster) say(format string, a ...any) {
@@ -37,7 +37,7 @@ func (c *cluster) say(format string, a ...any) {
 }
 
 // run is the plot: start everything, enqueue, fail over again and again, wait until
-// everything has finished, and judge.
+// everything has finished, and check.
 func run(ctx context.Context, s settings) (*report, error) {
 	c := &cluster{settings: s, began: time.Now()}
 	c.say("starting %d hosts with Consul, Postgres and Patroni; standbys follow: %s", hostCount, s.standby)
@@ -89,7 +89,7 @@ func run(ctx context.Context, s settings) (*report, error) {
 	if err := writeAll(s.dir, map[string]any{"evidence.json": e}); err != nil {
 		return nil, err
 	}
-	return r, c.judge(r, e, there)
+	return r, c.checkAll(r, e, there)
 }
 
 // start returns when all hosts are in order and all replicas have a session.
@@ -147,7 +147,7 @@ func (c *cluster) configure(ctx context.Context) error {
 		"kinds": map[string]any{
 			"exec": map[string]any{"commands": map[string]any{"work": map[string]any{
 				"path": self, "args": []string{partTask}, "env": map[string]string{envObserver: c.where.Tasks}}}},
-			"http": map[string]any{"allow": []string{c.where.FarEnd}},
+			"http": map[string]any{"allow": []string{c.where.Target}},
 			"sql": map[string]any{"statements": map[string]any{"effect": map[string]any{
 				"sql": effectSQL, "params": []string{"seconds"}}}},
 		},
@@ -249,7 +249,7 @@ func (c *cluster) startObserver() error {
 	if err := json.NewDecoder(out).Decode(&c.where); err != nil {
 		return err
 	}
-	c.desk = observer.Desk{URL: c.where.FarEnd}
+	c.markClient = observer.MarkClient{URL: c.where.Target}
 	return nil
 }
 

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ledger is what the witness has seen. One lock guards it all: stamps are given
+// ledger is what the observer has seen. One lock guards it all: stamps are given
 // under it, and so are in the order of what is written.
 type ledger struct {
 	epoch time.Time
@@ -33,7 +33,7 @@ func newLedger() *ledger {
 	return &ledger{epoch: time.Now(), inside: map[*guest]bool{}, highest: map[string]int64{}, marks: map[int]int{}}
 }
 
-// now is monotonic: a step of the wall clock while the witness runs is not seen.
+// now is monotonic: a step of the wall clock while the observer runs is not seen.
 func (l *ledger) now() Time { return At(l.epoch).Add(time.Since(l.epoch)) }
 
 // errGone is for those who had gone when their turn came.

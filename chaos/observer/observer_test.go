@@ -15,9 +15,9 @@ import (
 	"time"
 )
 
-const patienceOfTests = 30 * time.Second
+const maxWaitOfTests = 30 * time.Second
 
-// serve starts a witness within this process. The func that it returns sends it
+// serve starts an observer within this process. The func that it returns sends it
 // home and returns what it has seen.
 func serve(t *testing.T) (Where, func() Seen) {
 	t.Helper()
@@ -70,7 +70,7 @@ func of(t *testing.T, seen Seen, fence int64) Stay {
 	return seen.Stays[i]
 }
 
-func TestWitnessSeesHowTasksEnd(t *testing.T) {
+func TestObserverSeesHowTasksEnd(t *testing.T) {
 	w, end := serve(t)
 	a := enter(t, w, Claim{Task: 1, Fence: 1, Key: "a", Kind: "exec"})
 	if err := a.Stay(t.Context(), 4*Interval); err != nil {
@@ -108,7 +108,7 @@ func TestWitnessSeesHowTasksEnd(t *testing.T) {
 	}
 }
 
-func TestWitnessRefusesLowerFences(t *testing.T) {
+func TestObserverRefusesLowerFences(t *testing.T) {
 	w, end := serve(t)
 	v := enter(t, w, Claim{Task: 1, Fence: 7, Key: "k"})
 	if _, err := Enter(t.Context(), w.Tasks, Claim{Task: 1, Fence: 6, Key: "k"}); !errors.Is(err, ErrStale) {
@@ -210,7 +210,7 @@ func call(ctx context.Context, url string, task, attempt, fence int) (status int
 	return resp.StatusCode, err
 }
 
-func TestFarEnd(t *testing.T) {
+func TestTarget(t *testing.T) {
 	w, end := serve(t)
 	quick := w.WorkURL("k", "narrow", 10*time.Millisecond, 1)
 	for i, want := range []int{http.StatusServiceUnavailable, http.StatusOK} {
@@ -229,11 +229,11 @@ func TestFarEnd(t *testing.T) {
 		_, err := call(ctx, w.WorkURL("", "", time.Hour, 0), 6, 1, 20)
 		gaveUp <- err
 	}()
-	desk := Desk{URL: w.FarEnd}
+	markClient := MarkClient{URL: w.Target}
 	inside := func(n int) {
 		t.Helper()
-		for deadline := time.Now().Add(patienceOfTests); ; time.Sleep(5 * time.Millisecond) {
-			stays, err := desk.Inside()
+		for deadline := time.Now().Add(maxWaitOfTests); ; time.Sleep(5 * time.Millisecond) {
+			stays, err := markClient.Inside()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -269,17 +269,17 @@ func TestFarEnd(t *testing.T) {
 
 func TestMarks(t *testing.T) {
 	w, end := serve(t)
-	desk := Desk{URL: w.FarEnd}
-	before, err := desk.Now()
+	markClient := MarkClient{URL: w.Target}
+	before, err := markClient.Now()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i := range 2 {
-		if err := desk.Begin(Mark{ID: i + 1, Kind: "kill", Target: fmt.Sprint("r", i), Alone: i == 0}); err != nil {
+		if err := markClient.Begin(Mark{ID: i + 1, Kind: "kill", Target: fmt.Sprint("r", i), Alone: i == 0}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := desk.End(Mark{ID: 2}); err != nil {
+	if err := markClient.End(Mark{ID: 2}); err != nil {
 		t.Fatal(err)
 	}
 	seen := end()

@@ -1,11 +1,11 @@
-// Package witness sees what tasks do, from outside: a process of its own, with
+// Package observer sees what tasks do, from outside: a process of its own, with
 // one clock, that believes nothing but what tasks show it.
 //
 // A task that runs as a process or as a Go handler opens a connection and says
 // who it is; the answer is what makes it begin. It is inside from then on until
 // it says that it ends and was heard, or until its connection closes, which the
-// kernel sees to when a process dies. While it is inside it beats. The far end
-// of http tasks is the witness itself. What sql tasks do is witnessed in the
+// kernel sees to when a process dies. While it is inside it beats. The target
+// of http tasks is the observer itself. What sql tasks do is witnessed in the
 // database, not here.
 //
 // Stamps are in the order of what happened: when somebody begins, all who are
@@ -23,7 +23,7 @@ type Claim struct {
 	Key     string `json:"key"`             // its lock key
 	Limit   string `json:"limit,omitempty"` // the limit it runs under
 	Kind    string `json:"kind"`
-	Replica string `json:"replica,omitempty"` // empty for http: the far end cannot know
+	Replica string `json:"replica,omitempty"` // empty for http: the target cannot know
 	Part    string `json:"part,omitempty"`    // of the attempt: empty, or a process that it started
 	PID     int    `json:"pid,omitempty"`     // exec: the process
 	Parent  int    `json:"parent,omitempty"`  // exec: what started it, which is its guard
@@ -35,10 +35,10 @@ const (
 	Failed    = "failed"    // it said so, as it was meant to
 	Stopped   = "stopped"   // it was told to stop, and said so
 	Gone      = "gone"      // its connection closed
-	Open      = "open"      // it was still inside when the witness was sent home
+	Open      = "open"      // it was still inside when the observer was sent home
 )
 
-// Time is a moment by the witness's clock, in nanoseconds since 1970.
+// Time is a moment by the observer's clock, in nanoseconds since 1970.
 type Time int64
 
 // Sub returns how long t is after u.
@@ -80,7 +80,7 @@ type Mark struct {
 	End    Time   `json:"end"` // zero while it goes on
 }
 
-// Seen is all that the witness has to say.
+// Seen is all that the observer has to say.
 type Seen struct {
 	Stays []Stay  `json:"stays"`
 	Stale []Stale `json:"stale"`

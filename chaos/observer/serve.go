@@ -14,13 +14,13 @@ import (
 	"time"
 )
 
-// Where says where the witness is to be found.
+// Where says where the observer is to be found.
 type Where struct {
 	Tasks  string `json:"tasks"`   // host and port for Enter
-	FarEnd string `json:"far_end"` // URL for http tasks, and for Desk
+	Target string `json:"far_end"` // URL for http tasks, and for Desk
 }
 
-// Serve is the life of the witness's process. It listens on an IP address of this
+// Serve is the life of the observer's process. It listens on an IP address of this
 // machine and prints a Where to stdout, and then takes note until stdin ends. What it
 // has seen it writes to the file path.
 func Serve(stdin io.Reader, stdout io.Writer, ip, path string) error {
@@ -34,13 +34,13 @@ func Serve(stdin io.Reader, stdout io.Writer, ip, path string) error {
 		return err
 	}
 	server := &http.Server{
-		Handler:     l.farEnd(),
+		Handler:     l.target(),
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
 	}
 	var all sync.WaitGroup
 	all.Go(func() { l.open(doors) })
 	all.Go(func() { _ = server.Serve(far) })
-	err = json.NewEncoder(stdout).Encode(Where{Tasks: doors.Addr().String(), FarEnd: "http://" + far.Addr().String()})
+	err = json.NewEncoder(stdout).Encode(Where{Tasks: doors.Addr().String(), Target: "http://" + far.Addr().String()})
 	if err == nil {
 		_, err = io.Copy(io.Discard, stdin)
 	}
@@ -68,7 +68,7 @@ func Load(path string) (Seen, error) {
 		err = json.Unmarshal(b, &seen)
 	}
 	if err != nil {
-		return seen, fmt.Errorf("what the witness has seen: %w", err)
+		return seen, fmt.Errorf("what the observer has seen: %w", err)
 	}
 	return seen, nil
 }
@@ -123,5 +123,5 @@ func (l *ledger) attend(conn net.Conn) error {
 	}
 }
 
-// patience is how long a question to the witness may take.
-const patience = 10 * time.Second
+// maxWait is how long a question to the observer may take.
+const maxWait = 10 * time.Second

@@ -15,8 +15,8 @@ import (
 
 type connKey struct{} // under which a request's context has its connection
 
-// farEnd answers http tasks, and those who sit at the Desk.
-func (l *ledger) farEnd() http.Handler {
+// target answers http tasks, and those who sit at the Desk.
+func (l *ledger) target() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/work", l.work)
 	mux.HandleFunc("GET /inside", func(w http.ResponseWriter, _ *http.Request) { _ = json.NewEncoder(w).Encode(l.guests()) })
@@ -41,12 +41,12 @@ func (w Where) WorkURL(key, limit string, work time.Duration, failures int) stri
 		"ms": {strconv.FormatInt(work.Milliseconds(), 10)}, "failures": {strconv.Itoa(failures)},
 		"key": {key}, "limit": {limit},
 	}
-	return w.FarEnd + "/work?" + q.Encode()
+	return w.Target + "/work?" + q.Encode()
 }
 
 // work is what an http task does: it takes as long as the address says, and
 // fails the first attempts. Whoever comes with a lower fence than one that was
-// here before is refused, as a far end should do. The work goes on until it is
+// here before is refused, as a target should do. The work goes on until it is
 // done, or until the connection is closed: a caller that is frozen closes none.
 func (l *ledger) work(w http.ResponseWriter, r *http.Request) {
 	number := func(text string) int64 {
@@ -94,29 +94,29 @@ func (l *ledger) work(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// Desk is where those who harm the cluster tell the witness so.
-type Desk struct {
-	URL string // the far end
+// MarkClient is where those who harm the cluster tell the observer so.
+type MarkClient struct {
+	URL string // the target
 }
 
 // Begin notes that something begins, End that it ends.
-func (d Desk) Begin(m Mark) error { return d.ask(http.MethodPost, "/begin", m, nil) }
+func (d MarkClient) Begin(m Mark) error { return d.ask(http.MethodPost, "/begin", m, nil) }
 
 // End notes that what began as m.ID ends.
-func (d Desk) End(m Mark) error { return d.ask(http.MethodPost, "/end", m, nil) }
+func (d MarkClient) End(m Mark) error { return d.ask(http.MethodPost, "/end", m, nil) }
 
 // Inside returns who is inside now.
-func (d Desk) Inside() (stays []Stay, err error) {
+func (d MarkClient) Inside() (stays []Stay, err error) {
 	return stays, d.ask(http.MethodGet, "/inside", nil, &stays)
 }
 
-// Now is the time by the witness's clock.
-func (d Desk) Now() (now Time, err error) {
+// Now is the time by the observer's clock.
+func (d MarkClient) Now() (now Time, err error) {
 	return now, d.ask(http.MethodGet, "/now", nil, &now)
 }
 
-func (d Desk) ask(method, path string, question, answer any) error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+func (d MarkClient) ask(method, path string, question, answer any) error {
+	ctx, cancel := context.WithTimeout(context.Background(), maxWait)
 	defer cancel()
 	body, err := json.Marshal(question)
 	if err != nil {
@@ -128,11 +128,11 @@ func (d Desk) ask(method, path string, question, answer any) error {
 	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return fmt.Errorf("ask the witness: %w", err)
+		return fmt.Errorf("ask the observer: %w", err)
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("the witness answered %s", resp.Status)
+		return fmt.Errorf("the observer answered %s", resp.Status)
 	}
 	if answer == nil {
 		return nil

@@ -17,7 +17,7 @@ const Interval = 50 * time.Millisecond
 // before.
 var ErrStale = errors.New("somebody with a higher fence has been here")
 
-// message is what a task says, one a line. The witness answers a begin and an
+// message is what a task says, one a line. The observer answers a begin and an
 // end with a line of its own.
 type message struct {
 	Say   string `json:"say"` // begin, beat or end
@@ -34,18 +34,18 @@ const (
 	answerStale = "stale"
 )
 
-// Visit is one task's connection to the witness.
+// Visit is one task's connection to the observer.
 type Visit struct {
 	conn    net.Conn
 	answers *bufio.Scanner
 }
 
-// Enter tells the witness at addr that c begins. When it returns without an
+// Enter tells the observer at addr that c begins. When it returns without an
 // error, the task is inside.
 func Enter(ctx context.Context, addr string, c Claim) (*Visit, error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
 	if err != nil {
-		return nil, fmt.Errorf("reach the witness: %w", err)
+		return nil, fmt.Errorf("reach the observer: %w", err)
 	}
 	v := &Visit{conn: conn, answers: bufio.NewScanner(conn)}
 	answer, err := v.ask(message{Say: sayBegin, Claim: &c})
@@ -79,7 +79,7 @@ func (v *Visit) Stay(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// Leave says how it ends, and returns when the witness has heard it.
+// Leave says how it ends, and returns when the observer has heard it.
 func (v *Visit) Leave(how string) error {
 	defer v.conn.Close()
 	_, err := v.ask(message{Say: sayEnd, How: how})
@@ -91,7 +91,7 @@ func (v *Visit) ask(m message) (string, error) {
 		return "", err
 	}
 	if !v.answers.Scan() {
-		return "", fmt.Errorf("the witness did not answer: %w", errors.Join(v.answers.Err(), net.ErrClosed))
+		return "", fmt.Errorf("the observer did not answer: %w", errors.Join(v.answers.Err(), net.ErrClosed))
 	}
 	return v.answers.Text(), nil
 }

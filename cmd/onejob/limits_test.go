@@ -128,9 +128,9 @@ func (d *door) await(t *testing.T, n int) {
 	})
 }
 
-// TestVisitor is the body of the visitors: this test binary, with the door's
+// TestReader is the body of the visitors: this test binary, with the door's
 // address for an argument. They ignore SIGTERM.
-func TestVisitor(t *testing.T) {
+func TestReader(t *testing.T) {
 	if flag.NArg() != 1 {
 		return // not such a process
 	}
@@ -173,7 +173,7 @@ func TestLimitOnRabbitMQ(t *testing.T) {
 	bin := filepath.Join(dir, "onejob")
 	install(t, bin)
 	config := filepath.Join(dir, "onejob.yaml")
-	visitor := []string{self, "-test.run=^TestVisitor$", d.listener.Addr().String()}
+	visitor := []string{self, "-test.run=^TestReader$", d.listener.Addr().String()}
 	text := fmt.Sprintf(`
 limits: {backend: rabbitmq, rabbitmq_url: %q, slots: {door: 9, other: 1}}
 consul: {check_ttl: 4s, heartbeat: 500ms, lock_delay: 1s}
@@ -349,7 +349,7 @@ func TestLockWithSlotsOnRabbitMQ(t *testing.T) {
 	d.set(func() { d.limit, d.held = 1, true })
 	began := time.Now()
 	begin := func() *exec.Cmd {
-		c := exec.Command(bin, "lock", "-n", "1", "door", "--", self, "-test.run=^TestVisitor$", d.listener.Addr().String())
+		c := exec.Command(bin, "lock", "-n", "1", "door", "--", self, "-test.run=^TestReader$", d.listener.Addr().String())
 		c.Env = append(os.Environ(), "ONEJOB_LIMITS_BACKEND=rabbitmq", "ONEJOB_LIMITS_RABBITMQ_URL="+vhost.URL)
 		c.Stderr = os.Stderr
 		if err := c.Start(); err != nil {

@@ -43,7 +43,7 @@ func TestCheckWarnsOfAnOpenTransaction(t *testing.T) {
 
 // A DSN with several hosts: the role of each is reported, before and after a failover that
 // leaves the old primary alive.
-func TestCheckTellsTheRoleOfEachHost(t *testing.T) {
+func TestCheckReportsTheRoleOfEachHost(t *testing.T) {
 	t.Parallel()
 	primary, db := testenv.OwnPostgres(t)
 	standby, _ := db.Standby(t, primary)

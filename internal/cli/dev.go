@@ -254,19 +254,19 @@ func (r *replicas) stop() error {
 	}
 	gone := make(chan struct{})
 	go func() { defer close(gone); r.printed.Wait() }()
-	hurry := make(chan os.Signal, 1)
-	signal.Notify(hurry, syscall.SIGINT, syscall.SIGTERM)
-	defer signal.Stop(hurry)
-	patience := time.After(45 * time.Second)
+	forceStop := make(chan os.Signal, 1)
+	signal.Notify(forceStop, syscall.SIGINT, syscall.SIGTERM)
+	defer signal.Stop(forceStop)
+	maxWait := time.After(45 * time.Second)
 	for {
 		select {
 		case <-gone:
 			return nil
-		case <-hurry: // they know that a second signal means it
+		case <-forceStop: // they know that a second signal means it
 			for _, cmd := range r.cmds {
 				_ = cmd.Process.Signal(syscall.SIGTERM)
 			}
-		case <-patience:
+		case <-maxWait:
 			for _, cmd := range r.cmds {
 				_ = cmd.Process.Kill()
 			}

@@ -98,7 +98,7 @@ it), or:
 		if err != nil {
 			return &exitError{exitLockError, err}
 		}
-		var p prize
+		var p lockTarget
 		if *slots > 0 {
 			p, err = slotOf(c, *config, key, *slots)
 		} else {
@@ -107,18 +107,18 @@ it), or:
 		if err != nil {
 			return err
 		}
-		patience := *wait
+		maxWait := *wait
 		if *noWait {
-			patience = -1
+			maxWait = -1
 		}
-		return runLocked(c, p, patience, guard.Spec{Path: path, Args: command[1:], Env: os.Environ(), Grace: *grace,
+		return runLocked(c, p, maxWait, guard.Spec{Path: path, Args: command[1:], Env: os.Environ(), Grace: *grace,
 			Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}})
 	}
 	return c
 }
 
 // lockOn returns the lock on a key. It looks at no configuration file.
-func lockOn(key, prefix, liveness string) (prize, error) {
+func lockOn(key, prefix, liveness string) (lockTarget, error) {
 	var cfg Config
 	for name, value := range map[string]*string{
 		"ADDRESS": &cfg.Consul.Address, "TOKEN": &cfg.Consul.Token, "TOKEN_FILE": &cfg.Consul.TokenFile,
@@ -146,7 +146,7 @@ func lockOn(key, prefix, liveness string) (prize, error) {
 
 // slotOf returns a slot of a limit, kept where the configuration says. The flags
 // --prefix and --liveness override it.
-func slotOf(c *cobra.Command, configPath, name string, slots int) (prize, error) {
+func slotOf(c *cobra.Command, configPath, name string, slots int) (lockTarget, error) {
 	cfg, err := loadConfig(configPath, os.Environ())
 	if err != nil {
 		return nil, err
@@ -178,8 +178,8 @@ func slotOf(c *cobra.Command, configPath, name string, slots int) (prize, error)
 // errStopped ends a wait for a lock.
 var errStopped = &exitError{128 + int(syscall.SIGTERM), errors.New("interrupted while waiting for the lock")}
 
-// A prize is what a command runs under.
-type prize interface {
+// A lockTarget is what a command runs under.
+type lockTarget interface {
 	// Run keeps alive what it is held by, until ctx ends.
 	Run(ctx context.Context) error
 
@@ -262,16 +262,16 @@ func (p *oneSlot) notHad(ctx context.Context, err error) error {
 
 // runLocked runs a command under p. patience is how long to wait for that: for
 // ever if zero, not at all if below.
-func runLocked(c *cobra.Command, prize prize, patience time.Duration, spec guard.Spec) error {
+func runLocked(c *cobra.Command, lockTarget lockTarget, maxWait time.Duration, spec guard.Spec) error {
 	run, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- prize.Run(run) }()
+	go func() { done <- lockTarget.Run(run) }()
 	defer func() { stop(); <-done }()
 
 	// Until the command runs, signals are for us; then for the command.
 	waiting, stopWaiting := signal.NotifyContext(c.Context(), syscall.SIGHUP, syscall.SIGQUIT)
 	defer stopWaiting()
-	lease, err := obtain(waiting, prize, patience)
+	lease, err := obtain(waiting, lockTarget, maxWait)
 	if err != nil {
 		return err
 	}
@@ -325,7 +325,7 @@ func runLocked(c *cobra.Command, prize prize, patience time.Duration, spec guard
 }
 
 // obtain waits for p.
-func obtain(ctx context.Context, p prize, patience time.Duration) (lock.Lease, error) {
+func obtain(ctx context.Context, p lockTarget, maxWait time.Duration) (lock.Lease, error) {
 	ready, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
 	if err := p.Ready(ready); ctx.Err() != nil {
@@ -334,9 +334,9 @@ func obtain(ctx context.Context, p prize, patience time.Duration) (lock.Lease, e
 		return nil, &exitError{exitLockError, err}
 	}
 	until := ctx
-	if patience > 0 {
+	if maxWait > 0 {
 		var cancel context.CancelFunc
-		until, cancel = context.WithTimeout(ctx, patience)
+		until, cancel = context.WithTimeout(ctx, maxWait)
 		defer cancel()
 	}
 	for {
@@ -353,17 +353,17 @@ func obtain(ctx context.Context, p prize, patience time.Duration) (lock.Lease, e
 		case err == nil:
 			return lease, nil
 		case errors.Is(err, lock.ErrHeld), errors.Is(err, lock.ErrFull), errors.Is(err, lock.ErrDelayed):
-		case errors.Is(err, lock.ErrLost) && patience >= 0: // another session will come
+		case errors.Is(err, lock.ErrLost) && maxWait >= 0: // another session will come
 		case until.Err() == nil:
 			return nil, &exitError{exitLockError, err}
 		}
-		if patience >= 0 {
+		if maxWait >= 0 {
 			_ = p.await(until)
 		}
 		switch {
 		case ctx.Err() != nil:
 			return nil, errStopped
-		case patience < 0 || until.Err() != nil:
+		case maxWait < 0 || until.Err() != nil:
 			return nil, &exitError{exitNotLocked, p.notHad(ctx, err)}
 		}
 	}

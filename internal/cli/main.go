@@ -139,7 +139,7 @@ more; see its help.`,
 	group("Other:", versionCommand())
 	root.SetHelpCommandGroupID("Other:")
 	root.SetCompletionCommandGroupID("Other:")
-	root.AddCommand(manCommand(), buryCommand()) // hidden
+	root.AddCommand(manCommand(), reportDeathCommand()) // hidden
 	for _, c := range descendants(root) {
 		if c.ValidArgsFunction == nil { // nothing takes files but flags
 			c.ValidArgsFunction = cobra.NoFileCompletions

@@ -201,8 +201,8 @@ func serve(ctx context.Context, path string, cfg Config, handlers tasks.Kinds, o
 	for {
 		select {
 		case <-again:
-			log.Warn("shutdown_hurried")
-			replica.Hurry()
+			log.Warn("shutdown_forced")
+			replica.ForceStop()
 		case <-reload:
 			cfg = reloaded(path, cfg, handlers, db, replica, level, log)
 		case err := <-done:

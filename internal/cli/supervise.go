@@ -35,7 +35,7 @@ func (g greeting) String() string {
 func supervise(ctx context.Context, path string, out io.Writer) error {
 	var greeted greeting
 	log := newLogger(defaults(), out)
-	bury := func(processes []string) (args, env []string) {
+	reportDeath := func(processes []string) (args, env []string) {
 		args = []string{os.Args[0], "bury", "--config", path}
 		for _, p := range processes {
 			args = append(args, "--process", p)
@@ -43,9 +43,9 @@ func supervise(ctx context.Context, path string, out io.Writer) error {
 		return args, append(os.Environ(), "ONEJOB_REPLICA="+greeted.Replica)
 	}
 	code, err := supervisor.Run(supervisor.Config{
-		Variable: supervisedVariable,
-		Asked:    ctx,
-		Bury:     bury,
+		Variable:    supervisedVariable,
+		Asked:       ctx,
+		ReportDeath: reportDeath,
 		Hello: func(text string) {
 			if json.Unmarshal([]byte(text), &greeted) == nil {
 				c := defaults()
@@ -62,7 +62,7 @@ func supervise(ctx context.Context, path string, out io.Writer) error {
 	return nil
 }
 
-func buryCommand() *cobra.Command {
+func reportDeathCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:    "bury",
 		Short:  "Declare processes dead: the supervisor runs this",
@@ -88,7 +88,7 @@ func buryCommand() *cobra.Command {
 		defer db.Close()
 		log := newLogger(cfg, c.OutOrStdout())
 		defer func() { _ = log.Sync() }()
-		supervisor.Bury(c.Context(), log, *processes, db.DeclareProcessDead, locks.Bury, self.Ready)
+		supervisor.ReportDeath(c.Context(), log, *processes, db.DeclareProcessDead, locks.ReportDeath, self.Ready)
 		return nil
 	}
 	return c

@@ -14,7 +14,7 @@ import (
 func TestPause(t *testing.T) {
 	t.Parallel()
 	var ahead time.Duration
-	k := &keeper{deadline: boottime.Now().Add(20 * time.Minute), killAt: boottime.Now().Add(20 * time.Minute)}
+	k := &reaper{deadline: boottime.Now().Add(20 * time.Minute), killAt: boottime.Now().Add(20 * time.Minute)}
 	k.clocks.Source = func() (time.Duration, bool) { return ahead, true }
 	k.look()
 	ahead += 10 * time.Minute

@@ -84,7 +84,7 @@ func keep() int {
 }
 
 // start starts the command of p, unless the deadline has passed.
-func start(p plan) (*keeper, error) {
+func start(p plan) (*reaper, error) {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return nil, fmt.Errorf("become a child subreaper: %w", err)
 	}
@@ -100,7 +100,7 @@ func start(p plan) (*keeper, error) {
 			return nil, fmt.Errorf("set no_new_privs: %w", err)
 		}
 	}
-	k := &keeper{captured: p.Captured, grace: p.Grace, deadline: p.Deadline}
+	k := &reaper{captured: p.Captured, grace: p.Grace, deadline: p.Deadline}
 	sys := &syscall.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL}
 	if u := p.User; u != nil {
 		sys.Credential = &syscall.Credential{Uid: u.UID, Gid: u.GID, Groups: u.Groups}
@@ -132,7 +132,7 @@ func start(p plan) (*keeper, error) {
 // fork starts the command inside its cgroup. Kernels before 5.7, and some
 // filters of system calls, do not let a process be born there: then the guard
 // goes there itself for that moment.
-func (k *keeper) fork(moveIn bool, argv []string, attr *syscall.ProcAttr) (pid int, err error) {
+func (k *reaper) fork(moveIn bool, argv []string, attr *syscall.ProcAttr) (pid int, err error) {
 	if k.group == nil {
 		return syscall.ForkExec(argv[0], argv, attr)
 	}
@@ -203,9 +203,9 @@ func explain(path, dir string, err error) error {
 	return fmt.Errorf("start %s: %w", path, err)
 }
 
-// keeper is a guard at work. One goroutine owns it, so that what it knows of
+// reaper is a guard at work. One goroutine owns it, so that what it knows of
 // its children does not change between a look and a signal.
-type keeper struct {
+type reaper struct {
 	command  int  // its process, which leads its group
 	captured bool // the daemon reads its output from a pipe
 	group    *cgroup
@@ -231,19 +231,19 @@ const (
 )
 
 // run returns when neither the command nor anything it started is left.
-func (k *keeper) run(orders <-chan order, children <-chan os.Signal) Exit {
+func (k *reaper) run(orders <-chan order, children <-chan os.Signal) Exit {
 	for k.reap() || k.group.populated() {
 		k.act()
 		select {
 		case o, open := <-orders:
 			if !open {
 				orders = nil
-				k.orphaned()
+				k.daemonDied()
 				break
 			}
 			k.obey(o)
 		case <-children:
-		case <-time.After(k.patience()):
+		case <-time.After(k.maxWait()):
 		}
 	}
 	exit := Exit{Code: k.status.ExitStatus(), Reason: k.reason}
@@ -258,7 +258,7 @@ func (k *keeper) run(orders <-chan order, children <-chan os.Signal) Exit {
 
 // reap collects the dead and reports whether anybody is alive. As the guard is
 // a subreaper, having no children means having no descendants.
-func (k *keeper) reap() (alive bool) {
+func (k *reaper) reap() (alive bool) {
 	for {
 		var status syscall.WaitStatus
 		pid, err := syscall.Wait4(-1, &status, syscall.WNOHANG, nil)
@@ -275,7 +275,7 @@ func (k *keeper) reap() (alive bool) {
 }
 
 // act does what the moment asks for.
-func (k *keeper) act() {
+func (k *reaper) act() {
 	k.look()
 	if k.phase == running && k.gone {
 		k.phase = killing
@@ -298,12 +298,12 @@ func (k *keeper) act() {
 
 // look makes the deadline come sooner if the wall clock shows that the machine may have
 // been paused.
-func (k *keeper) look() {
+func (k *reaper) look() {
 	jump := k.clocks.Since()
 	k.deadline, k.killAt = k.deadline.Add(-jump), k.killAt.Add(-jump)
 }
 
-func (k *keeper) obey(o order) {
+func (k *reaper) obey(o order) {
 	switch {
 	case o.Deadline != nil:
 		if !k.deadline.Passed() {
@@ -321,9 +321,9 @@ func (k *keeper) obey(o order) {
 	}
 }
 
-// orphaned is called when the daemon has died. Nobody reads the command's
+// daemonDied is called when the daemon has died. Nobody reads the command's
 // output then, and it should not die of SIGPIPE while it cleans up.
-func (k *keeper) orphaned() {
+func (k *reaper) daemonDied() {
 	if k.captured {
 		pipe, err := os.OpenFile("/proc/self/fd/2", os.O_RDONLY|unix.O_NONBLOCK, 0)
 		if err == nil {
@@ -335,7 +335,7 @@ func (k *keeper) orphaned() {
 
 // stop asks everything to end by killAt, once. An exit that came before it
 // counts as the command's own.
-func (k *keeper) stop(reason Reason, killAt boottime.Instant) {
+func (k *reaper) stop(reason Reason, killAt boottime.Instant) {
 	k.reap()
 	if k.phase != running || k.gone || mutant.Guard {
 		return
@@ -348,9 +348,9 @@ func (k *keeper) stop(reason Reason, killAt boottime.Instant) {
 	k.signalAll(unix.SIGCONT) // what is stopped could not obey
 }
 
-// patience is how long the guard may wait for something to happen. The timer
+// maxWait is how long the guard may wait for something to happen. The timer
 // behind it stands still while the machine is suspended, hence the 200 ms.
-func (k *keeper) patience() time.Duration {
+func (k *reaper) maxWait() time.Duration {
 	wait := 200 * time.Millisecond
 	switch k.phase {
 	case running:
@@ -371,7 +371,7 @@ func (k *keeper) patience() time.Duration {
 // no fork can escape; a group belongs to one session, and all who are in the
 // sessions of descendants are descendants. Only the guard's own group is not
 // the command's. What is forked into a new group meanwhile is found next time.
-func (k *keeper) signalAll(sig syscall.Signal) {
+func (k *reaper) signalAll(sig syscall.Signal) {
 	self := os.Getpid()
 	found, err := descendants(self)
 	if err != nil && !k.gone { // no /proc: better than nothing

@@ -77,7 +77,7 @@ func with(changes ...func(r *Row)) func(r *Row) {
 }
 
 func fails(text string) func(r *Row) { return func(r *Row) { r.Error = text } }
-func returned(r *Row)                { r.Attempt-- }
+func requeued(r *Row)                { r.Attempt-- }
 func crashed(r *Row)                 { r.Crashes++ }
 
 // last makes the attempt of an example the last one.
@@ -139,12 +139,12 @@ func examples() map[string]example {
 		Success:                   running("a", with(release(Succeeded), fails(""), func(r *Row) { r.HasResult = true })),
 		FailUsedUp:                last(running("a", with(release(Failed), fails("no")))),
 		Retry:                     running("a", with(release(Pending), fails("no"), func(r *Row) { r.RunAt = now + 1 + 3500*second/1000 })),
-		GiveBack:                  running("a", with(release(Pending), fails("lost"), returned, func(r *Row) { r.RunAt = now + 1 + 3*second })),
+		CompleteRequeue:           running("a", with(release(Pending), fails("lost"), requeued, func(r *Row) { r.RunAt = now + 1 + 3*second })),
 		"completion: cancelled":   asked(running("a", with(release(Cancelled), fails("cancelled")))),
-		Requeue:                   running("a", with(release(Pending), returned, func(r *Row) { r.StartedAt, r.RunAt = 0, now+second })),
-		"requeue: cancelled":      asked(running("a", with(release(Cancelled), returned, func(r *Row) { r.StartedAt = 0 }))),
+		Requeue:                   running("a", with(release(Pending), requeued, func(r *Row) { r.StartedAt, r.RunAt = 0, now+second })),
+		"requeue: cancelled":      asked(running("a", with(release(Cancelled), requeued, func(r *Row) { r.StartedAt = 0 }))),
 		"takeover: cancelled":     asked(running("b", with(release(Cancelled), fails("replica a died during attempt 3 of 5"), crashed))),
-		TakeOverFree:              running("b", with(release(Pending), fails("replica a lost its session during attempt 3 of 5"), returned)),
+		TakeOverFree:              running("b", with(release(Pending), fails("replica a lost its session during attempt 3 of 5"), requeued)),
 		TakeOverCharged:           running("b", with(release(Pending), fails("replica a died during attempt 3 of 5"), crashed)),
 		TakeOverUsedUp:            last(running("b", with(release(Failed), fails("replica a died during attempt 3 of 3"), crashed))),
 		"pardon of a pending row": pardoned(Pending, func(r *Row) { r.Crashes--; r.Attempt-- }),
@@ -252,9 +252,9 @@ var breaks = map[string]func(e *example){
 	notStarted.what:                func(e *example) { e.step.Is.StartedAt = now - 1 },
 	noError.what:                   func(e *example) { e.step.Is.Error = "no" },
 	someError.what:                 func(e *example) { e.step.Is.Error = "" },
-	attemptReturned.what:           func(e *example) { e.step.Is.Attempt-- },
-	attemptReturnedButOne.what:     func(e *example) { e.step.Is.Attempt-- },
-	attemptSameOrReturned.what:     func(e *example) { e.step.Is.Attempt -= 2 },
+	attemptRequeued.what:           func(e *example) { e.step.Is.Attempt-- },
+	attemptRequeuedButOne.what:     func(e *example) { e.step.Is.Attempt-- },
+	attemptSameOrRequeued.what:     func(e *example) { e.step.Is.Attempt -= 2 },
 	crashCounted.what:              func(e *example) { e.step.Is.Crashes++ },
 	crashesAtMostOneMore.what:      func(e *example) { e.step.Is.Crashes += 2 },
 	crashForgiven.what:             func(e *example) { e.step.Is.Crashes-- },
@@ -361,7 +361,7 @@ func spoil(r *Row, column string) {
 		was, _ := m[column].(bool)
 		m[column] = !was
 	default:
-		m[column] = "spoilt"
+		m[column] = "damaged"
 	}
 	if b, err = json.Marshal(m); err == nil {
 		err = json.Unmarshal(b, r)

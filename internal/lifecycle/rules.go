@@ -47,7 +47,7 @@ const (
 	FailFinal          = "completion: failed for good, as its handler said"
 	FailStalled        = "completion: quarantined after a stall"
 	Retry              = "completion: retry"
-	GiveBack           = "completion: requeued"
+	CompleteRequeue    = "completion: requeued"
 	Requeue            = "requeue: it had not begun"
 	TakeOverFree       = "takeover: not charged"
 	TakeOverCharged    = "takeover: the attempt is used up"
@@ -96,25 +96,25 @@ var Rules = []Rule{
 	{Name: Retry, From: Running, To: Pending, Who: holder, May: "run_at error has_result session replica", Source: "worker/attempt.go judge",
 		Guard:  []condition{notLastAttempt},
 		Effect: []condition{released, someError, retryDelay}},
-	{Name: GiveBack, From: Running, To: Pending, Who: holder, May: "run_at attempt error has_result session replica stalls", Source: "worker/attempt.go judge",
-		Effect: []condition{released, someError, attemptReturned, stallsAtMostOneMore, requeueDelay}},
+	{Name: CompleteRequeue, From: Running, To: Pending, Who: holder, May: "run_at attempt error has_result session replica stalls", Source: "worker/attempt.go judge",
+		Effect: []condition{released, someError, attemptRequeued, stallsAtMostOneMore, requeueDelay}},
 	{Name: "completion: cancelled", From: Running, To: Cancelled, Who: holder, May: "run_at attempt finished_at error has_result session replica stalls", Source: "store/complete.go completeSQL",
 		Guard:  []condition{askedFor},
-		Effect: []condition{released, finishedNow, attemptSameOrReturned, stallsAtMostOneMore}},
+		Effect: []condition{released, finishedNow, attemptSameOrRequeued, stallsAtMostOneMore}},
 
 	// It had not begun.
 	{Name: Requeue, From: Running, To: Pending, Who: holder, May: "run_at attempt session replica started_at", Source: "store/complete.go commitReturns",
-		Effect: []condition{released, attemptReturned, notStarted, shortDelay}},
+		Effect: []condition{released, attemptRequeued, notStarted, shortDelay}},
 	{Name: "requeue: cancelled", From: Running, To: Cancelled, Who: holder, May: "run_at attempt finished_at session replica started_at", Source: "store/complete.go commitReturns",
 		Guard:  []condition{cancelRequested},
-		Effect: []condition{released, attemptReturned, notStarted, finishedNow}},
+		Effect: []condition{released, attemptRequeued, notStarted, finishedNow}},
 
 	// Its replica is dead.
 	{Name: "takeover: cancelled", From: Running, To: Cancelled, Who: replica, May: "attempt crashes finished_at error session replica", Source: "store/takeover.go takeOverSQL",
 		Guard:  []condition{cancelRequested},
-		Effect: []condition{released, finishedNow, namesTheDead, attemptSameOrReturned, crashesAtMostOneMore}},
+		Effect: []condition{released, finishedNow, namesTheDead, attemptSameOrRequeued, crashesAtMostOneMore}},
 	{Name: TakeOverFree, From: Running, To: Pending, Who: replica, May: "attempt error session replica", Source: "store/takeover.go takeOverSQL",
-		Effect: []condition{released, namesTheDead, attemptReturned}},
+		Effect: []condition{released, namesTheDead, attemptRequeued}},
 	{Name: TakeOverCharged, From: Running, To: Pending, Who: replica, May: "crashes error session replica", Source: "store/takeover.go takeOverSQL",
 		Guard:  []condition{notLastOfRow},
 		Effect: []condition{released, namesTheDead, crashesAtMostOneMore}},
@@ -127,10 +127,10 @@ var Rules = []Rule{
 	// The dead replica lives.
 	{Name: "pardon of a pending row", From: Pending, To: Pending, Who: replica, May: "crashes attempt stalls", Source: "store/complete.go settleSQL",
 		Guard:  []condition{wasCharged},
-		Effect: []condition{crashForgiven, attemptReturned, stallsAtMostOneMore}},
+		Effect: []condition{crashForgiven, attemptRequeued, stallsAtMostOneMore}},
 	{Name: "pardon of a running row", From: Running, To: Running, Who: replica, May: "crashes attempt stalls", Source: "store/complete.go settleSQL",
 		Guard:  []condition{wasCharged},
-		Effect: []condition{crashForgiven, attemptReturnedButOne, stallsAtMostOneMore}},
+		Effect: []condition{crashForgiven, attemptRequeuedButOne, stallsAtMostOneMore}},
 
 	// Postgres' clock was set back.
 	{Name: "due at once", From: Pending, To: Pending, Who: replica, May: "run_at", Source: "store/clock.go dueAtOnceSQL",
@@ -235,12 +235,12 @@ var (
 	noError    = condition{"it has no error", func(s *Step, _ *past, _ *Config) bool { return s.Is.Error == "" }}
 	someError  = condition{"it says why", func(s *Step, _ *past, _ *Config) bool { return s.Is.Error != "" }}
 
-	attemptReturned = condition{"the attempt is not charged", func(s *Step, _ *past, _ *Config) bool { return s.Is.Attempt == max(s.Was.Attempt-1, 0) }}
+	attemptRequeued = condition{"the attempt is not charged", func(s *Step, _ *past, _ *Config) bool { return s.Is.Attempt == max(s.Was.Attempt-1, 0) }}
 
-	attemptReturnedButOne = condition{"the attempt before is not charged", func(s *Step, _ *past, _ *Config) bool {
+	attemptRequeuedButOne = condition{"the attempt before is not charged", func(s *Step, _ *past, _ *Config) bool {
 		return s.Is.Attempt == max(s.Was.Attempt-1, 1)
 	}}
-	attemptSameOrReturned = condition{"the attempt is charged or not", func(s *Step, _ *past, _ *Config) bool {
+	attemptSameOrRequeued = condition{"the attempt is charged or not", func(s *Step, _ *past, _ *Config) bool {
 		return s.Is.Attempt == s.Was.Attempt || s.Is.Attempt == max(s.Was.Attempt-1, 0)
 	}}
 	crashCounted         = condition{"the crash is counted", func(s *Step, _ *past, _ *Config) bool { return s.Is.Crashes == min(s.Was.Crashes+1, million) }}

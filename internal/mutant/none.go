@@ -28,9 +28,9 @@ const (
 	Claims      = false // a claim is given up when the replica is told to stop
 	Others      = false // a task is charged with the deaths of several replicas at once
 	Stopped     = false // a replica that stops tells nobody but Postgres
-	Verdict     = false // a session that was found dead stays so, whatever it does
+	FoundDead   = false // a session that was found dead stays so, whatever it does
 	Early       = false // a working process that has just begun gets signals at once
-	Doorway     = false // claims go on while locks cannot be had
+	LockGate    = false // claims go on while locks cannot be had
 	Pause       = false // nobody notices that the machine was paused
 	Delay       = false // slots in RabbitMQ are free as soon as their holder has died
 	SetBack     = false // what was written ahead of Postgres' clock stays so

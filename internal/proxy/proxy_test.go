@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-const patience = 30 * time.Second
+const maxWait = 30 * time.Second
 
 // echo starts a server that answers every line with the same line, and tells on
 // heard of each before it answers.
@@ -91,7 +91,7 @@ func expect(t *testing.T, from chan string, want string) {
 		if got != want {
 			t.Fatalf("got %q, want %q", got, want)
 		}
-	case <-time.After(patience):
+	case <-time.After(maxWait):
 		t.Fatalf("%q did not come through", want)
 	}
 }
@@ -191,7 +191,7 @@ func TestResetIsSeenByTheClient(t *testing.T) {
 		if more {
 			t.Fatal("something came through")
 		}
-	case <-time.After(patience):
+	case <-time.After(maxWait):
 		t.Fatal("the connection lives on")
 	}
 	if !errors.Is(a.err, syscall.ECONNRESET) {
@@ -227,7 +227,7 @@ func TestLeadGoesElsewhere(t *testing.T) {
 		if more {
 			t.Fatal("something came through")
 		}
-	case <-time.After(patience):
+	case <-time.After(maxWait):
 		t.Fatal("the connection to the first target lives on")
 	}
 	b := dial(t, p)

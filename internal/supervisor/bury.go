@@ -21,13 +21,13 @@ func (c Crash) Log(log *zap.Logger) {
 	}
 }
 
-// Bury makes known that processes are dead, of which nothing is left, and tries until
+// ReportDeath makes known that processes are dead, of which nothing is left, and tries until
 // Postgres and Consul both know, or ctx ends. tried is called when it has tried once.
 //
 // Any order is safe: nothing is left that could work, and that is all that a takeover
 // waits for. Postgres comes first because of speed: other replicas look there when a
 // session's key vanishes from Consul. If Postgres is unavailable, Consul is written at once.
-func Bury(ctx context.Context, log *zap.Logger, processes []string, inPostgres, inConsul func(context.Context, string) ([]string, error), tried func()) {
+func ReportDeath(ctx context.Context, log *zap.Logger, processes []string, inPostgres, inConsul func(context.Context, string) ([]string, error), tried func()) {
 	attempt := func(ctx context.Context, where string, declare func(context.Context, string) ([]string, error)) error {
 		var sessions []string
 		var errs []error
@@ -37,13 +37,13 @@ func Bury(ctx context.Context, log *zap.Logger, processes []string, inPostgres, 
 		}
 		err := errors.Join(errs...)
 		if err == nil {
-			log.Info("process_buried", zap.String("where", where), zap.Strings("processes", processes), zap.Strings("sessions", sessions))
+			log.Info("process_death_reported", zap.String("where", where), zap.Strings("processes", processes), zap.Strings("sessions", sessions))
 		}
 		return err
 	}
 	retry := func(where string, declare func(context.Context, string) ([]string, error), err error) {
 		if err != nil {
-			log.Warn("burial_failed", zap.String("where", where), zap.Strings("processes", processes), zap.String("error", strings.ReplaceAll(err.Error(), "\n", "; ")))
+			log.Warn("death_report_failed", zap.String("where", where), zap.Strings("processes", processes), zap.String("error", strings.ReplaceAll(err.Error(), "\n", "; ")))
 		}
 		for pause := 250 * time.Millisecond; err != nil && ctx.Err() == nil; pause = min(2*pause, 10*time.Second) {
 			select {

@@ -64,11 +64,11 @@ const (
 	firstDelay = time.Second      // before the second restart in a row; it doubles from then on
 	lastDelay  = 30 * time.Second // but never more than this
 
-	farewell  = 300 * time.Millisecond // what is left behind has this long to end by itself
-	killWait  = 5 * time.Second        // processes that SIGKILL does not end in this time are left behind
-	buryWait  = 5 * time.Second        // the first attempt of Bury may delay a restart by this
-	buryPause = time.Second            // before a Bury that failed is started again; it doubles
-	tick      = time.Second            // how long at most nothing is looked at
+	shutdownTimeout = 300 * time.Millisecond // what is left behind has this long to end by itself
+	killWait        = 5 * time.Second        // processes that SIGKILL does not end in this time are left behind
+	reportWait      = 5 * time.Second        // the first attempt of Bury may delay a restart by this
+	reportPause     = time.Second            // before a Bury that failed is started again; it doubles
+	tick            = time.Second            // how long at most nothing is looked at
 )
 
 // Config says what to run. Variable is required.
@@ -82,13 +82,13 @@ type Config struct {
 	// just before is lost then.
 	Asked context.Context
 
-	// Bury returns the arguments and the environment of this program under which it
+	// ReportDeath returns the arguments and the environment of this program under which it
 	// makes known that these processes are dead: their locks can be released, because
 	// nothing of them is left. It runs as a process of its own, until it exits with 0 or
 	// ExitUsage, and is started again otherwise. It calls Adopt, and Ready when it has
 	// tried everything once; the next worker is started then. If Bury is nil nothing is
 	// run.
-	Bury func(processes []string) (args, env []string)
+	ReportDeath func(processes []string) (args, env []string)
 
 	// These are called in the order of events, and may be nil. Run waits for them.
 	Hello     func(text string) // what a worker says of itself, see Worker.Hello
@@ -185,10 +185,10 @@ type supervisor struct {
 	everReady bool // a worker of ours was
 	crashes   int  // in a row
 
-	dead    []string // identities of processes that are still to be buried
-	killing bool     // no burial begins
-	buryAt  time.Time
-	buryLag time.Duration
+	dead      []string // identities of processes that are still to be buried
+	killing   bool     // no burial begins
+	reportAt  time.Time
+	reportLag time.Duration
 }
 
 // process is a child that we have started.
@@ -258,7 +258,7 @@ func (s *supervisor) run() (code int, err error) {
 		}
 		next := time.Now().Add(crash.RestartIn)
 		if crash.Clean {
-			s.bury(w.id)
+			s.reportDeath(w.id)
 		}
 		for !s.stopping && time.Now().Before(next) {
 			s.step(time.Until(next))
@@ -332,7 +332,7 @@ func (s *supervisor) start(args, env []string) (*process, error) {
 // step waits until something happens, at most so long, and deals with it.
 func (s *supervisor) step(atMost time.Duration) {
 	if s.burial == nil && len(s.dead) > 0 {
-		atMost = min(atMost, max(time.Until(s.buryAt), 0))
+		atMost = min(atMost, max(time.Until(s.reportAt), 0))
 	}
 	timer := time.NewTimer(min(atMost, tick))
 	defer timer.Stop()
@@ -414,17 +414,17 @@ func (s *supervisor) reap() {
 	}
 }
 
-// bury makes a death known, and returns when that was tried, or after a while.
-func (s *supervisor) bury(id string) {
+// reportDeath makes a death known, and returns when that was tried, or after a while.
+func (s *supervisor) reportDeath(id string) {
 	const most = 100 // after that many crashes it is a trickle; the others find out by themselves
-	if s.Bury == nil {
+	if s.ReportDeath == nil {
 		return
 	}
 	s.dead = append(s.dead, id)
 	s.dead = s.dead[max(0, len(s.dead)-most):]
-	s.buryAt, s.buryLag = time.Now(), buryPause
+	s.reportAt, s.reportLag = time.Now(), reportPause
 	s.checkBurial()
-	for last := time.Now().Add(buryWait); s.burial != nil && (!s.burial.ready || s.stopping) && time.Now().Before(last); {
+	for last := time.Now().Add(reportWait); s.burial != nil && (!s.burial.ready || s.stopping) && time.Now().Before(last); {
 		s.step(time.Until(last))
 	}
 }
@@ -447,14 +447,14 @@ func (s *supervisor) checkBurial() {
 		if code := exitCode(u.status); code == 0 || code == ExitUsage {
 			s.dead = nil
 		}
-		s.buryAt, s.buryLag = time.Now().Add(s.buryLag), min(2*s.buryLag, lastDelay)
+		s.reportAt, s.reportLag = time.Now().Add(s.reportLag), min(2*s.reportLag, lastDelay)
 	}
-	if s.burial == nil && !s.killing && len(s.dead) > 0 && !time.Now().Before(s.buryAt) {
-		args, env := s.Bury(slices.Clone(s.dead))
+	if s.burial == nil && !s.killing && len(s.dead) > 0 && !time.Now().Before(s.reportAt) {
+		args, env := s.ReportDeath(slices.Clone(s.dead))
 		var err error
 		if s.burial, err = s.start(args, env); err != nil {
 			s.burial = nil
-			s.buryAt, s.buryLag = time.Now().Add(s.buryLag), min(2*s.buryLag, lastDelay)
+			s.reportAt, s.reportLag = time.Now().Add(s.reportLag), min(2*s.reportLag, lastDelay)
 		}
 	}
 }
@@ -466,7 +466,7 @@ func (s *supervisor) killAll() (killed int, left []int, clean bool) {
 	if mutant.Burial {
 		return 0, nil, true
 	}
-	for end := time.Now().Add(farewell); time.Now().Before(end) && !s.alone(); {
+	for end := time.Now().Add(shutdownTimeout); time.Now().Before(end) && !s.alone(); {
 		s.step(5 * time.Millisecond)
 	}
 	found := map[int]bool{}

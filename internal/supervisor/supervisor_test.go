@@ -26,7 +26,7 @@ import (
 
 const (
 	variable = "SUPERVISOR_TEST_WORKER"
-	patience = 60 * time.Second
+	maxWait  = 60 * time.Second
 )
 
 // TestMain lets the test binary be a supervisor, its worker, and what makes a death
@@ -50,11 +50,11 @@ func TestMain(m *testing.M) {
 		work(w, signals)
 	default:
 		code, err := supervisor.Run(supervisor.Config{
-			Variable:  variable,
-			Bury:      func(p []string) (args, env []string) { return append([]string{os.Args[0], "bury"}, p...), nil },
-			Hello:     func(text string) { say("hello", text) },
-			Crashed:   func(c supervisor.Crash) { text, _ := json.Marshal(c); say("crashed", string(text)) },
-			Restarted: func(int) { say("restarted") },
+			Variable:    variable,
+			ReportDeath: func(p []string) (args, env []string) { return append([]string{os.Args[0], "bury"}, p...), nil },
+			Hello:       func(text string) { say("hello", text) },
+			Crashed:     func(c supervisor.Crash) { text, _ := json.Marshal(c); say("crashed", string(text)) },
+			Restarted:   func(int) { say("restarted") },
 		})
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -165,7 +165,7 @@ func start(t *testing.T, environ []string, scripts ...string) *run {
 // await returns what stands behind the word in the next line that begins with it.
 func (r *run) await(word string) string {
 	r.t.Helper()
-	timeout := time.After(patience)
+	timeout := time.After(maxWait)
 	for {
 		select {
 		case line, open := <-r.lines:
@@ -177,7 +177,7 @@ func (r *run) await(word string) string {
 				return rest
 			}
 		case <-timeout:
-			r.t.Fatalf("no line %q within %v", word, patience)
+			r.t.Fatalf("no line %q within %v", word, maxWait)
 		}
 	}
 }
@@ -446,9 +446,9 @@ func TestVariableByHand(t *testing.T) {
 
 func testEventually(t *testing.T, what string, condition func() bool) {
 	t.Helper()
-	for end := time.Now().Add(patience); !condition(); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(maxWait); !condition(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("not within %v: %s", patience, what)
+			t.Fatalf("not within %v: %s", maxWait, what)
 		}
 	}
 }

@@ -84,7 +84,7 @@ func TestRights(t *testing.T) {
 			deleteKey(t, kv, "tasks/"+key+"-deleted")
 			ended(t, deleted, lock.ErrRevoked)
 			before := lease.Deadline()
-			testenv.Eventually(t, patience, "the lease is extended", func() bool { return before.Before(lease.Deadline()) })
+			testenv.Eventually(t, maxWait, "the lease is extended", func() bool { return before.Before(lease.Deadline()) })
 			if s, _, err := other.Holder(t.Context(), key); s != session || err != nil {
 				t.Errorf("the holder is %q (%v), want %s", s, err, session)
 			}
@@ -93,7 +93,7 @@ func TestRights(t *testing.T) {
 			if _, err := kv.Client.Session().Destroy(session, nil); err != nil {
 				t.Fatal(err)
 			}
-			testenv.Eventually(t, patience, "the session is dead", func() bool {
+			testenv.Eventually(t, maxWait, "the session is dead", func() bool {
 				dead, err := other.Dead(t.Context(), []string{session})
 				return err == nil && len(dead) == 1
 			})
@@ -126,7 +126,7 @@ func TestRights(t *testing.T) {
 			"odd":     func() error { return blind.Await(t.Context(), "a//b") },
 			"leader":  func() error { _, err := blind.Leader(t.Context()); return err },
 			"present": func() error { _, err := blind.Present(t.Context()); return err },
-			"bury":    func() error { _, err := blind.Bury(t.Context(), "p"); return err },
+			"bury":    func() error { _, err := blind.ReportDeath(t.Context(), "p"); return err },
 		}
 		tryAll := func(when string) {
 			t.Helper()
@@ -169,7 +169,7 @@ func TestRights(t *testing.T) {
 		// The file may be looked at between an acquire and its release, so each
 		// has a key of its own.
 		n := 0
-		testenv.Eventually(t, patience, "acquire fails and the error lists the rules", func() bool {
+		testenv.Eventually(t, maxWait, "acquire fails and the error lists the rules", func() bool {
 			n++
 			other, err := try(l, fmt.Sprint("other-", n))
 			if err == nil {
@@ -185,6 +185,6 @@ func TestRights(t *testing.T) {
 			t.Errorf("release without the right to: got error %v", err)
 		}
 		write(all)
-		testenv.Eventually(t, patience, "the key is deleted", func() bool { return holder(t, kv, "tasks/k") == "" })
+		testenv.Eventually(t, maxWait, "the key is deleted", func() bool { return holder(t, kv, "tasks/k") == "" })
 	})
 }

@@ -40,7 +40,7 @@ func TestTLS(t *testing.T) {
 			l := start(t, cfg)
 			lease := acquire(t, l, name)
 			before := lease.Deadline()
-			testenv.Eventually(t, patience, "the lease is extended", func() bool { return before.Before(lease.Deadline()) })
+			testenv.Eventually(t, maxWait, "the lease is extended", func() bool { return before.Before(lease.Deadline()) })
 			if holder(t, kv, "tasks/"+name) != l.Session() {
 				t.Error("the key is not held")
 			}
@@ -90,7 +90,7 @@ func TestTLS(t *testing.T) {
 			t.Parallel()
 			l := create(t, with(t, test.address, test.tls))
 			run(t, l)
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			ctx, cancel := context.WithTimeout(t.Context(), maxWait)
 			defer cancel()
 			go func() { // the first answer is enough
 				defer cancel()

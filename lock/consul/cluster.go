@@ -113,10 +113,10 @@ func (l *Locker) ours(ctx context.Context, id string) error {
 	return nil
 }
 
-// stay ends the term if this is the cluster's Consul no more, and puts the cluster's
+// stay ends the session if this is the cluster's Consul no more, and puts the cluster's
 // id back where somebody deleted it. That this Consul knows our session proves that it
 // is ours.
-func (t *term) stay(ctx context.Context) bool {
+func (t *session) stay(ctx context.Context) bool {
 	err := t.l.ours(ctx, t.cluster)
 	if !errors.Is(err, lock.ErrOtherCluster) {
 		return err == nil
@@ -144,18 +144,18 @@ func (l *Locker) Heard(session string, sent boottime.Instant) {
 	}
 }
 
-func (t *term) heard(sent boottime.Instant) {
-	t.extend(&t.trust.silence, t.l.cfg.silence(), sent)
+func (t *session) heard(sent boottime.Instant) {
+	t.extend(&t.leaseWindow.silence, t.l.cfg.silence(), sent)
 }
 
 // speak gives a sign of life to Consul, as a change of the replica's key, while the
 // cluster's list does not answer.
-func (t *term) speak(ctx context.Context) bool {
+func (t *session) speak(ctx context.Context) bool {
 	timing := t.l.cfg.silence()
 	t.mu.Lock()
-	silent := boottime.Now().Sub(t.trust.silence.Add(-(timing.TTL - timing.Margin)))
+	silent := boottime.Now().Sub(t.leaseWindow.silence.Add(-(timing.TTL - timing.Margin)))
 	t.mu.Unlock()
-	if silent < listPatience {
+	if silent < listMaxWait {
 		return true
 	}
 	sent := boottime.Now()
@@ -167,9 +167,9 @@ func (t *term) speak(ctx context.Context) bool {
 	return true
 }
 
-// listPatience is how long the cluster's list may take to acknowledge a heartbeat
+// listMaxWait is how long the cluster's list may take to acknowledge a heartbeat
 // before Consul gets one.
-const listPatience = 2500 * time.Millisecond
+const listMaxWait = 2500 * time.Millisecond
 
 // Lose implements lock.Locker.
 func (l *Locker) Lose(session string, why error) {
@@ -232,7 +232,7 @@ func (l *Locker) end(ctx context.Context, session string) error {
 	if err != nil {
 		return err
 	}
-	if err := l.giveBackOf(ctx, session, slots); err != nil {
+	if err := l.requeueOf(ctx, session, slots); err != nil {
 		return err
 	}
 	// The session itself is last: while it is there, the next process that ends it finds
@@ -264,9 +264,9 @@ func (l *Locker) slotSessionsOf(ctx context.Context, replica *api.SessionEntry) 
 	return slots, nil
 }
 
-// Bury ends all sessions of a process whose end the caller has seen, and returns them.
+// ReportDeath ends all sessions of a process whose end the caller has seen, and returns them.
 // Nothing that the process has started may be left.
-func (l *Locker) Bury(ctx context.Context, process string) (sessions []string, err error) {
+func (l *Locker) ReportDeath(ctx context.Context, process string) (sessions []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	pairs, err := l.list(ctx, l.replicaKey(""))
@@ -286,10 +286,10 @@ func (l *Locker) Bury(ctx context.Context, process string) (sessions []string, e
 	return sessions, nil
 }
 
-// giveBackOf deletes the keys that a session holds, but for its replica's own: that
+// requeueOf deletes the keys that a session holds, but for its replica's own: that
 // goes with the session and tells the others. It also leaves the semaphores that the
 // sessions of its slots are in.
-func (l *Locker) giveBackOf(ctx context.Context, session string, slots []string) error {
+func (l *Locker) requeueOf(ctx context.Context, session string, slots []string) error {
 	pairs, err := l.list(ctx, l.cfg.Prefix+"/")
 	if err != nil {
 		return fmt.Errorf("give back the locks of session %s: %w", session, err)

@@ -46,30 +46,30 @@ func TestFilteredIsNotEnded(t *testing.T) {
 	}
 	narrow := config(t, &testenv.KV{Addr: agent.Addr(), Prefix: kv.Prefix, Client: agent.Client()})
 	narrow.Client.Token = token.SecretID
-	witness := start(t, narrow)
+	observer := start(t, narrow)
 
-	if entry, err := witness.membership.session(t.Context(), session); entry != nil || !errors.Is(err, errBlind) {
+	if entry, err := observer.membership.session(t.Context(), session); entry != nil || !errors.Is(err, errBlind) {
 		t.Errorf("it is %v, %v; want %v", entry, err, errBlind)
 	}
-	testenv.Eventually(t, patience, "it cannot judge", func() bool {
-		witness.membership.update(t.Context(), map[string]uint64{witness.Session(): 1}) // its key is out of sight, until the watch sees it
-		dead, err := witness.Dead(t.Context(), []string{session})
+	testenv.Eventually(t, maxWait, "it cannot judge", func() bool {
+		observer.membership.update(t.Context(), map[string]uint64{observer.Session(): 1}) // its key is out of sight, until the watch sees it
+		dead, err := observer.Dead(t.Context(), []string{session})
 		if len(dead) > 0 {
 			t.Fatalf("dead are %v, %v", dead, err)
 		}
 		return errors.Is(err, errBlind)
 	})
-	if err := witness.end(t.Context(), session); !errors.Is(err, errBlind) {
+	if err := observer.end(t.Context(), session); !errors.Is(err, errBlind) {
 		t.Errorf("it ends the session: %v", err)
 	}
 	if _, err := kv.Client.Session().Destroy(session, nil); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, patience, "the session is dead", func() bool {
-		dead, err := witness.Dead(t.Context(), []string{session})
+	testenv.Eventually(t, maxWait, "the session is dead", func() bool {
+		dead, err := observer.Dead(t.Context(), []string{session})
 		return err == nil && len(dead) == 1
 	})
-	if err := witness.end(t.Context(), session); err != nil {
+	if err := observer.end(t.Context(), session); err != nil {
 		t.Errorf("after the session's end: %v", err)
 	}
 }
@@ -105,7 +105,7 @@ func TestNarrowedTokenLosesNoSession(t *testing.T) {
 		t.Fatal(err)
 	}
 	slot := takeOne(t, l, "s").(*slot)
-	term := l.current()
+	live := l.current()
 
 	var keysOnly []string
 	for _, rule := range rules {
@@ -115,10 +115,10 @@ func TestNarrowedTokenLosesNoSession(t *testing.T) {
 	}
 	grant(keysOnly)
 	for what, lives := range map[string]func() (bool, error){
-		"its own session":  func() (bool, error) { return term.lives(t.Context()) },
+		"its own session":  func() (bool, error) { return live.lives(t.Context()) },
 		"a slot's session": func() (bool, error) { return slot.session.lives(t.Context()) },
 	} {
-		testenv.Eventually(t, patience, "it cannot see "+what, func() bool {
+		testenv.Eventually(t, maxWait, "it cannot see "+what, func() bool {
 			alive, err := lives()
 			if !alive && err == nil {
 				t.Fatalf("that it cannot see %s counts as its end", what)
@@ -133,8 +133,8 @@ func TestNarrowedTokenLosesNoSession(t *testing.T) {
 	}
 
 	grant(rules)
-	testenv.Eventually(t, patience, "it sees them again", func() bool {
-		alive, _ := term.lives(t.Context())
+	testenv.Eventually(t, maxWait, "it sees them again", func() bool {
+		alive, _ := live.lives(t.Context())
 		slotAlive, _ := slot.session.lives(t.Context())
 		return alive && slotAlive
 	})
@@ -145,10 +145,10 @@ func TestNarrowedTokenLosesNoSession(t *testing.T) {
 		t.Errorf("the slot's session, which has ended: alive %t, %v", alive, err)
 	}
 	ended(t, slot, lock.ErrLost)
-	if _, err := kv.Client.Session().Destroy(term.id, nil); err != nil {
+	if _, err := kv.Client.Session().Destroy(live.id, nil); err != nil {
 		t.Fatal(err)
 	}
-	if alive, err := term.lives(t.Context()); alive || err != nil {
+	if alive, err := live.lives(t.Context()); alive || err != nil {
 		t.Errorf("its own session, which has ended: alive %t, %v", alive, err)
 	}
 	ended(t, lease, lock.ErrLost)
@@ -157,25 +157,25 @@ func TestNarrowedTokenLosesNoSession(t *testing.T) {
 
 // What told that a session had ended was wrong if that session holds its key: a
 // restored Consul, an answer of another one. The verdict does not last.
-func TestWrongVerdictIsTakenBack(t *testing.T) {
+func TestWrongDeathIsTakenBack(t *testing.T) {
 	t.Parallel()
 	kv := testenv.Consul(t)
-	l, witness := start(t, config(t, kv)), start(t, config(t, kv))
+	l, observer := start(t, config(t, kv)), start(t, config(t, kv))
 	session := l.Session()
-	testenv.Eventually(t, patience, "it is in sight", func() bool {
-		witness.membership.mu.Lock()
-		defer witness.membership.mu.Unlock()
-		return witness.membership.alive[session] != 0
+	testenv.Eventually(t, maxWait, "it is in sight", func() bool {
+		observer.membership.mu.Lock()
+		defer observer.membership.mu.Unlock()
+		return observer.membership.alive[session] != 0
 	})
-	witness.membership.buried(session)
-	if dead, _ := witness.Dead(t.Context(), []string{session}); len(dead) != 1 {
+	observer.membership.buried(session)
+	if dead, _ := observer.Dead(t.Context(), []string{session}); len(dead) != 1 {
 		t.Fatal("the verdict does not count at all")
 	}
 	if err := l.current().appear(t.Context()); err != nil { // a sign of life
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, patience, "it is alive", func() bool {
-		dead, err := witness.Dead(t.Context(), []string{session})
+	testenv.Eventually(t, maxWait, "it is alive", func() bool {
+		dead, err := observer.Dead(t.Context(), []string{session})
 		return err == nil && len(dead) == 0
 	})
 }
@@ -189,7 +189,7 @@ func TestKeyOfNoSession(t *testing.T) {
 	if _, err := kv.Client.KV().Put(&api.KVPair{Key: kv.Prefix + "/replicas/" + session, Value: []byte("{}")}, nil); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, patience, "it is dead", func() bool {
+	testenv.Eventually(t, maxWait, "it is dead", func() bool {
 		dead, err := l.Dead(t.Context(), []string{session})
 		return err == nil && len(dead) == 1
 	})
@@ -200,7 +200,7 @@ func TestKeyOfNoSession(t *testing.T) {
 
 // Bury ends what a dead process has left, at once: its locks and slots are free, and are
 // not in their lock-delay.
-func TestBury(t *testing.T) {
+func TestReportDeath(t *testing.T) {
 	t.Parallel()
 	kv := testenv.Consul(t)
 	cfg := config(t, kv)
@@ -217,7 +217,7 @@ func TestBury(t *testing.T) {
 		t.Fatal(err)
 	}
 	mine := takeOne(t, other, "s")
-	sessions, err := other.Bury(t.Context(), "p1")
+	sessions, err := other.ReportDeath(t.Context(), "p1")
 	if err != nil || len(sessions) != 1 || sessions[0] != session {
 		t.Fatalf("buried %v, %v", sessions, err)
 	}
@@ -233,7 +233,7 @@ func TestBury(t *testing.T) {
 	for _, s := range append(again, mine) {
 		release(t, s)
 	}
-	if sessions, err := other.Bury(t.Context(), "p1"); err != nil || len(sessions) > 0 && sessions[0] == session {
+	if sessions, err := other.ReportDeath(t.Context(), "p1"); err != nil || len(sessions) > 0 && sessions[0] == session {
 		t.Errorf("buried again %v, %v", sessions, err)
 	}
 	for _, dead := range append(slots, lease) {

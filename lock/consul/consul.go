@@ -22,9 +22,9 @@ const (
 	// requestTimeout bounds one request, and all the tries of one transaction.
 	requestTimeout = 5 * time.Second
 
-	// farewell bounds each of the two steps of the end: giving back the keys,
+	// shutdownTimeout bounds each of the two steps of the end: giving back the keys,
 	// and then the session.
-	farewell = 2 * time.Second
+	shutdownTimeout = 2 * time.Second
 
 	// maxBatch is how many operations Consul takes in one transaction.
 	maxBatch = 128
@@ -44,8 +44,8 @@ type Locker struct {
 	log   *zap.Logger
 	token tokenFile
 
-	keys  *api.Client // for keys and watches
-	pulse *api.Client // for what keeps the session alive: nothing else may hold it up
+	keys       *api.Client // for keys and watches
+	heartbeats *api.Client // for what keeps the session alive: nothing else may hold it up
 
 	transports [2]*http.Transport // of both
 
@@ -67,11 +67,11 @@ type Locker struct {
 	life context.Context
 	kill context.CancelFunc
 
-	mu      sync.Mutex
-	term    *term
-	changed chan struct{}
-	lastErr error
-	retired sync.WaitGroup // terms that are over and still hold keys
+	mu       sync.Mutex
+	live     *session
+	changed  chan struct{}
+	lastErr  error
+	draining sync.WaitGroup // sessions that are over and still hold keys
 }
 
 var _ lock.Locker = (*Locker)(nil)
@@ -108,7 +108,7 @@ func New(cfg Config) (*Locker, error) {
 	if clientConfig.Transport == nil {
 		clientConfig.Transport = api.DefaultConfig().Transport
 	}
-	for i, c := range []**api.Client{&l.keys, &l.pulse} {
+	for i, c := range []**api.Client{&l.keys, &l.heartbeats} {
 		own := clientConfig
 		own.Transport = transport(&clientConfig, secure)
 		l.transports[i] = own.Transport
@@ -137,7 +137,7 @@ func (l *Locker) Run(ctx context.Context, cluster lock.Cluster) error {
 		}
 	}()
 	defer l.kill()
-	stop := context.AfterFunc(ctx, func() { time.AfterFunc(farewell, l.kill) })
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(shutdownTimeout, l.kill) })
 	defer stop()
 
 	watchCtx, stopWatch := context.WithCancel(context.WithoutCancel(ctx))
@@ -145,7 +145,7 @@ func (l *Locker) Run(ctx context.Context, cluster lock.Cluster) error {
 	wg.Go(func() { l.membership.watch(watchCtx) })
 	defer wg.Wait()
 	defer stopWatch()
-	defer l.retired.Wait()
+	defer l.draining.Wait()
 
 	var said trouble
 	for failures := 0; ctx.Err() == nil; {
@@ -182,7 +182,7 @@ func (l *Locker) Run(ctx context.Context, cluster lock.Cluster) error {
 			break
 		}
 		l.log.Warn("session_lost", zap.String("session", t.id), zap.Error(context.Cause(t.ctx)), zap.Int("leases", t.count()))
-		l.retired.Go(func() { t.retire(ctx) })
+		l.draining.Go(func() { t.drain(ctx) })
 	}
 	return nil
 }
@@ -257,26 +257,26 @@ func (l *Locker) Dead(ctx context.Context, sessions []string) ([]string, error) 
 func (l *Locker) taskKey(key string) string        { return l.cfg.Prefix + "/tasks/" + key }
 func (l *Locker) replicaKey(session string) string { return l.cfg.Prefix + "/replicas/" + session }
 
-// current returns the term whose session we may believe in now, or nil.
-func (l *Locker) current() *term {
+// current returns the session that we may believe in now, or nil.
+func (l *Locker) current() *session {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.term == nil || l.term.deadline().Passed() {
+	if l.live == nil || l.live.deadline().Passed() {
 		return nil
 	}
-	return l.term
+	return l.live
 }
 
-func (l *Locker) enter(t *term) {
+func (l *Locker) enter(t *session) {
 	l.mu.Lock()
-	l.term, l.lastErr = t, nil
+	l.live, l.lastErr = t, nil
 	l.mu.Unlock()
 	l.signal()
 }
 
 func (l *Locker) leave() {
 	l.mu.Lock()
-	l.term = nil
+	l.live = nil
 	l.mu.Unlock()
 	l.signal()
 }

@@ -24,7 +24,7 @@ func TestMain(m *testing.M) {
 }
 
 const (
-	patience  = 30 * time.Second
+	maxWait   = 30 * time.Second
 	lockDelay = time.Second
 )
 
@@ -110,7 +110,7 @@ func start(t testing.TB, cfg Config) *Locker {
 
 func ready(t testing.TB, l *Locker) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), maxWait)
 	defer cancel()
 	if err := l.Ready(ctx); err != nil {
 		t.Fatal(err)
@@ -142,8 +142,8 @@ func ended(t testing.TB, lease lock.Lease, want error) time.Time {
 	t.Helper()
 	select {
 	case <-lease.Context().Done():
-	case <-time.After(patience):
-		t.Fatalf("the lease did not end within %v", patience)
+	case <-time.After(maxWait):
+		t.Fatalf("the lease did not end within %v", maxWait)
 	}
 	at := time.Now()
 	if cause := context.Cause(lease.Context()); !errors.Is(cause, want) {
@@ -171,8 +171,8 @@ func holder(t testing.TB, kv *testenv.KV, key string) string {
 // again waits until l has another session than before, and can lock with it.
 func again(t testing.TB, l *Locker, before string) {
 	t.Helper()
-	testenv.Eventually(t, patience, "another session", func() bool { s := l.Session(); return s != "" && s != before })
-	testenv.Eventually(t, patience, "a lock under the other session", func() bool {
+	testenv.Eventually(t, maxWait, "another session", func() bool { s := l.Session(); return s != "" && s != before })
+	testenv.Eventually(t, maxWait, "a lock under the other session", func() bool {
 		lease, err := try(l, fmt.Sprintf("again-%d", time.Now().UnixNano()))
 		if err == nil {
 			release(t, lease)

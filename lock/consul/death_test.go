@@ -66,7 +66,7 @@ func TestHolderKilled(t *testing.T) {
 	if err != nil || holder(t, kv, "tasks/k") != session {
 		t.Errorf("session %q does not hold the key (%v)", session, err)
 	}
-	testenv.Eventually(t, patience, "it is in sight", func() bool {
+	testenv.Eventually(t, maxWait, "it is in sight", func() bool {
 		l.membership.mu.Lock()
 		defer l.membership.mu.Unlock()
 		return l.membership.alive[session] != 0
@@ -75,17 +75,17 @@ func TestHolderKilled(t *testing.T) {
 	_ = cmd.Wait()
 	killed := time.Now()
 
-	testenv.Eventually(t, patience, "the key is gone", func() bool { return holder(t, kv, "tasks/k") == "" })
+	testenv.Eventually(t, maxWait, "the key is gone", func() bool { return holder(t, kv, "tasks/k") == "" })
 	gone := time.Since(killed)
 	if _, err := try(l, "k"); !errors.Is(err, lock.ErrDelayed) {
 		t.Errorf("acquire in the lock-delay: got error %v, want %v", err, lock.ErrDelayed)
 	}
-	testenv.Eventually(t, patience, "the session is dead", func() bool {
+	testenv.Eventually(t, maxWait, "the session is dead", func() bool {
 		dead, err := l.Dead(t.Context(), []string{session})
 		return err == nil && len(dead) == 1
 	})
 	dead := time.Since(killed)
-	testenv.Eventually(t, patience, "the key can be locked", func() bool {
+	testenv.Eventually(t, maxWait, "the key can be locked", func() bool {
 		lease, err := try(l, "k")
 		if err == nil {
 			release(t, lease)
@@ -100,15 +100,15 @@ func TestHolderKilled(t *testing.T) {
 	}
 }
 
-// TestUnheardEnd destroys the session of a replica that cannot hear of it. Until
+// TestEndWithoutReply destroys the session of a replica that cannot hear of it. Until
 // its own deadline it works on, so nobody may call it dead before, however short
 // the lock-delay is.
-func TestUnheardEnd(t *testing.T) {
+func TestEndWithoutReply(t *testing.T) {
 	t.Parallel()
 	kv := testenv.Consul(t)
 	cfg := config(t, kv)
 	cfg.CheckTTL, cfg.LockDelay = 5*time.Second, 100*time.Millisecond
-	witness := start(t, cfg)
+	observer := start(t, cfg)
 	p := testenv.NewProxy(t, kv.Addr)
 	through := cfg
 	through.Client = api.DefaultConfig()
@@ -116,18 +116,18 @@ func TestUnheardEnd(t *testing.T) {
 	l := start(t, through)
 	lease := acquire(t, l, "k")
 	session := l.Session()
-	testenv.Eventually(t, patience, "the replica is seen", func() bool {
-		witness.membership.mu.Lock()
-		defer witness.membership.mu.Unlock()
-		return witness.membership.alive[session] != 0
+	testenv.Eventually(t, maxWait, "the replica is seen", func() bool {
+		observer.membership.mu.Lock()
+		defer observer.membership.mu.Unlock()
+		return observer.membership.alive[session] != 0
 	})
 
 	p.Cut()
 	if _, err := kv.Client.Session().Destroy(session, nil); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, patience, "the session is dead", func() bool {
-		dead, err := witness.Dead(t.Context(), []string{session})
+	testenv.Eventually(t, maxWait, "the session is dead", func() bool {
+		dead, err := observer.Dead(t.Context(), []string{session})
 		return err == nil && len(dead) == 1
 	})
 	if left := lease.Deadline().Until(); left > 0 {

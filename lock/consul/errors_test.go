@@ -90,14 +90,14 @@ func TestConsulsWords(t *testing.T) {
 		}
 	})
 	t.Run("the agent does not know a check", func(t *testing.T) {
-		err := l.pulse.Agent().UpdateTTLOpts(checkID("nobody"), "", api.HealthPassing, l.query(t.Context()))
+		err := l.heartbeats.Agent().UpdateTTLOpts(checkID("nobody"), "", api.HealthPassing, l.query(t.Context()))
 		if err == nil || !strings.Contains(err.Error(), "Unknown check ID") {
 			t.Errorf("a heartbeat for an unknown check: got error %v", err)
 		}
 	})
 	t.Run("a session names a check that is not there", func(t *testing.T) {
 		entry := map[string]any{"TTL": "10s", "NodeChecks": []string{}, "ServiceChecks": []api.ServiceCheck{{ID: checkID("nobody")}}}
-		_, err := l.pulse.Raw().Write("/v1/session/create", entry, nil, l.write(t.Context()))
+		_, err := l.heartbeats.Raw().Write("/v1/session/create", entry, nil, l.write(t.Context()))
 		if err == nil || !strings.Contains(err.Error(), "Missing check") {
 			t.Errorf("a session with an unknown check: got error %v", err)
 		}
@@ -111,8 +111,8 @@ func TestConsulsWords(t *testing.T) {
 		}
 		defer func() { _ = kv.Client.Agent().ServiceDeregister(id) }()
 		entry := map[string]any{"TTL": "10s", "NodeChecks": []string{}, "ServiceChecks": []api.ServiceCheck{{ID: checkID(id)}}}
-		testenv.Eventually(t, patience, "the servers know the check", func() bool {
-			_, err = l.pulse.Raw().Write("/v1/session/create", entry, nil, l.write(t.Context()))
+		testenv.Eventually(t, maxWait, "the servers know the check", func() bool {
+			_, err = l.heartbeats.Raw().Write("/v1/session/create", entry, nil, l.write(t.Context()))
 			return err == nil || !strings.Contains(err.Error(), "Missing check")
 		})
 		if err == nil || !strings.Contains(err.Error(), "critical state") {

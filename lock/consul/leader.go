@@ -49,7 +49,7 @@ func (l *Locker) Campaign(ctx context.Context) (lock.Lease, error) {
 		ls, err := l.acquire(ctx, lock.Request{Session: session, Key: "leader", Value: value}, l.leaderPath())
 		switch {
 		case err == nil:
-			l.retired.Go(func() { ls.follow() })
+			l.draining.Go(func() { ls.follow() })
 			return ls, nil
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
@@ -99,7 +99,7 @@ func (l *Locker) Leader(ctx context.Context) (*Leader, error) {
 
 // WatchLeader calls tell with the leader, nil if there is none, at once and at
 // every change, until ctx ends.
-func (l *Locker) WatchLeader(ctx context.Context, tell func(*Leader)) error {
+func (l *Locker) WatchLeader(ctx context.Context, notice func(*Leader)) error {
 	var index uint64
 	last := "?"
 	for {
@@ -121,7 +121,7 @@ func (l *Locker) WatchLeader(ctx context.Context, tell func(*Leader)) error {
 		}
 		if now != last {
 			last = now
-			tell(leader)
+			notice(leader)
 		}
 	}
 }

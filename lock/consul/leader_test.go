@@ -40,7 +40,7 @@ type entry struct {
 
 func (o *outsider) do(method, path, body string) []byte {
 	o.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), maxWait)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, method, o.base+path, bytes.NewReader([]byte(body)))
 	if err != nil {
@@ -118,8 +118,8 @@ func elected(t testing.TB, led <-chan lock.Lease) lock.Lease {
 	select {
 	case lease := <-led:
 		return lease
-	case <-time.After(patience):
-		t.Fatalf("it does not lead within %v", patience)
+	case <-time.After(maxWait):
+		t.Fatalf("it does not lead within %v", maxWait)
 		return nil
 	}
 }
@@ -143,7 +143,7 @@ func leaders(t testing.TB, l *Locker) <-chan *Leader {
 // when the session is empty. What came before may be told or not.
 func told(t testing.TB, ch <-chan *Leader, session string) *Leader {
 	t.Helper()
-	late := time.After(patience)
+	late := time.After(maxWait)
 	for {
 		select {
 		case leader := <-ch:
@@ -151,7 +151,7 @@ func told(t testing.TB, ch <-chan *Leader, session string) *Leader {
 				return leader
 			}
 		case <-late:
-			t.Fatalf("it was not told within %v that session %q leads", patience, session)
+			t.Fatalf("it was not told within %v that session %q leads", maxWait, session)
 			return nil
 		}
 	}
@@ -328,7 +328,7 @@ func TestResignations(t *testing.T) {
 		select {
 		case r := <-began:
 			return r
-		case <-time.After(patience):
+		case <-time.After(maxWait):
 			t.Fatal("nobody leads")
 			return reign{}
 		}

@@ -12,39 +12,39 @@ import (
 	"onejob/lock"
 )
 
-// A stray is a key, or a slot, that one of our sessions holds in Consul and that
+// A leaked lock is a key, or a slot, that one of our sessions holds in Consul and that
 // nobody here works under. A snapshot that is restored brings them: what was held
 // when it was taken is held again, by a session that has lived on, though we have
 // let go since. To others it looks like any lock whose holder lives, and would
 // stay for as long as we do. So every replica looks for its own.
 const (
-	// straysEvery is how often, in Config.Verify: once a minute by default.
-	straysEvery = 20
+	// leakScanInterval is how often, in Config.Verify: once a minute by default.
+	leakScanInterval = 20
 
-	// straysShare is how much of the time looking may take, as one in so many. All
+	// leakScanShare is how much of the time looking may take, as one in so many. All
 	// keys of all replicas are read for it.
-	straysShare = 500
+	leakScanShare = 500
 )
 
-// sweepStrays looks for strays from time to time, until ctx ends.
-func (t *term) sweepStrays(ctx context.Context) {
+// releaseLeaked looks for leaked locks from time to time, until ctx ends.
+func (t *session) releaseLeaked(ctx context.Context) {
 	var took time.Duration
 	for {
-		pause(ctx, max(straysEvery*t.l.cfg.Verify, straysShare*took))
+		pause(ctx, max(leakScanInterval*t.l.cfg.Verify, leakScanShare*took))
 		if ctx.Err() != nil {
 			return
 		}
 		began := time.Now()
-		t.findStrays(ctx)
-		t.findStraySlots(ctx)
+		t.findLeakedLocks(ctx)
+		t.findLeakedSlots(ctx)
 		took = time.Since(began)
 	}
 }
 
-// findStrays puts strays on the lists of the term, where verify and verifySlots
+// findLeakedLocks puts leaked locks on the lists of the session, where verify and verifySlots
 // find them and see to them. What is on a list before Consul is asked, or after,
-// is no stray.
-func (t *term) findStrays(ctx context.Context) {
+// is no leaked.
+func (t *session) findLeakedLocks(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	t.mu.Lock()
@@ -54,7 +54,7 @@ func (t *term) findStrays(ctx context.Context) {
 	markers := t.list(ctx, t.l.markersFolder())
 	held, err := t.l.list(ctx, t.l.taskKey(""))
 	if err != nil {
-		t.l.log.Debug("sweep_failed", zap.Error(err))
+		t.l.log.Debug("leak_scan_failed", zap.Error(err))
 		return
 	}
 	for _, pair := range held {
@@ -78,8 +78,8 @@ func (t *term) findStrays(ctx context.Context) {
 	}
 }
 
-// findStraySlots does the same for slots.
-func (t *term) findStraySlots(ctx context.Context) {
+// findLeakedSlots does the same for slots.
+func (t *session) findLeakedSlots(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	t.mu.Lock()
@@ -103,50 +103,50 @@ func (t *term) findStraySlots(ctx context.Context) {
 }
 
 // list returns all keys in a folder, none if that cannot be had now.
-func (t *term) list(ctx context.Context, folder string) api.KVPairs {
+func (t *session) list(ctx context.Context, folder string) api.KVPairs {
 	pairs, err := t.l.list(ctx, folder)
 	if err != nil {
-		t.l.log.Debug("sweep_failed", zap.Error(err))
+		t.l.log.Debug("leak_scan_failed", zap.Error(err))
 	}
 	return pairs
 }
 
-// adoptKey puts a stray key on the list, unless it is there by now.
-func (t *term) adoptKey(pair *api.KVPair) {
+// adoptKey puts a leaked lock key on the list, unless it is there by now.
+func (t *session) adoptKey(pair *api.KVPair) {
 	ls := &lease{t: t, key: strings.TrimPrefix(pair.Key, t.l.taskKey("")), own: pair.Key, path: pair.Key, index: pair.ModifyIndex}
 	ls.ctx, ls.cancel = context.WithCancelCause(t.ctx)
 	ls.cancel(lock.ErrReleased)
-	ls.state.Store(stateStray)
+	ls.state.Store(stateLeaked)
 	if t.reserve(ls) {
-		t.l.log.Warn("stray_lock", zap.String("lock_key", ls.key), zap.String("session", t.id))
+		t.l.log.Warn("leaked_lock", zap.String("lock_key", ls.key), zap.String("session", t.id))
 	}
 }
 
 // adoptName puts a reused name on the list that nobody works under, unless a lease has it
 // by now.
-func (t *term) adoptName(pair *api.KVPair) {
+func (t *session) adoptName(pair *api.KVPair) {
 	key, _, _ := strings.Cut(string(pair.Value), " ")
 	ls := &lease{t: t, key: key, own: pair.Key, path: pair.Key, reused: pair.Key}
 	ls.ctx, ls.cancel = context.WithCancelCause(t.ctx)
 	ls.cancel(lock.ErrReleased)
-	ls.state.Store(stateStray)
+	ls.state.Store(stateLeaked)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.names[pair.Key] != nil || t.leases[pair.Key] != nil {
 		return
 	}
 	t.leases[pair.Key], t.names[pair.Key] = ls, ls
-	t.l.log.Warn("stray_lock", zap.String("lock_key", ls.key), zap.String("session", t.id))
+	t.l.log.Warn("leaked_lock", zap.String("lock_key", ls.key), zap.String("session", t.id))
 }
 
-// adoptSlot puts a stray slot on the list, unless its session has one of that
+// adoptSlot puts a leaked lock slot on the list, unless its session has one of that
 // semaphore by now.
-func (t *term) adoptSlot(pair *api.KVPair, s *slotSession) {
+func (t *session) adoptSlot(pair *api.KVPair, s *slotSession) {
 	name, _, _ := strings.Cut(strings.TrimPrefix(pair.Key, t.l.limitsFolder()), "/")
 	sl := &slot{session: s, name: name}
 	sl.ctx, sl.cancel = context.WithCancelCause(s.ctx)
 	sl.cancel(lock.ErrReleased)
-	sl.state.Store(stateStray)
+	sl.state.Store(stateLeaked)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if s.at[name] || s.ctx.Err() != nil {
@@ -154,5 +154,5 @@ func (t *term) adoptSlot(pair *api.KVPair, s *slotSession) {
 	}
 	s.at[name] = true
 	t.slots[sl] = true
-	t.l.log.Warn("stray_slot", zap.String("limit", name), zap.String("session", s.id))
+	t.l.log.Warn("leaked_slot", zap.String("limit", name), zap.String("session", s.id))
 }

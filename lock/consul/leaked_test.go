@@ -15,7 +15,7 @@ import (
 // A snapshot brings back a lock and a slot that were held when it was taken, and
 // have been given back since. Their session lives on, so nobody but its replica
 // may release them, and it does. What is held now and was held then stays held.
-func TestStraysOfARestoredSnapshotAreReleased(t *testing.T) {
+func TestLeakedLocksOfARestoredSnapshotAreReleased(t *testing.T) {
 	t.Parallel()
 	_, kv := testenv.OwnConsul(t, servers.ConsulConfig{})
 	holder, other := start(t, config(t, kv)), start(t, config(t, kv))
@@ -49,7 +49,7 @@ func TestStraysOfARestoredSnapshotAreReleased(t *testing.T) {
 	}
 	notOne(t, other, "k", lock.ErrFull)
 
-	within := straysEvery*holder.cfg.Verify + 10*time.Second
+	within := leakScanInterval*holder.cfg.Verify + 10*time.Second
 	testenv.Eventually(t, within, "the key is released", func() bool { return get(t, kv, "tasks/given-back") == nil })
 	release(t, acquire(t, other, "given-back"))
 	testenv.Eventually(t, within, "the slot is released", func() bool { return len(look(t, other, "k").Holders) == 0 })

@@ -32,15 +32,15 @@ const (
 	stateHeld
 	stateRevoked   // its key is gone; the holder has not let go yet
 	stateReleasing // the holder has let go, and the key is being deleted
-	stateStray     // nobody works under it, and its key is there, or may come yet
+	stateLeaked    // nobody works under it, and its key is there, or may come yet
 )
 
 // lease implements lock.Lease.
 //
-// From Acquire until it is settled, a lease is on its term's list, and reserves
+// From Acquire until it is settled, a lease is on its session's list, and reserves
 // its key there: Consul would grant a key twice within one session.
 type lease struct {
-	t     *term
+	t     *session
 	key   string // as people know it
 	own   string // its own name in Consul
 	path  string // the name under which it is locked
@@ -49,7 +49,7 @@ type lease struct {
 	// Of a task that shares its lock with nothing else, see names.go.
 	task   int64
 	reused string // the name that it uses if no other task does; empty for every other lease
-	taken  bool   // another lease of this term has that name
+	taken  bool   // another lease of this session has that name
 	locked uint64 // the index of the key when the lease began; zero if not known
 	burnt  bool   // a request about that name was not answered
 	seen   uint64 // the index of that name when it was found to name another task; zero if there was no such key

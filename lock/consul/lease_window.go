@@ -8,11 +8,11 @@ import (
 	"onejob/internal/mutant"
 )
 
-// A trust is how long we may believe that a session lives: until the earliest of
+// A leaseWindow is how long we may believe that a session lives: until the earliest of
 // three deadlines, each counted from the moment before the last acknowledged
 // request that kept the session alive was sent, and each a margin earlier than
 // what Consul, or the other replicas, wait for.
-type trust struct {
+type leaseWindow struct {
 	check   boottime.Instant // when the health check's patience ends
 	session boottime.Instant // when the session's TTL ends
 	silence boottime.Instant // when the other replicas would call us dead
@@ -25,7 +25,7 @@ type trust struct {
 const never = boottime.Instant(math.MaxInt64)
 
 // until returns the moment at which trust ends.
-func (t *trust) until() boottime.Instant {
+func (t *leaseWindow) until() boottime.Instant {
 	if mutant.SelfFencing {
 		return never
 	}
@@ -35,7 +35,7 @@ func (t *trust) until() boottime.Instant {
 // extend moves one of the deadlines, never back, and reports whether it could.
 // Trust that has ended does not return, whichever deadline ended it and
 // whatever was acknowledged since: the keys may have changed hands.
-func (t *trust) extend(which *boottime.Instant, now, deadline boottime.Instant) bool {
+func (t *leaseWindow) extend(which *boottime.Instant, now, deadline boottime.Instant) bool {
 	if t.until() <= now {
 		return false
 	}
@@ -46,7 +46,7 @@ func (t *trust) extend(which *boottime.Instant, now, deadline boottime.Instant) 
 // age makes all deadlines come sooner by a jump of the wall clock that was noticed now:
 // the machine may have been paused for as long, and Consul's clocks have gone on. What
 // was sent before may have been sent before the pause, and extends nothing any more.
-func (t *trust) age(now boottime.Instant, jump time.Duration) {
+func (t *leaseWindow) age(now boottime.Instant, jump time.Duration) {
 	for _, d := range []*boottime.Instant{&t.check, &t.session, &t.silence} {
 		if *d != never {
 			*d = d.Add(-jump)
@@ -56,6 +56,6 @@ func (t *trust) age(now boottime.Instant, jump time.Duration) {
 }
 
 // end ends trust now, unless it has ended before.
-func (t *trust) end(now boottime.Instant) {
+func (t *leaseWindow) end(now boottime.Instant) {
 	t.check = min(t.check, now)
 }

@@ -40,8 +40,8 @@ func TestOddKeys(t *testing.T) {
 				if err != nil {
 					t.Errorf("wait: %v", err)
 				}
-			case <-time.After(patience):
-				t.Fatalf("nobody was told within %v", patience)
+			case <-time.After(maxWait):
+				t.Fatalf("nobody was told within %v", maxWait)
 			}
 			release(t, acquire(t, other, key))
 			if session, value, err := other.Holder(t.Context(), key); session != "" || value != nil || err != nil {

@@ -111,7 +111,7 @@ func (c *membership) update(ctx context.Context, alive map[string]uint64) {
 		}
 	}
 	for s, index := range alive {
-		if mutant.Verdict && c.ended[s].buried {
+		if mutant.FoundDead && c.ended[s].buried {
 			continue
 		}
 		delete(c.ended, s) // it is held by its session: whatever told us that this ended was wrong

@@ -47,7 +47,7 @@ import (
 // A session that dies while it holds a reused name takes the value along: for the
 // lock-delay no other task gets that name, nor its own.
 //
-// Within one session Consul would grant a name twice. Names in use are on the term's
+// Within one session Consul would grant a name twice. Names in use are on the session's
 // list; and a name about which a request was not answered is not used again for burntFor,
 // since the request may be applied late and would lock or unlock what another task has
 // locked.
@@ -175,7 +175,7 @@ func (l *Locker) divert(ctx context.Context, list []*lease) {
 
 // sweepMarkers deletes the markers of groups of which no task has been held under its own
 // name for a while. held lists the tasks' folder, as it was after the markers were read.
-func (t *term) sweepMarkers(ctx context.Context, before, held api.KVPairs) {
+func (t *session) sweepMarkers(ctx context.Context, before, held api.KVPairs) {
 	inUse := map[string]bool{}
 	for _, pair := range held {
 		var v struct {

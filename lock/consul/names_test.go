@@ -57,7 +57,7 @@ func keysBelow(t testing.TB, kv *testenv.KV, folder string) []string {
 func reusing(t testing.TB, cfg Config) *Locker {
 	t.Helper()
 	l := start(t, cfg)
-	testenv.Eventually(t, patience, "names are reused", l.reusing.Load)
+	testenv.Eventually(t, maxWait, "names are reused", l.reusing.Load)
 	return l
 }
 
@@ -123,10 +123,10 @@ func TestReusedNames(t *testing.T) {
 		},
 		"MarkersGo": func(t *testing.T, kv *testenv.KV, a, b *Locker) {
 			ly, lx := acquireTask(t, a, y), acquireTask(t, b, x)
-			term, m := a.current(), fmt.Sprint("overflow/", groupOf(x))
+			live, m := a.current(), fmt.Sprint("overflow/", groupOf(x))
 			sweep := func() {
 				for range 3 {
-					term.findStrays(t.Context())
+					live.findLeakedLocks(t.Context())
 					pause(t.Context(), lockDelay)
 				}
 			}
@@ -163,8 +163,8 @@ func TestReusedNames(t *testing.T) {
 			if ok, _, err := kv.Client.KV().Acquire(&api.KVPair{Key: kv.Prefix + "/running/5", Value: []byte("5 "), Session: a.Session()}, nil); !ok || err != nil {
 				t.Fatal(ok, err)
 			}
-			a.current().findStrays(t.Context())
-			testenv.Eventually(t, patience, "the name is free", func() bool { return holder(t, kv, "running/5") == "" })
+			a.current().findLeakedLocks(t.Context())
+			testenv.Eventually(t, maxWait, "the name is free", func() bool { return holder(t, kv, "running/5") == "" })
 			wantTask(t, b, x, nil)
 		},
 	} {
@@ -208,7 +208,7 @@ func TestLockDelayOfReusedNames(t *testing.T) {
 			}
 			wantTask(t, b, x, lock.ErrDelayed)
 			ended(t, lx, lock.ErrLost)
-			testenv.Eventually(t, patience, "the task is locked after the lock-delay", func() bool {
+			testenv.Eventually(t, maxWait, "the task is locked after the lock-delay", func() bool {
 				lease, err := tryTask(b, x)
 				if err == nil {
 					release(t, lease)
@@ -240,8 +240,8 @@ func TestLookAtManyLeases(t *testing.T) {
 	defer cancel()
 	var looking sync.WaitGroup
 	looking.Go(func() {
-		for term := a.current(); term != nil && ctx.Err() == nil; term = a.current() {
-			term.verify(ctx)
+		for live := a.current(); live != nil && ctx.Err() == nil; live = a.current() {
+			live.verify(ctx)
 		}
 	})
 	together(300, func(i int) {
@@ -324,7 +324,7 @@ func TestOlderReplica(t *testing.T) {
 	if !hold("replicas/"+older, `{"name":"older"}`) || !hold("tasks/5", `{"task_id":5}`) {
 		t.Fatal("the older replica could not lock")
 	}
-	testenv.Eventually(t, patience, "the older replica is seen", func() bool { return !l.reusing.Load() })
+	testenv.Eventually(t, maxWait, "the older replica is seen", func() bool { return !l.reusing.Load() })
 	wantTask(t, l, x, lock.ErrHeld)
 	ly := acquireTask(t, l, y)
 	if hold(fmt.Sprint("tasks/", y), "") {
@@ -338,7 +338,7 @@ func TestOlderReplica(t *testing.T) {
 	if l.reusing.Load() {
 		t.Error("names are reused as soon as the older replica's session has ended")
 	}
-	testenv.Eventually(t, 4*patience, "the older replica has gone", l.reusing.Load)
+	testenv.Eventually(t, 4*maxWait, "the older replica has gone", l.reusing.Load)
 	lx := acquireTask(t, l, x)
 	if s := holder(t, kv, "running/5"); s != l.Session() {
 		t.Errorf("the reused name is held by %q", s)
@@ -372,11 +372,11 @@ func TestUnansweredNames(t *testing.T) {
 				release(t, acquireTask(t, a, x))
 			}
 			p.inject(nil)
-			term := a.current()
-			testenv.Eventually(t, patience, "the request is too old to be applied", func() bool {
-				term.mu.Lock()
-				defer term.mu.Unlock()
-				ls := term.leases[a.taskKey(fmt.Sprint(x))]
+			live := a.current()
+			testenv.Eventually(t, maxWait, "the request is too old to be applied", func() bool {
+				live.mu.Lock()
+				defer live.mu.Unlock()
+				ls := live.leases[a.taskKey(fmt.Sprint(x))]
 				if ls != nil && ls.doubt != 0 {
 					ls.doubt = boottime.Now().Add(-lateness) // saves waiting for it
 				}
@@ -436,8 +436,8 @@ func TestNoTaskIsHeldTwice(t *testing.T) {
 			if err := ls.Release(ctx); err != nil && !errors.Is(err, lock.ErrLost) { // on a busy machine a session may be lost
 				t.Errorf("release: %v", err)
 			}
-			if term := l.current(); term != nil && rand.N(200) == 0 {
-				term.findStrays(ctx)
+			if live := l.current(); live != nil && rand.N(200) == 0 {
+				live.findLeakedLocks(ctx)
 			}
 		}
 	})

@@ -146,7 +146,7 @@ func TestKeyReleasedByOperator(t *testing.T) {
 	if err := lease.Release(t.Context()); !errors.Is(err, lock.ErrRevoked) {
 		t.Errorf("release: got error %v, want %v", err, lock.ErrRevoked)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), maxWait)
 	defer cancel()
 	if err := l.Await(ctx, "k"); err != nil {
 		t.Errorf("await: %v", err)
@@ -159,32 +159,32 @@ func TestKeyReleasedByOperator(t *testing.T) {
 func TestReplicaKeyDeleted(t *testing.T) {
 	t.Parallel()
 	kv := testenv.Consul(t)
-	l, witness := start(t, config(t, kv)), start(t, config(t, kv))
+	l, observer := start(t, config(t, kv)), start(t, config(t, kv))
 	session := l.Session()
 	lease := acquire(t, l, "k")
 	seen := func() bool {
-		witness.membership.mu.Lock()
-		defer witness.membership.mu.Unlock()
-		_, alive := witness.membership.alive[session]
+		observer.membership.mu.Lock()
+		defer observer.membership.mu.Unlock()
+		_, alive := observer.membership.alive[session]
 		return alive
 	}
 	notDead := func() {
 		t.Helper()
-		if dead, err := witness.Dead(t.Context(), []string{session}); err != nil || len(dead) != 0 {
+		if dead, err := observer.Dead(t.Context(), []string{session}); err != nil || len(dead) != 0 {
 			t.Errorf("dead are %v (%v), want nobody", dead, err)
 		}
 	}
-	testenv.Eventually(t, patience, "the replica is seen", seen)
+	testenv.Eventually(t, maxWait, "the replica is seen", seen)
 	deleteKey(t, kv, "replicas/"+session)
-	testenv.Eventually(t, patience, "the key is back", func() bool { notDead(); return holder(t, kv, "replicas/"+session) == session })
-	testenv.Eventually(t, patience, "the replica is seen", seen)
+	testenv.Eventually(t, maxWait, "the key is back", func() bool { notDead(); return holder(t, kv, "replicas/"+session) == session })
+	testenv.Eventually(t, maxWait, "the replica is seen", seen)
 	notDead()
 	if lease.Context().Err() != nil || l.Session() != session {
 		t.Errorf("the session was lost: %v", context.Cause(lease.Context()))
 	}
 
 	// A look that falls into the time when the key is away.
-	witness.membership.update(t.Context(), map[string]uint64{witness.Session(): 1})
+	observer.membership.update(t.Context(), map[string]uint64{observer.Session(): 1})
 	notDead()
 
 	// The lock-delay is counted from the session's end, and not from the time
@@ -194,8 +194,8 @@ func TestReplicaKeyDeleted(t *testing.T) {
 		t.Fatal(err)
 	}
 	end := time.Now()
-	testenv.Eventually(t, patience, "the session is dead", func() bool {
-		dead, err := witness.Dead(t.Context(), []string{session})
+	testenv.Eventually(t, maxWait, "the session is dead", func() bool {
+		dead, err := observer.Dead(t.Context(), []string{session})
 		return err == nil && len(dead) == 1
 	})
 	if took := time.Since(end); took < lockDelay {
@@ -240,17 +240,17 @@ func TestSessionEndsUnderVerify(t *testing.T) {
 		session := l.Session()
 		leases := acquireMany(t, l, 8)
 		l.mu.Lock()
-		term := l.term
+		live := l.live
 		l.mu.Unlock()
 		if _, err := kv.Client.Session().Destroy(session, nil); err != nil {
 			t.Fatal(err)
 		}
-		term.verify(t.Context())
+		live.verify(t.Context())
 		for _, lease := range leases {
 			ended(t, lease, lock.ErrLost)
 			_ = lease.Release(t.Context())
 		}
-		testenv.Eventually(t, patience, "another session", func() bool { s := l.Session(); return s != "" && s != session })
+		testenv.Eventually(t, maxWait, "another session", func() bool { s := l.Session(); return s != "" && s != session })
 	}
 }
 

@@ -100,14 +100,14 @@ func TestEndWhileConsulIsAway(t *testing.T) {
 	leave()
 	took := stop()
 	t.Logf("Run returned after %.2f s", took.Seconds())
-	if took > 30*farewell { // 300 locks one after the other: ten minutes
+	if took > 30*shutdownTimeout { // 300 locks one after the other: ten minutes
 		t.Errorf("Run returned %v after it was told to stop", took)
 	}
 }
 
-// TestSlowKeysDoNotSlowThePulse delays all that changes keys by more than the
+// TestSlowKeysDoNotSlowHeartbeats delays all that changes keys by more than the
 // check's TTL: the leases must live on.
-func TestSlowKeysDoNotSlowThePulse(t *testing.T) {
+func TestSlowKeysDoNotSlowHeartbeats(t *testing.T) {
 	t.Parallel()
 	kv := testenv.Consul(t)
 	p := newProxy(t, kv.Addr)
@@ -156,9 +156,9 @@ func TestBusyServerIsNotALostLock(t *testing.T) {
 			held := acquire(t, l, "held")
 
 			busy := answering(test.code, test.body)
-			p.inject(on(pulses, 3, busy))
+			p.inject(on(heartbeatRequests, 3, busy))
 			before := held.Deadline()
-			testenv.Eventually(t, patience, "the lease is extended again", func() bool { return before.Before(held.Deadline()) })
+			testenv.Eventually(t, maxWait, "the lease is extended again", func() bool { return before.Before(held.Deadline()) })
 
 			p.inject(on(writes, 2, busy))
 			release(t, acquire(t, l, "tried again"))
@@ -213,7 +213,7 @@ func TestLostReply(t *testing.T) {
 			t.Error("the key is free: this test tests nothing")
 		}
 		p.inject(nil)
-		testenv.Eventually(t, patience, "the key is deleted", func() bool { return holder(t, kv, "tasks/k") == "" })
+		testenv.Eventually(t, maxWait, "the key is deleted", func() bool { return holder(t, kv, "tasks/k") == "" })
 		if n := l.current().count(); n != 1 {
 			t.Errorf("%d leases are on the list, want the one in doubt", n)
 		}
@@ -253,7 +253,7 @@ func TestLateRequest(t *testing.T) {
 	if s := holder(t, kv, "tasks/k"); s != l.Session() {
 		t.Fatalf("the late request was not applied: the key is held by %q", s)
 	}
-	testenv.Eventually(t, patience, "the key is deleted", func() bool { return holder(t, kv, "tasks/k") == "" })
+	testenv.Eventually(t, maxWait, "the key is deleted", func() bool { return holder(t, kv, "tasks/k") == "" })
 }
 
 // TestHungRequest leaves one request that keeps the session alive without an
@@ -279,7 +279,7 @@ func TestHungRequest(t *testing.T) {
 				}))
 			<-hung
 			before := lease.Deadline()
-			testenv.Eventually(t, patience, "the lease is extended", func() bool { return before.Before(lease.Deadline()) })
+			testenv.Eventually(t, maxWait, "the lease is extended", func() bool { return before.Before(lease.Deadline()) })
 			if lease.Context().Err() != nil {
 				t.Errorf("the lease was lost: %v", context.Cause(lease.Context()))
 			}
@@ -297,7 +297,7 @@ func TestConsulRebuilt(t *testing.T) {
 	p := newProxy(t, kv.Addr)
 	cfg := config(t, kv)
 	cfg.Client.Address = p.Addr
-	l, witness := start(t, cfg), start(t, cfg)
+	l, observer := start(t, cfg), start(t, cfg)
 	session := l.Session()
 	lease := acquire(t, l, "k")
 
@@ -305,14 +305,14 @@ func TestConsulRebuilt(t *testing.T) {
 	ended(t, lease, lock.ErrLost)
 	_ = lease.Release(t.Context())
 	again(t, l, session)
-	testenv.Eventually(t, patience, "the new session is seen", func() bool {
-		witness.membership.mu.Lock()
-		defer witness.membership.mu.Unlock()
-		_, alive := witness.membership.alive[l.Session()]
+	testenv.Eventually(t, maxWait, "the new session is seen", func() bool {
+		observer.membership.mu.Lock()
+		defer observer.membership.mu.Unlock()
+		_, alive := observer.membership.alive[l.Session()]
 		return alive
 	})
-	testenv.Eventually(t, patience, "the old session is dead", func() bool {
-		dead, err := witness.Dead(t.Context(), []string{session, l.Session()})
+	testenv.Eventually(t, maxWait, "the old session is dead", func() bool {
+		dead, err := observer.Dead(t.Context(), []string{session, l.Session()})
 		return err == nil && len(dead) == 1 && dead[0] == session
 	})
 }
@@ -343,10 +343,10 @@ func TestNoCheckNoDeadlineByIt(t *testing.T) {
 	t.Parallel()
 	cfg := config(t, testenv.Consul(t))
 	cfg.Liveness = TTL
-	term := start(t, cfg).current()
-	term.mu.Lock()
-	defer term.mu.Unlock()
-	if term.trust.check != never {
-		t.Errorf("without a check, the session ends in %v whatever happens", term.trust.check.Until())
+	live := start(t, cfg).current()
+	live.mu.Lock()
+	defer live.mu.Unlock()
+	if live.leaseWindow.check != never {
+		t.Errorf("without a check, the session ends in %v whatever happens", live.leaseWindow.check.Until())
 	}
 }

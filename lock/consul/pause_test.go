@@ -70,8 +70,8 @@ func TestPause(t *testing.T) {
 		session := l.Session()
 		before := both[0].Deadline()
 		move(5 * time.Minute)
-		testenv.Eventually(t, patience, "the deadline is nearer", func() bool { return both[0].Deadline().Before(before.Add(-4 * time.Minute)) })
-		testenv.Eventually(t, patience, "the leases are extended again", func() bool {
+		testenv.Eventually(t, maxWait, "the deadline is nearer", func() bool { return both[0].Deadline().Before(before.Add(-4 * time.Minute)) })
+		testenv.Eventually(t, maxWait, "the leases are extended again", func() bool {
 			return before.Before(both[0].Deadline()) && before.Before(both[1].Deadline())
 		})
 		move(-time.Hour) // nothing was paused
@@ -90,25 +90,25 @@ func TestPause(t *testing.T) {
 		t.Parallel()
 		cfg := config(t, testenv.Consul(t))
 		l, both, move := begin(t, cfg)
-		term := l.current()
+		live := l.current()
 		sent := boottime.Now()
 		move(time.Second)
-		testenv.Eventually(t, patience, "the jump is noticed", func() bool {
-			term.deadline()
-			term.mu.Lock()
-			defer term.mu.Unlock()
-			return term.trust.jumped != 0
+		testenv.Eventually(t, maxWait, "the jump is noticed", func() bool {
+			live.deadline()
+			live.mu.Lock()
+			defer live.mu.Unlock()
+			return live.leaseWindow.jumped != 0
 		})
 		far := lock.Timing{TTL: time.Hour, Margin: time.Second}
 		check := func() boottime.Instant {
-			term.mu.Lock()
-			defer term.mu.Unlock()
-			return term.trust.check
+			live.mu.Lock()
+			defer live.mu.Unlock()
+			return live.leaseWindow.check
 		}
-		if term.extend(&term.trust.check, far, sent); check().Until() > 30*time.Minute {
+		if live.extend(&live.leaseWindow.check, far, sent); check().Until() > 30*time.Minute {
 			t.Error("it did")
 		}
-		if term.extend(&term.trust.check, far, boottime.Now()); check().Until() < 30*time.Minute {
+		if live.extend(&live.leaseWindow.check, far, boottime.Now()); check().Until() < 30*time.Minute {
 			t.Error("what was sent after it does not, either")
 		}
 		for _, lease := range both {

@@ -172,8 +172,8 @@ func on(match func(*http.Request) bool, n int, f fault) fault {
 // writes matches transactions that are not just looks.
 func writes(r *http.Request) bool { return r.URL.Path == "/v1/txn" && !r.URL.Query().Has("consistent") }
 
-// pulses matches what keeps a session alive.
-func pulses(r *http.Request) bool {
+// heartbeatRequests matches what keeps a session alive.
+func heartbeatRequests(r *http.Request) bool {
 	return strings.HasPrefix(r.URL.Path, "/v1/session/renew/") || strings.HasPrefix(r.URL.Path, "/v1/agent/check/update/")
 }
 

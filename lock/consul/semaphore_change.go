@@ -26,7 +26,7 @@ const (
 // change is what one caller wants of a semaphore: to take n slots, or to leave
 // one. All who want something at the same moment are served by one transaction.
 type change struct {
-	t        *term
+	t        *session
 	n        int            // how many to take
 	value    []byte         // of the entries
 	sessions []*slotSession // reserved for them

@@ -133,7 +133,7 @@ func TestConsulLock(t *testing.T) {
 	}
 
 	second := consulLock(t, kv, "2", "k")
-	testenv.Eventually(t, patience, "another script waits", func() bool { return look(t, l, "k").Waiting == 1 })
+	testenv.Eventually(t, maxWait, "another script waits", func() bool { return look(t, l, "k").Waiting == 1 })
 	release(t, lease)
 	second.inside(t) // our release let it in
 	notOne(t, l, "k", lock.ErrFull)

@@ -23,11 +23,11 @@ import (
 	"onejob/lock"
 )
 
-// A witness counts who is inside, without a word from Consul. Who enters
-// connects to it and says when it asked for its slot. It stays until the witness,
+// A observer counts who is inside, without a word from Consul. Who enters
+// connects to it and says when it asked for its slot. It stays until the observer,
 // which has counted it out by then, tells it to leave; then it gives the slot
 // back. Who is killed is gone with its connection.
-type witness struct {
+type observer struct {
 	listener net.Listener
 	wg       sync.WaitGroup
 
@@ -47,12 +47,12 @@ type limitFrom struct {
 	slots int
 }
 
-func newWitness(t *testing.T, slots int) *witness {
+func newObserver(t *testing.T, slots int) *observer {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &witness{listener: listener, inside: map[int]int{}}
+	w := &observer{listener: listener, inside: map[int]int{}}
 	w.news.L = &w.mu
 	w.limit(slots)
 	w.wg.Go(func() {
@@ -69,7 +69,7 @@ func newWitness(t *testing.T, slots int) *witness {
 
 // limit says that so many may be inside from now on. A raise is told before it
 // is made, a fall after.
-func (w *witness) limit(slots int) {
+func (w *observer) limit(slots int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.limits = append(w.limits, limitFrom{boottime.Now(), slots})
@@ -77,14 +77,14 @@ func (w *witness) limit(slots int) {
 }
 
 // keep says whether those inside stay until as many are as may be.
-func (w *witness) keep(hold bool) {
+func (w *observer) keep(hold bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.hold = hold
 	w.news.Broadcast()
 }
 
-func (w *witness) serve(conn net.Conn) {
+func (w *observer) serve(conn net.Conn) {
 	defer conn.Close()
 	var pid int
 	var asked int64
@@ -130,14 +130,14 @@ func (w *witness) serve(conn net.Conn) {
 }
 
 // full reports whether as many are inside as may be.
-func (w *witness) full() bool {
+func (w *observer) full() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.count == w.limits[len(w.limits)-1].slots
 }
 
 // somebody returns a process that is inside, or 0.
-func (w *witness) somebody() int {
+func (w *observer) somebody() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for pid, n := range w.inside {
@@ -148,14 +148,14 @@ func (w *witness) somebody() int {
 	return 0
 }
 
-func (w *witness) granted() int {
+func (w *observer) granted() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.entries
 }
 
 // contenderEnv makes this test binary a process that enters and leaves until its
-// standard input ends: it is set to the addresses of Consul and the witness, and
+// standard input ends: it is set to the addresses of Consul and the observer, and
 // the prefix.
 const contenderEnv = "ONEJOB_TEST_CONTENDER"
 
@@ -199,7 +199,7 @@ func contend(env []string) error {
 }
 
 // contendOne enters and leaves, one at a time, until ctx ends.
-func contendOne(ctx context.Context, l *Locker, witness string) error {
+func contendOne(ctx context.Context, l *Locker, observer string) error {
 	s := l.Semaphores()
 	for {
 		if l.Ready(ctx) != nil {
@@ -226,7 +226,7 @@ func contendOne(ctx context.Context, l *Locker, witness string) error {
 		case err != nil:
 			return err
 		}
-		if err := visit(leases[0].Context(), witness, asked); err != nil {
+		if err := visit(leases[0].Context(), observer, asked); err != nil {
 			return err
 		}
 		if err := leases[0].Release(ctx); err != nil && !errors.Is(err, lock.ErrLost) && !errors.Is(err, context.DeadlineExceeded) {
@@ -235,9 +235,9 @@ func contendOne(ctx context.Context, l *Locker, witness string) error {
 	}
 }
 
-// visit is inside until the witness says so, or the lease is over.
-func visit(ctx context.Context, witness string, asked boottime.Instant) error {
-	conn, err := net.Dial("tcp", witness)
+// visit is inside until the observer says so, or the lease is over.
+func visit(ctx context.Context, observer string, asked boottime.Instant) error {
+	conn, err := net.Dial("tcp", observer)
 	if err != nil {
 		return err
 	}
@@ -257,7 +257,7 @@ type contender struct {
 	stdin io.Closer
 }
 
-func startContender(t *testing.T, kv *testenv.KV, w *witness) *contender {
+func startContender(t *testing.T, kv *testenv.KV, w *observer) *contender {
 	t.Helper()
 	c := &contender{cmd: exec.Command(os.Args[0], "-test.run=^TestContender$")}
 	c.cmd.Env = append(os.Environ(), contenderEnv+"="+kv.Addr+" "+w.listener.Addr().String()+" "+kv.Prefix)
@@ -283,7 +283,7 @@ func TestStorm(t *testing.T) {
 	if err := s.Create(t.Context(), "k", 3); err != nil {
 		t.Fatal(err)
 	}
-	w := newWitness(t, 3)
+	w := newObserver(t, 3)
 	contenders := map[int]*contender{}
 	add := func() {
 		c := startContender(t, kv, w)
@@ -311,7 +311,7 @@ func TestStorm(t *testing.T) {
 			// They fill the house, and may be killed there. Then the limit moves, and
 			// they come and go.
 			w.keep(true)
-			testenv.Eventually(t, 2*patience, fmt.Sprintf("all %d slots are held at once", limit), w.full)
+			testenv.Eventually(t, 2*maxWait, fmt.Sprintf("all %d slots are held at once", limit), w.full)
 			if step == fatal {
 				pid := w.somebody()
 				victim := contenders[pid]
@@ -334,7 +334,7 @@ func TestStorm(t *testing.T) {
 			moves++
 			w.keep(false)
 			enough := w.granted() + perStep
-			testenv.Eventually(t, 2*patience, "more slots are granted", func() bool { return w.granted() >= enough })
+			testenv.Eventually(t, 2*maxWait, "more slots are granted", func() bool { return w.granted() >= enough })
 		}
 	}
 	took := time.Since(began)
@@ -365,7 +365,7 @@ func TestStorm(t *testing.T) {
 		t.Fatal(err)
 	}
 	var leases []lock.Lease
-	testenv.Eventually(t, patience, "all slots", func() bool {
+	testenv.Eventually(t, maxWait, "all slots", func() bool {
 		var err error
 		leases, err = s.Take(t.Context(), "k", 5, nil)
 		return err == nil

@@ -32,7 +32,7 @@ func TestSemaphores(t *testing.T) {
 						deleteKey(t, kv, "limits/"+name+"/"+h.Session)
 					},
 					Spoil: func(t *testing.T, name string) { put(t, kv, "limits/"+name+"/.lock", garbage) },
-					Spoilt: func(t *testing.T, name string) bool {
+					Damaged: func(t *testing.T, name string) bool {
 						return string(get(t, kv, "limits/"+name+"/.lock").Value) == garbage
 					},
 				}

@@ -87,7 +87,7 @@ type view struct {
 	// Of the holders without an entry, those that count no longer, and those
 	// that do because they might still be working.
 	gone, dying map[string]bool
-	robbed      bool          // there is no .lock, and who was in it may still be working
+	lockMissing bool          // there is no .lock, and who was in it may still be working
 	next        time.Duration // when one that is dying may be gone, without a word of Consul's; zero if none is
 }
 
@@ -110,7 +110,7 @@ func (v *view) held() int { return len(v.content.Holders.set) - len(v.gone) }
 // full returns why n slots cannot be taken now when so many are held, or nil.
 func (v *view) full(held, n int) error {
 	switch {
-	case held+n <= v.limit && !v.robbed:
+	case held+n <= v.limit && !v.lockMissing:
 		return nil
 	case held+n <= v.limit+len(v.dying):
 		return fmt.Errorf("limit %s: %w", v.name, lock.ErrDelayed)
@@ -202,7 +202,7 @@ func (l *Locker) readAll(ctx context.Context, ops api.TxnOps) (map[string]*api.K
 
 // judge says which holders without an entry count no longer. One whose session
 // has ended is given the lock-delay from when Consul first told us; one whose
-// session lives, or cannot be judged, has been robbed of its entry, and is given
+// session lives, or cannot be judged, has lost its entry to others, and is given
 // the time to notice on top of that.
 func (s *semaphore) judge(ctx context.Context, v *view) {
 	v.gone, v.dying = map[string]bool{}, map[string]bool{}
@@ -219,7 +219,7 @@ func (s *semaphore) judge(ctx context.Context, v *view) {
 	}
 
 	now := boottime.Now()
-	patience := max(s.l.cfg.Verify+s.l.cfg.LockDelay, s.l.membership.wait(end{}))
+	maxWait := max(s.l.cfg.Verify+s.l.cfg.LockDelay, s.l.membership.wait(end{}))
 	s.mu.Lock()
 	maps.DeleteFunc(s.missed, func(session string, _ boottime.Instant) bool { return !missing[session] })
 	var dying []string
@@ -227,13 +227,13 @@ func (s *semaphore) judge(ctx context.Context, v *view) {
 		if _, known := s.missed[session]; !known {
 			s.missed[session] = now
 		}
-		left := patience - now.Sub(s.missed[session])
+		left := maxWait - now.Sub(s.missed[session])
 		if left > 0 && (v.next == 0 || left < v.next) {
 			v.next = left
 		}
 		switch {
 		case session == noLock:
-			v.robbed = left > 0
+			v.lockMissing = left > 0
 		case left > 0:
 			dying = append(dying, session)
 		default:
@@ -257,7 +257,7 @@ func (s *semaphore) judge(ctx context.Context, v *view) {
 // the limit too, unless that would hide that slots are held.
 func (v *view) setLimit(l *Locker, slots int) api.TxnOps {
 	ops := api.TxnOps{op(api.KVCAS, api.KVTxnOp{Key: l.limitSetting(v.name), Index: index(v.setting), Value: encode(setting{&slots})})}
-	if v.lock == nil && v.robbed {
+	if v.lock == nil && v.lockMissing {
 		return append(ops, op(api.KVCheckNotExists, api.KVTxnOp{Key: l.limitLock(v.name)}))
 	}
 	return append(ops, v.writeLock(l, content{Limit: slots, Holders: v.content.Holders}))

@@ -25,7 +25,7 @@ func (s semaphores) Await(ctx context.Context, name string) error {
 	case sem.watching <- struct{}{}:
 		err := sem.watch(ctx, 1)
 		if err == nil {
-			sem.tellFreed()
+			sem.notifyFreed()
 		}
 		<-sem.watching // the next one watches, from a look of its own
 		if err != nil {
@@ -51,17 +51,17 @@ func (s *semaphore) whenFreed() <-chan struct{} {
 	return s.freed
 }
 
-func (s *semaphore) tellFreed() {
+func (s *semaphore) notifyFreed() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	close(s.freed)
 	s.freed = make(chan struct{})
 }
 
-// turn returns how long to leave a free slot to others: who waits in other
+// jitter returns how long to leave a free slot to others: who waits in other
 // replicas was woken by the same change. So they ask one after the other, some
 // milliseconds apart, and most of them see that the slot is gone without asking.
-func (s *semaphore) turn() time.Duration {
+func (s *semaphore) jitter() time.Duration {
 	c := s.l.membership
 	c.mu.Lock()
 	replicas := len(c.alive)
@@ -85,7 +85,7 @@ func (s *semaphore) watch(ctx context.Context, spare int) error {
 		case v.usable() != nil:
 			return v.usable()
 		case v.full(v.held(), spare) == nil:
-			pause(ctx, s.turn())
+			pause(ctx, s.jitter())
 			return ctx.Err()
 		default:
 			failures = 0
@@ -144,7 +144,7 @@ func (s *semaphore) follow(ctx context.Context, v *view, spare int, changed <-ch
 		case room && before:
 			return true
 		case room:
-			pause(ctx, s.turn())
+			pause(ctx, s.jitter())
 			at = 0 // what stands there now, changed or not
 		default:
 			at = next

@@ -22,8 +22,8 @@ import (
 	"onejob/lock"
 )
 
-// A term is the life of one session.
-type term struct {
+// A session is what this replica knows of one Consul session, from its creation to its end.
+type session struct {
 	l       *Locker
 	id      string // of the session
 	cluster string // the id that this Consul had; empty if nobody asks
@@ -34,28 +34,28 @@ type term struct {
 	ctx    context.Context // ends with trust in the session
 	cancel context.CancelCauseFunc
 
-	mu      sync.Mutex
-	trust   trust
-	clocks  boottime.Jumps
-	looked  boottime.Instant            // when clocks was last asked
-	trouble error                       // of the last request that should have kept the session alive
-	leases  map[string]*lease           // by their own names; one that is here reserves its key
-	names   map[string]*lease           // by the reused names of those that have one, whether they are locked under it or not
-	burnt   map[string]boottime.Instant // reused names about which a request was not answered, and since when
-	slots   map[*slot]bool              // of semaphores
-	pool    []*slotSession              // for the slots
-	empty   chan struct{}               // closed when the term is over and the last lease gone
+	mu          sync.Mutex
+	leaseWindow leaseWindow
+	clocks      boottime.Jumps
+	looked      boottime.Instant            // when clocks was last asked
+	trouble     error                       // of the last request that should have kept the session alive
+	leases      map[string]*lease           // by their own names; one that is here reserves its key
+	names       map[string]*lease           // by the reused names of those that have one, whether they are locked under it or not
+	burnt       map[string]boottime.Instant // reused names about which a request was not answered, and since when
+	slots       map[*slot]bool              // of semaphores
+	pool        []*slotSession              // for the slots
+	empty       chan struct{}               // closed when the session is over and the last lease gone
 }
 
 // begin registers the replica, creates a session and shows it to the others.
-func (l *Locker) begin(ctx context.Context) (*term, error) {
-	t := &term{l: l, trust: trust{check: never, session: never, silence: never}, leases: map[string]*lease{}, names: map[string]*lease{}, burnt: map[string]boottime.Instant{}, slots: map[*slot]bool{}, empty: make(chan struct{})}
+func (l *Locker) begin(ctx context.Context) (*session, error) {
+	t := &session{l: l, leaseWindow: leaseWindow{check: never, session: never, silence: never}, leases: map[string]*lease{}, names: map[string]*lease{}, burnt: map[string]boottime.Instant{}, slots: map[*slot]bool{}, empty: make(chan struct{})}
 	t.clocks.Source = l.ahead
 	t.clocks.Since() // what came before it is not about this session
 	begun, joined := false, false
 	defer func() {
 		if !begun {
-			t.bury(context.WithoutCancel(ctx))
+			t.endDead(context.WithoutCancel(ctx))
 			if joined {
 				_ = t.leave(context.WithoutCancel(ctx), false)
 			}
@@ -71,7 +71,7 @@ func (l *Locker) begin(ctx context.Context) (*term, error) {
 	}
 	if l.cfg.Liveness == Check {
 		t.service = "onejob-" + uuid.NewString()
-		t.trust.check = l.cfg.check().Deadline(boottime.Now())
+		t.leaseWindow.check = l.cfg.check().Deadline(boottime.Now())
 		if err := l.register(ctx, t.service); err != nil {
 			return nil, fmt.Errorf("register service %s: %w", l.cfg.Service, err)
 		}
@@ -82,14 +82,14 @@ func (l *Locker) begin(ctx context.Context) (*term, error) {
 		return nil, fmt.Errorf("create a session: %w", err)
 	}
 	t.id = id
-	t.trust.session = l.cfg.session().Deadline(sent)
+	t.leaseWindow.session = l.cfg.session().Deadline(sent)
 	if l.cluster != nil {
 		sent := boottime.Now()
 		joined = true // perhaps, if it fails
 		if err := l.join(ctx, t); err != nil {
 			return nil, err
 		}
-		t.trust.silence = l.cfg.silence().Deadline(sent)
+		t.leaseWindow.silence = l.cfg.silence().Deadline(sent)
 	}
 	if err := t.appear(ctx); err != nil {
 		return nil, err
@@ -100,7 +100,7 @@ func (l *Locker) begin(ctx context.Context) (*term, error) {
 }
 
 // join puts the session on the cluster's list.
-func (l *Locker) join(ctx context.Context, t *term) error {
+func (l *Locker) join(ctx context.Context, t *session) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	if err := l.cluster.Join(ctx, t.cluster, t.id); err != nil {
@@ -116,7 +116,7 @@ func checkID(service string) string { return "service:" + service }
 func (l *Locker) register(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	return l.pulse.Agent().ServiceRegisterOpts(&api.AgentServiceRegistration{
+	return l.heartbeats.Agent().ServiceRegisterOpts(&api.AgentServiceRegistration{
 		ID:   id,
 		Name: l.cfg.Service,
 		Meta: map[string]string{"replica": l.cfg.Replica.Name, "version": l.cfg.Replica.Version},
@@ -130,8 +130,8 @@ func (l *Locker) register(ctx context.Context, id string) error {
 	}, api.ServiceRegisterOpts{Token: l.token.current()}.WithContext(ctx))
 }
 
-// sessionEntry is what the term asks of a session.
-func (t *term) sessionEntry(name string) map[string]any {
+// sessionEntry is what Consul is asked of a session.
+func (t *session) sessionEntry(name string) map[string]any {
 	entry := map[string]any{
 		"Name":      name,
 		"Behavior":  api.SessionBehaviorDelete,
@@ -157,7 +157,7 @@ func (l *Locker) createSession(ctx context.Context, entry map[string]any) (strin
 	for try := 1; ; try++ {
 		sent := boottime.Now()
 		var out struct{ ID string }
-		_, err := l.pulse.Raw().Write("/v1/session/create", entry, &out, l.write(ctx))
+		_, err := l.heartbeats.Raw().Write("/v1/session/create", entry, &out, l.write(ctx))
 		if err == nil {
 			return out.ID, sent, nil
 		}
@@ -174,8 +174,8 @@ func (l *Locker) createSession(ctx context.Context, entry map[string]any) (strin
 // appear puts the replica's key there, which tells the others that the session
 // lives. It may be called again when somebody deleted the key, or as a sign of life:
 // each value is another one.
-func (t *term) appear(ctx context.Context) error {
-	err := t.l.txn(ctx, t.l.pulse, api.TxnOps{{KV: &api.KVTxnOp{
+func (t *session) appear(ctx context.Context) error {
+	err := t.l.txn(ctx, t.l.heartbeats, api.TxnOps{{KV: &api.KVTxnOp{
 		Verb: api.KVLock, Key: t.l.replicaKey(t.id), Value: t.card(), Session: t.id,
 	}}})
 	if err != nil {
@@ -184,7 +184,7 @@ func (t *term) appear(ctx context.Context) error {
 	return nil
 }
 
-func (t *term) card() []byte {
+func (t *session) card() []byte {
 	r := t.l.cfg.Replica
 	r.Names = names
 	return encode(struct {
@@ -195,11 +195,11 @@ func (t *term) card() []byte {
 
 // deadline returns when the session ends unless it is kept alive, or when it
 // ended.
-func (t *term) deadline() boottime.Instant {
+func (t *session) deadline() boottime.Instant {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.look()
-	return t.trust.until()
+	return t.leaseWindow.until()
 }
 
 // lookEvery is how long it may take until a jump of the wall clock is noticed, by those
@@ -207,7 +207,7 @@ func (t *term) deadline() boottime.Instant {
 const lookEvery = 50 * time.Millisecond
 
 // look makes all deadlines come sooner if the wall clock has jumped ahead. t.mu is held.
-func (t *term) look() {
+func (t *session) look() {
 	now := boottime.Now()
 	if now.Sub(t.looked) < lookEvery || t.ctx.Err() != nil {
 		return
@@ -217,7 +217,7 @@ func (t *term) look() {
 	if jump == 0 {
 		return
 	}
-	t.trust.age(now, jump)
+	t.leaseWindow.age(now, jump)
 	for _, s := range t.pool {
 		s.deadline = s.deadline.Add(-jump)
 	}
@@ -226,27 +226,27 @@ func (t *term) look() {
 
 // extend moves one of the deadlines after a request that was sent then was
 // acknowledged. If that came too late the session is lost, whatever Consul says.
-func (t *term) extend(which *boottime.Instant, timing lock.Timing, sent boottime.Instant) {
+func (t *session) extend(which *boottime.Instant, timing lock.Timing, sent boottime.Instant) {
 	t.mu.Lock()
 	t.look()
-	stale := sent <= t.trust.jumped
-	extended := stale || t.trust.extend(which, boottime.Now(), timing.Deadline(sent))
+	stale := sent <= t.leaseWindow.jumped
+	extended := stale || t.leaseWindow.extend(which, boottime.Now(), timing.Deadline(sent))
 	t.mu.Unlock()
 	if !extended {
 		t.lose(fmt.Errorf("%w: the deadline passed before a heartbeat was acknowledged", lock.ErrLost))
 	}
 }
 
-// lose ends the term: from now on nobody believes in its session.
-func (t *term) lose(why error) {
+// lose ends the session: from now on nobody believes in its session.
+func (t *session) lose(why error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.trust.end(boottime.Now())
+	t.leaseWindow.end(boottime.Now())
 	t.cancel(why)
 }
 
 // failed remembers why a request did not keep the session alive.
-func (t *term) failed(what string, err error) {
+func (t *session) failed(what string, err error) {
 	t.l.log.Debug(what, zap.Error(err))
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -254,7 +254,7 @@ func (t *term) failed(what string, err error) {
 }
 
 // live keeps the session alive until it is lost or ctx ends.
-func (t *term) live(ctx context.Context) {
+func (t *session) live(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stop := context.AfterFunc(t.ctx, cancel)
@@ -267,7 +267,7 @@ func (t *term) live(ctx context.Context) {
 	wg.Go(func() { every(ctx, t.l.cfg.Renew, t.renewPool) })
 	wg.Go(func() { every(ctx, t.l.cfg.Verify, func(ctx context.Context) bool { t.verify(ctx); return true }) })
 	wg.Go(func() { every(ctx, t.l.cfg.Verify, func(ctx context.Context) bool { t.verifySlots(ctx); return true }) })
-	wg.Go(func() { t.sweepStrays(ctx) })
+	wg.Go(func() { t.releaseLeaked(ctx) })
 	if t.cluster != "" {
 		wg.Go(func() { every(ctx, t.l.cfg.Renew, t.stay) })
 		wg.Go(func() { every(ctx, time.Second, t.speak) })
@@ -278,18 +278,18 @@ func (t *term) live(ctx context.Context) {
 	<-ctx.Done()
 }
 
-// expire ends the term at its deadline. It looks twice a second at least,
+// expire ends the session at its deadline. It looks twice a second at least,
 // because timers stand still while the machine is suspended and the deadline
 // does not.
-func (t *term) expire(ctx context.Context) {
+func (t *session) expire(ctx context.Context) {
 	for ctx.Err() == nil {
 		left := t.deadline().Until()
 		if left <= 0 {
 			t.mu.Lock()
 			why := fmt.Errorf("%w: no heartbeat was acknowledged in time", lock.ErrLost)
 			switch {
-			case t.trust.jumped != 0 && boottime.Now().Sub(t.trust.jumped) < 2*time.Second:
-				why = fmt.Errorf("%w: the wall clock has jumped ahead by %v: this machine was paused, or its clock was set", lock.ErrLost, t.trust.jump.Round(time.Millisecond))
+			case t.leaseWindow.jumped != 0 && boottime.Now().Sub(t.leaseWindow.jumped) < 2*time.Second:
+				why = fmt.Errorf("%w: the wall clock has jumped ahead by %v: this machine was paused, or its clock was set", lock.ErrLost, t.leaseWindow.jump.Round(time.Millisecond))
 			case t.trouble != nil:
 				why = fmt.Errorf("%w: %w", why, t.trouble)
 			}
@@ -302,15 +302,15 @@ func (t *term) expire(ctx context.Context) {
 }
 
 // beat feeds the health check, at the local agent, and reports whether it could.
-func (t *term) beat(ctx context.Context) bool {
+func (t *session) beat(ctx context.Context) bool {
 	timing := t.l.cfg.check()
 	rctx, cancel := context.WithTimeout(ctx, max(timing.Heartbeat, timing.Slack()/2))
 	defer cancel()
 	sent := boottime.Now()
-	err := t.l.pulse.Agent().UpdateTTLOpts(checkID(t.service), "", api.HealthPassing, t.l.query(rctx))
+	err := t.l.heartbeats.Agent().UpdateTTLOpts(checkID(t.service), "", api.HealthPassing, t.l.query(rctx))
 	switch {
 	case err == nil:
-		t.extend(&t.trust.check, timing, sent)
+		t.extend(&t.leaseWindow.check, timing, sent)
 		return true
 	case strings.Contains(err.Error(), "Unknown check ID"), strings.Contains(err.Error(), "does not have associated TTL"):
 		t.lose(fmt.Errorf("%w: the agent no longer knows the health check; was it restarted?", lock.ErrLost))
@@ -321,17 +321,17 @@ func (t *term) beat(ctx context.Context) bool {
 }
 
 // renew renews the session, at the servers, and reports whether it could.
-func (t *term) renew(ctx context.Context) bool {
+func (t *session) renew(ctx context.Context) bool {
 	timing := t.l.cfg.session()
 	rctx, cancel := context.WithTimeout(ctx, max(time.Second, timing.Slack()/2))
 	defer cancel()
 	sent := boottime.Now()
-	entry, _, err := t.l.pulse.Session().Renew(t.id, t.l.write(rctx))
+	entry, _, err := t.l.heartbeats.Session().Renew(t.id, t.l.write(rctx))
 	switch {
 	case err == nil && entry == nil:
 		t.lose(fmt.Errorf("%w: Consul says that session %s has ended", lock.ErrLost, t.id))
 	case err == nil:
-		t.extend(&t.trust.session, timing, sent)
+		t.extend(&t.leaseWindow.session, timing, sent)
 		return true
 	case ctx.Err() == nil:
 		t.failed("renewal_failed", fmt.Errorf("renew session %s: %w", t.id, err))
@@ -339,12 +339,12 @@ func (t *term) renew(ctx context.Context) bool {
 	return false
 }
 
-// lives asks whether the session still lives. If it has ended, so does the term. If
+// lives asks Consul whether the session still lives. If it has ended, it is lost. If
 // Consul cannot tell, or may not because the token was narrowed, that is an error.
-func (t *term) lives(ctx context.Context) (bool, error) {
+func (t *session) lives(ctx context.Context) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	entry, err := t.l.lookAt(ctx, t.l.pulse, t.id)
+	entry, err := t.l.lookAt(ctx, t.l.heartbeats, t.id)
 	if err == nil && entry == nil {
 		t.lose(fmt.Errorf("%w: session %s was ended from outside", lock.ErrLost, t.id))
 	}
@@ -354,25 +354,25 @@ func (t *term) lives(ctx context.Context) (bool, error) {
 // reappear is called when the replica's key has vanished: the session has
 // ended, or somebody deleted just the key. If Consul cannot tell, the deadline
 // will.
-func (t *term) reappear(ctx context.Context) {
+func (t *session) reappear(ctx context.Context) {
 	if alive, _ := t.lives(ctx); !alive {
 		return
 	}
 	if err := t.appear(ctx); err != nil {
-		t.l.log.Debug("replica_key_failed", zap.Error(err))
+		t.l.log.Debug("replica_record_failed", zap.Error(err))
 	}
 }
 
-// verify looks at all keys of the term, without a Raft write: who finds a key
+// verify looks at all keys of the session, without a Raft write: who finds a key
 // gone loses that lease alone. It also deletes the keys that nobody works under.
 // What cannot be looked at now is looked at next time.
-func (t *term) verify(ctx context.Context) {
+func (t *session) verify(ctx context.Context) {
 	t.mu.Lock()
 	leases := slices.Collect(maps.Values(t.leases))
 	t.mu.Unlock()
 	leases = slices.DeleteFunc(leases, func(ls *lease) bool {
 		s := ls.state.Load()
-		return s != stateHeld && s != stateStray
+		return s != stateHeld && s != stateLeaked
 	})
 	for chunk := range slices.Chunk(leases, maxBatch/2) {
 		var ops api.TxnOps
@@ -420,10 +420,10 @@ func (t *term) verify(ctx context.Context) {
 		}
 		var left []*lease
 		for _, ls := range chunk {
-			switch stray := ls.state.Load() == stateStray; {
-			case stray && gone[ls]:
+			switch leaked := ls.state.Load() == stateLeaked; {
+			case leaked && gone[ls]:
 				t.settle(ls, true)
-			case stray && len(resp.Errors) == len(gone)+len(written):
+			case leaked && len(resp.Errors) == len(gone)+len(written):
 				left = append(left, ls)
 			case gone[ls]:
 				ls.revoke()
@@ -437,7 +437,7 @@ func (t *term) verify(ctx context.Context) {
 
 // lockedForAnother reports whether the reused name of a lease, which somebody has written
 // to since it was locked, is not locked for its task any more.
-func (t *term) lockedForAnother(ctx context.Context, ls *lease) bool {
+func (t *session) lockedForAnother(ctx context.Context, ls *lease) bool {
 	pair, err := t.l.get(ctx, ls.path)
 	return err == nil && (pair == nil || pair.Session != t.id || namesAnother(pair.Value, ls.key))
 }
@@ -456,7 +456,7 @@ const lastWait = time.Second
 // cluster's list is not told that the replica has stopped: others take the task over
 // when they have heard nothing for lock.Silence, or at once if a supervisor tells them
 // that the process is gone.
-func (t *term) end(ctx context.Context) {
+func (t *session) end(ctx context.Context) {
 	held := t.held()
 	t.lose(fmt.Errorf("%w: the replica ends its session", lock.ErrLost))
 	if held {
@@ -470,27 +470,27 @@ func (t *term) end(ctx context.Context) {
 		}
 		held = t.held()
 	}
-	t.bury(ctx)
+	t.endDead(ctx)
 	if t.cluster != "" && !held {
 		if t.leave(ctx, false) != nil && !mutant.Stopped { // the others will hear no heartbeat
-			ctx, cancel := context.WithTimeout(ctx, farewell)
+			ctx, cancel := context.WithTimeout(ctx, shutdownTimeout)
 			defer cancel()
-			_, _ = t.l.pulse.KV().Put(&api.KVPair{Key: t.l.stoppedKey(t.id), Value: t.card()}, t.l.write(ctx))
+			_, _ = t.l.heartbeats.KV().Put(&api.KVPair{Key: t.l.stoppedKey(t.id), Value: t.card()}, t.l.write(ctx))
 		}
 	}
 }
 
-// bury ends the session, if Consul still has it, and the registration.
-func (t *term) bury(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, farewell)
+// endDead ends the session, if Consul still has it, and the registration.
+func (t *session) endDead(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, shutdownTimeout)
 	defer cancel()
 	var errs []error
 	if t.id != "" {
-		_, err := t.l.pulse.Session().Destroy(t.id, t.l.write(ctx))
-		errs = append(errs, err, t.buryPool(ctx))
+		_, err := t.l.heartbeats.Session().Destroy(t.id, t.l.write(ctx))
+		errs = append(errs, err, t.endPool(ctx))
 	}
 	if t.service != "" {
-		err := t.l.pulse.Agent().ServiceDeregisterOpts(t.service, t.l.query(ctx))
+		err := t.l.heartbeats.Agent().ServiceDeregisterOpts(t.service, t.l.query(ctx))
 		var status api.StatusError
 		if errors.As(err, &status) && status.Code == http.StatusNotFound {
 			err = nil
@@ -502,15 +502,15 @@ func (t *term) bury(ctx context.Context) {
 	}
 }
 
-// retire waits until the work of a lost term has ended, then ends the session
+// drain waits until the work of a lost session has ended, then ends the session
 // in case Consul still has it: others need not wait for it to expire. Work that
 // goes on for longer than Consul would have kept the session is not waited for;
 // nor is any once ctx ends. Its keys then go into the lock-delay. The cluster's list
 // learns of it when the work has ended, however long that takes.
-func (t *term) retire(ctx context.Context) {
+func (t *session) drain(ctx context.Context) {
 	t.mu.Lock()
-	maps.DeleteFunc(t.leases, func(_ string, ls *lease) bool { return ls.state.Load() == stateStray })
-	maps.DeleteFunc(t.slots, func(sl *slot, _ bool) bool { return sl.state.Load() == stateStray })
+	maps.DeleteFunc(t.leases, func(_ string, ls *lease) bool { return ls.state.Load() == stateLeaked })
+	maps.DeleteFunc(t.slots, func(sl *slot, _ bool) bool { return sl.state.Load() == stateLeaked })
 	t.closeIfEmpty()
 	t.mu.Unlock()
 	timer := time.NewTimer(2 * t.l.cfg.SessionTTL)
@@ -520,7 +520,7 @@ func (t *term) retire(ctx context.Context) {
 	case <-timer.C:
 	case <-ctx.Done():
 	}
-	t.bury(context.WithoutCancel(ctx))
+	t.endDead(context.WithoutCancel(ctx))
 	if t.cluster == "" {
 		return
 	}
@@ -533,23 +533,23 @@ func (t *term) retire(ctx context.Context) {
 	}
 }
 
-// leave tells the cluster's list that the term is over. As long as it has not heard
+// leave tells the cluster's list that the session is over. As long as it has not heard
 // that, a Consul that was wiped is not adopted.
-func (t *term) leave(ctx context.Context, lost bool) error {
+func (t *session) leave(ctx context.Context, lost bool) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	return t.l.cluster.Leave(ctx, t.id, lost)
 }
 
-// count returns how many leases the term has.
-func (t *term) count() int {
+// count returns how many leases the session has.
+func (t *session) count() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return len(t.leases) + len(t.slots)
 }
 
 // held reports whether the holder of a lease or a slot has not let go yet.
-func (t *term) held() bool {
+func (t *session) held() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	held := func(state int32) bool { return state == stateHeld || state == stateRevoked }
@@ -566,8 +566,8 @@ func (t *term) held() bool {
 	return false
 }
 
-// reserve puts a lease on the term's list, unless another has its key.
-func (t *term) reserve(ls *lease) bool {
+// reserve puts a lease on the session's list, unless another has its key.
+func (t *session) reserve(ls *lease) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if _, taken := t.leases[ls.own]; taken && !mutant.List {
@@ -585,7 +585,7 @@ func (t *term) reserve(ls *lease) bool {
 
 // isBurnt reports whether a request about a reused name was not answered so lately that
 // the name must not be used. t.mu is held.
-func (t *term) isBurnt(name string) bool {
+func (t *session) isBurnt(name string) bool {
 	at, ok := t.burnt[name]
 	if ok && boottime.Now().Sub(at) > burntFor {
 		delete(t.burnt, name)
@@ -596,13 +596,13 @@ func (t *term) isBurnt(name string) bool {
 
 // settle is called when nobody works under a lease any more. If its key is gone
 // for sure the lease is taken off the list; if not, or if a request that we gave
-// up on may be applied still, verify will see to the key. A lost term has no
+// up on may be applied still, verify will see to the key. A lost session has no
 // such worries: Consul deletes its keys with the session.
-func (t *term) settle(ls *lease, gone bool) {
+func (t *session) settle(ls *lease, gone bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.ctx.Err() == nil && (!gone || ls.doubtful()) {
-		ls.state.Store(stateStray)
+		ls.state.Store(stateLeaked)
 		return
 	}
 	delete(t.leases, ls.own)
@@ -615,9 +615,9 @@ func (t *term) settle(ls *lease, gone bool) {
 	t.closeIfEmpty()
 }
 
-// closeIfEmpty tells retire that the last lease of a lost term is gone. t.mu is
+// closeIfEmpty tells retire that the last lease of a lost session is gone. t.mu is
 // held.
-func (t *term) closeIfEmpty() {
+func (t *session) closeIfEmpty() {
 	if len(t.leases)+len(t.slots) > 0 || t.ctx.Err() == nil {
 		return
 	}

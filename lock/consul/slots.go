@@ -18,7 +18,7 @@ import (
 
 // slot is a lease on one slot of a semaphore. It implements lock.Lease.
 //
-// From Take until it is settled it is on its term's list, and its session holds
+// From Take until it is settled it is on its session's list, and its session holds
 // no other slot of the same semaphore. It has the states of a lease, without
 // stateAcquiring.
 type slot struct {
@@ -151,7 +151,7 @@ func (sl *slot) settle(gone bool) {
 	defer t.mu.Unlock()
 	doubtful := sl.doubt != 0 && boottime.Now().Sub(sl.doubt) < lateness
 	if sl.session.ctx.Err() == nil && (!gone || doubtful) {
-		sl.state.Store(stateStray)
+		sl.state.Store(stateLeaked)
 		return
 	}
 	t.forgetSlot(sl)
@@ -169,15 +169,15 @@ func (sl *slot) revoke() {
 }
 
 // forgetSlot takes a slot off the list. t.mu is held.
-func (t *term) forgetSlot(sl *slot) {
+func (t *session) forgetSlot(sl *slot) {
 	delete(t.slots, sl)
 	delete(sl.session.at, sl.name)
 	sl.session.idle = boottime.Now()
 	t.closeIfEmpty()
 }
 
-// slotsIn returns the term's slots that are in this state.
-func (t *term) slotsIn(state int32) (list []*slot) {
+// slotsIn returns the session's slots that are in this state.
+func (t *session) slotsIn(state int32) (list []*slot) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for sl := range t.slots {
@@ -191,13 +191,13 @@ func (t *term) slotsIn(state int32) (list []*slot) {
 // verifySlots looks whether the slots are still held, without a Raft write, and
 // removes those that nobody works under. What cannot be looked at now is looked
 // at next time.
-func (t *term) verifySlots(ctx context.Context) {
+func (t *session) verifySlots(ctx context.Context) {
 	held := t.slotsIn(stateHeld)
 	slices.SortFunc(held, func(a, b *slot) int { return strings.Compare(a.name, b.name) })
 	for chunk := range slices.Chunk(held, maxOps/2) {
 		t.verifySome(ctx, chunk)
 	}
-	parallel(maxBatch, t.slotsIn(stateStray), func(sl *slot) {
+	parallel(maxBatch, t.slotsIn(stateLeaked), func(sl *slot) {
 		if sl.session.ctx.Err() != nil {
 			sl.settle(true)
 			return
@@ -210,7 +210,7 @@ func (t *term) verifySlots(ctx context.Context) {
 
 // verifySome looks at so few slots that one request can ask for the .lock and
 // the entry of each.
-func (t *term) verifySome(ctx context.Context, list []*slot) {
+func (t *session) verifySome(ctx context.Context, list []*slot) {
 	var ops api.TxnOps
 	asked := map[string]bool{}
 	for _, sl := range list {

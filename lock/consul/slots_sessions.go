@@ -24,20 +24,20 @@ const (
 )
 
 // slotSession is a session for slots: at most one of each semaphore, because a
-// semaphore's holders are a set of sessions. A term has as many as it has ever
+// semaphore's holders are a set of sessions. A session has as many as it has ever
 // held slots of one semaphore at once, less those that were idle for a while.
 //
-// It hangs on the same health check as the term's own session, and has the same
+// It hangs on the same health check as the session's own session, and has the same
 // TTL, so it ends with the replica; renewing it is no Raft write. A slot session
 // that is lost alone takes nothing else with it.
 type slotSession struct {
-	t      *term
+	t      *session
 	id     string
-	ctx    context.Context // ends with trust in the session, or in the term's
+	ctx    context.Context // ends with trust in the session, or in the session's
 	cancel context.CancelCauseFunc
 
 	// Guarded by t.mu.
-	deadline boottime.Instant // of its TTL; the check's is the term's
+	deadline boottime.Instant // of its TTL; the check's is the session's
 	sent     boottime.Instant // before it was created
 	at       map[string]bool  // the semaphores of which it has a slot, or may have
 	idle     boottime.Instant // since when it has none
@@ -45,7 +45,7 @@ type slotSession struct {
 
 // reserveSlots gives a change as many sessions as it needs, none of which has a
 // slot of that semaphore. It creates those that are missing.
-func (t *term) reserveSlots(ctx context.Context, name string, c *change) error {
+func (t *session) reserveSlots(ctx context.Context, name string, c *change) error {
 	t.mu.Lock()
 	// Those that ended since the last try are swept up when nothing is at them.
 	c.sessions = slices.DeleteFunc(c.sessions, func(s *slotSession) bool {
@@ -73,7 +73,7 @@ func (t *term) reserveSlots(ctx context.Context, name string, c *change) error {
 			errs = append(errs, err)
 			return
 		}
-		if s.sent <= t.trust.jumped {
+		if s.sent <= t.leaseWindow.jumped {
 			s.deadline = 0 // it may be older than it seems
 		}
 		t.pool = append(t.pool, s)
@@ -90,7 +90,7 @@ func (t *term) reserveSlots(ctx context.Context, name string, c *change) error {
 
 // newSlotSession creates a session that is at one semaphore from the start. One
 // whose creation was answered too late is renewed by nobody and ends by itself.
-func (t *term) newSlotSession(ctx context.Context, name string) (*slotSession, error) {
+func (t *session) newSlotSession(ctx context.Context, name string) (*slotSession, error) {
 	id, sent, err := t.l.createSession(ctx, t.sessionEntry("onejob slot "+t.l.cfg.Replica.Name))
 	if err != nil {
 		return nil, err
@@ -100,7 +100,7 @@ func (t *term) newSlotSession(ctx context.Context, name string) (*slotSession, e
 	return s, nil
 }
 
-// hold puts a slot under the session on the term's list.
+// hold puts a slot under the session on the session's list.
 func (s *slotSession) hold(name string) *slot {
 	sl := &slot{session: s, name: name}
 	sl.ctx, sl.cancel = context.WithCancelCause(s.ctx)
@@ -135,25 +135,25 @@ func (s *slotSession) lose(why error) {
 }
 
 // lives asks whether the session still lives. If it has ended it is lost. An answer
-// that Consul does not give is an error, as in term.lives.
+// that Consul does not give is an error, as in session.lives.
 func (s *slotSession) lives(ctx context.Context) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	entry, err := s.t.l.lookAt(ctx, s.t.l.pulse, s.id)
+	entry, err := s.t.l.lookAt(ctx, s.t.l.heartbeats, s.id)
 	if err == nil && entry == nil {
 		s.lose(errors.New("it was ended from outside"))
 	}
 	return entry != nil, err
 }
 
-// renew renews the session and reports whether it could. As for the term's own,
+// renew renews the session and reports whether it could. As for the session's own,
 // an answer that comes after the deadline is too late.
 func (s *slotSession) renew(ctx context.Context) bool {
 	timing := s.t.l.cfg.session()
 	rctx, cancel := context.WithTimeout(ctx, max(time.Second, timing.Slack()/2))
 	defer cancel()
 	sent := boottime.Now()
-	entry, _, err := s.t.l.pulse.Session().Renew(s.id, s.t.l.write(rctx))
+	entry, _, err := s.t.l.heartbeats.Session().Renew(s.id, s.t.l.write(rctx))
 	switch {
 	case err == nil && entry == nil:
 		s.lose(errors.New("it has ended, says Consul"))
@@ -161,7 +161,7 @@ func (s *slotSession) renew(ctx context.Context) bool {
 		s.t.mu.Lock()
 		defer s.t.mu.Unlock()
 		s.t.look()
-		if !s.deadline.Passed() && sent > s.t.trust.jumped {
+		if !s.deadline.Passed() && sent > s.t.leaseWindow.jumped {
 			s.deadline = max(s.deadline, timing.Deadline(sent))
 		}
 		return true
@@ -172,14 +172,14 @@ func (s *slotSession) renew(ctx context.Context) bool {
 }
 
 // livingPool returns the sessions that are not lost.
-func (t *term) livingPool() []*slotSession {
+func (t *session) livingPool() []*slotSession {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(t.pool), func(s *slotSession) bool { return s.ctx.Err() != nil })
 }
 
 // renewPool renews all slot sessions and reports whether it could.
-func (t *term) renewPool(ctx context.Context) bool {
+func (t *session) renewPool(ctx context.Context) bool {
 	var mu sync.Mutex
 	all := true
 	parallel(poolWidth, t.livingPool(), func(s *slotSession) {
@@ -194,7 +194,7 @@ func (t *term) renewPool(ctx context.Context) bool {
 
 // expirePool ends the slot sessions whose deadline has passed, and returns how
 // long it is until the next one's.
-func (t *term) expirePool() time.Duration {
+func (t *session) expirePool() time.Duration {
 	next := t.l.cfg.SessionTTL
 	for _, s := range t.livingPool() {
 		left := s.until().Until()
@@ -210,7 +210,7 @@ func (t *term) expirePool() time.Duration {
 // sweepPool ends the sessions that hold nothing and are lost, or have been idle
 // for long. One that cannot be ended now is renewed by nobody, and ends by
 // itself.
-func (t *term) sweepPool(ctx context.Context) {
+func (t *session) sweepPool(ctx context.Context) {
 	t.mu.Lock()
 	var swept []*slotSession
 	t.pool = slices.DeleteFunc(t.pool, func(s *slotSession) bool {
@@ -224,8 +224,8 @@ func (t *term) sweepPool(ctx context.Context) {
 	_ = t.destroy(ctx, swept)
 }
 
-// buryPool ends all slot sessions.
-func (t *term) buryPool(ctx context.Context) error {
+// endPool ends all slot sessions.
+func (t *session) endPool(ctx context.Context) error {
 	t.mu.Lock()
 	all := t.pool
 	t.pool = nil
@@ -233,14 +233,14 @@ func (t *term) buryPool(ctx context.Context) error {
 	return t.destroy(ctx, all)
 }
 
-func (t *term) destroy(ctx context.Context, list []*slotSession) error {
+func (t *session) destroy(ctx context.Context, list []*slotSession) error {
 	var mu sync.Mutex
 	var errs []error
 	parallel(poolWidth, list, func(s *slotSession) {
 		s.cancel(lock.ErrLost)
 		rctx, cancel := context.WithTimeout(ctx, requestTimeout)
 		defer cancel()
-		_, err := t.l.pulse.Session().Destroy(s.id, t.l.write(rctx))
+		_, err := t.l.heartbeats.Session().Destroy(s.id, t.l.write(rctx))
 		mu.Lock()
 		defer mu.Unlock()
 		errs = append(errs, err)

@@ -36,15 +36,15 @@ func txns(s seen) bool { return s.path == "/v1/txn" }
 // empty waits until nothing is left of the slots.
 func empty(t *testing.T, l *Locker, kv *testenv.KV) {
 	t.Helper()
-	testenv.Eventually(t, patience, "nothing is left of the slots", func() bool {
+	testenv.Eventually(t, maxWait, "nothing is left of the slots", func() bool {
 		keys, _, err := kv.Client.KV().Keys(kv.Prefix+"/limits/", "", nil)
 		return err == nil && len(keys) <= 1 && len(look(t, l, "k").Holders) == 0
 	})
 }
 
-// TestSpoiltUnderHolders writes things of other purposes over a .lock under its
+// TestDamagedUnderHolders writes things of other purposes over a .lock under its
 // holders: their slots are revoked, and it stays as it is.
-func TestSpoiltUnderHolders(t *testing.T) {
+func TestDamagedUnderHolders(t *testing.T) {
 	t.Parallel()
 	for name, garbage := range map[string]string{
 		"no JSON":              "garbage",
@@ -126,9 +126,9 @@ func TestLockDeleted(t *testing.T) {
 	empty(t, l, kv)
 }
 
-// TestRobbedHolderWhoNeverLetsGo is pruned after the time to notice and the
+// TestMissingLockOfAHolderWhoNeverLetsGo is pruned after the time to notice and the
 // lock-delay.
-func TestRobbedHolderWhoNeverLetsGo(t *testing.T) {
+func TestMissingLockOfAHolderWhoNeverLetsGo(t *testing.T) {
 	t.Parallel()
 	for name, rob := range map[string]func(kv *testenv.KV, session string){
 		"no .lock": func(kv *testenv.KV, _ string) { deleteKey(t, kv, "limits/k/.lock") },
@@ -313,12 +313,12 @@ func TestSessionsAreReused(t *testing.T) {
 	if n := p.count(func(s seen) bool { return s.path == "/v1/session/create" }); n < own+4 || n > own+4+20 {
 		t.Errorf("%d sessions were asked for, want %d", n, own+4)
 	}
-	term := l.current()
-	pool := term.livingPool()
+	live := l.current()
+	pool := live.livingPool()
 	if len(pool) != 4 {
 		t.Fatalf("the pool has %d sessions, want 4", len(pool))
 	}
-	testenv.Eventually(t, patience, "all sessions are renewed", func() bool {
+	testenv.Eventually(t, maxWait, "all sessions are renewed", func() bool {
 		for _, ss := range pool {
 			if p.count(func(s seen) bool { return s.path == "/v1/session/renew/"+ss.id }) == 0 {
 				return false
@@ -330,10 +330,10 @@ func TestSessionsAreReused(t *testing.T) {
 		entry, _, err := kv.Client.Session().Info(ss.id, nil)
 		return err == nil && entry == nil
 	}
-	term.mu.Lock()
+	live.mu.Lock()
 	pool[3].idle = boottime.Now().Add(-2 * poolIdle)
-	term.mu.Unlock()
-	testenv.Eventually(t, patience, "the idle one ends", func() bool { return ends(pool[3]) })
+	live.mu.Unlock()
+	testenv.Eventually(t, maxWait, "the idle one ends", func() bool { return ends(pool[3]) })
 	if p.count(func(s seen) bool { return s.path == "/v1/session/destroy/"+pool[3].id }) == 0 {
 		t.Error("it was left to its TTL")
 	}
@@ -381,7 +381,7 @@ func TestWhatItCosts(t *testing.T) {
 	for i := range waiters {
 		wg.Go(func() { errs[i] = s.Await(t.Context(), "k") })
 	}
-	testenv.Eventually(t, patience, "they wait", func() bool { return p.count(isWatch) > 0 })
+	testenv.Eventually(t, maxWait, "they wait", func() bool { return p.count(isWatch) > 0 })
 	for _, lease := range held {
 		release(t, lease)
 	}

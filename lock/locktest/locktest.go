@@ -61,7 +61,7 @@ func Run(t *testing.T, open func(t *testing.T) Backend) {
 	}
 }
 
-const patience = 30 * time.Second
+const maxWait = 30 * time.Second
 
 // running starts a locker, waits for its session, and stops it at the end of
 // the test unless the test did.
@@ -85,7 +85,7 @@ func running(t *testing.T, b Backend) (l lock.Locker, stop func()) {
 // until waits until condition holds, looking at every change.
 func until(t *testing.T, l lock.Locker, what string, condition func() bool) {
 	t.Helper()
-	deadline := time.After(patience)
+	deadline := time.After(maxWait)
 	for {
 		changed := l.Changed()
 		if condition() {
@@ -95,7 +95,7 @@ func until(t *testing.T, l lock.Locker, what string, condition func() bool) {
 		case <-changed:
 		case <-time.After(50 * time.Millisecond):
 		case <-deadline:
-			t.Fatalf("waited %v in vain for %s", patience, what)
+			t.Fatalf("waited %v in vain for %s", maxWait, what)
 		}
 	}
 }
@@ -138,8 +138,8 @@ func ended(t *testing.T, lease lock.Lease, want error) {
 	t.Helper()
 	select {
 	case <-lease.Context().Done():
-	case <-time.After(patience):
-		t.Fatalf("the lease's context did not end within %v", patience)
+	case <-time.After(maxWait):
+		t.Fatalf("the lease's context did not end within %v", maxWait)
 	}
 	if cause := context.Cause(lease.Context()); !errors.Is(cause, want) {
 		t.Errorf("the lease's context ended with %v, want %v", cause, want)
@@ -452,7 +452,7 @@ func leaderResigns(t *testing.T, b Backend) {
 	select {
 	case at := <-beganZ:
 		t.Logf("the next one led %v after the resignation", at.Sub(resigned))
-	case <-time.After(patience):
+	case <-time.After(maxWait):
 		t.Fatal("nobody leads after the resignation")
 	}
 }
@@ -469,7 +469,7 @@ func leaderDies(t *testing.T, b Backend) {
 	select {
 	case <-beganA: // it has a new session, and may stand again
 	case <-beganZ:
-	case <-time.After(patience):
+	case <-time.After(maxWait):
 		t.Fatal("nobody leads after the leader's death")
 	}
 	if took := time.Since(ended); took < b.LockDelay-50*time.Millisecond {

@@ -28,10 +28,10 @@ type SemaphoreBackend struct {
 	Revoke func(t *testing.T, name string, holder lock.SlotHolder)
 
 	// Spoil puts something that is no semaphore where that of the name would
-	// be, and Spoilt tells whether it is still as it was. Both are nil if nothing
+	// be, and Damaged tells whether it is still as it was. Both are nil if nothing
 	// else can stand there.
-	Spoil  func(t *testing.T, name string)
-	Spoilt func(t *testing.T, name string) bool
+	Spoil   func(t *testing.T, name string)
+	Damaged func(t *testing.T, name string) bool
 
 	// LockDelay is how long the slots of a dead holder stay taken.
 	LockDelay time.Duration
@@ -51,7 +51,7 @@ func RunSemaphores(t *testing.T, open func(t *testing.T) SemaphoreBackend) {
 		{"CreateListDestroy", createListDestroy},
 		{"BadNamesAndCounts", badNamesAndCounts},
 		{"NoSuchSemaphore", noSuchSemaphore},
-		{"NeverOverwritesWhatIsNotOurs", spoilt},
+		{"NeverOverwritesWhatIsNotOurs", damaged},
 		{"FullForAll", fullForAll},
 		{"AllOrNone", allOrNone},
 		{"ResizeUpAndDown", resizeUpAndDown},
@@ -228,7 +228,7 @@ func noSuchSemaphore(t *testing.T, b SemaphoreBackend) {
 	notTaken(t, a, "k", 1, lock.ErrNoSemaphore)
 }
 
-func spoilt(t *testing.T, b SemaphoreBackend) {
+func damaged(t *testing.T, b SemaphoreBackend) {
 	if b.Spoil == nil {
 		return
 	}
@@ -248,7 +248,7 @@ func spoilt(t *testing.T, b SemaphoreBackend) {
 		}
 	}
 	notTaken(t, a, "k", 1, lock.ErrForeign)
-	if !b.Spoilt(t, "k") {
+	if !b.Damaged(t, "k") {
 		t.Error("it was changed")
 	}
 }
@@ -374,7 +374,7 @@ func drainWaits(t *testing.T, b SemaphoreBackend) {
 		if err != nil {
 			t.Errorf("drain: %v", err)
 		}
-	case <-time.After(patience):
+	case <-time.After(maxWait):
 		t.Fatal("drain did not end")
 	}
 	release(t, leases[2])
@@ -440,7 +440,7 @@ func lostSession(t *testing.T, b SemaphoreBackend) {
 		t.Errorf("release a lost slot: got error %v, want %v", err, lock.ErrLost)
 	}
 	var again []lock.Lease
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), maxWait)
 	defer cancel()
 	for again == nil {
 		var err error
@@ -529,7 +529,7 @@ func awaitWakes(t *testing.T, b SemaphoreBackend) {
 				if err != nil {
 					t.Errorf("await: %v", err)
 				}
-			case <-time.After(patience):
+			case <-time.After(maxWait):
 				t.Fatalf("%s woke nobody", test.name)
 			}
 		}
@@ -577,7 +577,7 @@ func goodByeSlots(t *testing.T, b SemaphoreBackend) {
 			t.Errorf("the slots of those who have not let go were had after %v, before the lock-delay of %v was over", took, b.LockDelay)
 		}
 	}()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), maxWait)
 	defer cancel()
 	for {
 		leases, err := z.Take(ctx, "k", 3, nil)
@@ -606,7 +606,7 @@ func neverMoreThanTheLimit(t *testing.T, b SemaphoreBackend) {
 		replicas = append(replicas, b.start(t))
 	}
 	create(t, replicas[0], "k", slots)
-	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*maxWait)
 	defer cancel()
 	var wg sync.WaitGroup
 	began := time.Now()

@@ -13,31 +13,31 @@ import (
 )
 
 const (
-	// mutexPatience is how long to wait for another administrator. One who died
+	// mutexMaxWait is how long to wait for another administrator. One who died
 	// silently is noticed by the broker after two or three heartbeats.
-	mutexPatience = 40 * time.Second
+	mutexMaxWait = 40 * time.Second
 
 	// drainInterval is how often Drain looks, more or less.
 	drainInterval = 200 * time.Millisecond
 )
 
-// An office is where one semaphore is administered: a connection that has the
+// An adminSession is where one semaphore is administered: a connection that has the
 // administration mutex and does the work. Who loses the mutex can do nothing any
 // more.
-type office struct {
-	visitor
+type adminSession struct {
+	reader
 	names
 }
 
 // administer calls work with the administration mutex of a semaphore. When ctx
 // ends the work is cut short; what was done of it stays done.
-func (s *Semaphores) administer(ctx context.Context, what, name string, work func(o *office) error) error {
+func (s *Semaphores) administer(ctx context.Context, what, name string, work func(o *adminSession) error) error {
 	v, err := s.visit(ctx)
 	if err != nil {
 		return fmt.Errorf("%s limit %s: %w", what, name, err)
 	}
 	defer v.end()
-	o := &office{visitor: *v, names: s.cfg.names(name)}
+	o := &adminSession{reader: *v, names: s.cfg.names(name)}
 	if err = o.lock(ctx); err == nil {
 		err = work(o)
 	}
@@ -51,8 +51,8 @@ func (s *Semaphores) administer(ctx context.Context, what, name string, work fun
 }
 
 // lock acquires the mutex, which is given back with the connection.
-func (o *office) lock(ctx context.Context) error {
-	for end := time.Now().Add(mutexPatience); ; {
+func (o *adminSession) lock(ctx context.Context) error {
+	for end := time.Now().Add(mutexMaxWait); ; {
 		err := o.line.do(func(ch *amqp.Channel) error { return declareOwn(ch, o.mutex()) })
 		switch {
 		case err == nil:
@@ -62,7 +62,7 @@ func (o *office) lock(ctx context.Context) error {
 		case o.line.shared(o.mutex()):
 			return fmt.Errorf("%w: %w", foreign(o.mutex()), err)
 		case time.Now().After(end):
-			return fmt.Errorf("another administrator has been at work for %v: %w", mutexPatience, err)
+			return fmt.Errorf("another administrator has been at work for %v: %w", mutexMaxWait, err)
 		}
 		pause(ctx, 20*time.Millisecond+rand.N(80*time.Millisecond))
 		if ctx.Err() != nil {
@@ -76,7 +76,7 @@ func (s *Semaphores) Create(ctx context.Context, name string, slots int) error {
 	if err := lock.CheckSemaphore(name, slots); err != nil {
 		return err
 	}
-	return s.administer(ctx, "create", name, func(o *office) error {
+	return s.administer(ctx, "create", name, func(o *adminSession) error {
 		switch _, err := o.look(ctx, o.names); {
 		case err == nil:
 			return lock.ErrExists
@@ -99,7 +99,7 @@ func (s *Semaphores) Resize(ctx context.Context, name string, slots int) error {
 	if err := lock.CheckSemaphore(name, slots); err != nil {
 		return err
 	}
-	return s.administer(ctx, "resize", name, func(o *office) error {
+	return s.administer(ctx, "resize", name, func(o *adminSession) error {
 		v, err := o.look(ctx, o.names)
 		if err != nil {
 			return err
@@ -110,12 +110,12 @@ func (s *Semaphores) Resize(ctx context.Context, name string, slots int) error {
 
 // resize moves the limit from what v says, and clears away what lies beyond a gap,
 // as far as there ever were slots.
-func (o *office) resize(ctx context.Context, v view, slots int) error {
+func (o *adminSession) resize(ctx context.Context, v view, slots int) error {
 	return o.clear(ctx, v, slots, max(v.slots, slots, v.reach)+overshoot)
 }
 
 // clear is resize, and looks for slots beyond a gap up to the edge.
-func (o *office) clear(ctx context.Context, v view, slots, edge int) error {
+func (o *adminSession) clear(ctx context.Context, v view, slots, edge int) error {
 	// Those who look must look far enough before anybody can be there.
 	if err := o.declare(o.reach(reachFor(max(slots, v.slots, v.highest())))); err != nil {
 		return err
@@ -139,7 +139,7 @@ func (o *office) clear(ctx context.Context, v view, slots, edge int) error {
 			}
 		}
 	}
-	if _, err := o.send(ctx, rings(o.bell(), v.slots+1, slots)); err != nil {
+	if _, err := o.send(ctx, rings(o.wakeup(), v.slots+1, slots)); err != nil {
 		return fmt.Errorf("tell those who wait: %w", err)
 	}
 	return o.lowerReach(ctx, slots)
@@ -147,7 +147,7 @@ func (o *office) clear(ctx context.Context, v view, slots, edge int) error {
 
 // lowerReach makes those who look spare what nobody holds any more. One who is
 // about to take a slot up there will find its A queue missing and step back.
-func (o *office) lowerReach(ctx context.Context, slots int) error {
+func (o *adminSession) lowerReach(ctx context.Context, slots int) error {
 	v, err := look(ctx, o, o.names)
 	if err != nil {
 		return err
@@ -160,7 +160,7 @@ func (o *office) lowerReach(ctx context.Context, slots int) error {
 }
 
 // deleteReaches deletes all reaches but one.
-func (o *office) deleteReaches(ctx context.Context, but int) error {
+func (o *adminSession) deleteReaches(ctx context.Context, but int) error {
 	found, err := o.exist(ctx, o.reaches())
 	if err != nil {
 		return err
@@ -206,7 +206,7 @@ func (s *Semaphores) Destroy(ctx context.Context, name string, force bool) error
 	if err := lock.CheckSemaphore(name, 0); err != nil {
 		return err
 	}
-	return s.administer(ctx, "destroy", name, func(o *office) error {
+	return s.administer(ctx, "destroy", name, func(o *adminSession) error {
 		v, err := o.look(ctx, o.names)
 		if err != nil {
 			return err
@@ -225,26 +225,26 @@ func (s *Semaphores) Destroy(ctx context.Context, name string, force bool) error
 		if len(v.taken) > 0 && !force {
 			return errors.Join(fmt.Errorf("%w meanwhile: %d", lock.ErrInUse, len(v.taken)), o.resize(ctx, v, slots))
 		}
-		var letters []letter
+		var messages []message
 		for _, slot := range v.taken {
-			letters = append(letters, letter{to: o.b(slot), message: amqp.Publishing{Type: letterLeave, Expiration: "0"}})
+			messages = append(messages, message{to: o.b(slot), message: amqp.Publishing{Type: messageLeave, Expiration: "0"}})
 		}
-		if _, err := o.send(ctx, letters); err != nil {
+		if _, err := o.send(ctx, messages); err != nil {
 			return fmt.Errorf("revoke its slots: %w", err)
 		}
 		err = o.line.do(func(ch *amqp.Channel) error {
-			_, err := ch.QueueDelete(o.bell(), false, false, false)
+			_, err := ch.QueueDelete(o.wakeup(), false, false, false)
 			return err
 		})
 		if err != nil {
-			return explain("delete queue "+o.bell(), err)
+			return explain("delete queue "+o.wakeup(), err)
 		}
 		return o.deleteReaches(ctx, -1)
 	})
 }
 
 // declare makes a queue that outlives everybody.
-func (o *office) declare(queue string) error {
+func (o *adminSession) declare(queue string) error {
 	err := o.line.do(func(ch *amqp.Channel) error { return declareDurable(ch, queue) })
 	if is(err, amqp.ResourceLocked, amqp.PreconditionFailed) && !tooMany(err) {
 		return fmt.Errorf("%w: %w", foreign(queue), err)
@@ -254,7 +254,7 @@ func (o *office) declare(queue string) error {
 
 // delete deletes a queue and waits for the broker to say so. It is no error if
 // the queue is gone already. One that somebody consumes from is not ours.
-func (o *office) delete(queue string) error {
+func (o *adminSession) delete(queue string) error {
 	err := o.line.do(func(ch *amqp.Channel) error {
 		_, err := ch.QueueDelete(queue, true, false, false)
 		return err

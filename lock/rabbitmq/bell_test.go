@@ -7,25 +7,25 @@ import (
 	"onejob/internal/testenv"
 )
 
-// TestBell: one of those who wait, on whatever connection, hears of each slot
+// TestWakeup: one of those who wait, on whatever connection, hears of each slot
 // that is given back, or that a raise adds.
-func TestBell(t *testing.T) {
+func TestWakeup(t *testing.T) {
 	t.Parallel()
 	v := testenv.RabbitMQ(t)
 	a, y, z := start(t, config(t, v)), start(t, config(t, v)), start(t, config(t, v))
 	if err := a.Create(t.Context(), "k", 1); err != nil {
 		t.Fatal(err)
 	}
-	bell := a.cfg.names("k").bell()
-	first, stopFirst := y.current().listen(bell)
-	second, stopSecond := z.current().listen(bell)
+	wakeup := a.cfg.names("k").wakeup()
+	first, stopFirst := y.current().listen(wakeup)
+	second, stopSecond := z.current().listen(wakeup)
 	heard := func(what string, n int) {
 		t.Helper()
 		for range n {
 			select {
 			case <-first:
 			case <-second:
-			case <-time.After(patience):
+			case <-time.After(maxWait):
 				t.Fatalf("nobody heard of %s", what)
 			}
 		}

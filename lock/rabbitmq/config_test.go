@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-func TestConfigTellsAllThatIsWrong(t *testing.T) {
+func TestConfigReportsEveryProblem(t *testing.T) {
 	t.Parallel()
 	if err := (Config{}).Validate(); err != nil {
 		t.Errorf("the defaults: %v", err)

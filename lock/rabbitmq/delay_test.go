@@ -212,11 +212,11 @@ func TestNeverBesideADyingCommand(t *testing.T) {
 				t.Cleanup(func() { _ = h.Process.Kill(); _ = h.Wait() })
 				holders[i] = h
 				// The first one has the slot.
-				testenv.Eventually(t, patience, "one is inside", func() bool { _, entries, _ := c.counts(); return entries == 1 })
+				testenv.Eventually(t, maxWait, "one is inside", func() bool { _, entries, _ := c.counts(); return entries == 1 })
 			}
 			began := time.Now()
 			test.end(t, v, holders[0])
-			testenv.Eventually(t, 2*patience, "another one is inside", func() bool { _, entries, _ := c.counts(); return entries == 2 })
+			testenv.Eventually(t, 2*maxWait, "another one is inside", func() bool { _, entries, _ := c.counts(); return entries == 2 })
 			_, _, most := c.counts()
 			t.Logf("the next command ran %v after the end began; at most %d ran at once", time.Since(began).Round(time.Millisecond), most)
 			if most != 1 {
@@ -257,7 +257,7 @@ func TestDelayQueue(t *testing.T) {
 	// Deleted by an operator, it comes back.
 	lease = take(t, a, "k")
 	deleteQueue(t, v, lease.delay)
-	testenv.Eventually(t, patience, "it is there again", func() bool { return probe.exists(lease.delay) })
+	testenv.Eventually(t, maxWait, "it is there again", func() bool { return probe.exists(lease.delay) })
 	if err := lease.Context().Err(); err != nil {
 		t.Errorf("the lease ended: %v", context.Cause(lease.Context()))
 	}

@@ -103,7 +103,7 @@
 // Each of these has caught somebody, and is why the code is as it is.
 //
 //   - Exclusive means: per connection. Declaring a B queue that one's own
-//     connection has already succeeds, so a term keeps a table of its slots.
+//     connection has already succeeds, so a session keeps a table of its slots.
 //   - Losing a race for B is 405 RESOURCE_LOCKED, which closes the channel. The
 //     connection, and all B queues with it, live on; the next request gets a new
 //     channel. Closing a channel does not release anything, whatever is written.

@@ -24,11 +24,11 @@ import (
 const fighterEnv = "ONEJOB_TEST_FIGHTER"
 
 // fight takes slots of the limit "ring" and gives them back, until it is killed
-// or its input ends. It tells the witness before it tries, and when it is inside,
-// and goes on when the witness lets it: the second time, to let go.
+// or its input ends. It tells the outsider before it tries, and when it is inside,
+// and goes on when the outsider lets it: the second time, to let go.
 func fight() {
 	input := bufio.NewReader(os.Stdin)
-	tell := func(word string) {
+	notice := func(word string) {
 		fmt.Println(word)
 		if _, err := input.ReadString('\n'); err != nil {
 			os.Exit(0)
@@ -48,7 +48,7 @@ func fight() {
 		fail(err)
 	}
 	for {
-		tell("try")
+		notice("try")
 		leases, err := s.Take(ctx, "ring", 1, nil)
 		if errors.Is(err, lock.ErrFull) || errors.Is(err, lock.ErrDelayed) {
 			if err := s.Await(ctx, "ring"); err != nil {
@@ -59,15 +59,15 @@ func fight() {
 		if err != nil {
 			fail(err)
 		}
-		tell(fmt.Sprint("in ", leases[0].(*slot).number))
+		notice(fmt.Sprint("in ", leases[0].(*slot).number))
 		if err := leases[0].Release(ctx); err != nil {
 			fail(err)
 		}
 	}
 }
 
-// A witness counts who is inside.
-type witness struct {
+// A outsider counts who is inside.
+type outsider struct {
 	mu      sync.Mutex
 	news    sync.Cond // something below has changed
 	limits  []int     // all that were in force, the present one last; during a change, the higher
@@ -79,7 +79,7 @@ type witness struct {
 	wrong   []string
 }
 
-func (w *witness) limit(n int) {
+func (w *outsider) limit(n int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.limits = append(w.limits, n)
@@ -87,7 +87,7 @@ func (w *witness) limit(n int) {
 }
 
 // keep says whether those inside stay until as many are as may be.
-func (w *witness) keep(hold bool) {
+func (w *outsider) keep(hold bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.hold = hold
@@ -95,7 +95,7 @@ func (w *witness) keep(hold bool) {
 }
 
 // let makes one fighter stay inside until the next call; nil makes none.
-func (w *witness) let(stay *fighter) {
+func (w *outsider) let(stay *fighter) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.stay = stay
@@ -103,21 +103,21 @@ func (w *witness) let(stay *fighter) {
 }
 
 // full reports whether as many are inside as may be.
-func (w *witness) full() bool {
+func (w *outsider) full() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.inside == w.limits[len(w.limits)-1]
 }
 
-func (w *witness) granted() int {
+func (w *outsider) granted() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.entries
 }
 
-// A fighter is a process, as the witness knows it.
+// A fighter is a process, as the outsider knows it.
 type fighter struct {
-	w     *witness
+	w     *outsider
 	cmd   *exec.Cmd
 	input io.WriteCloser
 	since int // the first limit that its present try may go by
@@ -126,7 +126,7 @@ type fighter struct {
 	done  chan struct{}
 }
 
-func (w *witness) send(t *testing.T, v *testenv.Vhost) *fighter {
+func (w *outsider) send(t *testing.T, v *testenv.Vhost) *fighter {
 	t.Helper()
 	f := &fighter{w: w, cmd: exec.Command(os.Args[0]), done: make(chan struct{})}
 	f.cmd.Env = append(os.Environ(), fighterEnv+"="+v.URL, "GOMAXPROCS=2")
@@ -212,7 +212,7 @@ func TestFight(t *testing.T) {
 	if err := admin.Create(t.Context(), "ring", 3); err != nil {
 		t.Fatal(err)
 	}
-	w := &witness{limits: []int{3}}
+	w := &outsider{limits: []int{3}}
 	w.news.L = &w.mu
 	var all []*fighter
 	defer func() {
@@ -231,7 +231,7 @@ func TestFight(t *testing.T) {
 			// They fill the ring, and may be killed there. Then the limit moves, and
 			// they come and go.
 			w.keep(true)
-			testenv.Eventually(t, 2*patience, fmt.Sprintf("all %d slots are held at once", limit), w.full)
+			testenv.Eventually(t, 2*maxWait, fmt.Sprintf("all %d slots are held at once", limit), w.full)
 			if step == 0 {
 				victim := w.highest(all)
 				all[victim].leave(func() { all[victim].cmd.Process.Kill() })
@@ -250,7 +250,7 @@ func TestFight(t *testing.T) {
 			moved++
 			w.keep(false)
 			enough := w.granted() + perStep
-			testenv.Eventually(t, 2*patience, "more slots are taken", func() bool { return w.granted() >= enough })
+			testenv.Eventually(t, 2*maxWait, "more slots are taken", func() bool { return w.granted() >= enough })
 			w.let(nil)
 		}
 	}
@@ -270,7 +270,7 @@ func TestFight(t *testing.T) {
 	if err := admin.Resize(t.Context(), "ring", 3); err != nil {
 		t.Error(err)
 	}
-	testenv.Eventually(t, patience, "all holders are gone", func() bool {
+	testenv.Eventually(t, maxWait, "all holders are gone", func() bool {
 		sem, err := admin.Inspect(t.Context(), "ring")
 		return err == nil && len(sem.Holders) == 0
 	})
@@ -288,7 +288,7 @@ func TestFight(t *testing.T) {
 }
 
 // highest returns who of all is inside by the highest slot.
-func (w *witness) highest(all []*fighter) int {
+func (w *outsider) highest(all []*fighter) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	top := 0

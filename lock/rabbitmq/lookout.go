@@ -40,7 +40,7 @@ type lookout struct {
 	wait      time.Duration
 	seen      time.Time // when the last look began
 	view      view      // what it saw
-	listening *term
+	listening *session
 	rung      <-chan amqp.Delivery
 	stop      func()
 }
@@ -106,21 +106,21 @@ func (s *Semaphores) part(l *lookout) {
 	l.stop()
 	if l.rung != nil {
 		for message := range l.rung { // nobody here wants them any more
-			s.scout.ring(l.queues.bell(), slotOf(message))
+			s.probeSession.ring(l.queues.wakeup(), slotOf(message))
 		}
 	}
 }
 
-// poke makes those look at once who wait here, if any do.
-func (s *Semaphores) poke(name string) {
+// wake makes those look at once who wait here, if any do.
+func (s *Semaphores) wake(name string) {
 	s.waiting.Lock()
 	defer s.waiting.Unlock()
 	if l := s.lookouts[name]; l != nil {
-		l.hurry()
+		l.force()
 	}
 }
 
-func (l *lookout) hurry() {
+func (l *lookout) force() {
 	select {
 	case l.came <- struct{}{}:
 	default: // it is known already
@@ -132,7 +132,7 @@ func (l *lookout) enter() *waiter {
 	l.mu.Lock()
 	l.waiters = append(l.waiters, w)
 	l.mu.Unlock()
-	l.hurry()
+	l.force()
 	return w
 }
 
@@ -145,7 +145,7 @@ func (l *lookout) quit(w *waiter) {
 	}
 	l.mu.Unlock()
 	if i < 0 && <-w.woken == nil && l.wake(1, 0) == 0 {
-		l.s.scout.ring(l.queues.bell(), 0)
+		l.s.probeSession.ring(l.queues.wakeup(), 0)
 	}
 }
 
@@ -228,7 +228,7 @@ func (l *lookout) look(ctx context.Context) {
 			err = lock.ErrNoSemaphore
 		}
 		if err == nil {
-			err = recognise(t.pulse, l.queues, v)
+			err = recognise(t.requests, l.queues, v)
 		}
 		switch {
 		case ctx.Err() != nil:
@@ -246,7 +246,7 @@ func (l *lookout) look(ctx context.Context) {
 		l.seen, l.view = began, v
 		if t != l.listening && l.anybody() {
 			l.stop()
-			l.rung, l.stop = t.listen(l.queues.bell())
+			l.rung, l.stop = t.listen(l.queues.wakeup())
 			l.listening = t
 			l.next = time.Time{} // somebody may have rung just before
 			return
@@ -258,7 +258,7 @@ func (l *lookout) look(ctx context.Context) {
 // vacant returns for how many there is room. A listener passes over a slot that
 // was not free at the last look: it was given back just now, and somebody has been
 // woken for it.
-func (l *lookout) vacant(v view, t *term) int {
+func (l *lookout) vacant(v view, t *session) int {
 	if t != l.listening {
 		return v.room()
 	}
@@ -320,7 +320,7 @@ func (s *Semaphores) glance(ctx context.Context, n names, g *glance) {
 	delete(s.glances, n) // who comes now wants a later one
 	s.joining.Unlock()
 	if err == nil {
-		g.view, err = look(ctx, s.scout, n)
+		g.view, err = look(ctx, s.probeSession, n)
 	}
 	if err != nil && ctx.Err() != nil {
 		err = fmt.Errorf("%w: %w", errAbandoned, err)

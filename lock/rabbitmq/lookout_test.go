@@ -25,7 +25,7 @@ func TestManyWaiters(t *testing.T) {
 	if err := all[0].Create(t.Context(), "k", slots); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 8*patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 8*maxWait)
 	defer cancel()
 	var inside, most, entries atomic.Int32
 	began := time.Now()
@@ -91,7 +91,7 @@ func TestOneLooksForAll(t *testing.T) {
 			}
 			woken <- i
 		}()
-		testenv.Eventually(t, patience, "it waits", func() bool {
+		testenv.Eventually(t, maxWait, "it waits", func() bool {
 			z.waiting.Lock()
 			defer z.waiting.Unlock()
 			return z.lookouts["k"] != nil && z.lookouts["k"].users == i+1
@@ -111,7 +111,7 @@ func TestOneLooksForAll(t *testing.T) {
 			if i != want {
 				t.Errorf("waiter %d was woken, want %d", i, want)
 			}
-		case <-time.After(patience):
+		case <-time.After(maxWait):
 			t.Fatal("nobody was woken")
 		}
 		lease = take(t, z, "k")
@@ -119,7 +119,7 @@ func TestOneLooksForAll(t *testing.T) {
 	if err := lease.Release(t.Context()); err != nil {
 		t.Error(err)
 	}
-	testenv.Eventually(t, patience, "nobody waits", func() bool {
+	testenv.Eventually(t, maxWait, "nobody waits", func() bool {
 		z.waiting.Lock()
 		defer z.waiting.Unlock()
 		return len(z.lookouts) == 0

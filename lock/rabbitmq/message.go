@@ -14,15 +14,15 @@ import (
 // everybody who knows its name may write to it, and a holder of ours reads. Those of
 // other makes let the letters expire.
 const (
-	letterWho   = "onejob.who"   // tell the queue in ReplyTo who you are
-	letterLeave = "onejob.leave" // your slot is revoked
+	messageWho   = "onejob.who"   // tell the queue in ReplyTo who you are
+	messageLeave = "onejob.leave" // your slot is revoked
 )
 
 // answerTimeout is how long to wait for the holders' answers.
 const answerTimeout = time.Second
 
-// introduction is how a holder answers.
-type introduction struct {
+// holderReply is how a holder answers.
+type holderReply struct {
 	Queue string    `json:"queue"` // its B
 	Value []byte    `json:"value"`
 	Since time.Time `json:"since"`
@@ -33,38 +33,38 @@ func (s *slot) answer(to string) {
 	if s.state.Load() == stateTaking {
 		return
 	}
-	text, err := json.Marshal(introduction{s.queue, s.value, s.since})
+	text, err := json.Marshal(holderReply{s.queue, s.value, s.since})
 	if err != nil {
 		panic(err) // bytes and a time
 	}
 	ctx, cancel := context.WithTimeout(s.t.ctx, answerTimeout)
 	defer cancel()
-	_, _ = s.t.s.scout.send(ctx, []letter{{to: to, message: amqp.Publishing{Body: text}}})
+	_, _ = s.t.s.probeSession.send(ctx, []message{{to: to, message: amqp.Publishing{Body: text}}})
 }
 
 // ask asks the holders of B queues who they are. Some may not answer.
-func ask(ctx context.Context, w *wire, p *prober, mailbox string, queues []string) (map[string]introduction, error) {
-	answers := map[string]introduction{}
+func ask(ctx context.Context, w *wire, p *probeChannel, replyQueue string, queues []string) (map[string]holderReply, error) {
+	answers := map[string]holderReply{}
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
 	ch, err := w.conn.Channel()
 	if err != nil {
 		return nil, err
 	}
-	mailbox += uuid.NewString()
+	replyQueue += uuid.NewString()
 	// Answers wait here, so it keeps messages, other than all queues else.
-	if _, err := ch.QueueDeclare(mailbox, false, false, true, false, amqp.Table{"x-queue-type": "classic"}); err != nil {
-		return nil, explain("declare queue "+mailbox, err)
+	if _, err := ch.QueueDeclare(replyQueue, false, false, true, false, amqp.Table{"x-queue-type": "classic"}); err != nil {
+		return nil, explain("declare queue "+replyQueue, err)
 	}
-	mail, err := ch.ConsumeWithContext(ctx, mailbox, "", true, true, false, false, nil)
+	mail, err := ch.ConsumeWithContext(ctx, replyQueue, "", true, true, false, false, nil)
 	if err != nil {
-		return nil, explain("read queue "+mailbox, err)
+		return nil, explain("read queue "+replyQueue, err)
 	}
-	var letters []letter
+	var messages []message
 	for _, queue := range queues {
-		letters = append(letters, letter{to: queue, message: amqp.Publishing{Type: letterWho, ReplyTo: mailbox, Expiration: "0"}})
+		messages = append(messages, message{to: queue, message: amqp.Publishing{Type: messageWho, ReplyTo: replyQueue, Expiration: "0"}})
 	}
-	delivered, err := p.send(ctx, letters)
+	delivered, err := p.send(ctx, messages)
 	if err != nil {
 		return nil, err
 	}
@@ -77,7 +77,7 @@ func ask(ctx context.Context, w *wire, p *prober, mailbox string, queues []strin
 	for len(answers) < expected {
 		select {
 		case message, ok := <-mail:
-			var a introduction
+			var a holderReply
 			if !ok {
 				return answers, nil
 			}

@@ -17,7 +17,7 @@ func (n names) a(slot int) string      { return n.base + strconv.Itoa(slot) + "-
 func (n names) b(slot int) string      { return n.base + strconv.Itoa(slot) + "-B" }
 func (n names) d(slot int) string      { return n.base + strconv.Itoa(slot) + "-D" }
 func (n names) mutex() string          { return n.base + "admin" }
-func (n names) bell() string           { return n.base + "bell" }
+func (n names) wakeup() string         { return n.base + "bell" }
 func (n names) reach(slots int) string { return n.base + "reach-" + strconv.Itoa(slots) }
 
 // as and bs return the names of the A and B queues from..to, both included, and

@@ -57,7 +57,7 @@ func TestHole(t *testing.T) {
 		t.Error(err)
 	}
 	t.Logf("to destroy 199 slots behind a hole took %v", time.Since(began).Round(time.Millisecond))
-	for _, slots := range []int{2, 1, 5, 0} { // 3 and 4 were strays until now
+	for _, slots := range []int{2, 1, 5, 0} { // 3 and 4 were leaked locks until now
 		if err := s.Resize(t.Context(), "k", slots); err != nil {
 			t.Fatal(err)
 		}
@@ -112,7 +112,7 @@ func TestDeletedHolder(t *testing.T) {
 	// The session's own queue is of no consequence.
 	deleteQueue(t, v, "onejob/.session/"+z.Session())
 	before := second.Deadline()
-	testenv.Eventually(t, patience, "the lease goes on", func() bool { return second.Deadline() > before.Add(time.Second) })
+	testenv.Eventually(t, maxWait, "the lease goes on", func() bool { return second.Deadline() > before.Add(time.Second) })
 	if err := second.Release(t.Context()); err != nil {
 		t.Error(err)
 	}
@@ -216,8 +216,8 @@ func TestDefaultTypeQuorum(t *testing.T) {
 	}
 }
 
-// TestErrorsTellWhatToMend: each mistake of an operator.
-func TestErrorsTellWhatToMend(t *testing.T) {
+// TestErrorsSayWhatToFix: each mistake of an operator.
+func TestErrorsSayWhatToFix(t *testing.T) {
 	t.Parallel()
 	v := testenv.RabbitMQ(t)
 	user := "user-" + v.Name
@@ -298,7 +298,7 @@ func TestShortHeartbeat(t *testing.T) {
 	defer cancel()
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()
-	testenv.Eventually(t, patience, "the reason is told", func() bool {
+	testenv.Eventually(t, maxWait, "the reason is told", func() bool {
 		short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
 		defer cancel()
 		err := s.Ready(short)

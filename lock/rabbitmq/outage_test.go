@@ -158,7 +158,7 @@ func TestStopInSilence(t *testing.T) {
 	lease := take(t, s, "k")
 	m.silence()
 	last := lease.Deadline()
-	testenv.Eventually(t, patience, "an unanswered request", func() bool {
+	testenv.Eventually(t, maxWait, "an unanswered request", func() bool {
 		now := lease.Deadline()
 		still := now == last && time.Minute-now.Until() > 2*cfg.Margin
 		last = now
@@ -201,7 +201,7 @@ func TestBroker(t *testing.T) {
 		} else {
 			t.Logf("during the alarm: %v", err)
 		}
-		testenv.Eventually(t, patience, "the lease has outlived a heartbeat of silence", func() bool {
+		testenv.Eventually(t, maxWait, "the lease has outlived a heartbeat of silence", func() bool {
 			return lease.Context().Err() != nil || lease.Deadline().Sub(before) > cfg.Heartbeat
 		})
 		if err := lease.Context().Err(); err != nil {
@@ -237,7 +237,7 @@ func TestBroker(t *testing.T) {
 			if err := broker.Start(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			ctx, cancel := context.WithTimeout(t.Context(), maxWait)
 			defer cancel()
 			if err := s.Ready(ctx); err != nil {
 				t.Fatal(err)

@@ -52,7 +52,7 @@ func TestPartitionedBrokers(t *testing.T) {
 				t.Cleanup(func() { _ = h.Process.Kill(); _ = h.Wait() })
 			}
 			enter(alone)
-			testenv.Eventually(t, patience, "the holder is inside", func() bool { _, entries, _ := c.counts(); return entries == 1 })
+			testenv.Eventually(t, maxWait, "the holder is inside", func() bool { _, entries, _ := c.counts(); return entries == 1 })
 			for _, node := range nodes {
 				enter(node)
 			}

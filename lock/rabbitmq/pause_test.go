@@ -28,26 +28,26 @@ func TestPause(t *testing.T) {
 	if err := s.Create(t.Context(), "k", 2); err != nil {
 		t.Fatal(err)
 	}
-	term := s.current()
+	live := s.current()
 
 	// A short one: what was sent before it extends nothing.
 	lease := take(t, s, "k")
 	sent, before := boottime.Now(), lease.Deadline()
 	ahead.Add(int64(2 * time.Second))
-	testenv.Eventually(t, patience, "the jump is noticed", func() bool {
+	testenv.Eventually(t, maxWait, "the jump is noticed", func() bool {
 		lease.Deadline()
 		return events.FilterMessage("clock_jumped").Len() == 1
 	})
-	term.mu.Lock()
-	term.until = boottime.Now().Add(20 * time.Second)
-	term.mu.Unlock()
-	if term.extend(sent); lease.Deadline().Until() > 20*time.Second {
+	live.mu.Lock()
+	live.until = boottime.Now().Add(20 * time.Second)
+	live.mu.Unlock()
+	if live.extend(sent); lease.Deadline().Until() > 20*time.Second {
 		t.Error("a request from before the jump has extended the lease")
 	}
-	testenv.Eventually(t, patience, "the lease is extended again", func() bool { return before.Before(lease.Deadline()) })
+	testenv.Eventually(t, maxWait, "the lease is extended again", func() bool { return before.Before(lease.Deadline()) })
 	ahead.Add(-int64(time.Hour)) // nothing was paused
 	time.Sleep(2 * lookEvery)
-	if lease.Context().Err() != nil || s.current() != term {
+	if lease.Context().Err() != nil || s.current() != live {
 		t.Fatalf("the lease has ended: %v", context.Cause(lease.Context()))
 	}
 
@@ -58,7 +58,7 @@ func TestPause(t *testing.T) {
 		t.Errorf("the lease ended with: %v", why)
 	}
 	_ = lease.Release(t.Context())
-	testenv.Eventually(t, patience, "there is another session", func() bool { now := s.current(); return now != nil && now != term })
+	testenv.Eventually(t, maxWait, "there is another session", func() bool { now := s.current(); return now != nil && now != live })
 	if n := events.FilterMessage("clock_jumped").Len(); n != 2 {
 		t.Errorf("clock_jumped was logged %d times, want twice", n)
 	}

@@ -23,19 +23,19 @@ type observer interface {
 	exist(ctx context.Context, names []string) ([]bool, error)
 }
 
-// A prober finds out by publishing: a message that must be routed and cannot be
+// A probeChannel finds out by publishing: a message that must be routed and cannot be
 // comes back before it is confirmed. Unlike a passive declaration that does not
 // close the channel when there is no such queue, nor when somebody else's
 // connection has it, and hundreds of probes take one round trip.
 //
 // The message expires on arrival, and a queue of ours keeps none anyway.
-type prober struct {
+type probeChannel struct {
 	ch       *amqp.Channel
 	returned chan amqp.Return
 	closed   chan *amqp.Error
 }
 
-func newProber(w *wire) (*prober, error) {
+func newProbeChannel(w *wire) (*probeChannel, error) {
 	ch, err := w.conn.Channel()
 	if err != nil {
 		return nil, err
@@ -43,7 +43,7 @@ func newProber(w *wire) (*prober, error) {
 	if err := ch.Confirm(false); err != nil {
 		return nil, err
 	}
-	return &prober{
+	return &probeChannel{
 		ch: ch,
 		// The library's reader waits for room here.
 		returned: ch.NotifyReturn(make(chan amqp.Return, window)),
@@ -53,7 +53,7 @@ func newProber(w *wire) (*prober, error) {
 
 // exist implements observer, for one caller at a time. After an error the prober
 // is of no use any more.
-func (p *prober) exist(ctx context.Context, names []string) ([]bool, error) {
+func (p *probeChannel) exist(ctx context.Context, names []string) ([]bool, error) {
 	found, err := p.send(ctx, probes(names))
 	if err != nil {
 		return nil, fmt.Errorf("look for queues: %w", err)
@@ -61,25 +61,25 @@ func (p *prober) exist(ctx context.Context, names []string) ([]bool, error) {
 	return found, nil
 }
 
-// A letter is a message to a queue.
-type letter struct {
+// A message is a message to a queue.
+type message struct {
 	to      string
 	message amqp.Publishing
 }
 
 // probes are letters that say nothing.
-func probes(queues []string) []letter {
-	letters := make([]letter, len(queues))
+func probes(queues []string) []message {
+	messages := make([]message, len(queues))
 	for i, queue := range queues {
-		letters[i] = letter{to: queue, message: amqp.Publishing{Expiration: "0"}}
+		messages[i] = message{to: queue, message: amqp.Publishing{Expiration: "0"}}
 	}
-	return letters
+	return messages
 }
 
 // send sends letters, and tells which of them there is a queue for.
-func (p *prober) send(ctx context.Context, letters []letter) ([]bool, error) {
-	arrived := make([]bool, 0, len(letters))
-	for some := range slices.Chunk(letters, window) {
+func (p *probeChannel) send(ctx context.Context, messages []message) ([]bool, error) {
+	arrived := make([]bool, 0, len(messages))
+	for some := range slices.Chunk(messages, window) {
 		missing, err := p.sendSome(ctx, some)
 		if err != nil {
 			return nil, err
@@ -92,9 +92,9 @@ func (p *prober) send(ctx context.Context, letters []letter) ([]bool, error) {
 }
 
 // sendSome returns to which queues there was no way.
-func (p *prober) sendSome(ctx context.Context, letters []letter) (missing map[string]bool, err error) {
-	confirmations := make([]*amqp.DeferredConfirmation, len(letters))
-	for i, l := range letters {
+func (p *probeChannel) sendSome(ctx context.Context, messages []message) (missing map[string]bool, err error) {
+	confirmations := make([]*amqp.DeferredConfirmation, len(messages))
+	for i, l := range messages {
 		confirmations[i], err = p.ch.PublishWithDeferredConfirm("", l.to, true, false, l.message)
 		if err != nil {
 			return nil, p.why(ctx, err)
@@ -106,7 +106,7 @@ func (p *prober) sendSome(ctx context.Context, letters []letter) (missing map[st
 			return nil, context.Cause(ctx)
 		}
 		if !acked {
-			return nil, p.why(ctx, fmt.Errorf("the broker did not confirm a message to %s", letters[i].to))
+			return nil, p.why(ctx, fmt.Errorf("the broker did not confirm a message to %s", messages[i].to))
 		}
 	}
 	// What is returned comes before its confirmation, on the same goroutine.
@@ -118,7 +118,7 @@ func (p *prober) sendSome(ctx context.Context, letters []letter) (missing map[st
 }
 
 // why returns the broker's reason for closing the channel, if it has, else err.
-func (p *prober) why(ctx context.Context, err error) error {
+func (p *probeChannel) why(ctx context.Context, err error) error {
 	if !p.ch.IsClosed() {
 		return err
 	}
@@ -132,26 +132,28 @@ func (p *prober) why(ctx context.Context, err error) error {
 	return err
 }
 
-// A scout is an observer with a connection of its own, made when it is needed and
+// A probeSession is an observer with a connection of its own, made when it is needed and
 // again when it was lost. The connection publishes and holds nothing.
-type scout struct {
+type probeSession struct {
 	cfg  Config
 	turn chan struct{} // holds a token while the scout is out
 
-	wire   *wire
-	prober *prober
-	closed bool
+	wire         *wire
+	probeChannel *probeChannel
+	closed       bool
 }
 
-func newScout(cfg Config) *scout { return &scout{cfg: cfg, turn: make(chan struct{}, 1)} }
+func newProbeSession(cfg Config) *probeSession {
+	return &probeSession{cfg: cfg, turn: make(chan struct{}, 1)}
+}
 
 // exist implements observer, for any number of callers.
-func (s *scout) exist(ctx context.Context, names []string) ([]bool, error) {
+func (s *probeSession) exist(ctx context.Context, names []string) ([]bool, error) {
 	return s.send(ctx, probes(names))
 }
 
 // send is prober.send.
-func (s *scout) send(ctx context.Context, letters []letter) ([]bool, error) {
+func (s *probeSession) send(ctx context.Context, messages []message) ([]bool, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, requestTimeout,
 		fmt.Errorf("the broker confirmed no probe within %v; it takes no messages while it has an alarm", requestTimeout))
 	defer cancel()
@@ -166,7 +168,7 @@ func (s *scout) send(ctx context.Context, letters []letter) ([]bool, error) {
 	}
 	used := s.wire != nil
 	for {
-		arrived, err := s.try(ctx, letters)
+		arrived, err := s.try(ctx, messages)
 		if err == nil {
 			return arrived, nil
 		}
@@ -178,7 +180,7 @@ func (s *scout) send(ctx context.Context, letters []letter) ([]bool, error) {
 	}
 }
 
-func (s *scout) try(ctx context.Context, letters []letter) ([]bool, error) {
+func (s *probeSession) try(ctx context.Context, messages []message) ([]bool, error) {
 	if s.wire == nil {
 		w, err := dial(ctx, s.cfg, "probes")
 		if err != nil {
@@ -188,25 +190,25 @@ func (s *scout) try(ctx context.Context, letters []letter) ([]bool, error) {
 	}
 	// Whatever the library is doing, it does not outlast ctx.
 	defer context.AfterFunc(ctx, s.wire.cut)()
-	if s.prober == nil {
-		p, err := newProber(s.wire)
+	if s.probeChannel == nil {
+		p, err := newProbeChannel(s.wire)
 		if err != nil {
 			return nil, err
 		}
-		s.prober = p
+		s.probeChannel = p
 	}
-	return s.prober.send(ctx, letters)
+	return s.probeChannel.send(ctx, messages)
 }
 
-func (s *scout) drop() {
+func (s *probeSession) drop() {
 	if s.wire != nil {
 		s.wire.cut()
 	}
-	s.wire, s.prober = nil, nil
+	s.wire, s.probeChannel = nil, nil
 }
 
 // close ends the scout for good. It waits for the one who is out.
-func (s *scout) close() {
+func (s *probeSession) close() {
 	s.turn <- struct{}{}
 	defer func() { <-s.turn }()
 	s.drop()

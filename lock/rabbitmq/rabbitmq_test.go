@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 	testenv.Main(m)
 }
 
-const patience = 30 * time.Second
+const maxWait = 30 * time.Second
 
 // config is a configuration for a test's own virtual host.
 func config(t testing.TB, v *testenv.Vhost) Config {
@@ -70,7 +70,7 @@ func run(t testing.TB, s *Semaphores) (stop func()) {
 		}
 	})
 	t.Cleanup(stop)
-	ready, cancelReady := context.WithTimeout(t.Context(), patience)
+	ready, cancelReady := context.WithTimeout(t.Context(), maxWait)
 	defer cancelReady()
 	if err := s.Ready(ready); err != nil {
 		t.Fatal(err)
@@ -98,7 +98,7 @@ func take(t testing.TB, s *Semaphores, name string) *slot {
 // takeSoon takes a slot as soon as there is one.
 func takeSoon(t testing.TB, s *Semaphores, name string) *slot {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), maxWait)
 	defer cancel()
 	for {
 		leases, err := s.Take(ctx, name, 1, nil)
@@ -116,8 +116,8 @@ func ended(t testing.TB, l lock.Lease, want error) {
 	t.Helper()
 	select {
 	case <-l.Context().Done():
-	case <-time.After(patience):
-		t.Fatalf("the lease did not end within %v", patience)
+	case <-time.After(maxWait):
+		t.Fatalf("the lease did not end within %v", maxWait)
 	}
 	if cause := context.Cause(l.Context()); !errors.Is(cause, want) {
 		t.Errorf("the lease ended with %v, want %v", cause, want)
@@ -206,7 +206,7 @@ func TestSemaphores(t *testing.T) {
 					t.Fatal(err)
 				}
 			},
-			Spoilt: func(t *testing.T, name string) bool {
+			Damaged: func(t *testing.T, name string) bool {
 				var queue struct {
 					Exclusive bool
 					Arguments map[string]any

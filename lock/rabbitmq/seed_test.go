@@ -218,7 +218,7 @@ func TestWeAdministerAndSeedTakes(t *testing.T) {
 	}
 
 	// Each keeps out the other's administrators.
-	err := ours.administer(t.Context(), "look at", "k", func(*office) error {
+	err := ours.administer(t.Context(), "look at", "k", func(*adminSession) error {
 		if seed.administer(3) {
 			t.Error("two administrators at once")
 		}
@@ -259,7 +259,7 @@ func TestSeedsAmongUs(t *testing.T) {
 		time.Sleep(rand.N(2 * time.Millisecond)) // the longer inside, the likelier to meet somebody
 		inside.Add(-1)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*maxWait)
 	defer cancel()
 	var wg sync.WaitGroup
 	for range each {

@@ -22,13 +22,13 @@ var ErrCannotList = errors.New("RabbitMQ cannot be asked for its queues: name th
 // To take slots it must Run. The rest needs no session: it works on a connection
 // of its own, which ends with the call.
 type Semaphores struct {
-	cfg   Config
-	log   *zap.Logger
-	scout *scout
-	ahead func() (time.Duration, bool) // of the wall clock; nil but in tests
+	cfg          Config
+	log          *zap.Logger
+	probeSession *probeSession
+	ahead        func() (time.Duration, bool) // of the wall clock; nil but in tests
 
 	mu      sync.Mutex
-	term    *term
+	live    *session
 	changed chan struct{} // closed, and another one put there, when a session begins or ends
 	lastErr error
 
@@ -50,7 +50,7 @@ func New(cfg Config) (*Semaphores, error) {
 		return nil, err
 	}
 	cfg = cfg.WithDefaults()
-	s := &Semaphores{cfg: cfg, log: cfg.Log, scout: newScout(cfg), changed: make(chan struct{}),
+	s := &Semaphores{cfg: cfg, log: cfg.Log, probeSession: newProbeSession(cfg), changed: make(chan struct{}),
 		lookouts: map[string]*lookout{}, hints: map[string]*hint{}, looking: make(chan struct{}, 1), glances: map[names]*glance{}}
 	s.looking <- struct{}{}
 	return s, nil
@@ -60,7 +60,7 @@ func New(cfg Config) (*Semaphores, error) {
 // is lost, until ctx ends. It then gives back what is still held and returns nil
 // within a few seconds. It may be called once.
 func (s *Semaphores) Run(ctx context.Context) error {
-	defer s.scout.close()
+	defer s.probeSession.close()
 	for failures := 0; ctx.Err() == nil; {
 		t, err := s.begin(ctx)
 		if err != nil {
@@ -143,7 +143,7 @@ func (s *Semaphores) Inspect(ctx context.Context, name string) (lock.Semaphore, 
 			held = append(held, queues.b(number))
 		}
 	}
-	answers, err := ask(ctx, o.wire, o.prober, s.cfg.Prefix+"/.mail/", held)
+	answers, err := ask(ctx, o.wire, o.probeChannel, s.cfg.Prefix+"/.mail/", held)
 	if err != nil {
 		return sem, fmt.Errorf("limit %s: ask the holders: %w", name, err)
 	}
@@ -193,21 +193,21 @@ func (s *Semaphores) List(ctx context.Context) ([]string, error) {
 	return slices.Compact(list), nil
 }
 
-// A visitor looks, on a connection of its own.
-type visitor struct {
-	*prober
+// A reader looks, on a connection of its own.
+type reader struct {
+	*probeChannel
 	*line
 	stop func() bool
 }
 
 // visit connects for as long as ctx lives, or until the visitor's end.
-func (s *Semaphores) visit(ctx context.Context) (*visitor, error) {
+func (s *Semaphores) visit(ctx context.Context) (*reader, error) {
 	w, err := dial(ctx, s.cfg, "visitor")
 	if err != nil {
 		return nil, err
 	}
-	v := &visitor{line: &line{wire: w}, stop: context.AfterFunc(ctx, w.cut)}
-	if v.prober, err = newProber(w); err != nil {
+	v := &reader{line: &line{wire: w}, stop: context.AfterFunc(ctx, w.cut)}
+	if v.probeChannel, err = newProbeChannel(w); err != nil {
 		v.end()
 		return nil, explain("open a channel", err)
 	}
@@ -215,7 +215,7 @@ func (s *Semaphores) visit(ctx context.Context) (*visitor, error) {
 }
 
 // look views a semaphore that must be there.
-func (o *visitor) look(ctx context.Context, n names) (view, error) {
+func (o *reader) look(ctx context.Context, n names) (view, error) {
 	v, err := look(ctx, o, n)
 	switch {
 	case err != nil:
@@ -226,24 +226,24 @@ func (o *visitor) look(ctx context.Context, n names) (view, error) {
 	return v, recognise(o.line, n, v)
 }
 
-func (o *visitor) end() {
+func (o *reader) end() {
 	o.stop()
 	o.wire.close()
 }
 
-// current returns the term that we may believe in now, or nil.
-func (s *Semaphores) current() *term {
+// current returns the session that we may believe in now, or nil.
+func (s *Semaphores) current() *session {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.term == nil || s.term.deadline().Passed() {
+	if s.live == nil || s.live.deadline().Passed() {
 		return nil
 	}
-	return s.term
+	return s.live
 }
 
-func (s *Semaphores) enter(t *term) {
+func (s *Semaphores) enter(t *session) {
 	s.mu.Lock()
-	s.term = t
+	s.live = t
 	if t != nil {
 		s.lastErr = nil
 	}

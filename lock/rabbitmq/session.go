@@ -17,13 +17,13 @@ import (
 	"onejob/lock"
 )
 
-// A term is the life of one connection that holds slots.
-type term struct {
-	s     *Semaphores
-	id    string // of the session, which is the connection
-	queue string // a queue that exists as long as the connection does
-	wire  *wire
-	pulse *line // for all requests but the taking of slots
+// A session is the life of one connection that holds slots.
+type session struct {
+	s        *Semaphores
+	id       string // of the session, which is the connection
+	queue    string // a queue that exists as long as the connection does
+	wire     *wire
+	requests *line // for all requests but the taking of slots
 
 	ctx    context.Context // ends when the connection does, or is no longer believed in
 	cancel context.CancelCauseFunc
@@ -40,7 +40,7 @@ type term struct {
 }
 
 // begin connects.
-func (s *Semaphores) begin(ctx context.Context) (*term, error) {
+func (s *Semaphores) begin(ctx context.Context) (*session, error) {
 	id := uuid.NewString()
 	w, err := dial(ctx, s.cfg, "holder "+id)
 	if err != nil {
@@ -52,15 +52,15 @@ func (s *Semaphores) begin(ctx context.Context) (*term, error) {
 		w.close()
 		return nil, fmt.Errorf("the broker insists on a heartbeat of %v, shorter than the %v that leases are counted by: set heartbeat = %d, or more, in its rabbitmq.conf", agreed, s.cfg.Heartbeat, s.cfg.Heartbeat/time.Second)
 	}
-	t := &term{
+	t := &session{
 		s: s, id: id, queue: s.cfg.Prefix + "/.session/" + id,
-		wire: w, pulse: &line{wire: w},
+		wire: w, requests: &line{wire: w},
 		slots: map[string]*slot{}, clocks: boottime.Jumps{Source: s.ahead},
 	}
 	t.clocks.Since()
 	t.until = s.cfg.timing().Deadline(boottime.Now())
 	stop := context.AfterFunc(ctx, w.cut)
-	err = t.pulse.do(func(ch *amqp.Channel) error { return declareOwn(ch, t.queue) })
+	err = t.requests.do(func(ch *amqp.Channel) error { return declareOwn(ch, t.queue) })
 	if stop() && err == nil {
 		t.ctx, t.cancel = context.WithCancelCause(context.Background())
 		return t, nil
@@ -69,8 +69,8 @@ func (s *Semaphores) begin(ctx context.Context) (*term, error) {
 	return nil, errors.Join(ctx.Err(), explain("declare queue "+t.queue, err))
 }
 
-// live keeps the term going until it is lost or ctx ends.
-func (t *term) live(ctx context.Context) {
+// live keeps the session going until it is lost or ctx ends.
+func (t *session) live(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer context.AfterFunc(t.ctx, cancel)()
 	var wg sync.WaitGroup
@@ -83,7 +83,7 @@ func (t *term) live(ctx context.Context) {
 		t.lose(fmt.Errorf("the connection was closed: %w", cause(reason)))
 	case <-ctx.Done():
 		// A request that is not answered must not keep us.
-		defer time.AfterFunc(farewell, t.wire.cut).Stop()
+		defer time.AfterFunc(shutdownTimeout, t.wire.cut).Stop()
 		cancel()
 		wg.Wait()
 	}
@@ -103,9 +103,9 @@ func every(ctx context.Context, interval time.Duration, f func()) {
 	}
 }
 
-// fence ends the term when its time is over. It looks at the clock more often
+// fence ends the session when its time is over. It looks at the clock more often
 // than needed, as the timers of Go stand still while the machine sleeps.
-func (t *term) fence(ctx context.Context) {
+func (t *session) fence(ctx context.Context) {
 	for {
 		left := t.deadline().Until()
 		if left <= 0 {
@@ -122,10 +122,10 @@ func (t *term) fence(ctx context.Context) {
 // beat asks the broker for every queue that is ours. An answer shows that the
 // connection lived when it was asked; that the queue is still ours, nobody
 // else's, is shown by passive declaration alone.
-func (t *term) beat() {
+func (t *session) beat() {
 	if err := t.probe(t.queue); is(err, amqp.NotFound) {
 		// Somebody deleted it. It only was there to be asked for.
-		_ = t.pulse.do(func(ch *amqp.Channel) error { return declareOwn(ch, t.queue) })
+		_ = t.requests.do(func(ch *amqp.Channel) error { return declareOwn(ch, t.queue) })
 	}
 	for _, s := range t.list() {
 		switch s.state.Load() {
@@ -143,9 +143,9 @@ func (t *term) beat() {
 }
 
 // probe asks for one queue, and moves the deadline for any answer.
-func (t *term) probe(queue string) error {
+func (t *session) probe(queue string) error {
 	sent := boottime.Now()
-	err := t.pulse.do(func(ch *amqp.Channel) error {
+	err := t.requests.do(func(ch *amqp.Channel) error {
 		_, err := ch.QueueDeclarePassive(queue, false, false, true, false, arguments)
 		return err
 	})
@@ -157,8 +157,8 @@ func (t *term) probe(queue string) error {
 
 // delete deletes a queue of ours and waits for the broker to say so. It is no
 // error if the queue is gone already.
-func (t *term) delete(queue string) error {
-	return t.pulse.do(func(ch *amqp.Channel) error {
+func (t *session) delete(queue string) error {
+	return t.requests.do(func(ch *amqp.Channel) error {
 		_, err := ch.QueueDelete(queue, false, false, false)
 		return err
 	})
@@ -167,7 +167,7 @@ func (t *term) delete(queue string) error {
 // extend moves the deadline after a request that was sent then was answered. A
 // deadline that has passed does not return, and what was sent before a jump of the wall
 // clock may have been sent before a pause.
-func (t *term) extend(sent boottime.Instant) {
+func (t *session) extend(sent boottime.Instant) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.look()
@@ -176,7 +176,7 @@ func (t *term) extend(sent boottime.Instant) {
 	}
 }
 
-func (t *term) deadline() boottime.Instant {
+func (t *session) deadline() boottime.Instant {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.look()
@@ -190,7 +190,7 @@ const lookEvery = 50 * time.Millisecond
 // look makes the deadline come sooner by as much as the wall clock has jumped ahead: the
 // machine may have been paused for as long, and the broker's clock has gone on. t.mu is
 // held.
-func (t *term) look() {
+func (t *session) look() {
 	now := boottime.Now()
 	if now.Sub(t.looked) < lookEvery || t.over {
 		return
@@ -204,8 +204,8 @@ func (t *term) look() {
 	t.s.log.Warn("clock_jumped", zap.String("session", t.id), zap.Duration("jump", jump), zap.Int("leases", len(t.slots)))
 }
 
-// tooLate is why a term ends whose deadline has passed.
-func (t *term) tooLate() error {
+// tooLate is why a session ends whose deadline has passed.
+func (t *session) tooLate() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.jumped != 0 && boottime.Now().Sub(t.jumped) < 2*time.Second {
@@ -214,22 +214,22 @@ func (t *term) tooLate() error {
 	return errors.New("the broker has not answered for too long")
 }
 
-// lose ends the term, and the connection: nobody is to wait for its last answer.
-func (t *term) lose(why error) {
+// lose ends the session, and the connection: nobody is to wait for its last answer.
+func (t *session) lose(why error) {
 	t.close(why)
 	t.wire.cut()
 }
 
-// end ends the term in good order: the broker deletes our queues before it says
+// end ends the session in good order: the broker deletes our queues before it says
 // good-bye.
-func (t *term) end() {
+func (t *session) end() {
 	t.close(errors.New("we are stopping"))
 	t.wire.close()
 	t.readers.Wait()
 }
 
 // close ends all leases.
-func (t *term) close(why error) {
+func (t *session) close(why error) {
 	t.mu.Lock()
 	t.until = min(t.until, boottime.Now())
 	t.over = true
@@ -239,7 +239,7 @@ func (t *term) close(why error) {
 
 // gone returns lock.ErrLost, with the reason, when the connection is. It may be
 // known here earlier than to live.
-func (t *term) gone() error {
+func (t *session) gone() error {
 	if t.ctx.Err() == nil && t.wire.conn.IsClosed() {
 		return fmt.Errorf("%w: the connection was closed", lock.ErrLost)
 	}
@@ -248,7 +248,7 @@ func (t *term) gone() error {
 
 // reserve enters a slot in the table and counts its reader, or reports that it
 // is there already.
-func (t *term) reserve(s *slot) bool {
+func (t *session) reserve(s *slot) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.over || t.slots[s.queue] != nil {
@@ -259,8 +259,8 @@ func (t *term) reserve(s *slot) bool {
 	return true
 }
 
-// more counts another reader of a slot in the table, unless the term is over.
-func (t *term) more() bool {
+// more counts another reader of a slot in the table, unless the session is over.
+func (t *session) more() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.over {
@@ -271,7 +271,7 @@ func (t *term) more() bool {
 }
 
 // remove takes a slot off the table.
-func (t *term) remove(s *slot) {
+func (t *session) remove(s *slot) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.slots[s.queue] == s {
@@ -279,7 +279,7 @@ func (t *term) remove(s *slot) {
 	}
 }
 
-func (t *term) list() []*slot {
+func (t *session) list() []*slot {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return slices.Collect(maps.Values(t.slots))
@@ -293,7 +293,7 @@ func cause(reason *amqp.Error) error {
 	return reason
 }
 
-// logFields tell one term from another.
-func (t *term) logFields() []zap.Field {
+// logFields tell one session from another.
+func (t *session) logFields() []zap.Field {
 	return []zap.Field{zap.String("session", t.id), zap.Int("leases", len(t.list()))}
 }

@@ -25,13 +25,13 @@ const (
 
 // A slot is a lease on one slot of a semaphore: it implements lock.Lease.
 //
-// From before its B queue is declared until that is gone it is in its term's
+// From before its B queue is declared until that is gone it is in its session's
 // table, as the broker would let the same connection declare it twice.
 //
 // From before it is granted until the holder lets go its delay queue is there, and
 // for some time after a holder is gone who did not let go.
 type slot struct {
-	t         *term
+	t         *session
 	semaphore string
 	number    int
 	queue     string // B
@@ -47,7 +47,7 @@ type slot struct {
 }
 
 // declare makes a B queue ours.
-func (t *term) declare(name string, n names, number int, value []byte) (*slot, error) {
+func (t *session) declare(name string, n names, number int, value []byte) (*slot, error) {
 	queue := n.b(number)
 	s := &slot{t: t, semaphore: name, number: number, queue: queue, delay: n.d(number), value: value, since: time.Now()}
 	s.ctx, s.cancel = context.WithCancelCause(t.ctx)
@@ -55,7 +55,7 @@ func (t *term) declare(name string, n names, number int, value []byte) (*slot, e
 		s.cancel(errRace)
 		return nil, errRace
 	}
-	letters, err := s.open()
+	messages, err := s.open()
 	if err != nil {
 		t.remove(s)
 		t.readers.Done()
@@ -67,25 +67,25 @@ func (t *term) declare(name string, n names, number int, value []byte) (*slot, e
 	}
 	go func() {
 		defer t.readers.Done()
-		s.read(letters)
+		s.read(messages)
 	}()
 	return s, nil
 }
 
 // open declares B on a channel of its own, which is closed if somebody else's
 // connection has it.
-func (s *slot) open() (letters <-chan amqp.Delivery, err error) {
+func (s *slot) open() (messages <-chan amqp.Delivery, err error) {
 	if s.ch, err = s.t.wire.conn.Channel(); err != nil {
 		return nil, err
 	}
 	if err := declareOwn(s.ch, s.queue); err != nil {
 		return nil, err
 	}
-	letters, err = s.ch.Consume(s.queue, "", true, true, false, false, nil)
+	messages, err = s.ch.Consume(s.queue, "", true, true, false, false, nil)
 	if err != nil && !is(err, amqp.NotFound) {
 		_ = s.t.delete(s.queue) // it is ours, and only cannot be read
 	}
-	return letters, err
+	return messages, err
 }
 
 // shield declares the slot's delay queue, which must not be there, and consumes
@@ -173,12 +173,12 @@ func (s *slot) wanted() bool {
 
 // read answers what is sent to the holder of the slot, until the channel is
 // closed or the queue deleted.
-func (s *slot) read(letters <-chan amqp.Delivery) {
-	for letter := range letters {
-		switch letter.Type {
-		case letterWho:
-			s.answer(letter.ReplyTo)
-		case letterLeave:
+func (s *slot) read(messages <-chan amqp.Delivery) {
+	for message := range messages {
+		switch message.Type {
+		case messageWho:
+			s.answer(message.ReplyTo)
+		case messageLeave:
 			if s.state.CompareAndSwap(stateTaking, stateLeaving) {
 				continue // the one who is taking it will see
 			}
@@ -232,7 +232,7 @@ func (s *slot) Release(context.Context) error {
 // leave deletes the delay queue, and then B, which shows to others that the slot is
 // free. When the connection is lost the broker does so, later.
 func (s *slot) leave() error {
-	err := s.t.pulse.do(func(ch *amqp.Channel) error {
+	err := s.t.requests.do(func(ch *amqp.Channel) error {
 		if s.shielded.Load() {
 			if _, err := ch.QueueDelete(s.delay, false, false, true); err != nil {
 				return err
@@ -245,8 +245,8 @@ func (s *slot) leave() error {
 	case err == nil:
 		_ = s.ch.Close()
 		s.t.remove(s)
-		if !s.t.s.scout.ring(s.t.s.cfg.names(s.semaphore).bell(), s.number) {
-			s.t.s.poke(s.semaphore)
+		if !s.t.s.probeSession.ring(s.t.s.cfg.names(s.semaphore).wakeup(), s.number) {
+			s.t.s.wake(s.semaphore)
 		}
 		return nil
 	case is(err, amqp.ResourceLocked):

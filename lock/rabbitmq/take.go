@@ -63,7 +63,7 @@ func (s *Semaphores) Take(ctx context.Context, name string, n int, value []byte)
 }
 
 // take tries once. What it returns without is given back.
-func (t *term) take(ctx context.Context, name string, n int, value []byte) (leases []lock.Lease, err error) {
+func (t *session) take(ctx context.Context, name string, n int, value []byte) (leases []lock.Lease, err error) {
 	queues := t.s.cfg.names(name)
 	v, wanted, err := t.choose(ctx, name, n)
 	if err != nil {
@@ -75,7 +75,7 @@ func (t *term) take(ctx context.Context, name string, n int, value []byte) (leas
 			for _, s := range slots {
 				s.state.Store(stateLeaving)
 				s.cancel(err)
-				_ = s.leave() // if it fails the term tries again
+				_ = s.leave() // if it fails the session tries again
 			}
 		}
 	}()
@@ -86,7 +86,7 @@ func (t *term) take(ctx context.Context, name string, n int, value []byte) (leas
 		}
 		slots = append(slots, s)
 	}
-	ok, err := settled(ctx, t.s.scout, queues, v, wanted)
+	ok, err := settled(ctx, t.s.probeSession, queues, v, wanted)
 	if err != nil {
 		return nil, err
 	}
@@ -111,7 +111,7 @@ func (t *term) take(ctx context.Context, name string, n int, value []byte) (leas
 }
 
 // choose returns n slots that are free, or were a moment ago, and what was seen.
-func (t *term) choose(ctx context.Context, name string, n int) (view, []int, error) {
+func (t *session) choose(ctx context.Context, name string, n int) (view, []int, error) {
 	// One who was woken by the bell wants the slot for which it was rung. What was
 	// seen last will do: what has changed since then is found out by settled.
 	if h := t.s.hinted(name); h != nil && n == 1 {
@@ -125,7 +125,7 @@ func (t *term) choose(ctx context.Context, name string, n int) (view, []int, err
 	case !v.there():
 		return v, nil, lock.ErrNoSemaphore
 	}
-	if err := recognise(t.pulse, queues, v); err != nil {
+	if err := recognise(t.requests, queues, v); err != nil {
 		return v, nil, err
 	}
 	switch room := v.room(); {

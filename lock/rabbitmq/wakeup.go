@@ -17,21 +17,21 @@ import (
 // The queue goes with the last who listens, and one that nobody ever listened to
 // after a while.
 
-// bellArguments are those of a bell. It keeps nothing either.
-var bellArguments = amqp.Table{"x-queue-type": "classic", "x-max-length": 0, "x-expires": int(time.Minute / time.Millisecond)}
+// wakeupArguments are those of a bell. It keeps nothing either.
+var wakeupArguments = amqp.Table{"x-queue-type": "classic", "x-max-length": 0, "x-expires": int(time.Minute / time.Millisecond)}
 
 // listen returns where one hears the bell until stop. It hears nothing if there
 // is an error; the next look will meet it.
-func (t *term) listen(bell string) (rung <-chan amqp.Delivery, stop func()) {
+func (t *session) listen(wakeup string) (rung <-chan amqp.Delivery, stop func()) {
 	ch, err := t.wire.conn.Channel()
 	if err != nil {
 		return nil, func() {}
 	}
 	stop = func() { _ = ch.Close() }
-	if _, err := ch.QueueDeclare(bell, true, true, false, false, bellArguments); err != nil {
+	if _, err := ch.QueueDeclare(wakeup, true, true, false, false, wakeupArguments); err != nil {
 		return nil, stop
 	}
-	rung, err = ch.Consume(bell, "", true, false, false, false, nil)
+	rung, err = ch.Consume(wakeup, "", true, false, false, false, nil)
 	if err != nil {
 		return nil, stop
 	}
@@ -39,12 +39,12 @@ func (t *term) listen(bell string) (rung <-chan amqp.Delivery, stop func()) {
 }
 
 // rings are letters that ring a bell for slots from..to, both included.
-func rings(bell string, from, to int) []letter {
-	var letters []letter
+func rings(wakeup string, from, to int) []message {
+	var messages []message
 	for slot := from; slot <= to; slot++ {
-		letters = append(letters, letter{to: bell, message: amqp.Publishing{Expiration: "0", Body: []byte(strconv.Itoa(slot))}})
+		messages = append(messages, message{to: wakeup, message: amqp.Publishing{Expiration: "0", Body: []byte(strconv.Itoa(slot))}})
 	}
-	return letters
+	return messages
 }
 
 // slotOf returns the slot for which a bell was rung, or 0 if it does not say.
@@ -55,7 +55,7 @@ func slotOf(message amqp.Delivery) int {
 
 // ring rings a bell once, without waiting for the broker. It reports whether it
 // could.
-func (s *scout) ring(bell string, slot int) bool {
+func (s *probeSession) ring(wakeup string, slot int) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
 	defer cancel()
 	select {
@@ -64,10 +64,10 @@ func (s *scout) ring(bell string, slot int) bool {
 	case <-ctx.Done():
 		return false
 	}
-	if s.prober == nil {
+	if s.probeChannel == nil {
 		return false
 	}
 	defer context.AfterFunc(ctx, s.wire.cut)()
-	_, err := s.prober.ch.PublishWithDeferredConfirm("", bell, false, false, rings(bell, slot, slot)[0].message)
+	_, err := s.probeChannel.ch.PublishWithDeferredConfirm("", wakeup, false, false, rings(wakeup, slot, slot)[0].message)
 	return err == nil
 }

@@ -16,8 +16,8 @@ const (
 	// dialTimeout bounds the making of a connection.
 	dialTimeout = 10 * time.Second
 
-	// farewell bounds the orderly end of one.
-	farewell = 2 * time.Second
+	// shutdownTimeout bounds the orderly end of one.
+	shutdownTimeout = 2 * time.Second
 )
 
 // A wire is one connection to the broker, and the socket below it: only closing
@@ -71,7 +71,7 @@ func dial(ctx context.Context, cfg Config, role string) (*wire, error) {
 // close ends the connection in good order if the broker answers. When it returns
 // the broker has deleted the connection's exclusive queues, if it answered.
 func (w *wire) close() {
-	_ = w.conn.CloseDeadline(time.Now().Add(farewell))
+	_ = w.conn.CloseDeadline(time.Now().Add(shutdownTimeout))
 	w.cut()
 }
 

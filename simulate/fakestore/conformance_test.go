@@ -202,7 +202,7 @@ func compare(t *testing.T, seed uint64, sides ...*side) {
 			switch r.IntN(5) {
 			case 0:
 				delay := time.Duration(r.IntN(2)) * time.Hour
-				each("unclaim", func(_ int, s *side) string { return words(s.Unclaim(ctx, &task, delay)) })
+				each("requeue", func(_ int, s *side) string { return words(s.Requeue(ctx, &task, delay)) })
 			case 1:
 				each("begin", func(_ int, s *side) string { return words(s.Begin(ctx, &task)) })
 			case 2:
@@ -213,12 +213,12 @@ func compare(t *testing.T, seed uint64, sides ...*side) {
 					return fmt.Sprint(ids, words(err))
 				})
 			default:
-				e := tasks.Ending{ID: task.ID, Fence: task.Fence, Session: task.Session, Outcome: tasks.Succeeded, Next: tasks.StatusSucceeded}
+				e := tasks.Completion{ID: task.ID, Fence: task.Fence, Session: task.Session, Outcome: tasks.Succeeded, Next: tasks.StatusSucceeded}
 				switch r.IntN(4) {
 				case 0:
 					e.Outcome, e.Next, e.Error = tasks.Failed, tasks.StatusPending, "failed"
 				case 1:
-					e.Outcome, e.Next, e.GiveBack, e.Error = tasks.LeaseLost, tasks.StatusPending, true, "lost"
+					e.Outcome, e.Next, e.Requeue, e.Error = tasks.LeaseLost, tasks.StatusPending, true, "lost"
 					e.Stalled = r.IntN(2) == 0
 				case 2:
 					e.Outcome, e.Next, e.Error = tasks.Failed, tasks.StatusFailed, "failed"
@@ -278,9 +278,9 @@ func compare(t *testing.T, seed uint64, sides ...*side) {
 			each("take over", func(_ int, s *side) string {
 				others, err := s.Sessions(ctx, dead[0])
 				slices.Sort(others)
-				orphans, refused, e := s.TakeOver(ctx, dead, maxCrashes)
+				abandoned, refused, e := s.TakeOver(ctx, dead, maxCrashes)
 				var list []string
-				for _, o := range orphans {
+				for _, o := range abandoned {
 					list = append(list, fmt.Sprint(o.ID, o.Attempt, o.Crashes, o.Stalls, o.Fence, o.Next))
 				}
 				slices.Sort(list)

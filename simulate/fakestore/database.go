@@ -249,7 +249,7 @@ func (d *Database) begin(t *tasks.Task) error {
 	return nil
 }
 
-func (d *Database) unclaim(t *tasks.Task, delay time.Duration) {
+func (d *Database) requeue(t *tasks.Task, delay time.Duration) {
 	r, ok := d.held(t.ID, t.Fence, t.Session)
 	if !ok {
 		return
@@ -262,10 +262,10 @@ func (d *Database) unclaim(t *tasks.Task, delay time.Duration) {
 		r.RunAt = now().Add(delay)
 	}
 	r.Attempt, r.Session, r.Replica, r.StartedAt = max(r.Attempt-1, 0), "", "", time.Time{}
-	d.put(r, "unclaim")
+	d.put(r, "requeue")
 }
 
-func (d *Database) complete(e tasks.Ending) error {
+func (d *Database) complete(e tasks.Completion) error {
 	r, ok := d.held(e.ID, e.Fence, e.Session)
 	if !ok {
 		return d.settle(e)
@@ -280,7 +280,7 @@ func (d *Database) complete(e tasks.Ending) error {
 	if e.Next == tasks.StatusPending && e.Delay > 0 {
 		r.RunAt = now().Add(e.Delay.Truncate(time.Microsecond))
 	}
-	if e.GiveBack {
+	if e.Requeue {
 		r.Attempt = max(r.Attempt-1, 0)
 	}
 	if e.Stalled {
@@ -293,7 +293,7 @@ func (d *Database) complete(e tasks.Ending) error {
 }
 
 // settle is what becomes of an ending whose row is not running under its fence.
-func (d *Database) settle(e tasks.Ending) error {
+func (d *Database) settle(e tasks.Completion) error {
 	key := [2]int64{e.ID, e.Fence}
 	a, known := d.state.attempts[key]
 	if known && a.Outcome == e.Outcome && a.Session == e.Session && e.Outcome != tasks.Crashed && e.Outcome != tasks.Refused {
@@ -333,8 +333,8 @@ func (d *Database) sessions(mine string) (list []string) {
 	return list
 }
 
-func (d *Database) takeOver(dead []string, maxCrashes int) (orphans []tasks.Orphan) {
-	type verdict struct {
+func (d *Database) takeOver(dead []string, maxCrashes int) (abandoned []tasks.Abandoned) {
+	type answer struct {
 		row    Row
 		died   bool
 		usedUp bool
@@ -342,14 +342,14 @@ func (d *Database) takeOver(dead []string, maxCrashes int) (orphans []tasks.Orph
 		proven bool
 		last   bool
 	}
-	var verdicts []verdict
+	var answers []answer
 	list := d.rows()
 	for _, r := range list {
 		m, listed := d.state.members[r.Session]
 		if r.Status != tasks.StatusRunning || !slices.Contains(dead, r.Session) || listed && m.EndedAt.IsZero() {
 			continue
 		}
-		v := verdict{row: r, died: !listed || m.State == tasks.ReplicaDead, last: r.Crashes+r.Stalls+1 >= maxCrashes}
+		v := answer{row: r, died: !listed || m.State == tasks.ReplicaDead, last: r.Crashes+r.Stalls+1 >= maxCrashes}
 		begun := r.Crashes+r.Stalls == 0 && maxCrashes > 1 || !r.BegunAt.IsZero() && !r.BegunAt.Before(r.StartedAt)
 		v.usedUp = v.died && begun
 		v.blame = v.usedUp && !(listed && d.othersDied(r, m))
@@ -367,16 +367,16 @@ func (d *Database) takeOver(dead []string, maxCrashes int) (orphans []tasks.Orph
 			}
 			v.proven = suspects == 1 && mine
 		}
-		verdicts = append(verdicts, v)
+		answers = append(answers, v)
 	}
-	for _, v := range verdicts {
+	for _, v := range answers {
 		r := v.row
 		outcome := tasks.Crashed
 		if !v.died {
 			outcome = tasks.LeaseLost
 		}
 		d.note(Attempt{r.ID, r.Fence, r.Session, outcome})
-		o := tasks.Orphan{ID: r.ID, Kind: r.Kind, LockKey: r.Key(), Attempt: r.Attempt, Stalls: r.Stalls, Fence: r.Fence, Replica: r.Replica, Since: now().Sub(r.StartedAt)}
+		o := tasks.Abandoned{ID: r.ID, Kind: r.Kind, LockKey: r.Key(), Attempt: r.Attempt, Stalls: r.Stalls, Fence: r.Fence, Replica: r.Replica, Since: now().Sub(r.StartedAt)}
 		switch {
 		case r.Cancel:
 			r.Status = tasks.StatusCancelled
@@ -403,9 +403,9 @@ func (d *Database) takeOver(dead []string, maxCrashes int) (orphans []tasks.Orph
 		}
 		d.put(r, "takeover")
 		o.Crashes, o.Next = r.Crashes, r.Status
-		orphans = append(orphans, o)
+		abandoned = append(abandoned, o)
 	}
-	return orphans
+	return abandoned
 }
 
 // othersDied reports whether other replicas died together with this one, of which the task

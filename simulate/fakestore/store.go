@@ -55,8 +55,8 @@ func ask[T any](ctx context.Context, s *Store, what string, within time.Duration
 	return heard, refused
 }
 
-// tell is ask for what has no answer but an error.
-func tell(ctx context.Context, s *Store, what string, within time.Duration, f func(d *Database) error) error {
+// notice is ask for what has no answer but an error.
+func notice(ctx context.Context, s *Store, what string, within time.Duration, f func(d *Database) error) error {
 	_, err := ask(ctx, s, what, within, func(d *Database) (struct{}, error) { return struct{}{}, f(d) })
 	return err
 }
@@ -77,17 +77,17 @@ func (s *Store) LookBehind(ctx context.Context, c tasks.Claim) (bool, error) {
 
 // Begin implements worker.Store.
 func (s *Store) Begin(ctx context.Context, t *tasks.Task) error {
-	return tell(ctx, s, "begin", timeout, func(d *Database) error { return d.begin(t) })
+	return notice(ctx, s, "begin", timeout, func(d *Database) error { return d.begin(t) })
 }
 
-// Unclaim implements worker.Store.
-func (s *Store) Unclaim(ctx context.Context, t *tasks.Task, delay time.Duration) error {
-	return tell(ctx, s, "unclaim", timeout, func(d *Database) error { d.unclaim(t, delay); return nil })
+// Requeue implements worker.Store.
+func (s *Store) Requeue(ctx context.Context, t *tasks.Task, delay time.Duration) error {
+	return notice(ctx, s, "requeue", timeout, func(d *Database) error { d.requeue(t, delay); return nil })
 }
 
 // Complete implements worker.Store.
-func (s *Store) Complete(ctx context.Context, e tasks.Ending) error {
-	return tell(ctx, s, "complete", timeout, func(d *Database) error { return d.complete(e) })
+func (s *Store) Complete(ctx context.Context, e tasks.Completion) error {
+	return notice(ctx, s, "complete", timeout, func(d *Database) error { return d.complete(e) })
 }
 
 // Sessions implements worker.Store.
@@ -96,9 +96,9 @@ func (s *Store) Sessions(ctx context.Context, mine string) ([]string, error) {
 }
 
 // TakeOver implements worker.Store.
-func (s *Store) TakeOver(ctx context.Context, dead []string, maxCrashes int) ([]tasks.Orphan, []tasks.RowError, error) {
-	orphans, err := ask(ctx, s, "takeover", timeout, func(d *Database) ([]tasks.Orphan, error) { return d.takeOver(dead, maxCrashes), nil })
-	return orphans, nil, err
+func (s *Store) TakeOver(ctx context.Context, dead []string, maxCrashes int) ([]tasks.Abandoned, []tasks.RowError, error) {
+	abandoned, err := ask(ctx, s, "takeover", timeout, func(d *Database) ([]tasks.Abandoned, error) { return d.takeOver(dead, maxCrashes), nil })
+	return abandoned, nil, err
 }
 
 // UnknownKinds implements worker.Store.
@@ -149,7 +149,7 @@ func (s *Store) AdoptConsul(ctx context.Context, id string, sessions []string, f
 	if err := write(ctx, st.next); err != nil {
 		return fmt.Errorf("write the cluster's id: %w", err)
 	}
-	return tell(ctx, s, "adopted", timeout, func(d *Database) error {
+	return notice(ctx, s, "adopted", timeout, func(d *Database) error {
 		if d.state.cluster != id {
 			return errors.New("another adoption came between") // Postgres has a lock on the row
 		}
@@ -160,7 +160,7 @@ func (s *Store) AdoptConsul(ctx context.Context, id string, sessions []string, f
 
 // Join implements worker.MemberStore.
 func (s *Store) Join(ctx context.Context, id string, r tasks.Replica) error {
-	return tell(ctx, s, "join", timeout, func(d *Database) error { return d.join(id, r) })
+	return notice(ctx, s, "join", timeout, func(d *Database) error { return d.join(id, r) })
 }
 
 // Beat implements worker.MemberStore.
@@ -185,7 +185,7 @@ func (s *Store) DeclareDead(ctx context.Context, r tasks.Replica, stopped bool) 
 
 // EndReplica implements worker.MemberStore.
 func (s *Store) EndReplica(ctx context.Context, session string, how tasks.ReplicaState) error {
-	return tell(ctx, s, "end replica", beatTimeout, func(d *Database) error { d.endReplica(session, how); return nil })
+	return notice(ctx, s, "end replica", beatTimeout, func(d *Database) error { d.endReplica(session, how); return nil })
 }
 
 // Which server it is.
@@ -199,7 +199,7 @@ func (s *Store) Server(ctx context.Context) (tasks.ServerReport, error) {
 
 // Recorded implements worker.DatabaseStore.
 func (s *Store) Recorded(ctx context.Context, fencesFrom int64) error {
-	return tell(ctx, s, "recorded", timeout, func(d *Database) error {
+	return notice(ctx, s, "recorded", timeout, func(d *Database) error {
 		d.state.fencesFrom = max(d.state.fencesFrom, fencesFrom)
 		return nil
 	})
@@ -267,7 +267,7 @@ func (s *Store) Overlaps(context.Context, int) ([]tasks.Overlap, int, error) { r
 
 // Clock implements worker.LeaderStore.
 func (s *Store) Clock(ctx context.Context) (at, started time.Time, err error) {
-	err = tell(ctx, s, "clock", timeout, func(d *Database) error {
+	err = notice(ctx, s, "clock", timeout, func(d *Database) error {
 		at, started = now(), d.server.Started
 		return nil
 	})

@@ -18,11 +18,11 @@ func one(name, what, file, old, new string) Mutant {
 // Mutants are the builds that the simulation must catch.
 var Mutants = []Mutant{
 	one("heartbeat-answer", "the lease counts from the answer to a heartbeat, not from before it was sent",
-		"lock/consul/session.go", "t.extend(&t.trust.check, timing, sent)", "t.extend(&t.trust.check, timing, max(sent, boottime.Now()))"),
+		"lock/consul/session.go", "t.extend(&t.leaseWindow.check, timing, sent)", "t.extend(&t.leaseWindow.check, timing, max(sent, boottime.Now()))"),
 	one("renewal-answer", "the lease counts from the answer to a renewal",
-		"lock/consul/session.go", "t.extend(&t.trust.session, timing, sent)", "t.extend(&t.trust.session, timing, max(sent, boottime.Now()))"),
+		"lock/consul/session.go", "t.extend(&t.leaseWindow.session, timing, sent)", "t.extend(&t.leaseWindow.session, timing, max(sent, boottime.Now()))"),
 	one("creation-answer", "the lease counts from the answer to the creation of the session",
-		"lock/consul/session.go", "t.trust.session = l.cfg.session().Deadline(sent)", "t.trust.session = l.cfg.session().Deadline(max(sent, boottime.Now()))"),
+		"lock/consul/session.go", "t.leaseWindow.session = l.cfg.session().Deadline(sent)", "t.leaseWindow.session = l.cfg.session().Deadline(max(sent, boottime.Now()))"),
 	one("revival", "a heartbeat that is acknowledged late revives a lease that has ended",
 		"lock/consul/lease_window.go", "	if t.until() <= now {\n		return false\n	}\n", ""),
 	one("no-margin", "a lease ends when the session does, not a margin earlier",
@@ -38,7 +38,7 @@ var Mutants = []Mutant{
 	one("slow-end", "contexts end seconds after the deadline",
 		"lock/consul/session.go", "pause(ctx, min(left, t.expirePool(), 500*time.Millisecond))", "_ = min(left, t.expirePool()); pause(ctx, 3*time.Second)"),
 	one("no-verify", "nobody looks whether held keys are still held",
-		"lock/consul/session.go", "func (t *term) verify(ctx context.Context) {\n", "func (t *term) verify(ctx context.Context) {\n	if ctx != nil {\n		return\n	}\n"),
+		"lock/consul/session.go", "func (t *session) verify(ctx context.Context) {\n", "func (t *session) verify(ctx context.Context) {\n	if ctx != nil {\n		return\n	}\n"),
 	one("no-list", "a key may be taken twice within one session",
 		"lock/consul/session.go", "taken && !mutant.List", "taken && mutant.List"),
 	one("held-is-mine", "a key that somebody holds is taken for one's own",
@@ -53,14 +53,14 @@ var Mutants = []Mutant{
 		"lock/consul/commit.go", `appendOp(b, api.KVDeleteCAS, ls.path, "", nil, ls.index)`, `appendOp(b, api.KVDelete, ls.path, "", nil, 0)`),
 	one("no-release", "a release deletes nothing",
 		"lock/consul/lease.go", "ls.t.l.releases.Do(ls)", "_ = 0"),
-	one("no-strays", "nobody looks for keys that a restored snapshot has brought back",
+	one("no-leak-scan", "nobody looks for keys that a restored snapshot has brought back",
 		"lock/consul/leaked.go", "if pair.Session == t.id && leases[pair.Key] == nil {", "if pair.Session == t.id && leases[pair.Key] == nil && leases == nil {"),
 	one("no-doubt", "a request that was given up on is forgotten, though it may be applied late",
 		"lock/consul/lease.go", "return ls.doubt != 0 && boottime.Now().Sub(ls.doubt) < lateness", "return false"),
 	one("no-jumps", "nobody notices that the machine was paused",
 		"lock/consul/session.go", "jump := t.clocks.Since()", "jump := min(t.clocks.Since(), 0)"),
 	one("stale-heartbeat", "a heartbeat that was sent before a pause extends the lease after it",
-		"lock/consul/session.go", "stale := sent <= t.trust.jumped", "stale := false"),
+		"lock/consul/session.go", "stale := sent <= t.leaseWindow.jumped", "stale := false"),
 	one("deaf", "an ended session is not noticed, neither when the replica's key vanishes nor at a renewal",
 		"lock/consul/session.go", `	if err == nil && entry == nil {
 		t.lose(fmt.Errorf("%w: session %s was ended from outside", lock.ErrLost, t.id))
@@ -87,7 +87,7 @@ var Mutants = []Mutant{
 	one("no-silence-deadline", "a lease does not end when nobody hears of its replica",
 		"lock/consul/lease_window.go", "return min(t.check, t.session, t.silence)", "return min(t.check, t.session)"),
 	one("no-audit", "claims whose answers are lost are never given back",
-		"worker/worker.go", "	if !w.unheard.Load() {\n		return\n	}\n", "	if !w.unheard.Load() || w.MaxCrashes > 0 {\n		return\n	}\n"),
+		"worker/worker.go", "	if !w.replyLost.Load() {\n		return\n	}\n", "	if !w.replyLost.Load() || w.MaxCrashes > 0 {\n		return\n	}\n"),
 	one("claims-are-dropped", "a claim is given up when the replica stops",
 		"worker/worker.go", "whole := context.WithoutCancel(ctx)", "whole := ctx").
 		and("worker/worker.go", "			w.audit(last)\n", "			_ = last\n"),
@@ -100,30 +100,30 @@ var Mutants = []Mutant{
 		and("worker/database.go", "ours := d.trusted && d.record.Started.Equal(t.Server) && t.Fence > d.record.FencesFrom", "ours := true").
 		and("lock/consul/commit.go", "if version := list[0].database; version != 0 && !mutant.Record {", "if version := list[0].database; version != 0 && mutant.Record {"),
 	one("stops-cost-attempts", "a stop uses up an attempt",
-		"worker/attempt.go", "e.Outcome, e.Next, e.GiveBack = tasks.Shutdown, tasks.StatusPending, true", "e.Outcome, e.Next, e.GiveBack = tasks.Shutdown, tasks.StatusPending, false"),
+		"worker/attempt.go", "e.Outcome, e.Next, e.Requeue = tasks.Shutdown, tasks.StatusPending, true", "e.Outcome, e.Next, e.Requeue = tasks.Shutdown, tasks.StatusPending, false"),
 	one("suspects-together", "several suspects begin at once, and each crash is charged to all",
 		"worker/suspects.go", "	case s.left == 0, s.alone, prime && s.left < s.batch:\n		return false\n", "	case s.left < -1000:\n		return false\n").
 		and("simulate/fakestore/database.go", "v.proven = suspects == 1 && mine", "v.proven = mine"),
 	one("no-limits", "a slot is had though all are taken",
-		"lock/consul/semaphore_view.go", "	case held+n <= v.limit && !v.robbed:\n		return nil\n", "	case held+n <= v.limit+1:\n		return nil\n"),
+		"lock/consul/semaphore_view.go", "	case held+n <= v.limit && !v.lockMissing:\n		return nil\n", "	case held+n <= v.limit+1:\n		return nil\n"),
 
 	// Defects that were, with both witnesses of a death where there was one.
 	one("other-consul", "a Consul is believed whose cluster is another one",
 		"lock/consul/cluster.go", "	case mutant.Identity:\n", "	case mutant.Identity || id != \"\":\n").
 		and("lock/consul/cluster.go", "		if mutant.Identity && id != \"\" {\n			return id, nil\n		}\n", "		if id != \"\" {\n			return id, nil\n		}\n").
-		and(oneWitness...),
+		and(oneSource...),
 	one("filtered-is-ended", "an answer that leaves out what the token may not see is believed",
 		"lock/consul/membership.go", "	case entry == nil && meta.ResultsFilteredByACLs:\n		return nil, fmt.Errorf(\"look at session %s: %w\", session, errBlind)\n", "").
 		and("lock/consul/membership.go", "	entry, meta, err := client.Session()", "	entry, _, err := client.Session()").
 		and("lock/consul/membership.go", "var errBlind = ", "var _ = ").
-		and(oneWitness...),
+		and(oneSource...),
 	one("planted-key", "a key that no session holds shows that its replica lives",
 		"lock/consul/membership.go", "session := strings.TrimPrefix(pair.Key, prefix); session == pair.Session {", "session := strings.TrimPrefix(pair.Key, prefix); session != \"\" {").
-		and(oneWitness...),
+		and(oneSource...),
 }
 
-// oneWitness makes Consul's word all that a takeover needs.
-var oneWitness = []string{
+// oneSource makes Consul's word all that a takeover needs.
+var oneSource = []string{
 	"worker/worker.go", "case !known || mutant.Witness:", "case !known || !mutant.Witness:",
 	"simulate/fakestore/database.go", "|| listed && m.EndedAt.IsZero() {", "{",
 }

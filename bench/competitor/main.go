@@ -1,8 +1,8 @@
-// Command rival works on onejob's tasks in another way, for whoever wants to see
+// Command competitor works on onejob's tasks in another way, for whoever wants to see
 // what that way does under the faults of "make chaos":
 //
-//	rival naive      as the post about mutually exclusive workers does
-//	rival apilock    with the lock of Consul's own Go client
+//	competitor naive      as the post about mutually exclusive workers does
+//	competitor apilock    with the lock of Consul's own Go client
 //
 // Where things are it reads from the variables that a replica of onejob gets,
 // and from those that the harness adds; see place.
@@ -29,7 +29,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	if err := run(ctx, os.Args[1:], os.Getenv); err != nil {
-		fmt.Fprintln(os.Stderr, "rival:", err)
+		fmt.Fprintln(os.Stderr, "competitor:", err)
 		os.Exit(1)
 	}
 }
@@ -78,12 +78,12 @@ func run(ctx context.Context, args []string, getenv func(string) string) error {
 
 // place says where everything is.
 type place struct {
-	replica string // its name
-	dsn     string // of Postgres
-	consul  string // host and port of the agent
-	witness string // host and port
-	command string // the program that exec tasks run, which has one argument
-	effect  string // the statement of sql tasks; $1 is for how many seconds it sleeps
+	replica  string // its name
+	dsn      string // of Postgres
+	consul   string // host and port of the agent
+	observer string // host and port
+	command  string // the program that exec tasks run, which has one argument
+	effect   string // the statement of sql tasks; $1 is for how many seconds it sleeps
 }
 
 // readPlace returns everything that is missing as one error.
@@ -91,7 +91,7 @@ func readPlace(getenv func(string) string) (p place, err error) {
 	var missing []error
 	for name, into := range map[string]*string{
 		"ONEJOB_REPLICA": &p.replica, "ONEJOB_POSTGRES_DSN": &p.dsn, "ONEJOB_CONSUL_ADDRESS": &p.consul,
-		"CHAOS_WITNESS": &p.witness, "CHAOS_COMMAND": &p.command, "CHAOS_EFFECT": &p.effect,
+		"CHAOS_WITNESS": &p.observer, "CHAOS_COMMAND": &p.command, "CHAOS_EFFECT": &p.effect,
 	} {
 		if *into = getenv(name); *into == "" {
 			missing = append(missing, fmt.Errorf("%s is not set", name))

@@ -66,7 +66,7 @@ func parsePayload(text []byte) (p payload, err error) {
 func (r *runner) performExec(ctx context.Context, a *attempt) error {
 	cmd := exec.CommandContext(ctx, r.command, "task")
 	cmd.Env = []string{
-		"PATH=" + os.Getenv("PATH"), "CHAOS_WITNESS=" + r.witness,
+		"PATH=" + os.Getenv("PATH"), "CHAOS_WITNESS=" + r.observer,
 		"ONEJOB_TASK_ID=" + strconv.FormatInt(a.ID, 10), "ONEJOB_ATTEMPT=" + strconv.Itoa(a.Attempt),
 		"ONEJOB_FENCE=" + strconv.FormatInt(a.Fence, 10), "ONEJOB_LOCK_KEY=" + a.Key, "ONEJOB_REPLICA=" + r.replica,
 	}
@@ -78,9 +78,9 @@ func (r *runner) performExec(ctx context.Context, a *attempt) error {
 
 var errMeant = errors.New("it fails, as it was told to")
 
-// performGo works under the witness's eyes.
+// performGo works under the observer's eyes.
 func (r *runner) performGo(ctx context.Context, a *attempt, p payload) error {
-	v, err := observer.Enter(ctx, r.witness, observer.Claim{Task: a.ID, Attempt: a.Attempt, Fence: a.Fence, Key: a.Key, Kind: "go", Replica: r.replica})
+	v, err := observer.Enter(ctx, r.observer, observer.Claim{Task: a.ID, Attempt: a.Attempt, Fence: a.Fence, Key: a.Key, Kind: "go", Replica: r.replica})
 	if err != nil {
 		return err
 	}

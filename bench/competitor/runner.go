@@ -20,7 +20,7 @@ const (
 	maxConns = 20                     // to Postgres
 
 	pause     = time.Second              // between two looks at the table, half of it more or less: nobody looks in step
-	patience  = 10 * time.Second         // for a look at the table
+	maxWait   = 10 * time.Second         // for a look at the table
 	again     = api.DefaultLockRetryTime // after which a key that somebody else had is tried again
 	grace     = 5 * time.Second          // for what runs when it is told to end
 	afterward = 10 * time.Second         // for giving up locks
@@ -74,7 +74,7 @@ type candidate struct {
 // look lists what is due and begins with all of it that it can. What there is no
 // room for is left to the next look: no list gets old.
 func (r *runner) look(ctx, working context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, maxWait)
 	defer cancel()
 	rows, err := r.pool.Query(ctx, `
 SELECT id, coalesce(lock_key, id::text)
