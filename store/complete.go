@@ -18,7 +18,7 @@ import (
 	"onejob/tasks"
 )
 
-// completion is one caller's ending on its way through the group.
+// completion is one caller's completion on its way through the group.
 type completion struct {
 	tasks.Completion
 	ctx context.Context // the caller's
@@ -34,11 +34,11 @@ func (e *completion) gone() bool {
 	return true
 }
 
-// An errLocked ending was not written, because somebody else's transaction has
+// An errLocked completion was not written, because somebody else's transaction has
 // the row: a cancel, most often.
 var errLocked = errors.New("the row is locked by another transaction")
 
-// completeSQL writes endings, each only if its fence and session are the row's, and returns
+// completeSQL writes completions, each only if its fence and session are the row's, and returns
 // the fences that it accepted.
 //
 // In a batch it skips rows that are locked. So it never waits with rows of its
@@ -97,13 +97,13 @@ SELECT fence FROM accepted`
 // and in the list of all ids: for 512, that took as long as everything else.
 const hashJoins = indexesOnly + `, pg_catalog.set_config('enable_nestloop', 'off', true)`
 
-// settleSQL says what to think of the endings that completeSQL did not accept.
+// settleSQL says what to think of the completions that completeSQL did not accept.
 // It is a statement of its own because it needs a snapshot of its own: what made
 // completeSQL wait, or skip a row, is seen only by a later one.
 //
 // A row that is still running under the fence was locked. A caller whose
-// connection broke cannot know whether its ending was committed, and asks again:
-// so an ending that finds its own fence in the history, with its own outcome, was
+// connection broke cannot know whether its completion was committed, and asks again:
+// so a completion that finds its own fence in the history, with its own outcome, was
 // accepted. Only the holder of a fence writes that outcome under it; 'crashed',
 // which others write, and 'refused' are nobody's own.
 //
@@ -170,8 +170,8 @@ WITH given AS (
 )
 SELECT fence, verdict FROM verdicts`
 
-// Complete makes an ending durable. It returns tasks.ErrRefused if the fence
-// has been superseded, and any other error if the ending may or may not have
+// Complete makes a completion durable. It returns tasks.ErrRefused if the fence
+// has been superseded, and any other error if the completion may or may not have
 // been written: the caller may ask again, and will be told the truth.
 //
 // A result that Postgres cannot keep is no reason to ask again: the attempt, and
@@ -179,7 +179,7 @@ SELECT fence, verdict FROM verdicts`
 // *tasks.ResultError. It returns tasks.ErrUnwritable if Postgres refuses the row
 // whatever is written into it.
 //
-// When ctx ends, it returns ctx's cause soon. Endings of other callers are written
+// When ctx ends, it returns ctx's cause soon. Completions of other callers are written
 // together with this one; theirs are tried again then.
 func (s *Store) Complete(ctx context.Context, e tasks.Completion) error {
 	if err := s.endOwn(ctx, e.ID, e.Fence); err != nil {
@@ -211,14 +211,14 @@ func untilUnlocked(f func() error) error {
 // several who end together, and Postgres takes no more than 1 GiB.
 const maxResult = 4 << 20
 
-// maxCompletions and maxCompletionBytes are how many endings one statement carries, and
+// maxCompletions and maxCompletionBytes are how many completions one statement carries, and
 // how much of their results and outputs unless it is one alone.
 const (
 	maxCompletions     = 512
 	maxCompletionBytes = 32 << 20
 )
 
-// commitAll writes endings, in as few statements as they fit into.
+// commitAll writes completions, in as few statements as they fit into.
 func (s *Store) commitAll(completions []*completion) {
 	for _, e := range completions {
 		if len(e.Result) > maxResult {
@@ -232,7 +232,7 @@ func (s *Store) commitAll(completions []*completion) {
 	}
 }
 
-// fitting returns how many endings go into one statement, at least one.
+// fitting returns how many completions go into one statement, at least one.
 func fitting(completions []*completion) int {
 	size := 0
 	for i, e := range completions {
@@ -278,7 +278,7 @@ func (s *Store) writeCompletions(completions []*completion) {
 	}
 }
 
-// withoutResult is how an ending is written whose result cannot be.
+// withoutResult is how a completion is written whose result cannot be.
 func withoutResult(e tasks.Completion, why string) tasks.Completion {
 	e.Outcome, e.Next, e.Delay, e.Requeue, e.Result = tasks.Failed, tasks.StatusFailed, 0, false, nil
 	e.Error = "the result cannot be stored: " + why
@@ -293,7 +293,7 @@ func (s *Store) completeOrSettle(ctx context.Context, completions []*completion)
 	return settle(ctx, s.pool, rest)
 }
 
-// complete writes endings, all or none of those that are accepted, and returns
+// complete writes completions, all or none of those that are accepted, and returns
 // the others.
 func complete(ctx context.Context, db sender, sql string, completions []*completion) (rest []*completion, err error) {
 	if mutant.Fence {
@@ -315,7 +315,7 @@ func complete(ctx context.Context, db sender, sql string, completions []*complet
 	return rest, nil
 }
 
-// settle answers endings that complete did not accept.
+// settle answers completions that complete did not accept.
 func settle(ctx context.Context, db sender, completions []*completion) error {
 	type answer struct {
 		Fence  int64

@@ -95,7 +95,7 @@ func TestCompleteRefused(t *testing.T) {
 	}
 }
 
-// gathered completes endings at once, so that most of them go in one batch, and
+// gathered completes completions at once, so that most of them go in one batch, and
 // returns each one's answer.
 func (b *bench) gathered(completions []tasks.Completion) []error {
 	answers := make([]error, len(completions))
@@ -360,7 +360,7 @@ func TestCompleteWith(t *testing.T) {
 	equal(t, "the effects", strings.Join(b.sql(`SELECT what FROM effect OFFSET 1`), " "), "mended")
 }
 
-// A replica that others called dead comes back: that its ending is refused proves that it
+// A replica that others called dead comes back: that its completion is refused proves that it
 // lived, and the task does not pay for it. What has failed stays failed.
 func TestWhoIsRefusedHasLived(t *testing.T) {
 	t.Parallel()

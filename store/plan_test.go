@@ -307,7 +307,7 @@ func BenchmarkClaim(bm *testing.B) {
 	}
 }
 
-// BenchmarkComplete makes so many tasks and their endings durable together: ns/op
+// BenchmarkComplete makes so many tasks and their completions durable together: ns/op
 // is the time per task.
 func BenchmarkComplete(bm *testing.B) {
 	for _, together := range []int{1, 128, 512} {

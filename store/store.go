@@ -2,7 +2,7 @@
 // the Go that calls it.
 //
 // It believes Postgres' clock and no other. What it promises: a claim gives a
-// task to one session and a fence above all earlier ones; an ending is accepted
+// task to one session and a fence above all earlier ones; a completion is accepted
 // only under the fence that is in the row; what was accepted stays. It promises
 // nothing about who else is working: that is what package lock is for.
 //

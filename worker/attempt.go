@@ -248,7 +248,7 @@ func (w *Worker) handle(ctx context.Context, lease lock.Lease, a *tasks.Attempt)
 }
 
 // judge turns what the handler returned, and what ended its context, into an
-// ending. A handler that succeeded has succeeded, whatever came meanwhile.
+// completion. A handler that succeeded has succeeded, whatever came meanwhile.
 func (w *Worker) judge(t *tasks.Task, result tasks.Result, err, cause error) tasks.Completion {
 	e := tasks.Completion{ID: t.ID, Fence: t.Fence, Session: t.Session, Outcome: tasks.Succeeded, Next: tasks.StatusSucceeded, Result: result.Value}
 	if err == nil {
@@ -297,7 +297,7 @@ func (w *Worker) judge(t *tasks.Task, result tasks.Result, err, cause error) tas
 	return e
 }
 
-// complete makes the ending durable. While Postgres is unavailable it tries again, as
+// complete makes the completion durable. While Postgres is unavailable it tries again, as
 // long as the process lives. When the lease has ended others may take the task; the
 // fence then refuses what comes too late.
 func (w *Worker) complete(t *tasks.Task, e tasks.Completion, took time.Duration) {

@@ -15,7 +15,7 @@ import (
 )
 
 // The locker and the store of this file are fakes: a lease that runs out just
-// between its being granted and the handler's turn, or an ending that cannot be
+// between its being granted and the handler's turn, or a completion that cannot be
 // written while the lease runs out, cannot be had from real servers at will.
 
 type fakeLocker struct {
@@ -105,7 +105,7 @@ func (s *fakeStore) Listen(ctx context.Context, _ func(tasks.Signal)) error {
 	return ctx.Err()
 }
 
-// run runs a worker on one task until its ending is written.
+// run runs a worker on one task until its completion is written.
 func run(t *testing.T, locks *fakeLocker, db *fakeStore, kind tasks.Kind) tasks.Completion {
 	t.Helper()
 	db.task = &tasks.Task{ID: 1, Kind: "k", LockKey: "1", Attempt: 1, MaxAttempts: 5, Fence: 1, Session: "session"}

@@ -192,7 +192,7 @@ func BenchmarkRows(b *testing.B) {
 const wal = `SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::float8`
 
 // BenchmarkRequests measures the processor time of requests that carry one item
-// each, one after the other: a claim or an ending in Postgres, a lock or a release
+// each, one after the other: a claim or a completion in Postgres, a lock or a release
 // in Consul, and what this process does for it. requests in fit.go rests on it.
 func BenchmarkRequests(b *testing.B) {
 	const n = 2_000

@@ -18,7 +18,7 @@ type Cost struct{ Request, Item float64 }
 func (c Cost) of(n int) float64 { return c.Request + float64(n)*c.Item }
 
 // Costs is what the parts of a task cost. A task is an item of two requests to
-// Postgres, a claim and a statement of endings, and of two to Consul, a
+// Postgres, a claim and a statement of completions, and of two to Consul, a
 // transaction of locks and one of releases; the replica has its own share in all
 // four.
 type Costs struct {
@@ -277,7 +277,7 @@ func (r *replica) transaction(next func(n int)) func(n int, done func()) {
 	}
 }
 
-// end writes n endings.
+// end writes n completions.
 func (r *replica) end(n int, done func()) {
 	r.model.completions++
 	work := r.Postgres.of(n)

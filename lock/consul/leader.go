@@ -97,7 +97,7 @@ func (l *Locker) Leader(ctx context.Context) (*Leader, error) {
 	return leader, err
 }
 
-// WatchLeader calls tell with the leader, nil if there is none, at once and at
+// WatchLeader calls notice with the leader, nil if there is none, at once and at
 // every change, until ctx ends.
 func (l *Locker) WatchLeader(ctx context.Context, notice func(*Leader)) error {
 	var index uint64

@@ -292,7 +292,7 @@ func (d *Database) complete(e tasks.Completion) error {
 	return nil
 }
 
-// settle is what becomes of an ending whose row is not running under its fence.
+// settle is what becomes of a completion whose row is not running under its fence.
 func (d *Database) settle(e tasks.Completion) error {
 	key := [2]int64{e.ID, e.Fence}
 	a, known := d.state.attempts[key]

@@ -25,7 +25,7 @@ const (
 // Status says where a task stands.
 type Status string
 
-// The states that an ending can lead to; [StatusRunning] is the one between.
+// The states that a completion can lead to; [StatusRunning] is the one between.
 const (
 	StatusPending   Status = "pending"
 	StatusRunning   Status = "running"
@@ -34,7 +34,7 @@ const (
 	StatusCancelled Status = "cancelled"
 )
 
-// An Completion is how an attempt ended, and what becomes of its task.
+// A Completion is how an attempt ended, and what becomes of its task.
 type Completion struct {
 	ID      int64
 	Fence   int64
@@ -66,7 +66,7 @@ type Completion struct {
 	Output   string
 }
 
-// ResultError is returned by a store that has made an ending durable, but not as
+// ResultError is returned by a store that has made a completion durable, but not as
 // it was given: the result could not be kept, so the task has failed.
 type ResultError struct{ Written Completion }
 
