@@ -81,7 +81,7 @@ func (w *world) begin(f *Fault) {
 			m.agent.Stop()
 		}
 		if f.Kind == Buried {
-			w.bury(m, r.process)
+			w.reportDeath(m, r.process)
 		}
 	case Restart, Stranger:
 		r.stop()

@@ -110,14 +110,14 @@ func (w *world) newLocker(m *machine, name string) (*consul.Locker, *zap.Logger)
 	return locker, cfg.Log
 }
 
-// bury does what the supervisor of a process that died does.
-func (w *world) bury(m *machine, process string) {
+// reportDeath does what the supervisor of a process that died does.
+func (w *world) reportDeath(m *machine, process string) {
 	go func() {
 		m.process()
 		locker, log := w.newLocker(m, fmt.Sprintf("r%d.supervisor", m.id))
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
-		supervisor.Bury(ctx, log, []string{process}, w.db.Store(m.query).DeclareProcessDead, locker.Bury, func() {})
+		supervisor.ReportDeath(ctx, log, []string{process}, w.db.Store(m.query).DeclareProcessDead, locker.ReportDeath, func() {})
 	}()
 }
 
