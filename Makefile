@@ -63,7 +63,7 @@ chaos: consul postgres rabbitmq ## Break everything while tasks run, and let an 
 compare: consul postgres ## The same run against two other ways (DURATION=6m SEED= FAULTS= ...; 40 minutes at most)
 	DURATION=$${DURATION:-6m} SUBJECTS=$${SUBJECTS:-onejob,naive,apilock} go run ./chaos
 
-mutants: consul postgres ## Switch off one protection at a time: each must be found guilty (60 minutes)
+mutants: consul postgres ## Switch off one protection at a time: each must be caught (60 minutes)
 	go test -tags mutants -timeout 120m -v -run 'Mutant' ./chaos
 
 model: ## Check a model of the protocol with spin: which faults, and pairs of them, break which promise (QUICK=1: without pairs)

@@ -58,7 +58,7 @@ func (p *plan) makeQuick() {
 	p.IdleSettle, p.IdleWatch = 2*time.Second, 3*time.Second
 }
 
-// cases are what is measured in every round. The plain run of onejob is what
+// benchCases are what is measured in every round. The plain run of onejob is what
 // most others are compared with.
 func (p *plan) benchCases() []benchCase {
 	all := []benchCase{

@@ -28,10 +28,10 @@ func TestOutcome(t *testing.T) {
 	theirs := &report{Report: &checker.Report{Overlaps: 2, Violations: []string{"overlap: a", "overlap: b"}}, Seed: 7}
 	o := outcome{report: ours, Comparison: []column{newColumn(onejobName, ours), newColumn("naive", theirs)}}
 	if o.violated() || (outcome{Comparison: o.Comparison}).violated() {
-		t.Error("guilty for what another did")
+		t.Error("a violation for what another did")
 	}
 	if !(outcome{report: theirs}).violated() {
-		t.Error("not guilty")
+		t.Error("no violation")
 	}
 	b, err := json.Marshal(o)
 	if err != nil {

@@ -88,7 +88,7 @@ func hostileRow(r *rand.Rand) (columns, values []string) {
 }
 
 // insertHostile inserts such rows in bursts. They are noted in chaos.added: the
-// Nothing is checked of them.
+// checker asks nothing of them.
 func insertHostile(ctx context.Context, h *fault) error {
 	if err := h.begins("bursts of rows"); err != nil {
 		return err

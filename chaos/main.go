@@ -1,5 +1,5 @@
 // Command chaos breaks everything that onejob stands on while tasks run, and
-// lets an outside observer checker. "make chaos" runs it.
+// lets an outside observer check. "make chaos" runs it.
 //
 //	DURATION=5m    how long tasks are enqueued and things are broken
 //	SEED=          of the choices; a run with the same seed makes them again

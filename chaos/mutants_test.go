@@ -51,7 +51,7 @@ func TestMutantsAreCaught(t *testing.T) {
 			}
 			r, violated := judged(t, m.mutant, m.faults, duration, "30s")
 			if !violated {
-				t.Errorf("the mutant was found not guilty: %v", r)
+				t.Errorf("the mutant is not caught: %v", r)
 			}
 			// Tasks that are lost for want of time do not count.
 			sum := 0.0

@@ -99,7 +99,7 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
 	case err != nil:
-		say("%v: the judge will tell", err)
+		say("%v: the checker will say", err)
 	default:
 		say("everything was over after %.1f s", time.Since(took).Seconds())
 	}

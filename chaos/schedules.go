@@ -107,7 +107,7 @@ SELECT (SELECT count(*) FROM onejob.schedules WHERE enabled AND (next_at IS NULL
 		return stopErr
 	}
 	if err != nil {
-		c.say("%v: the judge will tell", err)
+		c.say("%v: the checker will say", err)
 	}
 	return nil
 }

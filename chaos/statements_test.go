@@ -82,7 +82,7 @@ SELECT set_config('onejob.task_id', '7', true), set_config('onejob.fence', $1, t
 	seen := s.end()
 	v := checker.Check(checker.Evidence{Statements: seen})
 	if v.DoubleStatements != 1 || !v.Violated() {
-		t.Errorf("the judge found %v in %+v", v.Violations, seen)
+		t.Errorf("the checker found %v in %+v", v.Violations, seen)
 	}
 	if len(seen) != 4 || seen[1].Replica != "b" || seen[1].Fence != 2 {
 		t.Errorf("seen were %+v", seen)

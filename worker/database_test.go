@@ -41,7 +41,7 @@ func (l *ledger) count() int {
 	return len(l.entries)
 }
 
-// judge looks whether a fence was used twice, or followed by a lower one of its key.
+// check looks whether a fence was used twice, or followed by a lower one of its key.
 func (l *ledger) check(t *testing.T) {
 	t.Helper()
 	l.mu.Lock()

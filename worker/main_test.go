@@ -378,7 +378,7 @@ func (w recorder) count(t *testing.T, word string) (n int) {
 	return n
 }
 
-// judge finds two tasks inside of one lock key at once, by the order of the
+// check finds two tasks inside of one lock key at once, by the order of the
 // lines alone. A task that was killed never says end: its begin is void as soon
 // as a later line of the same key says that its process is dead.
 func (w recorder) check(t *testing.T) (ended map[int]int) {

@@ -109,7 +109,7 @@ func good() *story {
 func TestNothingIsFoundWhereNothingIs(t *testing.T) {
 	v := Check(good().Evidence)
 	if v.Violated() || len(v.Violations) > 0 {
-		t.Errorf("the judge found %+v", v)
+		t.Errorf("the checker found %+v", v)
 	}
 	if v.Stays != 8 {
 		t.Errorf("%d attempts, want 8", v.Stays)
@@ -389,10 +389,10 @@ func TestEveryViolationIsFound(t *testing.T) {
 			c.how(s)
 			v := Check(s.Evidence)
 			if got := numbers(t, v); !maps.Equal(got, c.want) {
-				t.Errorf("the judge found %v, want %v; it says\n\t%s", got, c.want, strings.Join(v.Violations, "\n\t"))
+				t.Errorf("the checker found %v, want %v; it says\n\t%s", got, c.want, strings.Join(v.Violations, "\n\t"))
 			}
 			if !v.Violated() {
-				t.Error("not guilty")
+				t.Error("no violation")
 			}
 		})
 	}
@@ -604,10 +604,10 @@ func TestExcuses(t *testing.T) {
 			c.how(s)
 			v := Check(s.Evidence)
 			if got := numbers(t, v); !maps.Equal(got, c.want) {
-				t.Errorf("the judge found %v, want %v; it says\n\t%s", got, c.want, strings.Join(v.Violations, "\n\t"))
+				t.Errorf("the checker found %v, want %v; it says\n\t%s", got, c.want, strings.Join(v.Violations, "\n\t"))
 			}
 			if v.Violated() {
-				t.Error("guilty")
+				t.Error("a violation")
 			}
 		})
 	}

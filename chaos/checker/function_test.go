@@ -251,7 +251,7 @@ func TestFunction(t *testing.T) {
 			got := numbers(t, v)
 			delete(got, "rows_of_the_dead")
 			if !maps.Equal(got, c.want) {
-				t.Errorf("the judge found %v, want %v; it says\n\t%s", got, c.want, strings.Join(v.Violations, "\n\t"))
+				t.Errorf("the checker found %v, want %v; it says\n\t%s", got, c.want, strings.Join(v.Violations, "\n\t"))
 			}
 			if !maps.Equal(v.Excused, c.excused) {
 				t.Errorf("excused are %v, want %v", v.Excused, c.excused)

@@ -117,7 +117,7 @@ func TestPolicies(t *testing.T) {
 			c.how(s)
 			v := Check(s.Evidence)
 			if got := numbers(t, v); !maps.Equal(got, c.want) {
-				t.Errorf("the judge found %v, want %v; it says\n\t%s", got, c.want, strings.Join(v.Violations, "\n\t"))
+				t.Errorf("the checker found %v, want %v; it says\n\t%s", got, c.want, strings.Join(v.Violations, "\n\t"))
 			}
 		})
 	}

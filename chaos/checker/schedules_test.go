@@ -111,7 +111,7 @@ func TestEditedSchedules(t *testing.T) {
 			c.how(s)
 			v := Check(s.Evidence)
 			if got := numbers(t, v); fmt.Sprint(got) != fmt.Sprint(c.want) {
-				t.Errorf("the judge found %v, want %v: %v", got, c.want, v.Violations)
+				t.Errorf("the checker found %v, want %v: %v", got, c.want, v.Violations)
 			}
 		})
 	}

@@ -23,7 +23,7 @@ import (
 	"onejob/lock"
 )
 
-// A observer counts who is inside, without a word from Consul. Who enters
+// An observer counts who is inside, without a word from Consul. Who enters
 // connects to it and says when it asked for its slot. It stays until the observer,
 // which has counted it out by then, tells it to leave; then it gives the slot
 // back. Who is killed is gone with its connection.

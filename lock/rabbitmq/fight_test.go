@@ -66,7 +66,7 @@ func fight() {
 	}
 }
 
-// A outsider counts who is inside.
+// An outsider counts who is inside.
 type outsider struct {
 	mu      sync.Mutex
 	news    sync.Cond // something below has changed
