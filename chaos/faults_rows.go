@@ -145,15 +145,15 @@ UPDATE onejob.tasks
 const onProcessor = "on the processor"
 
 // claimingSQL finds replicas with a connection inside a claim: it waits for its
-// turn, chooses, takes, or sends what was claimed. Texts in pg_stat_activity end
-// after 1,024 bytes, so each statement has to be known by its beginning.
+// turn, chooses, takes, or sends what was claimed. Each statement of a claim says so in
+// its first line.
 const claimingSQL = `
 SELECT application_name, state || ' ' || coalesce(wait_event, '` + onProcessor + `')
   FROM pg_stat_activity
  WHERE application_name = ANY ($1)
    AND state <> 'idle'
    AND (wait_event = 'ClientWrite' OR query ~ 'octet_length\(body\)' OR NOT $2)
-   AND query ~ 'onejob\.claimed|WITH RECURSIVE marks|20180914'
+   AND query LIKE '-- onejob claims%'
  ORDER BY random()
  LIMIT 1`
 

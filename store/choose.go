@@ -87,7 +87,7 @@ var (
 // withoutMarks finds the lines of choose about marks.
 var withoutMarks = regexp.MustCompile(`(?m)^.*  -- marks$\n?`)
 
-const choose = `
+const choose = claimComment + `
 WITH RECURSIVE
 marks AS MATERIALIZED (  -- marks
     SELECT lane, busy::jsonb AS busy,  -- marks

@@ -27,19 +27,23 @@ import (
 // fail, and a client that is frozen or cut off while it receives payloads holds no
 // lock, no turn and no transaction that others wait for.
 
+// claimComment begins each statement of a claim, so that operators and the chaos run know
+// one in pg_stat_activity, which keeps the first 1,024 bytes.
+const claimComment = `-- onejob claims`
+
 // turnSQL lets those who claim from the same queues do it one after the other.
 //
 // It is for speed alone. Side by side, each would lock rows that another has
 // claimed since its snapshot was taken, to no avail, and keep them locked from
 // those who complete them. One after the other, none sees a row that is not to be
 // had, and what becomes due or free meanwhile is claimed together.
-const turnSQL = `
+const turnSQL = claimComment + `
 SELECT ` + settings + `,
        pg_catalog.set_config('lock_timeout', $1, true),
        pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended($2, 20180914::bigint))`
 
 // takeSQL makes the chosen rows this session's own.
-const takeSQL = `
+const takeSQL = claimComment + `
 UPDATE onejob.tasks
    SET status     = 'running',
        attempt    = least(attempt + 1, 1000000),

@@ -31,7 +31,7 @@ const (
 // readSQL reads rows that were claimed: those of @ids, or those that the claim in
 // the same round trip has left in onejob.claimed, the most urgent first, as many as
 // @bytes allow. Sizes are those of the stored values, which cost nothing to know.
-const readSQL = `
+const readSQL = claimComment + `
 SELECT id, fence, kind, queue, priority, coalesce(lock_key, id::text), lock_key IS NOT NULL, attempt, max_attempts, crashes, stalls, timeout, run_at, created_at, started_at,
        octet_length(body), CASE WHEN octet_length(body) <= @max_payload THEN body END
   FROM (SELECT *, sum(pg_column_size(payload)) OVER (ORDER BY priority DESC, run_at, id ROWS UNBOUNDED PRECEDING) AS bytes

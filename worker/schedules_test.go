@@ -407,15 +407,16 @@ func TestNoDueTimeIsLostOrMadeTwice(t *testing.T) {
 	if n := get[int](t, c, `SELECT count(*) FROM (SELECT due_at - lag(due_at) OVER (PARTITION BY schedule_id ORDER BY due_at) AS gap FROM onejob.occurrences) g WHERE gap <> interval '1 second'`); n != 0 {
 		t.Errorf("%d due times are missing", n)
 	}
-	if n := get[int](t, c, "SELECT count(*) FROM (SELECT FROM onejob.tasks WHERE schedule_id IS NOT NULL GROUP BY schedule_id, run_at HAVING count(*) > 1) twice"); n != 0 {
-		t.Errorf("%d due times were made twice", n)
+	// Equal run_at would be no sign of it: tasks that are requeued together share one.
+	if n := get[int](t, c, "SELECT count(task_id) - count(DISTINCT task_id) FROM onejob.occurrences"); n != 0 {
+		t.Errorf("%d due times share a task with another", n)
 	}
 	if n := get[int](t, c, `SELECT count(*) FROM onejob.occurrences o LEFT JOIN onejob.tasks t ON t.id = o.task_id AND t.status = 'succeeded'
                              WHERE (o.skipped IS NULL) = (t.id IS NULL)`); n != 0 {
 		t.Errorf("%d due times have neither a task that succeeded nor a reason", n)
 	}
 	if n := get[int](t, c, "SELECT count(*) FROM onejob.tasks t WHERE schedule_id IS NOT NULL AND NOT EXISTS (SELECT FROM onejob.occurrences o WHERE o.task_id = t.id)"); n != 0 {
-		t.Errorf("%d tasks belong to no due time", n)
+		t.Errorf("%d tasks belong to no due time: theirs were made twice", n)
 	}
 	t.Logf("%d due times in %.0f s, %d of them skipped for a reason, after %d faults", get[int](t, c, "SELECT count(*) FROM onejob.occurrences"),
 		time.Since(begun).Seconds(), get[int](t, c, "SELECT count(*) FROM onejob.occurrences WHERE skipped IS NOT NULL"), len(faults))
