@@ -206,7 +206,9 @@ func (f *fighter) leave(how func()) {
 // enters above the limit, and in the end nothing is left.
 func TestFight(t *testing.T) {
 	t.Parallel()
-	const fighters, rounds, perStep = 8, 6, 70
+	const fighters, perStep = 8, 70
+	const fewest, most, long = 2, 6, time.Minute // rounds, and how long they may take before no more than the fewest are made
+	const stepWait = 5 * time.Minute             // a step takes seconds, and much longer where the processes get little time
 	v := testenv.RabbitMQ(t)
 	admin := create(t, config(t, v))
 	if err := admin.Create(t.Context(), "ring", 3); err != nil {
@@ -225,13 +227,13 @@ func TestFight(t *testing.T) {
 	}
 	began := time.Now()
 	limit, killed, moved := 3, 0, 0
-	for range rounds {
+	for round := 0; round < fewest || round < most && time.Since(began) < long; round++ {
 		for step, to := range rand.Perm(5) {
 			to++
 			// They fill the ring, and may be killed there. Then the limit moves, and
 			// they come and go.
 			w.keep(true)
-			testenv.Eventually(t, 2*maxWait, fmt.Sprintf("all %d slots are held at once", limit), w.full)
+			testenv.Eventually(t, stepWait, fmt.Sprintf("all %d slots are held at once", limit), w.full)
 			if step == 0 {
 				victim := w.highest(all)
 				all[victim].leave(func() { all[victim].cmd.Process.Kill() })
@@ -250,7 +252,7 @@ func TestFight(t *testing.T) {
 			moved++
 			w.keep(false)
 			enough := w.granted() + perStep
-			testenv.Eventually(t, 2*maxWait, "more slots are taken", func() bool { return w.granted() >= enough })
+			testenv.Eventually(t, stepWait, "more slots are taken", func() bool { return w.granted() >= enough })
 			w.let(nil)
 		}
 	}
@@ -270,7 +272,7 @@ func TestFight(t *testing.T) {
 	if err := admin.Resize(t.Context(), "ring", 3); err != nil {
 		t.Error(err)
 	}
-	testenv.Eventually(t, maxWait, "all holders are gone", func() bool {
+	testenv.Eventually(t, stepWait, "all holders are gone", func() bool {
 		sem, err := admin.Inspect(t.Context(), "ring")
 		return err == nil && len(sem.Holders) == 0
 	})
