@@ -10,7 +10,7 @@ DESTDIR ?=
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
 COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null)
 
-.PHONY: help build install image test lint demo bench microbench chaos compare mutants model simulate partition-test ha-test cgroup-test compose-test consul postgres rabbitmq clean
+.PHONY: help build install image test lint demo bench microbench chaos compare mutants model simulate partition-test ha-test cgroup-test compose-test alerts-test page-test consul postgres rabbitmq chromium clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -50,11 +50,13 @@ lint: ## Format, terms, vet, staticcheck, tidy modules, shell syntax
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$unformatted" ] || { echo "not formatted with gofmt: $$unformatted" >&2; exit 1; }
 	@tools/terms/check.sh
 	go vet ./... && go vet -tags mutants ./... && go vet ./testdata/embed/...
-	GOOS=darwin go vet . ./boottime ./lock/... ./onejobtest ./store ./tasks ./worker
+	GOOS=darwin go vet . ./boottime ./lock/... ./onejobtest ./store ./tasks/... ./worker
 	cd tools/lint && go build -o ../../bin/staticcheck honnef.co/go/tools/cmd/staticcheck
 	bin/staticcheck ./...
 	go mod tidy -diff
 	cd bench && go vet ./... && ../bin/staticcheck ./... && go mod tidy -diff
+	cd tools/page && go vet ./... && ../../bin/staticcheck ./... && go mod tidy -diff
+	cd tools/shape && go vet ./... && ../../bin/staticcheck ./... && go mod tidy -diff
 	@for s in $$(git ls-files '*.sh' .ci/run); do bash -n "$$s"; done
 
 chaos: consul postgres rabbitmq ## Break everything while tasks run, and let an observer check (DURATION=5m SEED= FAULTS= ...)
@@ -84,6 +86,13 @@ cgroup-test: ## Test the limits of commands on a kernel that has all controllers
 compose-test: ## Bring up docker-compose.yml, kill a container, look whether anything is lost
 	@./scripts/compose-test.sh
 
+alerts-test: ## Check the alerts for Prometheus with promtool
+	@./scripts/alerts-test.sh
+
+page-test: consul postgres chromium ## Drive the web page in a headless Chromium, and make the pictures in docs/images (1 minute)
+	go build -ldflags "-X onejob/internal/cli.release=dev" -o bin/onejob-page ./cmd/onejob
+	cd tools/page && TEST_ONEJOB=$(CURDIR)/bin/onejob-page ONEJOB_CHROMIUM_BIN=$$(../../scripts/chromium.sh) go test -count=1 -v ./...
+
 consul: ## Find or build the Consul server (5 minutes, once); its path is the last line
 	@./scripts/consul.sh
 
@@ -92,6 +101,9 @@ postgres: ## Find or install the Postgres server; its folder is the last line
 
 rabbitmq: ## Find or install the RabbitMQ server; its path is the last line
 	@./scripts/rabbitmq.sh
+
+chromium: ## Find or install a Chromium for page-test; its path is the last line
+	@./scripts/chromium.sh
 
 clean: ## Remove what was built here (the Consul server stays in the cache)
 	rm -rf bin

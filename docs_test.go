@@ -2,6 +2,8 @@
 package onejob_test
 
 import (
+	"encoding/json"
+	"fmt"
 	"io/fs"
 	"maps"
 	"os"
@@ -10,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 	"unicode"
 )
 
@@ -62,14 +65,14 @@ var foreignNames = strings.Fields(`
 	first_waiting_p50 force_custom_plan last_waiting_max onejob_observer onejob_operator onejob_worker parent_job
 	pg_drop_replication_slot pg_notification_queue_usage synchronous_commit tls_postgres tls_rabbitmq`)
 
-// Names with an underscore in pieces of code, such as events, settings and columns,
-// stand in the code, in SQL or in a configuration as well.
+// Names with an underscore in pieces of code, such as events, settings, columns and files,
+// stand in the code, in SQL or in a configuration as well, or are names of such files.
 func TestNamesInDocumentsExist(t *testing.T) {
 	var sources strings.Builder
 	for _, ending := range []string{".go", ".sql", ".yaml", ".sh", ".pml"} {
 		for path, text := range tree(t, ending) {
 			if path != "docs_test.go" {
-				sources.WriteString(text)
+				sources.WriteString(path + "\n" + text)
 			}
 		}
 	}
@@ -117,6 +120,60 @@ func TestLinksLeadSomewhere(t *testing.T) {
 			if anchor != "" && !slices.Contains(anchors(pages[file]), anchor) {
 				t.Errorf("%s: %s has no heading for #%s", path, file, anchor)
 			}
+		}
+	}
+}
+
+// Reports of runs whose figures a page cites are there, and each of them says what was run:
+// with what, from which seed, and that nothing was violated.
+func TestReportsOfRunsAreThere(t *testing.T) {
+	const folder = "docs/why/reports"
+	named := map[string]bool{}
+	for path, text := range tree(t, ".md") {
+		for _, m := range regexp.MustCompile(`reports/([A-Za-z0-9._-]+\.json)`).FindAllStringSubmatch(text, -1) {
+			named[m[1]] = true
+			if _, err := os.Stat(filepath.Join(folder, m[1])); err != nil {
+				t.Errorf("%s names a report that is not in %s: %s", path, folder, m[1])
+			}
+		}
+	}
+	files, err := os.ReadDir(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(files) == 0 {
+		t.Error("there are no reports")
+	}
+	for _, f := range files {
+		if !named[f.Name()] {
+			t.Errorf("no page names the report %s", f.Name())
+		}
+		b, err := os.ReadFile(filepath.Join(folder, f.Name()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var r struct {
+			Seed       *uint64
+			Started    time.Time
+			Build      struct{ Commit, Go, Postgres, Consul string }
+			Settings   map[string]string
+			Violations []string
+		}
+		if err := json.Unmarshal(b, &r); err != nil {
+			t.Errorf("%s: %v", f.Name(), err)
+			continue
+		}
+		if r.Seed == nil || r.Settings == nil || r.Build.Commit == "" || strings.Contains(r.Build.Commit, "changed") || r.Build.Go == "" || r.Build.Postgres == "" || r.Build.Consul == "" {
+			t.Errorf("%s does not say what was run: %+v", f.Name(), r)
+		}
+		if want := r.Started.Format(time.DateOnly) + "-"; !strings.HasPrefix(f.Name(), want) || r.Seed != nil && !strings.Contains(f.Name(), fmt.Sprintf("seed-%d", *r.Seed)) {
+			t.Errorf("%s has neither its date in its name, %s, nor its seed, or one of them", f.Name(), want)
+		}
+		if len(r.Violations) > 0 {
+			t.Errorf("%s has violations: %v", f.Name(), r.Violations)
+		}
+		if len(b) > 100_000 {
+			t.Errorf("%s has %d bytes", f.Name(), len(b))
 		}
 	}
 }

@@ -64,6 +64,9 @@ func (p *plan) benchCases() []benchCase {
 	all := []benchCase{
 		{name: "onejob", subject: onejobSubject, replicas: 1, tasks: p.Tasks},
 		{name: "river", subject: riverSubject, replicas: 1, tasks: p.Tasks},
+		{name: "river-advisory", subject: riverAdvisorySubject, replicas: 1, tasks: p.Tasks},
+		{name: "river-consul", subject: riverConsulSubject, replicas: 1, tasks: p.NaiveTasks},
+		{name: "held-row", subject: heldRowSubject, replicas: 1, tasks: p.Tasks / 2},
 		{name: "naive", subject: naiveSubject, replicas: 1, tasks: p.NaiveTasks},
 		{name: "floor", subject: baselineSubject, replicas: 1, tasks: p.Tasks},
 		{name: "shallow", subject: onejobSubject, replicas: 1, tasks: p.Tasks, template: "shallow", behind: p.Shallow},

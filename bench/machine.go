@@ -106,7 +106,7 @@ func commit(ctx context.Context) string {
 func settings() map[string]any {
 	return map[string]any{
 		"postgres":      "defaults, durable commits, data on a disk, locale C, UTF8, TCP on the loopback interface",
-		"consul":        "one server with its data on a disk, defaults but for raft_multiplier 1; a new one for each run",
+		"consul":        "one server with its data on a disk, defaults but for raft_multiplier 1 and GOGC=" + consulGOGC() + "; a new one for each run",
 		"onejob":        map[string]any{"worker.concurrency": onejobConcurrency, "kind": "noop", "log": "info, JSON, into a file"},
 		"onejob_idle":   "all defaults",
 		"onejob_pickup": map[string]any{"concurrency": onejobConcurrency, "kind": "a Go handler"},
@@ -116,6 +116,9 @@ func settings() map[string]any {
 			"note": "the settings of River's own benchmark command; batch completer and logger are its defaults",
 		},
 		"river_default_pickup": map[string]any{"MaxWorkers": riverjobs.BulkMaxWorkers, "pool": riverjobs.MaxConns, "note": "FetchCooldown and FetchPollInterval as by default, 100 ms and 1 s"},
+		"river_advisory":       map[string]any{"lock": "pg_advisory_lock around each job, on a connection of its own", "pool": riverjobs.AdvisoryConns},
+		"river_consul":         map[string]any{"lock": "api.Lock of Consul's Go client around each job", "MaxWorkers": riverjobs.ConsulWorkers},
+		"held_row":             map[string]any{"loops": heldRowLoops},
 		"naive":                map[string]any{"workers": naiveWorkers, "pool": 8},
 		"floor":                map[string]any{"loops": baselineLoops, "batch": baselineBatch},
 		"pickup":               map[string]any{"inserts_per_second": pickupRate, "clock": "from just before the INSERT is sent to the first line of the handler"},

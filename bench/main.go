@@ -13,19 +13,20 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/hashicorp/consul/api"
+
 	"onejob/bench/floor"
+	"onejob/bench/heldrow"
 	"onejob/bench/naive"
 	"onejob/bench/riverjobs"
-	"onejob/bench/scale"
 )
 
 const usage = `Usage:
   bench [flags]          measure everything; writes results/latest.json
   bench steady [flags]   keep one replica busy for long; writes results/steady.json
   bench profile [flags]  profile a busy replica; see what Postgres and Consul count of their work
-  bench scale [flags]    what larger setups would do, by a model that is checked against what was measured
   bench naive [flags]    work on tasks as the post about exclusive workers does
-  bench river|floor|stamp [flags]   the other subjects; the first two commands start them
+  bench river|floor|held-row|stamp [flags]   the other subjects; the first two commands start them
 
 bench COMMAND -h lists the flags.
 `
@@ -38,8 +39,8 @@ func main() {
 		command, arguments = arguments[0], arguments[1:]
 	}
 	commands := map[string]func(context.Context, *flag.FlagSet, []string) error{
-		"": benchCommand, "steady": steadyCommand, "profile": profileCommand, "scale": scaleCommand,
-		"naive": naiveCommand, "river": riverCommand, "floor": baselineCommand, "stamp": startTimesCommand,
+		"": benchCommand, "steady": steadyCommand, "profile": profileCommand,
+		"naive": naiveCommand, "river": riverCommand, "floor": baselineCommand, "held-row": heldRowCommand, "stamp": startTimesCommand,
 	}
 	run, ok := commands[command]
 	if !ok {
@@ -78,11 +79,6 @@ func profileCommand(ctx context.Context, flags *flag.FlagSet, arguments []string
 	return runProfile(ctx, p)
 }
 
-func scaleCommand(_ context.Context, flags *flag.FlagSet, arguments []string) error {
-	_ = flags.Parse(arguments)
-	return scale.Print(os.Stdout)
-}
-
 func naiveCommand(ctx context.Context, flags *flag.FlagSet, arguments []string) error {
 	var c naive.Config
 	flags.StringVar(&c.DSN, "dsn", "", "address of Postgres")
@@ -98,8 +94,39 @@ func riverCommand(ctx context.Context, flags *flag.FlagSet, arguments []string) 
 	var c riverjobs.Config
 	flags.StringVar(&c.DSN, "dsn", "", "address of Postgres")
 	flags.BoolVar(&c.Default, "default", false, "River's default settings instead of those of its own benchmark")
+	lock := flags.String("lock", "", "around each job: advisory for one of Postgres, consul for one of Consul's Go client")
+	consul := flags.String("consul", "127.0.0.1:8500", "address of Consul")
 	_ = flags.Parse(arguments)
+	switch *lock {
+	case "":
+	case "advisory":
+		advisory, stop, err := riverjobs.Advisory(ctx, c.DSN)
+		if err != nil {
+			return err
+		}
+		defer stop()
+		c.Lock = advisory
+	case "consul":
+		config := api.DefaultConfig()
+		config.Address = *consul
+		config.Transport.MaxIdleConnsPerHost = 2 * riverjobs.ConsulWorkers // or each request would connect anew
+		client, err := api.NewClient(config)
+		if err != nil {
+			return err
+		}
+		c.Lock, c.Workers = riverjobs.ConsulLock(client), riverjobs.ConsulWorkers
+	default:
+		return fmt.Errorf("there is no lock %q", *lock)
+	}
 	return riverjobs.Run(ctx, c)
+}
+
+func heldRowCommand(ctx context.Context, flags *flag.FlagSet, arguments []string) error {
+	var c heldrow.Config
+	flags.StringVar(&c.DSN, "dsn", "", "address of Postgres")
+	flags.IntVar(&c.Loops, "loops", heldRowLoops, "tasks at once, each on a connection of its own")
+	_ = flags.Parse(arguments)
+	return heldrow.Run(ctx, c)
 }
 
 func baselineCommand(ctx context.Context, flags *flag.FlagSet, arguments []string) error {

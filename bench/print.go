@@ -13,6 +13,10 @@ var bars = []struct {
 	bar       float64
 }{
 	{"river_ratio", "throughput against River", true, 1},
+	{"river_advisory_ratio", "throughput against River with an advisory lock for each job", true, 1.5},
+	{"river_consul_lock_ratio", "throughput against River with a lock of Consul's client for each job", true, 10},
+	{"held_row_ratio", "throughput against a row lock held while the work runs", true, 0},
+	{"river_cpu_ratio_without_consul", "processor time outside Consul against River's", false, 1},
 	{"naive_ratio", "throughput against a session per task", true, 8},
 	{"floor_ratio", "throughput against Postgres alone", true, 0},
 	{"backlog_ratio", "many waiting rows against few", true, 0.9},
@@ -38,7 +42,7 @@ func printReport(r report, m *measured) {
 	fmt.Fprintln(w, "\nthroughput\ttasks/s\tfrom\tto\tus of CPU per task: all\tsubject\tPostgres\tConsul\tothers on the machine, %")
 	others := r["others_share"].(map[string]spread)
 	rates, cpu := r["tasks_per_second"].(map[string]spread), r["cpu_us_per_task_by_contest"].(map[string]map[string]float64)
-	for _, name := range []string{"onejob", "river", "naive", "floor", "shallow", "deep", "finished", "replicas3", "replicas8"} {
+	for _, name := range []string{"onejob", "river", "river-advisory", "river-consul", "held-row", "naive", "floor", "shallow", "deep", "finished", "replicas3", "replicas8"} {
 		if s, ok := rates[name]; ok {
 			fmt.Fprintf(w, "%s\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\n", name, s.Median, s.Min, s.Max,
 				cpu[name]["all"], cpu[name]["subject"], cpu[name]["postgres"], cpu[name]["consul"], 100*others[name].Median)

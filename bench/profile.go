@@ -74,11 +74,13 @@ func runProfile(ctx context.Context, p profilePlan) (err error) {
 // tasks.
 func (m *meter) printStatements(ctx context.Context, tasks int) error {
 	rows, err := m.environment.admin.Query(ctx, `
-SELECT CASE WHEN query ~ 'pg_advisory_xact_lock' THEN 'the turn to claim'
-            WHEN query ~ 'near AS'               THEN 'claim'
-            WHEN query ~ 'history AS'            THEN 'endings'
-            WHEN query ~ 'DISTINCT session'      THEN 'whose tasks run'
-            WHEN query ~ 'AND session = '        THEN 'own running tasks'
+SELECT CASE WHEN query ~ 'pg_advisory_xact_lock'                   THEN 'claim: its turn'
+            WHEN query ~ 'onejob claims' AND query ~ 'nextval'     THEN 'claim: take'
+            WHEN query ~ 'onejob claims' AND query ~ 'SKIP LOCKED' THEN 'claim: choose'
+            WHEN query ~ 'onejob claims'                           THEN 'claim: read'
+            WHEN query ~ 'history AS'                              THEN 'completions'
+            WHEN query ~ 'DISTINCT session'                        THEN 'whose tasks run'
+            WHEN query ~ 'AND session = '                          THEN 'own running tasks'
             ELSE 'all others' END AS statement,
        sum(calls)::float8, sum(total_exec_time)::float8, sum(shared_blks_hit + shared_blks_read)::float8,
        sum(shared_blks_dirtied)::float8, sum(wal_records)::float8, sum(wal_bytes)::float8

@@ -1,7 +1,10 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
+	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,6 +17,9 @@ type report map[string]any
 // compared are the ratios of throughput: each the first case against the second.
 var compared = []struct{ key, numerator, denominator string }{
 	{"river_ratio", "onejob", "river"},
+	{"river_advisory_ratio", "onejob", "river-advisory"},
+	{"river_consul_lock_ratio", "onejob", "river-consul"},
+	{"held_row_ratio", "onejob", "held-row"},
 	{"naive_ratio", "onejob", "naive"},
 	{"floor_ratio", "onejob", "floor"},
 	{"backlog_ratio", "deep", "shallow"},
@@ -107,7 +113,8 @@ func (m *measured) costs(r report, put func(string, []float64)) {
 		put("rss_mb_busy", each(own, func(o outcome) float64 { return o.PeakMB }))
 	}
 	if river := bySubject["river"]["all"]; river > 0 {
-		r["river_cpu_ratio"] = bySubject["onejob"]["all"] / river
+		own := bySubject["onejob"]
+		r["river_cpu_ratio"], r["river_cpu_ratio_without_consul"] = own["all"]/river, (own["all"]-own["consul"])/river
 	}
 	for _, name := range []string{"replicas3", "replicas8"} {
 		if rounds := m.benchCases[name]; len(rounds) > 0 {
@@ -143,14 +150,59 @@ func percentiles(rounds [][]float64, p float64) []float64 {
 	return each(rounds, func(delays []float64) float64 { return percentile(delays, p) })
 }
 
-// writeJSON writes a file for machines and people.
+// writeJSON writes a file for machines and people: what fits stands on one line, and an
+// element of a list always does.
 func writeJSON(path string, value any) error {
-	text, err := json.MarshalIndent(value, "", "  ")
+	compact, err := json.Marshal(value)
 	if err != nil {
+		return err
+	}
+	var text bytes.Buffer
+	if err := layOut(&text, compact, "", 100); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
-	return os.WriteFile(path, append(text, '\n'), 0o644)
+	return os.WriteFile(path, append(text.Bytes(), '\n'), 0o644)
+}
+
+// layOut writes compact JSON with a line for each member of an object or a list that is
+// longer than width.
+func layOut(out *bytes.Buffer, compact json.RawMessage, indent string, width int) error {
+	open := compact[0]
+	if len(compact) <= width || open != '{' && open != '[' {
+		out.Write(compact)
+		return nil
+	}
+	if open == '[' {
+		width = math.MaxInt
+	}
+	in := json.NewDecoder(bytes.NewReader(compact))
+	if _, err := in.Token(); err != nil {
+		return err
+	}
+	out.WriteByte(open)
+	for first := true; in.More(); first = false {
+		if !first {
+			out.WriteByte(',')
+		}
+		out.WriteString("\n" + indent + "  ")
+		if open == '{' {
+			key, err := in.Token()
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(out, "%q: ", key)
+		}
+		var member json.RawMessage
+		if err := in.Decode(&member); err != nil {
+			return err
+		}
+		if err := layOut(out, member, indent+"  ", width); err != nil {
+			return err
+		}
+	}
+	out.WriteString("\n" + indent + string(open+2)) // in ASCII the closing bracket is the next but one
+	return nil
 }

@@ -1,6 +1,9 @@
 package main
 
-import "testing"
+import (
+	"bytes"
+	"testing"
+)
 
 func TestReportOfCalmRounds(t *testing.T) {
 	m := &measured{benchCases: map[string][]outcome{
@@ -17,5 +20,42 @@ func TestReportOfCalmRounds(t *testing.T) {
 	}
 	if _, ok := r["naive_ratio"]; ok {
 		t.Error("there is a ratio to a contest that did not take place")
+	}
+}
+
+func TestLayOut(t *testing.T) {
+	const compact = `{"a":{"b":[1,2]},"list":[{"c":"x, [y"},{"c":1}],"n":1.50,"s":"{\"}"}`
+	for _, test := range []struct {
+		width int
+		want  string
+	}{
+		{1000, compact},
+		{20, `{
+  "a": {"b":[1,2]},
+  "list": [
+    {"c":"x, [y"},
+    {"c":1}
+  ],
+  "n": 1.50,
+  "s": "{\"}"
+}`},
+	} {
+		var out bytes.Buffer
+		if err := layOut(&out, []byte(compact), "", test.width); err != nil || out.String() != test.want {
+			t.Errorf("width %d: %v\n%s", test.width, err, out.String())
+		}
+	}
+}
+
+func TestSome(t *testing.T) {
+	for _, n := range []int{1, 5, 30, 31, 59, 60, 61, 181} {
+		list := make([]int, n)
+		for i := range list {
+			list[i] = i
+		}
+		got := some(list, 30)
+		if len(got) > 31 || len(got) < min(n, 16) || got[len(got)-1] != n-1 {
+			t.Errorf("of %d: %v", n, got)
+		}
 	}
 }

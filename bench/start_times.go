@@ -70,7 +70,10 @@ func runHandler(ctx context.Context, dsn, consul string, concurrency int, starte
 	if err != nil {
 		return err
 	}
-	replica := worker.Worker{Store: db, Locks: locks, Kinds: kinds, Replica: "handler", Concurrency: concurrency, Log: log}
+	replica, err := worker.New(worker.Config{Store: db, Locks: locks, Kinds: kinds, Replica: "handler", Concurrency: concurrency, Log: log})
+	if err != nil {
+		return err
+	}
 	return replica.Run(ctx)
 }
 

@@ -136,7 +136,7 @@ func runSteady(ctx context.Context, s steadyPlan) (err error) {
 	if len(samples) == 0 {
 		return err
 	}
-	r := report{"samples": samples, "plan": s, "machine": about, "settings": settings()}
+	r := report{"samples": some(samples, keptSamples), "plan": s, "machine": about, "settings": settings()}
 	if err == nil {
 		first, last := rateBetween(samples, 0, s.Window), rateBetween(samples, s.For-s.Window, s.For)
 		r["first_tasks_per_second"], r["last_tasks_per_second"], r["steady_ratio"] = first, last, last/first
@@ -147,6 +147,18 @@ func runSteady(ctx context.Context, s steadyPlan) (err error) {
 		s.compareWindows(samples, r)
 	}
 	return errors.Join(err, writeJSON(s.Out, r))
+}
+
+// keptSamples is about how many samples are written to the file.
+const keptSamples = 30
+
+// some returns about n elements of a list, at equal distances, the last one among them.
+func some[T any](list []T, n int) (kept []T) {
+	step := max(1, (len(list)+n-2)/n)
+	for i := (len(list) - 1) % step; i < len(list); i += step {
+		kept = append(kept, list[i])
+	}
+	return kept
 }
 
 // watch keeps the replica fed and looks at everything from time to time. It

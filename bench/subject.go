@@ -18,6 +18,7 @@ const (
 	naiveWorkers  = 64 // more are no faster
 	baselineLoops = 4
 	baselineBatch = 128 // as onejob's
+	heldRowLoops  = 32  // connections
 )
 
 // place is where a subject runs: addresses and a folder for its files.
@@ -47,6 +48,15 @@ var (
 	onejobSubject = subject{"onejob", onejobTable, true, func(p place) (*process, error) { return startOnejob(p, onejobConcurrency) }}
 	riverSubject  = subject{"river", riverTable, false, func(p place) (*process, error) {
 		return startProcess("river", p.file("river.log"), p.self, "river", "-dsn", p.dsn)
+	}}
+	riverAdvisorySubject = subject{"river", riverTable, false, func(p place) (*process, error) {
+		return startProcess("river", p.file("river.log"), p.self, "river", "-dsn", p.dsn, "-lock", "advisory")
+	}}
+	riverConsulSubject = subject{"river", riverTable, true, func(p place) (*process, error) {
+		return startProcess("river", p.file("river.log"), p.self, "river", "-dsn", p.dsn, "-lock", "consul", "-consul", p.consul)
+	}}
+	heldRowSubject = subject{"held-row", onejobTable, false, func(p place) (*process, error) {
+		return startProcess("held-row", p.file("held-row.log"), p.self, "held-row", "-dsn", p.dsn)
 	}}
 	naiveSubject = subject{"naive", onejobTable, true, func(p place) (*process, error) {
 		return startProcess("naive", p.file("naive.log"), p.self, "naive", "-dsn", p.dsn, "-consul", p.consul, "-workers", strconv.Itoa(naiveWorkers))

@@ -66,16 +66,21 @@ func tokenOf(replica string) (accessor, secret string) {
 func policyOf(replica string) string { return "replica-" + replica }
 
 // authorize gives a replica its token with all rights, whatever it has now.
-func (c *cluster) authorize(ctx context.Context, r *replica) error {
-	if err := c.setPolicy(ctx, r.name, replicaRules); err != nil {
+func (c *cluster) authorize(ctx context.Context, replica string) error {
+	if err := c.setPolicy(ctx, replica, replicaRules); err != nil {
 		return err
 	}
-	return c.makeToken(ctx, r.name)
+	return c.makeToken(ctx, replica)
 }
 
 func (c *cluster) authorizeAll(ctx context.Context) error {
 	for _, r := range c.replicas {
-		if err := c.authorize(ctx, r); err != nil {
+		if err := c.authorize(ctx, r.name); err != nil {
+			return err
+		}
+	}
+	for _, o := range c.outsiders {
+		if err := c.authorize(ctx, o.name); err != nil {
 			return err
 		}
 	}

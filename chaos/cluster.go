@@ -31,7 +31,10 @@ const consulPrefix = "service/onejob"
 type cluster struct {
 	dir  string // everything that is written
 	self string // this program
-	say  func(format string, a ...any)
+
+	liveness string // consul.liveness of all replicas and outsiders; the default if empty
+
+	say func(format string, a ...any)
 
 	postgres *database
 	consul   *servers.ConsulCluster
@@ -39,6 +42,8 @@ type cluster struct {
 	rabbitmq *servers.RabbitMQ // nil unless limits are kept there
 	operator *pgxpool.Pool     // a way of one's own to Postgres
 	replicas []*replica
+
+	outsiders []*outsider
 
 	observerProcess *process
 	home            io.Closer // closing it sends the observer home
@@ -70,7 +75,7 @@ func (c *cluster) dsn(application string) string {
 // startCluster starts all but the replicas. What it returns must be closed, also
 // when there is an error.
 func startCluster(ctx context.Context, dir string, s settings, say func(string, ...any)) (*cluster, error) {
-	c := &cluster{dir: dir, say: say}
+	c := &cluster{dir: dir, say: say, liveness: s.Liveness}
 	var err error
 	if c.self, err = os.Executable(); err != nil {
 		return c, err
@@ -149,10 +154,11 @@ func (c *cluster) addReplicas(ctx context.Context, s subject, name string, n int
 		r := &replica{c: c, subject: s, host: c.hosts[len(c.replicas)%len(c.hosts)]}
 		r.name = fmt.Sprintf("%s-%d", name, i+1)
 		c.replicas = append(c.replicas, r)
-		if err := c.authorize(ctx, r); err != nil {
+		if err := c.authorize(ctx, r.name); err != nil {
 			return err
 		}
 		_, r.place.token = tokenOf(r.name)
+		r.place.queues, r.place.liveness = strings.Join(restricted[r.name], ","), c.liveness
 		var err error
 		if r.consul, err = proxy.New(r.host.agent.Addr()); err != nil {
 			return err
@@ -177,12 +183,19 @@ func (c *cluster) addReplicas(ctx context.Context, s subject, name string, n int
 // awaitReplicas returns when every replica has a session.
 func (c *cluster) awaitReplicas(ctx context.Context) error {
 	return eventually(ctx, time.Minute, "every replica has a session", func() error {
-		keys, _, err := c.consul.Servers[0].Client().KV().Keys(consulPrefix+"/replicas/", "", new(api.QueryOptions).WithContext(ctx))
-		if err == nil && len(keys) < len(c.replicas) {
-			err = fmt.Errorf("%d of %d have one", len(keys), len(c.replicas))
+		n, err := c.inSession(ctx)
+		if err == nil && n < len(c.replicas) {
+			err = fmt.Errorf("%d of %d have one", n, len(c.replicas))
 		}
 		return err
 	})
+}
+
+// inSession returns how many replicas have a session.
+func (c *cluster) inSession(ctx context.Context) (int, error) {
+	pairs, _, err := c.consul.Servers[0].Client().KV().List(consulPrefix+"/replicas/", new(api.QueryOptions).WithContext(ctx))
+	pairs = slices.DeleteFunc(pairs, func(p *api.KVPair) bool { return isOutsider(p.Value) })
+	return len(pairs), err
 }
 
 // leader returns the replica that leads, or nil if that cannot be told.
@@ -208,6 +221,9 @@ func (c *cluster) heal(ctx context.Context) error {
 			p.Heal(proxy.Both)
 		}
 		r.thaw()
+	}
+	for _, o := range c.outsiders {
+		o.link.Heal(proxy.Both)
 	}
 	err := errors.Join(c.consul.Start(ctx), c.postgres.heal(ctx))
 	if err == nil {
@@ -248,6 +264,7 @@ func (c *cluster) close() {
 			_ = p.Close()
 		}
 	}
+	c.closeOutsiders()
 	c.awaitCommands()
 	if c.operator != nil {
 		c.operator.Close()

@@ -32,7 +32,7 @@ type kind struct {
 var errNothing = errors.New("there is nothing to hit just now")
 
 // kinds are all that there are.
-var kinds = slices.Concat(replicaFaults, clusterFaults, linkFaults, consulFaults, hostFaults, aclFaults, postgresFaults, standbyFaults, rowFaults, scheduleFaults, processFaults, rabbitmqFaults)
+var kinds = slices.Concat(replicaFaults, clusterFaults, linkFaults, consulFaults, hostFaults, aclFaults, postgresFaults, standbyFaults, rowFaults, scheduleFaults, processFaults, outsiderFaults, rabbitmqFaults)
 
 // chooseKinds returns the kinds of these names; "all" and "none" are names too.
 func chooseKinds(names []string, s settings) ([]*kind, error) {

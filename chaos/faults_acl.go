@@ -27,7 +27,7 @@ func narrowToken(ctx context.Context, h *fault) error {
 	if err := h.c.setPolicy(ctx, r.name, variants[chosen]); err == nil {
 		h.lasts(ctx)
 	}
-	return h.c.authorize(context.WithoutCancel(ctx), r)
+	return h.c.authorize(context.WithoutCancel(ctx), r.name)
 }
 
 func revokeToken(ctx context.Context, h *fault) error {
@@ -38,5 +38,5 @@ func revokeToken(ctx context.Context, h *fault) error {
 	if err := h.c.deleteToken(ctx, r.name); err == nil {
 		h.lasts(ctx)
 	}
-	return h.c.authorize(context.WithoutCancel(ctx), r)
+	return h.c.authorize(context.WithoutCancel(ctx), r.name)
 }

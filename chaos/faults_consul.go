@@ -22,12 +22,12 @@ var consulFaults = []*kind{
 	{name: "consul-restart", what: "the Consul leader is restarted", weight: 1, least: 0, most: 5 * time.Second, run: onLeader(restartConsul)},
 	{name: "consul-follower", what: "kill -9 of another Consul server", weight: 1, least: time.Second, most: 20 * time.Second, run: onFollower(killConsul)},
 	{name: "consul-away", what: "all of Consul away", weight: 1, least: 5 * time.Second, most: 60 * time.Second, run: consulAway},
-	{name: "consul-restore", what: "a Consul snapshot restored from before", weight: 1, least: 5 * time.Second, most: 30 * time.Second, run: restoreConsul},
+	{name: checker.ConsulRestore, what: "a Consul snapshot restored from before", weight: 1, least: 5 * time.Second, most: 30 * time.Second, run: restoreConsul},
 	{name: checker.SessionDestroy, what: "an operator destroys a replica's session", weight: 2, run: destroySession},
 	{name: checker.SessionUnheard, what: "the same, when the replica cannot hear of it", weight: 2, least: 5 * time.Second, most: 20 * time.Second, run: destroyUnheard},
 	{name: "slot-destroy", what: "an operator destroys the sessions of slots", weight: 1, consulSlots: true, run: destroySlots},
 	{name: consulWiped, what: "all servers and agents of Consul lose their data, with all replicas killed or not", weight: 1, least: 0, most: 10 * time.Second, run: forgetting(wipeConsul)},
-	{name: "key-delete", what: "an operator deletes keys", weight: 2, run: deleteKeys},
+	{name: checker.KeyDelete, what: "an operator deletes keys", weight: 2, run: deleteKeys},
 }
 
 // consulMaxWait is for what is asked of a Consul that may be gone.
@@ -169,6 +169,10 @@ func destroySession(ctx context.Context, h *fault) error {
 // in the same moment. All that the replica has to go by is its own clock.
 func destroyUnheard(ctx context.Context, h *fault) error {
 	r := h.replica()
+	// Also if there is nothing to destroy: what another fault had cut is repaired then.
+	if err := h.begins(r.name); err != nil {
+		return err
+	}
 	r.consul.Cut(proxy.Both)
 	defer r.consul.Heal(proxy.Both)
 	err := h.destroy(ctx, r.name, func(s *api.SessionEntry) bool {
@@ -196,7 +200,8 @@ func (h *fault) destroy(ctx context.Context, target string, meant func(*api.Sess
 	if err != nil {
 		return errNothing
 	}
-	begun := false
+	begun := h.mark.ID != 0
+	destroyed := false
 	for _, s := range all {
 		if !meant(s) {
 			continue
@@ -208,8 +213,9 @@ func (h *fault) destroy(ctx context.Context, target string, meant func(*api.Sess
 			begun = true
 		}
 		_, _ = client.Session().Destroy(s.ID, (&api.WriteOptions{}).WithContext(ctx))
+		destroyed = true
 	}
-	if !begun {
+	if !destroyed {
 		return errNothing
 	}
 	return nil

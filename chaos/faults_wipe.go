@@ -9,13 +9,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/hashicorp/consul/api"
-
 	"onejob/chaos/checker"
 	"onejob/internal/servers"
 )
 
-const consulWiped = "consul-wiped"
+const consulWiped = checker.ConsulWiped
 
 const (
 	// alone is how long replicas have to get a session in a Consul that was wiped,
@@ -98,8 +96,8 @@ func wipeConsul(ctx context.Context, h *fault) error {
 func (c *cluster) awaitAdoption(ctx context.Context) error {
 	began := time.Now()
 	inSession := func() error {
-		keys, _, err := c.consul.Servers[0].Client().KV().Keys(consulPrefix+"/replicas/", "", new(api.QueryOptions).WithContext(ctx))
-		if err == nil && len(keys) == 0 {
+		n, err := c.inSession(ctx)
+		if err == nil && n == 0 {
 			err = errors.New("none has one")
 		}
 		return err
@@ -127,8 +125,8 @@ func (c *cluster) awaitAdoption(ctx context.Context) error {
 // on until ctx ends.
 func (c *cluster) attend(ctx context.Context) {
 	for since := time.Now(); ctx.Err() == nil; wait(ctx, 2*time.Second) {
-		keys, _, err := c.consul.Servers[0].Client().KV().Keys(consulPrefix+"/replicas/", "", new(api.QueryOptions).WithContext(ctx))
-		if err != nil || len(keys) > 0 {
+		n, err := c.inSession(ctx)
+		if err != nil || n > 0 {
 			since = time.Now()
 		}
 		if time.Since(since) < callAfter {

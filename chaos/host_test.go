@@ -168,7 +168,7 @@ func TestTokensAreTakenAwayAndRestored(t *testing.T) {
 	r := &replica{c: c, host: c.hosts[0], place: place{name: "daemon-1"}}
 	restore := func() {
 		t.Helper()
-		if err := c.authorize(t.Context(), r); err != nil {
+		if err := c.authorize(t.Context(), r.name); err != nil {
 			t.Fatal(err)
 		}
 	}

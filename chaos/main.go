@@ -6,6 +6,7 @@
 //	FAULTS=        which kinds of faults, separated by commas; "none" for none
 //	RATE=30        tasks a second
 //	LIMITS=consul  where limits are kept: consul or rabbitmq
+//	LIVENESS=check how Consul sees that replicas live: check or ttl
 //	STANDBY=       of Postgres: async or sync, how its standby follows; none if empty
 //	DRAIN=5m       how long everything may take to come to an end when nothing is
 //	               broken any more; what has not by then is lost
@@ -19,8 +20,12 @@
 // Consul for each task, as in the post about mutually exclusive workers, and the
 // lock of Consul's own Go client. Each gets servers of its own, six replicas and
 // the same seed, and is checked by the same checker. Two replicas share a host: a
-// client agent of the three Consul servers. Each replica has a token of its own. They have neither limits nor
-// schedules, so their rows have none; what cannot hit them counts as missed.
+// client agent of the three Consul servers. Each replica has a token of its own. The two
+// others have neither limits nor schedules, so their rows have none; what cannot hit them
+// counts as missed.
+//
+// Beside the tasks of onejob there are outsiders: commands under "onejob lock", on lock keys
+// that tasks have as well.
 //
 // It exits with 0 if nothing happened that must not, with 1 if onejob did something,
 // with 2 if the run itself did not work, and with 3 if it is inconclusive: it met too
@@ -33,6 +38,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -78,7 +84,7 @@ func main() {
 	case "":
 		os.Exit(chaos(ctx))
 	default:
-		fmt.Fprintln(os.Stderr, "chaos: it takes no arguments, only variables: DURATION, SEED, FAULTS, RATE, LIMITS, STANDBY, DRAIN, SUBJECTS, REPORT, KEEP")
+		fmt.Fprintln(os.Stderr, "chaos: it takes no arguments, only variables: DURATION, SEED, FAULTS, RATE, LIMITS, LIVENESS, STANDBY, DRAIN, SUBJECTS, REPORT, KEEP")
 		os.Exit(2)
 	}
 }
@@ -137,6 +143,7 @@ type settings struct {
 	Drain    time.Duration
 	RabbitMQ bool   // limits are kept there
 	Standby  string // of Postgres: none if empty, or how it follows
+	Liveness string // consul.liveness; empty for its default
 	Report   string
 	Keep     string
 }
@@ -180,6 +187,13 @@ func readSettings() (settings, error) {
 		}
 		return nil
 	})
+	read("LIVENESS", "check", func(text string) error {
+		s.Liveness = text
+		if text != "check" && text != "ttl" {
+			return errors.New("it is neither check nor ttl")
+		}
+		return nil
+	})
 	read("STANDBY", "", func(text string) error {
 		s.Standby = text
 		if text != "" && text != async && text != synchronous {
@@ -203,4 +217,21 @@ func readSettings() (settings, error) {
 		}
 	}
 	return s, errors.Join(errs...)
+}
+
+// variables are the settings that say what was run, besides the seed.
+func (s settings) variables() map[string]string {
+	limits, faults := "consul", "all"
+	if s.RabbitMQ {
+		limits = "rabbitmq"
+	}
+	if !s.All {
+		var names []string
+		for _, k := range s.Kinds {
+			names = append(names, k.name)
+		}
+		faults = cmp.Or(strings.Join(names, ","), "none")
+	}
+	return map[string]string{"DURATION": s.Duration.String(), "DRAIN": s.Drain.String(), "RATE": strconv.Itoa(s.Rate), "FAULTS": faults,
+		"LIMITS": limits, "STANDBY": s.Standby, "LIVENESS": s.Liveness}
 }

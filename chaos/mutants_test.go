@@ -33,6 +33,9 @@ func TestMutantsAreCaught(t *testing.T) {
 		"the unique index":                               {"index", "none", []string{"double_running"}},
 		"what was due before an edit":                    {"edits", "schedule-edit", []string{"occurrences_missing"}},
 		"the list of keys that are held by this process": {"list", "row-reset", []string{"overlaps"}},
+		"that a command is killed in time":               {"lapse", "freeze,cut-consul", []string{"late_ends"}},
+		"that a lease has a deadline":                    {"selffencing", "cut-both", []string{"late_ends"}},
+		"that onejob lock has the same lock keys":        {"lockkey", "outsider-cut", []string{"overlaps"}},
 
 		// They do less than they should, or other things, and never two things at once.
 		"that due times make tasks":            {"schedules", "none", []string{"occurrences_missing"}},

@@ -14,12 +14,13 @@ import (
 
 // report is what is left of a run.
 type report struct {
-	Seed      uint64    `json:"seed"`
-	Build     build     `json:"build"`
-	Started   time.Time `json:"started"`
-	DurationS float64   `json:"duration_s"` // of enqueueing and breaking
-	TotalS    float64   `json:"total_s"`
-	CPUs      int       `json:"cpus"`
+	Seed      uint64            `json:"seed"`
+	Settings  map[string]string `json:"settings"` // variables, whether they were set or not
+	Build     build             `json:"build"`
+	Started   time.Time         `json:"started"`
+	DurationS float64           `json:"duration_s"` // of enqueueing and breaking
+	TotalS    float64           `json:"total_s"`
+	CPUs      int               `json:"cpus"`
 
 	Faults       int            `json:"faults"`
 	FaultKinds   map[string]int `json:"fault_kinds"`
@@ -64,7 +65,7 @@ type report struct {
 func (r *report) Violated() bool { return r.Report.Violated() || len(r.Leaks) > 0 }
 
 func newReport(s settings, began time.Time, h *faultRun, e *checker.Evidence, v *checker.Report) *report {
-	r := &report{Seed: s.Seed, Started: began.UTC(), DurationS: s.Duration.Seconds(), TotalS: time.Since(began).Round(100 * time.Millisecond).Seconds(),
+	r := &report{Seed: s.Seed, Settings: s.variables(), Started: began.UTC(), DurationS: s.Duration.Seconds(), TotalS: time.Since(began).Round(100 * time.Millisecond).Seconds(),
 		CPUs: runtime.NumCPU(), FaultKinds: h.counts, FaultsMissed: h.missed, Statuses: map[string]int{}, Errors: map[string]int{},
 		Report: v, TakeOvers: len(v.TakeOvers), OccurrencesFound: len(e.Occurrences), HostileRows: len(e.Hostile), Edits: len(e.Edits), ClockSteps: len(e.ClockSteps), Touched: map[string]int{}}
 	for _, t := range e.Touched {
@@ -145,6 +146,10 @@ func (r *report) summary() string {
 	line("unexpected_ends", r.UnexpectedEnds, "ends of attempts and tasks that neither the task nor a fault explains")
 	line("overstays", r.Overstays, "attempts that went on after their timeout, or a cancel")
 	line("late_takeovers", r.LateTakeOvers, fmt.Sprintf("of %d rows of replicas that were killed alone", r.RowsOfTheDead))
+	line("late_ends", r.LateEnds, fmt.Sprintf("attempts at work for more than %.1f s after their lease: %d of %d ended after it, p50 %.3f s, max %.3f s", r.Lateness.Bound, r.Lateness.After, r.Lateness.Told, r.Lateness.P50, r.Lateness.Max))
+	line("misrouted", r.Misrouted, "claims by replicas that do not serve the queue")
+	line("unique_broken", r.UniqueBroken, "unique keys that two tasks had, or that nobody had and were refused")
+	line("outputs_wrong", r.OutputsWrong, "outputs without their head or tail")
 	line("leaks", len(r.Leaks), "what grew, or was left over when everything had ended")
 	fmt.Fprintln(&b, "to know:")
 	line("hostile_rows", r.HostileRows, fmt.Sprintf("that the table admitted; rows touched by hand: %v", r.Touched))
@@ -153,6 +158,18 @@ func (r *report) summary() string {
 	line("frozen_http_in_flight", r.FrozenHTTPInFlight, "requests of frozen replicas beside their successors'")
 	line("frozen_go_in_flight", r.FrozenGoInFlight, "Go handlers that were frozen beside their successors")
 	line("two_hands", r.Overrides, "overlaps made by ending a session and resetting its row")
+	line("one_hand", r.Unguarded, "overlaps with an outsider whose key a fault took away")
+	line("outsiders", r.Outsiders, "commands under onejob lock")
+	line("expired", r.Expired, "tasks that retention deleted as their rows asked for")
+	line("silenced", r.Lateness.Silenced, fmt.Sprintf("attempts of replicas that nobody could hear of; the last one ended %.1f s after the last possible deadline", r.Lateness.SilencedMax))
+	for _, name := range slices.Sorted(maps.Keys(r.Excuses)) {
+		line("excuse", r.Excuses[name].Count, fmt.Sprintf("%s: max %.3f s, and from %.1f s on a violation", name, r.Excuses[name].Max, r.Excuses[name].Bound))
+	}
+	slack := func(name string, s checker.Spread) {
+		line("slack", s.N, fmt.Sprintf("%s: min %.3f s, p1 %.3f s, p50 %.3f s", name, s.Min, s.P1, s.P50))
+	}
+	slack("from one attempt to the next of its lock key", r.Slack.All)
+	slack("where a replica had lost the lease", r.Slack.Lost)
 	line("repeated", r.Repeated, "tasks that did their work more than once")
 	line("takeover_p50_s", r.TakeOverP50, fmt.Sprintf("of %d", r.TakeOvers))
 	line("takeover_p99_s", r.TakeOverP99, "")

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -49,8 +50,11 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 		return nil, err
 	}
 	evidence := checker.Evidence{Gentle: gentle(s.Kinds), Forgetful: s.Standby == async}
-	if ours { // the others have neither schedules nor limits
-		evidence.Limits = limitSlots
+	if ours { // the others have neither schedules nor limits, and no leases
+		evidence.Limits, evidence.Lease, evidence.Queues = limitSlots, leaseLength(s.Liveness), restricted
+		if err := c.addOutsiders(ctx, s); err != nil {
+			return nil, err
+		}
 		if evidence.Schedules, err = c.addSchedules(ctx); err != nil {
 			return nil, err
 		}
@@ -89,6 +93,9 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 	if err := c.heal(ctx); err != nil {
 		return nil, fmt.Errorf("mend everything: %w", err)
 	}
+	if work.limits {
+		work.resizes.end(ctx)
+	}
 	if err := c.endSchedules(ctx, &evidence); err != nil {
 		return nil, err
 	}
@@ -115,6 +122,7 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 	if evidence.Enqueued, err = work.settle(ctx); err != nil {
 		return nil, err
 	}
+	evidence.Declined, evidence.Resizes = work.declined, work.resizes.all
 	leave()
 	unstopped := c.stopReplicas()
 	if err := c.readEvidence(ctx, &evidence); err != nil {
@@ -208,10 +216,17 @@ func (c *cluster) storm(ctx context.Context, long time.Duration, work *workload,
 	var wg sync.WaitGroup
 	wg.Go(func() { work.run(storm) })
 	wg.Go(func() { leaks.watch(storm) })
+	errs := make([]error, len(c.outsiders))
+	for i, o := range c.outsiders {
+		wg.Go(func() { errs[i] = o.run(storm) })
+	}
+	if work.limits {
+		wg.Go(func() { work.resizes.run(storm) })
+	}
 	err := faultRun.run(storm)
 	cancel()
 	wg.Wait()
-	if err != nil {
+	if err := errors.Join(append(errs, err)...); err != nil {
 		return err
 	}
 	return ctx.Err()

@@ -184,6 +184,18 @@ SELECT t.id, t.status, coalesce(s.name, ''), coalesce(t.error, '')
 		e.Touched, err = rows(ctx, c, `SELECT task, what FROM chaos.touched ORDER BY id`, pgx.RowToStructByPos[checker.Touched])
 		return err
 	})
+	read("outputs", func() (err error) {
+		e.BadOutputs, err = rows(ctx, c, `
+SELECT DISTINCT a.task_id
+  FROM onejob.attempts a
+  JOIN onejob.tasks t ON t.id = a.task_id
+ WHERE t.kind = 'exec'
+   AND t.payload #> '{data,print}' IS NOT NULL
+   AND a.outcome = 'succeeded'
+   AND (coalesce(a.output, '') NOT LIKE $1 || '%' OR a.output NOT LIKE '%' || $2 || '%')
+ ORDER BY 1`, pgx.RowTo[int64], printHead, printTail)
+		return err
+	})
 	read("edits of schedules", func() (err error) {
 		e.Edits, err = rows(ctx, c, `SELECT schedule, cron, zone, enabled, at FROM chaos.edits ORDER BY id`, func(row pgx.CollectableRow) (d checker.Edit, err error) {
 			var at time.Time

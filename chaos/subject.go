@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"onejob/chaos/observer"
-	"onejob/tasks"
+	execkind "onejob/tasks/kinds/exec"
 )
 
 // A subject is a kind of replica that is put to the test.
@@ -41,6 +41,9 @@ type place struct {
 	dsn    string // of Postgres
 
 	rabbitmq string // URL; empty unless limits are kept there
+
+	queues   string // that it serves, separated by commas; all if empty
+	liveness string // consul.liveness; the default if empty
 }
 
 func (p place) environ() []string {
@@ -52,13 +55,43 @@ func (p place) environ() []string {
 	if p.rabbitmq != "" {
 		env = append(env, "ONEJOB_LIMITS_BACKEND=rabbitmq", "ONEJOB_LIMITS_RABBITMQ_URL="+p.rabbitmq)
 	}
+	if p.queues != "" {
+		env = append(env, "ONEJOB_WORKER_QUEUES="+p.queues)
+	}
+	if p.liveness != "" {
+		env = append(env, "ONEJOB_CONSUL_LIVENESS="+p.liveness)
+	}
 	return env
 }
 
 // What all replicas are set to. Everything about leases is as it is by default.
 const shutdownGrace = 5 * time.Second
 
-var limitSlots = map[string]int{"narrow": 2, "wide": 5}
+// leaseLength is how long a lease lasts when nobody hears of the replica: the check's TTL
+// less the margin, or the session's with liveness "ttl".
+func leaseLength(liveness string) time.Duration {
+	if liveness == "ttl" {
+		return 14 * time.Second
+	}
+	return 9 * time.Second
+}
+
+// Limits. The slots of the elastic one are changed while it is used. Tasks of the kind capped
+// name no limit, and have one by their kind.
+const (
+	elastic     = "elastic"
+	elasticMost = 3
+	capped      = "capped"
+)
+
+var limitSlots = map[string]int{"narrow": 2, "wide": 5, elastic: elasticMost, capped: 2}
+
+// otherQueue is a queue that half of the replicas serve; they and the others serve the default
+// one.
+const otherQueue = "other"
+
+// restricted are the queues of replicas that do not serve all.
+var restricted = map[string][]string{"daemon-3": {"default"}, "daemon-4": {"default"}, "go-2": {"default"}}
 
 // daemon is "onejob serve".
 type daemon struct {
@@ -116,7 +149,7 @@ type goReplica struct {
 	where observer.Where
 }
 
-func (g *goReplica) kinds() []string { return []string{"exec", "go", "noop"} }
+func (g *goReplica) kinds() []string { return []string{"exec", "go", capped, "noop"} }
 
 func (g *goReplica) prepare(_ context.Context, c *cluster) error {
 	g.self, g.where = c.self, c.where
@@ -130,8 +163,8 @@ func (g *goReplica) command(p place) *exec.Cmd {
 }
 
 // workCommand is what exec tasks may run: this program, as a task.
-func workCommand(self, observerAddr string) tasks.Command {
-	return tasks.Command{Path: self, Args: []string{partTask}, Env: map[string]string{envObserver: observerAddr}}
+func workCommand(self, observerAddr string) execkind.Command {
+	return execkind.Command{Path: self, Args: []string{partTask}, Env: map[string]string{envObserver: observerAddr}}
 }
 
 // builtWith returns the flag with which this program was built, so that what it

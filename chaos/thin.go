@@ -12,6 +12,7 @@ const (
 	thinTakeOvers = 10 // that were measured
 	thinFailed    = 20 // percent of INSERTs that may fail
 	thinExits     = 3  // of replicas, by themselves
+	thinOutsiders = 50 // commands of outsiders
 )
 
 // thin says in what a run was too thin to prove anything. The first ones may be asked of
@@ -35,6 +36,9 @@ func (r *report) thin(s settings) (why []string) {
 		return why
 	}
 	add(r.Refused < thinRefused, "no write was refused: nothing shows that the fence was needed")
+	add(r.Outsiders < thinOutsiders, "%d commands of outsiders were seen, fewer than %d", r.Outsiders, thinOutsiders)
+	add(r.Expired == 0 && s.Standby != async, "retention deleted no task")
+	add(r.Lateness.After+r.Lateness.Silenced == 0, "no work was at work when its lease ended")
 	add(r.TakeOvers < thinTakeOvers, "%d takeovers were measured, fewer than %d", r.TakeOvers, thinTakeOvers)
 	return why
 }

@@ -3,10 +3,13 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"hash/crc32"
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -24,7 +27,9 @@ type row struct {
 	timeout             *string
 	failures            int // so many attempts fail
 	priority, delayInMS int
-	once                bool // one attempt, and nothing in it that fails
+	queue               string
+	keepFor             time.Duration // zero for the configured one
+	once                bool          // one attempt, and nothing in it that fails
 }
 
 // taskTimeout is the timeout of tasks whose attempts all take longer.
@@ -33,6 +38,7 @@ const taskTimeout = time.Second
 // enqueued is what the checker knows of the task.
 func (t row) enqueued() checker.Enqueued {
 	q := checker.Enqueued{Kind: t.kind, Doomed: t.timeout != nil, Once: t.once, MaxAttempts: t.maxAttempts, Failures: t.failures}
+	q.KeepFor = t.keepFor
 	if t.timeout != nil {
 		q.Timeout = taskTimeout
 	}
@@ -55,13 +61,17 @@ type workload struct {
 	recent   []int64
 	doubtful map[string]checker.Enqueued // by token, those whose INSERT was not answered
 	crowded  bool                        // so many rows wait for the narrow limit that more would not be done in time
-	batches  int                         // INSERTs
-	errors   int                         // those that failed, or were not answered
+	tokens   []string                    // of the last tasks
+	declined []checker.Declined          // INSERTs that made no task, because their unique_key was taken
+	resizes  resizes
+	batches  int // INSERTs
+	errors   int // those that failed, or were not answered
 }
 
 func newWorkload(c *cluster, rate int, seed uint64, subject string) *workload {
 	w := &workload{c: c, rate: rate, rand: rand.New(rand.NewPCG(seed, 2)), limits: subject == onejobName, spread: 1,
-		enqueued: map[int64]*checker.Enqueued{}, doubtful: map[string]checker.Enqueued{}}
+		enqueued: map[int64]*checker.Enqueued{}, doubtful: map[string]checker.Enqueued{},
+		resizes: resizes{c: c, rand: rand.New(rand.NewPCG(seed, 4))}}
 	if subject == "naive" {
 		w.spread = 40 // it leaves each key shut for Consul's lock-delay of 15 s, and would never be done with so few
 	}
@@ -70,7 +80,7 @@ func newWorkload(c *cluster, rate int, seed uint64, subject string) *workload {
 	}
 	slices.Sort(w.kinds)
 	w.kinds = slices.Compact(w.kinds)
-	w.long = slices.DeleteFunc(slices.Clone(w.kinds), func(k string) bool { return k == "noop" })
+	w.long = slices.DeleteFunc(slices.Clone(w.kinds), func(k string) bool { return k == "noop" || k == capped })
 	return w
 }
 
@@ -94,6 +104,9 @@ func (w *workload) run(ctx context.Context) {
 		if w.rand.IntN(ticks) == 0 {
 			w.cancel()
 		}
+		if w.rand.IntN(ticks) == 0 && w.limits {
+			w.repeat()
+		}
 	}
 }
 
@@ -101,7 +114,7 @@ func (w *workload) run(ctx context.Context) {
 // something that a fault can catch in the middle.
 func (w *workload) next() row {
 	w.n++
-	t := row{token: fmt.Sprint("n", w.n), maxAttempts: 8, kind: w.kind()}
+	t := row{token: fmt.Sprint("n", w.n), maxAttempts: 8, kind: w.kind(), queue: "default"}
 	d := work{MS: 20 + w.rand.IntN(180)}
 	share := func(name string, n int) {
 		key := fmt.Sprint(name, w.rand.IntN(n))
@@ -122,8 +135,9 @@ func (w *workload) next() row {
 		}
 	case p < 13:
 		share("short-", 12)
-	case p < 15:
-		name := []string{"narrow", "narrow", "wide"}[w.rand.IntN(3)] // the narrow one is full now and then
+	case p < 16:
+		// The narrow one and the elastic one are full now and then.
+		name := []string{"narrow", "narrow", "wide", elastic, elastic}[w.rand.IntN(5)]
 		t.limit, d.Limit = &name, name
 		d.MS = 100 + w.rand.IntN(400)
 		if w.rand.IntN(5) == 0 {
@@ -144,6 +158,10 @@ func (w *workload) next() row {
 		}
 	case p == 21:
 		t.once = true
+	case p < 24:
+		if w.limits { // of onejob's alone are there outsiders
+			share(sharedKey, sharedKeys)
+		}
 	}
 	if t.once {
 		t.maxAttempts = 1
@@ -151,8 +169,11 @@ func (w *workload) next() row {
 	if t.limit != nil && t.kind == "sql" {
 		t.kind = "exec" // what an sql task does is seen when it is done, too late for a limit
 	}
-	if !w.limits || w.crowded && t.limit != nil && *t.limit == "narrow" {
+	if !w.limits || w.crowded && t.limit != nil && *t.limit != "wide" {
 		t.limit, d.Limit = nil, ""
+	}
+	if w.limits {
+		w.unusual(&t, &d)
 	}
 	if t.kind == "sql" || t.kind == "noop" {
 		t.timeout = nil
@@ -160,14 +181,38 @@ func (w *workload) next() row {
 		t.failures = d.Failures
 	}
 	d.Stubborn, d.Child = w.rand.IntN(4) == 0, w.rand.IntN(6) == 0
+	if d.MS >= 4000 { // only these show that a guard kills in time
+		d.Stubborn = w.rand.IntN(2) == 0
+	}
 	t.priority = w.rand.IntN(3) / 2
 	t.payload = w.payload(t, d)
 	return t
 }
 
+// unusual makes some tasks what most are not.
+func (w *workload) unusual(t *row, d *work) {
+	if t.kind == capped && t.limit == nil {
+		d.Limit = capped
+		if t.timeout == nil {
+			d.MS = 300 + w.rand.IntN(1200)
+		}
+	}
+	switch p := w.rand.IntN(60); {
+	case p < 6:
+		t.queue = otherQueue
+	case p < 9:
+		t.keepFor = time.Duration(1+w.rand.IntN(5)) * time.Second
+	case p == 9: // of kinds that have a payload of their own alone
+		d.Pad = strings.Repeat("padding ", []int{1000, 10_000, 100_000}[w.rand.IntN(3)])
+		d.PadSum = crc32.ChecksumIEEE([]byte(d.Pad))
+	case p == 10:
+		d.Print = []int{1000, 100_000, 3_000_000}[w.rand.IntN(3)]
+	}
+}
+
 // kind chooses one: processes are dear, and what does nothing is cheap.
 func (w *workload) kind() string {
-	weights := map[string]int{"exec": 10, "go": 20, "http": 25, "sql": 20, "noop": 25}
+	weights := map[string]int{"exec": 10, "go": 20, "http": 25, "sql": 20, "noop": 25, capped: 3}
 	sum := 0
 	for _, k := range w.kinds {
 		sum += weights[k]
@@ -186,8 +231,8 @@ func (w *workload) payload(t row, d work) string {
 	switch t.kind {
 	case "exec":
 		p = execPayload{Command: "work", Data: d}
-	case "go":
-		p = work{MS: d.MS, Failures: d.Failures, Limit: d.Limit}
+	case "go", capped:
+		p = work{MS: d.MS, Failures: d.Failures, Limit: d.Limit, Pad: d.Pad, PadSum: d.PadSum}
 	case "http":
 		key := ""
 		if t.key != nil {
@@ -221,15 +266,15 @@ func (w *workload) insert(batch []row) {
 	var pending pgx.Batch
 	for _, t := range batch {
 		pending.Queue(`
-INSERT INTO onejob.tasks (kind, payload, lock_key, limit_name, unique_key, max_attempts, timeout, priority, run_at)
-VALUES ($1, $2, $3, $4, $5, $6, $7::text::interval, $8, now() + $9 * interval '1 millisecond')
-RETURNING id, chaos.clock()`, t.kind, t.payload, t.key, t.limit, t.token, t.maxAttempts, t.timeout, t.priority, t.delayInMS)
+INSERT INTO onejob.tasks (kind, payload, lock_key, limit_name, unique_key, max_attempts, timeout, priority, run_at, queue, keep_for)
+VALUES ($1, $2, $3, $4, $5, $6, $7::text::interval, $8, now() + $9 * interval '1 millisecond', $10, nullif($11::bigint, 0) * interval '1 microsecond')
+RETURNING id, chaos.clock()`, t.kind, t.payload, t.key, t.limit, t.token, t.maxAttempts, t.timeout, t.priority, t.delayInMS, t.queue, t.keepFor.Microseconds())
 	}
-	// Two slots do a hundred of the narrow limit's rows a minute, and fewer while faults
-	// keep slots busy.
+	// Two slots do a hundred of a limit's rows a minute, and fewer while faults keep slots
+	// busy.
 	pending.Queue(`
 SELECT count(*) = 200
-  FROM (SELECT FROM onejob.tasks WHERE status = 'pending' AND limit_name = 'narrow' LIMIT 200) waiting`)
+  FROM (SELECT FROM onejob.tasks WHERE status = 'pending' AND limit_name IN ('narrow', 'elastic') LIMIT 200) waiting`)
 	var ids []int64
 	var inserted []time.Time
 	err := pgx.BeginFunc(ctx, w.c.operator, func(tx pgx.Tx) error {
@@ -259,13 +304,17 @@ SELECT count(*) = 200
 		t := batch[i]
 		q := t.enqueued()
 		q.Task = id
-		if t.key == nil && t.limit == nil {
+		if t.key == nil && t.limit == nil && t.kind != capped && t.queue == "default" {
 			q.Due = observer.At(inserted[i]).Add(time.Duration(t.delayInMS) * time.Millisecond)
 		}
 		w.enqueued[id] = &q
 	}
 	w.recent = append(w.recent, ids...)
 	w.recent = w.recent[max(0, len(w.recent)-60):]
+	for _, t := range batch {
+		w.tokens = append(w.tokens, t.token)
+	}
+	w.tokens = w.tokens[max(0, len(w.tokens)-60):]
 }
 
 // cancel cancels one of the last tasks, whatever it is doing.
@@ -278,6 +327,34 @@ func (w *workload) cancel() {
 	defer cancel()
 	w.enqueued[id].Cancelled = true // also if the answer is lost
 	_, _ = w.c.operator.Exec(ctx, `SELECT onejob.cancel($1)`, id)
+}
+
+// repeat enqueues a task with the unique_key of one of the last ones, as somebody does who
+// does not know that it is there. It must be declined while that one has not ended.
+func (w *workload) repeat() {
+	if len(w.tokens) == 0 {
+		return
+	}
+	token := w.tokens[w.rand.IntN(len(w.tokens))]
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	q := checker.Enqueued{Kind: "noop", MaxAttempts: defaultAttempts}
+	from := time.Now()
+	var id int64
+	err := w.c.operator.QueryRow(ctx, `
+INSERT INTO onejob.tasks (kind, unique_key)
+VALUES ('noop', $1)
+    ON CONFLICT DO NOTHING
+RETURNING id`, token).Scan(&id)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		w.declined = append(w.declined, checker.Declined{UniqueKey: token, From: observer.At(from), To: observer.At(time.Now())})
+	case err != nil:
+		w.doubtful[token] = q
+	default:
+		q.Task = id
+		w.enqueued[id] = &q
+	}
 }
 
 // settle finds out which of the INSERTs were made whose answer was lost, and
@@ -293,6 +370,9 @@ func (w *workload) settle(ctx context.Context) ([]checker.Enqueued, error) {
 		return nil, err
 	}
 	for _, m := range found {
+		if w.enqueued[m.ID] != nil { // another one with the same token
+			continue
+		}
 		q := w.doubtful[m.Token]
 		q.Task = m.ID
 		w.enqueued[m.ID] = &q

@@ -102,6 +102,10 @@ type Request struct {
 // It stops working a margin earlier, by its own clock.
 const Silence = 7 * time.Second
 
+// DefaultLockDelay is for how long a key stays locked after its holder died, unless a
+// backend is configured otherwise.
+const DefaultLockDelay = 3 * time.Second
+
 // A Locker grants leases under one session at a time, which it keeps alive.
 // Its methods may be called by many goroutines at once; calls that come
 // together are answered together.

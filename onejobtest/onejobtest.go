@@ -59,22 +59,23 @@ func LeaseFor(d time.Duration) func() boottime.Instant {
 	return func() boottime.Instant { return at }
 }
 
-// Run does what a replica does with an attempt. It looks for the kind, checks the payload,
-// and runs the handler under a context that ends
+// Run does what a replica does with an attempt. It looks for the kind, has it prepare the
+// payload, and runs the handler under a context that ends
 //
 //   - when ctx does, with its cause,
 //   - after a.Timeout, with tasks.ErrTimeout as the cause,
 //   - when a.Deadline has passed, with lock.ErrLost as the cause. Deadline may return a
 //     later moment from call to call, as it does when heartbeats extend a lease.
 //
-// A payload that does not pass the check is a permanent error, see tasks.IsPermanent, or
+// A payload that the kind refuses is a permanent error, see tasks.IsPermanent, or
 // a requeue if only this replica cannot run it. A panic of the handler is not recovered.
 func Run(ctx context.Context, kinds tasks.Kinds, a *tasks.Attempt) (tasks.Result, error) {
 	kind := kinds[a.Kind]
 	if kind == nil {
 		return tasks.Result{}, fmt.Errorf("onejobtest: there is no kind %q among %q", a.Kind, kinds.Names())
 	}
-	if err := kind.Check(a.Payload); errors.Is(err, tasks.ErrUnknown) {
+	handler, err := kind.Prepare(a.Payload)
+	if errors.Is(err, tasks.ErrUnknown) {
 		return tasks.Result{}, tasks.Requeue(0, err)
 	} else if err != nil {
 		return tasks.Result{}, tasks.Permanent(err)
@@ -96,7 +97,7 @@ func Run(ctx context.Context, kinds tasks.Kinds, a *tasks.Attempt) (tasks.Result
 	if a.Timeout > 0 {
 		timed, stop := context.WithTimeoutCause(ctx, a.Timeout, tasks.ErrTimeout)
 		defer stop()
-		return kind.Run(timed, a)
+		return handler(timed, a)
 	}
-	return kind.Run(ctx, a)
+	return handler(ctx, a)
 }

@@ -14,6 +14,7 @@ import (
 	"onejob/lock"
 	"onejob/onejobtest"
 	"onejob/tasks"
+	execkind "onejob/tasks/kinds/exec"
 )
 
 type greeting struct {
@@ -57,7 +58,7 @@ func TestPayloads(t *testing.T) {
 	if _, err := onejobtest.Run(t.Context(), kinds, onejobtest.NewAttempt("other", nil)); err == nil {
 		t.Error("a kind that is not there was run")
 	}
-	_, err := onejobtest.Run(t.Context(), tasks.Kinds{"exec": tasks.Exec{}}, onejobtest.NewAttempt("exec", map[string]string{"command": "backup"}))
+	_, err := onejobtest.Run(t.Context(), tasks.Kinds{"exec": new(execkind.Kind)}, onejobtest.NewAttempt("exec", map[string]string{"command": "backup"}))
 	if _, requeue := tasks.RequeueDelay(err); !requeue || !errors.Is(err, tasks.ErrUnknown) {
 		t.Errorf("a command that is not configured: %v", err)
 	}

@@ -105,7 +105,7 @@ printf '  %-22s %s\n' \
   tasks "$succeeded of $total succeeded" \
   replicas "3" \
   killed "$victim, while it ran $inside tasks" \
-  takeover "$takeover s after the kill" \
+  takeover "$takeover s after the kill, which left nobody on its host to report it" \
   "done at least once" "$done of $total, by the files that the commands wrote" \
   "done twice" "$twice (done, but not yet recorded, when $victim was killed)" \
   overlaps "$overlaps"

@@ -84,12 +84,15 @@ func (w *world) startWorker(m *machine) *replica {
 		name := fmt.Sprintf("r%d.%d", m.id, life)
 		locker, log := w.newLocker(m, name)
 		r.locker = locker
-		wk := &worker.Worker{
+		wk, err := worker.New(worker.Config{
 			Store: w.db.Store(m.query), Locks: locker, Kinds: tasks.Kinds{"k": kind{w, m, life}}, Replica: name, Process: r.process,
 			Concurrency: 1 + w.plan.Workers, PollOnly: true, MaxCrashes: maxCrashes, RetryBase: 100 * time.Millisecond, RetryMax: 2 * time.Second,
 			Limits: locker.Semaphores(), LimitSlots: map[string]int{limitName: limitSlots}, LockDelay: w.timing().LockDelay, ShutdownGrace: grace, Log: log,
+		})
+		if err != nil {
+			panic(err)
 		}
-		err := wk.Run(running)
+		err = wk.Run(running)
 		w.note("replica %d: has stopped: %v", m.id, err)
 		close(r.done)
 	}()
@@ -187,11 +190,10 @@ type kind struct {
 	life int
 }
 
-// Check implements tasks.Kind.
-func (kind) Check(json.RawMessage) error { return nil }
+// Prepare implements tasks.Kind.
+func (k kind) Prepare(json.RawMessage) (tasks.Handler, error) { return k.run, nil }
 
-// Run implements tasks.Kind.
-func (k kind) Run(ctx context.Context, a *tasks.Attempt) (tasks.Result, error) {
+func (k kind) run(ctx context.Context, a *tasks.Attempt) (tasks.Result, error) {
 	w := k.w
 	w.gate()
 	if k.m.life != k.life {

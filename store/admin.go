@@ -92,19 +92,19 @@ SELECT fence, coalesce(attempt, 0) AS attempt, coalesce(replica, '') AS replica,
 // Cancel cancels a waiting task now and a running one soon. It reports whether
 // there was anything to cancel.
 func (s *Store) Cancel(ctx context.Context, id int64) (bool, error) {
-	return s.ask(ctx, `SELECT onejob.cancel($1)`, id)
+	return s.ask(ctx, `SELECT onejob.cancel(@id::bigint)`, id)
 }
 
 // Retry makes a task that is not running due now, with all its attempts. It
 // reports whether there was such a task.
 func (s *Store) Retry(ctx context.Context, id int64) (bool, error) {
-	return s.ask(ctx, `SELECT onejob.retry($1)`, id)
+	return s.ask(ctx, `SELECT onejob.retry(@id::bigint)`, id)
 }
 
 func (s *Store) ask(ctx context.Context, sql string, id int64) (bool, error) {
-	var yes bool
-	if err := s.pool.QueryRow(ctx, sql, id).Scan(&yes); err != nil {
+	yes, err := act[bool](ctx, s, sql, namedArgs{"id": id})
+	if err != nil {
 		return false, fmt.Errorf("task %d: %w", id, err)
 	}
-	return yes, nil
+	return yes[0], nil
 }

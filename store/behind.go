@@ -117,7 +117,7 @@ func (l *lanes) toLookBehind(began time.Time) (marks map[int64]mark, from, to ti
 func (l *lanes) lookedBehind(found map[int64]mark, took time.Duration) (all bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.since, l.cost = time.Now(), l.cost+took
+	l.since, l.cost = time.Now(), l.cost+min(took, maxCharge)
 	total, all := l.behind.looked(took, time.Now())
 	if all && total < expensiveCost {
 		l.marks, l.expensive, l.empty, l.cost, l.behind = nil, false, false, took, portions{}

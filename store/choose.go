@@ -34,7 +34,9 @@ import (
 // number; if that becomes busy just now, or both are picked, the unique index on
 // running lock keys refuses, and Claim asks again for fewer.
 //
-// Nothing is picked on another server than @server.
+// Nothing is picked on another server than @server, and nothing of a queue that is paused
+// when the statement begins (paused). Lanes of paused queues are passed over like those of
+// kinds that this replica does not know, so they are in nobody's way.
 //
 // What could not be had does not hide what is behind it. The statement reports, for
 // each lane, up to where all rows are dealt with, and the lock keys of those that it
@@ -89,6 +91,9 @@ var withoutMarks = regexp.MustCompile(`(?m)^.*  -- marks$\n?`)
 
 const choose = claimComment + `
 WITH RECURSIVE
+paused AS MATERIALIZED (
+    SELECT coalesce(array_agg(name), '{}') AS queues FROM onejob.queues WHERE paused_until > statement_timestamp()
+),
 marks AS MATERIALIZED (  -- marks
     SELECT lane, busy::jsonb AS busy,  -- marks
            least(run_at, statement_timestamp() - @margin * interval '1 microsecond') AS run_at,  -- marks
@@ -128,7 +133,8 @@ lanes AS (
      CROSS JOIN LATERAL (
           SELECT coalesce(next.run_at <= statement_timestamp()
                       AND next.kind = ANY (@kinds)
-                      AND (cardinality(@queues::text[]) = 0 OR next.queue = ANY (@queues)), false) AS served) s
+                      AND (cardinality(@queues::text[]) = 0 OR next.queue = ANY (@queues))
+                      AND next.queue <> ALL ((SELECT queues FROM paused)::text[]), false) AS served) s
      WHERE l.above < @max
 ), heads AS MATERIALIZED (
     SELECT *, row_number() OVER urgency AS rank,
@@ -198,7 +204,8 @@ lanes AS (
              FROM onejob.tasks p
             WHERE id = c.id
               AND CASE WHEN status <> 'pending' OR run_at > statement_timestamp() OR id = ANY (@avoid)
-                         OR ({limit}) IS NOT TRUE OR kind <> ALL (@kinds) OR cardinality(@queues) > 0 AND queue <> ALL (@queues) THEN false
+                         OR ({limit}) IS NOT TRUE OR kind <> ALL (@kinds) OR cardinality(@queues) > 0 AND queue <> ALL (@queues)
+                         OR queue = ANY ((SELECT queues FROM paused)::text[]) THEN false
                        WHEN lock_key IS NOT NULL THEN onejob.reserve_lock_key(lock_key)
                        ELSE (SELECT true FROM onejob.tasks r
                               WHERE r.status = 'running' AND coalesce(r.lock_key, r.id::text) = p.id::text LIMIT 1) IS NULL END
@@ -262,7 +269,7 @@ type mark struct {
 	busy  map[string]bool
 }
 
-func readChosen(results pgx.BatchResults, plain bool) (c chosen, err error) {
+func readChosen(row pgx.Row, plain bool) (c chosen, err error) {
 	var lanes, ids []int64
 	var runAts []time.Time
 	var keys [][]string
@@ -272,7 +279,7 @@ func readChosen(results pgx.BatchResults, plain bool) (c chosen, err error) {
 	if plain {
 		into = into[:6]
 	}
-	if err := results.QueryRow().Scan(into...); err != nil {
+	if err := row.Scan(into...); err != nil {
 		return c, err
 	}
 	c.took = time.Duration(micros) * time.Microsecond
@@ -291,6 +298,13 @@ func readChosen(results pgx.BatchResults, plain bool) (c chosen, err error) {
 type memory struct {
 	mu   sync.Mutex
 	sort map[string]*lanes
+}
+
+// forget lets the next claim of each sort begin at the first row of each lane.
+func (r *memory) forget() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.sort = nil
 }
 
 // dear returns the marks behind which to look costs much, as arguments of a statement:
@@ -353,6 +367,10 @@ const (
 	// from the beginning. LookBehind does that, beside the claims.
 	expensiveCost = 5 * time.Millisecond
 
+	// A look that takes longer than this has most likely waited for somebody who had locked
+	// the table, which is no reason to rest for many times as long.
+	maxCharge = time.Second
+
 	// rowCost is what a row costs, at the most, that is chosen. That cost is not of
 	// looking in vain.
 	rowCost = 20 * time.Microsecond
@@ -411,7 +429,7 @@ func (l *lanes) looked(k look, c chosen) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(k.marks) == 0 || l.empty {
-		l.cost += max(0, c.took-time.Duration(c.picked)*rowCost)
+		l.cost += min(maxCharge, max(0, c.took-time.Duration(c.picked)*rowCost))
 		l.expensive = l.watched && l.cost >= expensiveCost
 	}
 	l.empty = c.picked == 0 && c.more

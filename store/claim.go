@@ -22,6 +22,9 @@ import (
 //	take    make them running, under new fences             / which commits here
 //	read    their payloads
 //
+// What was taken is answered before the commit, which waits for a disk: meanwhile the
+// locks' backend can be asked. Postgres does not wait for the client in between.
+//
 // Nothing that a user wrote is converted or sent before the commit: the answers
 // to choose and take are some tens of bytes a row. So no row can make a claim
 // fail, and a client that is frozen or cut off while it receives payloads holds no
@@ -52,7 +55,7 @@ UPDATE onejob.tasks
        replica    = @replica,
        started_at = clock_timestamp()
  WHERE id = ANY (current_setting('onejob.claimed')::bigint[])
-RETURNING id, fence, pg_column_size(payload)`
+RETURNING id, fence, pg_column_size(payload), lock_key IS NULL AND crashes = 0 AND stalls = 0`
 
 // forgetSQL leaves the connection as it was: behind a pooler somebody else may be next.
 const forgetSQL = `SELECT pg_catalog.set_config('onejob.claimed', '', false)`
@@ -73,7 +76,8 @@ const searchTime = 10 * time.Millisecond
 // taken is a row that was made running, and not yet read.
 type taken struct {
 	id, fence int64
-	size      int // of the payload as it is stored, perhaps compressed, in bytes
+	size      int  // of the payload as it is stored, perhaps compressed, in bytes
+	alone     bool // it has a lock of its own, and has ended no replica
 }
 
 // Claim makes up to c.Max due tasks this session's own and returns them, the
@@ -182,14 +186,17 @@ func (s *Store) claimOnce(ctx context.Context, c tasks.Claim, l look, turn turn)
 	if linkOf(conn.Conn()).pooled {
 		b.Queue(forgetSQL)
 	}
-	results := conn.SendBatch(ctx, b)
+	results, err := sendPipeline(ctx, conn.Conn(), b, begun+2)
+	if err != nil {
+		return r, err
+	}
 	defer results.Close()
 	for range begun {
 		if _, err := results.Exec(); err != nil {
 			return r, err
 		}
 	}
-	if r.chosen, err = readChosen(results, l.plain); err != nil {
+	if r.chosen, err = readChosen(results.QueryRow(), l.plain); err != nil {
 		return r, err
 	}
 	rows, err := results.Query()
@@ -197,10 +204,11 @@ func (s *Store) claimOnce(ctx context.Context, c tasks.Claim, l look, turn turn)
 		return r, err
 	}
 	if r.unread, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (t taken, err error) {
-		return t, row.Scan(&t.id, &t.fence, &t.size)
+		return t, row.Scan(&t.id, &t.fence, &t.size, &t.alone)
 	}); err != nil {
 		return r, err
 	}
+	announce(c, r.unread)
 	if _, err := results.Exec(); err != nil { // the commit
 		return r, err
 	}

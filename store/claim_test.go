@@ -195,9 +195,7 @@ func TestALockKeyThatIsAnotherTasksID(t *testing.T) {
 	equal(t, "what was claimed beside the plain one", ids(b.claimMax(9)), "")
 }
 
-// The reservation of a lock key must look at what is running now, not at what was
-// TestALockKeyThatIsADueTasksID has both due at once: they, and what else is due,
-// are claimed all the same.
+// Both are due at once: they, and what else is due, are still claimed.
 func TestALockKeyThatIsADueTasksID(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -220,6 +218,7 @@ func TestALockKeyThatIsADueTasksID(t *testing.T) {
 	}
 }
 
+// The reservation of a lock key must look at what is running now, not at what was
 // when the claim began: here the holder commits after the claim's snapshot.
 func TestALockKeyIsSeenBusyThatBecameSoDuringTheClaim(t *testing.T) {
 	t.Parallel()

@@ -8,7 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"onejob/tasks"
+	"onejob/tasks/schedule"
 )
 
 // Clock returns what Postgres' clock says, and when the server was started that says it.
@@ -65,10 +65,10 @@ func (s *Store) short(ctx context.Context, sql string, args ...any) (int, error)
 
 // SchedulesAhead returns schedules whose due times were made, or which were edited, at a
 // time that Postgres' clock has yet to reach: it has been set back.
-func (s *Store) SchedulesAhead(ctx context.Context) ([]tasks.ScheduleAhead, error) {
+func (s *Store) SchedulesAhead(ctx context.Context) ([]schedule.Ahead, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	list, err := query(ctx, s.pool, pgx.RowToStructByPos[tasks.ScheduleAhead], `
+	list, err := query(ctx, s.pool, pgx.RowToStructByPos[schedule.Ahead], `
 SELECT id, name, cron, time_zone, next_at, clock_timestamp()
   FROM onejob.schedules
  WHERE enabled
@@ -87,7 +87,7 @@ SELECT id, name, cron, time_zone, next_at, clock_timestamp()
 //
 // Both are one statement. A leader that forgot due times and was stopped before it set the
 // schedule back would leave them without a task and without a reason.
-func (s *Store) SetNext(ctx context.Context, a tasks.ScheduleAhead, next time.Time) (set bool, forgotten int, err error) {
+func (s *Store) SetNext(ctx context.Context, a schedule.Ahead, next time.Time) (set bool, forgotten int, err error) {
 	type answer struct {
 		Set       bool
 		Forgotten int

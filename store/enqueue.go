@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -17,8 +18,8 @@ type NewTask struct {
 	Payload     any           // is stored as JSON; a json.RawMessage as it is; default {}
 	Queue       string        // default "default"
 	Priority    int           // higher runs first, -1000 to 1000
-	Delay       time.Duration // run_at is so long from now, by Postgres' clock; not together with RunAt
-	RunAt       time.Time     // not before then; default now
+	Delay       time.Duration // from now, by Postgres' clock, to run_at; default 0
+	RunAt       time.Time     // run_at; default now. At most one of Delay, RunAt and Parked may be set
 	Parked      bool          // run_at is infinity: the task waits until somebody changes that
 	LockKey     string        // what must not overlap; default the task itself
 	LimitName   string        // the limit under a slot of which the task runs; default none
@@ -41,6 +42,18 @@ func (n NewTask) statement() (sql string, args []any, err error) {
 			args = append(args, arg)
 			fmt.Fprintf(&b, ", %s => "+value, name, len(args))
 		}
+	}
+	when := 0
+	for _, given := range []bool{n.Delay != 0, !n.RunAt.IsZero(), n.Parked} {
+		if given {
+			when++
+		}
+	}
+	if when > 1 {
+		return "", nil, errors.New("at most one of Delay, RunAt and Parked may be set")
+	}
+	if n.Delay < 0 {
+		return "", nil, fmt.Errorf("the Delay is negative: %v", n.Delay)
 	}
 	switch payload := n.Payload.(type) {
 	case nil:

@@ -88,6 +88,16 @@ func TestEnqueueAllOrNone(t *testing.T) {
 	if _, err := store.Enqueue(t.Context(), b.pool, store.NewTask{Kind: "a", Payload: func() {}}); err == nil {
 		t.Error("a payload that cannot be encoded was enqueued")
 	}
+	for what, task := range map[string]store.NewTask{
+		"Delay and RunAt":  {Kind: "a", Delay: time.Hour, RunAt: time.Now()},
+		"Delay and Parked": {Kind: "a", Delay: time.Hour, Parked: true},
+		"RunAt and Parked": {Kind: "a", RunAt: time.Now(), Parked: true},
+		"negative":         {Kind: "a", Delay: -time.Second},
+	} {
+		if _, err := store.Enqueue(t.Context(), b.pool, task); err == nil || !strings.Contains(err.Error(), "Delay") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
 	if n := count(); n != 0 {
 		t.Errorf("%d tasks are left of calls that failed", n)
 	}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"golang.org/x/sys/unix"
 
 	"onejob/tasks"
@@ -18,11 +19,7 @@ func (s *Store) TurnStuck() bool { return s.turnStuck.Load() }
 var ErrLocked = errLocked
 
 // Forget lets the next claim begin at the first row of each lane.
-func (s *Store) Forget() {
-	s.remember.mu.Lock()
-	defer s.remember.mu.Unlock()
-	s.remember.sort = nil
-}
+func (s *Store) Forget() { s.remember.forget() }
 
 // Idle makes the next claim of this sort begin with a plain look.
 func Idle(s *Store, c tasks.Claim) {
@@ -46,6 +43,9 @@ func Portions(s *Store) (n int) {
 	}
 	return n
 }
+
+// Glances returns the pool of Overview, Story and Find.
+func Glances(s *Store) *pgxpool.Pool { return s.glances.inner }
 
 // Duration is what a row's timeout is for Go.
 var Duration = duration
@@ -109,4 +109,12 @@ func OurTimeouts(ctx context.Context, s *Store) (ms []int, err error) {
 func Prepared(ctx context.Context, s *Store) (n int, err error) {
 	err = s.pool.inner.QueryRow(ctx, `SELECT pg_catalog.count(*) FROM pg_catalog.pg_prepared_statements WHERE name <> ''`, pgx.QueryExecModeExec).Scan(&n)
 	return n, err
+}
+
+// WriteAtAGlance tries to write where Overview, Story and Find read.
+func WriteAtAGlance(ctx context.Context, s *Store) error {
+	return s.glance(ctx, func(g glance) error {
+		_, err := read(g, pgx.RowTo[int64], `INSERT INTO onejob.tasks (kind) VALUES ('noop') RETURNING id`)
+		return err
+	})
 }

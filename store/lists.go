@@ -261,12 +261,15 @@ func list[T any](ctx context.Context, s *Store, scan pgx.RowToFunc[T], sql strin
 		[]any{fmt.Sprint(listTimeout.Milliseconds())}, sql, args)
 }
 
-func listError(err error) error {
+func listError(err error) error { return fmt.Errorf("list tasks: %w", listReason(err)) }
+
+// listReason says in words that a statement took too long.
+func listReason(err error) error {
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) && pg.Code == queryCanceled || errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("list tasks: Postgres did not answer within %v; it may be overloaded, try again", listTimeout)
+		return fmt.Errorf("no answer from Postgres within %v; it may be overloaded, try again", listTimeout)
 	}
-	return fmt.Errorf("list tasks: %w", err)
+	return err
 }
 
 const queryCanceled = "57014"

@@ -240,7 +240,7 @@ func TestListsEndByStatementTimeout(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), `LOCK TABLE onejob.tasks IN ACCESS EXCLUSIVE MODE`); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.List(t.Context(), store.Filter{Limit: 1}); err == nil || !strings.Contains(err.Error(), "did not answer within 5s") {
+	if _, err := b.List(t.Context(), store.Filter{Limit: 1}); err == nil || !strings.Contains(err.Error(), "no answer from Postgres within 5s") {
 		t.Errorf("List of a locked table: %v", err)
 	}
 }

@@ -49,6 +49,35 @@ WITH RECURSIVE marks AS MATERIALIZED (
             LIMIT 1) next
 )`
 
+// pausedSQL is the queues that are paused.
+const pausedSQL = `(SELECT coalesce(array_agg(name), '{}') FROM onejob.queues WHERE paused_until > statement_timestamp())::text[]`
+
+// UnservedQueues returns up to n queues, in the order of the alphabet, in which tasks
+// without a limit have been due for some seconds, and from which no live replica claims.
+// Paused ones are left out.
+func (s *Store) UnservedQueues(ctx context.Context, n int) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	arguments := s.remember.dear()
+	arguments["most"] = n
+	queues, err := query(ctx, s.pool, pgx.RowTo[string], lanesSQL+`
+SELECT DISTINCT queue
+  FROM lanes
+ WHERE run_at <= statement_timestamp() - interval '10 seconds'
+   AND queue <> ALL (`+pausedSQL+`)
+   AND (SELECT true
+          FROM onejob.replicas r
+         WHERE r.ended_at IS NULL
+           AND (cardinality(r.queues) = 0 OR lanes.queue = ANY (r.queues))
+         LIMIT 1) IS NULL
+ ORDER BY queue
+ LIMIT @most::bigint`, arguments)
+	if err != nil {
+		return nil, fmt.Errorf("look for queues that nobody serves: %w", err)
+	}
+	return queues, nil
+}
+
 // UnknownKinds returns the kinds of waiting tasks that are not among known.
 func (s *Store) UnknownKinds(ctx context.Context, known []string) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
@@ -64,7 +93,7 @@ SELECT DISTINCT kind FROM lanes WHERE kind IS NOT NULL AND kind <> ALL (@known)`
 }
 
 // DueKinds returns those of c.Kinds of which rows without a limit of their own
-// are due.
+// are due, in queues that are not paused.
 func (s *Store) DueKinds(ctx context.Context, c tasks.Claim) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
@@ -75,7 +104,8 @@ SELECT DISTINCT kind
   FROM lanes
  WHERE kind = ANY (@kinds)
    AND (cardinality(@queues::text[]) = 0 OR queue = ANY (@queues))
-   AND run_at <= now()`, arguments)
+   AND run_at <= now()
+   AND queue <> ALL (`+pausedSQL+`)`, arguments)
 	if err != nil {
 		return nil, fmt.Errorf("look for due kinds: %w", err)
 	}
@@ -98,7 +128,8 @@ SELECT true
 	return len(some) > 0, nil
 }
 
-// DueLimits returns those of names under which rows are due that c would claim.
+// DueLimits returns those of names under which rows are due that c would claim. Rows of
+// paused queues do not count, or replicas would take slots in vain.
 // Whether their lock keys are free is not asked. The cost is that of the lanes of
 // these limits: what waits under other names is not looked at.
 func (s *Store) DueLimits(ctx context.Context, c tasks.Claim, names []string) ([]string, error) {
@@ -124,7 +155,8 @@ SELECT DISTINCT name
   FROM lanes
  WHERE run_at <= now()
    AND kind = ANY ($2)
-   AND (cardinality($3::text[]) = 0 OR queue = ANY ($3))`, notNil(names), c.Kinds, notNil(c.Queues))
+   AND (cardinality($3::text[]) = 0 OR queue = ANY ($3))
+   AND queue <> ALL (`+pausedSQL+`)`, notNil(names), c.Kinds, notNil(c.Queues))
 	if err != nil {
 		return nil, fmt.Errorf("look for limits with due tasks: %w", err)
 	}

@@ -24,7 +24,7 @@ func (b *bench) backlog(n int) {
 	b.sql(`INSERT INTO onejob.tasks (kind, priority, run_at, lock_key) SELECT 'noop', 1, now() - interval '3 hours' + i * interval '1 ms', 'busy' FROM generate_series(1, $1) i`, n/10)
 	other := *b
 	other.session = uuid.NewString()
-	equal(b.t, "the key of the holder", other.claimMax(1)[0].LockKey, "busy")
+	equal(b.t, "the key of the holder", other.claimNext(1)[0].LockKey, "busy")
 }
 
 // A replica comes to a table that is empty, or small, and has been vacuumed; its
@@ -49,7 +49,7 @@ func TestPlansMadeOnASmallTableStayGood(t *testing.T) {
 
 			round := func() (rows int64) {
 				seen := b.read()
-				list := b.claimMax(64)
+				list := b.claimNext(64)
 				completions := make([]tasks.Completion, len(list))
 				for i, task := range list {
 					completions[i] = succeeded(task)
@@ -105,7 +105,7 @@ func TestClaimsFromManyLanesReadFewRows(t *testing.T) {
 			b.Store = open(t, store.Config{DSN: b.dsn, MaxConns: 1})
 			b.sql(`INSERT INTO onejob.tasks (kind, run_at, priority, queue)
 SELECT 'noop', now() - interval '1 hour' + i * interval '1 ms', ` + test.columns + ` FROM generate_series(0, 49999) i`)
-			b.claimMax(64) // meets what the INSERTs left to clean up
+			b.claimNext(64) // meets what the INSERTs left to clean up
 			before := b.read()
 			claimed, err := b.Claim(t.Context(), tasks.Claim{Session: b.session, Replica: "one", Kinds: []string{"noop"}, Max: 64})
 			if err != nil {
@@ -183,7 +183,7 @@ func TestClaimsUnderAHeldSnapshotReadFewRows(t *testing.T) {
 	const total = 60_000
 	b.sql(`INSERT INTO onejob.tasks (kind, run_at) SELECT 'noop', now() - interval '1 hour' + i * interval '1 ms' FROM generate_series(1, $1) i`, total)
 	for done := 0; done < total; {
-		list := b.claimMax(512)
+		list := b.claimNext(512)
 		if len(list) == 0 {
 			t.Fatalf("nothing is claimed after %d of %d", done, total)
 		}
@@ -198,7 +198,7 @@ func TestClaimsUnderAHeldSnapshotReadFewRows(t *testing.T) {
 	for range 40 {
 		id := b.insert()
 		before := b.read()
-		equal(t, "what was claimed", ids(b.claimMax(1)), id)
+		equal(t, "what was claimed", ids(b.claimNext(1)), id)
 		rows = append(rows, b.read()-before)
 	}
 	slices.Sort(rows)
@@ -275,7 +275,7 @@ func BenchmarkClaim(bm *testing.B) {
 	b := newBareBench(bm)
 	b.sql(`ALTER TABLE onejob.tasks SET (autovacuum_enabled = false)`)
 	for range 8 {
-		b.claimMax(64) // its plan is that of an empty table
+		b.claimNext(64) // its plan is that of an empty table
 	}
 	b.backlog(n)
 	for _, statistics := range []string{"none", "analyzed"} {
@@ -286,7 +286,7 @@ func BenchmarkClaim(bm *testing.B) {
 			var took []time.Duration
 			for bm.Loop() {
 				began := time.Now()
-				list := b.claimMax(64)
+				list := b.claimNext(64)
 				took = append(took, time.Since(began))
 				if len(list) != 64 {
 					bm.Fatalf("claimed %d", len(list))
@@ -318,7 +318,7 @@ func BenchmarkComplete(bm *testing.B) {
 				bm.StopTimer()
 				b.sql(`INSERT INTO onejob.tasks (kind) SELECT 'noop' FROM generate_series(1, $1)`, together)
 				var completions []tasks.Completion
-				for _, task := range b.claimMax(together) {
+				for _, task := range b.claimNext(together) {
 					completions = append(completions, succeeded(task))
 				}
 				if len(completions) != together {

@@ -20,6 +20,7 @@ import (
 	"onejob/internal/testenv"
 	"onejob/store"
 	"onejob/tasks"
+	"onejob/tasks/schedule"
 )
 
 // A role that may CREATE in a schema on the search_path plants functions, operators,
@@ -63,7 +64,8 @@ func TestNothingPlantedInPublicRuns(t *testing.T) {
 		for _, sql := range []string{
 			`SELECT onejob.enqueue('noop', lock_key => 'x', unique_key => 'x')`, `SELECT onejob.reserve_lock_key('k')`, `SELECT onejob.lane(1::smallint, 'q', 'k', true)`,
 			`INSERT INTO onejob.tasks (kind) VALUES ('noop')`, `UPDATE onejob.tasks SET cancel_requested = true`,
-			`SELECT onejob.cancel(1)`, `SELECT onejob.retry(1)`,
+			`SELECT onejob.cancel(1)`, `SELECT onejob.retry(1)`, `SELECT onejob.why(id) FROM onejob.tasks`,
+			`SELECT onejob.pause_queue('q', 'a reason', '2100-01-01')`, `SELECT onejob.resume_queue('q')`, `SELECT onejob.record('a', 'b', 1)`, `UPDATE onejob.schedules SET enabled = NOT enabled`,
 			`INSERT INTO onejob.schedules (name, cron, kind) VALUES ('t', '@hourly', 'noop')`, `UPDATE onejob.schedules SET cron = '@daily'`,
 			`DELETE FROM onejob.tasks`,
 		} {
@@ -87,7 +89,7 @@ func TestFunctionsHaveAFixedPathAndAreNotForEverybody(t *testing.T) {
 	for _, f := range b.sql(`SELECT oid::regprocedure::text FROM pg_proc WHERE pronamespace = 'onejob'::regnamespace AND proname <> 'lane' AND has_function_privilege('public', oid, 'EXECUTE')`) {
 		t.Errorf("PUBLIC may EXECUTE %s", f)
 	}
-	equal(t, "the functions that run with their owner's rights", strings.Join(b.sql(`SELECT proname FROM pg_proc WHERE pronamespace = 'onejob'::regnamespace AND prosecdef ORDER BY 1`), " "), "cancel delete_attempts keep_former_schedule retry")
+	equal(t, "the functions that run with their owner's rights", strings.Join(b.sql(`SELECT proname FROM pg_proc WHERE pronamespace = 'onejob'::regnamespace AND prosecdef ORDER BY 1`), " "), "cancel delete_attempts keep_former_schedule pause_queue record record_schedule resume_queue retry")
 }
 
 // plant makes, as a role that may do nothing but CREATE in public, everything that
@@ -253,7 +255,7 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 	ok("AfterSetBack", err)
 	_, err = b.SchedulesAhead(ctx)
 	ok("SchedulesAhead", err)
-	_, _, err = b.SetNext(ctx, tasks.ScheduleAhead{}, time.Now())
+	_, _, err = b.SetNext(ctx, schedule.Ahead{}, time.Now())
 	ok("SetNext", err)
 	err = nil
 	if b.Follow(ctx, tasks.Server{}) {
@@ -265,6 +267,8 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 	}
 	_, _, err = b.Overlaps(ctx, 1)
 	ok("Overlaps", err)
+	o, err := b.Overview(ctx)
+	ok("Overview", errors.Join(err, o.Replicas.Err, o.Waiting.Err, o.Running.Err, o.Schedules.Err, o.Failures.Err, o.Overlaps.Err, o.Held.Err))
 	_, err = b.SeesAllBackends(ctx)
 	ok("SeesAllBackends", err)
 
@@ -295,7 +299,7 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 
 	var ids []int64
 	for _, n := range []store.NewTask{
-		{Kind: "noop"}, {Kind: "noop", LockKey: "k", UniqueKey: "u", Delay: -time.Second}, {Kind: "noop", Timeout: time.Minute, RunAt: time.Now().Add(-time.Hour)},
+		{Kind: "noop"}, {Kind: "noop", LockKey: "k", UniqueKey: "u", Delay: time.Microsecond}, {Kind: "noop", Timeout: time.Minute, RunAt: time.Now().Add(-time.Hour)},
 		{Kind: "noop", LimitName: "l", LockKey: "m"}, {Kind: "other", Payload: jsonOf(`{"a": 1}`)}, {Kind: "other"}, {Kind: "other", Priority: 1, Queue: "q"}, {Kind: "unknown"},
 	} {
 		id, err := b.Enqueue(ctx, n)
@@ -307,6 +311,8 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 	ok("DueKinds", err)
 	_, err = b.DueLimits(ctx, claim, []string{"l"})
 	ok("DueLimits", err)
+	_, err = b.Backlog(ctx)
+	ok("Backlog", err)
 	_, err = b.Limited(ctx)
 	ok("Limited", err)
 	_, err = b.UnknownLimits(ctx, nil, 10)
@@ -381,8 +387,8 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 	if len(due) != 2 {
 		t.Fatalf("%d schedules are due", len(due))
 	}
-	_, made, err := b.MakeOccurrences(ctx, due[0], tasks.Plan{
-		Occurrences: []tasks.Occurrence{{Due: now.Add(-time.Hour)}, {Due: now.Add(-time.Minute), Skipped: "missed"}}, Next: now.Add(time.Hour)})
+	_, made, err := b.MakeOccurrences(ctx, due[0], schedule.Plan{
+		Occurrences: []schedule.Occurrence{{Due: now.Add(-time.Hour)}, {Due: now.Add(-time.Minute), Skipped: "missed"}}, Next: now.Add(time.Hour)})
 	ok("MakeOccurrences", err)
 	equal(t, "the number of tasks made", made, 1)
 	ok("MarkSchedule", b.MarkSchedule(ctx, due[1], "it is odd"))
@@ -392,7 +398,7 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 	if len(edited) != 1 || len(edited[0].Former) != 1 {
 		t.Fatalf("after an edit %v are due", edited)
 	}
-	_, _, err = b.MakeOccurrences(ctx, edited[0], tasks.Plan{Keep: true, Done: []int64{edited[0].Former[0].ID}})
+	_, _, err = b.MakeOccurrences(ctx, edited[0], schedule.Plan{Keep: true, Done: []int64{edited[0].Former[0].ID}})
 	ok("MakeOccurrences", err)
 	_, err = b.UntilNextSchedule(ctx, time.Minute, nil)
 	ok("UntilNextSchedule", err)
@@ -408,6 +414,25 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 	ok("WithoutTask", err)
 	_, err = b.Backfill(ctx, row, skipped)
 	ok("Backfill", err)
+	_, err = b.Story(ctx, ids[1])
+	ok("Story", err)
+	_, err = b.Find(ctx, "k")
+	ok("Find", err)
+	for _, id := range ids { // some wait, one runs, some have ended
+		_, err = b.Why(ctx, id)
+		ok("Why", err)
+	}
+	ok("PauseQueue", b.PauseQueue(ctx, "q", "a test", time.Time{}, time.Hour))
+	_, err = b.PausedQueues(ctx)
+	ok("PausedQueues", err)
+	_, err = b.Why(ctx, ids[6])
+	ok("Why", err)
+	_, err = b.ResumeQueue(ctx, "q")
+	ok("ResumeQueue", err)
+	_, err = b.UnservedQueues(ctx, 10)
+	ok("UnservedQueues", err)
+	_, err = b.PurgeActions(ctx, 0, 10)
+	ok("PurgeActions", err)
 	_, err = b.EnableSchedule(ctx, "x", true)
 	ok("EnableSchedule", err)
 	_, _, _, err = b.Purge(ctx, tasks.StatusSucceeded, 0, 10)

@@ -48,7 +48,6 @@ func readArguments(ids []int64, session string, bytes int) namedArgs {
 // claimed is a task as it was read, and where it stood in the order of claims.
 type claimed struct {
 	*tasks.Task
-	runAt  time.Time
 	length int // of the payload's text
 }
 
@@ -61,7 +60,7 @@ func scanClaimed(c tasks.Claim) pgx.RowToFunc[claimed] {
 		var runAt, createdAt, startedAt pgtype.Timestamptz
 		err := row.Scan(&t.ID, &t.Fence, &t.Kind, &t.Queue, &t.Priority, &t.LockKey, &t.LockShared, &t.Attempt, &t.MaxAttempts, &t.Crashes, &t.Stalls,
 			&timeout, &runAt, &createdAt, &startedAt, &t.length, (*[]byte)(&t.Payload))
-		t.Timeout, t.runAt, t.CreatedAt, t.StartedAt = duration(timeout), runAt.Time, createdAt.Time, startedAt.Time
+		t.Timeout, t.RunAt, t.CreatedAt, t.StartedAt = duration(timeout), runAt.Time, createdAt.Time, startedAt.Time
 		return t, err
 	}
 }
@@ -104,7 +103,7 @@ func (s *Store) readRest(ctx context.Context, c tasks.Claim, r round) (tasks.Cla
 		}
 	}
 	slices.SortFunc(list, func(a, b claimed) int {
-		return cmp.Or(cmp.Compare(b.Priority, a.Priority), a.runAt.Compare(b.runAt), cmp.Compare(a.ID, b.ID))
+		return cmp.Or(cmp.Compare(b.Priority, a.Priority), a.RunAt.Compare(b.RunAt), cmp.Compare(a.ID, b.ID))
 	})
 	for _, t := range list {
 		if t.Payload == nil {

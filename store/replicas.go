@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -119,8 +120,8 @@ func (s *Store) Join(ctx context.Context, id string, r tasks.Replica) error {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	joined, err := query(ctx, s.list, pgx.RowTo[bool], `
-INSERT INTO onejob.replicas (session, process, name, host, pid, version, kinds, queues, concurrency, running, state, machine, started, server)
-SELECT @session, @process, @name, @host, @pid, @version, @kinds, @queues, @concurrency, @running, @state, @machine, @started, pg_postmaster_start_time()
+INSERT INTO onejob.replicas (session, process, name, host, pid, version, kinds, queues, concurrency, running, state, machine, started, names, server)
+SELECT @session, @process, @name, @host, @pid, @version, @kinds, @queues, @concurrency, @running, @state, @machine, @started, @names::jsonb, pg_postmaster_start_time()
   FROM (SELECT FROM onejob.cluster WHERE id = @cluster FOR SHARE) ours
 RETURNING true`, replicaArguments(r, namedArgs{"cluster": id}))
 	switch {
@@ -139,15 +140,29 @@ DELETE FROM onejob.replicas WHERE ended_at < statement_timestamp() - interval '1
 func replicaArguments(r tasks.Replica, more namedArgs) namedArgs {
 	args := namedArgs{"session": r.Session, "process": r.Process, "name": r.Name, "host": r.Host, "pid": r.PID, "version": r.Version,
 		"kinds": notNil(r.Kinds), "queues": notNil(r.Queues), "concurrency": r.Concurrency, "running": r.Running, "state": r.State,
-		"machine": r.Machine, "started": int64(r.Started)}
+		"machine": r.Machine, "started": int64(r.Started), "names": choices(r)}
 	for k, v := range more {
 		args[k] = v
 	}
 	return args
 }
 
+// choices returns what a replica's payloads can choose, as JSON; nil if it is not told.
+func choices(r tasks.Replica) *string {
+	if r.Choices == nil {
+		return nil
+	}
+	raw, err := json.Marshal(r.Choices)
+	if err != nil {
+		return nil // a map of this type always can be
+	}
+	text := string(raw)
+	return &text
+}
+
 // Beat writes a heartbeat of a session, and returns what Replicas returns. If its own
-// is not there, or has ended, others have called it dead.
+// is not there, or has ended, others have called it dead. Choices that are nil are left as
+// they are.
 func (s *Store) Beat(ctx context.Context, r tasks.Replica) ([]tasks.Replica, error) {
 	ctx, cancel := context.WithTimeout(ctx, min(beatTimeout, s.timeout))
 	defer cancel()
@@ -158,10 +173,11 @@ WITH beat AS (
            running      = $2,
            state        = $3,
            kinds        = $4,
+           names        = coalesce($5::jsonb, names),
            server       = pg_postmaster_start_time()
      WHERE session = $1
        AND ended_at IS NULL
-)`+replicasSQL, r.Session, r.Running, r.State, notNil(r.Kinds))
+)`+replicasSQL, r.Session, r.Running, r.State, notNil(r.Kinds), choices(r))
 	if err != nil {
 		return nil, fmt.Errorf("heartbeat: %w", err)
 	}

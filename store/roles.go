@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -45,7 +46,7 @@ var enqueuerGrants = []grant{
 
 // An observer reads everything, payloads, results and output included: without
 // them, nobody can tell why a task fails.
-var observerGrants = []grant{
+var observerGrants = append([]grant{
 	usesSchema,
 	{"TABLE", "schema_version", "SELECT"},
 	{"TABLE", "tasks", "SELECT"},
@@ -56,21 +57,40 @@ var observerGrants = []grant{
 	{"TABLE", "occurrences", "SELECT"},
 	{"TABLE", "cluster", "SELECT"},
 	{"TABLE", "replicas", "SELECT"},
+	{"TABLE", "queues", "SELECT"},
+	{"TABLE", "actions", "SELECT"},
+}, whyGrants...)
+
+// whyGrants let a role ask why a task waits. What the functions read, it must be able to
+// read itself.
+var whyGrants = []grant{
+	{"FUNCTION", "why(bigint)", "EXECUTE"},
+	{"FUNCTION", "why_pending(onejob.tasks)", "EXECUTE"},
+	{"FUNCTION", "why_replica(uuid, text)", "EXECUTE"},
+	{"FUNCTION", "why_time(timestamptz)", "EXECUTE"},
+	{"FUNCTION", "why_error(text)", "EXECUTE"},
 }
 
 // An operator is an observer, too. It has no UPDATE on tasks: the functions run
 // with their owner's rights and do nothing else.
-var operatorGrants = []grant{
+var operatorGrants = append([]grant{
 	{"FUNCTION", "cancel(bigint)", "EXECUTE"},
 	{"FUNCTION", "retry(bigint)", "EXECUTE"},
 	{"TABLE", "tasks", "DELETE"},
 	{"TABLE", "attempts", "DELETE"},
 	{"TABLE", "schedules", "INSERT, UPDATE, DELETE"},
+}, actionGrants...)
+
+// actionGrants are for what onejob.actions records.
+var actionGrants = []grant{
+	{"FUNCTION", "pause_queue(text, text, timestamptz)", "EXECUTE"},
+	{"FUNCTION", "resume_queue(text)", "EXECUTE"},
+	{"FUNCTION", "record(text, text, bigint, bigint, text)", "EXECUTE"},
 }
 
 // A worker has what a replica needs that does not migrate, and the command line on
 // its host. CheckRights asks for just this.
-var workerGrants = []grant{
+var workerGrants = slices.Concat([]grant{
 	usesSchema,
 	{"TABLE", "schema_version", "SELECT"},
 	{"TABLE", "tasks", "SELECT, INSERT, UPDATE, DELETE"},
@@ -87,7 +107,9 @@ var workerGrants = []grant{
 	{"FUNCTION", enqueueFunction, "EXECUTE"},
 	{"FUNCTION", "cancel(bigint)", "EXECUTE"},
 	{"FUNCTION", "retry(bigint)", "EXECUTE"},
-}
+	{"TABLE", "queues", "SELECT"},
+	{"TABLE", "actions", "SELECT, DELETE"},
+}, whyGrants, actionGrants)
 
 func (g grant) name() string {
 	if g.on == "SCHEMA" {
@@ -122,7 +144,7 @@ GRANT EXECUTE ON FUNCTION onejob.lane(smallint, text, text, bool) TO PUBLIC; -- 
 	}{
 		{r.Enqueuer, "adds tasks and cancels them", enqueuerGrants},
 		{r.Observer, "reads everything, payloads and output included", observerGrants},
-		{r.Operator, "reads everything; cancels, retries and deletes tasks; edits schedules", append(observerGrants[:len(observerGrants):len(observerGrants)], operatorGrants...)},
+		{r.Operator, "reads everything; cancels, retries and deletes tasks; pauses queues; edits schedules", append(observerGrants[:len(observerGrants):len(observerGrants)], operatorGrants...)},
 		{r.Worker, "runs replicas that do not migrate the schema", workerGrants},
 	} {
 		ident := pgx.Identifier{role.name}.Sanitize()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -113,6 +114,8 @@ func TestRoles(t *testing.T) {
 		u.mayNot(`SELECT payload FROM onejob.tasks`)
 		u.mayNot(`SELECT FROM onejob.tasks FOR UPDATE`)
 		u.mayNot(`SELECT onejob.retry(1)`)
+		u.mayNot(`SELECT onejob.why(1)`)
+		u.mayNot(`SELECT onejob.pause_queue('default')`)
 		u.mayNot(`SELECT onejob.reserve_lock_key('k')`)
 		u.mayNot(`SELECT nextval('onejob.fences')`)
 		u.mayNot(`SELECT setval('onejob.fences', 1)`)
@@ -147,7 +150,7 @@ func TestRoles(t *testing.T) {
 		u.mayNot(`INSERT INTO onejob.tasks (kind) VALUES ('noop')`)
 		u.mayNot(`UPDATE onejob.tasks SET cancel_requested = true`)
 		u.mayNot(`SELECT FROM onejob.tasks FOR SHARE`)
-		for _, f := range []string{`enqueue('noop')`, `cancel(1)`, `retry(1)`, `reserve_lock_key('k')`} {
+		for _, f := range []string{`enqueue('noop')`, `cancel(1)`, `retry(1)`, `pause_queue('default')`, `resume_queue('default')`, `record('a', 'b', 1)`, `reserve_lock_key('k')`} {
 			u.mayNot(`SELECT onejob.` + f)
 		}
 		u.mayNot(`SELECT nextval('onejob.fences')`)
@@ -158,6 +161,11 @@ func TestRoles(t *testing.T) {
 		if _, err := s.Schedules(t.Context()); err != nil {
 			t.Error(err)
 		}
+		u.may(`SELECT onejob.why(id) FROM onejob.tasks`)
+		o, err := s.Overview(t.Context())
+		if err := errors.Join(err, o.Replicas.Err, o.Waiting.Err, o.Running.Err, o.Schedules.Err, o.Failures.Err, o.Overlaps.Err, o.Held.Err); err != nil {
+			t.Error(err)
+		}
 	})
 
 	t.Run("Operator", func(t *testing.T) {
@@ -165,12 +173,25 @@ func TestRoles(t *testing.T) {
 		u.t = t
 		reads(u)
 		s := open(t, store.Config{DSN: u.dsn})
+		if why, err := s.Why(t.Context(), idOf(t, id)); err != nil || !strings.Contains(why, "no replica is alive") {
+			t.Errorf("why: %s, %v", why, err)
+		}
 		if done, err := s.Cancel(t.Context(), idOf(t, id)); err != nil || !done {
 			t.Errorf("cancel: %v, %v", done, err)
 		}
 		if done, err := s.Retry(t.Context(), idOf(t, id)); err != nil || !done {
 			t.Errorf("retry: %v, %v", done, err)
 		}
+		if err := s.PauseQueue(t.Context(), "default", "", time.Time{}, 0); err != nil {
+			t.Error(err)
+		}
+		if done, err := s.ResumeQueue(t.Context(), "default"); err != nil || !done {
+			t.Errorf("resume: %v, %v", done, err)
+		}
+		equal(t, "what is on record of it", b.one(`SELECT string_agg(action || ' ' || target || ' ' || (who LIKE 'user_operator_%')::text, ', ' ORDER BY id) FROM onejob.actions WHERE target LIKE 'queue %'`),
+			"pause queue queue default true, resume queue queue default true")
+		u.mayNot(`UPDATE onejob.queues SET paused_until = now()`)
+		u.mayNot(`DELETE FROM onejob.actions`)
 		if done, err := s.EnableSchedule(t.Context(), "s", false); err != nil || !done {
 			t.Errorf("disable: %v, %v", done, err)
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"onejob/tasks"
+	"onejob/tasks/schedule"
 )
 
 // DueSchedules returns the schedules whose next due time has come, or has yet
@@ -22,7 +23,7 @@ import (
 // A person may have written anything into the times: -infinity, which no Go time is,
 // counts as not worked out. A time that the clock has not reached is from before it
 // was set back; nothing begins there.
-func (s *Store) DueSchedules(ctx context.Context, unknownZones []string) (now time.Time, due []tasks.DueSchedule, err error) {
+func (s *Store) DueSchedules(ctx context.Context, unknownZones []string) (now time.Time, due []schedule.Due, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	rows, err := s.pool.Query(ctx, `
@@ -62,7 +63,7 @@ SELECT now(), id, name, cron, time_zone, on_missed, missed_cap, on_overlap,
 		return now, nil, fmt.Errorf("look for due schedules: %w", err)
 	}
 	var edited []int64
-	due, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (d tasks.DueSchedule, err error) {
+	due, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (d schedule.Due, err error) {
 		var former bool
 		err = row.Scan(&now, &d.ID, &d.Name, &d.Cron, &d.Zone, &d.OnMissed, &d.MissedCap, &d.OnOverlap, &d.Next, &d.Begin, &d.Changed, &d.Off, &former, &d.Busy,
 			&d.Waiting, &d.QueueCap)
@@ -83,9 +84,9 @@ SELECT now(), id, name, cron, time_zone, on_missed, missed_cap, on_overlap,
 // addFormer adds to schedules what they were before their edits. It may see an edit
 // that the schedule is not read with; then changed_at is another, and MakeOccurrences
 // does nothing.
-func (s *Store) addFormer(ctx context.Context, due []tasks.DueSchedule, edited []int64) error {
+func (s *Store) addFormer(ctx context.Context, due []schedule.Due, edited []int64) error {
 	type row struct {
-		tasks.FormerSchedule
+		schedule.Former
 		ScheduleID int64
 	}
 	list, err := query(ctx, s.pool, func(r pgx.CollectableRow) (f row, err error) {
@@ -99,9 +100,9 @@ SELECT schedule_id, id, cron, time_zone, next_at, begun_at, until
 	if err != nil {
 		return err
 	}
-	former := map[int64][]tasks.FormerSchedule{}
+	former := map[int64][]schedule.Former{}
 	for _, f := range list {
-		former[f.ScheduleID] = append(former[f.ScheduleID], f.FormerSchedule)
+		former[f.ScheduleID] = append(former[f.ScheduleID], f.Former)
 	}
 	for i := range due {
 		due[i].Former = former[due[i].ID]
@@ -168,7 +169,7 @@ const insertTasks = `
 // reports whether the schedule was still as d says, and how many tasks there
 // are that were not there before. It returns tasks.ErrUnwritable if Postgres refuses
 // these tasks for what they hold.
-func (s *Store) MakeOccurrences(ctx context.Context, d tasks.DueSchedule, p tasks.Plan) (current bool, made int, err error) {
+func (s *Store) MakeOccurrences(ctx context.Context, d schedule.Due, p schedule.Plan) (current bool, made int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	dues, reasons := make([]time.Time, len(p.Occurrences)), make([]string, len(p.Occurrences))
@@ -197,7 +198,7 @@ func (s *Store) MakeOccurrences(ctx context.Context, d tasks.DueSchedule, p task
 
 // MarkSchedule keeps a schedule that cannot be understood from being looked at
 // again until somebody changes it.
-func (s *Store) MarkSchedule(ctx context.Context, d tasks.DueSchedule, message string) error {
+func (s *Store) MarkSchedule(ctx context.Context, d schedule.Due, message string) error {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	_, err := s.pool.Exec(ctx, `

@@ -114,15 +114,16 @@ SELECT o.due_at, o.task_id, t.status, o.skipped, o.made_at
 // EnableSchedule enables or disables a schedule. It reports whether there is
 // one. Whoever enables one that is marked with an error wants it tried again.
 func (s *Store) EnableSchedule(ctx context.Context, name string, enabled bool) (bool, error) {
-	tag, err := s.pool.Exec(ctx, `
+	found, err := act[bool](ctx, s, `
 UPDATE onejob.schedules
-   SET enabled = $2,
-       error   = CASE WHEN $2 THEN NULL ELSE error END
- WHERE name = $1`, name, enabled)
+   SET enabled = @enabled::bool,
+       error   = CASE WHEN @enabled THEN NULL ELSE error END
+ WHERE name = @name
+RETURNING true`, namedArgs{"name": name, "enabled": enabled})
 	if err != nil {
 		return false, fmt.Errorf("schedule %s: %w", name, err)
 	}
-	return tag.RowsAffected() > 0, nil
+	return len(found) > 0, nil
 }
 
 // SkippedDueTimes returns the due times from one time to another, both included,

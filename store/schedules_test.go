@@ -13,6 +13,7 @@ import (
 
 	"onejob/store"
 	"onejob/tasks"
+	"onejob/tasks/schedule"
 )
 
 // schedule adds a schedule of every ten minutes with the columns given as
@@ -24,7 +25,7 @@ func (b *bench) schedule(name string, next time.Time, columns ...string) {
 }
 
 // due returns the schedule of that name among those that are due, and its plan.
-func (b *bench) due(name string) (tasks.DueSchedule, tasks.Plan) {
+func (b *bench) due(name string) (schedule.Due, schedule.Plan) {
 	b.t.Helper()
 	now, list, err := b.DueSchedules(b.t.Context(), nil)
 	if err != nil {
@@ -32,7 +33,7 @@ func (b *bench) due(name string) (tasks.DueSchedule, tasks.Plan) {
 	}
 	for _, d := range list {
 		if d.Name == name {
-			s, err := tasks.ParseSchedule(d.Cron, d.Zone)
+			s, err := schedule.Parse(d.Cron, d.Zone)
 			if err != nil {
 				b.t.Fatal(err)
 			}
@@ -40,10 +41,10 @@ func (b *bench) due(name string) (tasks.DueSchedule, tasks.Plan) {
 		}
 	}
 	b.t.Fatalf("schedule %s is not due", name)
-	return tasks.DueSchedule{}, tasks.Plan{}
+	return schedule.Due{}, schedule.Plan{}
 }
 
-func (b *bench) make(d tasks.DueSchedule, p tasks.Plan) (current bool, made int) {
+func (b *bench) make(d schedule.Due, p schedule.Plan) (current bool, made int) {
 	b.t.Helper()
 	current, made, err := b.MakeOccurrences(b.t.Context(), d, p)
 	if err != nil {
@@ -381,7 +382,7 @@ func TestEditedSchedules(t *testing.T) {
 		edited("much", "25 min")
 		d, _ := b.due("much")
 		next := hoursAgo(3).Add(10 * time.Minute)
-		b.make(d, tasks.Plan{Occurrences: []tasks.Occurrence{{Due: hoursAgo(3), Skipped: tasks.SkippedMissed}}, Keep: true, Cut: d.Former[0].ID, CutNext: next})
+		b.make(d, schedule.Plan{Occurrences: []schedule.Occurrence{{Due: hoursAgo(3), Skipped: schedule.SkippedMissed}}, Keep: true, Cut: d.Former[0].ID, CutNext: next})
 		d, p := b.due("much")
 		if d.Next != nil || len(d.Former) != 1 || !d.Former[0].Next.Equal(next) {
 			t.Errorf("it is %+v", d)

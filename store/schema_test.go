@@ -15,6 +15,7 @@ import (
 	"onejob/migrations"
 	"onejob/store"
 	"onejob/tasks"
+	"onejob/tasks/schedule"
 )
 
 func TestTenReplicasMigrateAtOnce(t *testing.T) {
@@ -197,7 +198,7 @@ func TestRights(t *testing.T) {
 	// Each statement that CheckRights asks for is run, until it asks for no more.
 	asked := 0
 	for err := poor.CheckRights(t.Context()); err != nil; err = poor.CheckRights(t.Context()) {
-		if asked++; asked > 30 {
+		if asked++; asked > 60 {
 			t.Fatal(err)
 		}
 		statement, ok := strings.CutPrefix(strings.Split(err.Error(), "\n")[0], "missing: ")
@@ -206,7 +207,7 @@ func TestRights(t *testing.T) {
 		}
 		b.sql(statement)
 	}
-	equal(t, "the number of rights asked for", asked, 30)
+	equal(t, "the number of rights asked for", asked, 41)
 
 	// They are enough for all that a replica does.
 	b.insert()
@@ -256,7 +257,7 @@ func TestRights(t *testing.T) {
 	if err != nil || len(due) != 1 {
 		t.Fatalf("due schedules: %v, %v", due, err)
 	}
-	plan := tasks.Plan{Occurrences: []tasks.Occurrence{{Due: now}}, Next: now.Add(time.Hour)}
+	plan := schedule.Plan{Occurrences: []schedule.Occurrence{{Due: now}}, Next: now.Add(time.Hour)}
 	if _, made, err := poor.MakeOccurrences(t.Context(), due[0], plan); err != nil || made != 1 {
 		t.Errorf("made %d tasks: %v", made, err)
 	}

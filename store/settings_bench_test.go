@@ -89,7 +89,7 @@ func (b *bench) steady(settings string, total, history int) (r steady) {
 			inserted += 5000
 		}
 		at := time.Now()
-		list := b.claimMax(64)
+		list := b.claimNext(64)
 		claims = append(claims, time.Since(at))
 		done += len(list)
 		running.Wait() // one batch ends while the next is claimed

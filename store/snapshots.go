@@ -54,16 +54,18 @@ func (s *Store) HeldSnapshots(ctx context.Context, longerThan time.Duration) ([]
 	if err != nil {
 		return nil, fmt.Errorf("look for held snapshots: %w", err)
 	}
-	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (h tasks.HeldSnapshot, err error) {
-		var micros int64
-		err = row.Scan(&h.What, &h.PID, &h.Name, &h.User, &h.Application, &micros, &h.Behind)
-		h.Age = time.Duration(micros) * time.Microsecond
-		return h, err
-	})
+	list, err := pgx.CollectRows(rows, scanHeld)
 	if err != nil {
 		return nil, fmt.Errorf("look for held snapshots: %w", err)
 	}
 	return list, nil
+}
+
+func scanHeld(row pgx.CollectableRow) (h tasks.HeldSnapshot, err error) {
+	var micros int64
+	err = row.Scan(&h.What, &h.PID, &h.Name, &h.User, &h.Application, &micros, &h.Behind)
+	h.Age = time.Duration(micros) * time.Microsecond
+	return h, err
 }
 
 // SeesAllBackends reports whether HeldSnapshots sees other users' transactions.

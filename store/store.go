@@ -28,6 +28,12 @@ import (
 	"onejob/tasks"
 )
 
+// What zero values of a [Config] stand for.
+const (
+	DefaultMaxConns = 8
+	DefaultTimeout  = 10 * time.Second
+)
+
 // Config says how to reach Postgres.
 type Config struct {
 	// DSN is a URL or a list of key=value, as libpq takes it; libpq's PG...
@@ -40,21 +46,32 @@ type Config struct {
 	// cannot carry. Migrations take this way, too. Empty means DSN.
 	ListenDSN string
 
-	// MaxConns is the most connections the pool opens; zero means 8. One more
-	// is opened for LISTEN, and one for heartbeats.
+	// MaxConns is the most connections the pool opens; zero means DefaultMaxConns. One more
+	// is opened for LISTEN, one for heartbeats, and one while somebody watches
+	// (Overview, Story, Find).
 	MaxConns int
 
-	// Timeout bounds every statement of the store's own; zero means 10 s.
+	// Measure is called with each round of completions that were written together: how many,
+	// and how long that took; nil for none. It must not block.
+	Measure func(completions int, took time.Duration)
+
+	// Timeout bounds every statement of the store's own; zero means DefaultTimeout.
 	Timeout time.Duration
+
+	// Actor is for whom people's actions are done (Cancel, Retry, PauseQueue and so on),
+	// such as alice@web-1. onejob.actions has it beside the user of the database.
+	Actor string
 }
 
 // Store is a connection pool to the tables of onejob.
 type Store struct {
 	pool    *pool
 	list    *pool // one connection, for the list of replicas: no task may keep a heartbeat waiting
+	glances *pool // one connection, opened when somebody looks: nobody who looks may keep a task waiting
 	listen  *pgx.ConnConfig
 	hosts   *hosts
 	timeout time.Duration
+	actor   string
 
 	lookouts  lookouts
 	turnStuck atomic.Bool               // the last claim waited for its turn in vain
@@ -84,7 +101,7 @@ func Open(cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("postgres.listen_dsn: %w", sanitized(err))
 	}
-	pc.MaxConns = 8
+	pc.MaxConns = DefaultMaxConns
 	if cfg.MaxConns > 0 {
 		pc.MaxConns = int32(cfg.MaxConns)
 	}
@@ -118,11 +135,23 @@ func Open(cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("postgres.dsn: %w", sanitized(err))
 	}
-	s := &Store{pool: pool, list: list, listen: lc.ConnConfig, hosts: near, timeout: 10 * time.Second}
+	gc := oc.Copy()
+	gc.MaxConnIdleTime = time.Minute
+	glances, err := newPool(gc, near)
+	if err != nil {
+		return nil, fmt.Errorf("postgres.dsn: %w", sanitized(err))
+	}
+	s := &Store{pool: pool, list: list, glances: glances, listen: lc.ConnConfig, hosts: near, timeout: DefaultTimeout, actor: cfg.Actor}
 	if cfg.Timeout > 0 {
 		s.timeout = cfg.Timeout
 	}
-	s.completions = batch.Group[*completion]{Commit: s.commitAll, Max: maxCompletions}
+	s.completions = batch.Group[*completion]{Commit: func(list []*completion) {
+		began := time.Now()
+		s.commitAll(list)
+		if cfg.Measure != nil {
+			cfg.Measure(len(list), time.Since(began))
+		}
+	}, Max: maxCompletions}
 	s.returns = batch.Group[*requeue]{Commit: s.commitReturns, Max: 128}
 	return s, nil
 }
@@ -135,6 +164,7 @@ func (s *Store) Close() {
 		defer close(closed)
 		s.pool.Close()
 		s.list.Close()
+		s.glances.Close()
 		s.lookouts.close()
 	}()
 	select {
@@ -146,9 +176,14 @@ func (s *Store) Close() {
 // Refuse makes connections fail that lead to a copy of the given server with an older
 // timeline, and ends those that there are.
 func (s *Store) Refuse(older tasks.Server) {
-	if s.hosts.refuse(older) && older.Timeline > 1 {
+	if !s.hosts.refuse(older) {
+		return
+	}
+	s.remember.forget() // another server's rows may be behind where claims from that one go on
+	if older.Timeline > 1 {
 		s.pool.inner.Reset()
 		s.list.inner.Reset()
+		s.glances.inner.Reset()
 	}
 }
 
@@ -257,6 +292,7 @@ const (
 	lockTimeout        = "55P03"
 	noSuchStatement    = "26000"
 	duplicateStatement = "42P05"
+	cachedPlanChanged  = "0A000"
 )
 
 // unfit reports whether Postgres refuses the data of a statement, so that asking

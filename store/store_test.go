@@ -111,8 +111,17 @@ func (b *bench) insert(columns ...string) string {
 	return b.one(fmt.Sprintf(`INSERT INTO onejob.tasks (%s) VALUES (%s) RETURNING id`, strings.Join(names, ", "), strings.Join(values, ", ")))
 }
 
-// claimMax claims up to so many tasks, and asks again while there may be more.
-func (b *bench) claimMax(most int) (list []*tasks.Task) {
+// claimMax claims up to so many tasks of all that there are. It remembers nothing of the
+// claims before it, because what they remember depends on how long they took.
+func (b *bench) claimMax(most int) []*tasks.Task {
+	b.t.Helper()
+	b.Forget()
+	return b.claimNext(most)
+}
+
+// claimNext claims up to so many tasks from where the claims before it ended, as a
+// replica does, and asks again while there may be more.
+func (b *bench) claimNext(most int) (list []*tasks.Task) {
 	b.t.Helper()
 	for more := true; more && len(list) < most; {
 		claimed, err := b.Claim(b.t.Context(), tasks.Claim{Session: b.session, Replica: "one", Kinds: []string{"noop", "other"}, Max: most - len(list)})

@@ -21,6 +21,17 @@ type Claim struct {
 	// MaxBytes is how much text of payloads the replica has room for; tasks beyond it
 	// are requeued. One task is always read. Zero means any amount.
 	MaxBytes int
+
+	// Taken, if it is not nil, is called with those rows that this claim is about to
+	// commit whose locks can be asked for meanwhile: a task without a lock_key that has
+	// ended no replica. It must return soon. They are the session's own only when they are
+	// among the tasks that are returned; the commit may fail, and Taken be called again.
+	Taken func([]Taken)
+}
+
+// Taken is a row that a claim is about to make the session's own.
+type Taken struct {
+	ID, Fence int64
 }
 
 // Claimed is the answer to a claim.

@@ -13,6 +13,11 @@ var (
 	ErrShutdown  = errors.New("the replica is shutting down")
 )
 
+// ErrLeaseEnded is in the error of an exec task that was not started, or was
+// stopped, because the lease ran out. The attempt's context may not have
+// ended yet: the guard of the process goes by the lease alone.
+var ErrLeaseEnded = errors.New("the lease ran out")
+
 // ErrRefused is returned by a kind that commits its own success, when the
 // fence has been superseded: another replica holds the task, and nothing of
 // this attempt was kept.
@@ -96,7 +101,7 @@ type requeueError struct {
 
 func (e *requeueError) Unwrap() error { return e.error }
 
-// ErrUnknown is in the error of a [Kind.Check] whose payload is well-formed but
+// ErrUnknown is in the error of a [Kind] whose payload is well-formed but
 // names something that this replica's configuration lacks: a command, a
 // statement, an endpoint. Another replica may have it, so the task waits for one
 // instead of failing. Return an [*UnknownError] to say what is missing.
@@ -112,15 +117,6 @@ func (e *UnknownError) Error() string { return e.Err.Error() }
 
 // Unwrap returns ErrUnknown and the cause.
 func (e *UnknownError) Unwrap() []error { return []error{ErrUnknown, e.Err} }
-
-// refused returns err, with which a payload did not pass Check, as an error of
-// Run: what this replica lacks is requeued, everything else fails the task.
-func refused(err error) error {
-	if errors.Is(err, ErrUnknown) {
-		return Requeue(0, err)
-	}
-	return Permanent(err)
-}
 
 // ExitError is the failure of an exec task's process.
 type ExitError struct {

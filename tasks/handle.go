@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+
+	"onejob/internal/payload"
 )
 
 // Handle makes a kind of a typed Go function and puts it under name. The
@@ -23,33 +25,42 @@ func Handle[P, R any](kinds Kinds, name string, fn func(ctx context.Context, a *
 	if _, taken := kinds[name]; taken {
 		panic(fmt.Sprintf("tasks: kind %q is registered twice", name))
 	}
-	kinds[name] = handler[P, R]{fn}
+	kinds[name] = typed[P, R]{fn}
 }
 
-type handler[P, R any] struct {
+type typed[P, R any] struct {
 	fn func(context.Context, *Attempt, P) (R, error)
 }
 
-func (h handler[P, R]) Check(payload json.RawMessage) error {
+// Prepare decodes the payload.
+func (k typed[P, R]) Prepare(raw json.RawMessage) (Handler, error) {
 	var p P
-	return decode(payload, &p)
+	if err := payload.Decode(raw, &p); err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context, a *Attempt) (Result, error) {
+		value, err := k.fn(ctx, a, p)
+		if err != nil {
+			return Result{}, err
+		}
+		raw, err := json.Marshal(value)
+		if err != nil {
+			return Result{}, Permanent(fmt.Errorf("encode the result: %w", err))
+		}
+		if string(raw) == "null" || string(raw) == "{}" {
+			raw = nil
+		}
+		return Result{Value: raw}, nil
+	}, nil
 }
 
-func (h handler[P, R]) Run(ctx context.Context, a *Attempt) (Result, error) {
-	var p P
-	if err := decode(a.Payload, &p); err != nil {
-		return Result{}, Permanent(err)
-	}
-	value, err := h.fn(ctx, a, p)
-	if err != nil {
-		return Result{}, err
-	}
-	raw, err := json.Marshal(value)
-	if err != nil {
-		return Result{}, Permanent(fmt.Errorf("encode the result: %w", err))
-	}
-	if string(raw) == "null" || string(raw) == "{}" {
-		raw = nil
-	}
-	return Result{Value: raw}, nil
-}
+// Lenient is a payload type for [Handle] that accepts, and drops, fields that P
+// has no place for:
+//
+//	tasks.Handle(kinds, "resize", func(ctx context.Context, a *tasks.Attempt, p tasks.Lenient[Resize]) (Result, error) {
+//		return resize(ctx, p.Value)
+//	})
+type Lenient[P any] struct{ Value P }
+
+// UnmarshalJSON decodes into Value.
+func (l *Lenient[P]) UnmarshalJSON(b []byte) error { return json.Unmarshal(b, &l.Value) }

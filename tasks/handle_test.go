@@ -45,7 +45,11 @@ func TestHandle(t *testing.T) {
 	})
 	tasks.Handle(kinds, "map", func(_ context.Context, _ *tasks.Attempt, p map[string]int) (int, error) { return len(p), nil })
 	run := func(kind, payload string) (tasks.Result, error) {
-		return kinds[kind].Run(t.Context(), &tasks.Attempt{Task: tasks.Task{Payload: json.RawMessage(payload)}})
+		handler, err := kinds[kind].Prepare(json.RawMessage(payload))
+		if err != nil {
+			return tasks.Result{}, err
+		}
+		return handler(t.Context(), &tasks.Attempt{})
 	}
 
 	t.Run("returns the value as JSON", func(t *testing.T) {
@@ -65,14 +69,8 @@ func TestHandle(t *testing.T) {
 		}
 	})
 	t.Run("refuses a payload that does not fit", func(t *testing.T) {
-		if err := kinds["greet"].Check(json.RawMessage(`{"name": 1}`)); err == nil || !strings.Contains(err.Error(), "payload") {
-			t.Errorf("Check: %v", err)
-		}
-		if _, err := run("greet", `{"name": 1}`); !tasks.IsPermanent(err) {
-			t.Errorf("Run: %v", err)
-		}
-		if err := kinds["greet"].Check(json.RawMessage(`{"name": "you"}`)); err != nil {
-			t.Errorf("Check of a good one: %v", err)
+		if _, err := run("greet", `{"name": 1}`); err == nil || !strings.Contains(err.Error(), "payload") {
+			t.Errorf("%v", err)
 		}
 	})
 	t.Run("refuses fields that the payload type does not have", func(t *testing.T) {
@@ -84,25 +82,22 @@ func TestHandle(t *testing.T) {
 			`{"name": "you"} {}`:                            `payload: something follows the JSON value`,
 		} {
 			got := ""
-			if err := kinds["draw"].Check(json.RawMessage(payload)); err != nil {
+			if _, err := run("draw", payload); err != nil {
 				got = err.Error()
 			}
 			if got != want {
-				t.Errorf("Check of %s: %q, want %q", payload, got, want)
-			}
-			if _, err := run("draw", payload); tasks.IsPermanent(err) != (want != "") {
-				t.Errorf("Run of %s: %v", payload, err)
+				t.Errorf("%s: %q, want %q", payload, got, want)
 			}
 		}
-		if err := kinds["none"].Check(json.RawMessage(`{"a": 1}`)); err == nil || err.Error() != `payload: unknown field "a"; no fields are allowed` {
-			t.Errorf("Check of a field where there are none: %v", err)
+		if _, err := run("none", `{"a": 1}`); err == nil || err.Error() != `payload: unknown field "a"; no fields are allowed` {
+			t.Errorf("a field where there are none: %v", err)
 		}
 	})
 	t.Run("accepts them for Lenient and for maps", func(t *testing.T) {
 		if result, err := run("lenient", `{"name": "you", "imge": "typo"}`); err != nil || string(result.Value) != `"you"` {
 			t.Errorf("Lenient: %s, %v", result.Value, err)
 		}
-		if err := kinds["lenient"].Check(json.RawMessage(`{"name": 1}`)); err == nil {
+		if _, err := run("lenient", `{"name": 1}`); err == nil {
 			t.Error("Lenient accepts a name that is a number")
 		}
 		if result, err := run("map", `{"a": 1}`); err != nil || string(result.Value) != "1" {

@@ -13,7 +13,8 @@ type Replica struct {
 	Machine     string // on which PID and Started mean something; empty if they do not
 	Version     string
 	Kinds       []string
-	Queues      []string // that it claims from; empty means all
+	Choices     map[string]map[string][]string // what payloads can choose, by kind and field; nil if it is not told
+	Queues      []string                       // that it claims from; empty means all
 	Concurrency int
 	Running     int // attempts under way
 	State       ReplicaState

@@ -1,11 +1,12 @@
 // Package tasks says what a task is and how its kinds run it.
 //
 // A [Task] is a claimed row of onejob.tasks. A [Kind] runs tasks of one name:
-// [Exec], [HTTP], [SQL] and [Noop] are here, and [Handle] makes a kind of a
-// typed Go function. A kind is handed an [Attempt], one try at one task, under
-// a context that ends with the lease, the timeout, a cancel or a shutdown. It
-// must return soon after the context has ended: the lock on the task is held
-// until it does, or until Consul gives the lock away.
+// [Handle] makes a kind of a typed Go function, and the packages kinds/exec,
+// kinds/http and kinds/sql have those of the daemon. A kind's [Handler] gets an
+// [Attempt], one try at one task, and a context that ends with the lease, the
+// timeout, a cancel or a shutdown. It must return soon after the context has
+// ended: the lock on the task is held until it does, or until Consul gives the
+// lock away.
 //
 // The package does not know where tasks come from or where outcomes go.
 package tasks
@@ -40,6 +41,7 @@ type Task struct {
 	Session     string        // the session that claimed it
 	Replica     string        // the replica that claimed it
 	CreatedAt   time.Time     // by Postgres' clock
+	RunAt       time.Time     // when it came due, by Postgres' clock
 	StartedAt   time.Time     // when it was claimed, by Postgres' clock
 
 	// HeardAt is when this replica heard that it had been claimed.
@@ -66,7 +68,7 @@ type Attempt struct {
 	Output *Output
 
 	// Stopped is when all that the attempt had started was over, if a kind knows better
-	// than by when its Run returns: the process may have been frozen then.
+	// than by when its handler returns: the process may have been frozen then.
 	Stopped boottime.Instant
 }
 
@@ -80,19 +82,30 @@ type Result struct {
 	Committed bool
 }
 
-// A Kind runs the tasks of one name. Its methods are called by many goroutines
-// at once.
+// A Kind runs the tasks of one name. Many goroutines call Prepare at once.
 type Kind interface {
-	// Check returns an error if the payload can never be run, for a reason
-	// that a person can act on. The task then fails without another attempt.
-	// If the error wraps [ErrUnknown], only this replica cannot run it: the
-	// task then waits for one that can, and uses up no attempt.
-	Check(payload json.RawMessage) error
+	// Prepare parses a payload and returns the handler of one attempt. It
+	// returns an error if the payload can never be run, for a reason that a
+	// person can act on. The task then fails without another attempt. If the
+	// error wraps [ErrUnknown], only this replica cannot run it: the task then
+	// waits for one that can, and uses up no attempt.
+	Prepare(payload json.RawMessage) (Handler, error)
+}
 
-	// Run works on a task whose payload passed Check, and returns when nothing
-	// of that work goes on any more. An error fails the attempt; see
-	// [Permanent], [RetryAfter] and [Requeue] for what happens next.
-	Run(ctx context.Context, a *Attempt) (Result, error)
+// A Handler works on one attempt, and returns when nothing of that work goes on
+// any more. An error fails the attempt; see [Permanent], [RetryAfter] and
+// [Requeue] for what happens next.
+type Handler func(ctx context.Context, a *Attempt) (Result, error)
+
+// A Chooser is a [Kind] whose payloads choose something of the configuration by its name,
+// as those of exec choose a command. Replicas write the names into onejob.replicas, so that
+// onejob.why can tell that no replica has the one that a task asks for.
+type Chooser interface {
+	Kind
+
+	// Names returns the field of the payload that holds the name, and all names that Prepare
+	// does not refuse with [ErrUnknown].
+	Names() (field string, names []string)
 }
 
 // Kinds holds what a replica can run, by the name that rows give in kind.
@@ -101,11 +114,22 @@ type Kinds map[string]Kind
 // Names returns the names in kinds, sorted.
 func (k Kinds) Names() []string { return slices.Sorted(maps.Keys(k)) }
 
+// Choices returns the names that payloads can choose, by kind and field of the payload.
+func (k Kinds) Choices() map[string]map[string][]string {
+	choices := map[string]map[string][]string{}
+	for kind, of := range k {
+		if c, ok := of.(Chooser); ok {
+			field, names := c.Names()
+			choices[kind] = map[string][]string{field: append([]string{}, names...)}
+		}
+	}
+	return choices
+}
+
 // Noop is a kind that does nothing, successfully. It accepts every payload.
 type Noop struct{}
 
-// Check accepts every payload.
-func (Noop) Check(json.RawMessage) error { return nil }
-
-// Run returns at once.
-func (Noop) Run(context.Context, *Attempt) (Result, error) { return Result{}, nil }
+// Prepare accepts every payload.
+func (Noop) Prepare(json.RawMessage) (Handler, error) {
+	return func(context.Context, *Attempt) (Result, error) { return Result{}, nil }, nil
+}

@@ -17,24 +17,34 @@ import (
 	"onejob/tasks"
 )
 
-// attempt is the life of a claimed task: lock it, run it, write down how it
-// ended, let go, in this order.
-func (w *Worker) attempt(t *tasks.Task) {
-	w.attemptUnder(t, nil)
+// attemptStore is what attempts need of the database.
+type attemptStore interface {
+	Begin(context.Context, *tasks.Task) error
+	Requeue(ctx context.Context, t *tasks.Task, delay time.Duration) error
+	Complete(context.Context, tasks.Completion) error
 }
 
-// attemptUnder is attempt under a slot of a limit as well, if slot is not nil.
-func (w *Worker) attemptUnder(t *tasks.Task, slot lock.Lease) {
-	if n := t.Crashes + t.Stalls; n > 0 && n >= w.MaxCrashes-1 {
-		if !w.suspects.enter(t.Fence, n >= w.MaxCrashes) {
+// attempt is the life of a claimed task: lock it, run it, record the outcome,
+// release the lock, in this order.
+//
+// early is where the answer comes if its lock was asked for while it was claimed; it is
+// nil if not. Such a task is no suspect.
+func (w *Worker) attempt(t *tasks.Task, early <-chan locked) {
+	w.attemptUnder(t, nil, early)
+}
+
+// attemptUnder is attempt, under a slot of a limit as well if slot is not nil.
+func (w *Worker) attemptUnder(t *tasks.Task, slot lock.Lease, early <-chan locked) {
+	if n := t.Crashes + t.Stalls; n > 0 && n >= w.cfg.MaxCrashes-1 {
+		if !w.suspects.enter(t.Fence, n >= w.cfg.MaxCrashes) {
 			w.requeue(t, errSuspect)
 			return
 		}
 		defer w.suspects.leave(t.Fence)
 	}
-	lease, err := w.acquire(t)
+	lease, err := w.acquire(t, early)
 	if w.lockGate.seen(err) {
-		w.Log.Info("lock_recovered")
+		w.cfg.Log.Info("lock_recovered")
 		w.claimSoon()
 	}
 	if err != nil {
@@ -44,8 +54,8 @@ func (w *Worker) attemptUnder(t *tasks.Task, slot lock.Lease) {
 	if slot != nil {
 		lease = newUnderSlot(lease, slot)
 	}
-	if t.Crashes+t.Stalls > 0 || w.MaxCrashes == 1 { // what the next crash counts for depends on it
-		if err = w.Store.Begin(lease.Context(), t); err != nil {
+	if t.Crashes+t.Stalls > 0 || w.cfg.MaxCrashes == 1 { // the next crash is charged only to tasks that had begun
+		if err = w.cfg.Store.Begin(lease.Context(), t); err != nil {
 			err = errNotNoted{err}
 		}
 	}
@@ -55,14 +65,15 @@ func (w *Worker) attemptUnder(t *tasks.Task, slot lock.Lease) {
 		w.requeue(t, err)
 	}
 	if err := lease.Release(context.Background()); err != nil && lease.Context().Err() == nil {
-		w.Log.Warn("release_failed", fields(t, zap.Error(err))...)
+		w.cfg.Log.Warn("release_failed", fields(t, zap.Error(err))...)
 	}
 }
 
-// acquire locks the task. A holder that is just finishing has completed its row
-// and not yet deleted its key; it is given a moment.
-func (w *Worker) acquire(t *tasks.Task) (lock.Lease, error) {
-	request := lock.Request{Session: t.Session, Key: t.LockKey}
+// acquire locks the task. A previous holder may have completed its row and not yet
+// released its lock, so a held lock is requested again a few times. The first answer may
+// be on its way already.
+func (w *Worker) acquire(t *tasks.Task, early <-chan locked) (lock.Lease, error) {
+	request := ownLock(t)
 	if t.LockShared {
 		value, err := json.Marshal(struct {
 			Replica string    `json:"replica"`
@@ -70,117 +81,128 @@ func (w *Worker) acquire(t *tasks.Task) (lock.Lease, error) {
 			Kind    string    `json:"kind"`
 			Fence   int64     `json:"fence"`
 			Started time.Time `json:"started"`
-		}{w.Replica, t.ID, t.Kind, t.Fence, time.Now().UTC()})
+		}{w.cfg.Replica, t.ID, t.Kind, t.Fence, time.Now().UTC()})
 		if err != nil {
 			return nil, err
 		}
-		request.Value = value
-	} else { // most locks: what they say is what Consul has to carry
-		request.Task, request.Value = t.ID, fmt.Appendf(nil, `{"task_id":%d,"fence":%d}`, t.ID, t.Fence)
+		request.Task, request.Value = 0, value
 	}
 	for wait := 5 * time.Millisecond; ; wait *= 2 {
-		var err error
-		if request.Database, err = w.database.cover(w.giveUp, t); err != nil {
-			return nil, err
+		var l locked
+		if early != nil {
+			l, early = w.sinceClaimed(t, <-early), nil
+		} else {
+			l = w.askLock(t, request)
 		}
-		lease, err := w.Locks.Acquire(context.Background(), request)
 		switch {
 		case wait > 320*time.Millisecond:
-			return lease, err
-		case errors.Is(err, lock.ErrChanged):
-			w.database.lookPast(w.giveUp, request.Database)
-		case errors.Is(err, lock.ErrHeld):
+			return l.lease, l.err
+		case errors.Is(l.err, lock.ErrChanged):
+			w.database.lookPast(w.shutdown.giveUp, l.request.Database)
+		case errors.Is(l.err, lock.ErrHeld):
+			w.measure(Measurement{What: MeasureConflict, Kind: t.Kind})
 			time.Sleep(wait)
 		default:
-			return lease, err
+			return l.lease, l.err
 		}
 	}
 }
 
-// errReplyLost is why a task is requeued whose claim was never answered.
+// errReplyLost requeues a task whose claim was never answered.
 var errReplyLost = errors.New("the answer to the claim was lost")
 
-// errFenceBack is why a task is requeued whose fence is not above those before it.
+// errFenceBack requeues a task whose fence is not above earlier ones.
 var errFenceBack = errors.New("fences have gone back")
 
-// errNotNoted is why a task is requeued whose beginning could not be noted.
+// errNotNoted requeues a task whose begin could not be recorded.
 type errNotNoted struct{ error }
 
 func (e errNotNoted) Unwrap() error { return e.error }
 
-// errSuspect is why a task is requeued that the next crash would quarantine, while
-// another one like it runs here.
+// errSuspect requeues a task that the next crash would quarantine while another such
+// task runs here.
 var errSuspect = errors.New("another task that may have ended replicas runs here")
 
-// A task whose lock somebody else holds is tried again after a second, then after two
-// and so on up to maxHeldDelay, and reported when it has come to toldHeldDelay.
+// A task whose lock is held elsewhere is retried after one second, then two, and so on
+// up to maxHeldDelay. It is logged when the delay reaches toldHeldDelay.
 const (
 	toldHeldDelay = 4 * time.Second
 	maxHeldDelay  = 8 * time.Second
 )
 
-// requeue returns a task whose attempt does not begin. It uses up no attempt and
-// leaves no row in the history.
+// requeue makes a task whose attempt does not begin pending again. It uses up no attempt
+// and leaves no row in onejob.attempts.
 func (w *Worker) requeue(t *tasks.Task, why error) {
-	delay := time.Second
+	delay, cause := time.Second, "lock_failed"
 	switch {
 	case errors.Is(why, lock.ErrHeld):
-		// Somebody outside has it, perhaps for hours: onejob lock, for instance.
+		cause = "lock_held"
+		// A program such as onejob lock may hold it for hours.
 		delay = min(w.requeues.next(t.ID), maxHeldDelay)
-		w.Log.Debug("lock_held", fields(t, zap.Error(why))...)
+		w.cfg.Log.Debug("lock_held", fields(t, zap.Error(why))...)
 		if delay == toldHeldDelay {
-			w.Log.Info("lock_held_for_long", fields(t, zap.Error(why))...)
+			w.cfg.Log.Info("lock_held_for_long", fields(t, zap.Error(why))...)
 		}
 	case errors.Is(why, lock.ErrDelayed):
-		w.Log.Debug("lock_delayed", fields(t, zap.Error(why))...)
-		delay = w.LockDelay
+		cause = "lock_delayed"
+		w.cfg.Log.Debug("lock_delayed", fields(t, zap.Error(why))...)
+		delay = w.cfg.LockDelay
 	case errors.Is(why, tasks.ErrOtherServer), errors.Is(why, lock.ErrChanged), errors.Is(why, errFenceBack):
-		w.Log.Debug("database_changed", fields(t, zap.Error(why))...)
-	case errors.Is(why, errReplyLost), errors.Is(why, tasks.ErrShutdown), errors.Is(why, tasks.ErrRefused):
-		delay = 0
+		cause = "database_changed"
+		w.cfg.Log.Debug("database_changed", fields(t, zap.Error(why))...)
+	case errors.Is(why, errReplyLost):
+		delay, cause = 0, "claim_reply_lost"
+	case errors.Is(why, tasks.ErrShutdown):
+		delay, cause = 0, "shutdown"
+	case errors.Is(why, tasks.ErrRefused):
+		delay, cause = 0, "refused"
 	case errors.Is(why, errSuspect):
-		w.Log.Debug("suspect_waits", fields(t)...)
+		cause = "suspect"
+		w.cfg.Log.Debug("suspect_waits", fields(t)...)
 		delay = min(w.requeues.next(t.ID), maxHeldDelay)
 	case errors.Is(why, tasks.ErrUnknown):
+		cause = "name_unknown"
 		w.reportUnknownName(t, why)
 		delay = w.requeues.next(t.ID)
 	case errors.As(why, new(errNotNoted)):
-		w.Log.Warn("begin_failed", fields(t, zap.Error(why))...)
+		cause = "begin_failed"
+		w.cfg.Log.Warn("begin_failed", fields(t, zap.Error(why))...)
 	case errors.Is(why, lock.ErrLost):
-		w.Log.Debug("lock_without_session", fields(t, zap.Error(why))...)
-		delay = 0
+		w.cfg.Log.Debug("lock_without_session", fields(t, zap.Error(why))...)
+		delay, cause = 0, "session_lost"
 	default:
 		if w.lockGate.close() {
-			w.Log.Warn("lock_failed", fields(t, zap.Error(why))...)
+			w.cfg.Log.Warn("lock_failed", fields(t, zap.Error(why))...)
 		} else {
-			w.Log.Debug("lock_failed_again", fields(t, zap.Error(why))...)
+			w.cfg.Log.Debug("lock_failed_again", fields(t, zap.Error(why))...)
 		}
 	}
+	w.measure(Measurement{What: MeasureRequeue, Kind: t.Kind, Cause: cause})
 	for tries := 1; ; tries++ {
-		err := w.Store.Requeue(w.writing, t, jitter(delay))
+		err := w.cfg.Store.Requeue(w.shutdown.writing, t, jitter(delay))
 		if err == nil {
 			return
 		}
 		if tries == 1 {
-			w.Log.Warn("requeue_delayed", fields(t, zap.Error(err))...)
+			w.cfg.Log.Warn("requeue_delayed", fields(t, zap.Error(err))...)
 		}
-		// It must not be forgotten: while the session lives nobody else may take the
-		// row, and who takes it later would have to call it a crash.
-		if w.giveUp.Err() != nil {
+		// Keep trying: while the session lives no other replica may take the row, and a
+		// later takeover would count a crash.
+		if w.shutdown.giveUp.Err() != nil {
 			return
 		}
-		sleep(w.giveUp, retryPause(tries))
+		sleep(w.shutdown.giveUp, retryPause(tries))
 	}
 }
 
-// run runs the handler under the lease and makes durable how that ended.
+// run runs the handler under the lease and makes the outcome durable.
 func (w *Worker) run(lease lock.Lease, t *tasks.Task) {
 	ctx, cancel := context.WithCancelCause(lease.Context())
 	defer cancel(nil)
 	defer w.running.enter(t.ID, t.Fence, cancel)()
 	timeout := t.Timeout
 	if timeout == 0 {
-		timeout = w.Timeout
+		timeout = w.cfg.Timeout
 	}
 	if timeout > 0 && !mutant.Timeouts {
 		var stop context.CancelFunc
@@ -209,7 +231,7 @@ func (w *Worker) run(lease lock.Lease, t *tasks.Task) {
 	}
 	switch {
 	case errors.Is(err, tasks.ErrRefused):
-		w.Log.Warn("completion_refused", fields(t, zap.String("outcome", string(tasks.Succeeded)))...)
+		w.logRefused(t, tasks.Succeeded)
 	case result.Committed:
 		w.logOutcome(t, completion, took)
 	default:
@@ -217,8 +239,12 @@ func (w *Worker) run(lease lock.Lease, t *tasks.Task) {
 	}
 }
 
-// handle calls the kind. The lease is looked at last: a goroutine may have
-// waited for its turn.
+// sayRunning is after how long a line of the log says that a handler runs. Most handlers
+// have ended by then, and the line that says so is enough.
+const sayRunning = time.Second
+
+// handle calls the kind. It checks the lease last, because the goroutine may have
+// waited for a processor.
 func (w *Worker) handle(ctx context.Context, lease lock.Lease, a *tasks.Attempt) (result tasks.Result, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -227,10 +253,11 @@ func (w *Worker) handle(ctx context.Context, lease lock.Lease, a *tasks.Attempt)
 		}
 	}()
 	kind := w.serving.Load().kinds[a.Kind]
-	if kind == nil { // it was reloaded away
+	if kind == nil { // a reload removed it
 		return tasks.Result{}, errNotBegun{fmt.Errorf("%w: kind %q", tasks.ErrUnknown, a.Kind)}
 	}
-	if err := kind.Check(a.Payload); errors.Is(err, tasks.ErrUnknown) {
+	handler, err := kind.Prepare(a.Payload)
+	if errors.Is(err, tasks.ErrUnknown) {
 		return tasks.Result{}, errNotBegun{err}
 	} else if err != nil {
 		return tasks.Result{}, tasks.Permanent(err)
@@ -241,14 +268,29 @@ func (w *Worker) handle(ctx context.Context, lease lock.Lease, a *tasks.Attempt)
 	if ctx.Err() != nil {
 		return tasks.Result{}, context.Cause(ctx)
 	}
-	if w.Log.Level() <= zap.DebugLevel {
-		w.Log.Debug("task_started", fields(&a.Task)...)
+	if w.cfg.Measure != nil {
+		w.cfg.Measure(Measurement{What: MeasureStart, Kind: a.Kind, Took: waited(&a.Task) + boottime.Now().Sub(a.HeardAt)})
 	}
-	return kind.Run(ctx, a)
+	if w.cfg.Log.Level() <= zap.DebugLevel {
+		w.cfg.Log.Debug("task_started", fields(&a.Task)...)
+	} else {
+		long := time.AfterFunc(sayRunning, func() { w.cfg.Log.Info("task_running", fields(&a.Task)...) })
+		defer long.Stop()
+	}
+	return handler(ctx, a)
 }
 
-// judge turns what the handler returned, and what ended its context, into an
-// completion. A handler that succeeded has succeeded, whatever came meanwhile.
+// waited returns how long a task was due, and there, before it was claimed.
+func waited(t *tasks.Task) time.Duration {
+	due := t.CreatedAt
+	if t.RunAt.After(due) {
+		due = t.RunAt
+	}
+	return max(0, t.StartedAt.Sub(due))
+}
+
+// judge turns the handler's result, and the cause that ended its context, into a
+// completion. A handler that returned success has succeeded, whatever else happened.
 func (w *Worker) judge(t *tasks.Task, result tasks.Result, err, cause error) tasks.Completion {
 	e := tasks.Completion{ID: t.ID, Fence: t.Fence, Session: t.Session, Outcome: tasks.Succeeded, Next: tasks.StatusSucceeded, Result: result.Value}
 	if err == nil {
@@ -272,10 +314,10 @@ func (w *Worker) judge(t *tasks.Task, result tasks.Result, err, cause error) tas
 	is := func(target error) bool { return errors.Is(cause, target) || errors.Is(err, target) }
 	switch {
 	case is(lock.ErrLost), is(lock.ErrRevoked), is(tasks.ErrLeaseEnded):
-		e.Outcome, e.Next, e.Requeue, e.Delay = tasks.LeaseLost, tasks.StatusPending, true, w.LockDelay
-		if e.Stalled = w.stalls.lately() && !mutant.Stalls; e.Stalled && t.Crashes+t.Stalls+1 >= w.MaxCrashes && (w.MaxCrashes == 1 || w.suspects.only(t.Fence)) {
+		e.Outcome, e.Next, e.Requeue, e.Delay = tasks.LeaseLost, tasks.StatusPending, true, w.cfg.LockDelay
+		if e.Stalled = w.stalls.lately() && !mutant.Stalls; e.Stalled && t.Crashes+t.Stalls+1 >= w.cfg.MaxCrashes && (w.cfg.MaxCrashes == 1 || w.suspects.only(t.Fence)) {
 			e.Next, e.Requeue = tasks.StatusFailed, false
-			e.Error = fmt.Sprintf("quarantined: %d replicas died or stalled while they worked on it, the last was %s; see what it does to them, then onejob tasks retry %d", t.Crashes+t.Stalls+1, w.Replica, t.ID)
+			e.Error = fmt.Sprintf("quarantined: %d replicas died or stalled while they worked on it, the last was %s; see what it does to them, then onejob tasks retry %d", t.Crashes+t.Stalls+1, w.cfg.Replica, t.ID)
 		}
 		if mutant.Lost {
 			e.Next, e.Requeue = tasks.StatusFailed, false
@@ -297,13 +339,13 @@ func (w *Worker) judge(t *tasks.Task, result tasks.Result, err, cause error) tas
 	return e
 }
 
-// complete makes the completion durable. While Postgres is unavailable it tries again, as
-// long as the process lives. When the lease has ended others may take the task; the
-// fence then refuses what comes too late.
+// complete makes the completion durable. While Postgres is unavailable it retries as long
+// as the process lives. Once the lease has ended other replicas may take the task over;
+// the fence then refuses a late completion.
 func (w *Worker) complete(t *tasks.Task, e tasks.Completion, took time.Duration) {
 	for tries := 1; ; tries++ {
-		last := w.giveUp.Err() != nil
-		err := w.Store.Complete(w.writing, e)
+		last := w.shutdown.giveUp.Err() != nil
+		err := w.cfg.Store.Complete(w.shutdown.writing, e)
 		var unstorable *tasks.ResultError
 		switch {
 		case err == nil:
@@ -313,59 +355,64 @@ func (w *Worker) complete(t *tasks.Task, e tasks.Completion, took time.Duration)
 			w.logOutcome(t, unstorable.Written, took)
 			return
 		case errors.Is(err, tasks.ErrRefused):
-			w.Log.Warn("completion_refused", fields(t, zap.String("outcome", string(e.Outcome)))...)
+			w.logRefused(t, e.Outcome)
 			return
 		case last, errors.Is(err, tasks.ErrUnwritable):
-			w.Log.Error("completion_abandoned", fields(t, zap.String("outcome", string(e.Outcome)), zap.Error(err))...)
+			w.cfg.Log.Error("completion_abandoned", fields(t, zap.String("outcome", string(e.Outcome)), zap.Error(err))...)
 			return
 		case tries == 1:
-			w.Log.Warn("completion_delayed", fields(t, zap.String("outcome", string(e.Outcome)), zap.Error(err))...)
+			w.cfg.Log.Warn("completion_delayed", fields(t, zap.String("outcome", string(e.Outcome)), zap.Error(err))...)
 		}
-		sleep(w.giveUp, retryPause(tries))
+		sleep(w.shutdown.giveUp, retryPause(tries))
 	}
 }
 
-// errGivenUp is what a stopping replica makes of a store that does not answer in time.
-var errGivenUp = errors.New("the replica stops, and Postgres has not answered")
+// logRefused logs a completion that Postgres refused, because the attempt no longer holds the row.
+func (w *Worker) logRefused(t *tasks.Task, o tasks.Outcome) {
+	w.measure(Measurement{What: MeasureRefused, Kind: t.Kind, Cause: string(o)})
+	w.cfg.Log.Warn("completion_refused", fields(t, zap.String("outcome", string(o)))...)
+}
 
-// lastTry is for how long a store may still answer when the drain has given up.
-const lastTry = 1500 * time.Millisecond
-
-// logOutcome logs how an attempt ended.
+// logOutcome logs how an attempt ended, and measures it.
 func (w *Worker) logOutcome(t *tasks.Task, e tasks.Completion, took time.Duration) {
+	w.measure(Measurement{What: MeasureEnd, Kind: t.Kind, Cause: string(e.Outcome), Took: took})
+	if e.Next == tasks.StatusPending && !e.Requeue {
+		w.measure(Measurement{What: MeasureRetry, Kind: t.Kind})
+	}
 	f := fields(t, zap.String("outcome", string(e.Outcome)), zap.Duration("took", took))
 	if e.Outcome == tasks.Succeeded {
-		w.Log.Info("task_succeeded", f...)
+		w.cfg.Log.Info("task_succeeded", f...)
 		return
 	}
 	f = append(f, zap.String("error", e.Error))
 	switch {
 	case e.Outcome == tasks.LeaseLost && e.Next == tasks.StatusFailed:
-		w.Log.Error("task_failed_after_stalls", append(f, zap.Int("crashes", t.Crashes), zap.Int("stalls", t.Stalls+1))...)
+		w.measure(Measurement{What: MeasureQuarantine, Kind: t.Kind})
+		w.cfg.Log.Error("task_failed_after_stalls", append(f, zap.Int("crashes", t.Crashes), zap.Int("stalls", t.Stalls+1))...)
 	case e.Outcome == tasks.LeaseLost:
-		w.Log.Warn("task_lease_lost", f...)
+		w.cfg.Log.Warn("task_lease_lost", f...)
 	case e.Outcome == tasks.Shutdown:
-		w.Log.Info("task_requeued_at_shutdown", f...)
+		w.cfg.Log.Info("task_requeued_at_shutdown", f...)
 	case e.Outcome == tasks.Cancelled:
-		w.Log.Info("task_cancelled", f...)
+		w.cfg.Log.Info("task_cancelled", f...)
 	case e.Next == tasks.StatusPending && e.Requeue:
-		w.Log.Warn("task_requeued", append(f, zap.Duration("in", e.Delay))...)
+		w.cfg.Log.Warn("task_requeued", append(f, zap.Duration("in", e.Delay))...)
 	case e.Next == tasks.StatusPending:
-		w.Log.Warn("task_retry_scheduled", append(f, zap.Duration("in", e.Delay))...)
+		w.cfg.Log.Warn("task_retry_scheduled", append(f, zap.Duration("in", e.Delay))...)
 	default:
-		w.Log.Error("task_failed", f...)
+		w.cfg.Log.Error("task_failed", f...)
 	}
 }
 
-// retryDelay doubles with every attempt, up to the maximum, and is shortened by
-// up to a fifth, so that tasks that failed together do not return together.
+// retryDelay doubles with every attempt up to RetryMax and is shortened by up to a
+// fifth, so that tasks that failed together do not retry together.
 func (w *Worker) retryDelay(attempt int) time.Duration {
-	d := w.RetryMax
+	d := w.cfg.RetryMax
 	if mutant.Doubling {
 		attempt = 1
 	}
-	if shift := attempt - 1; shift < 40 && w.RetryBase<<shift > 0 {
-		d = min(d, w.RetryBase<<shift)
+	if shift := attempt - 1; shift < 40 && w.cfg.RetryBase<<shift > 0 {
+		d = min(d, w.cfg.RetryBase<<shift)
 	}
 	return jitter(d)
 }
@@ -378,12 +425,12 @@ func jitter(d time.Duration) time.Duration {
 	return d - rand.N(d/5+1)
 }
 
-// retryPause is how long to wait before asking a store again that was away.
+// retryPause is how long to wait before another request to an unavailable store.
 func retryPause(tries int) time.Duration {
 	return jitter(min(2*time.Second, 100*time.Millisecond<<min(tries-1, 5)))
 }
 
-// fields are what every line about a task carries, and more.
+// fields returns the log fields of every line about a task, followed by more.
 func fields(t *tasks.Task, more ...zap.Field) []zap.Field {
 	f := make([]zap.Field, 0, 8)
 	f = append(f, zap.Int64("task_id", t.ID), zap.Int("attempt", t.Attempt), zap.String("kind", t.Kind),

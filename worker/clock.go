@@ -8,7 +8,7 @@ import (
 
 	"onejob/boottime"
 	"onejob/internal/mutant"
-	"onejob/tasks"
+	"onejob/tasks/schedule"
 )
 
 const (
@@ -20,50 +20,64 @@ const (
 	clockStep = 2 * time.Second
 )
 
-// watchClock repairs what was written by a clock of Postgres' that was ahead, when it has
+// postgresClock watches the clock of Postgres.
+type postgresClock struct {
+	store clockStore
+	ready func() bool // there is a server that is known to be the database
+	log   *zap.Logger
+}
+
+type clockStore interface {
+	Clock(ctx context.Context) (now, started time.Time, err error)
+	AfterSetBack(ctx context.Context) (due int, err error)
+	SchedulesAhead(ctx context.Context) ([]schedule.Ahead, error)
+	SetNext(ctx context.Context, a schedule.Ahead, next time.Time) (set bool, forgotten int, err error)
+}
+
+// run repairs what was written by a clock of Postgres' that was ahead, when it has
 // been set back: tasks that were to run at once would wait until it is there again, and
 // schedules would be silent. It looks at what is there when this replica begins to lead,
 // and whenever it has seen a step. A step forward needs no repair: due times that were
 // passed over are missed ones.
-func (w *Worker) watchClock(ctx context.Context) {
+func (c *postgresClock) run(ctx context.Context) {
 	repair := true
 	var ahead time.Duration // of this machine's time since its start
 	var of time.Time        // when the server was started whose clock that was
 	for ; ctx.Err() == nil; sleep(ctx, lookAtClock) {
-		if !w.database.is() {
+		if !c.ready() {
 			continue
 		}
 		asked := boottime.Now()
-		now, started, err := w.Store.Clock(ctx)
+		now, started, err := c.store.Clock(ctx)
 		if err != nil {
 			continue // claim_failed reports a Postgres that is unavailable
 		}
 		took := boottime.Now().Sub(asked)
 		is := time.Duration(now.UnixNano()) - time.Duration(asked)
 		if step := is - ahead; started.Equal(of) && (step < -clockStep || step > clockStep+took) {
-			w.Log.Warn("postgres_clock_set", zap.Duration("by", step.Round(time.Millisecond)), zap.Time("to", now))
+			c.log.Warn("postgres_clock_set", zap.Duration("by", step.Round(time.Millisecond)), zap.Time("to", now))
 			repair = true
 		}
 		ahead, of = is, started
 		if repair && !mutant.SetBack {
-			repair = w.afterSetBack(ctx) != nil
+			repair = c.afterSetBack(ctx) != nil
 		}
 	}
 }
 
 // afterSetBack makes things as if the clock had not been ahead, as far as that can be had.
-func (w *Worker) afterSetBack(ctx context.Context) error {
-	due, err := w.Store.AfterSetBack(ctx)
+func (c *postgresClock) afterSetBack(ctx context.Context) error {
+	due, err := c.store.AfterSetBack(ctx)
 	if err != nil {
 		return err
 	}
-	list, err := w.Store.SchedulesAhead(ctx)
+	list, err := c.store.SchedulesAhead(ctx)
 	if err != nil {
 		return err
 	}
 	pulled, forgotten := 0, 0
 	for _, a := range list {
-		s, err := tasks.ParseSchedule(a.Cron, a.Zone)
+		s, err := schedule.Parse(a.Cron, a.Zone)
 		if err != nil {
 			continue // the next leader may know the zone
 		}
@@ -71,7 +85,7 @@ func (w *Worker) afterSetBack(ctx context.Context) error {
 		if next.IsZero() || !next.Before(a.Next) {
 			continue
 		}
-		set, n, err := w.Store.SetNext(ctx, a, next)
+		set, n, err := c.store.SetNext(ctx, a, next)
 		if err != nil {
 			return err
 		}
@@ -81,7 +95,7 @@ func (w *Worker) afterSetBack(ctx context.Context) error {
 		}
 	}
 	if due+forgotten+pulled > 0 {
-		w.Log.Warn("clock_set_back_repaired", zap.Int("tasks", due), zap.Int("due_times", forgotten), zap.Int("schedules", pulled))
+		c.log.Warn("clock_set_back_repaired", zap.Int("tasks", due), zap.Int("due_times", forgotten), zap.Int("schedules", pulled))
 	}
 	return nil
 }

@@ -43,7 +43,7 @@ func TestPostgresClockIsSet(t *testing.T) {
 	set(0, 2)
 	r.logged(t, "clock_set_back_repaired")
 	back := get[time.Time](t, c, "SELECT clock_timestamp()")
-	c.limited(t, "b", tasks.Kinds{"other": tasks.Noop{}}, func(w *worker.Worker) { w.LimitSlots = map[string]int{"l": 3} })
+	c.limited(t, "b", tasks.Kinds{"other": tasks.Noop{}}, func(w *worker.Config) { w.LimitSlots = map[string]int{"l": 3} })
 	c.exec(t, "INSERT INTO onejob.tasks (kind) VALUES ('other')")
 	testenv.Eventually(t, maxWait, "what was enqueued has run", func() bool {
 		return get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE kind = 'other' AND status = 'succeeded'") == 31

@@ -45,7 +45,10 @@ func Example() {
 	if _, err := db.Pool().Exec(ctx, `INSERT INTO onejob.tasks (kind, payload) VALUES ('greet', '{"Name": "Zoë"}')`); err != nil {
 		log.Fatal(err)
 	}
-	replica := worker.Worker{Store: db, Locks: locks, Kinds: kinds, Replica: "one"}
+	replica, err := worker.New(worker.Config{Store: db, Locks: locks, Kinds: kinds, Replica: "one"})
+	if err != nil {
+		log.Fatal(err)
+	}
 	if err := replica.Run(ctx); err != nil {
 		log.Fatal(err)
 	}
@@ -72,7 +75,7 @@ func ExampleSupervise() {
 		if err != nil {
 			return err
 		}
-		return p.Run(ctx, &worker.Worker{Store: db, Locks: locks, Kinds: kinds, Replica: "one", Log: logger})
+		return p.Run(ctx, worker.Config{Store: db, Locks: locks, Kinds: kinds, Replica: "one", Log: logger})
 	}))
 }
 

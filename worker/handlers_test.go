@@ -60,7 +60,7 @@ func program(ctx context.Context, p *worker.Process, name string, log *zap.Logge
 	if err != nil {
 		return err
 	}
-	return p.Run(ctx, &worker.Worker{Store: db, Locks: locks, Kinds: deadly(), Replica: name, Concurrency: concurrency, Log: log})
+	return p.Run(ctx, worker.Config{Store: db, Locks: locks, Kinds: deadly(), Replica: name, Concurrency: concurrency, Log: log})
 }
 
 // deadly are the kinds "busy", which takes its time, and "die", which ends the process in

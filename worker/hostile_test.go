@@ -73,7 +73,7 @@ func hostileRow(r *rapid.T) (columns []string, values []any) {
 func TestHealthyRowsAmongHostileOnes(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	a := c.limited(t, "a", kinds(nil), func(w *worker.Worker) { w.LimitSlots = map[string]int{"good": 2} })
+	a := c.limited(t, "a", kinds(nil), func(w *worker.Config) { w.LimitSlots = map[string]int{"good": 2} })
 	accepted, refused := 0, 0
 	defer func() { t.Logf("%d rows were accepted, %d refused", accepted, refused) }()
 	rapid.Check(t, func(r *rapid.T) {
@@ -190,7 +190,7 @@ func TestStopsLoseNoClaim(t *testing.T) {
 	c.exec(t, `INSERT INTO onejob.tasks (kind, max_attempts) SELECT 'noop', 1 FROM generate_series(1, 20000)`)
 	for i := range 8 {
 		before := get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status = 'succeeded'")
-		r := c.replica(t, fmt.Sprint("r", i), kinds(nil), func(w *worker.Worker) { w.Concurrency = 200 })
+		r := c.replica(t, fmt.Sprint("r", i), kinds(nil), func(w *worker.Config) { w.Concurrency = 200 })
 		testenv.Eventually(t, maxWait, "it is at work", func() bool {
 			return get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status = 'succeeded'") > before
 		})
@@ -236,7 +236,7 @@ func TestStopsLoseNoLimitedClaim(t *testing.T) {
 	c.exec(t, `INSERT INTO onejob.tasks (kind, max_attempts, limit_name) SELECT 'noop', 1, 'many' FROM generate_series(1, 5000)`)
 	for i, claims := range []int{1, 5, 20, 100} {
 		committed := make(chan struct{}, claims)
-		r := c.limited(t, fmt.Sprint("r", i), kinds(nil), func(w *worker.Worker) {
+		r := c.limited(t, fmt.Sprint("r", i), kinds(nil), func(w *worker.Config) {
 			w.Store, w.Concurrency, w.LimitSlots = tardy{w.Store, committed}, 200, map[string]int{"many": 50}
 		})
 		for range claims {

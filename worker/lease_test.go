@@ -110,7 +110,10 @@ func run(t *testing.T, locks *fakeLocker, db *fakeStore, kind tasks.Kind) tasks.
 	t.Helper()
 	db.task = &tasks.Task{ID: 1, Kind: "k", LockKey: "1", Attempt: 1, MaxAttempts: 5, Fence: 1, Session: "session"}
 	db.completions = make(chan tasks.Completion, 1)
-	w := worker.Worker{Store: db, Locks: locks, Kinds: tasks.Kinds{"k": kind}, Replica: "r"}
+	w, err := worker.New(worker.Config{Store: db, Locks: locks, Kinds: tasks.Kinds{"k": kind}, Replica: "r"})
+	if err != nil {
+		t.Fatal(err)
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- w.Run(ctx) }()
@@ -127,12 +130,10 @@ func run(t *testing.T, locks *fakeLocker, db *fakeStore, kind tasks.Kind) tasks.
 	return e
 }
 
-type kindFunc func(context.Context, *tasks.Attempt) (tasks.Result, error)
+// kindFunc is the handler of every payload.
+type kindFunc tasks.Handler
 
-func (kindFunc) Check(json.RawMessage) error { return nil }
-func (f kindFunc) Run(ctx context.Context, a *tasks.Attempt) (tasks.Result, error) {
-	return f(ctx, a)
-}
+func (f kindFunc) Prepare(json.RawMessage) (tasks.Handler, error) { return tasks.Handler(f), nil }
 
 // I2: no handler begins after the lease's deadline, although its context has
 // not ended yet.

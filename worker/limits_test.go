@@ -19,9 +19,9 @@ import (
 )
 
 // semaphores are the cluster's limits, for a test to look at and to change.
-func (c *cluster) limited(t *testing.T, name string, k tasks.Kinds, change func(*worker.Worker)) *replica {
+func (c *cluster) limited(t *testing.T, name string, k tasks.Kinds, change func(*worker.Config)) *replica {
 	t.Helper()
-	return c.replica(t, name, k, func(w *worker.Worker) {
+	return c.replica(t, name, k, func(w *worker.Config) {
 		w.Limits = w.Locks.(*consul.Locker).Semaphores()
 		if change != nil {
 			change(w)
@@ -54,7 +54,7 @@ func TestLimitHolds(t *testing.T) {
 	})
 	var replicas []*replica
 	for i := range 3 {
-		replicas = append(replicas, c.limited(t, fmt.Sprint("r", i), k, func(w *worker.Worker) { w.LimitSlots = map[string]int{"three": 3} }))
+		replicas = append(replicas, c.limited(t, fmt.Sprint("r", i), k, func(w *worker.Config) { w.LimitSlots = map[string]int{"three": 3} }))
 	}
 	const n = 2000
 	unlimited := func() time.Duration {
@@ -78,7 +78,7 @@ func TestLimitHolds(t *testing.T) {
 	// Those with a limit are there, and take turns at waiting and running, so that
 	// whatever else this machine does falls on both.
 	in.hold.Store(3)
-	limits := replicas[0].Limits
+	limits := replicas[0].config.Limits
 	if err := limits.Create(t.Context(), "three", 0); err != nil {
 		t.Fatal(err)
 	}
@@ -101,7 +101,7 @@ func TestLimitHolds(t *testing.T) {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	c.awaitAll(t, 3*maxWait)
+	c.awaitAll(t, 10*maxWait)
 	base := median(alone)
 	t.Logf("%d tasks without a limit took %v alone; while as many with a limit wait beside them %.2f times as long, while 3 of those run %.2f times; the last %d of those took %v",
 		n, base, median(waiting).Seconds()/base.Seconds(), median(running).Seconds()/base.Seconds(), left, time.Since(began))
@@ -109,7 +109,7 @@ func TestLimitHolds(t *testing.T) {
 		t.Errorf("%d were inside at once, with a limit of 3", most)
 	}
 	testenv.Eventually(t, maxWait, "all slots are free again", func() bool {
-		s, err := replicas[0].Limits.Inspect(t.Context(), "three")
+		s, err := replicas[0].config.Limits.Inspect(t.Context(), "three")
 		return err == nil && len(s.Holders) == 0
 	})
 	c.noOverlaps(t)
@@ -124,14 +124,14 @@ func TestLimitThatIsNotThere(t *testing.T) {
 		t.Errorf("reported limit %v", got)
 	}
 	c.await(t, c.insert(t, "kind", "noop"), "succeeded") // the others go on
-	if err := r.Limits.Create(t.Context(), "later", 0); err != nil {
+	if err := r.config.Limits.Create(t.Context(), "later", 0); err != nil {
 		t.Fatal(err)
 	}
 	c.await(t, c.insert(t, "kind", "noop"), "succeeded")
 	if got := get[string](t, c, "SELECT status FROM onejob.tasks WHERE id = $1", id); got != "pending" {
 		t.Errorf("with 0 slots the task is %s", got)
 	}
-	if err := r.Limits.Resize(t.Context(), "later", 1); err != nil {
+	if err := r.config.Limits.Resize(t.Context(), "later", 1); err != nil {
 		t.Fatal(err)
 	}
 	c.await(t, id, "succeeded")
@@ -149,13 +149,13 @@ func TestKindWithALimit(t *testing.T) {
 		in.visit(20 * time.Millisecond)
 		return none{}, nil
 	})
-	change := func(w *worker.Worker) {
+	change := func(w *worker.Config) {
 		w.LimitSlots, w.KindLimits = map[string]int{"one": 1}, map[string]string{"visit": "one"}
 	}
 	c.limited(t, "a", k, change)
 	c.limited(t, "b", k, change)
 	c.exec(t, `INSERT INTO onejob.tasks (kind) SELECT 'visit' FROM generate_series(1, 30)`)
-	c.awaitAll(t, maxWait)
+	c.awaitAll(t, 5*maxWait)
 	if most := in.most.Load(); most != 1 {
 		t.Errorf("%d were inside at once, with a limit of 1", most)
 	}
@@ -183,13 +183,13 @@ func TestUnknownLimitsStarveNobody(t *testing.T) {
 			t.Parallel()
 			c := newCluster(t)
 			c.exec(t, `INSERT INTO onejob.tasks (kind, limit_name) SELECT 'noop', 'unknown-' || i FROM generate_series(1, $1) i`, test.unknown)
-			r := c.limited(t, "a", kinds(nil), func(w *worker.Worker) {
+			r := c.limited(t, "a", kinds(nil), func(w *worker.Config) {
 				if !test.lists {
 					w.Limits = unlisted{w.Limits}
 				}
 			})
 			r.logged(t, "limit_unknown")
-			if err := r.Limits.Create(t.Context(), "zzz", 1); err != nil {
+			if err := r.config.Limits.Create(t.Context(), "zzz", 1); err != nil {
 				t.Fatal(err)
 			}
 			id := c.insert(t, "kind, limit_name", "noop", "zzz")
@@ -216,7 +216,7 @@ func TestSlotOfADeadReplicaComesFree(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	began := make(chan string, 10)
-	change := func(w *worker.Worker) { w.LimitSlots = map[string]int{"one": 1} }
+	change := func(w *worker.Config) { w.LimitSlots = map[string]int{"one": 1} }
 	a := c.limited(t, "a", kinds(began), change)
 	id := c.insert(t, "kind, limit_name", "wait", "one")
 	<-began
@@ -238,7 +238,7 @@ func TestLimitWaitsForRoom(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	began := make(chan string, 10)
-	c.limited(t, "a", kinds(began), func(w *worker.Worker) {
+	c.limited(t, "a", kinds(began), func(w *worker.Config) {
 		w.Concurrency, w.Poll, w.LimitSlots = 2, "@every 1h", map[string]int{"many": 5}
 	})
 	plain := c.insert(t, "kind", "wait")
@@ -258,7 +258,7 @@ func TestLimitWaitsForRoom(t *testing.T) {
 	c.exec(t, "SELECT onejob.cancel($1)", plain)
 	c.await(t, late, "succeeded")
 	c.exec(t, "SELECT onejob.cancel(id) FROM onejob.tasks WHERE status = 'running'")
-	c.awaitAll(t, maxWait)
+	c.awaitAll(t, 5*maxWait)
 }
 
 // asked counts what a replica asks the database for.
@@ -301,12 +301,12 @@ func TestAuditBesideLimitedClaims(t *testing.T) {
 		runs.Add(1)
 		return none{}, nil
 	})
-	r := c.limited(t, "a", k, func(w *worker.Worker) { w.Store, w.LimitSlots = slow{w.Store}, map[string]int{"four": 4} })
+	r := c.limited(t, "a", k, func(w *worker.Config) { w.Store, w.LimitSlots = slow{w.Store}, map[string]int{"four": 4} })
 	const n = 400
 	for range n / 10 {
 		c.exec(t, `INSERT INTO onejob.tasks (kind, limit_name) SELECT 'count', 'four' FROM generate_series(1, 10)`)
 	}
-	c.awaitAll(t, 5*maxWait)
+	c.awaitAll(t, 10*maxWait)
 	if got := runs.Load(); got != n {
 		t.Errorf("%d tasks ran %d times", n, got)
 	}
@@ -325,9 +325,9 @@ func TestLimitsCostNothingUnused(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	var a asked
-	c.limited(t, "a", kinds(nil), func(w *worker.Worker) { a.Store, w.Store = w.Store, &a })
+	c.limited(t, "a", kinds(nil), func(w *worker.Config) { a.Store, w.Store = w.Store, &a })
 	c.exec(t, `INSERT INTO onejob.tasks (kind) SELECT 'noop' FROM generate_series(1, 5000)`)
-	c.awaitAll(t, maxWait)
+	c.awaitAll(t, 5*maxWait)
 	claims, limits := a.claims.Load(), a.limits.Load()
 	t.Logf("5000 tasks took %d claims, and %d questions for limits", claims, limits)
 	if limits > claims/2 {
@@ -354,13 +354,13 @@ func TestLimitHoldsOnRabbitMQ(t *testing.T) {
 		done := make(chan error, 1)
 		go func() { done <- limits.Run(ctx) }()
 		t.Cleanup(func() { cancel(); <-done })
-		c.replica(t, fmt.Sprint("r", i), k, func(w *worker.Worker) {
+		c.replica(t, fmt.Sprint("r", i), k, func(w *worker.Config) {
 			w.Limits, w.LimitSlots = limits, map[string]int{"two": 2}
 		})
 	}
 	in.hold.Store(2)
 	c.exec(t, `INSERT INTO onejob.tasks (kind, limit_name) SELECT 'visit', 'two' FROM generate_series(1, 60)`)
-	c.awaitAll(t, maxWait)
+	c.awaitAll(t, 5*maxWait)
 	if most := in.most.Load(); most != 2 {
 		t.Errorf("%d were inside at once, with a limit of 2", most)
 	}
@@ -375,7 +375,7 @@ func TestHandlerThatNeverReturns(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := newCluster(t)
-			slots := func(w *worker.Worker) {
+			slots := func(w *worker.Config) {
 				w.ShutdownGrace, w.LimitSlots = 10*time.Millisecond, map[string]int{"one": 1}
 			}
 			began, end := make(chan struct{}), make(chan struct{})

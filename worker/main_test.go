@@ -141,6 +141,7 @@ func (c *cluster) outcomes(t *testing.T, id int64) string {
 // A replica is one that runs inside the test.
 type replica struct {
 	*worker.Worker
+	config worker.Config
 	locks  *consul.Locker
 	store  *store.Store
 	events *observer.ObservedLogs
@@ -157,7 +158,7 @@ func (c *cluster) lockConfig() consul.Config {
 
 // replica runs a replica until the test ends. change, if not nil, may change
 // it before it starts.
-func (c *cluster) replica(t *testing.T, name string, kinds tasks.Kinds, change func(*worker.Worker)) *replica {
+func (c *cluster) replica(t *testing.T, name string, kinds tasks.Kinds, change func(*worker.Config)) *replica {
 	t.Helper()
 	r := c.begin(t, name, kinds, change)
 	r.ready(t)
@@ -165,7 +166,7 @@ func (c *cluster) replica(t *testing.T, name string, kinds tasks.Kinds, change f
 }
 
 // begin is replica, and does not wait for the session.
-func (c *cluster) begin(t *testing.T, name string, kinds tasks.Kinds, change func(*worker.Worker)) *replica {
+func (c *cluster) begin(t *testing.T, name string, kinds tasks.Kinds, change func(*worker.Config)) *replica {
 	t.Helper()
 	log, events := testenv.Logger(t)
 	cfg := c.lockConfig()
@@ -179,10 +180,13 @@ func (c *cluster) begin(t *testing.T, name string, kinds tasks.Kinds, change fun
 		t.Fatal(err)
 	}
 	r := &replica{locks: locks, store: s, events: events}
-	r.Worker = &worker.Worker{Store: s, Locks: locks, Kinds: kinds, Replica: name, LockDelay: cfg.LockDelay, Log: log,
+	r.config = worker.Config{Store: s, Locks: locks, Kinds: kinds, Replica: name, LockDelay: cfg.LockDelay, Log: log,
 		RetryBase: 10 * time.Millisecond, ShutdownGrace: 10 * time.Second}
 	if change != nil {
-		change(r.Worker)
+		change(&r.config)
+	}
+	if r.Worker, err = worker.New(r.config); err != nil {
+		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

@@ -24,15 +24,24 @@ import (
 // when its heartbeat was first seen: late, and never early. What was not seen, because
 // Postgres did not answer us, does not count.
 type members struct {
-	store Store
-	me    tasks.Replica // Session, Running, State and Kinds are filled in for each heartbeat
+	store memberStore
+	me    tasks.Replica // Session, Running, State, Kinds and Choices are filled in for each heartbeat
+
+	told announced // by the last heartbeat that was acknowledged; only beatOnce's own
 
 	mu   sync.Mutex
 	seen map[string]member // by session
 }
 
-// MemberStore keeps the cluster's list of replicas. *store.Store is one.
-type MemberStore interface {
+// announced is what a session's row says of the choices that payloads have. They may be
+// long, so heartbeats repeat them only after a change.
+type announced struct {
+	session string
+	serving *serving
+}
+
+// memberStore keeps the cluster's list of replicas.
+type memberStore interface {
 	ClusterID(context.Context) (string, error)
 	AdoptConsul(ctx context.Context, id string, sessions []string, foreign bool, by string, write func(ctx context.Context, id string) error) error
 	Join(ctx context.Context, id string, r tasks.Replica) error
@@ -154,43 +163,50 @@ func (w *Worker) beat(ctx context.Context) {
 }
 
 func (w *Worker) beatOnce(ctx context.Context) {
-	session := w.Locks.Session()
+	session := w.cfg.Locks.Session()
 	if session == "" {
 		w.watchReplicas(ctx)
 		return
 	}
+	s := w.serving.Load()
 	r := w.members.me
-	r.Session, r.Running, r.State, r.Kinds = session, w.running.attempts(), tasks.ReplicaWorking, w.serving.Load().kinds.Names()
-	if w.stopping.Load() {
+	r.Session, r.Running, r.State, r.Kinds = session, w.running.attempts(), tasks.ReplicaWorking, s.kinds.Names()
+	tell := announced{session, s}
+	if r.Choices = nil; tell != w.members.told {
+		r.Choices = s.choices
+	}
+	if w.shutdown.stopping.Load() {
 		r.State = tasks.ReplicaStopping
 	}
 	sent := boottime.Now()
-	list, err := w.Store.Beat(ctx, r)
+	list, err := w.cfg.Store.Beat(ctx, r)
 	if err != nil {
 		w.members.blind()
-		w.Log.Debug("heartbeat_unlisted", zap.String("session", session), zap.Error(err))
+		w.cfg.Log.Debug("heartbeat_unlisted", zap.String("session", session), zap.Error(err))
 		return
 	}
+	w.members.told = tell
 	if w.members.saw(list) {
 		notify(w.bereaved)
 	}
 	mine := slices.IndexFunc(list, func(r tasks.Replica) bool { return r.Session == session })
 	if mine < 0 || list[mine].State.Final() {
-		w.Log.Warn("declared_dead", zap.String("session", session))
-		w.Locks.Lose(session, errors.New("other replicas have declared this one dead: they heard no heartbeat"))
+		w.cfg.Log.Warn("declared_dead", zap.String("session", session))
+		w.cfg.Locks.Lose(session, errors.New("other replicas have declared this one dead: they heard no heartbeat"))
 		return
 	}
 	if !w.database.serves(list[mine].Server) {
 		w.database.doubt() // others may look at another server
 		return
 	}
-	w.Locks.Heard(session, sent)
+	w.measure(Measurement{What: MeasureHeartbeat, Took: boottime.Now().Sub(sent)})
+	w.cfg.Locks.Heard(session, sent)
 	// Consul's silence counts from when we first asked: not after that of the list.
 	var doubtful []string
 	for _, r := range w.members.silent(doubt) {
 		doubtful = append(doubtful, r.Session)
 	}
-	_, _ = w.Locks.Dead(ctx, doubtful)
+	_, _ = w.cfg.Locks.Dead(ctx, doubtful)
 	for _, r := range w.members.silent(lock.Silence) {
 		switch {
 		case r.Session == session:
@@ -206,7 +222,7 @@ func (w *Worker) beatOnce(ctx context.Context) {
 // silent for long. It is for when there is no session, and nobody to ask: a Consul that
 // was wiped is adopted only if no replica can be at work elsewhere.
 func (w *Worker) watchReplicas(ctx context.Context) {
-	list, err := w.Store.Replicas(ctx)
+	list, err := w.cfg.Store.Replicas(ctx)
 	if err != nil {
 		w.members.blind()
 		return
@@ -225,9 +241,9 @@ func (w *Worker) reportDeath(ctx context.Context, r tasks.Replica) {
 	if !w.database.unchanged(ctx, r.Server) {
 		return // it may have moved to another server, where its heartbeats count
 	}
-	how, err := w.Locks.End(ctx, r.Session, lock.Silence)
+	how, err := w.cfg.Locks.End(ctx, r.Session, lock.Silence)
 	if err != nil {
-		w.Log.Debug("replica_lookup_failed", zap.String("replica", r.Name), zap.String("session", r.Session), zap.Error(err))
+		w.cfg.Log.Debug("replica_lookup_failed", zap.String("replica", r.Name), zap.String("session", r.Session), zap.Error(err))
 	}
 	if err == nil && how != lock.Alive {
 		w.declareDead(ctx, r, how)
@@ -239,20 +255,20 @@ func (w *Worker) reportDeath(ctx context.Context, r tasks.Replica) {
 // here says nothing: it may be alive, and heard by an old primary. Consul alone must have
 // ended its session, by its own clock.
 func (w *Worker) reportDeathElsewhere(ctx context.Context, r tasks.Replica) {
-	if dead, err := w.Locks.Dead(ctx, []string{r.Session}); err == nil && len(dead) == 1 && w.database.unchanged(ctx, r.Server) {
+	if dead, err := w.cfg.Locks.Dead(ctx, []string{r.Session}); err == nil && len(dead) == 1 && w.database.unchanged(ctx, r.Server) {
 		w.declareDead(ctx, r, lock.Dead)
 	}
 }
 
 // declareDead notes a death on the list, unless there was a heartbeat meanwhile.
 func (w *Worker) declareDead(ctx context.Context, r tasks.Replica, end lock.End) {
-	how, err := w.Store.DeclareDead(ctx, r, end == lock.Stopped)
+	how, err := w.cfg.Store.DeclareDead(ctx, r, end == lock.Stopped)
 	if err != nil || how == "" {
 		return // the next heartbeat tells
 	}
 	w.members.ended(r.Session, how)
 	if how == tasks.ReplicaDead {
-		w.Log.Warn("replica_dead", zap.String("replica", r.Name), zap.String("session", r.Session), zap.String("host", r.Host), zap.Int("running", r.Running))
+		w.cfg.Log.Warn("replica_dead", zap.String("replica", r.Name), zap.String("session", r.Session), zap.String("host", r.Host), zap.Int("running", r.Running))
 	}
 	notify(w.bereaved)
 }

@@ -327,7 +327,7 @@ func TestShortOutagesLoseNoLease(t *testing.T) {
 func TestReplicasAreListed(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	r := c.replica(t, "a", kinds(nil), func(w *worker.Worker) { w.Version, w.Queues = "v1", []string{"default", "mail"} })
+	r := c.replica(t, "a", kinds(nil), func(w *worker.Config) { w.Version, w.Queues = "v1", []string{"default", "mail"} })
 	if got := get[string](t, c, "SELECT concat_ws(' ', version, array_to_string(queues, ','), concurrency, state, pid > 0) FROM onejob.replicas"); got != "v1 default,mail 32 working t" {
 		t.Errorf("the row is %q", got)
 	}

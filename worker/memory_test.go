@@ -92,7 +92,7 @@ SELECT 'carry', to_jsonb((SELECT string_agg(md5(random()::text || i || j), '') F
 		return none{}, nil
 	})
 	w := &weighed{held: map[int64]int{}}
-	c.replica(t, "a", k, func(r *worker.Worker) {
+	c.replica(t, "a", k, func(r *worker.Config) {
 		w.Store = r.Store
 		r.Store, r.Concurrency, r.PayloadMemory = w, n, memory
 	})

@@ -7,6 +7,7 @@ import (
 	"onejob/internal/testenv"
 	"onejob/store"
 	"onejob/tasks"
+	sqlkind "onejob/tasks/kinds/sql"
 	"onejob/worker"
 )
 
@@ -24,11 +25,11 @@ func TestReplicasBehindAPooler(t *testing.T) {
 				c.listenDSN = db.DSN
 			}
 			c.exec(t, "CREATE TABLE effects (task bigint)")
-			sql := func(w *worker.Worker) {
-				w.Kinds = tasks.Kinds{"noop": tasks.Noop{}, "sql": tasks.SQL{Store: w.Store.(*store.Store), Statements: map[string]tasks.Statement{
+			sql := func(w *worker.Config) {
+				w.Kinds = tasks.Kinds{"noop": tasks.Noop{}, "sql": statements(t, w.Store.(*store.Store), map[string]sqlkind.Statement{
 					"note":  {SQL: "INSERT INTO effects VALUES (current_setting('onejob.task_id')::bigint)"},
 					"given": {SQL: "INSERT INTO effects VALUES ($1)", Params: []string{"n"}},
-				}}}
+				})}
 			}
 			replicas := []*replica{c.replica(t, "a", tasks.Kinds{"noop": tasks.Noop{}}, sql), c.replica(t, "b", tasks.Kinds{"noop": tasks.Noop{}}, sql)}
 			const n = 300
@@ -67,10 +68,10 @@ func TestBrokenConnectionsUseUpNoAttempt(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.exec(t, "CREATE SEQUENCE tries")
-	r := c.replica(t, "a", tasks.Kinds{"noop": tasks.Noop{}}, func(w *worker.Worker) {
-		w.Kinds = tasks.Kinds{"sql": tasks.SQL{Store: w.Store.(*store.Store), Statements: map[string]tasks.Statement{
+	r := c.replica(t, "a", tasks.Kinds{"noop": tasks.Noop{}}, func(w *worker.Config) {
+		w.Kinds = tasks.Kinds{"sql": statements(t, w.Store.(*store.Store), map[string]sqlkind.Statement{
 			"crash": {SQL: "SELECT CASE WHEN nextval('tries') < 3 THEN pg_terminate_backend(pg_backend_pid()) END"},
-		}}}
+		})}
 	})
 	id := c.insert(t, "kind, payload, max_attempts", "sql", `{"statement": "crash"}`, 1)
 	c.await(t, id, "succeeded")

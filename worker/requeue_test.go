@@ -31,7 +31,7 @@ func TestTaskWhoseLockIsHeldWaitsLongerEachTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core, events := observer.New(zap.DebugLevel)
 		db := &requeueRecorder{}
-		w := Worker{Store: db, Log: zap.New(core), giveUp: t.Context(), writing: t.Context()}
+		w := Worker{cfg: Config{Store: db, Log: zap.New(core)}, shutdown: shutdown{giveUp: t.Context(), writing: t.Context()}}
 		task := &tasks.Task{ID: 7, LockKey: "k", Attempt: 1, Fence: 1}
 		for i, seconds := range []int{1, 2, 4, 8, 8, 8} {
 			w.requeue(task, fmt.Errorf("k: %w", lock.ErrHeld))

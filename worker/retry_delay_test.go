@@ -6,7 +6,7 @@ import (
 )
 
 func TestRetryDelayDoubles(t *testing.T) {
-	w := Worker{RetryBase: time.Second, RetryMax: time.Minute}
+	w := Worker{cfg: Config{RetryBase: time.Second, RetryMax: time.Minute}}
 	for attempt, full := range map[int]time.Duration{
 		1: time.Second, 2: 2 * time.Second, 3: 4 * time.Second, 6: 32 * time.Second,
 		7: time.Minute, 40: time.Minute, 64: time.Minute, 1000: time.Minute, // where it would not fit into a Duration, too

@@ -58,6 +58,13 @@ func (r *running) attempts() int {
 	return len(r.fences)
 }
 
+// load returns how many attempts are under way, and the bytes of payloads.
+func (r *running) load() (attempts, bytes int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.fences), r.bytes
+}
+
 // reserve reserves memory for payloads: up to n bytes, as long as no more than most
 // is held, and nothing at all if that leaves less than least. It returns how much.
 func (r *running) reserve(n, least, most int) int {

@@ -303,7 +303,7 @@ func TestRetention(t *testing.T) {
 	c.exec(t, `INSERT INTO onejob.attempts (fence, task_id, attempt, lock_key, replica, session, started_at, finished_at, outcome)
                SELECT nextval('onejob.fences'), id, 1, id::text, 'a', gen_random_uuid(), finished_at, finished_at, 'succeeded' FROM onejob.tasks`)
 	waiting := c.insert(t, "kind, run_at", "noop", time.Now().Add(-time.Hour*1000).Add(time.Hour*2000))
-	r := c.replica(t, "a", kinds(nil), func(w *worker.Worker) {
+	r := c.replica(t, "a", kinds(nil), func(w *worker.Config) {
 		w.KeepSucceeded, w.KeepFailed, w.RetentionEvery = time.Hour, 3*time.Hour, 100*time.Millisecond
 	})
 	testenv.Eventually(t, maxWait, "what is old is gone", func() bool {
@@ -438,7 +438,7 @@ func TestHeldSnapshotsAreLogged(t *testing.T) {
 		return int(tx.Conn().PgConn().PID())
 	}
 	pid := open()
-	r := c.replica(t, "a", kinds(nil), func(w *worker.Worker) { w.SnapshotAge = 50 * time.Millisecond })
+	r := c.replica(t, "a", kinds(nil), func(w *worker.Config) { w.SnapshotAge = 50 * time.Millisecond })
 	said := func(pid int) (n int) {
 		for _, e := range r.events.FilterMessage("snapshot_held").All() {
 			fields := e.ContextMap()
@@ -469,7 +469,7 @@ SELECT $2::int + i, $2::int + i, 1, $1, 'r' || i, gen_random_uuid(), now(), now(
   FROM generate_series(0, 1) i`, key, fence)
 	}
 	overlap("k", 1000)
-	r := c.replica(t, "a", kinds(nil), func(w *worker.Worker) { w.OverlapsEvery = 50 * time.Millisecond })
+	r := c.replica(t, "a", kinds(nil), func(w *worker.Config) { w.OverlapsEvery = 50 * time.Millisecond })
 	found := func() *observer.ObservedLogs { return r.events.FilterMessage("overlap_found") }
 	testenv.Eventually(t, maxWait, "the overlap is found", func() bool { return found().Len() > 0 })
 	if f := found().All()[0].ContextMap(); f["lock_key"] != "k" || f["fence"] != int64(1000) || f["by"] != "r0" || f["other_fence"] != int64(1001) || f["other_by"] != "r1" || f["total"] != int64(1) {

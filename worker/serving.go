@@ -10,14 +10,15 @@ import (
 // serving is what a replica serves. It does not change; Reload replaces it.
 type serving struct {
 	kinds   tasks.Kinds
-	slots   map[string]int      // of limits that are made when they are not there
-	limitOf map[string]string   // of kinds whose rows have one without naming it
-	none    []string            // kinds whose rows have no limit unless they name one
-	under   map[string][]string // kinds by the limit that their rows have unless they name one
+	choices map[string]map[string][]string // what their payloads can choose
+	slots   map[string]int                 // of limits that are made when they are not there
+	limitOf map[string]string              // of kinds whose rows have one without naming it
+	none    []string                       // kinds whose rows have no limit unless they name one
+	under   map[string][]string            // kinds by the limit that their rows have unless they name one
 }
 
 func newServing(kinds tasks.Kinds, slots map[string]int, limitOf map[string]string) *serving {
-	s := &serving{maps.Clone(kinds), maps.Clone(slots), maps.Clone(limitOf), nil, map[string][]string{}}
+	s := &serving{maps.Clone(kinds), kinds.Choices(), maps.Clone(slots), maps.Clone(limitOf), nil, map[string][]string{}}
 	for _, kind := range kinds.Names() {
 		if name := limitOf[kind]; name == "" {
 			s.none = append(s.none, kind)
@@ -31,7 +32,7 @@ func newServing(kinds tasks.Kinds, slots map[string]int, limitOf map[string]stri
 // Reload replaces Kinds, LimitSlots and KindLimits while the worker runs. Attempts
 // that have begun are not touched. A task that was claimed for a kind that is gone is
 // requeued without using up an attempt. Reload returns an error, and changes nothing,
-// if there are no kinds. Call it after Init.
+// if there are no kinds.
 func (w *Worker) Reload(kinds tasks.Kinds, slots map[string]int, kindLimits map[string]string) error {
 	if len(kinds) == 0 {
 		return errors.New("worker: at least one of Kinds is required")

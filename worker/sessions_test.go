@@ -39,7 +39,7 @@ func TestAbandonedTasksAreLookedForWhenSessionsChange(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	seen := &lookingStore{}
-	c.replica(t, "seen", tasks.Kinds{"noop": tasks.Noop{}}, func(w *worker.Worker) { seen.Store, w.Store = w.Store, seen })
+	c.replica(t, "seen", tasks.Kinds{"noop": tasks.Noop{}}, func(w *worker.Config) { seen.Store, w.Store = w.Store, seen })
 
 	quiet := func() {
 		testenv.Eventually(t, maxWait, "four seconds without a look", func() bool {

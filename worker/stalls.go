@@ -26,11 +26,15 @@ type stalls struct {
 	at   time.Time // the end of the last stall
 }
 
-// watch notes stalls until ctx ends.
-func (s *stalls) watch(ctx context.Context) {
+// watch notes stalls until ctx ends, and reports how late each of its timers was.
+func (s *stalls) watch(ctx context.Context, report func(late time.Duration)) {
 	for ctx.Err() == nil {
+		began := time.Now()
 		s.look()
 		sleep(ctx, stallTick)
+		if ctx.Err() == nil {
+			report(max(0, time.Since(began)-stallTick))
+		}
 	}
 }
 

@@ -46,7 +46,7 @@ func TestStallsAreHeldAgainstTheTask(t *testing.T) {
 		{true, 0, 2, tasks.StatusFailed},
 		{true, 1, 1, tasks.StatusFailed},
 	} {
-		w := Worker{MaxCrashes: 3, Replica: "r"}
+		w := Worker{cfg: Config{MaxCrashes: 3, Replica: "r"}}
 		if test.stalled {
 			w.stalls.tick = time.Now().Add(-time.Minute)
 		}

@@ -26,7 +26,7 @@ const (
 
 // Supervise is the main of a program of your own: what it returns is the exit code. The
 // process that was started becomes a supervisor. It starts this program once more as the
-// working process, which calls work; work makes a [Worker] and hands it to
+// working process, which calls work; work makes a [Config] and hands it to
 // [Process.Run]. When the working process crashes, the supervisor kills everything that
 // it left behind, makes its death known, so that its tasks are taken over at once, and
 // starts the next one. It passes signals on; SIGINT and SIGTERM end the context of work.
@@ -87,36 +87,37 @@ type Process struct {
 	dead []string
 }
 
-// Run runs w as Worker.Run does; w.Process is set. Before that it kills what commands of
+// Run makes a Worker of cfg, whose Process it sets, and runs it as Worker.Run does. Before that it kills what commands of
 // dead replicas have left running on this machine. In a process that the supervisor has
-// started to make deaths known it uses nothing of w but its Store, its Locks and its Log,
+// started to make deaths known it uses nothing of cfg but its Store, its Locks and its Log,
 // and returns when both know.
-func (p *Process) Run(ctx context.Context, w *Worker) error {
+func (p *Process) Run(ctx context.Context, cfg Config) error {
 	if p.dead != nil {
-		locks, ok := w.Locks.(interface {
+		locks, ok := cfg.Locks.(interface {
 			ReportDeath(ctx context.Context, process string) ([]string, error)
 		})
 		if !ok {
 			return errors.New("worker: these Locks cannot end what a dead process held")
 		}
-		log := w.Log
+		log := cfg.Log
 		if log == nil {
 			log = logging.Stderr()
 		}
-		supervisor.ReportDeath(ctx, log, p.dead, w.Store.DeclareProcessDead, locks.ReportDeath, p.self.Ready)
+		supervisor.ReportDeath(ctx, log, p.dead, cfg.Store.DeclareProcessDead, locks.ReportDeath, p.self.Ready)
 		return nil
 	}
-	w.Process = p.self.Process
-	if err := w.Init(); err != nil {
+	cfg.Process = p.self.Process
+	w, err := New(cfg)
+	if err != nil {
 		return err
 	}
-	supervisor.Sweep(w.Log)
+	supervisor.Sweep(w.cfg.Log)
 	watching, stop := context.WithCancel(ctx)
 	defer stop()
 	go func() {
 		for watching.Err() == nil {
-			changed := w.Locks.Changed()
-			if w.Locks.Session() != "" {
+			changed := cfg.Locks.Changed()
+			if cfg.Locks.Session() != "" {
 				p.self.Ready()
 				return
 			}

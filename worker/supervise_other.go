@@ -23,4 +23,4 @@ func Supervise(*zap.Logger, func(context.Context, *Process) error) (exitCode int
 type Process struct{}
 
 // Run returns an error.
-func (*Process) Run(context.Context, *Worker) error { return errLinux }
+func (*Process) Run(context.Context, Config) error { return errLinux }

@@ -61,16 +61,16 @@ func (r *reported) forget(name string) {
 // reportUnknown reports kinds that wait for a replica that knows them.
 func (w *Worker) reportUnknown(ctx context.Context) {
 	known := w.serving.Load().kinds.Names()
-	kinds, err := w.Store.UnknownKinds(ctx, known)
+	kinds, err := w.cfg.Store.UnknownKinds(ctx, known)
 	if err != nil {
 		return // claim_failed reports a database that is unavailable
 	}
 	for _, k := range kinds {
 		switch logOutcome, more := w.unknownKinds.first(k); {
 		case logOutcome:
-			w.Log.Warn("kind_unknown", zap.String("kind", k), zap.Strings("known", known))
+			w.cfg.Log.Warn("kind_unknown", zap.String("kind", k), zap.Strings("known", known))
 		case more:
-			w.Log.Warn("kinds_unknown", zap.Int("reported", maxReported), zap.Int("unknown", len(kinds)))
+			w.cfg.Log.Warn("kinds_unknown", zap.Int("reported", maxReported), zap.Int("unknown", len(kinds)))
 		}
 	}
 }
@@ -90,8 +90,8 @@ func (w *Worker) reportUnknownName(t *tasks.Task, err error) {
 	}
 	switch logOutcome, more := w.unknownNames.first(t.Kind + "\x00" + name); {
 	case logOutcome:
-		w.Log.Warn("name_unknown", fields(t, zap.String("name", name), zap.Error(err))...)
+		w.cfg.Log.Warn("name_unknown", fields(t, zap.String("name", name), zap.Error(err))...)
 	case more:
-		w.Log.Warn("names_unknown", zap.Int("reported", maxReported))
+		w.cfg.Log.Warn("names_unknown", zap.Int("reported", maxReported))
 	}
 }

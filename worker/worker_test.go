@@ -20,6 +20,9 @@ import (
 	"onejob/lock/consul"
 	"onejob/store"
 	"onejob/tasks"
+	execkind "onejob/tasks/kinds/exec"
+	httpkind "onejob/tasks/kinds/http"
+	sqlkind "onejob/tasks/kinds/sql"
 	"onejob/worker"
 )
 
@@ -218,14 +221,18 @@ func TestNamesThatAReplicaLacksWaitForOneThatKnowsThem(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(db.Close)
-	configured := func(commands map[string]tasks.Command, statements map[string]tasks.Statement, allow ...string) tasks.Kinds {
-		call, err := tasks.NewHTTP(tasks.HTTPConfig{Allow: allow})
+	configured := func(commands map[string]execkind.Command, byName map[string]sqlkind.Statement, allow ...string) tasks.Kinds {
+		call, err := httpkind.New(httpkind.Config{Allow: allow})
 		if err != nil {
 			t.Fatal(err)
 		}
-		return tasks.Kinds{"noop": tasks.Noop{}, "exec": tasks.Exec{Commands: commands}, "sql": tasks.SQL{Statements: statements, Store: db}, "http": call}
+		exec, err := execkind.New(execkind.Config{Commands: commands})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return tasks.Kinds{"noop": tasks.Noop{}, "exec": exec, "sql": statements(t, db, byName), "http": call}
 	}
-	old := c.replica(t, "old", configured(map[string]tasks.Command{"known": {Path: "/bin/true"}}, nil), nil)
+	old := c.replica(t, "old", configured(map[string]execkind.Command{"known": {Path: "/bin/true"}}, nil), nil)
 
 	var ids []int64
 	for range 5 { // one attempt each: a single one that counts fails the task
@@ -244,8 +251,8 @@ func TestNamesThatAReplicaLacksWaitForOneThatKnowsThem(t *testing.T) {
 	}
 	c.await(t, c.insert(t, "kind, payload", "exec", `{"command": "known"}`), "succeeded")
 
-	c.replica(t, "new", configured(map[string]tasks.Command{"new": {Path: "/bin/true"}},
-		map[string]tasks.Statement{"new": {SQL: "INSERT INTO effects SELECT current_setting('onejob.task_id')"}}, server.URL), nil)
+	c.replica(t, "new", configured(map[string]execkind.Command{"new": {Path: "/bin/true"}},
+		map[string]sqlkind.Statement{"new": {SQL: "INSERT INTO effects SELECT current_setting('onejob.task_id')"}}, server.URL), nil)
 	// The old one may claim a task again, and puts it back for up to 30 s each time.
 	testenv.Eventually(t, 5*maxWait, "the new one has done all", func() bool {
 		return get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE id = ANY ($1) AND status = 'succeeded'", ids) == len(ids)
@@ -283,7 +290,7 @@ func TestOnlySoManyUnknownNamesAreReported(t *testing.T) {
 	c := newCluster(t)
 	c.exec(t, "INSERT INTO onejob.tasks (kind, payload) SELECT 'exec', jsonb_build_object('command', 'c' || i || repeat('x', 1000)) FROM generate_series(1, 400) i")
 	c.exec(t, "INSERT INTO onejob.tasks (kind) SELECT 'k' || i FROM generate_series(1, 20000) i")
-	r := c.replica(t, "a", tasks.Kinds{"noop": tasks.Noop{}, "exec": tasks.Exec{}}, nil)
+	r := c.replica(t, "a", tasks.Kinds{"noop": tasks.Noop{}, "exec": new(execkind.Kind)}, nil)
 	if f := r.logged(t, "kinds_unknown"); f["unknown"] != int64(20000) {
 		t.Errorf("kinds_unknown: %v", f)
 	}
@@ -368,7 +375,7 @@ func TestPrioritiesAndQueues(t *testing.T) {
 	high := c.insert(t, "kind, priority", "note", 5)
 	future := c.insert(t, "kind, priority, run_at", "note", 100, time.Now().Add(time.Hour))
 	elsewhere := c.insert(t, "kind, queue", "note", "other")
-	r := c.replica(t, "a", k, func(w *worker.Worker) { w.Concurrency, w.Queues = 1, []string{"default"} })
+	r := c.replica(t, "a", k, func(w *worker.Config) { w.Concurrency, w.Queues = 1, []string{"default"} })
 	c.await(t, low, "succeeded")
 	if err := r.stop(); err != nil {
 		t.Fatal(err)
@@ -390,7 +397,7 @@ func TestClaimsNoMoreThanItCanStart(t *testing.T) {
 	c := newCluster(t)
 	began := make(chan string, 10)
 	c.exec(t, "INSERT INTO onejob.tasks (kind) SELECT 'wait' FROM generate_series(1, 10)")
-	c.replica(t, "a", kinds(began), func(w *worker.Worker) { w.Concurrency = 2; w.ShutdownGrace = time.Millisecond })
+	c.replica(t, "a", kinds(began), func(w *worker.Config) { w.Concurrency = 2; w.ShutdownGrace = time.Millisecond })
 	<-began
 	<-began
 	if n := get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status = 'running'"); n != 2 {
@@ -405,7 +412,7 @@ func TestSharedLockKeysDoNotHideOtherTasks(t *testing.T) {
 	c.exec(t, "INSERT INTO onejob.tasks (kind, lock_key) SELECT 'wait', 'busy' FROM generate_series(1, 500)")
 	free := c.insert(t, "kind", "noop")
 	own := c.insert(t, "kind, lock_key", "noop", "quiet")
-	c.replica(t, "a", kinds(began), func(w *worker.Worker) { w.ShutdownGrace = time.Millisecond })
+	c.replica(t, "a", kinds(began), func(w *worker.Config) { w.ShutdownGrace = time.Millisecond })
 	<-began
 	c.await(t, free, "succeeded")
 	c.await(t, own, "succeeded")
@@ -417,7 +424,7 @@ func TestSharedLockKeysDoNotHideOtherTasks(t *testing.T) {
 func TestWorksWithoutNotifications(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	c.replica(t, "a", kinds(nil), func(w *worker.Worker) { w.PollOnly = true })
+	c.replica(t, "a", kinds(nil), func(w *worker.Config) { w.PollOnly = true })
 	c.await(t, c.insert(t, "kind", "noop"), "succeeded")
 }
 
@@ -425,7 +432,7 @@ func TestNotificationsSaveTheWait(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	began := make(chan string, 10)
-	r := c.replica(t, "a", kinds(began), func(w *worker.Worker) { w.Poll = "@every 10m" })
+	r := c.replica(t, "a", kinds(began), func(w *worker.Config) { w.Poll = "@every 10m" })
 	// The first poll was at the start; from now on only notifications wake it.
 	c.await(t, c.insert(t, "kind", "noop"), "succeeded")
 	id := c.insert(t, "kind", "wait")
@@ -492,11 +499,11 @@ func TestSQLTakesEffectExactlyOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(db.Close)
-	r := c.replica(t, "a", tasks.Kinds{"sql": tasks.SQL{Store: db, Statements: map[string]tasks.Statement{
+	r := c.replica(t, "a", tasks.Kinds{"sql": statements(t, db, map[string]sqlkind.Statement{
 		"note":  {SQL: "INSERT INTO effects SELECT current_setting('onejob.task_id')::bigint, current_setting('onejob.fence')::bigint, $1", Params: []string{"note"}},
 		"typed": {SQL: "INSERT INTO effects (task) VALUES ($1::int)", Params: []string{"n"}},
 		"slow":  {SQL: "WITH wait AS (SELECT pg_sleep(0.5)) INSERT INTO effects SELECT 0, 0, 'slow' FROM wait"},
-	}}}, nil)
+	})}, nil)
 
 	id := c.insert(t, "kind, payload", "sql", `{"statement": "note", "params": {"note": "it's done"}}`)
 	c.await(t, id, "succeeded")
@@ -566,15 +573,22 @@ func TestManyTasksInOneProcess(t *testing.T) {
 }
 
 func TestBadFieldsAreRefused(t *testing.T) {
-	for _, w := range []*worker.Worker{
-		{},
-		{Kinds: k0()},
-	} {
-		if err := w.Run(t.Context()); err == nil {
-			t.Errorf("Run of %+v: no error", w)
+	for _, c := range []worker.Config{{}, {Kinds: k0()}} {
+		if _, err := worker.New(c); err == nil {
+			t.Errorf("New(%+v): no error", c)
 		}
 	}
 	if _, err := worker.ParsePoll("every second"); err == nil {
 		t.Error("ParsePoll of nonsense: no error")
 	}
+}
+
+// statements returns the kind that runs them.
+func statements(t *testing.T, db *store.Store, byName map[string]sqlkind.Statement) *sqlkind.Kind {
+	t.Helper()
+	k, err := sqlkind.New(sqlkind.Config{Statements: byName}, db)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k
 }

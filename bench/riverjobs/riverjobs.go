@@ -3,6 +3,7 @@
 package riverjobs
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -17,6 +18,13 @@ import (
 type Config struct {
 	DSN     string // of Postgres
 	Default bool   // River's default settings instead of Bulk's
+
+	// Lock is called around the work of each job of kind "noop", to keep others from the same
+	// job: what a team adds that wants onejob's promise of River. Nil for none.
+	Lock func(ctx context.Context, id int64, work func(context.Context) error) error
+
+	// Workers is how many jobs run at once; zero means BulkMaxWorkers.
+	Workers int
 
 	// Started is called when a job of kind "stamp" starts, with what the job
 	// was inserted with.
@@ -42,9 +50,18 @@ type NoopArgs struct{}
 // Kind implements river.JobArgs.
 func (NoopArgs) Kind() string { return "noop" }
 
-type noopWorker struct{ river.WorkerDefaults[NoopArgs] }
+type noopWorker struct {
+	river.WorkerDefaults[NoopArgs]
+	lock func(ctx context.Context, id int64, work func(context.Context) error) error
+}
 
-func (noopWorker) Work(context.Context, *river.Job[NoopArgs]) error { return nil }
+func (w noopWorker) Work(ctx context.Context, job *river.Job[NoopArgs]) error {
+	nothing := func(context.Context) error { return nil }
+	if w.lock == nil {
+		return nothing(ctx)
+	}
+	return w.lock(ctx, job.ID, nothing)
+}
 
 // StampArgs is a job that tells when it starts.
 type StampArgs struct {
@@ -72,12 +89,12 @@ func Run(ctx context.Context, c Config) error {
 	}
 	defer pool.Close()
 	workers := river.NewWorkers()
-	river.AddWorker(workers, noopWorker{})
+	river.AddWorker(workers, noopWorker{lock: c.Lock})
 	if c.Started != nil {
 		river.AddWorker(workers, stampWorker{started: c.Started})
 	}
 	config := &river.Config{
-		Queues:  map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: BulkMaxWorkers}},
+		Queues:  map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: cmp.Or(c.Workers, BulkMaxWorkers)}},
 		Workers: workers,
 	}
 	if !c.Default {

@@ -21,6 +21,7 @@ import (
 	"onejob/lock/consul"
 	"onejob/store"
 	"onejob/tasks"
+	"onejob/tasks/schedule"
 	"onejob/worker"
 )
 
@@ -55,7 +56,7 @@ func BenchmarkSchedules(b *testing.B) {
 				made := each(b, len(due), func() error {
 					d := due[at]
 					at++
-					s, err := tasks.ParseSchedule(d.Cron, d.Zone)
+					s, err := schedule.Parse(d.Cron, d.Zone)
 					if err != nil {
 						return err
 					}
@@ -193,7 +194,7 @@ const wal = `SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::float8`
 
 // BenchmarkRequests measures the processor time of requests that carry one item
 // each, one after the other: a claim or a completion in Postgres, a lock or a release
-// in Consul, and what this process does for it. requests in fit.go rests on it.
+// in Consul, and what this process does for it.
 func BenchmarkRequests(b *testing.B) {
 	const n = 2_000
 	db := database(b, nil)
@@ -359,7 +360,8 @@ func startReplicas(b *testing.B, db *store.Store, server *servers.Consul, n int)
 		own, err := store.Open(store.Config{DSN: db.Pool().Config().ConnString()})
 		check(b, err)
 		l := newLocker(b, server, i+1)
-		w := &worker.Worker{Store: own, Locks: l, Kinds: kinds, Limits: l.Semaphores(), Log: zap.NewNop()}
+		w, err := worker.New(worker.Config{Store: own, Locks: l, Kinds: kinds, Limits: l.Semaphores(), Log: zap.NewNop()})
+		check(b, err)
 		running.Go(func() {
 			defer own.Close()
 			check(b, w.Run(ctx))

@@ -33,17 +33,28 @@ type Report struct {
 	UnexpectedEnds     int        `json:"unexpected_ends"`       // attempts and tasks that ended otherwise than they were made to, and no fault explains it
 	Overstays          int        `json:"overstays"`             // attempts that went on after their timeout, or after a cancel
 	LateTakeOvers      int        `json:"late_takeovers"`        // rows that a dead replica kept for too long
+	Misrouted          int        `json:"misrouted"`             // claims by replicas that do not serve the row's queue
+	UniqueBroken       int        `json:"unique_broken"`         // two tasks with one unique key at once, and INSERTs that were declined without one
+	OutputsWrong       int        `json:"outputs_wrong"`         // tasks whose output lacks its head or its tail
+	LateEnds           int        `json:"late_ends"`             // attempts that went on after the deadline of their lease for longer than a guard takes to kill
 	Refused            int        `json:"refused"`               // writes that were refused; above zero where the fence was needed
 	FrozenHTTPInFlight int        `json:"frozen_http_in_flight"` // http attempts beside their successor, their replica being frozen
 	FrozenGoInFlight   int        `json:"frozen_go_in_flight"`   // the same for Go handlers, which did nothing meanwhile
 	Overrides          int        `json:"two_hands"`             // overlaps that an operator made by ending a session and resetting its row, see history.overrides
+	Unguarded          int        `json:"one_hand"`              // overlaps with an outsider, whose only guard a fault took away, see history.unguarded
 	Repeated           int        `json:"repeated"`              // tasks that did all their work more than once, as at-least-once allows
-	Stays              int        `json:"stays"`                 // attempts that the observer saw
+	Expired            int        `json:"expired"`               // tasks that retention deleted, as their rows asked for
+	Stays              int        `json:"stays"`                 // attempts that the observer saw, and commands of outsiders
+	Outsiders          int        `json:"outsiders"`             // those of them that were commands of outsiders
 	RowsOfTheDead      int        `json:"rows_of_the_dead"`      // that were in the hands of a replica when it was killed alone
 	TakeOvers          []TakeOver `json:"-"`
 
 	Steps   map[string]int `json:"steps"`   // by rules of package lifecycle
 	Excused map[string]int `json:"excused"` // what would be a violation but for a fault that explains it
+
+	Lateness Lateness           `json:"lateness"` // of ends, after the deadlines of leases
+	Slack    Slack              `json:"slack"`    // between one attempt and the next of its lock key
+	Excuses  map[string]*Excuse `json:"excuses"`  // times that are not held against anybody, by their names
 
 	Violations []string `json:"violations"` // the first ones, in words
 }
@@ -60,7 +71,7 @@ type TakeOver struct {
 // Violated reports whether something happened that must not.
 func (v *Report) Violated() bool {
 	return v.Overlaps+v.FencesRepeated+v.LimitExcesses+v.Lost+v.DoubleSuccess+v.DoubleEffect+v.DoubleStatements+v.DoubleRunning+
-		v.IllegalSteps+v.UnexpectedEnds+v.Overstays+v.LateTakeOvers+
+		v.IllegalSteps+v.UnexpectedEnds+v.Overstays+v.LateTakeOvers+v.LateEnds+v.Misrouted+v.UniqueBroken+v.OutputsWrong+
 		v.StaleAccepted+v.OccurrencesMissing+v.OccurrencesDoubled+v.OccurrencesWrong+v.Starved+v.Unlocked+v.Spent+v.Spoiled > 0
 }
 
@@ -76,8 +87,12 @@ func (v *Report) violation(count *int, format string, a ...any) {
 // Checker says what the evidence says.
 func Check(e Evidence) *Report {
 	h := newHistory(e.withoutHostile())
-	v := &Report{Refused: e.Refused, Stays: len(h.attempts), Violations: []string{}, Steps: map[string]int{}, Excused: map[string]int{}}
+	v := &Report{Refused: e.Refused, Stays: len(h.attempts), Outsiders: len(h.outsiders),
+		Violations: []string{}, Steps: map[string]int{}, Excused: map[string]int{}, Excuses: map[string]*Excuse{}}
 	h.overlaps(v)
+	h.lateEnds(v)
+	h.silenced(v)
+	h.slack(v)
 	h.fences(v)
 	h.stale(v)
 	h.limits(v)
@@ -88,6 +103,12 @@ func Check(e Evidence) *Report {
 		h.statementsAtOnce(v)
 		h.spent(v)
 		h.function(v).checkAll(v)
+		h.misrouted(v)
+		h.uniqueKeys(v)
+		h.retention(v)
+	}
+	for _, task := range h.BadOutputs {
+		v.violation(&v.OutputsWrong, "output: task %d succeeded, and its output lacks the head or the tail", task)
 	}
 	h.unlocked(v)
 	h.occurrences(v)
@@ -99,15 +120,16 @@ func Check(e Evidence) *Report {
 // history is the evidence, in the order in which it is needed.
 type history struct {
 	Evidence
-	attempts []*attempt         // by when they began
-	byFence  map[int64]*attempt // of those that the observer, or an effect, shows
-	byTask   map[int64][]*attempt
-	byKey    map[string][]*attempt
-	holder   map[int64]string // replica, by fence
-	frozen   map[string][]span
-	touched  map[int64]map[string]bool // what was done to a task's row by hand
-	deleted  map[int64]bool            // rows that an operator deleted
-	again    map[int64]int             // how often an operator made a row pending that had succeeded
+	attempts  []*attempt          // by when they began
+	byFence   map[int64]*attempt  // of those that the observer, or an effect, shows
+	outsiders map[string]*attempt // commands that are no tasks', by name
+	byTask    map[int64][]*attempt
+	byKey     map[string][]*attempt
+	holder    map[int64]string // replica, by fence
+	frozen    map[string][]span
+	touched   map[int64]map[string]bool // what was done to a task's row by hand
+	deleted   map[int64]bool            // rows that an operator deleted
+	again     map[int64]int             // how often an operator made a row pending that had succeeded
 }
 
 // attempt is one attempt's time inside, in one piece: from when the first of its
@@ -125,7 +147,7 @@ func (s span) meets(o span) bool { return s.begin < o.end && o.begin < s.end }
 func (s span) covers(o span) bool { return s.begin <= o.begin && o.end <= s.end }
 
 func newHistory(e Evidence) *history {
-	h := &history{Evidence: e, byFence: map[int64]*attempt{}, byTask: map[int64][]*attempt{}, byKey: map[string][]*attempt{},
+	h := &history{Evidence: e, byFence: map[int64]*attempt{}, outsiders: map[string]*attempt{}, byTask: map[int64][]*attempt{}, byKey: map[string][]*attempt{},
 		holder: map[int64]string{}, frozen: map[string][]span{},
 		touched: map[int64]map[string]bool{}, deleted: map[int64]bool{}, again: map[int64]int{}}
 	for _, t := range e.Touched {
@@ -182,9 +204,16 @@ func newHistory(e Evidence) *history {
 		a.Replica = cmp.Or(a.Replica, h.holder[a.Fence])
 		h.attempts = append(h.attempts, a)
 	}
-	slices.SortFunc(h.attempts, func(a, b *attempt) int { return cmp.Or(cmp.Compare(a.begin, b.begin), cmp.Compare(a.Fence, b.Fence)) })
+	for _, a := range h.outsiders {
+		h.attempts = append(h.attempts, a)
+	}
+	slices.SortFunc(h.attempts, func(a, b *attempt) int {
+		return cmp.Or(cmp.Compare(a.begin, b.begin), cmp.Compare(a.Fence, b.Fence), cmp.Compare(a.Outsider, b.Outsider))
+	})
 	for _, a := range h.attempts {
-		h.byTask[a.Task] = append(h.byTask[a.Task], a)
+		if a.Outsider == "" {
+			h.byTask[a.Task] = append(h.byTask[a.Task], a)
+		}
 		h.byKey[a.Key] = append(h.byKey[a.Key], a)
 	}
 	return h
@@ -198,9 +227,16 @@ func (h *history) add(s observer.Stay) {
 		s.End = never
 	}
 	a := h.byFence[s.Fence]
+	if s.Outsider != "" {
+		a = h.outsiders[s.Outsider]
+	}
 	if a == nil {
 		a = &attempt{Claim: s.Claim, span: span{s.Begin, s.End}}
-		h.byFence[s.Fence] = a
+		if s.Outsider != "" {
+			h.outsiders[s.Outsider] = a
+		} else {
+			h.byFence[s.Fence] = a
+		}
 	}
 	a.begin, a.end = min(a.begin, s.Begin), max(a.end, s.End)
 	if s.Part == "" {
@@ -235,10 +271,13 @@ func (h *history) overlaps(v *Report) {
 			for _, a := range inside {
 				both := span{b.begin, min(a.end, b.end)}
 				switch {
-				case a.Fence < b.Fence && h.frozenDuring(a, both):
+				case (a.Fence < b.Fence || b.Outsider != "") && h.frozenDuring(a, both):
 					v.countFrozen(a)
-				case h.overrides(a, b):
+					h.thaws(v, a, both.end)
+				case h.overrides(v, a, b, both):
 					v.Overrides++
+				case h.unguarded(v, a, b, both):
+					v.Unguarded++
 				default:
 					v.violation(&v.Overlaps, "overlap: lock key %s: %s and %s were inside at once for %v", key, a, b, both.end.Sub(both.begin))
 				}
@@ -252,6 +291,9 @@ func (h *history) overlaps(v *Report) {
 func (h *history) fences(v *Report) {
 	first := map[int64]observer.Claim{}
 	for _, s := range h.Stays {
+		if s.Outsider != "" {
+			continue
+		}
 		was, known := first[s.Fence]
 		if !known {
 			first[s.Fence] = s.Claim
@@ -267,17 +309,70 @@ func (h *history) fences(v *Report) {
 // replica began, both ended the session of a's replica and made a's row pending
 // by hand. The session's end frees the key after the lock-delay, which is shorter
 // than the lease of a replica that cannot hear of it; the running row keeps
-// others out until that is over, and he has taken it away.
-func (h *history) overrides(a, b *attempt) bool {
-	if a.Replica == b.Replica || a.Fence > b.Fence {
+// others out until that is over, and he has taken it away. It is no excuse after the
+// time that the lease had left.
+func (h *history) overrides(v *Report, a, b *attempt, both span) bool {
+	if a.Replica == b.Replica || a.Fence > b.Fence || a.Outsider != "" || b.Outsider != "" {
 		return false
 	}
 	reset := slices.ContainsFunc(h.Transitions, func(t Transition) bool { // or deleted
 		return t.Fence == a.Fence && t.From == running && t.By == Operator && t.At < b.begin
 	})
-	return reset && slices.ContainsFunc(h.Marks, func(m observer.Mark) bool {
-		return slices.Contains(completions, m.Kind) && m.Target == a.Replica && a.begin < m.Begin && m.Begin < b.begin
-	})
+	if !reset {
+		return false
+	}
+	for _, m := range h.Marks {
+		if slices.Contains(completions, m.Kind) && m.Target == a.Replica && a.begin < m.Begin && m.Begin < b.begin && h.restOfLease(v, "two_hands", sessionLost(m), both) {
+			return true
+		}
+	}
+	return false
+}
+
+// guardsGone are the faults by which a lock key is free although its holder does not know
+// yet. Tasks have their rows beside it.
+var guardsGone = []string{KeyDelete, ConsulRestore, ConsulWiped}
+
+// unguarded reports whether a fault took the key of a away before b began, where one of them
+// has no row: the key was all that kept them apart. It is no excuse after the time that the
+// lease had left.
+func (h *history) unguarded(v *Report, a, b *attempt, both span) bool {
+	if a.Outsider == "" && b.Outsider == "" {
+		return false
+	}
+	for _, m := range h.Marks {
+		if !slices.Contains(guardsGone, m.Kind) && !(slices.Contains(completions, m.Kind) && m.Target == a.Replica) {
+			continue
+		}
+		end := sessionLost(m)
+		if a.begin < end && m.Begin < b.begin && h.restOfLease(v, "one_hand", end, both) {
+			return true
+		}
+	}
+	return false
+}
+
+// sessionLost returns when a fault had done what takes a lock from its holder. A replica that
+// cannot hear of that is black-holed before the mark begins, and until it ends.
+func sessionLost(m observer.Mark) observer.Time {
+	switch {
+	case m.Kind == SessionUnheard:
+		return m.Begin
+	case m.End == 0:
+		return never
+	}
+	return m.End
+}
+
+// restOfLease reports whether an overlap was over when a lease had ended that nobody could
+// keep alive after a moment, and notes how long it took.
+func (h *history) restOfLease(v *Report, name string, lost observer.Time, both span) bool {
+	bound := longestLease + killing
+	if lost == never || both.end > lost.Add(bound+h.late(span{lost, both.end})) {
+		return lost == never
+	}
+	v.measure(name, max(0, both.end.Sub(lost)), bound)
+	return true
 }
 
 // stale looks at those whom the observer turned away because somebody with a
@@ -288,6 +383,7 @@ func (h *history) stale(v *Report) {
 		a.Replica = cmp.Or(a.Replica, h.holder[a.Fence])
 		if h.frozenDuring(a, span{s.At, s.At}) {
 			v.countFrozen(a)
+			h.thaws(v, a, s.At)
 			continue
 		}
 		v.violation(&v.Overlaps, "overlap: lock key %s: %s came at %s, after somebody with a higher fence", s.Key, a, clock(s.At))
@@ -319,8 +415,11 @@ func (h *history) limits(v *Report) {
 				continue
 			}
 			inside[s.who] = true
-			if len(inside) > slots {
-				v.violation(&v.LimitExcesses, "limit %s: %d inside of %d at %s: %v", name, len(inside), slots, clock(s.at), slices.Collect(maps.Keys(inside)))
+			if len(inside) <= slots && len(h.Resizes) == 0 {
+				continue
+			}
+			if most := h.slotsAt(name, slots, s.at); len(inside) > most {
+				v.violation(&v.LimitExcesses, "limit %s: %d inside of %d at %s: %v", name, len(inside), most, clock(s.at), slices.Collect(maps.Keys(inside)))
 			}
 		}
 	}
@@ -352,9 +451,11 @@ func (h *history) awake(a *attempt) []span {
 
 // ends looks for tasks that are not over, or not there any more.
 func (h *history) ends(v *Report) {
+	expired := h.expired()
 	for _, q := range h.Enqueued {
 		f, there := h.Final[q.Task]
 		switch {
+		case !there && expired[q.Task]:
 		case !there && (h.deleted[q.Task] || h.Forgetful):
 		case !there:
 			v.violation(&v.Lost, "lost: task %d (%s) is not in the table", q.Task, q.Kind)
@@ -427,6 +528,9 @@ func (h *history) accepted(v *Report, t Transition) {
 	if t.To == succeeded && t.Kind != kindNoop && (a == nil || a.how != observer.Succeeded) {
 		v.violation(&v.StaleAccepted, "stale accepted: task %d (%s) succeeded at %s under fence %d, whose holder was not seen to succeed: %v", t.Task, t.Kind, clock(t.At), t.Fence, a)
 		return
+	}
+	if a != nil && a.Kind != kindSQL && a.end > t.At.Add(skew) && a.end <= t.At.Add(leaving) {
+		v.measure("leaving", a.end.Sub(t.At), leaving)
 	}
 	if a != nil && a.Kind != kindSQL && a.end > t.At.Add(leaving) && !h.frozenDuring(a, span{t.At, min(a.end, t.At.Add(leaving))}) {
 		v.violation(&v.StaleAccepted, "stale accepted: task %d (%s) became %s at %s, while the holder of its fence was inside: %v", t.Task, t.Kind, t.To, clock(t.At), a)
@@ -562,7 +666,8 @@ func (h *history) onlyRestarted(claim, end Transition) bool {
 }
 
 // starved looks for tasks that were due, and free, for too long while nothing but
-// mild faults went on: there were replicas to claim them. What a fault itself locked
+// mild faults went on: there were replicas to claim them. What the harness was late by
+// meanwhile counts twice: a claim takes several processes, each of which is as late. What a fault itself locked
 // or edited does not count.
 func (h *history) starved(v *Report) {
 	claimed := map[int64]observer.Time{} // or otherwise made something else than pending
@@ -590,7 +695,7 @@ func (h *history) starved(v *Report) {
 		if _, there := h.Final[q.Task]; !there && h.Forgetful {
 			continue
 		}
-		if q.Due == 0 || known && at <= wait.end || h.touched[q.Task] != nil || h.deleted[q.Task] {
+		if q.Due == 0 || known && at <= wait.end.Add(2*h.late(span{wait.begin, at})) || h.touched[q.Task] != nil || h.deleted[q.Task] {
 			continue
 		}
 		meets := func(all []span) (n int) {
@@ -617,6 +722,9 @@ func (a *attempt) String() string {
 		return "nobody"
 	}
 	who := fmt.Sprintf("task %d attempt %d fence %d (%s on %s", a.Task, a.Attempt, a.Fence, a.Kind, a.Replica)
+	if a.Outsider != "" {
+		who = fmt.Sprintf("outsider %s (of %s", a.Outsider, a.Replica)
+	}
 	if a.begin == 0 { // it was turned away
 		return who + ")"
 	}

@@ -47,6 +47,15 @@ type Evidence struct {
 	Hostile []int64   `json:"hostile,omitempty"` // tasks that a fault inserted to do harm: nothing is asked of them
 	Touched []Touched `json:"touched,omitempty"` // rows that a fault changed by hand, in the order of the changes
 
+	// Lease is how long a lease may last after the last heartbeat that reached Consul's agent;
+	// zero if there are no leases.
+	Lease time.Duration `json:"lease,omitempty"`
+
+	Queues     map[string][]string `json:"queues,omitempty"`      // by replica, of those that do not serve all
+	Declined   []Declined          `json:"declined,omitempty"`    // INSERTs that made no task
+	Resizes    []Resize            `json:"resizes,omitempty"`     // of limits, in order
+	BadOutputs []int64             `json:"bad_outputs,omitempty"` // tasks with a successful attempt whose output lacks its head or its tail
+
 	// Delays are the times by which the harness itself was late, by when they began: nothing
 	// on the machine ran as it should then.
 	Delays []Delay `json:"delays,omitempty"`
@@ -74,10 +83,29 @@ type Enqueued struct {
 	MaxAttempts int           `json:"max_attempts,omitempty"` // zero if nothing is known of how it must end
 	Failures    int           `json:"failures,omitempty"`     // so many attempts fail: those with the lowest numbers
 	Timeout     time.Duration `json:"timeout,omitempty"`      // of an attempt; zero for none
+	KeepFor     time.Duration `json:"keep_for,omitempty"`     // after its end; zero for as long as the configuration says
 
 	// Due is when the task became due, if nothing but a claim was missing from then
 	// on: it shares its lock key with no other task and has no limit. Zero otherwise.
 	Due observer.Time `json:"due"`
+}
+
+// Declined is an INSERT that made no task, as a pending or running one was to have its
+// unique_key. The INSERT was made between the two moments.
+type Declined struct {
+	UniqueKey string        `json:"unique_key"`
+	From      observer.Time `json:"from"`
+	To        observer.Time `json:"to"`
+}
+
+// Resize is a change of a limit's slots, which was made between the two moments. If it is not
+// done, nobody knows whether it was made, then or later.
+type Resize struct {
+	Limit string        `json:"limit"`
+	Slots int           `json:"slots"`
+	From  observer.Time `json:"from"`
+	To    observer.Time `json:"to"`
+	Done  bool          `json:"done"`
 }
 
 // Delay is a time by which the harness was late.
@@ -211,6 +239,16 @@ const (
 	GracefulRestart = "graceful-restart"
 
 	NoConsul = "no-consul" // of marks; no server runs
+
+	KeyDelete     = "key-delete"     // of marks: an operator deletes keys
+	ConsulRestore = "consul-restore" // of marks: Consul has the state of before
+	ConsulWiped   = "consul-wiped"   // of marks: Consul has no state any more
+
+	// of marks; the target is who starts commands of outsiders, one after the other. It is
+	// killed, and the command's guard lives, or frozen, or black-holed from Consul.
+	OutsiderKill   = "outsider-kill"
+	OutsiderFreeze = "outsider-freeze"
+	OutsiderCut    = "outsider-cut"
 
 	// Marks of faults that leave all servers, and all replicas but one, in order.
 	HostileRows     = "hostile-rows"

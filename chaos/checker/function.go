@@ -44,6 +44,7 @@ var failing = map[string][]string{
 	kindExec: {"child-kill", "guard-kill", "oom", Frozen},
 	kindHTTP: {Frozen},
 	"go":     {Frozen},
+	"capped": {Frozen},
 }
 
 // tenure is a replica's hold on a row: from the claim to the step that ended it.

@@ -26,8 +26,9 @@ const (
 	onTime      = time.Minute
 	aboutOnTime = 10 * time.Second
 
-	// looking is how long before that a task must have been there to be seen for certain.
-	looking = 500 * time.Millisecond
+	// looking is how long before that a task must have been there to be seen for certain: on
+	// a busy machine, or behind a slow link, a leader writes seconds after it looked.
+	looking = 3 * time.Second
 
 	// planning is how long it may take from when the leader looked which tasks there are
 	// until it wrote what it made of that: its statements have so long each.

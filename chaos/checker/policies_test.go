@@ -97,7 +97,7 @@ func TestPolicies(t *testing.T) {
 			s.scheduled(skips, s.task(200, 100, 100.1, 103.5), skipped(overlap, 101), skipped(overlap, 102), skipped(overlap, 103), s.task(204, 104, 104.1, 105))
 		}, nil},
 		"one is made while one runs": {func(s *story) {
-			s.scheduled(skips, s.task(200, 100, 100.1, 103.5), skipped(overlap, 101), s.task(202, 102, 102.1, 102.9), skipped(overlap, 103), s.task(204, 104, 104.1, 105))
+			s.scheduled(skips, s.task(200, 100, 100.1, 108), skipped(overlap, 101), skipped(overlap, 102), skipped(overlap, 103), s.task(204, 104, 104.1, 105))
 		}, wrong},
 		"one is skipped and nothing runs": {func(s *story) {
 			s.scheduled(skips, s.task(200, 60, 60.1, 70), skipped(overlap, 101), s.task(202, 102, 102.1, 102.9), s.task(203, 103, 103.1, 103.9), s.task(204, 104, 104.1, 105))
@@ -106,7 +106,7 @@ func TestPolicies(t *testing.T) {
 			s.scheduled(queues, s.task(200, 100, 100.1, 102.5), s.task(201, 101, 102.6, 104.5), skipped(overlap, 102), s.task(203, 103, 104.6, 105), skipped(overlap, 104))
 		}, nil},
 		"one waits and another one is made": {func(s *story) {
-			s.scheduled(queues, s.task(200, 100, 100.1, 102.5), s.task(201, 101, 102.6, 104.5), s.task(202, 102, 104.6, 105), skipped(overlap, 104), skipped(overlap, 105))
+			s.scheduled(queues, s.task(200, 100, 100.1, 108), s.task(201, 101, 108, 109), skipped(overlap, 102), skipped(overlap, 103), s.task(204, 104.5, 109, 110))
 		}, wrong},
 		"none waits and one is skipped": {func(s *story) {
 			s.scheduled(queues, s.task(200, 60, 60, 70), skipped(overlap, 101), s.task(202, 102, 102, 102.1), s.task(203, 103, 103, 103.1), s.task(204, 104, 104, 105))

@@ -3,11 +3,14 @@ package observer
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"onejob/boottime"
 )
 
 // ledger is what the observer has seen. One lock guards it all: stamps are given
@@ -51,11 +54,13 @@ func (l *ledger) begin(c Claim, conn net.Conn) (*guest, error) {
 	if closed([]int{fd})[0] {
 		return nil, errGone
 	}
-	if c.Fence < l.highest[c.Key] {
-		l.seen.Stale = append(l.seen.Stale, Stale{Claim: c, At: l.now()})
-		return nil, ErrStale
+	if c.Outsider == "" {
+		if c.Fence < l.highest[c.Key] {
+			l.seen.Stale = append(l.seen.Stale, Stale{Claim: c, At: l.now()})
+			return nil, ErrStale
+		}
+		l.highest[c.Key] = c.Fence
 	}
-	l.highest[c.Key] = c.Fence
 	l.sweep()
 	now := l.now()
 	g := &guest{stay: Stay{Claim: c, Begin: now}, last: now, fd: fd}
@@ -135,6 +140,25 @@ func (l *ledger) stamp(g *guest, how string) {
 	l.heard(g)
 	g.stay.End, g.stay.How = g.last, how
 	l.seen.Stays = append(l.seen.Stays, g.stay)
+}
+
+// lease notes what is said of the lease of an attempt. The deadline is a moment on the
+// boot-time clock, which is the same for all processes of this machine.
+func (l *ledger) lease(fence int64, deadline boottime.Instant) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.seen.Leases == nil {
+		l.seen.Leases = map[int64]Lease{}
+	}
+	now := l.now()
+	l.seen.Leases[fence] = Lease{Deadline: now.Add(min(deadline.Until(), 1000*time.Hour)), Told: now}
+}
+
+// leases returns what was said of leases.
+func (l *ledger) leases() map[int64]Lease {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return maps.Clone(l.seen.Leases)
 }
 
 // mark notes the beginning of something that is done to the cluster, or its end.

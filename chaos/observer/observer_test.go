@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"testing"
 	"time"
+
+	"onejob/boottime"
 )
 
 const maxWaitOfTests = 30 * time.Second
@@ -105,6 +107,68 @@ func TestObserverSeesHowTasksEnd(t *testing.T) {
 	}
 	if first.End > third.Begin {
 		t.Errorf("the first left at %d, after the third had come at %d", first.End, third.Begin)
+	}
+}
+
+// An outsider has no fence: it may come after any, and any fence may come after it.
+func TestOutsidersComeAndGo(t *testing.T) {
+	w, end := serve(t)
+	for _, c := range []Claim{{Task: 1, Fence: 7, Key: "k"}, {Outsider: "o/1", Key: "k", Replica: "o"}, {Task: 2, Fence: 8, Key: "k"}, {Outsider: "o/2", Key: "k", Replica: "o"}} {
+		if err := enter(t, w, c).Leave(Succeeded); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := Enter(t.Context(), w.Tasks, Claim{Task: 1, Fence: 7, Key: "k"}); !errors.Is(err, ErrStale) {
+		t.Errorf("the lower fence after an outsider gets %v", err)
+	}
+	seen := end()
+	if len(seen.Stays) != 4 || seen.Stays[1].Outsider != "o/1" {
+		t.Errorf("the stays are %+v", seen.Stays)
+	}
+}
+
+// What is told last of a lease is what counts, and nobody gets a deadline that was not told.
+func TestLeasesAreTold(t *testing.T) {
+	w, end := serve(t)
+	teller, err := Tell(t.Context(), w.Tasks, 7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := boottime.Now().Add(time.Hour)
+	deadline := teller.Deadline(func() boottime.Instant { return at })
+	if deadline() != at {
+		t.Error("another deadline is passed on")
+	}
+	at = at.Add(time.Hour)
+	deadline()
+	deadline() // nothing new
+	later := MarkClient{URL: w.Target}
+	for until := time.Now().Add(maxWaitOfTests); ; {
+		leases, err := later.Leases()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := leases[7].Deadline.Sub(leases[7].Told); d > 119*time.Minute {
+			break
+		}
+		if time.Now().After(until) {
+			t.Fatalf("the observer knows %+v", leases)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if err := teller.Close(); err != nil {
+		t.Fatal(err)
+	}
+	at = 1
+	if deadline() != at {
+		t.Error("after the end another deadline is passed on")
+	}
+	l := end().Leases[7]
+	if d := l.Over().Sub(l.Told); d < 119*time.Minute || d > 121*time.Minute {
+		t.Errorf("the lease is over %v after that was said, want 2h", d)
+	}
+	if (Lease{Deadline: 5, Told: 9}).Over() != 9 {
+		t.Error("a lease that was said to have ended before is over before")
 	}
 }
 

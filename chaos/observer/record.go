@@ -27,7 +27,21 @@ type Claim struct {
 	Part    string `json:"part,omitempty"`    // of the attempt: empty, or a process that it started
 	PID     int    `json:"pid,omitempty"`     // exec: the process
 	Parent  int    `json:"parent,omitempty"`  // exec: what started it, which is its guard
+
+	// Outsider is the name of a command that runs under "onejob lock", each of which has
+	// another one. It is no task, so it has neither a row nor a fence: it may come after any.
+	Outsider string `json:"outsider,omitempty"`
 }
+
+// Lease is what was said last of the lease of an attempt that goes on.
+type Lease struct {
+	Deadline Time `json:"deadline"` // when it ends, unless a heartbeat moves that
+	Told     Time `json:"told"`     // when that was said
+}
+
+// Over returns when the work had to begin to end: at the deadline, or when a lease was said
+// to have ended before that.
+func (l Lease) Over() Time { return max(l.Deadline, l.Told) }
 
 // How a stay ended.
 const (
@@ -85,4 +99,7 @@ type Seen struct {
 	Stays []Stay  `json:"stays"`
 	Stale []Stale `json:"stale"`
 	Marks []Mark  `json:"marks"`
+
+	// Leases are those of attempts whose replica says what it knows of them, by fence.
+	Leases map[int64]Lease `json:"leases,omitempty"`
 }

@@ -112,6 +112,9 @@ func (l *ledger) attend(conn net.Conn) error {
 		case m.Say == sayBeat && g != nil:
 			l.beat(g)
 			continue
+		case m.Say == sayLease:
+			l.lease(m.Fence, m.Deadline)
+			continue
 		case m.Say == sayEnd && g != nil:
 			l.end(g, m.How)
 		default:

@@ -20,6 +20,7 @@ func (l *ledger) target() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/work", l.work)
 	mux.HandleFunc("GET /inside", func(w http.ResponseWriter, _ *http.Request) { _ = json.NewEncoder(w).Encode(l.guests()) })
+	mux.HandleFunc("GET /leases", func(w http.ResponseWriter, _ *http.Request) { _ = json.NewEncoder(w).Encode(l.leases()) })
 	mux.HandleFunc("GET /now", func(w http.ResponseWriter, _ *http.Request) { _ = json.NewEncoder(w).Encode(l.now()) })
 	for path, begins := range map[string]bool{"POST /begin": true, "POST /end": false} {
 		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
@@ -108,6 +109,11 @@ func (d MarkClient) End(m Mark) error { return d.ask(http.MethodPost, "/end", m,
 // Inside returns who is inside now.
 func (d MarkClient) Inside() (stays []Stay, err error) {
 	return stays, d.ask(http.MethodGet, "/inside", nil, &stays)
+}
+
+// Leases returns what was said of the leases of attempts, by fence.
+func (d MarkClient) Leases() (leases map[int64]Lease, err error) {
+	return leases, d.ask(http.MethodGet, "/leases", nil, &leases)
 }
 
 // Now is the time by the observer's clock.

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"net"
 	"time"
+
+	"onejob/boottime"
 )
 
 // Interval is how often a task beats.
@@ -17,18 +19,22 @@ const Interval = 50 * time.Millisecond
 // before.
 var ErrStale = errors.New("somebody with a higher fence has been here")
 
-// message is what a task says, one a line. The observer answers a begin and an
-// end with a line of its own.
+// message is what a task says, or the replica that runs it, one a line. The observer answers
+// a begin and an end with a line of its own.
 type message struct {
-	Say   string `json:"say"` // begin, beat or end
+	Say   string `json:"say"` // begin, beat, end or lease
 	Claim *Claim `json:"claim,omitempty"`
 	How   string `json:"how,omitempty"`
+
+	Fence    int64            `json:"fence,omitempty"`    // of a lease
+	Deadline boottime.Instant `json:"deadline,omitempty"` // of a lease
 }
 
 const (
 	sayBegin = "begin"
 	sayBeat  = "beat"
 	sayEnd   = "end"
+	sayLease = "lease"
 
 	answerYes   = "yes"
 	answerStale = "stale"

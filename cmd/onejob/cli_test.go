@@ -242,6 +242,23 @@ var scriptCommands = map[string]func(ts *testscript.TestScript, neg bool, args [
 		fmt.Fprintf(ts.Stdout(), "%d\n%s", resp.StatusCode, body)
 	},
 
+	// await-metric REGEXP waits until a line at /metrics of ADDRESS is like it.
+	"await-metric": func(ts *testscript.TestScript, _ bool, args []string) {
+		want := regexp.MustCompile("(?m)^" + args[0] + "$")
+		client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+		var body []byte
+		var err error
+		await(ts, func() bool {
+			var resp *http.Response
+			if resp, err = client.Get("http://" + ts.Getenv("ADDRESS") + "/metrics"); err != nil {
+				return false
+			}
+			defer resp.Body.Close()
+			body, err = io.ReadAll(resp.Body)
+			return want.Match(body)
+		}, func() string { return fmt.Sprintf("/metrics shows %v\n%s", err, body) })
+	},
+
 	// load-env FILE sets the variables that a shell would by sourcing a file.
 	"load-env": func(ts *testscript.TestScript, _ bool, args []string) {
 		for _, m := range regexp.MustCompile(`(?m)^export (\w+)='(.*)'$`).FindAllStringSubmatch(ts.ReadFile(args[0]), -1) {
@@ -330,7 +347,7 @@ func query(ts *testscript.TestScript, statement string) (string, error) {
 
 // await waits until condition holds. Otherwise tells how things are instead.
 func await(ts *testscript.TestScript, condition func() bool, otherwise func() string) {
-	const patience = 30 * time.Second
+	const patience = 2 * time.Minute
 	for deadline := time.Now().Add(patience); !condition(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			ts.Fatalf("not within %v: %s", patience, otherwise())

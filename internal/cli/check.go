@@ -26,14 +26,21 @@ func checkCommand() *cobra.Command {
 		Long: `Check the configuration, Postgres, Consul, RabbitMQ if it keeps limits, the rights in
 Postgres and Consul, and the schema. Every
 problem comes with what to do. The exit code is 1 if a check fails; warnings do not
-count.`,
+count.
+
+With --leases, ask every living replica for its metrics instead, and compare how long
+its process stood still and how long heartbeats took with what its leases allow.`,
 		Args: cobra.NoArgs,
 	}
 	path := configFlag(c)
+	leases := c.Flags().Bool("leases", false, "compare stalls and heartbeats of all replicas with what leases allow")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		cfg, err := loadConfig(*path, os.Environ())
 		if err != nil {
 			return err
+		}
+		if *leases {
+			return checkLeases(c.Context(), cfg, c.OutOrStdout())
 		}
 		out, failed := c.OutOrStdout(), 0
 		report := func(what string, err error, good string) bool {

@@ -10,6 +10,7 @@ import (
 	"github.com/agnivade/levenshtein"
 	"github.com/spf13/cobra"
 
+	"onejob/internal/snapshot"
 	"onejob/store"
 )
 
@@ -91,7 +92,7 @@ func taskIDs(statuses ...string) func(context.Context, string) ([]string, error)
 				return nil, err
 			}
 			for _, r := range page.Rows {
-				ids = append(ids, fmt.Sprintf("%d\t%s %s %s", r.ID, r.Status, r.Kind, target(r.Kind, r.Payload)))
+				ids = append(ids, fmt.Sprintf("%d\t%s %s %s", r.ID, r.Status, r.Kind, snapshot.Target(r.Kind, r.Payload)))
 			}
 		}
 		return ids, nil

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"os"
 	"reflect"
 	"slices"
 	"strings"
@@ -18,7 +19,6 @@ import (
 	"github.com/knadh/koanf/providers/confmap"
 	"github.com/knadh/koanf/providers/file"
 	"github.com/knadh/koanf/v2"
-
 	"go.uber.org/zap"
 
 	"onejob/lock"
@@ -26,6 +26,9 @@ import (
 	"onejob/lock/rabbitmq"
 	"onejob/store"
 	"onejob/tasks"
+	execkind "onejob/tasks/kinds/exec"
+	httpkind "onejob/tasks/kinds/http"
+	sqlkind "onejob/tasks/kinds/sql"
 	"onejob/worker"
 )
 
@@ -91,7 +94,11 @@ type Config struct {
 	} `koanf:"retention"`
 
 	HTTP struct {
-		Listen string `koanf:"listen"`
+		Listen        string   `koanf:"listen"`
+		ReadToken     string   `koanf:"read_token"`
+		ReadTokenFile string   `koanf:"read_token_file"`
+		Hosts         []string `koanf:"hosts"`
+		HidePayloads  []string `koanf:"hide_payloads"`
 	} `koanf:"http"`
 
 	Log struct {
@@ -100,13 +107,14 @@ type Config struct {
 	} `koanf:"log"`
 
 	Kinds struct {
-		Exec struct {
-			Commands map[string]tasks.Command `koanf:"commands"`
-		} `koanf:"exec"`
-		HTTP tasks.HTTPConfig `koanf:"http"`
-		SQL  tasks.SQL        `koanf:"sql"`
+		Exec execkind.Config `koanf:"exec"`
+		HTTP httpkind.Config `koanf:"http"`
+		SQL  sqlkind.Config  `koanf:"sql"`
 	} `koanf:"kinds"`
 }
+
+// minReadToken is how long a token of the web page is at least: one cannot be guessed.
+const minReadToken = 16
 
 // defaultListen is where health is answered unless it is set. When it is taken,
 // by another replica on this machine most likely, a free port is used.
@@ -117,26 +125,24 @@ func defaults() Config {
 	var c Config
 	c.StartTimeout = time.Minute
 	c.Postgres.Listen = true
-	c.Postgres.MaxConns = 8
+	c.Postgres.MaxConns = store.DefaultMaxConns
 	c.Postgres.Migrate = true
-	c.Postgres.Timeout = 10 * time.Second
+	c.Postgres.Timeout = store.DefaultTimeout
 	lock := consul.Config{}.WithDefaults()
 	c.Consul.Prefix, c.Consul.Service, c.Consul.Liveness = lock.Prefix, lock.Service, string(lock.Liveness)
 	c.Consul.CheckTTL, c.Consul.Heartbeat = lock.CheckTTL, lock.Heartbeat
 	c.Consul.SessionTTL, c.Consul.Renew = lock.SessionTTL, lock.Renew
 	c.Consul.Margin, c.Consul.LockDelay, c.Consul.Verify = lock.Margin, lock.LockDelay, lock.Verify
-	c.Worker.Concurrency = 32
-	c.Worker.PayloadMemory = 128 << 20
+	replica := worker.Config{}.WithDefaults()
+	c.Worker.Concurrency, c.Worker.PayloadMemory, c.Worker.Poll = replica.Concurrency, replica.PayloadMemory, replica.Poll
+	c.Worker.MaxCrashes, c.Worker.ShutdownGrace = replica.MaxCrashes, replica.ShutdownGrace
+	c.Worker.RetryBase, c.Worker.RetryMax = replica.RetryBase, replica.RetryMax
+	c.Retention.Succeeded, c.Retention.Failed = replica.KeepSucceeded, replica.KeepFailed
 	c.Limits.Backend = "consul"
 	c.Limits.Slots, c.Limits.Kinds = map[string]int{}, map[string]string{}
-	c.Worker.Poll = "@every 1s"
-	c.Worker.MaxCrashes = 3
-	c.Worker.RetryBase, c.Worker.RetryMax = time.Second, time.Hour
-	c.Worker.ShutdownGrace = 30 * time.Second
-	c.Retention.Succeeded, c.Retention.Failed = 7*24*time.Hour, 30*24*time.Hour
 	c.HTTP.Listen = defaultListen
 	c.Log.Level, c.Log.Format = "info", "auto"
-	c.Kinds.HTTP.ResponseLimit, c.Kinds.HTTP.Timeout = tasks.DefaultHTTPResponseLimit, tasks.DefaultHTTPTimeout
+	c.Kinds.HTTP.ResponseLimit, c.Kinds.HTTP.Timeout = httpkind.DefaultResponseLimit, httpkind.DefaultTimeout
 	return c
 }
 
@@ -272,16 +278,32 @@ func (c *Config) validate() error {
 			add("http.listen: %w; write it as 127.0.0.1:7677, or leave it empty for no health checks", err)
 		}
 	}
+	switch {
+	case c.HTTP.ReadToken != "" && c.HTTP.ReadTokenFile != "":
+		add("http.read_token_file: cannot be used together with http.read_token")
+	case c.HTTP.ReadToken != "" && len(c.HTTP.ReadToken) < minReadToken:
+		add("http.read_token: the token has %d characters, fewer than %d", len(c.HTTP.ReadToken), minReadToken)
+	}
+	for _, host := range c.HTTP.Hosts {
+		if host == "" || strings.ContainsAny(host, "/:* ") {
+			add("http.hosts: %q is not a host name; write it without scheme and port, such as onejob.example.com", host)
+		}
+	}
+	if slices.Contains(c.HTTP.HidePayloads, "") {
+		add("http.hide_payloads: the name of a kind is empty")
+	}
 	if !slices.Contains([]string{"debug", "info", "warn", "error"}, c.Log.Level) {
 		add("log.level: must be debug, info, warn or error, not %q", c.Log.Level)
 	}
 	if !slices.Contains([]string{"auto", "json", "console"}, c.Log.Format) {
 		add("log.format: must be auto, json or console, not %q", c.Log.Format)
 	}
-	join("kinds.exec: ", tasks.Exec{Commands: c.Kinds.Exec.Commands}.Validate())
-	_, err := tasks.NewHTTP(c.Kinds.HTTP)
+	_, err := execkind.New(c.Kinds.Exec)
+	join("kinds.exec: ", err)
+	_, err = httpkind.New(c.Kinds.HTTP)
 	join("kinds.http.", err)
-	join("kinds.sql: ", c.Kinds.SQL.Validate())
+	_, err = sqlkind.New(c.Kinds.SQL, nil)
+	join("kinds.sql: ", err)
 	return errors.Join(errs...)
 }
 
@@ -385,20 +407,39 @@ func (c *Config) limits(locks *consul.Locker, log *zap.Logger) (lock.Semaphores,
 	return s, s.Run, nil
 }
 
+// readToken returns where to get the token of the web page from, nil if there is none. A
+// file is read again for each request: an operator may replace it.
+func (c *Config) readToken() (func() (string, error), error) {
+	if c.HTTP.ReadTokenFile == "" {
+		if token := c.HTTP.ReadToken; token != "" {
+			return func() (string, error) { return token, nil }, nil
+		}
+		return nil, nil
+	}
+	read := func() (string, error) {
+		b, err := os.ReadFile(c.HTTP.ReadTokenFile)
+		if err != nil {
+			return "", fmt.Errorf("http.read_token_file: %w", err)
+		}
+		token := strings.TrimSpace(string(b))
+		if len(token) < minReadToken {
+			return "", fmt.Errorf("http.read_token_file: the token in %s has %d characters, fewer than %d", c.HTTP.ReadTokenFile, len(token), minReadToken)
+		}
+		return token, nil
+	}
+	_, err := read()
+	return read, err
+}
+
 // kinds returns what the configuration lets a replica run, and the program's handlers.
 func (c *Config) kinds(s *store.Store, handlers tasks.Kinds) (tasks.Kinds, error) {
-	http, err := tasks.NewHTTP(c.Kinds.HTTP)
-	if err != nil {
+	exec, errExec := execkind.New(c.Kinds.Exec)
+	http, errHTTP := httpkind.New(c.Kinds.HTTP)
+	sql, errSQL := sqlkind.New(c.Kinds.SQL, s)
+	if err := errors.Join(errExec, errHTTP, errSQL); err != nil {
 		return nil, err
 	}
-	sql := c.Kinds.SQL
-	sql.Store = s
-	kinds := tasks.Kinds{
-		"exec": tasks.Exec{Commands: c.Kinds.Exec.Commands},
-		"http": http,
-		"sql":  sql,
-		"noop": tasks.Noop{},
-	}
+	kinds := tasks.Kinds{"exec": exec, "http": http, "sql": sql, "noop": tasks.Noop{}}
 	for _, name := range handlers.Names() {
 		if kinds[name] != nil {
 			return nil, fmt.Errorf("kind %q is built in; give the handler another name", name)

@@ -9,7 +9,7 @@ import (
 
 	"onejob/internal/guard"
 	"onejob/internal/supervisor"
-	"onejob/tasks"
+	execkind "onejob/tasks/kinds/exec"
 )
 
 // checkTimes returns an error if a command could still be running when its lock is
@@ -28,8 +28,8 @@ func checkTimes(margin, lockDelay time.Duration) error {
 
 // prepareCommands makes the limits of commands available, and kills what commands of
 // dead replicas have left running.
-func prepareCommands(exec tasks.Exec, log *zap.Logger) error {
-	if err := exec.Prepare(); err != nil {
+func prepareCommands(exec execkind.Config, log *zap.Logger) error {
+	if err := exec.EnableLimits(); err != nil {
 		return usage(fmt.Errorf("kinds.exec.commands: %w", err))
 	}
 	if err := guard.CgroupError(); err != nil && len(exec.Commands) > 0 {

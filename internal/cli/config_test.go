@@ -13,7 +13,8 @@ import (
 
 	"github.com/knadh/koanf/parsers/yaml"
 
-	"onejob/tasks"
+	execkind "onejob/tasks/kinds/exec"
+	sqlkind "onejob/tasks/kinds/sql"
 )
 
 // fileWith returns the path of a file with this content.
@@ -58,7 +59,8 @@ func TestExampleConfig(t *testing.T) {
 		c.Replica = ""
 		want := defaults()
 		want.Worker.Queues, want.Kinds.HTTP.Allow = []string{}, []string{} // written as []
-		want.Kinds.Exec.Commands, want.Kinds.SQL.Statements = map[string]tasks.Command{}, map[string]tasks.Statement{}
+		want.HTTP.Hosts, want.HTTP.HidePayloads = []string{}, []string{}
+		want.Kinds.Exec.Commands, want.Kinds.SQL.Statements = map[string]execkind.Command{}, map[string]sqlkind.Statement{}
 		if !reflect.DeepEqual(c, want) {
 			t.Errorf("it holds\n%+v, not\n%+v", c, want)
 		}
@@ -97,7 +99,7 @@ func TestExampleConfig(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, s := range settings(reflect.TypeFor[tasks.Command](), []string{"kinds", "exec", "commands", "backup"}) {
+		for _, s := range settings(reflect.TypeFor[execkind.Command](), []string{"kinds", "exec", "commands", "backup"}) {
 			if !names(tree, s.path) {
 				t.Errorf("%s is missing", s.key())
 			}
@@ -209,7 +211,7 @@ func TestConfigProblems(t *testing.T) {
 		}},
 		{"OutOfRange", "start_timeout: 1ms\nreplica: " + strings.Repeat("x", 201) + "\npostgres: {max_conns: 1}\nconsul: {verify: -1s, service: ''}\n" +
 			"worker: {concurrency: 0, payload_memory: 4194303, poll: often, max_crashes: 0, timeout: -1s, shutdown_grace: 0s, retry_base: 1m, retry_max: 1s, queues: ['']}\n" +
-			"retention: {succeeded: 0s, failed: -1h}\nhttp: {listen: nowhere}\nlog: {level: loud, format: xml}", nil, []string{
+			"retention: {succeeded: 0s, failed: -1h}\nhttp: {listen: nowhere, read_token: short, hosts: ['a:80'], hide_payloads: ['']}\nlog: {level: loud, format: xml}", nil, []string{
 			"replica: the name is 201 bytes long, more than 200",
 			"start_timeout: 1ms is below 1s",
 			"postgres.max_conns: 1 is not between 2 and 1000",
@@ -226,6 +228,9 @@ func TestConfigProblems(t *testing.T) {
 			"retention.succeeded: 0s is not above zero",
 			"retention.failed: -1h0m0s is not above zero",
 			"http.listen: address nowhere: missing port in address; write it as 127.0.0.1:7677, or leave it empty for no health checks",
+			"http.read_token: the token has 5 characters, fewer than 16",
+			`http.hosts: "a:80" is not a host name; write it without scheme and port, such as onejob.example.com`,
+			"http.hide_payloads: the name of a kind is empty",
 			`log.level: must be debug, info, warn or error, not "loud"`,
 			`log.format: must be auto, json or console, not "xml"`,
 		}},
@@ -240,6 +245,7 @@ func TestConfigProblems(t *testing.T) {
 			`kinds.http.allow[0] "ftp://x": ...`,
 			`kinds.sql: statement "c" has no sql`,
 		}},
+		{"TwoTokens", "http: {read_token: 0123456789abcdef, read_token_file: /dev/null}", nil, []string{"http.read_token_file: cannot be used together with http.read_token"}},
 		{"MissingTokenFile", "consul: {token_file: /no/such}", nil, []string{"consul token file: ..."}},
 		{"NoSettings", "just words", nil, []string{"the file is not a block of settings such as worker: {concurrency: 8}"}},
 		{"NoYAML", "worker: [", nil, []string{"yaml: ..."}},
@@ -281,7 +287,7 @@ func TestProcessesOfCommands(t *testing.T) {
 	c := mustLoad(t, "consul: {margin: 600ms}\nkinds: {exec: {commands: {a: {path: /bin/true, user: "+strconv.Itoa(os.Getuid())+", group: '"+strconv.Itoa(os.Getgid())+
 		"', no_new_privs: true, memory_max: 64MiB, pids_max: 20, cpu_max: 2}, b: {path: /bin/true, memory_max: 2097152, cpu_max: 0.5}}}}")
 	a, b := c.Kinds.Exec.Commands["a"], c.Kinds.Exec.Commands["b"]
-	if a.User != tasks.Name(strconv.Itoa(os.Getuid())) || a.Group != tasks.Name(strconv.Itoa(os.Getgid())) || !a.NoNewPrivs ||
+	if a.User != execkind.Name(strconv.Itoa(os.Getuid())) || a.Group != execkind.Name(strconv.Itoa(os.Getgid())) || !a.NoNewPrivs ||
 		a.MemoryMax != 64<<20 || a.PIDsMax != 20 || a.CPUMax != 2 || b.MemoryMax != 2<<20 || b.CPUMax != 0.5 {
 		t.Errorf("got %+v and %+v", a, b)
 	}
@@ -317,6 +323,7 @@ func TestConfigErrorsKeepSecrets(t *testing.T) {
 		"OneLevelUp":          `postgres: postgres://me:sEcReT@host/db`,
 		"WholeFile":           `sEcReT`,
 		"TokenIsNoText":       `consul: {token: [sEcReT]}`,
+		"ShortReadToken":      `http: {read_token: sEcReT}`,
 		"TokenInPlaceOfBlock": `consul: sEcReT`,
 	} {
 		t.Run(name, func(t *testing.T) {

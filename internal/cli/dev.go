@@ -85,7 +85,7 @@ func dev(ctx context.Context, config string, replicas int, envFile string, stdou
 	}
 	defer func() { err = errors.Join(err, pg.Close()) }()
 	say("starting Consul ...")
-	consul, err := servers.StartConsul(ctx, servers.ConsulConfig{})
+	consul, err := servers.StartConsul(ctx, servers.ConsulConfig{Env: []string{"GOGC=400", "GOMEMLIMIT=1GiB"}}) // see docs/operate/sizing.md
 	if err != nil {
 		return stopped(ctx, err)
 	}
@@ -127,7 +127,7 @@ func dev(ctx context.Context, config string, replicas int, envFile string, stdou
 		}
 		defer os.Remove(envFile)
 	}
-	say("\nready; in another terminal:\n\n%s\n  psql \"$ONEJOB_POSTGRES_DSN\" -c \"INSERT INTO onejob.tasks (kind) VALUES ('noop')\"\n  onejob tasks list\n\nPress Ctrl-C to stop.\n", vars)
+	say("\nready; in another terminal:\n\n%s\n  psql \"$ONEJOB_POSTGRES_DSN\" -c \"INSERT INTO onejob.tasks (kind) VALUES ('noop')\"\n  %s tasks list\n\nPress Ctrl-C to stop.\n", vars, callable())
 	<-ctx.Done()
 	say("stopping; press Ctrl-C again to stop running tasks immediately")
 	return nil
@@ -284,4 +284,19 @@ func writeWhole(path, text string) error {
 		return err
 	}
 	return os.Rename(temporary, path)
+}
+
+// callable is how another terminal calls this program: by its name if it is on the PATH.
+func callable() string {
+	self, err := os.Executable()
+	if err != nil {
+		return os.Args[0]
+	}
+	name := filepath.Base(self)
+	if found, err := exec.LookPath(name); err == nil {
+		if found, err = filepath.EvalSymlinks(found); err == nil && found == self {
+			return name
+		}
+	}
+	return self
 }

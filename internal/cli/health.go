@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -16,22 +17,36 @@ import (
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
+	"onejob/internal/web"
+	"onejob/lock"
 	"onejob/lock/consul"
 	"onejob/store"
 	"onejob/worker"
 )
 
 // health answers /healthz, which says that the process is there, and /readyz,
-// which says whether it can work, and what keeps it from that if not.
+// which says whether it can work, and what keeps it from that if not. Beside them it
+// serves /metrics and the web page.
 type health struct {
-	store *store.Store
-	locks atomic.Pointer[consul.Locker] // nil until it is known
+	store   *store.Store
+	metrics http.Handler
+	locks   atomic.Pointer[consul.Locker] // nil until it is known
+	limits  atomic.Pointer[lock.Semaphores]
 
 	replica atomic.Pointer[worker.Worker] // nil until it runs
+
+	mu      sync.Mutex
+	checked time.Time // when /readyz was answered from, at most readyFor ago
+	status  int
+	answer  map[string]string
 }
 
-// listen answers at address until stop is called, and returns where that is.
-func (h *health) listen(address string, log *zap.Logger) (where string, stop func(), err error) {
+// readyFor is for how long an answer of /readyz is given again.
+const readyFor = time.Second
+
+// listen answers until stop is called, and returns where that is.
+func (h *health) listen(cfg Config, log *zap.Logger) (where string, stop func(), err error) {
+	address := cfg.HTTP.Listen
 	if address == "" {
 		return "", func() {}, nil
 	}
@@ -43,23 +58,90 @@ func (h *health) listen(address string, log *zap.Logger) (where string, stop fun
 	if err != nil {
 		return "", nil, fmt.Errorf("http.listen: %w; choose another address, or leave it empty for no health checks", err)
 	}
+	page, err := h.page(cfg, l.Addr())
+	if err != nil {
+		_ = l.Close()
+		return "", nil, err
+	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", h.ready)
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	mux.Handle("GET /metrics", h.metrics)
+	mux.Handle("/", page)
+
+	running, end := context.WithCancel(context.Background())
+	server := &http.Server{
+		Handler:           mux,
+		ReadHeaderTimeout: 5 * time.Second,
+		WriteTimeout:      30 * time.Second,
+		IdleTimeout:       time.Minute,
+		MaxHeaderBytes:    16 << 10,
+		BaseContext:       func(net.Listener) context.Context { return running },
+	}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		_ = server.Serve(l)
 	}()
-	return l.Addr().String(), func() { _ = server.Close(); <-done }, nil
+	return l.Addr().String(), func() {
+		end() // of those who follow the page
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		if server.Shutdown(ctx) != nil {
+			_ = server.Close()
+		}
+		<-done
+	}, nil
+}
+
+// page returns the web page for a listener at an address.
+func (h *health) page(cfg Config, at net.Addr) (http.Handler, error) {
+	token, err := cfg.readToken()
+	if err != nil {
+		return nil, usage(err)
+	}
+	tcp, ok := at.(*net.TCPAddr)
+	return web.New(web.Config{
+		Snapshots: cfg.snapshots(h.store, h.locks.Load, func() lock.Semaphores {
+			if limits := h.limits.Load(); limits != nil {
+				return *limits
+			}
+			return nil
+		}),
+		Tasks:        h.store,
+		Why:          h.store.Why,
+		Loopback:     ok && tcp.IP.IsLoopback(),
+		Token:        token,
+		Hosts:        cfg.HTTP.Hosts,
+		HidePayloads: cfg.HTTP.HidePayloads,
+		Replica:      cfg.Replica,
+		Version:      version(),
+	})
 }
 
 func (h *health) ready(w http.ResponseWriter, r *http.Request) {
-	ctx, cancel := context.WithTimeout(r.Context(), 3*time.Second)
+	status, answer := h.readiness(r.Context())
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(answer)
+}
+
+// readiness looks at most once in readyFor, however many ask.
+func (h *health) readiness(ctx context.Context) (status int, answer map[string]string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.answer == nil || time.Since(h.checked) >= readyFor {
+		h.checked = time.Now()
+		h.status, h.answer = h.check(context.WithoutCancel(ctx)) // others get the same answer
+	}
+	return h.status, h.answer
+}
+
+func (h *health) check(ctx context.Context) (status int, answer map[string]string) {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
-	answer := map[string]string{"session": "live", "postgres": "reachable", "schema": "right"}
-	status := http.StatusOK
+	answer = map[string]string{"session": "live", "postgres": "reachable", "schema": "right"}
+	status = http.StatusOK
 	if locks := h.locks.Load(); locks == nil || locks.Session() == "" {
 		answer["session"], status = "none; is Consul available?", http.StatusServiceUnavailable
 	}
@@ -76,9 +158,7 @@ func (h *health) ready(w http.ResponseWriter, r *http.Request) {
 	} else if err := h.store.CheckSchema(ctx); err != nil {
 		answer["schema"], status = err.Error(), http.StatusServiceUnavailable
 	}
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(answer)
+	return status, answer
 }
 
 // healthCommand asks a replica's own /readyz, for health checks in images that

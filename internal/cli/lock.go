@@ -17,6 +17,7 @@ import (
 
 	"onejob/boottime"
 	"onejob/internal/guard"
+	"onejob/internal/mutant"
 	"onejob/lock"
 	"onejob/lock/consul"
 	"onejob/lock/rabbitmq"
@@ -140,6 +141,9 @@ func lockOn(key, prefix, liveness string) (lockTarget, error) {
 	locks, err := consul.New(lockConfig)
 	if err != nil {
 		return nil, usage(problemList("lock", "", nil, err))
+	}
+	if mutant.LockKey {
+		key += " of nobody"
 	}
 	return wholeLock{locks, key}, nil
 }
@@ -379,6 +383,15 @@ func (p wholeLock) notHad(ctx context.Context, err error) error {
 
 // holderOf says who holds a lock or a slot, by the value that the holder wrote.
 func holderOf(value []byte) string {
+	who, since := whoHolds(value)
+	if since.IsZero() {
+		return who
+	}
+	return fmt.Sprintf("%s, since %s", who, when(&since))
+}
+
+// whoHolds is holderOf in two parts; the time is zero if the value has none.
+func whoHolds(value []byte) (who string, since time.Time) {
 	var holder struct {
 		Replica string    `json:"replica"`
 		TaskID  int64     `json:"task_id"`
@@ -386,9 +399,9 @@ func holderOf(value []byte) string {
 		Started time.Time `json:"started"`
 	}
 	if json.Unmarshal(value, &holder) != nil || holder.Replica == "" && holder.TaskID == 0 {
-		return fmt.Sprintf("another program: %.200q", value)
+		return fmt.Sprintf("another program: %.200q", value), since
 	}
-	who := holder.Replica
+	who = holder.Replica
 	switch {
 	case holder.TaskID != 0 && holder.Replica == "":
 		who = fmt.Sprintf("task %d", holder.TaskID)
@@ -399,8 +412,5 @@ func holderOf(value []byte) string {
 	default:
 		who = "replica " + who
 	}
-	if holder.Started.IsZero() {
-		return who
-	}
-	return fmt.Sprintf("%s, since %s", who, when(&holder.Started))
+	return who, holder.Started
 }

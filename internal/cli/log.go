@@ -33,7 +33,8 @@ func newLoggerAt(level zap.AtomicLevel, c Config, out io.Writer) *zap.Logger {
 	}
 	var encoder zapcore.Encoder
 	if format == "console" {
-		encoder = newLineEncoder()
+		f, ok := out.(*os.File)
+		encoder = newLineEncoder(ok && term.IsTerminal(int(f.Fd())) && os.Getenv("NO_COLOR") == "")
 	} else {
 		encoder = logging.JSON()
 	}
@@ -47,22 +48,34 @@ func newLoggerAt(level zap.AtomicLevel, c Config, out io.Writer) *zap.Logger {
 //
 // What every line carries stands at its end.
 type lineEncoder struct {
-	*zapcore.MapObjectEncoder // what every line carries
+	*zapcore.MapObjectEncoder      // what every line carries
+	coloured                  bool // the level, for terminals
 }
 
-func newLineEncoder() lineEncoder { return lineEncoder{zapcore.NewMapObjectEncoder()} }
+func newLineEncoder(coloured bool) lineEncoder {
+	return lineEncoder{zapcore.NewMapObjectEncoder(), coloured}
+}
+
+// colours are those of a level, as terminals understand them.
+var colours = map[zapcore.Level]string{
+	zapcore.DebugLevel: "\x1b[2m", zapcore.InfoLevel: "\x1b[32m", zapcore.WarnLevel: "\x1b[33m", zapcore.ErrorLevel: "\x1b[31m",
+}
 
 var lines = buffer.NewPool()
 
 func (e lineEncoder) Clone() zapcore.Encoder {
-	clone := newLineEncoder()
+	clone := newLineEncoder(e.coloured)
 	maps.Copy(clone.Fields, e.Fields)
 	return clone
 }
 
 func (e lineEncoder) EncodeEntry(entry zapcore.Entry, fields []zapcore.Field) (*buffer.Buffer, error) {
 	line := lines.Get()
-	fmt.Fprintf(line, "%s %-5s %s", entry.Time.Format("15:04:05.000"), entry.Level.CapitalString(), entry.Message)
+	level := fmt.Sprintf("%-5s", entry.Level.CapitalString())
+	if e.coloured {
+		level = colours[entry.Level] + level + "\x1b[0m"
+	}
+	fmt.Fprintf(line, "%s %s %s", entry.Time.Format("15:04:05.000"), level, entry.Message)
 	for _, f := range fields {
 		one := zapcore.NewMapObjectEncoder()
 		f.AddTo(one)

@@ -133,8 +133,8 @@ more; see its help.`,
 			root.AddCommand(c)
 		}
 	}
-	group("Tasks:", enqueueCommand(), tasksCommand(), schedulesCommand(), limitsCommand(), lockCommand())
-	group("Replicas:", serveCommand(p.Kinds), devCommand(), replicasCommand(), leaderCommand(), healthCommand())
+	group("Tasks:", enqueueCommand(), tasksCommand(), queuesCommand(), schedulesCommand(), limitsCommand(), lockCommand())
+	group("Replicas:", serveCommand(p.Kinds), devCommand(), statusCommand(), replicasCommand(), leaderCommand(), healthCommand())
 	group("Installation:", checkCommand(), migrateCommand(), adoptCommand(), adoptPostgresCommand())
 	group("Other:", versionCommand())
 	root.SetHelpCommandGroupID("Other:")

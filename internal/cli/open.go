@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"os"
+	"os/user"
 
 	"github.com/spf13/cobra"
 
@@ -43,11 +44,24 @@ func openConfigured(configPath string) (*store.Store, Config, error) {
 	if err != nil {
 		return nil, cfg, err
 	}
-	db, err := store.Open(cfg.storeConfig())
+	storeConfig := cfg.storeConfig()
+	storeConfig.Actor = actor()
+	db, err := store.Open(storeConfig)
 	if err != nil {
 		return nil, cfg, usage(err)
 	}
 	return db, cfg, nil
+}
+
+// actor is who runs this command, for onejob.actions: such as alice@web-1.
+func actor() string {
+	name := os.Getenv("SUDO_USER")
+	if name == "" {
+		if u, err := user.Current(); err == nil {
+			name = u.Username
+		}
+	}
+	return name + "@" + hostname()
 }
 
 // both reads the configuration, and prepares access to Postgres and to Consul.

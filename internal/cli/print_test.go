@@ -181,7 +181,7 @@ ALTER TABLE onejob.schedules DROP CONSTRAINT name_has_no_control_characters`, pg
 		}
 	}
 	for _, args := range [][]string{
-		{"tasks", "list"}, {"tasks", "show", "1"},
+		{"tasks", "list"}, {"tasks", "show", "1"}, {"status"},
 		{"schedules", "list"}, {"schedules", "show", hostile}, {"schedules", "disable", hostile}, {"schedules", "preview", hostile},
 		{"schedules", "enable", hostile}, {"schedules", "enable", "no" + hostile},
 		{"schedules", "backfill", hostile, "--from", "2026-01-01", "--to", "2026-01-02", "--dry-run"},

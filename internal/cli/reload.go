@@ -28,7 +28,7 @@ func reloaded(path string, old Config, handlers tasks.Kinds, db *store.Store, re
 			return old
 		}
 	}
-	if err := (tasks.Exec{Commands: cfg.Kinds.Exec.Commands}).Prepare(); err != nil {
+	if err := cfg.Kinds.Exec.EnableLimits(); err != nil {
 		log.Error("reload_failed", zap.Error(err))
 		return old
 	}

@@ -10,8 +10,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"onejob/internal/snapshot"
 	"onejob/store"
-	"onejob/tasks"
+	"onejob/tasks/schedule"
 )
 
 func schedulesCommand() *cobra.Command {
@@ -43,7 +44,7 @@ func schedulesList() *cobra.Command {
 			short("CRON", func(r store.ScheduleRow) any { return r.Cron }),
 			short("ZONE", func(r store.ScheduleRow) any { return r.TimeZone }),
 			short("KIND", func(r store.ScheduleRow) any { return r.Kind }),
-			short("TARGET", func(r store.ScheduleRow) any { return target(r.Kind, r.Payload) }),
+			short("TARGET", func(r store.ScheduleRow) any { return snapshot.Target(r.Kind, r.Payload) }),
 			whole("ENABLED", func(r store.ScheduleRow) any { return r.Enabled }),
 			whole("NEXT", func(r store.ScheduleRow) any { return next(r) }),
 			whole("LAST", func(r store.ScheduleRow) any { return inZoneStored(r.LastAt, r.TimeZone) }),
@@ -51,9 +52,9 @@ func schedulesList() *cobra.Command {
 	})
 }
 
-// schedule returns a schedule, and what Postgres' clock says. If there is none with
+// findSchedule returns a schedule, and what Postgres' clock says. If there is none with
 // that name the error says which one may be meant.
-func schedule(ctx context.Context, db *store.Store, name string) (now time.Time, row store.ScheduleRow, err error) {
+func findSchedule(ctx context.Context, db *store.Store, name string) (now time.Time, row store.ScheduleRow, err error) {
 	now, row, err = db.Schedule(ctx, name)
 	if errors.Is(err, store.ErrNoSchedule) {
 		err = noSchedule(ctx, db, name)
@@ -81,7 +82,7 @@ func schedulesShow() *cobra.Command {
 	}
 	output := outputFlag(c)
 	return withStore(c, func(c *cobra.Command, args []string, db *store.Store) error {
-		_, row, err := schedule(c.Context(), db, args[0])
+		_, row, err := findSchedule(c.Context(), db, args[0])
 		if err != nil {
 			return err
 		}
@@ -109,12 +110,12 @@ func showSchedule(w io.Writer, r store.ScheduleRow, occurrences []store.Occurren
 	t.line("next", next(r))
 	t.line("last", inZoneStored(r.LastAt, r.TimeZone))
 	onMissed := r.OnMissed
-	if onMissed == tasks.MissedAll {
+	if onMissed == schedule.MissedAll {
 		onMissed += fmt.Sprintf(", at most %d", r.MissedCap)
 	}
 	t.line("on missed", onMissed)
 	onOverlap := r.OnOverlap
-	if onOverlap == tasks.OverlapQueue {
+	if onOverlap == schedule.OverlapQueue {
 		onOverlap += fmt.Sprintf(", at most %d", r.QueueCap)
 	}
 	t.line("on overlap", onOverlap)
@@ -193,7 +194,7 @@ func parseMoment(text, zone string) (time.Time, error) {
 			continue
 		}
 		line := fmt.Sprintf("%d %d %d %d %d *", wall.Second(), wall.Minute(), wall.Hour(), wall.Day(), wall.Month())
-		s, err := tasks.ParseSchedule(line, zone)
+		s, err := schedule.Parse(line, zone)
 		if err != nil {
 			return time.Time{}, err
 		}
@@ -207,7 +208,7 @@ func isEvery(cron string) bool { return strings.HasPrefix(cron, "@every ") }
 
 // dueFrom returns the due times from one time to another, both included, of a cron
 // expression other than @every, and whether there are more than limit.
-func dueFrom(s tasks.Schedule, from, to time.Time, limit int) (dues []time.Time, more bool) {
+func dueFrom(s schedule.Cron, from, to time.Time, limit int) (dues []time.Time, more bool) {
 	for due := s.Next(from.Add(-1)); !due.IsZero() && !due.After(to); due = s.Next(due) {
 		if len(dues) == limit {
 			return dues, true

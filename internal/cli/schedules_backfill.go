@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"onejob/store"
-	"onejob/tasks"
+	"onejob/tasks/schedule"
 )
 
 // A backfill of more due times than manyTasks needs --yes. One of more than mostTasks
@@ -45,7 +45,7 @@ For @every, only due times that were skipped get tasks.`,
 		if *from == "" || *to == "" {
 			return usage(errors.New("--from and --to are required"))
 		}
-		now, row, err := schedule(c.Context(), db, args[0])
+		now, row, err := findSchedule(c.Context(), db, args[0])
 		if err != nil {
 			return err
 		}
@@ -116,7 +116,7 @@ func dueBetween(c *cobra.Command, db *store.Store, row store.ScheduleRow, first,
 		dues, err = db.SkippedDueTimes(c.Context(), row.ID, first, last, limit+1)
 		return dues, len(dues) > limit, err
 	}
-	s, err := tasks.ParseSchedule(row.Cron, row.TimeZone)
+	s, err := schedule.Parse(row.Cron, row.TimeZone)
 	if err != nil {
 		return nil, false, err
 	}

@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"onejob/tasks"
+	"onejob/tasks/schedule"
 )
 
 // dueTime is a due time as "preview" shows it.
@@ -54,7 +54,7 @@ zone. @every counts from there.`,
 				return err
 			}
 			defer db.Close()
-			now, row, err := schedule(c.Context(), db, args[0])
+			now, row, err := findSchedule(c.Context(), db, args[0])
 			if err != nil {
 				return err
 			}
@@ -63,7 +63,7 @@ zone. @every counts from there.`,
 			}
 			*line, *zone, start, known = row.Cron, row.TimeZone, now, row.NextAt
 		}
-		s, err := tasks.ParseSchedule(*line, *zone)
+		s, err := schedule.Parse(*line, *zone)
 		if err != nil {
 			return usage(err)
 		}
@@ -92,7 +92,7 @@ zone. @every counts from there.`,
 
 // nextDueTimes returns the next n due times of a line from start on. known is
 // its next due time if that is written down: an @every line goes on from there.
-func nextDueTimes(s tasks.Schedule, line, zone string, start time.Time, known *time.Time, n int) []dueTime {
+func nextDueTimes(s schedule.Cron, line, zone string, start time.Time, known *time.Time, n int) []dueTime {
 	loc := location(zone)
 	var due time.Time
 	switch {
@@ -118,7 +118,7 @@ func nextDueTimes(s tasks.Schedule, line, zone string, start time.Time, known *t
 // of a line. It compares the line with itself in UTC, where every time that it
 // names comes once.
 func clockNotes(line string, loc *time.Location) func(due time.Time) string {
-	named, err := tasks.ParseSchedule(line, "UTC")
+	named, err := schedule.Parse(line, "UTC")
 	if err != nil || isEvery(line) {
 		return func(time.Time) string { return "" }
 	}

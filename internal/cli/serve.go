@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
+	"onejob/internal/metrics"
 	"onejob/internal/pgerror"
 	"onejob/internal/supervisor"
 	"onejob/lock/consul"
@@ -101,25 +102,28 @@ func serve(ctx context.Context, path string, cfg Config, handlers tasks.Kinds, o
 	log := newLoggerAt(level, cfg, out)
 	defer func() { _ = log.Sync() }()
 	limitMemory(log)
-	if err := prepareCommands(tasks.Exec{Commands: cfg.Kinds.Exec.Commands}, log); err != nil {
+	if err := prepareCommands(cfg.Kinds.Exec, log); err != nil {
 		return err
 	}
 
-	db, err := store.Open(cfg.storeConfig())
+	shown := metrics.New(version())
+	storeConfig := cfg.storeConfig()
+	storeConfig.Measure = shown.Store
+	db, err := store.Open(storeConfig)
 	if err != nil {
 		return usage(err)
 	}
 	defer db.Close()
 
-	health := &health{store: db}
-	address, stopHealth, err := health.listen(cfg.HTTP.Listen, log)
+	health := &health{store: db, metrics: shown.Handler()}
+	address, stopHealth, err := health.listen(cfg, log)
 	if err != nil {
 		return err
 	}
 	defer stopHealth()
 
 	lockConfig := cfg.consulConfig()
-	lockConfig.Log = log
+	lockConfig.Log, lockConfig.Measure = log, shown.Consul
 	lockConfig.Replica.HTTP = address
 	locks, err := consul.New(lockConfig)
 	if err != nil {
@@ -134,13 +138,14 @@ func serve(ctx context.Context, path string, cfg Config, handlers tasks.Kinds, o
 	if err != nil {
 		return usage(err)
 	}
+	health.limits.Store(&limits)
 	if runLimits != nil { // for longer than the replica, which gives its slots back
 		running, stop := context.WithCancel(context.WithoutCancel(ctx))
 		done := make(chan struct{})
 		go func() { defer close(done); _ = runLimits(running) }()
 		defer func() { stop(); <-done }()
 	}
-	replica := &worker.Worker{
+	replica, err := worker.New(worker.Config{
 		Store:         db,
 		Locks:         locks,
 		Kinds:         kinds,
@@ -163,10 +168,18 @@ func serve(ctx context.Context, path string, cfg Config, handlers tasks.Kinds, o
 		KindLimits:    cfg.Limits.Kinds,
 		KeepSucceeded: cfg.Retention.Succeeded,
 		KeepFailed:    cfg.Retention.Failed,
+		Measure:       shown.Worker,
 		Log:           log,
-	}
-	if err := replica.Init(); err != nil {
+	})
+	if err != nil {
 		return usage(err)
+	}
+	leading := func() bool { return replica.Status().Leading }
+	shown.Watch(
+		metrics.Process{Status: replica.Status, LeaseLeft: locks.LeaseLeft, Pool: db.Pool().Stat},
+		&metrics.Backlog{Leading: leading, Store: db})
+	if limits != nil {
+		shown.Watch(&metrics.Limits{Leading: leading, Limits: limits})
 	}
 
 	if err := prepare(ctx, cfg, db, log); err != nil {

@@ -2,10 +2,8 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
-	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,13 +12,14 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/spf13/cobra"
 
+	"onejob/internal/snapshot"
 	"onejob/lock/consul"
 	"onejob/store"
 )
 
 func tasksCommand() *cobra.Command {
-	c := &cobra.Command{Use: "tasks", Short: "List, show, cancel and retry tasks"}
-	c.AddCommand(tasksList(), tasksShow(),
+	c := &cobra.Command{Use: "tasks", Short: "List, show, explain, cancel and retry tasks"}
+	c.AddCommand(tasksList(), tasksShow(), tasksExplain(),
 		tasksChange("cancel", "Cancel tasks: pending ones at once, running ones within seconds",
 			"cancelled, or will be as soon as its replica has stopped it", "neither pending nor running", (*store.Store).Cancel, "pending", "running"),
 		tasksChange("retry", "Make tasks that are not running due now, with all their attempts",
@@ -97,7 +96,7 @@ that ends before the page is full, stderr says where to continue.`,
 		return printRows(c, *output, page.Rows,
 			whole("ID", func(r store.Row) any { return r.ID }),
 			short("KIND", func(r store.Row) any { return r.Kind }),
-			short("TARGET", func(r store.Row) any { return target(r.Kind, r.Payload) }),
+			short("TARGET", func(r store.Row) any { return snapshot.Target(r.Kind, r.Payload) }),
 			whole("STATUS", func(r store.Row) any { return r.Status }),
 			short("QUEUE", func(r store.Row) any { return r.Queue }),
 			whole("ATTEMPT", func(r store.Row) any { return fmt.Sprintf("%d/%d", r.Attempt, r.MaxAttempts) }),
@@ -114,35 +113,6 @@ func noteUnknown(w io.Writer, what, name string, known []string) {
 	if name != "" && !slices.Contains(known, name) {
 		printf(w, "onejob: no replica, schedule or recent task has %s %s%s\n", what, strconv.Quote(name), didYouMean(name, known))
 	}
-}
-
-// target says what a task works on: the command of an exec task, the URL of an http
-// task without its query, the statement of an sql task, and the payload of any other.
-func target(kind string, payload json.RawMessage) string {
-	var p struct {
-		Command   string
-		Args      []string
-		Method    string
-		URL       string
-		Statement string
-	}
-	builtIn := json.Unmarshal(payload, &p) == nil
-	switch {
-	case builtIn && kind == "exec" && p.Command != "":
-		return strings.Join(append([]string{p.Command}, p.Args...), " ")
-	case builtIn && kind == "http" && p.URL != "":
-		u, err := url.Parse(p.URL)
-		if err != nil {
-			return ""
-		}
-		u.RawQuery, u.User = "", nil // may hold secrets
-		return strings.TrimSpace(p.Method + " " + u.String())
-	case builtIn && kind == "sql" && p.Statement != "":
-		return p.Statement
-	case string(payload) == "{}":
-		return ""
-	}
-	return string(payload)
 }
 
 // duration returns how long the last attempt took, or has been running.
@@ -228,18 +198,23 @@ func tasksShow() *cobra.Command {
 		if err != nil {
 			return err
 		}
+		why, err := db.Why(c.Context(), id)
+		if err != nil {
+			return err
+		}
 		if *output == formatJSON {
 			return printJSON(c.OutOrStdout(), struct {
 				store.Row
+				Why      string             `json:"why"`
 				Attempts []store.AttemptRow `json:"attempts"`
-			}{row, notNil(attempts)})
+			}{row, why, notNil(attempts)})
 		}
-		return showTask(c.OutOrStdout(), row, attempts, cfg.Consul.Prefix)
+		return showTask(c.OutOrStdout(), row, why, attempts, cfg.Consul.Prefix)
 	}
 	return c
 }
 
-func showTask(w io.Writer, r store.Row, attempts []store.AttemptRow, prefix string) error {
+func showTask(w io.Writer, r store.Row, why string, attempts []store.AttemptRow, prefix string) error {
 	var t table
 	t.line("task", r.ID)
 	t.line("kind", r.Kind)
@@ -247,6 +222,7 @@ func showTask(w io.Writer, r store.Row, attempts []store.AttemptRow, prefix stri
 	if r.CancelRequested && r.Status == "running" {
 		t.line("", "cancel requested")
 	}
+	t.line("why", why)
 	t.line("payload", firstLine(string(r.Payload), 200))
 	t.line("queue", r.Queue)
 	t.line("priority", r.Priority)

@@ -286,7 +286,8 @@ func TestWaitEndsThoughThePipeIsHeldOpen(t *testing.T) {
 	s, mark := script(t, "echo ready; exec sleep 1000", &out)
 	p := mustStart(t, s)
 	untilReady(t, &out)
-	pids := marked(t, mark)
+	var pids []int // a process that is being replaced by exec shows no variables
+	until(t, "the command shows its mark", func() bool { pids = marked(t, mark); return len(pids) > 0 })
 	held, err := os.OpenFile("/proc/"+itoa(pids[0])+"/fd/1", os.O_WRONLY, 0)
 	if err != nil {
 		t.Fatal(err)

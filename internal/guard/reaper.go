@@ -281,7 +281,11 @@ func (k *reaper) act() {
 		k.phase = killing
 	}
 	if k.phase == running && k.deadline.Passed() {
-		k.stop(LeaseEnded, k.deadline.Add(min(k.grace, lapse)))
+		until := lapse
+		if mutant.Lapse {
+			until = 3 * time.Second
+		}
+		k.stop(LeaseEnded, k.deadline.Add(min(k.grace, until)))
 	}
 	if k.phase == stopping && k.killAt.Passed() {
 		k.phase = killing

@@ -46,4 +46,6 @@ const (
 	Late        = false // takeovers begin 20 s late
 	Returns     = false // tasks are requeued under any fence
 	Doubling    = false // the delay of retries stays the same
+	Lapse       = false // a command is killed 3 s after its lease, not 0.5 s
+	LockKey     = false // onejob lock has keys of its own
 )

@@ -41,4 +41,6 @@ var (
 	Late        = name == "late"
 	Returns     = name == "returns"
 	Doubling    = name == "doubling"
+	Lapse       = name == "lapse"
+	LockKey     = name == "lockkey"
 )

@@ -35,6 +35,9 @@ type ConsulConfig struct {
 	Client     TLS
 	ServerName string
 
+	// Env is added to the environment of the process, as os/exec takes it.
+	Env []string
+
 	// Extra is agent configuration as JSON. It is merged over what the package
 	// chooses.
 	Extra string
@@ -220,7 +223,7 @@ func (c *Consul) Start(ctx context.Context) error {
 
 	cmd := exec.Command(c.path, "agent",
 		"-config-file="+c.file("1-onejob.json"), "-config-file="+c.file("2-extra.json"))
-	cmd.Dir = c.folder.path
+	cmd.Dir, cmd.Env = c.folder.path, append(os.Environ(), c.config.Env...)
 	process, err := startProcess("Consul", cmd, c.LogFile(), syscall.SIGKILL)
 	if err != nil {
 		return err
@@ -321,6 +324,9 @@ func (c *Consul) Close() error {
 	}
 	return c.folder.remove()
 }
+
+// Binary returns the path of Consul's binary.
+func (c *Consul) Binary() string { return c.path }
 
 // Addr is the host and port of the HTTP API. It does not change when the server
 // is stopped and started.

@@ -122,13 +122,19 @@ func (p *Postgres) copyTo(ctx context.Context, in *folder, name string, more ...
 	}
 	arguments := append([]string{"--pgdata=" + data, "--host=127.0.0.1", "--port=" + strconv.Itoa(p.port), "--username=postgres",
 		"--checkpoint=fast", "--wal-method=stream", "--no-sync"}, more...)
-	cmd := exec.CommandContext(ctx, filepath.Join(p.bin, "pg_basebackup"), arguments...)
-	cmd.Dir = in.path
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: p.account.credential()}
-	if output, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("pg_basebackup: %w\n%s", err, output)
+	for tries := 1; ; tries++ {
+		cmd := exec.CommandContext(ctx, filepath.Join(p.bin, "pg_basebackup"), arguments...)
+		cmd.Dir = in.path
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: p.account.credential()}
+		output, err := cmd.CombinedOutput()
+		if err == nil {
+			return data, nil
+		}
+		if tries == 5 || ctx.Err() != nil { // it cleans up, and somebody may just have ended the server's processes
+			return "", fmt.Errorf("pg_basebackup: %w\n%s", err, output)
+		}
+		time.Sleep(time.Second)
 	}
-	return data, nil
 }
 
 // Follow kills p, gives it a copy of the data of another server, which it follows from

@@ -35,7 +35,7 @@ func Lifecycle(t testing.TB, dsn string, with ...func(*lifecycle.Config)) {
 		t.Fatalf("testenv: note the steps of tasks: %v", err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*cleanupTimeout) // there may be many
+		ctx, cancel := context.WithTimeout(context.Background(), 20*cleanupTimeout) // there may be many
 		defer cancel()
 		var steps []lifecycle.Step
 		if err := connected(ctx, dsn, func(conn *pgx.Conn) (err error) {

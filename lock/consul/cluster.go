@@ -80,6 +80,24 @@ func (l *Locker) Present(ctx context.Context) ([]string, error) {
 	return sessions, nil
 }
 
+// Replicas returns what the replicas that live here say of themselves.
+func (l *Locker) Replicas(ctx context.Context) ([]Replica, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	pairs, err := l.list(ctx, l.replicaKey(""))
+	if err != nil {
+		return nil, l.cfg.explain(err)
+	}
+	var list []Replica
+	for _, p := range pairs {
+		var r Replica
+		if strings.TrimPrefix(p.Key, l.replicaKey("")) == p.Session && json.Unmarshal(p.Value, &r) == nil {
+			list = append(list, r)
+		}
+	}
+	return list, nil
+}
+
 // present returns the sessions whose replicas have a key. A key that its own session
 // does not hold was put there by somebody else, and says nothing.
 func (l *Locker) present(ctx context.Context) ([]string, error) {

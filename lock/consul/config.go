@@ -81,11 +81,15 @@ type Config struct {
 	SessionTTL time.Duration // at least 10 s, Consul's own bound; default 15 s
 	Renew      time.Duration // how often the session is renewed; default 3 s
 	Margin     time.Duration // how much earlier than Consul the holder gives up; default 1 s
-	LockDelay  time.Duration // how long the keys of a dead session stay locked; default 3 s
+	LockDelay  time.Duration // how long the keys of a dead session stay locked; default lock.DefaultLockDelay
 	Verify     time.Duration // how often held keys are looked at; default 3 s
 
 	Replica Replica     // who we are
 	Log     *zap.Logger // default: JSON on stderr, from level info on
+
+	// Measure is called with what the Locker does, for metrics; nil for none. It is called by
+	// many goroutines at once and must not block.
+	Measure func(what Measure, count int, took time.Duration)
 
 	// RoundTripper, if not nil, carries all requests in place of connections of the
 	// Locker's own. It is for simulations.
@@ -131,7 +135,7 @@ func (c Config) WithDefaults() Config {
 	def(&c.SessionTTL, 15*time.Second)
 	def(&c.Renew, 3*time.Second)
 	def(&c.Margin, time.Second)
-	def(&c.LockDelay, 3*time.Second)
+	def(&c.LockDelay, lock.DefaultLockDelay)
 	def(&c.Verify, 3*time.Second)
 	if c.Replica.Host == "" {
 		c.Replica.Host, _ = os.Hostname()
@@ -149,6 +153,17 @@ func (c Config) WithDefaults() Config {
 		c.Log = logging.Stderr()
 	}
 	return c
+}
+
+// Slack returns for how long a process may stand still, or go unheard, before its leases
+// end: the shortest of what the check, the session and [lock.Silence] allow.
+func (c Config) Slack() time.Duration {
+	c = c.WithDefaults()
+	slack := min(c.session().Slack(), c.silence().Slack())
+	if c.Liveness == Check {
+		slack = min(slack, c.check().Slack())
+	}
+	return slack
 }
 
 // check is the arithmetic of the health check; session that of the session.

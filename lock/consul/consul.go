@@ -88,8 +88,16 @@ func New(cfg Config) (*Locker, error) {
 	l := &Locker{cfg: cfg, log: cfg.Log, changed: make(chan struct{})}
 	l.life, l.kill = context.WithCancel(context.Background())
 	l.membership = newMembership(l)
-	l.acquires = batch.Group[*lease]{Commit: func(list []*lease) { l.lockKeys(l.life, list) }, Max: maxAcquires, Parallel: 2}
-	l.releases = batch.Group[*lease]{Commit: func(list []*lease) { l.deleteKeys(l.life, list) }, Max: maxBatch, Parallel: 2}
+	l.acquires = batch.Group[*lease]{Commit: func(list []*lease) {
+		sent := time.Now()
+		l.lockKeys(l.life, list)
+		l.measure(MeasureAcquire, len(list), time.Since(sent))
+	}, Max: maxAcquires, Parallel: 2}
+	l.releases = batch.Group[*lease]{Commit: func(list []*lease) {
+		sent := time.Now()
+		l.deleteKeys(l.life, list)
+		l.measure(MeasureRelease, len(list), time.Since(sent))
+	}, Max: maxBatch, Parallel: 2}
 
 	// As in the library, a token file goes before a token.
 	clientConfig := *cfg.Client
@@ -181,6 +189,7 @@ func (l *Locker) Run(ctx context.Context, cluster lock.Cluster) error {
 			t.end(context.WithoutCancel(ctx))
 			break
 		}
+		l.measure(MeasureLost, 1, 0)
 		l.log.Warn("session_lost", zap.String("session", t.id), zap.Error(context.Cause(t.ctx)), zap.Int("leases", t.count()))
 		l.draining.Go(func() { t.drain(ctx) })
 	}

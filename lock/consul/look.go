@@ -46,6 +46,18 @@ func (l *Locker) Holder(ctx context.Context, key string) (session string, value 
 	return pair.Session, pair.Value, nil
 }
 
+// Node returns the Consul node that a session belongs to; empty if the session has ended.
+func (l *Locker) Node(ctx context.Context, session string) (string, error) {
+	entry, err := l.lookAt(ctx, l.keys, session)
+	if err != nil {
+		return "", fmt.Errorf("look at the session of a lock: %w", l.cfg.explain(err))
+	}
+	if entry == nil {
+		return "", nil
+	}
+	return entry.Node, nil
+}
+
 // Await returns nil when nobody seems to hold key any more, a moment later if
 // its holder died. Others may be waiting too: the caller must ask for the lock
 // to know. It waits through Consul's absence; an error other than ctx's own

@@ -310,6 +310,7 @@ func (t *session) beat(ctx context.Context) bool {
 	err := t.l.heartbeats.Agent().UpdateTTLOpts(checkID(t.service), "", api.HealthPassing, t.l.query(rctx))
 	switch {
 	case err == nil:
+		t.l.measure(MeasureHeartbeat, 1, boottime.Now().Sub(sent))
 		t.extend(&t.leaseWindow.check, timing, sent)
 		return true
 	case strings.Contains(err.Error(), "Unknown check ID"), strings.Contains(err.Error(), "does not have associated TTL"):
@@ -331,6 +332,7 @@ func (t *session) renew(ctx context.Context) bool {
 	case err == nil && entry == nil:
 		t.lose(fmt.Errorf("%w: Consul says that session %s has ended", lock.ErrLost, t.id))
 	case err == nil:
+		t.l.measure(MeasureRenewal, 1, boottime.Now().Sub(sent))
 		t.extend(&t.leaseWindow.session, timing, sent)
 		return true
 	case ctx.Err() == nil:

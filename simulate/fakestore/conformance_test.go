@@ -182,7 +182,11 @@ func compare(t *testing.T, seed uint64, sides ...*side) {
 				for try := 0; len(claimed.Tasks) == 0 && err == nil && (try < 4 || i > 0 && answers[0] != "" && time.Now().Before(deadline)); try++ {
 					time.Sleep(time.Duration(max(0, try-4)) * time.Millisecond)
 					if _, err = s.LookBehind(ctx, tasks.Claim{Kinds: []string{"k"}, Queues: []string{queue}}); err == nil {
-						claimed, err = s.Claim(ctx, tasks.Claim{Session: ss.id, Replica: "r", Kinds: []string{"k"}, Queues: []string{queue}, Max: 3})
+						claimed, err = s.Claim(ctx, tasks.Claim{Session: ss.id, Replica: "r", Kinds: []string{"k"}, Queues: []string{queue}, Max: 3, Taken: func(rows []tasks.Taken) {
+							for _, r := range rows {
+								got = append(got, fmt.Sprint("taken ", r.ID, r.Fence))
+							}
+						}})
 					}
 				}
 				for _, task := range claimed.Tasks {

@@ -9,6 +9,7 @@ package fakestore
 
 import (
 	"cmp"
+	"errors"
 	"maps"
 	"slices"
 	"sync"
@@ -66,9 +67,13 @@ type Database struct {
 	state    state
 	server   tasks.Server
 	sequence int64 // onejob.fences
+	claims   int
 
 	// Step is the distance of the ids of successive rows; zero means 1.
 	Step int64
+
+	// FailCommit makes one of so many claims fail at its commit; zero means none.
+	FailCommit int
 
 	// Changed, if not nil, is called with every change of a row, and which statement made
 	// it. It must not call the database.
@@ -191,8 +196,10 @@ func (d *Database) held(id, fence int64, session string) (Row, bool) {
 	return r, r.Status == tasks.StatusRunning && r.Fence == fence && r.Session == session
 }
 
-// claim is store.Claim.
-func (d *Database) claim(c tasks.Claim) (claimed tasks.Claimed, err error) {
+var errCommit = errors.New("the commit has failed")
+
+// claim is store.Claim. It announces what it has taken before it commits.
+func (d *Database) claim(c tasks.Claim, announce func([]tasks.Taken)) (claimed tasks.Claimed, err error) {
 	if !c.Server.IsZero() && !c.Server.Equal(d.server.Started) {
 		return claimed, tasks.ErrOtherServer
 	}
@@ -222,16 +229,28 @@ func (d *Database) claim(c tasks.Claim) (claimed tasks.Claimed, err error) {
 	}
 	// Postgres makes them running in the order of their ids, and returns the most urgent first.
 	taken := map[int64]*tasks.Task{}
+	var rows []Row
+	var announced []tasks.Taken
 	for _, r := range slices.SortedFunc(slices.Values(chosen), func(a, b Row) int { return cmp.Compare(a.ID, b.ID) }) {
 		d.sequence++
 		r.Status, r.Attempt, r.Fence = tasks.StatusRunning, r.Attempt+1, c.FencesFrom+d.sequence
 		r.Session, r.Replica, r.StartedAt = c.Session, c.Replica, now()
-		d.put(r, "claim")
+		rows = append(rows, r)
+		if r.LockKey == "" && r.Crashes+r.Stalls == 0 {
+			announced = append(announced, tasks.Taken{ID: r.ID, Fence: r.Fence})
+		}
 		taken[r.ID] = &tasks.Task{
 			ID: r.ID, Kind: r.Kind, Payload: []byte("{}"), Queue: r.Queue, Priority: r.Priority, LockKey: r.Key(), LockShared: r.LockKey != "",
 			Attempt: r.Attempt, MaxAttempts: r.MaxAttempts, Crashes: r.Crashes, Stalls: r.Stalls, Fence: r.Fence, Server: c.Server,
 			Session: r.Session, Replica: r.Replica, CreatedAt: r.CreatedAt, StartedAt: r.StartedAt,
 		}
+	}
+	announce(announced)
+	if d.claims++; d.FailCommit > 0 && d.claims%d.FailCommit == 0 {
+		return claimed, errCommit
+	}
+	for _, r := range rows {
+		d.put(r, "claim")
 	}
 	for _, r := range chosen {
 		claimed.Tasks = append(claimed.Tasks, taken[r.ID])

@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"sync"
 	"time"
 
 	"onejob/boottime"
 	"onejob/tasks"
+	"onejob/tasks/schedule"
 	"onejob/worker"
 )
 
@@ -63,7 +65,19 @@ func notice(ctx context.Context, s *Store, what string, within time.Duration, f 
 
 // Claim implements worker.Store.
 func (s *Store) Claim(ctx context.Context, c tasks.Claim) (tasks.Claimed, error) {
-	claimed, err := ask(ctx, s, "claim", timeout, func(d *Database) (tasks.Claimed, error) { return d.claim(c) })
+	var mu sync.Mutex
+	over := false
+	announce := func(rows []tasks.Taken) {
+		mu.Lock()
+		defer mu.Unlock()
+		if c.Taken != nil && len(rows) > 0 && !over { // what arrives later is no answer to this call
+			c.Taken(rows)
+		}
+	}
+	claimed, err := ask(ctx, s, "claim", timeout, func(d *Database) (tasks.Claimed, error) { return d.claim(c, announce) })
+	mu.Lock()
+	over = true
+	mu.Unlock()
 	for _, t := range claimed.Tasks {
 		t.HeardAt = boottime.Now()
 	}
@@ -122,12 +136,12 @@ func (s *Store) Listen(ctx context.Context, _ func(tasks.Signal)) error {
 
 // The list of replicas.
 
-// ClusterID implements worker.MemberStore.
+// ClusterID implements worker.Store.
 func (s *Store) ClusterID(ctx context.Context) (string, error) {
 	return ask(ctx, s, "cluster", timeout, func(d *Database) (string, error) { return d.state.cluster, nil })
 }
 
-// AdoptConsul implements worker.MemberStore. Nobody else's call is let in between.
+// AdoptConsul implements worker.Store. Nobody else's call is let in between.
 func (s *Store) AdoptConsul(ctx context.Context, id string, sessions []string, foreign bool, _ string, write func(ctx context.Context, id string) error) error {
 	type step struct {
 		next string
@@ -158,32 +172,32 @@ func (s *Store) AdoptConsul(ctx context.Context, id string, sessions []string, f
 	})
 }
 
-// Join implements worker.MemberStore.
+// Join implements worker.Store.
 func (s *Store) Join(ctx context.Context, id string, r tasks.Replica) error {
 	return notice(ctx, s, "join", timeout, func(d *Database) error { return d.join(id, r) })
 }
 
-// Beat implements worker.MemberStore.
+// Beat implements worker.Store.
 func (s *Store) Beat(ctx context.Context, r tasks.Replica) ([]tasks.Replica, error) {
 	return ask(ctx, s, "beat", beatTimeout, func(d *Database) ([]tasks.Replica, error) { return d.beat(r), nil })
 }
 
-// Replicas implements worker.MemberStore.
+// Replicas implements worker.Store.
 func (s *Store) Replicas(ctx context.Context) ([]tasks.Replica, error) {
 	return ask(ctx, s, "replicas", timeout, func(d *Database) ([]tasks.Replica, error) { return d.replicas(), nil })
 }
 
-// DeclareProcessDead implements worker.MemberStore.
+// DeclareProcessDead implements worker.Store.
 func (s *Store) DeclareProcessDead(ctx context.Context, process string) ([]string, error) {
 	return ask(ctx, s, "process dead", timeout, func(d *Database) ([]string, error) { return d.declareProcessDead(process), nil })
 }
 
-// DeclareDead implements worker.MemberStore.
+// DeclareDead implements worker.Store.
 func (s *Store) DeclareDead(ctx context.Context, r tasks.Replica, stopped bool) (tasks.ReplicaState, error) {
 	return ask(ctx, s, "declare dead", timeout, func(d *Database) (tasks.ReplicaState, error) { return d.declareDead(r, stopped), nil })
 }
 
-// EndReplica implements worker.MemberStore.
+// EndReplica implements worker.Store.
 func (s *Store) EndReplica(ctx context.Context, session string, how tasks.ReplicaState) error {
 	return notice(ctx, s, "end replica", beatTimeout, func(d *Database) error { d.endReplica(session, how); return nil })
 }
@@ -231,41 +245,47 @@ func (s *Store) DueKinds(context.Context, tasks.Claim) ([]string, error) { retur
 
 // Schedules, of which there are none.
 
-// DueSchedules implements worker.LeaderStore.
-func (s *Store) DueSchedules(context.Context, []string) (time.Time, []tasks.DueSchedule, error) {
+// DueSchedules implements worker.Store.
+func (s *Store) DueSchedules(context.Context, []string) (time.Time, []schedule.Due, error) {
 	return now(), nil, nil
 }
 
-// MakeOccurrences implements worker.LeaderStore.
-func (s *Store) MakeOccurrences(context.Context, tasks.DueSchedule, tasks.Plan) (bool, int, error) {
+// MakeOccurrences implements worker.Store.
+func (s *Store) MakeOccurrences(context.Context, schedule.Due, schedule.Plan) (bool, int, error) {
 	return false, 0, nil
 }
 
-// MarkSchedule implements worker.LeaderStore.
-func (s *Store) MarkSchedule(context.Context, tasks.DueSchedule, string) error { return nil }
+// MarkSchedule implements worker.Store.
+func (s *Store) MarkSchedule(context.Context, schedule.Due, string) error { return nil }
 
-// UntilNextSchedule implements worker.LeaderStore.
+// UntilNextSchedule implements worker.Store.
 func (s *Store) UntilNextSchedule(_ context.Context, atMost time.Duration, _ []string) (time.Duration, error) {
 	return max(atMost, 10*time.Second), nil
 }
 
-// Purge implements worker.LeaderStore.
+// Purge implements worker.Store.
 func (s *Store) Purge(context.Context, tasks.Status, time.Duration, int) (int, bool, []tasks.RowError, error) {
 	return 0, false, nil, nil
 }
 
-// PurgeOccurrences implements worker.LeaderStore.
+// PurgeOccurrences implements worker.Store.
 func (s *Store) PurgeOccurrences(context.Context, time.Duration, int) (int, error) { return 0, nil }
 
-// HeldSnapshots implements worker.LeaderStore.
+// PurgeActions implements worker.Store.
+func (s *Store) PurgeActions(context.Context, time.Duration, int) (int, error) { return 0, nil }
+
+// UnservedQueues implements worker.Store.
+func (s *Store) UnservedQueues(context.Context, int) ([]string, error) { return nil, nil }
+
+// HeldSnapshots implements worker.Store.
 func (s *Store) HeldSnapshots(context.Context, time.Duration) ([]tasks.HeldSnapshot, error) {
 	return nil, nil
 }
 
-// Overlaps implements worker.LeaderStore.
+// Overlaps implements worker.Store.
 func (s *Store) Overlaps(context.Context, int) ([]tasks.Overlap, int, error) { return nil, 0, nil }
 
-// Clock implements worker.LeaderStore.
+// Clock implements worker.Store.
 func (s *Store) Clock(ctx context.Context) (at, started time.Time, err error) {
 	err = notice(ctx, s, "clock", timeout, func(d *Database) error {
 		at, started = now(), d.server.Started
@@ -274,14 +294,14 @@ func (s *Store) Clock(ctx context.Context) (at, started time.Time, err error) {
 	return at, started, err
 }
 
-// AfterSetBack implements worker.LeaderStore.
+// AfterSetBack implements worker.Store.
 func (s *Store) AfterSetBack(context.Context) (int, error) { return 0, nil }
 
-// SchedulesAhead implements worker.LeaderStore.
-func (s *Store) SchedulesAhead(context.Context) ([]tasks.ScheduleAhead, error) { return nil, nil }
+// SchedulesAhead implements worker.Store.
+func (s *Store) SchedulesAhead(context.Context) ([]schedule.Ahead, error) { return nil, nil }
 
-// SetNext implements worker.LeaderStore.
-func (s *Store) SetNext(context.Context, tasks.ScheduleAhead, time.Time) (bool, int, error) {
+// SetNext implements worker.Store.
+func (s *Store) SetNext(context.Context, schedule.Ahead, time.Time) (bool, int, error) {
 	return false, 0, nil
 }
 

@@ -76,23 +76,23 @@ var Mutants = []Mutant{
 		"worker/attempt.go", "context.WithCancelCause(lease.Context())", "context.WithCancelCause(context.WithoutCancel(lease.Context()))"),
 	one("hasty-burial", "replicas are called dead after a quarter of the silence",
 		"worker/members.go", "	for _, r := range w.members.silent(lock.Silence) {\n		switch {", "	for _, r := range w.members.silent(lock.Silence / 4) {\n		switch {").
-		and("worker/members.go", "how, err := w.Locks.End(ctx, r.Session, lock.Silence)", "how, err := w.Locks.End(ctx, r.Session, lock.Silence/4)"),
+		and("worker/members.go", "how, err := w.cfg.Locks.End(ctx, r.Session, lock.Silence)", "how, err := w.cfg.Locks.End(ctx, r.Session, lock.Silence/4)"),
 	one("one-second-early", "replicas are called dead two seconds early",
 		"worker/members.go", "	for _, r := range w.members.silent(lock.Silence) {\n		switch {", "	for _, r := range w.members.silent(lock.Silence - 2*time.Second) {\n		switch {").
-		and("worker/members.go", "how, err := w.Locks.End(ctx, r.Session, lock.Silence)", "how, err := w.Locks.End(ctx, r.Session, lock.Silence-2*time.Second)"),
+		and("worker/members.go", "how, err := w.cfg.Locks.End(ctx, r.Session, lock.Silence)", "how, err := w.cfg.Locks.End(ctx, r.Session, lock.Silence-2*time.Second)"),
 	one("one-silence", "silence on the list is death, whatever Consul has heard",
 		"lock/consul/cluster.go", "if l.membership.quiet(session, index) < silence {", "if l.membership.quiet(session, index) < 0 {"),
 	one("heard-at-the-answer", "the list's word counts from its answer",
-		"worker/members.go", "w.Locks.Heard(session, sent)", "w.Locks.Heard(session, max(sent, boottime.Now()))"),
+		"worker/members.go", "w.cfg.Locks.Heard(session, sent)", "w.cfg.Locks.Heard(session, max(sent, boottime.Now()))"),
 	one("no-silence-deadline", "a lease does not end when nobody hears of its replica",
 		"lock/consul/lease_window.go", "return min(t.check, t.session, t.silence)", "return min(t.check, t.session)"),
 	one("no-audit", "claims whose answers are lost are never given back",
-		"worker/worker.go", "	if !w.replyLost.Load() {\n		return\n	}\n", "	if !w.replyLost.Load() || w.MaxCrashes > 0 {\n		return\n	}\n"),
+		"worker/audit.go", "	if !w.replyLost.Load() {\n		return\n	}\n", "	if !w.replyLost.Load() || w.cfg.MaxCrashes > 0 {\n		return\n	}\n"),
 	one("claims-are-dropped", "a claim is given up when the replica stops",
-		"worker/worker.go", "whole := context.WithoutCancel(ctx)", "whole := ctx").
-		and("worker/worker.go", "			w.audit(last)\n", "			_ = last\n"),
+		"worker/claim.go", "whole := context.WithoutCancel(ctx)", "whole := ctx").
+		and("worker/claim.go", "			w.audit(last)\n", "			_ = last\n"),
 	one("audit-beside-claims", "the audit of claims runs beside those under a limit",
-		"worker/limits.go", "	w.claiming.RLock()\n	defer w.claiming.RUnlock()\n", ""),
+		"worker/claim.go", "	w.claiming.RLock()\n	defer w.claiming.RUnlock()\n	c.Session,", "	c.Session,"),
 	one("fences-begin-anew", "another server's fences do not begin above those of its predecessor",
 		"worker/database.go", "	if mutant.Fences {\n		now.FencesFrom = 0\n	}\n", "	_, now.FencesFrom = mutant.Fences, 0\n"),
 	one("any-server", "a claim is taken by whatever server answers",
@@ -124,7 +124,7 @@ var Mutants = []Mutant{
 
 // oneSource makes Consul's word all that a takeover needs.
 var oneSource = []string{
-	"worker/worker.go", "case !known || mutant.Witness:", "case !known || !mutant.Witness:",
+	"worker/takeover.go", "case !known || mutant.Witness:", "case !known || !mutant.Witness:",
 	"simulate/fakestore/database.go", "|| listed && m.EndedAt.IsZero() {", "{",
 }
 

@@ -36,7 +36,11 @@ func TestGreetByHand(t *testing.T) {
 		Deadline: func() boottime.Instant { return lease },
 		Output:   tasks.NewOutput(0),
 	}
-	result, err := onejob.Handle("greet", greet)["greet"].Run(t.Context(), a)
+	handler, err := onejob.Handle("greet", greet)["greet"].Prepare(a.Payload)
+	if err != nil {
+		t.Fatal(err)
+	}
+	result, err := handler(t.Context(), a)
 	if err != nil || string(result.Value) != `"hello Zoë"` {
 		t.Errorf("%s, %v", result.Value, err)
 	}

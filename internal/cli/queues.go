@@ -1,0 +1,167 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/spf13/cobra"
+
+	"onejob/store"
+)
+
+func queuesCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "queues",
+		Short: "List, pause and resume queues",
+		Long: `A queue is the text in the column queue of tasks; it needs no declaration. While a queue
+is paused, no replica claims tasks from it. Tasks that run go on, and tasks can be
+enqueued. A pause takes effect with the next claim of every replica.`,
+	}
+	c.AddCommand(queuesList(), queuesPause(), queuesResume())
+	return c
+}
+
+// queueView is what is shown of a queue.
+type queueView struct {
+	Name   string          `json:"name"`
+	Paused *store.QueueRow `json:"paused"` // nil: it is not
+}
+
+func queuesList() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "list",
+		Short: "List queues, and which of them are paused",
+		Long: `List the queues of the newest 1,000 tasks, of schedules and of live replicas, and those
+that are paused. "onejob status" shows how many tasks wait in each.`,
+		Args: cobra.NoArgs,
+	}
+	output := outputFlag(c)
+	return withStore(c, func(c *cobra.Command, _ []string, db *store.Store) error {
+		paused, err := db.PausedQueues(c.Context())
+		if err != nil {
+			return err
+		}
+		names, err := db.Names(c.Context())
+		if err != nil {
+			return err
+		}
+		for _, q := range paused {
+			names.Queues = append(names.Queues, q.Name)
+		}
+		slices.Sort(names.Queues)
+		views := []queueView{}
+		for _, name := range slices.Compact(names.Queues) {
+			v := queueView{Name: name}
+			if i := slices.IndexFunc(paused, func(q store.QueueRow) bool { return q.Name == name }); i >= 0 {
+				v.Paused = &paused[i]
+			}
+			views = append(views, v)
+		}
+		cell := func(of func(q store.QueueRow) any) func(queueView) any {
+			return func(v queueView) any {
+				if v.Paused == nil {
+					return ""
+				}
+				return of(*v.Paused)
+			}
+		}
+		return printRows(c, *output, views,
+			short("NAME", func(v queueView) any { return v.Name }),
+			whole("PAUSED SINCE", cell(func(q store.QueueRow) any { return whenStored(&q.PausedAt) })),
+			whole("UNTIL", cell(func(q store.QueueRow) any { return pausedUntil(q) })),
+			short("BY", cell(func(q store.QueueRow) any { return q.PausedBy })),
+			short("REASON", cell(func(q store.QueueRow) any { return or(q.Reason) })))
+	})
+}
+
+func pausedUntil(q store.QueueRow) string {
+	if q.PausedUntil.Infinite == pgtype.Infinity {
+		return "resumed"
+	}
+	return whenStored(&q.PausedUntil)
+}
+
+func queuesPause() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "pause NAME...",
+		Short: "Stop claims from queues, until they are resumed or a time has come",
+		Long: `Stop claims from queues. Tasks that run go on; tasks that wait, and new ones, wait until
+the queue is resumed, or the pause ends by itself (--for, --until). A queue that is paused
+already gets the new end and reason.`,
+		Example: `  onejob queues pause mail --for 30m --reason 'the provider is down'
+  onejob queues resume mail`,
+		Args:              cobra.MinimumNArgs(1),
+		ValidArgsFunction: completeNames(queueNames),
+	}
+	reason := c.Flags().String("reason", "", "`text` that says why, shown to those who ask why a task waits")
+	until := c.Flags().String("until", "", "end of the pause, a `time` such as 2006-01-02T15:04:05Z")
+	length := c.Flags().Duration("for", 0, "`duration` of the pause")
+	return withStore(c, func(c *cobra.Command, names []string, db *store.Store) error {
+		if err := exclude(c, "for", "until"); err != nil {
+			return err
+		}
+		var end time.Time
+		if *until != "" {
+			var err error
+			if end, err = time.Parse(time.RFC3339, *until); err != nil {
+				return usage(fmt.Errorf("--until: invalid time %q; write it as 2006-01-02T15:04:05Z", *until))
+			}
+			if !end.After(time.Now()) {
+				return usage(fmt.Errorf("--until: %s is not in the future", *until))
+			}
+		}
+		if c.Flags().Changed("for") && *length <= 0 {
+			return usage(errors.New("--for: the duration must be above zero"))
+		}
+		known, err := db.Names(c.Context())
+		if err != nil {
+			return err
+		}
+		for _, name := range names {
+			if err := db.PauseQueue(c.Context(), name, *reason, end, *length); err != nil {
+				return err
+			}
+			printf(c.OutOrStdout(), "queue %s is paused\n", name)
+			noteUnknown(c.ErrOrStderr(), "queue", name, known.Queues)
+		}
+		return nil
+	})
+}
+
+func queuesResume() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "resume NAME...",
+		Short: "Let replicas claim from paused queues again, at once",
+		Args:  cobra.MinimumNArgs(1),
+		ValidArgsFunction: completeNames(fromStore(func(ctx context.Context, db *store.Store) (names []string, err error) {
+			paused, err := db.PausedQueues(ctx)
+			for _, q := range paused {
+				names = append(names, q.Name)
+			}
+			return names, err
+		})),
+	}
+	return withStore(c, func(c *cobra.Command, names []string, db *store.Store) error {
+		failed := false
+		for _, name := range names {
+			resumed, err := db.ResumeQueue(c.Context(), name)
+			if err != nil {
+				return err
+			}
+			if resumed {
+				printf(c.OutOrStdout(), "queue %s is resumed\n", name)
+			} else {
+				failed = true
+				printf(c.ErrOrStderr(), "onejob: queue %s is not paused\n", name)
+			}
+		}
+		if failed {
+			return &exitError{exitFailure, nil}
+		}
+		return nil
+	})
+}

@@ -1,0 +1,60 @@
+// Replaces the content of the page whenever the replica has a newer snapshot. While the page
+// is not visible it asks for none.
+'use strict';
+
+const main = document.querySelector('main[data-live]');
+if (main && 'EventSource' in window) {
+  const state = document.getElementById('connection');
+  let source = null;
+
+  const update = (html) => {
+    if (!getSelection().isCollapsed && main.contains(getSelection().anchorNode)) {
+      return; // somebody is copying
+    }
+    const focused = main.contains(document.activeElement) ? document.activeElement.getAttribute('href') : null;
+    main.innerHTML = html; // the server has escaped what rows hold
+    const verdict = main.querySelector('.verdict');
+    if (verdict) {
+      document.title = verdict.textContent.trim() + ' · onejob';
+    }
+    if (focused) {
+      const same = main.querySelector('a[href="' + CSS.escape(focused) + '"]');
+      if (same) {
+        same.focus({ preventScroll: true });
+      }
+    }
+  };
+
+  const open = () => {
+    source = new EventSource(main.dataset.live);
+    source.addEventListener('snapshot', (e) => {
+      update(e.data);
+      main.classList.remove('lost');
+      state.textContent = 'Live.';
+    });
+    source.onerror = () => {
+      main.classList.add('lost');
+      state.textContent = 'The replica does not answer; this page is not current.';
+      if (source.readyState === EventSource.CLOSED) {
+        setTimeout(() => { if (!document.hidden) { close(); open(); } }, 5000);
+      }
+    };
+  };
+  const close = () => {
+    if (source) {
+      source.close();
+      source = null;
+    }
+  };
+
+  document.addEventListener('visibilitychange', () => {
+    if (document.hidden) {
+      close();
+    } else if (!source) {
+      open();
+    }
+  });
+  if (!document.hidden) {
+    open();
+  }
+}

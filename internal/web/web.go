@@ -1,0 +1,357 @@
+// Package web is the page that a replica serves: what goes on in the cluster, and the story
+// of each task. It only reads.
+//
+// The page is HTML that the server renders, so that it works without JavaScript; a small
+// script replaces its content every two seconds. Everything is embedded, and the page asks
+// no other server for anything (see the Content-Security-Policy).
+//
+// Who may read it: everybody if it is served on a loopback address and there is no token;
+// otherwise those who have the token. A request for a host name that is neither an IP
+// address, nor localhost, nor in Config.Hosts is refused, because a website could make its
+// own name lead here (DNS rebinding) and read the page in a visitor's browser.
+package web
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"embed"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"html/template"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"onejob/internal/snapshot"
+	"onejob/store"
+)
+
+// Config says what a page shows, and to whom.
+type Config struct {
+	// Snapshots is where snapshots come from.
+	Snapshots *snapshot.Source
+
+	// Tasks is where tasks come from.
+	Tasks interface {
+		Story(ctx context.Context, id int64) (store.Story, error)
+		Find(ctx context.Context, text string) ([]store.Found, error)
+	}
+
+	// Why says in one sentence why a task is where it is. Nil: the page does not say.
+	Why func(ctx context.Context, id int64) (string, error)
+
+	// Loopback says that the page is served on an address that only this machine reaches.
+	Loopback bool
+
+	// Token returns the token that readers need. Nil: there is none, and the page is shown
+	// on a loopback address only.
+	Token func() (string, error)
+
+	// Hosts are host names under which the page may be asked for, besides IP addresses and
+	// localhost.
+	Hosts []string
+
+	// HidePayloads are kinds of which payloads, results, output and errors are not shown.
+	HidePayloads []string
+
+	// Replica is the name of the replica that serves the page, Version that of the program.
+	Replica, Version string
+}
+
+// maxViewers is how many may follow the page at once. Each costs a goroutine and a connection.
+const maxViewers = 100
+
+// writeTimeout is how long one part of an answer may take. A viewer who does not read is let go.
+const writeTimeout = 10 * time.Second
+
+//go:embed page.html style.css page.js icon.svg
+var files embed.FS
+
+// page answers the requests.
+type page struct {
+	cfg      Config
+	template *template.Template
+	routes   *http.ServeMux
+	viewers  atomic.Int64
+
+	mu       sync.Mutex
+	rendered rendered
+}
+
+// rendered is the content of the page for a snapshot, the same for all viewers.
+type rendered struct {
+	of   *snapshot.Snapshot
+	html []byte
+}
+
+// New returns what answers requests for the page.
+func New(cfg Config) (http.Handler, error) {
+	p := &page{cfg: cfg, routes: http.NewServeMux()}
+	var err error
+	if p.template, err = template.New("page").Funcs(p.functions()).ParseFS(files, "page.html"); err != nil {
+		return nil, err
+	}
+	p.routes.HandleFunc("GET /{$}", p.overview)
+	p.routes.HandleFunc("GET /events", p.events)
+	p.routes.HandleFunc("GET /tasks/{id}", p.story)
+	p.routes.HandleFunc("GET /find", p.find)
+	for name, kind := range map[string]string{"style.css": "text/css; charset=utf-8", "page.js": "text/javascript; charset=utf-8", "icon.svg": "image/svg+xml"} {
+		if err := p.file(name, kind); err != nil {
+			return nil, err
+		}
+	}
+	return p, nil
+}
+
+// policy lets the page load its own files, and nothing else: no inline script or style runs,
+// whatever a row holds.
+const policy = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+
+func (p *page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	h := w.Header()
+	h.Set("Content-Security-Policy", policy)
+	h.Set("Cross-Origin-Resource-Policy", "same-origin")
+	h.Set("Referrer-Policy", "no-referrer")
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("X-Frame-Options", "DENY")
+	h.Set("Cache-Control", "no-store")
+	if status, text := p.refuse(r); status != 0 {
+		if status == http.StatusUnauthorized {
+			h.Set("WWW-Authenticate", `Basic realm="onejob: any user, the password is http.read_token", charset="UTF-8"`)
+		}
+		http.Error(w, text, status)
+		return
+	}
+	p.routes.ServeHTTP(w, r)
+}
+
+// refuse returns the status and the text with which a request is refused, or zero.
+func (p *page) refuse(r *http.Request) (status int, text string) {
+	if p.cfg.Token == nil && !p.cfg.Loopback {
+		return http.StatusForbidden, "This page shows payloads and output of tasks, and this address can be reached from other machines. " +
+			"Set http.read_token or http.read_token_file, or let http.listen be a loopback address. /healthz and /readyz are open."
+	}
+	if host := hostOf(r.Host); !p.known(host) {
+		return http.StatusForbidden, fmt.Sprintf("The host name %q is not allowed. Add it to http.hosts, or use the IP address.", host)
+	}
+	if p.cfg.Token == nil {
+		return 0, ""
+	}
+	token, err := p.cfg.Token()
+	if err != nil {
+		return http.StatusInternalServerError, "The token cannot be read: " + err.Error()
+	}
+	if !holds(r, token) {
+		return http.StatusUnauthorized, "A token is needed: Authorization: Bearer TOKEN, or any user with the token as the password."
+	}
+	return 0, ""
+}
+
+// holds reports whether a request has the token. The comparison takes the same time whatever
+// differs.
+func holds(r *http.Request, token string) bool {
+	given, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	if !ok {
+		_, given, ok = r.BasicAuth()
+	}
+	a, b := sha256.Sum256([]byte(given)), sha256.Sum256([]byte(token))
+	return subtle.ConstantTimeCompare(a[:], b[:]) == 1 && ok && token != ""
+}
+
+// hostOf returns the host of a Host header without its port.
+func hostOf(header string) string {
+	if host, _, err := net.SplitHostPort(header); err == nil {
+		return host
+	}
+	return strings.TrimSuffix(strings.TrimPrefix(header, "["), "]")
+}
+
+func (p *page) known(host string) bool {
+	if _, err := netip.ParseAddr(host); err == nil {
+		return true
+	}
+	host = strings.ToLower(strings.TrimSuffix(host, "."))
+	if host == "localhost" || strings.HasSuffix(host, ".localhost") {
+		return true
+	}
+	return slices.ContainsFunc(p.cfg.Hosts, func(allowed string) bool { return strings.EqualFold(allowed, host) })
+}
+
+// file serves an embedded file.
+func (p *page) file(name, kind string) error {
+	content, err := files.ReadFile(name)
+	if err != nil {
+		return err
+	}
+	sum := sha256.Sum256(content)
+	tag := `"` + hex.EncodeToString(sum[:8]) + `"`
+	p.routes.HandleFunc("GET /"+name, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", kind)
+		w.Header().Set("Cache-Control", "no-cache") // ask whether it has changed
+		w.Header().Set("ETag", tag)
+		http.ServeContent(w, r, name, time.Time{}, bytes.NewReader(content))
+	})
+	return nil
+}
+
+// layout is what every view has around its content.
+type layout struct {
+	Title   string
+	Root    string // leads from the view to the page
+	Live    bool
+	Query   string
+	Replica string
+	Version string
+	Content any
+}
+
+// show renders a view.
+func (p *page) show(w http.ResponseWriter, status int, view string, l layout) {
+	l.Replica, l.Version = p.cfg.Replica, p.cfg.Version
+	var b bytes.Buffer
+	if err := p.template.ExecuteTemplate(&b, view, l); err != nil {
+		http.Error(w, "The page cannot be rendered: "+err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	w.WriteHeader(status)
+	_, _ = b.WriteTo(w)
+}
+
+func (p *page) overview(w http.ResponseWriter, r *http.Request) {
+	snap, err := p.cfg.Snapshots.Get(r.Context())
+	if err != nil {
+		return // the viewer is gone
+	}
+	p.show(w, http.StatusOK, "overview", layout{Title: snap.Verdict, Live: true, Content: snap})
+}
+
+// content returns the content of the page for a snapshot.
+func (p *page) content(snap *snapshot.Snapshot) ([]byte, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.rendered.of == snap {
+		return p.rendered.html, nil
+	}
+	var b bytes.Buffer
+	if err := p.template.ExecuteTemplate(&b, "content", snap); err != nil {
+		return nil, err
+	}
+	p.rendered = rendered{snap, b.Bytes()}
+	return p.rendered.html, nil
+}
+
+// events sends the content of the page for each snapshot, until the viewer is gone.
+func (p *page) events(w http.ResponseWriter, r *http.Request) {
+	defer p.viewers.Add(-1)
+	if p.viewers.Add(1) > maxViewers {
+		http.Error(w, fmt.Sprintf("More than %d follow the page already.", maxViewers), http.StatusServiceUnavailable)
+		return
+	}
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("X-Accel-Buffering", "no") // nginx would keep events back
+	conn := http.NewResponseController(w)
+	var seen *snapshot.Snapshot
+	for message := []byte("retry: 2000\n\n"); ; {
+		// The server's own limit is for a whole answer, which this is not.
+		if err := conn.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil && !errors.Is(err, http.ErrNotSupported) {
+			return
+		}
+		if _, err := w.Write(message); err != nil {
+			return
+		}
+		if err := conn.Flush(); err != nil {
+			return
+		}
+		snap, err := p.cfg.Snapshots.After(r.Context(), seen)
+		if err != nil {
+			return
+		}
+		html, err := p.content(snap)
+		if err != nil {
+			return
+		}
+		seen, message = snap, event("snapshot", html)
+	}
+}
+
+// event returns a server-sent event. A line of its data ends at a line feed or a carriage
+// return; the latter is written so that it stays data.
+func event(name string, html []byte) []byte {
+	var b bytes.Buffer
+	fmt.Fprintf(&b, "event: %s\n", name)
+	for line := range bytes.Lines(bytes.ReplaceAll(html, []byte("\r"), []byte("&#13;"))) {
+		b.WriteString("data: ")
+		b.Write(bytes.TrimSuffix(line, []byte("\n")))
+		b.WriteByte('\n')
+	}
+	b.WriteByte('\n')
+	return b.Bytes()
+}
+
+func (p *page) story(w http.ResponseWriter, r *http.Request) {
+	id, err := strconv.ParseInt(r.PathValue("id"), 10, 64)
+	if err != nil || id < 1 {
+		p.fail(w, http.StatusNotFound, "../", fmt.Sprintf("%q is not the ID of a task.", r.PathValue("id")))
+		return
+	}
+	s, err := p.cfg.Tasks.Story(r.Context(), id)
+	switch {
+	case errors.Is(err, store.ErrNoTask):
+		p.fail(w, http.StatusNotFound, "../", fmt.Sprintf("There is no task %d. Finished tasks are deleted after a time (retention).", id))
+		return
+	case err != nil:
+		p.fail(w, http.StatusServiceUnavailable, "../", fmt.Sprintf("Task %d cannot be shown now: %v", id, err))
+		return
+	}
+	v := p.storyOf(s)
+	if p.cfg.Why != nil {
+		if v.Why, err = p.cfg.Why(r.Context(), id); err != nil {
+			v.Why = "Not known: " + err.Error()
+		}
+	}
+	p.show(w, http.StatusOK, "story", layout{Title: fmt.Sprintf("Task %d, %s", id, s.Status), Root: "../", Content: v})
+}
+
+// findings is what was found.
+type findings struct {
+	Text  string
+	Found []store.Found
+	Error string
+}
+
+func (p *page) find(w http.ResponseWriter, r *http.Request) {
+	text := strings.TrimSpace(r.URL.Query().Get("q"))
+	if text == "" {
+		http.Redirect(w, r, "./", http.StatusSeeOther)
+		return
+	}
+	if len(text) > 512 || strings.ContainsRune(text, 0) {
+		p.fail(w, http.StatusBadRequest, "", "An ID, a lock key, a unique key or a kind has at most 512 bytes, and no zero byte.")
+		return
+	}
+	found, err := p.cfg.Tasks.Find(r.Context(), strings.ToValidUTF8(text, "\ufffd"))
+	if err == nil && len(found) == 1 && found[0].By == "id" {
+		http.Redirect(w, r, fmt.Sprintf("tasks/%d", found[0].ID), http.StatusSeeOther)
+		return
+	}
+	f := findings{Text: text, Found: found}
+	if err != nil {
+		f.Error = err.Error()
+	}
+	p.show(w, http.StatusOK, "find", layout{Title: "Find " + text, Query: text, Content: f})
+}
+
+// fail shows a sentence in place of a view.
+func (p *page) fail(w http.ResponseWriter, status int, root, text string) {
+	p.show(w, status, "sentence", layout{Title: http.StatusText(status), Root: root, Content: text})
+}

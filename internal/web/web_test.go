@@ -1,0 +1,315 @@
+package web_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"onejob/internal/snapshot"
+	"onejob/internal/web"
+	"onejob/store"
+	"onejob/tasks"
+)
+
+// hostile is what somebody may write into any column: it would run a script, or end the event
+// that carries it.
+const hostile = `"'><script>alert(1)</script><img src=x onerror=alert(2)>` + "\r\n\rdata: forged\u202e"
+
+// cluster is what a page shows.
+type cluster struct {
+	text    string // in each column
+	running int64
+	err     error
+	story   error
+}
+
+func (c *cluster) Overview(context.Context) (store.Overview, error) {
+	now := store.Time{At: time.Now()}
+	o := store.Overview{Now: now.At}
+	o.Replicas.Rows = []store.ReplicaGlance{{Name: c.text, Host: c.text, Version: c.text, Queues: []string{c.text}, Kinds: []string{c.text}, State: tasks.ReplicaWorking}}
+	o.Waiting.Rows = []store.Waiting{{Queue: c.text, Kind: "unknown" + c.text, Limit: c.text, Due: 3}}
+	c.running++
+	o.Running.Rows = []store.Running{{ID: 9007199254740993, All: c.running, Kind: c.text, Payload: &c.text, LockKey: &c.text, Replica: c.text, StartedAt: now}}
+	o.Schedules.Rows = []store.ScheduleGlance{{Name: c.text, Cron: c.text, TimeZone: c.text, Kind: c.text, Enabled: true, NextAt: &now, DueAt: []time.Time{now.At}, TaskIDs: []int64{5}, Became: []string{"succeeded"}},
+		{Name: c.text, Cron: c.text, Error: c.text}}
+	o.Failures.Rows = []store.Failure{{Kind: c.text, Error: c.text, Count: 3, First: now, Last: now, Sample: 17}}
+	o.Overlaps.Rows = []tasks.Overlap{{LockKey: c.text, Replica: c.text, OtherReplica: c.text}}
+	o.Held.Err = errors.New(c.text)
+	return o, c.err
+}
+
+func (c *cluster) Story(_ context.Context, id int64) (store.Story, error) {
+	if c.story != nil {
+		return store.Story{}, c.story
+	}
+	now, code, fence := store.Time{At: time.Now()}, 3, int64(9007199254740995)
+	s := store.Story{Now: now.At, Payload: store.Text{Text: fmt.Sprintf(`{"command": %q}`, c.text)}, Result: store.Text{Text: c.text}}
+	s.Row = store.Row{ID: id, Kind: c.text, Status: "failed", Queue: c.text, LockKey: &c.text, LimitName: &c.text, UniqueKey: &c.text, Replica: &c.text, Error: &c.text, Fence: &fence, CreatedAt: now, RunAt: now, FinishedAt: &now}
+	s.Attempts = []store.StoryAttempt{{Fence: fence, Attempt: 1, Replica: c.text, StartedAt: now, FinishedAt: now, Outcome: "failed", Error: c.text, Output: c.text, OutputLength: 5, ExitCode: &code}}
+	s.Before = []store.Neighbour{{TaskID: 3, Replica: c.text, StartedAt: &now, FinishedAt: &now, Outcome: "succeeded"}}
+	s.Holder = &store.Neighbour{TaskID: 4, Replica: c.text, StartedAt: &now}
+	return s, nil
+}
+
+func (c *cluster) Find(_ context.Context, text string) ([]store.Found, error) {
+	if text == "17" {
+		return []store.Found{{By: "id", ID: 17}}, nil
+	}
+	return []store.Found{{By: "lock_key", ID: 17, Kind: c.text, Queue: c.text, LockKey: &c.text, Status: "pending"}}, nil
+}
+
+// serve serves a page, and returns its address.
+func serve(t *testing.T, c *cluster, change func(*web.Config)) string {
+	t.Helper()
+	cfg := web.Config{Snapshots: snapshot.New(snapshot.Config{Store: c}), Tasks: c, Loopback: true, Replica: c.text, Version: c.text}
+	if change != nil {
+		change(&cfg)
+	}
+	page, err := web.New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewUnstartedServer(page)
+	server.Config.WriteTimeout = time.Second // events live longer
+	server.Start()
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+// get returns an answer; the options change the request.
+func get(t *testing.T, url string, options ...func(*http.Request)) (*http.Response, string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range options {
+		o(req)
+	}
+	client := http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp, string(body)
+}
+
+// Whatever a row holds, it is text on the page.
+func TestNothingInARowIsMarkup(t *testing.T) {
+	t.Parallel()
+	c := &cluster{text: hostile}
+	url := serve(t, c, func(cfg *web.Config) {
+		cfg.Why = func(context.Context, int64) (string, error) { return hostile, nil }
+	})
+	for path, least := range map[string]int{"/": 15, "/tasks/9007199254740993": 15, "/find?q=" + strings.Repeat("x", 5): 4} {
+		resp, body := get(t, url+path)
+		if resp.StatusCode != http.StatusOK {
+			t.Fatalf("%s: %d\n%s", path, resp.StatusCode, body)
+		}
+		for _, markup := range []string{"<script>alert", "<img", "\u202e", "\r", "'><"} {
+			if strings.Contains(body, markup) {
+				t.Errorf("%s has %q in it:\n%s", path, markup, body)
+			}
+		}
+		if n := strings.Count(body, "&lt;script&gt;alert(1)"); n < least {
+			t.Errorf("%s shows the text %d times, want at least %d", path, n, least)
+		}
+		if policy := resp.Header.Get("Content-Security-Policy"); !strings.HasPrefix(policy, "default-src 'none'; ") || strings.Contains(policy, "unsafe") || strings.Contains(policy, "http") {
+			t.Errorf("%s: the policy is %q", path, policy)
+		}
+	}
+	if _, body := get(t, url+"/"); !strings.Contains(body, `href="tasks/9007199254740993"`) {
+		t.Error("a long ID is not as it was")
+	}
+}
+
+// Each event is one snapshot, whatever the rows hold, and they go on after the server's own
+// limit for an answer.
+func TestEventsAreSnapshots(t *testing.T) {
+	t.Parallel()
+	url := serve(t, &cluster{text: hostile}, nil)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+"/events", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if kind := resp.Header.Get("Content-Type"); kind != "text/event-stream" {
+		t.Fatalf("the answer is %s", kind)
+	}
+	lines := bufio.NewScanner(resp.Body)
+	lines.Buffer(nil, 1<<20)
+	events, data := 0, ""
+	for events < 3 && lines.Scan() {
+		name, value, _ := strings.Cut(lines.Text(), ": ")
+		switch {
+		case name == "data":
+			data += value + "\n"
+		case name == "event" && value == "snapshot", name == "retry":
+		case lines.Text() == "" && data == "": // after retry
+		case lines.Text() == "":
+			events++
+			want := fmt.Sprintf(`<span class="count">%d</span>`, events)
+			if !strings.Contains(data, want) || !strings.Contains(data, `<section id="replicas">`) || strings.Contains(data, "<script>") {
+				t.Errorf("event %d has no %s, or is not whole:\n%s", events, want, data)
+			}
+			data = ""
+		default:
+			t.Fatalf("a line of another kind: %q", lines.Text())
+		}
+	}
+	if events < 3 {
+		t.Errorf("%d events, then %v", events, lines.Err())
+	}
+}
+
+func TestWhoMayRead(t *testing.T) {
+	t.Parallel()
+	const token = "0123456789abcdef"
+	bearer := func(token string) func(*http.Request) {
+		return func(r *http.Request) { r.Header.Set("Authorization", "Bearer "+token) }
+	}
+	host := func(name string) func(*http.Request) { return func(r *http.Request) { r.Host = name } }
+	for _, test := range []struct {
+		name     string
+		loopback bool
+		token    string
+		request  func(*http.Request)
+		status   int
+		says     string
+	}{
+		{"LoopbackWithoutToken", true, "", nil, 200, ""},
+		{"LoopbackByName", true, "", host("localhost:7677"), 200, ""},
+		{"LoopbackIPv6", true, "", host("[::1]:7677"), 200, ""},
+		{"AllowedHost", true, "", host("OneJob.example.com:80"), 200, ""},
+		{"ForeignHost", true, "", host("evil.example.com"), 403, "http.hosts"},
+		{"ForeignHostThatBeginsLikeOurs", true, "", host("localhost.evil.example.com"), 403, "http.hosts"},
+		{"ForeignHostWithToken", false, token, func(r *http.Request) { bearer(token)(r); host("evil.example.com")(r) }, 403, "http.hosts"},
+		{"OpenAddressWithoutToken", false, "", nil, 403, "http.read_token"},
+		{"OpenAddressAndNoTokenGiven", false, token, nil, 401, "Authorization: Bearer"},
+		{"LoopbackAndNoTokenGiven", true, token, nil, 401, "Authorization: Bearer"},
+		{"WrongToken", false, token, bearer("0123456789abcdeF"), 401, "Authorization: Bearer"},
+		{"NoTokenAtAll", false, token, bearer(""), 401, "Authorization: Bearer"},
+		{"Token", false, token, bearer(token), 200, ""},
+		{"TokenAsPassword", false, token, func(r *http.Request) { r.SetBasicAuth("anybody", token) }, 200, ""},
+		{"TokenAsUser", false, token, func(r *http.Request) { r.SetBasicAuth(token, "") }, 401, "Authorization: Bearer"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			url := serve(t, &cluster{text: "payload-of-a-row"}, func(cfg *web.Config) {
+				cfg.Loopback, cfg.Hosts = test.loopback, []string{"onejob.example.com"}
+				if test.token != "" {
+					cfg.Token = func() (string, error) { return test.token, nil }
+				}
+			})
+			for _, path := range []string{"/", "/tasks/1", "/find?q=x", "/style.css"} {
+				var options []func(*http.Request)
+				if test.request != nil {
+					options = append(options, test.request)
+				}
+				resp, body := get(t, url+path, options...)
+				if resp.StatusCode != test.status || !strings.Contains(body, test.says) {
+					t.Errorf("%s: %d %s", path, resp.StatusCode, body)
+				}
+				if test.status != 200 && strings.Contains(body, "payload-of-a-row") {
+					t.Errorf("%s: refused, and the answer has a payload", path)
+				}
+				if (resp.Header.Get("WWW-Authenticate") != "") != (test.status == 401) {
+					t.Errorf("%s: WWW-Authenticate is %q", path, resp.Header.Get("WWW-Authenticate"))
+				}
+			}
+		})
+	}
+}
+
+func TestATokenThatCannotBeReadLetsNobodyIn(t *testing.T) {
+	t.Parallel()
+	url := serve(t, &cluster{text: "x"}, func(cfg *web.Config) {
+		cfg.Token = func() (string, error) { return "", errors.New("no such file") }
+	})
+	if resp, body := get(t, url, func(r *http.Request) { r.SetBasicAuth("a", "") }); resp.StatusCode != http.StatusInternalServerError || strings.Contains(body, "<main") {
+		t.Errorf("%d %s", resp.StatusCode, body)
+	}
+}
+
+func TestHiddenPayloads(t *testing.T) {
+	t.Parallel()
+	url := serve(t, &cluster{text: "secret"}, func(cfg *web.Config) { cfg.HidePayloads = []string{"secret"} })
+	_, body := get(t, url+"/tasks/5")
+	for _, section := range []string{"payload", "result", "attempts"} {
+		_, part, _ := strings.Cut(body, `<section id="`+section+`">`)
+		part, _, ok := strings.Cut(part, "</section>")
+		part = strings.ReplaceAll(part, "on secret, took", "") // the replica's name
+		if !ok || strings.Contains(part, "secret") || !strings.Contains(part, "hidden by http.hide_payloads") {
+			t.Errorf("the %s: %s", section, part)
+		}
+	}
+	if strings.Contains(body, "ended: failed: secret") || strings.Contains(body, `<p class="error">secret`) {
+		t.Errorf("an error is there:\n%s", body)
+	}
+	_, body = get(t, url+"/")
+	if strings.Contains(body, "<code>secret</code></td><td data-label=\"Lock key\"") || strings.Count(body, "hidden by http.hide_payloads") != 2 {
+		t.Errorf("the overview:\n%s", body)
+	}
+	url = serve(t, &cluster{text: "secret"}, func(cfg *web.Config) { cfg.HidePayloads = []string{"another"} })
+	if _, body := get(t, url+"/tasks/5"); strings.Contains(body, "hidden by") {
+		t.Error("payloads of a kind are hidden that is not named")
+	}
+}
+
+func TestPages(t *testing.T) {
+	t.Parallel()
+	c := &cluster{text: "x"}
+	url := serve(t, c, nil)
+	for path, status := range map[string]int{"/style.css": 200, "/page.js": 200, "/icon.svg": 200, "/nonsense": 404, "/tasks/": 404, "/tasks/abc": 404, "/tasks/-1": 404, "/find?q=17": 303, "/find": 303, "/find?q=%00": 400} {
+		if resp, body := get(t, url+path); resp.StatusCode != status {
+			t.Errorf("%s: %d\n%s", path, resp.StatusCode, body)
+		}
+	}
+	if resp, _ := get(t, url+"/find?q=17"); resp.Header.Get("Location") != "/tasks/17" {
+		t.Errorf("an ID leads to %s", resp.Header.Get("Location"))
+	}
+	resp, err := http.Post(url+"/tasks/5", "text/plain", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusMethodNotAllowed {
+		t.Errorf("a POST: %d", resp.StatusCode)
+	}
+	c.story = fmt.Errorf("task 5: %w", store.ErrNoTask)
+	if resp, body := get(t, url+"/tasks/5"); resp.StatusCode != 404 || !strings.Contains(body, "There is no task 5") {
+		t.Errorf("of no task: %d %s", resp.StatusCode, body)
+	}
+	c.story = errors.New("no answer")
+	if resp, body := get(t, url+"/tasks/5"); resp.StatusCode != 503 || !strings.Contains(body, "no answer") {
+		t.Errorf("of a slow Postgres: %d %s", resp.StatusCode, body)
+	}
+	url = serve(t, &cluster{text: "x", err: errors.New("no route to host")}, nil)
+	if resp, body := get(t, url); resp.StatusCode != 200 || !strings.Contains(body, "Postgres does not answer") || !strings.Contains(body, "no route to host") {
+		t.Errorf("without Postgres: %d %s", resp.StatusCode, body)
+	}
+}
+
+// A carriage return ends a line of an event, too. It stays data.
+func TestAnEventIsOneEvent(t *testing.T) {
+	t.Parallel()
+	if got, want := string(web.Event("snapshot", []byte("a\r\rdata: b\n\nc"))), "event: snapshot\ndata: a&#13;&#13;data: b\ndata: \ndata: c\n\n"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}

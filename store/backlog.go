@@ -1,0 +1,109 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Backlog is the due tasks of one queue and kind.
+type Backlog struct {
+	Queue string
+	Kind  string
+	Due   int           // how many are due; MaxBacklog stands for that many or more
+	Age   time.Duration // for how long the first of them has been due
+}
+
+// MaxBacklog is where Backlog stops counting.
+const MaxBacklog = 10_001
+
+const (
+	// maxBacklogs is how many queues and kinds Backlog tells apart. Anybody who may INSERT
+	// can make up names, and each becomes a time series.
+	maxBacklogs = 200
+
+	// maxBacklogLanes is how many lanes with a limit Backlog looks at.
+	maxBacklogLanes = 2000
+)
+
+// backlogSQL counts the due rows of each lane up to MaxBacklog, and adds up what shares a
+// queue and a kind. Lanes without a limit come from lanesSQL; those with one are found in
+// the same way, by one probe of tasks_pending_by_limit for each.
+const backlogSQL = lanesSQL + `, limited AS (
+    SELECT ''::text AS limit_name, (-1)::bigint AS lane, NULL::text AS queue, NULL::text AS kind, NULL::timestamptz AS run_at, 0 AS number
+ UNION ALL
+    SELECT next.*, l.number + 1
+      FROM limited l
+     CROSS JOIN LATERAL (
+           SELECT limit_name, onejob.lane(priority, queue, kind, lock_key IS NULL), queue, kind, run_at
+             FROM onejob.tasks
+            WHERE status = 'pending'
+              AND limit_name IS NOT NULL
+              AND (limit_name, onejob.lane(priority, queue, kind, lock_key IS NULL)) > (l.limit_name, l.lane)
+            ORDER BY limit_name, onejob.lane(priority, queue, kind, lock_key IS NULL), run_at, id
+            LIMIT 1) next
+     WHERE l.number < @lanes_with_a_limit
+), counted AS (
+    SELECT l.queue, l.kind, l.run_at, c.due
+      FROM lanes l
+     CROSS JOIN LATERAL (
+           SELECT count(*) AS due
+             FROM (SELECT
+                     FROM onejob.tasks
+                    WHERE status = 'pending'
+                      AND limit_name IS NULL
+                      AND onejob.lane(priority, queue, kind, lock_key IS NULL) = l.lane
+                      AND run_at >= l.run_at
+                      AND run_at <= statement_timestamp()
+                    LIMIT @most) first_rows) c
+     WHERE l.run_at <= statement_timestamp()
+ UNION ALL
+    SELECT l.queue, l.kind, l.run_at, c.due
+      FROM limited l
+     CROSS JOIN LATERAL (
+           SELECT count(*) AS due
+             FROM (SELECT
+                     FROM onejob.tasks
+                    WHERE status = 'pending'
+                      AND limit_name = l.limit_name
+                      AND onejob.lane(priority, queue, kind, lock_key IS NULL) = l.lane
+                      AND run_at <= statement_timestamp()
+                    LIMIT @most) first_rows) c
+     WHERE l.run_at <= statement_timestamp()
+), totals AS (
+    SELECT queue, kind, least(sum(due), @most)::int AS due, min(run_at) AS since
+      FROM counted
+     GROUP BY queue, kind
+), ranked AS (
+    SELECT *, row_number() OVER (ORDER BY due DESC, queue, kind) <= @pairs AS shown
+      FROM totals
+)
+SELECT CASE WHEN shown THEN queue ELSE 'other' END,
+       CASE WHEN shown THEN kind  ELSE 'other' END,
+       least(sum(due), @most)::int,
+       least(extract(epoch FROM statement_timestamp() - greatest(min(since), '0001-01-01 UTC')), 9e9)::float8
+  FROM ranked
+ GROUP BY shown, CASE WHEN shown THEN queue ELSE 'other' END, CASE WHEN shown THEN kind ELSE 'other' END`
+
+// Backlog returns the due tasks by queue and kind, also those that wait for a limit or a lock
+// key. It reads at most MaxBacklog index entries of each lane, which is what shares
+// priority, queue, kind and limit. Of many pairs of queue and kind those with few tasks
+// are added up as queue and kind "other".
+func (s *Store) Backlog(ctx context.Context) ([]Backlog, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	arguments := s.remember.dear()
+	arguments["most"], arguments["pairs"], arguments["lanes_with_a_limit"] = MaxBacklog, maxBacklogs, maxBacklogLanes
+	list, err := query(ctx, s.pool, func(row pgx.CollectableRow) (b Backlog, err error) {
+		var age float64
+		err = row.Scan(&b.Queue, &b.Kind, &b.Due, &age)
+		b.Age = time.Duration(age * float64(time.Second))
+		return b, err
+	}, backlogSQL, arguments)
+	if err != nil {
+		return nil, fmt.Errorf("count due tasks: %w", err)
+	}
+	return list, nil
+}

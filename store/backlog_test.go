@@ -1,0 +1,64 @@
+package store_test
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"onejob/store"
+)
+
+func TestBacklog(t *testing.T) {
+	t.Parallel()
+	b := newBareBench(t)
+	backlog := func() (list []store.Backlog) {
+		t.Helper()
+		list, err := b.Backlog(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		slices.SortFunc(list, func(x, y store.Backlog) int {
+			return cmp.Or(cmp.Compare(x.Queue, y.Queue), cmp.Compare(x.Kind, y.Kind))
+		})
+		return list
+	}
+	if list := backlog(); len(list) != 0 {
+		t.Errorf("an empty table has a backlog of %v", list)
+	}
+
+	b.sql(`INSERT INTO onejob.tasks (kind, queue, priority, run_at, lock_key, limit_name)
+	       VALUES ('mail', 'a',  0, now() - interval '1 hour',   NULL, NULL),
+	              ('mail', 'a', 10, now() - interval '1 minute', 'k',  NULL),
+	              ('mail', 'a',  0, now() - interval '2 hours',  'k',  'l'),
+	              ('mail', 'a',  0, now() - interval '1 minute', NULL, 'm'),
+	              ('mail', 'b',  0, now() - interval '1 minute', NULL, NULL),
+	              ('call', 'a',  0, now() + interval '1 hour',   NULL, NULL),
+	              ('call', 'a',  0, 'infinity',                  NULL, 'l'),
+	              ('wait', 'a',  0, now() - interval '1 minute', NULL, NULL)`)
+	b.sql(`UPDATE onejob.tasks SET cancel_requested = true WHERE kind = 'wait'`)
+	list := backlog()
+	if len(list) != 2 || list[0].Queue != "a" || list[0].Kind != "mail" || list[0].Due != 4 || list[1].Queue != "b" || list[1].Due != 1 {
+		t.Fatalf("the backlog is %+v, want 4 of mail in a, and 1 in b", list)
+	}
+	if age := list[0].Age; age < 2*time.Hour || age > 3*time.Hour {
+		t.Errorf("the first due task of mail in a waits for %v, want 2 h", age)
+	}
+
+	b.sql(fmt.Sprintf(`INSERT INTO onejob.tasks (kind, queue) SELECT 'mail', 'b' FROM generate_series(1, %d)`, store.MaxBacklog+10))
+	if list := backlog(); list[1].Due != store.MaxBacklog {
+		t.Errorf("%d rows are counted, want %d at most", list[1].Due, store.MaxBacklog)
+	}
+
+	b.sql(`INSERT INTO onejob.tasks (kind, queue, limit_name) SELECT 'mail', 'q' || i, CASE WHEN i % 2 = 0 THEN 'l' || i END FROM generate_series(1, 500) i`)
+	list, sum := backlog(), 0
+	for _, l := range list {
+		if sum += l.Due; l.Queue == "other" && l.Due < 300 {
+			t.Errorf("%d rows are summed up as other, want those of the queues that are not shown", l.Due)
+		}
+	}
+	if len(list) != 201 || sum != store.MaxBacklog+4+500 {
+		t.Errorf("500 queues are shown as %d rows with %d tasks, want 201 with %d", len(list), sum, store.MaxBacklog+4+500)
+	}
+}

@@ -1,0 +1,84 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// QueueRow is a queue that is paused.
+type QueueRow struct {
+	Name        string  `json:"name" db:"name"`
+	PausedUntil Time    `json:"paused_until" db:"paused_until"` // infinite: until it is resumed
+	PausedAt    Time    `json:"paused_at" db:"paused_at"`
+	PausedBy    string  `json:"paused_by" db:"paused_by"`
+	Reason      *string `json:"reason" db:"reason"`
+}
+
+const pausedRowsSQL = `
+SELECT name, paused_until, paused_at, paused_by, reason
+  FROM onejob.queues
+ WHERE paused_until > statement_timestamp()
+ ORDER BY name`
+
+// PausedQueues returns the queues that are paused, in the order of their names.
+func (s *Store) PausedQueues(ctx context.Context) ([]QueueRow, error) {
+	rows, err := list(ctx, s, pgx.RowToStructByName[QueueRow], pausedRowsSQL, nil)
+	if err != nil {
+		return nil, fmt.Errorf("list paused queues: %w", listReason(err))
+	}
+	return rows, nil
+}
+
+// PauseQueue lets claims take no more tasks from a queue, from the next claim of every
+// replica on. What runs goes on. It ends at a time, or if that is zero after a duration, or
+// if that is zero too when somebody resumes the queue. A queue that is paused already gets
+// the new reason and end.
+func (s *Store) PauseQueue(ctx context.Context, name, reason string, until time.Time, after time.Duration) error {
+	_, err := act[bool](ctx, s, `
+SELECT onejob.pause_queue(@name::text, nullif(@reason::text, ''),
+       coalesce(@until::timestamptz, statement_timestamp() + nullif(@after::bigint, 0) * interval '1 microsecond', 'infinity')) IS NULL`,
+		namedArgs{"name": name, "reason": reason, "until": moment(until), "after": after.Microseconds()})
+	if err != nil {
+		return fmt.Errorf("pause queue %s: %w", name, err)
+	}
+	return nil
+}
+
+// ResumeQueue lets claims take tasks from a paused queue again, and wakes the replicas. It
+// reports whether the queue was paused.
+func (s *Store) ResumeQueue(ctx context.Context, name string) (bool, error) {
+	resumed, err := act[bool](ctx, s, `SELECT onejob.resume_queue(@name::text)`, namedArgs{"name": name})
+	if err != nil {
+		return false, fmt.Errorf("resume queue %s: %w", name, err)
+	}
+	return resumed[0], nil
+}
+
+// act runs a statement that onejob.actions records, for Config.Actor.
+func act[T any](ctx context.Context, s *Store, sql string, args ...any) ([]T, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	return queryAfter(ctx, s.pool, pgx.RowTo[T], indexesOnly+`, pg_catalog.set_config('onejob.actor', $1, true)`, []any{s.actor}, sql, args...)
+}
+
+// PurgeActions deletes the oldest n rows of onejob.actions that are older than keep, and
+// returns how many.
+func (s *Store) PurgeActions(ctx context.Context, keep time.Duration, n int) (int, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	deleted, err := query(ctx, s.pool, pgx.RowTo[bool], `
+DELETE FROM onejob.actions
+ WHERE id = ANY (ARRAY(SELECT id
+                         FROM onejob.actions
+                        WHERE at < now() - $1 * interval '1 microsecond'
+                        ORDER BY at
+                        LIMIT $2))
+RETURNING true`, keep.Microseconds(), n)
+	if err != nil {
+		return 0, fmt.Errorf("delete old actions: %w", err)
+	}
+	return len(deleted), nil
+}

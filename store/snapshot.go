@@ -1,0 +1,631 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"onejob/tasks"
+)
+
+// What people who watch the cluster see of Postgres: all that is going on (Overview), one
+// task (Story), and tasks by what is known of them (Find).
+//
+// Somebody looks every two seconds, for hours, when the database is in trouble. So this has
+// a connection of its own, in a transaction that can write nothing; each statement ends
+// after glanceTimeout; and none reads more than some tens of thousands of index entries, or
+// counts what it does not read. The isolation level is READ COMMITTED, so that no statement's
+// snapshot is held while the next one runs.
+const (
+	glanceTimeout  = 500 * time.Millisecond
+	glancesTimeout = 10 * time.Second // of all statements together, with the connection
+
+	// MostCounted is the highest number of tasks that Overview counts. One more means that
+	// there are more.
+	MostCounted = 10_000
+
+	waitingLanes = 1000   // that are looked at, with a limit and without
+	waitingRead  = 50_000 // due rows that are counted in all of them, and as many that are due later
+	shownRunning = 50
+	failedLooked = MostCounted
+
+	shownSchedules   = 200
+	shownPaused      = 1000
+	shownOccurrences = 20
+	shownReplicas    = 200
+
+	// longestShown is the longest duration that is shown, in seconds: 285 years, about what a
+	// time.Duration holds. A row may have been due since the year 1.
+	longestShown = 9_000_000_000
+
+	// HeldTooLong is from when on a transaction that holds back vacuum is reported.
+	HeldTooLong = 5 * time.Minute
+)
+
+// Overview is what Postgres knows of the cluster. Each part was read by a statement of its
+// own, and has an error of its own.
+type Overview struct {
+	Now       time.Time // by Postgres' clock, when the first part was read
+	Replicas  Part[ReplicaGlance]
+	Waiting   Part[Waiting]
+	Paused    Part[QueueRow]
+	Running   Part[Running]
+	Schedules Part[ScheduleGlance]
+	Failures  Part[Failure]
+	Overlaps  Part[tasks.Overlap]
+	Held      Part[tasks.HeldSnapshot]
+}
+
+// A Part is one list of an Overview, or why there is none.
+type Part[T any] struct {
+	Rows []T
+	Took time.Duration
+	Err  error
+}
+
+// ReplicaGlance is a replica that has not ended, or ended within the last ten minutes.
+type ReplicaGlance struct {
+	Session     string             `db:"session"`
+	Name        string             `db:"name"`
+	Host        string             `db:"host"`
+	PID         int                `db:"pid"`
+	Version     string             `db:"version"`
+	Kinds       []string           `db:"kinds"`
+	Queues      []string           `db:"queues"` // empty: all
+	Concurrency int                `db:"concurrency"`
+	Running     int                `db:"running"`
+	State       tasks.ReplicaState `db:"state"`
+	Silent      time.Duration      `db:"silent"` // since its last heartbeat, by Postgres' clock
+	BeganAt     Time               `db:"began_at"`
+}
+
+const replicaGlanceSQL = `
+SELECT session::text, name, host, pid, version, kinds, queues, concurrency, running, state,
+       (least(extract(epoch FROM greatest(clock_timestamp() - heartbeat_at, interval '0')), @longest) * 1000000000)::bigint AS silent, began_at
+  FROM onejob.replicas
+ WHERE ended_at IS NULL
+    OR ended_at > statement_timestamp() - interval '10 minutes'
+ ORDER BY began_at DESC, session
+ LIMIT @replicas`
+
+// Waiting is what waits in one queue, of one kind, under one limit. A count of which there is
+// more is a lower bound.
+type Waiting struct {
+	Limit     string        `db:"limit_name"` // empty: none
+	Queue     string        `db:"queue"`
+	Kind      string        `db:"kind"`
+	Due       int64         `db:"due"`
+	DueMore   bool          `db:"due_more"`
+	Oldest    time.Duration `db:"oldest"`         // since when the one is due that is due for longest
+	Keyless   time.Duration `db:"oldest_keyless"` // the same of those that wait for no lock key of others
+	Later     int64         `db:"later"`          // tasks that are due at some later time; not the parked ones
+	LaterMore bool          `db:"later_more"`
+}
+
+// waitingSQL finds the lanes by a loose index scan, those of rows without a limit and those
+// of rows with one, and counts some rows of each: all lanes together show at most
+// @read of what is due, and one lane at most @most.
+var waitingSQL = `
+WITH RECURSIVE unlimited AS (
+    SELECT (-1)::bigint AS lane, NULL::text AS queue, NULL::text AS kind, false AS keyless, 0 AS n
+ UNION ALL
+    SELECT next.lane, next.queue, next.kind, next.keyless, l.n + 1
+      FROM unlimited l
+     CROSS JOIN LATERAL (
+           SELECT onejob.lane(priority, queue, kind, lock_key IS NULL) AS lane, queue, kind, lock_key IS NULL AS keyless
+             FROM onejob.tasks
+            WHERE status = 'pending'
+              AND limit_name IS NULL
+              AND onejob.lane(priority, queue, kind, lock_key IS NULL) > l.lane
+            ORDER BY onejob.lane(priority, queue, kind, lock_key IS NULL), run_at, id
+            LIMIT 1) next
+     WHERE l.n < @lanes
+), limited AS (
+    SELECT ''::text AS limit_name, (-1)::bigint AS lane, NULL::text AS queue, NULL::text AS kind, false AS keyless, 0 AS n
+ UNION ALL
+    SELECT next.limit_name, next.lane, next.queue, next.kind, next.keyless, l.n + 1
+      FROM limited l
+     CROSS JOIN LATERAL (
+           SELECT limit_name, onejob.lane(priority, queue, kind, lock_key IS NULL) AS lane, queue, kind, lock_key IS NULL AS keyless
+             FROM onejob.tasks
+            WHERE status = 'pending'
+              AND limit_name IS NOT NULL
+              AND (limit_name, onejob.lane(priority, queue, kind, lock_key IS NULL)) > (l.limit_name, l.lane)
+            ORDER BY limit_name, onejob.lane(priority, queue, kind, lock_key IS NULL), run_at, id
+            LIMIT 1) next
+     WHERE l.n < @lanes
+), portion AS MATERIALIZED (
+    SELECT least(@most::bigint, greatest(50, @read::bigint / greatest(1, (SELECT count(*) FROM unlimited) + (SELECT count(*) FROM limited) - 2))) AS n
+), counted AS (` + countedSQL("unlimited", "''", "limit_name IS NULL") + `
+ UNION ALL` + countedSQL("limited", "l.limit_name", "limit_name = l.limit_name") + `
+)
+SELECT limit_name, queue, kind, sum(due)::bigint AS due, bool_or(due >= n) AS due_more,
+       (least(greatest(coalesce(extract(epoch FROM statement_timestamp() - min(oldest)), 0), 0), @longest) * 1000000000)::bigint AS oldest,
+       (least(greatest(coalesce(extract(epoch FROM statement_timestamp() - min(oldest) FILTER (WHERE keyless)), 0), 0), @longest) * 1000000000)::bigint AS oldest_keyless,
+       sum(later)::bigint AS later, bool_or(later >= n) AS later_more
+  FROM counted
+ CROSS JOIN portion
+ GROUP BY limit_name, queue, kind
+ ORDER BY limit_name, queue, kind`
+
+// countedSQL counts in the lanes of a part of waitingSQL.
+func countedSQL(lanes, name, limit string) string {
+	return strings.NewReplacer("{lanes}", lanes, "{name}", name, "{limit}", limit).Replace(`
+    SELECT {name} AS limit_name, l.queue, l.kind, l.keyless, d.due, d.oldest, f.later
+      FROM {lanes} l
+     CROSS JOIN LATERAL (
+           SELECT count(*) AS due, min(run_at) AS oldest
+             FROM (SELECT greatest(run_at, '0001-01-01 UTC') AS run_at
+                     FROM onejob.tasks
+                    WHERE status = 'pending'
+                      AND {limit}
+                      AND onejob.lane(priority, queue, kind, lock_key IS NULL) = l.lane
+                      AND tasks.run_at <= statement_timestamp()
+                    ORDER BY tasks.run_at, id
+                    LIMIT (SELECT n FROM portion)) first) d
+     CROSS JOIN LATERAL (
+           SELECT count(*) AS later
+             FROM (SELECT
+                     FROM onejob.tasks
+                    WHERE status = 'pending'
+                      AND {limit}
+                      AND onejob.lane(priority, queue, kind, lock_key IS NULL) = l.lane
+                      AND run_at > statement_timestamp()
+                      AND run_at < 'infinity'
+                    ORDER BY run_at, id
+                    LIMIT (SELECT n FROM portion)) first) f
+     WHERE l.n > 0`)
+}
+
+// Running is an attempt that is under way.
+type Running struct {
+	ID              int64          `db:"id"`
+	Kind            string         `db:"kind"`
+	Queue           string         `db:"queue"`
+	Payload         *string        `db:"payload"` // nil if it is longer than a few KB
+	LockKey         *string        `db:"lock_key"`
+	LimitName       *string        `db:"limit_name"`
+	Replica         string         `db:"replica"`
+	Session         string         `db:"session"`
+	Attempt         int            `db:"attempt"`
+	MaxAttempts     int            `db:"max_attempts"`
+	Fence           int64          `db:"fence"`
+	StartedAt       Time           `db:"started_at"`
+	Age             time.Duration  `db:"age"`     // since then, by Postgres' clock
+	Timeout         *time.Duration `db:"timeout"` // the row's own
+	CancelRequested bool           `db:"cancel_requested"`
+	All             int64          `db:"all"` // how many run; MostCounted + 1 if there are more
+}
+
+// runningSQL reads the rows that run, which are few: as many as the replicas run at once. No
+// index has them by their age.
+const runningSQL = `
+WITH running AS MATERIALIZED (
+    SELECT id, started_at
+      FROM onejob.tasks
+     WHERE status = 'running'
+     LIMIT @most + 1
+)
+SELECT id, kind, queue, CASE WHEN pg_column_size(payload) < 4000 THEN left(payload::text, 4000) END AS payload, lock_key, limit_name,
+       coalesce(replica, '') AS replica, coalesce(session::text, '') AS session, attempt, max_attempts, coalesce(fence, 0) AS fence, started_at,
+       (least(extract(epoch FROM greatest(statement_timestamp() - started_at, interval '0')), @longest) * 1000000000)::bigint AS age,
+       (extract(epoch FROM timeout) * 1000000000)::bigint AS timeout, cancel_requested,
+       (SELECT count(*) FROM running) AS "all"
+  FROM onejob.tasks
+ WHERE id = ANY (ARRAY(SELECT id FROM running ORDER BY started_at, id LIMIT @shown))
+   AND status = 'running'
+ ORDER BY started_at, id`
+
+// ScheduleGlance is a schedule and its last due times, the oldest first.
+type ScheduleGlance struct {
+	ID       int64       `db:"id"`
+	Name     string      `db:"name"`
+	Cron     string      `db:"cron"`
+	TimeZone string      `db:"time_zone"`
+	Kind     string      `db:"kind"`
+	Queue    string      `db:"queue"`
+	Enabled  bool        `db:"enabled"`
+	NextAt   *Time       `db:"next_at"`
+	LastAt   *Time       `db:"last_at"`
+	Error    string      `db:"error"`
+	Behind   bool        `db:"behind"` // it is enabled, and its next due time was more than a minute ago
+	DueAt    []time.Time `db:"due_at"`
+	TaskIDs  []int64     `db:"task_ids"` // zero: none
+	Became   []string    `db:"became"`   // the task's status, "deleted", or why there is no task
+}
+
+const scheduleGlanceSQL = `
+SELECT s.id, s.name, s.cron, s.time_zone, s.kind, s.queue, s.enabled, s.next_at, s.last_at, coalesce(s.error, '') AS error,
+       coalesce(s.enabled AND s.next_at < statement_timestamp() - interval '1 minute', false) AS behind,
+       o.due_at, o.task_ids, o.became
+  FROM (SELECT *
+          FROM onejob.schedules
+         ORDER BY name
+         LIMIT @schedules) s
+ CROSS JOIN LATERAL (
+       SELECT coalesce(array_agg(due_at  ORDER BY due_at), '{}') AS due_at,
+              coalesce(array_agg(task_id ORDER BY due_at), '{}') AS task_ids,
+              coalesce(array_agg(became  ORDER BY due_at), '{}') AS became
+         FROM (SELECT due_at, coalesce(task_id, 0) AS task_id,
+                      coalesce(skipped, (SELECT status FROM onejob.tasks WHERE id = task_id), 'deleted') AS became
+                 FROM onejob.occurrences
+                WHERE schedule_id = s.id
+                ORDER BY onejob.occurrences.due_at DESC
+                LIMIT @occurrences) last) o
+ ORDER BY s.name`
+
+// Failure is how many tasks of a kind failed with the same error within a day, of the newest
+// that failed.
+type Failure struct {
+	Kind   string `db:"kind"`
+	Error  string `db:"error"` // its beginning
+	Count  int64  `db:"count"`
+	First  Time   `db:"first"`
+	Last   Time   `db:"last"`
+	Sample int64  `db:"sample"` // the id of the newest
+	Looked int64  `db:"looked"` // failed tasks that were read; MostCounted if there may be more
+}
+
+// failuresSQL reads the failed tasks with the highest ids.
+const failuresSQL = `
+WITH newest AS MATERIALIZED (
+    SELECT id, kind, left(error, 300) AS error, finished_at
+      FROM onejob.tasks
+     WHERE status = 'failed'
+     ORDER BY -id
+     LIMIT @failed
+)
+SELECT kind, coalesce(error, '') AS error, count(*) AS count, min(finished_at) AS first, max(finished_at) AS last, max(id) AS sample,
+       (SELECT count(*) FROM newest) AS looked
+  FROM newest
+ WHERE finished_at > statement_timestamp() - interval '1 day'
+ GROUP BY kind, error
+ ORDER BY count DESC, sample DESC`
+
+// someOverlapsSQL does not count them, as Overlaps does.
+const someOverlapsSQL = `
+SELECT lock_key, task_id, fence, coalesce(replica, ''), other_task_id, other_fence, coalesce(other_replica, ''), overlap_began, overlap_ended
+  FROM onejob.overlaps
+ LIMIT 10`
+
+// Overview reads what there is to see. An error is about all parts: there was no connection.
+func (s *Store) Overview(ctx context.Context) (o Overview, err error) {
+	err = s.glance(ctx, func(g glance) error {
+		if err := g.tx.QueryRow(g.ctx, `SELECT statement_timestamp()`).Scan(&o.Now); err != nil {
+			return err
+		}
+		part(g, &o.Replicas, pgx.RowToStructByName[ReplicaGlance], replicaGlanceSQL, namedArgs{"replicas": shownReplicas, "longest": longestShown})
+		part(g, &o.Waiting, pgx.RowToStructByName[Waiting], waitingSQL, namedArgs{"lanes": waitingLanes, "most": MostCounted + 1, "read": waitingRead, "longest": longestShown})
+		part(g, &o.Paused, pgx.RowToStructByName[QueueRow], pausedRowsSQL+` LIMIT @paused`, namedArgs{"paused": shownPaused})
+		part(g, &o.Running, pgx.RowToStructByName[Running], runningSQL, namedArgs{"most": MostCounted, "shown": shownRunning, "longest": longestShown})
+		part(g, &o.Schedules, pgx.RowToStructByName[ScheduleGlance], scheduleGlanceSQL, namedArgs{"schedules": shownSchedules, "occurrences": shownOccurrences})
+		part(g, &o.Failures, pgx.RowToStructByName[Failure], failuresSQL, namedArgs{"failed": failedLooked})
+		part(g, &o.Overlaps, func(row pgx.CollectableRow) (o tasks.Overlap, err error) {
+			return o, row.Scan(&o.LockKey, &o.Task, &o.Fence, &o.Replica, &o.OtherTask, &o.OtherFence, &o.OtherReplica, &o.Began, &o.Ended)
+		}, someOverlapsSQL)
+		part(g, &o.Held, scanHeld, heldSQL, HeldTooLong.Microseconds(), behindAtLeast)
+		return nil
+	})
+	if err != nil {
+		return o, fmt.Errorf("read the overview: %w", sanitized(err))
+	}
+	return o, nil
+}
+
+// A glance is a transaction that reads.
+type glance struct {
+	ctx context.Context
+	tx  pgx.Tx
+}
+
+// glance opens the transaction in which do reads.
+func (s *Store) glance(ctx context.Context, do func(g glance) error) error {
+	ctx, cancel := context.WithTimeout(ctx, glancesTimeout)
+	defer cancel()
+	tx, err := s.glances.inner.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly})
+	s.glances.heal(err)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		_ = tx.Rollback(ctx)
+	}()
+	if _, err := tx.Exec(ctx, indexesOnly+`, pg_catalog.set_config('statement_timeout', $1, true)`, fmt.Sprint(glanceTimeout.Milliseconds())); err != nil {
+		s.glances.heal(err)
+		return err
+	}
+	return do(glance{ctx, tx})
+}
+
+// part fills a part of an Overview.
+func part[T any](g glance, p *Part[T], scan pgx.RowToFunc[T], sql string, args ...any) {
+	began := time.Now()
+	p.Rows, p.Err = read(g, scan, sql, args...)
+	p.Took = time.Since(began)
+}
+
+// read runs one statement of a glance. One that fails does not end the transaction.
+func read[T any](g glance, scan pgx.RowToFunc[T], sql string, args ...any) (list []T, err error) {
+	err = pgx.BeginFunc(g.ctx, g.tx, func(tx pgx.Tx) error {
+		rows, err := tx.Query(g.ctx, sql, args...)
+		if err != nil {
+			return err
+		}
+		list, err = pgx.CollectRows(rows, scan)
+		return err
+	})
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) && pg.Code == queryCanceled {
+		return nil, fmt.Errorf("no answer from Postgres within %v", glanceTimeout)
+	}
+	return list, err
+}
+
+// What is shown of one task.
+const (
+	shownAttempts   = 50
+	shownNeighbours = 3
+	shownText       = 64 << 10 // characters of a payload, a result or an output
+	readText        = 1 << 20  // bytes as they are stored; what is longer is not read
+)
+
+// Story is one task, and all that happened to it.
+type Story struct {
+	Row     // without payload and result
+	Now     time.Time
+	Payload Text
+	Result  Text
+
+	Attempts     []StoryAttempt // the newest first
+	MoreAttempts bool           // there are older ones
+
+	// Of other tasks on the same lock_key, if the task has one: the attempts before its
+	// first one and after its last one, the nearest first, and the one that runs.
+	Before, After []Neighbour
+	Holder        *Neighbour
+}
+
+// Text may be the beginning of a longer one.
+type Text struct {
+	Text   string
+	Length int64 // in bytes, of the whole
+	Cut    bool
+}
+
+// StoryAttempt is an attempt.
+type StoryAttempt struct {
+	Fence        int64  `db:"fence"`
+	Attempt      int    `db:"attempt"`
+	Replica      string `db:"replica"`
+	StartedAt    Time   `db:"started_at"`
+	BegunAt      *Time  `db:"begun_at"`
+	StoppedAt    *Time  `db:"stopped_at"`
+	FinishedAt   Time   `db:"finished_at"`
+	Outcome      string `db:"outcome"`
+	Error        string `db:"error"`
+	ExitCode     *int   `db:"exit_code"`
+	Output       string `db:"output"`
+	OutputLength int64  `db:"output_length"` // in bytes
+	OutputCut    bool   `db:"output_cut"`    // the middle is missing, or all of it
+}
+
+// Neighbour is an attempt at another task. One that runs has no end and no outcome.
+type Neighbour struct {
+	TaskID     int64  `db:"task_id"`
+	Fence      int64  `db:"fence"`
+	Replica    string `db:"replica"`
+	StartedAt  *Time  `db:"started_at"`
+	FinishedAt *Time  `db:"finished_at"`
+	Outcome    string `db:"outcome"`
+}
+
+var storySQL = `
+SELECT ` + strings.NewReplacer(" payload,", " NULL::jsonb AS payload,", " result,", " NULL::jsonb AS result,").Replace(rowColumns) + `,
+       statement_timestamp() AS now,
+       pg_column_size(payload)::bigint AS payload_size, CASE WHEN pg_column_size(payload) <= @read THEN left(payload::text, @text + 1) END AS payload_text,
+       coalesce(pg_column_size(result), 0)::bigint AS result_size, CASE WHEN pg_column_size(result) <= @read THEN left(result::text, @text + 1) END AS result_text
+  FROM onejob.tasks
+ WHERE id = @id`
+
+const storyAttemptsSQL = `
+SELECT fence, coalesce(attempt, 0) AS attempt, coalesce(replica, '') AS replica, coalesce(started_at, finished_at) AS started_at, begun_at, stopped_at, finished_at,
+       outcome, coalesce(error, '') AS error, exit_code, coalesce(octet_length(output), 0)::bigint AS output_length,
+       CASE WHEN pg_column_size(output) > @read THEN ''
+            WHEN length(output) > @text THEN left(output, @text / 2) || e'\n[...]\n' || right(output, @text / 2)
+            ELSE coalesce(output, '') END AS output,
+       coalesce(pg_column_size(output) > @read OR length(output) > @text, false) AS output_cut
+  FROM onejob.attempts
+ WHERE task_id = @id
+ ORDER BY onejob.attempts.fence DESC
+ LIMIT @attempts`
+
+const neighboursSQL = `
+SELECT task_id, fence, coalesce(replica, '') AS replica, started_at, finished_at, outcome
+  FROM onejob.attempts
+ WHERE lock_key = @key
+   AND lock_key <> task_id::text
+   AND task_id <> @id
+   AND fence {than} @fence
+ ORDER BY fence {order}
+ LIMIT @neighbours`
+
+var (
+	neighboursBeforeSQL = strings.NewReplacer("{than}", "<", "{order}", "DESC").Replace(neighboursSQL)
+	neighboursAfterSQL  = strings.NewReplacer("{than}", ">", "{order}", "ASC").Replace(neighboursSQL)
+)
+
+const holderSQL = `
+SELECT id AS task_id, coalesce(fence, 0) AS fence, coalesce(replica, '') AS replica, started_at, NULL::timestamptz AS finished_at, '' AS outcome
+  FROM onejob.tasks
+ WHERE status = 'running'
+   AND coalesce(lock_key, id::text) = @key
+   AND id <> @id`
+
+// Story returns a task and what happened to it, or ErrNoTask. What is longer than a page can
+// show is cut.
+func (s *Store) Story(ctx context.Context, id int64) (story Story, err error) {
+	type row struct {
+		Row
+		Now         time.Time `db:"now"`
+		PayloadSize int64     `db:"payload_size"`
+		PayloadText *string   `db:"payload_text"`
+		ResultSize  int64     `db:"result_size"`
+		ResultText  *string   `db:"result_text"`
+	}
+	err = s.glance(ctx, func(g glance) error {
+		texts := namedArgs{"id": id, "read": readText, "text": shownText, "attempts": shownAttempts + 1}
+		rows, err := read(g, pgx.RowToStructByName[row], storySQL, texts)
+		if err != nil {
+			return err
+		}
+		if len(rows) == 0 {
+			return ErrNoTask
+		}
+		r := rows[0]
+		story.Row, story.Now = r.Row, r.Now
+		story.Payload, story.Result = cut(r.PayloadText, r.PayloadSize), cut(r.ResultText, r.ResultSize)
+		if story.Attempts, err = read(g, pgx.RowToStructByName[StoryAttempt], storyAttemptsSQL, texts); err != nil {
+			return err
+		}
+		if story.MoreAttempts = len(story.Attempts) > shownAttempts; story.MoreAttempts {
+			story.Attempts = story.Attempts[:shownAttempts]
+		}
+		if r.LockKey == nil {
+			return nil
+		}
+		const none = int64(math.MaxInt64)
+		first, last := none, none
+		if r.Fence != nil && r.Status == "running" {
+			first, last = *r.Fence, *r.Fence
+		}
+		if n := len(story.Attempts); n > 0 {
+			first = story.Attempts[n-1].Fence
+			if last == none {
+				last = story.Attempts[0].Fence
+			}
+		}
+		key := namedArgs{"key": *r.LockKey, "id": id, "fence": first, "neighbours": shownNeighbours}
+		if story.Before, err = read(g, pgx.RowToStructByName[Neighbour], neighboursBeforeSQL, key); err != nil {
+			return err
+		}
+		key["fence"] = last
+		if story.After, err = read(g, pgx.RowToStructByName[Neighbour], neighboursAfterSQL, key); err != nil {
+			return err
+		}
+		holders, err := read(g, pgx.RowToStructByName[Neighbour], holderSQL, key)
+		if len(holders) > 0 {
+			story.Holder = &holders[0]
+		}
+		return err
+	})
+	if err != nil {
+		return story, fmt.Errorf("task %d: %w", id, sanitized(err))
+	}
+	return story, nil
+}
+
+// cut returns the text that was read, or that it was too long to be read.
+func cut(text *string, size int64) Text {
+	if text == nil {
+		return Text{Length: size, Cut: size > 0}
+	}
+	if runes := []rune(*text); len(runes) > shownText {
+		return Text{string(runes[:shownText]), size, true}
+	}
+	return Text{*text, int64(len(*text)), false}
+}
+
+// Found is a task that Find found.
+type Found struct {
+	By        string  `db:"by"` // id, lock_key, unique_key or kind
+	ID        int64   `db:"id"`
+	Kind      string  `db:"kind"`
+	Status    string  `db:"status"`
+	Queue     string  `db:"queue"`
+	LockKey   *string `db:"lock_key"`
+	CreatedAt Time    `db:"created_at"`
+}
+
+// mostFound is how many tasks each of the ways of Find finds.
+const mostFound = 50
+
+// findSQL are the ways to find tasks by a text. Each is served by indexes:
+//   - a unique_key only of tasks that wait or run;
+//   - a lock_key of tasks that run, that wait, and whose attempts are in the history;
+//   - a kind among the tasks that wait, the newest that failed and the newest of all.
+var findSQL = []struct{ by, sql string }{
+	{"id", `SELECT id FROM onejob.tasks WHERE id = CASE WHEN @text::text ~ '^[1-9][0-9]{0,17}$' THEN @text::text::bigint END`},
+	{"unique_key", `SELECT id FROM onejob.tasks WHERE unique_key = @text AND status IN ('pending', 'running')`},
+	{"lock_key", `
+   (SELECT id FROM onejob.tasks WHERE status = 'running' AND coalesce(lock_key, id::text) = @text AND lock_key IS NOT NULL)
+ UNION
+   (SELECT task_id FROM onejob.attempts WHERE lock_key = @text AND lock_key <> task_id::text ORDER BY fence DESC LIMIT @most)
+ UNION
+   (SELECT t.id FROM unlimited l CROSS JOIN LATERAL (
+           SELECT id
+             FROM onejob.tasks
+            WHERE status = 'pending' AND limit_name IS NULL AND lock_key IS NOT NULL
+              AND onejob.lane(priority, queue, kind, lock_key IS NULL) = l.lane
+              AND lock_key = @text
+            ORDER BY run_at, id
+            LIMIT @most) t)
+ UNION
+   (SELECT t.id FROM limited l CROSS JOIN LATERAL (
+           SELECT id
+             FROM onejob.tasks
+            WHERE status = 'pending' AND limit_name = l.limit_name AND lock_key IS NOT NULL
+              AND onejob.lane(priority, queue, kind, lock_key IS NULL) = l.lane
+              AND lock_key = @text
+            ORDER BY run_at, id
+            LIMIT @most) t)`},
+	{"kind", `
+   (SELECT t.id FROM unlimited l CROSS JOIN LATERAL (
+           SELECT id
+             FROM onejob.tasks
+            WHERE status = 'pending' AND limit_name IS NULL
+              AND onejob.lane(priority, queue, kind, lock_key IS NULL) = l.lane
+            ORDER BY run_at, id
+            LIMIT @most) t
+     WHERE l.kind = @text)
+ UNION
+   (SELECT id FROM (SELECT id, kind FROM onejob.tasks WHERE status = 'failed' ORDER BY -id LIMIT 2000) newest WHERE kind = @text LIMIT @most)
+ UNION
+   (SELECT id FROM (SELECT id, kind FROM onejob.tasks ORDER BY id DESC LIMIT 2000) newest WHERE kind = @text LIMIT @most)`},
+}
+
+// lanesOnlySQL begins waitingSQL, and the statements of findSQL that look at lanes.
+var lanesOnlySQL, _, _ = strings.Cut(waitingSQL, ", portion AS")
+
+// Find returns the tasks that a text may mean: their id, lock key, unique key or kind, the
+// newest first, at most some 50 for each. A way that takes too long finds nothing, and is
+// part of the error.
+func (s *Store) Find(ctx context.Context, text string) (found []Found, err error) {
+	var failed []error
+	err = s.glance(ctx, func(g glance) error {
+		for _, way := range findSQL {
+			args := namedArgs{"text": text, "most": mostFound, "lanes": waitingLanes, "by": way.by}
+			list, err := read(g, pgx.RowToStructByName[Found], lanesOnlySQL+`, ids AS MATERIALIZED (`+way.sql+`)
+SELECT @by::text AS by, id, kind, status, queue, lock_key, created_at
+  FROM onejob.tasks
+ WHERE id = ANY (ARRAY(SELECT id FROM ids ORDER BY id DESC LIMIT @most))
+ ORDER BY id DESC`, args)
+			if err != nil {
+				failed = append(failed, fmt.Errorf("by %s: %w", way.by, err))
+			}
+			found = append(found, list...)
+		}
+		return nil
+	})
+	if err = errors.Join(append(failed, err)...); err != nil {
+		return found, fmt.Errorf("find tasks: %w", sanitized(err))
+	}
+	return found, nil
+}

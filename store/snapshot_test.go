@@ -1,0 +1,313 @@
+package store_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"onejob/store"
+	"onejob/tasks"
+)
+
+// overview returns an overview whose parts could all be read.
+func (b *bench) overview() store.Overview {
+	b.t.Helper()
+	o, err := b.Overview(b.t.Context())
+	if err := errors.Join(err, o.Replicas.Err, o.Waiting.Err, o.Paused.Err, o.Running.Err, o.Schedules.Err, o.Failures.Err, o.Overlaps.Err, o.Held.Err); err != nil {
+		b.t.Fatal(err)
+	}
+	return o
+}
+
+func waitingOf(o store.Overview, queue, kind, limit string) (w store.Waiting) {
+	for _, w := range o.Waiting.Rows {
+		if w.Queue == queue && w.Kind == kind && w.Limit == limit {
+			return w
+		}
+	}
+	return w
+}
+
+func TestOverviewHasWhatIsThere(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	if o := b.overview(); len(o.Waiting.Rows)+len(o.Running.Rows)+len(o.Failures.Rows)+len(o.Schedules.Rows)+len(o.Overlaps.Rows) > 0 {
+		t.Errorf("of an empty schema: %+v", o)
+	}
+	b.join()
+	running := b.claimed("queue='other'", "lock_key='mine'", "timeout='1 minute'", "payload='{\"a\": 1}'", "priority=900")
+	b.sql(`INSERT INTO onejob.tasks (kind, queue, priority, run_at) SELECT 'noop', 'mail', i % 3, now() - i * interval '1 minute' FROM generate_series(1, 30) i`)
+	b.sql(`INSERT INTO onejob.tasks (kind, queue, run_at, lock_key) SELECT 'noop', 'mail', now() - interval '2 hours', 'k' FROM generate_series(1, 2) i`)
+	b.sql(`INSERT INTO onejob.tasks (kind, queue, run_at) SELECT 'noop', 'mail', now() + interval '1 hour' FROM generate_series(1, 7) i`)
+	b.sql(`INSERT INTO onejob.tasks (kind, queue, run_at) VALUES ('noop', 'mail', 'infinity')`)
+	b.sql(`INSERT INTO onejob.tasks (kind, queue, limit_name) SELECT 'http', 'mail', 'calls' FROM generate_series(1, 5) i`)
+	b.sql(`INSERT INTO onejob.tasks (kind, queue, limit_name) SELECT 'http', 'mail', 'other' FROM generate_series(1, 3) i`)
+	b.sql(`INSERT INTO onejob.tasks (kind, status, error, finished_at) SELECT 'exec', 'failed', 'exit status ' || i % 2, now() - i * interval '1 minute' FROM generate_series(1, 9) i`)
+	b.sql(`INSERT INTO onejob.tasks (kind, status, error, finished_at) VALUES ('exec', 'failed', 'long ago', now() - interval '2 days')`)
+	b.sql(`INSERT INTO onejob.schedules (name, cron, kind) VALUES ('s', '@hourly', 'noop')`)
+	b.sql(`INSERT INTO onejob.occurrences (schedule_id, due_at, task_id, skipped)
+	            SELECT s.id, now() - i * interval '1 hour', CASE WHEN i > 2 THEN (SELECT max(id) FROM onejob.tasks WHERE error = 'exit status 0') WHEN i = 2 THEN 1000000 END, CASE WHEN i = 1 THEN 'overlap' END
+	              FROM onejob.schedules s CROSS JOIN generate_series(1, 30) i`)
+
+	o := b.overview()
+	w := waitingOf(o, "mail", "noop", "")
+	if w.Due != 32 || w.Later != 7 || w.DueMore || w.LaterMore || w.Oldest < 2*time.Hour || w.Keyless < 30*time.Minute || w.Keyless > time.Hour {
+		t.Errorf("what waits without a limit: %+v", w)
+	}
+	for limit, due := range map[string]int64{"calls": 5, "other": 3} {
+		if w := waitingOf(o, "mail", "http", limit); w.Due != due || w.Later != 0 {
+			t.Errorf("what waits for limit %s: %+v", limit, w)
+		}
+	}
+	if len(o.Waiting.Rows) != 3 {
+		t.Errorf("what waits: %+v", o.Waiting.Rows)
+	}
+	if len(o.Running.Rows) != 1 {
+		t.Fatalf("what runs: %+v", o.Running.Rows)
+	}
+	r := o.Running.Rows[0]
+	if r.ID != running.ID || r.All != 1 || *r.LockKey != "mine" || r.Fence != running.Fence || r.Age <= 0 || r.Age > time.Minute || r.Timeout == nil || *r.Timeout != time.Minute || *r.Payload != `{"a": 1}` {
+		t.Errorf("what runs: %+v", r)
+	}
+	if f := o.Failures.Rows; len(f) != 2 || f[0].Count != 5 || f[0].Error != "exit status 1" || f[1].Count != 4 || f[0].Looked != 10 || !f[0].First.At.Before(f[0].Last.At) {
+		t.Errorf("what failed: %+v", f)
+	}
+	s := o.Schedules.Rows
+	if len(s) != 1 || len(s[0].DueAt) != 20 || !slices.IsSortedFunc(s[0].DueAt, time.Time.Compare) || strings.Join(s[0].Became[16:], " ") != "failed failed deleted overlap" || s[0].TaskIDs[19] != 0 || s[0].Behind {
+		t.Errorf("the schedules: %+v", s)
+	}
+	if len(o.Replicas.Rows) != 1 || o.Replicas.Rows[0].Session != b.session || o.Replicas.Rows[0].Silent < 0 || o.Replicas.Rows[0].Silent > time.Minute {
+		t.Errorf("the replicas: %+v", o.Replicas.Rows)
+	}
+	b.sql(`UPDATE onejob.schedules SET next_at = now() - interval '2 minutes'`)
+	if o := b.overview(); !o.Schedules.Rows[0].Behind {
+		t.Errorf("a schedule that was due two minutes ago is not behind")
+	}
+}
+
+// Rows at the limits of what the table admits are shown like others.
+func TestOverviewOfExtremeRows(t *testing.T) {
+	t.Parallel()
+	b := newBareBench(t)
+	b.sql(`INSERT INTO onejob.tasks (kind, run_at, timeout) VALUES ('noop', '0001-01-01 UTC', '100 years'), ('http', '9999-12-31 UTC', '100 years')`)
+	ids := b.sql(`INSERT INTO onejob.tasks (kind, status, session, replica, fence, attempt, started_at, timeout, created_at)
+	              VALUES ('exec', 'running', gen_random_uuid(), '', 1, 1, '0001-01-01 UTC', '100 years', '0001-01-01 UTC') RETURNING id`)
+	b.sql(`INSERT INTO onejob.tasks (kind, status, finished_at) VALUES ('exec', 'failed', '0001-01-01 UTC'), ('exec', 'failed', '9999-12-31 UTC')`)
+	const longest = 250 * 365 * 24 * time.Hour
+	o := b.overview()
+	if w := waitingOf(o, "default", "noop", ""); w.Due != 1 || w.Oldest < longest || w.Keyless < longest {
+		t.Errorf("what waits since the year 1: %+v", w)
+	}
+	if len(o.Running.Rows) != 1 || o.Running.Rows[0].Age < longest {
+		t.Errorf("what runs since the year 1: %+v", o.Running.Rows)
+	}
+	id, err := strconv.ParseInt(ids[0], 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Story(t.Context(), id); err != nil {
+		t.Error(err)
+	}
+}
+
+// However many rows there are, an overview reads some ten thousands, whatever the planner
+// knows; what it counts in part is marked.
+func TestOverviewReadsFewRows(t *testing.T) {
+	t.Parallel()
+	for _, statistics := range []string{"none", "ofAnEmptyTable", "analyzed"} {
+		t.Run(statistics, func(t *testing.T) {
+			t.Parallel()
+			b := newBareBench(t)
+			b.sql(`ALTER TABLE onejob.tasks SET (autovacuum_enabled = false)`)
+			if statistics == "ofAnEmptyTable" {
+				b.sql(`VACUUM ANALYZE onejob.tasks`)
+				for range 8 {
+					b.overview()
+				}
+			}
+			b.sql(`INSERT INTO onejob.tasks (kind, run_at) SELECT 'noop', now() - i * interval '1 ms' FROM generate_series(1, 20000) i`)
+			b.sql(`INSERT INTO onejob.tasks (kind, queue, limit_name) SELECT 'noop', 'q' || i % 50, 'l' || i % 20 FROM generate_series(1, 1000) i`)
+			b.finished("failed", 12_000)
+			b.finished("succeeded", 20_000)
+			if statistics == "analyzed" {
+				b.sql(`ANALYZE onejob.tasks`)
+			}
+			b.overview() // meets what the INSERTs left to clean up
+			seen := b.glanced()
+			o := b.overview()
+			rows := b.glanced() - seen
+			t.Logf("read %d rows and entries", rows)
+			if rows > 30_000 { // an entry and a row for each of 10,000 that are due and 10,000 that failed, and more
+				t.Errorf("an overview read %d rows and entries of a table of 53,000", rows)
+			}
+			if w := waitingOf(o, "default", "noop", ""); !w.DueMore || w.Due == 0 || w.Due > 10_001 {
+				t.Errorf("of 20,000 due tasks, %d were counted, more: %v", w.Due, w.DueMore)
+			}
+			if f := o.Failures.Rows; len(f) != 1 || f[0].Count != 10_000 || f[0].Looked != 10_000 {
+				t.Errorf("the failures are %+v", f)
+			}
+		})
+	}
+}
+
+// glanced returns how many rows and entries of tasks were read, as readOf does.
+func (b *bench) glanced() int64 {
+	b.t.Helper()
+	if _, err := store.Glances(b.Store).Exec(b.t.Context(), `SELECT pg_catalog.pg_stat_force_next_flush()`); err != nil {
+		b.t.Fatal(err)
+	}
+	return b.read()
+}
+
+// A part that takes too long says so, and the others are there.
+func TestOverviewWithoutWhatIsLocked(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.join()
+	b.sql(`INSERT INTO onejob.schedules (name, cron, kind) VALUES ('s', '@hourly', 'noop')`)
+	tx, err := b.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(t.Context()) }()
+	if _, err := tx.Exec(t.Context(), `LOCK TABLE onejob.tasks IN ACCESS EXCLUSIVE MODE`); err != nil {
+		t.Fatal(err)
+	}
+	o, err := b.Overview(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, err := range map[string]error{"waiting": o.Waiting.Err, "running": o.Running.Err, "failures": o.Failures.Err} {
+		if err == nil || !strings.Contains(err.Error(), "no answer from Postgres within 500ms") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if o.Replicas.Err != nil || len(o.Replicas.Rows) != 1 || o.Held.Err != nil {
+		t.Errorf("the others are %+v and %+v", o.Replicas, o.Held)
+	}
+}
+
+// Who looks can write nothing, even by a mistake in a statement.
+func TestGlancesCannotWrite(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	if err := store.WriteAtAGlance(t.Context(), b.Store); err == nil || !strings.Contains(err.Error(), "read-only") {
+		t.Errorf("a write: %v", err)
+	}
+}
+
+func TestStory(t *testing.T) {
+	t.Parallel()
+	b := newBareBench(t)
+	b.join()
+	if _, err := b.Story(t.Context(), 7); !errors.Is(err, store.ErrNoTask) {
+		t.Errorf("of no task: %v", err)
+	}
+	before := b.claimed("lock_key='k'")
+	finish := func(task *tasks.Task) {
+		t.Helper()
+		if err := b.Complete(t.Context(), succeeded(task)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	finish(before)
+	long := strings.Repeat("x", 70_000)
+	mine := b.claimed("lock_key='k'", fmt.Sprintf("payload='{\"a\": \"%s\"}'", long))
+	s, err := b.Story(t.Context(), mine.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.Status != "running" || len(s.Attempts) != 0 || len(s.Before) != 1 || s.Before[0].TaskID != before.ID || s.Holder != nil || len(s.After) != 0 {
+		t.Errorf("while it runs: %+v", s)
+	}
+	if !s.Payload.Cut || len(s.Payload.Text) != 64<<10 {
+		t.Errorf("the payload has %d bytes, cut %v", len(s.Payload.Text), s.Payload.Cut)
+	}
+	finish(mine)
+	after := b.claimed("lock_key='k'")
+	s, err = b.Story(t.Context(), mine.ID)
+	if err != nil || len(s.Attempts) != 1 || s.Attempts[0].Outcome != "succeeded" || s.Attempts[0].Fence != mine.Fence || len(s.Before) != 1 || s.Holder == nil || s.Holder.TaskID != after.ID {
+		t.Errorf("when it has succeeded: %+v, %v", s, err)
+	}
+	finish(after)
+	b.sql(`UPDATE onejob.attempts SET output = repeat('o', 100000) || 'end' WHERE task_id = $1`, mine.ID)
+	s, err = b.Story(t.Context(), mine.ID)
+	if err != nil || len(s.After) != 1 || s.After[0].TaskID != after.ID || s.Holder != nil {
+		t.Errorf("when the next one has succeeded: %+v, %v", s.After, err)
+	}
+	if a := s.Attempts[0]; !a.OutputCut || a.OutputLength != 100_003 || len(a.Output) > 66_000 || !strings.HasSuffix(a.Output, "end") {
+		t.Errorf("the output has %d bytes of %d, cut %v", len(a.Output), a.OutputLength, a.OutputCut)
+	}
+	b.sql(`INSERT INTO onejob.attempts (task_id, fence, attempt, lock_key, replica, session, started_at, finished_at, outcome)
+	            SELECT $1, nextval('onejob.fences'), i, 'k', 'r', gen_random_uuid(), now(), now(), 'failed' FROM generate_series(1, 60) i`, mine.ID)
+	if s, err = b.Story(t.Context(), mine.ID); err != nil || len(s.Attempts) != 50 || !s.MoreAttempts || s.Attempts[0].Fence < s.Attempts[1].Fence {
+		t.Errorf("of 61 attempts there are %d, more: %v, %v", len(s.Attempts), s.MoreAttempts, err)
+	}
+}
+
+func TestFind(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.join()
+	has := func(text string, want ...string) {
+		t.Helper()
+		found, err := b.Find(t.Context(), text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, f := range found {
+			got = append(got, fmt.Sprintf("%s %d", f.By, f.ID))
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("by %q: found %q, want %q", text, got, want)
+		}
+	}
+	ended := b.claimed("lock_key='k'")
+	if err := b.Complete(t.Context(), succeeded(ended)); err != nil {
+		t.Fatal(err)
+	}
+	running := b.claimed("lock_key='k'")
+	pending := b.insert("lock_key='k'", "run_at=now() + interval '1 hour'")
+	limited := b.insert("lock_key='k'", "limit_name='l'")
+	unique := b.insert("unique_key='u'", "kind='rare'", "run_at=now() + interval '1 hour'")
+	b.sql(`INSERT INTO onejob.tasks (kind, status, finished_at) SELECT 'noop', 'succeeded', now() FROM generate_series(1, 3000)`)
+	failed := b.one(`INSERT INTO onejob.tasks (kind, status, finished_at) VALUES ('rare', 'failed', now()) RETURNING id`)
+
+	has(unique, "id "+unique)
+	has("u", "unique_key "+unique)
+	has("k", "lock_key "+limited, "lock_key "+pending, fmt.Sprintf("lock_key %d", running.ID), fmt.Sprintf("lock_key %d", ended.ID))
+	has("rare", "kind "+failed, "kind "+unique)
+	has("nothing")
+	has(`'; DROP TABLE onejob.tasks; --`)
+	has("99999999999999999999999")
+}
+
+// BenchmarkOverview looks at two million tasks that succeeded, a tenth as many that are due and
+// that failed, and 100 schedules. ONEJOB_LIST_ROWS is another number.
+func BenchmarkOverview(bm *testing.B) {
+	n := number("ONEJOB_LIST_ROWS", 2_000_000)
+	b := newBareBench(bm)
+	b.finished("succeeded", n)
+	b.finished("failed", n/10)
+	b.sql(`INSERT INTO onejob.tasks (kind, queue, priority, run_at) SELECT 'noop', 'q' || i % 10, i % 3, now() - i * interval '1 ms' FROM generate_series(1, $1) i`, n/10)
+	b.sql(`INSERT INTO onejob.tasks (kind, status, session, replica, fence, started_at) SELECT 'noop', 'running', gen_random_uuid(), 'r', i, now() FROM generate_series(1, 100) i`)
+	b.sql(`INSERT INTO onejob.schedules (name, cron, kind) SELECT 's' || i, '@hourly', 'noop' FROM generate_series(1, 100) i`)
+	b.sql(`INSERT INTO onejob.occurrences (schedule_id, due_at, task_id) SELECT s.id, now() - i * interval '1 hour', i FROM onejob.schedules s CROSS JOIN generate_series(1, 50) i`)
+	b.sql(`VACUUM ANALYZE onejob.tasks`)
+	b.overview() // prepares the statements
+	took := map[string]time.Duration{}
+	for bm.Loop() {
+		o := b.overview()
+		for name, d := range map[string]time.Duration{"waiting": o.Waiting.Took, "running": o.Running.Took, "schedules": o.Schedules.Took, "failures": o.Failures.Took, "held": o.Held.Took} {
+			took[name] += d
+		}
+	}
+	for name, d := range took {
+		bm.ReportMetric(float64(d.Microseconds())/1000/float64(bm.N), name+"-ms")
+	}
+}

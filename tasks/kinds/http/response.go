@@ -1,0 +1,132 @@
+package http
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"strings"
+	"unicode/utf8"
+
+	"onejob/tasks"
+)
+
+// incoming is what is kept of a response.
+type incoming struct {
+	status    int
+	body      []byte
+	truncated bool
+}
+
+// read reads r to its end, because a receiver may still be at work until then,
+// but no further than maxResponseRead. It keeps limit bytes.
+func (in *incoming) read(r io.Reader, limit int, output io.Writer) error {
+	r = io.TeeReader(io.LimitReader(r, maxResponseRead), output)
+	body, err := io.ReadAll(io.LimitReader(r, int64(limit)))
+	if err != nil {
+		return err
+	}
+	rest, err := io.Copy(io.Discard, r)
+	in.body, in.truncated = body, rest > 0
+	return err
+}
+
+// result returns the response as a task's result.
+func (in *incoming) result() (json.RawMessage, error) {
+	return json.Marshal(struct {
+		Status    int  `json:"status"`
+		Body      any  `json:"body,omitempty"`
+		Truncated bool `json:"truncated,omitempty"`
+	}{in.status, in.value(), in.truncated})
+}
+
+// value returns the body as Postgres can keep it: as JSON if it is some, else
+// as text. An empty body is nil.
+func (in *incoming) value() any {
+	if len(in.body) == 0 {
+		return nil
+	}
+	if !in.truncated && json.Valid(in.body) {
+		d := json.NewDecoder(bytes.NewReader(in.body))
+		d.UseNumber()
+		var value any
+		if d.Decode(&value) == nil {
+			if value, ok := storable(value, maxResultDepth); ok {
+				return value
+			}
+		}
+	}
+	return in.text(len(in.body))
+}
+
+// text returns the first n bytes of the body, without half a character at the
+// end.
+func (in *incoming) text(n int) string {
+	b := in.body[:min(n, len(in.body))]
+	if len(b) < len(in.body) || in.truncated {
+		for i := 1; i < utf8.UTFMax && i <= len(b); i++ {
+			if start := len(b) - i; utf8.RuneStart(b[start]) {
+				if !utf8.FullRune(b[start:]) {
+					b = b[:start]
+				}
+				break
+			}
+		}
+	}
+	return tasks.Text(string(b))
+}
+
+// excerpt returns the beginning of the body, to end an error's message with.
+func (in *incoming) excerpt() string {
+	text := strings.TrimSpace(in.text(maxErrorBody))
+	if text == "" {
+		return ""
+	}
+	if in.truncated || len(in.body) > maxErrorBody {
+		text += " …"
+	}
+	return ": " + text
+}
+
+// storable returns decoded JSON without what Postgres' jsonb refuses: U+0000
+// in a string becomes \x00, a number beyond a float64's range becomes a string.
+// (A lone surrogate has become U+FFFD in decoding.) It reports false for what
+// is nested deeper than depth.
+func storable(value any, depth int) (any, bool) {
+	if depth == 0 {
+		return nil, false
+	}
+	switch value := value.(type) {
+	case string:
+		return tasks.Text(value), true
+	case json.Number:
+		if f, err := value.Float64(); err != nil || len(value) > 400 || (f == 0) != isZero(string(value)) {
+			return string(value), true
+		}
+		return value, true
+	case []any:
+		for i := range value {
+			var ok bool
+			if value[i], ok = storable(value[i], depth-1); !ok {
+				return nil, false
+			}
+		}
+		return value, true
+	case map[string]any:
+		stored := make(map[string]any, len(value))
+		for k, v := range value {
+			var ok bool
+			if stored[tasks.Text(k)], ok = storable(v, depth-1); !ok {
+				return nil, false
+			}
+		}
+		return stored, true
+	}
+	return value, true // true, false and null
+}
+
+// isZero reports whether a JSON number is zero as it is written, and not for
+// being too small.
+func isZero(number string) bool {
+	mantissa, _, _ := strings.Cut(strings.ToLower(number), "e")
+	return !strings.ContainsAny(mantissa, "123456789")
+}

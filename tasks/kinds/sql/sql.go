@@ -1,0 +1,222 @@
+// Package sql is the kind of tasks that run statements in the database of the tasks.
+// Its usual import name is sqlkind.
+package sql
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"onejob/internal/payload"
+	"onejob/internal/pgerror"
+	"onejob/tasks"
+)
+
+// Kind runs statements that the configuration names, with parameters from the
+// payload:
+//
+//	{"statement": "close_month", "params": {"month": "2026-10-01"}}
+//
+// The statement's effect and the task's success commit in one transaction under
+// the fence: each task takes effect exactly once, and a stale replica changes
+// nothing. It runs in the database of the tasks, as onejob's user there.
+type Kind struct {
+	statements map[string]Statement
+	store      Committer
+}
+
+// Config is what a [Kind] may do.
+type Config struct {
+	Statements map[string]Statement `koanf:"statements"` // by the names that payloads choose
+}
+
+// Statement is one statement that rows may ask for.
+type Statement struct {
+	// SQL is a single statement with $1, $2 and so on for parameters. It must not
+	// begin or end a transaction. It can read the settings onejob.task_id, onejob.attempt, onejob.fence and
+	// onejob.lock_key with current_setting.
+	SQL string `koanf:"sql"`
+
+	// Params names the payload's parameters in the order of $1, $2 and so on.
+	// Each is given to Postgres as text, to be read as the type that the
+	// statement wants there; a JSON null is a NULL.
+	Params []string `koanf:"params"`
+}
+
+// Committer commits what fn does together with the success of the task, or
+// neither. It returns tasks.ErrRefused if the fence has been superseded.
+type Committer interface {
+	CompleteWith(ctx context.Context, t *tasks.Task, fn func(ctx context.Context, tx pgx.Tx) (json.RawMessage, error)) error
+}
+
+// New returns a Kind that completes its tasks in store, or an error that names
+// everything that is wrong with the configuration.
+func New(c Config, store Committer) (*Kind, error) {
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(c.Statements)) {
+		switch word := firstWord(c.Statements[name].SQL); word {
+		case "":
+			errs = append(errs, fmt.Errorf("statement %q has no sql", name))
+		case "ABORT", "BEGIN", "COMMIT", "END", "PREPARE", "RELEASE", "ROLLBACK", "SAVEPOINT", "START":
+			errs = append(errs, fmt.Errorf("statement %q begins with %s: it runs in the transaction that completes the task and must not control it", name, word))
+		}
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	return &Kind{maps.Clone(c.Statements), store}, nil
+}
+
+// firstWord returns the first word of a statement in capitals, after white space,
+// comments and parentheses; "" if there is nothing.
+func firstWord(sql string) string {
+	for {
+		sql = strings.TrimLeft(sql, " \t\r\n\f\v(;")
+		switch {
+		case strings.HasPrefix(sql, "--"):
+			_, sql, _ = strings.Cut(sql, "\n")
+		case strings.HasPrefix(sql, "/*"):
+			_, sql, _ = strings.Cut(sql, "*/")
+		default:
+			word := sql
+			if i := strings.IndexFunc(sql, func(r rune) bool { return r != '_' && !unicode.IsLetter(r) && !unicode.IsDigit(r) }); i > 0 {
+				word = sql[:i]
+			}
+			return strings.ToUpper(word)
+		}
+	}
+}
+
+// Names returns the names of the statements.
+func (k *Kind) Names() (field string, names []string) {
+	return "statement", slices.Sorted(maps.Keys(k.statements))
+}
+
+// Prepare refuses a payload that names no statement, that has unknown fields, or
+// whose parameters are not the statement's. A statement that is not configured
+// here is a [tasks.ErrUnknown].
+func (k *Kind) Prepare(raw json.RawMessage) (tasks.Handler, error) {
+	var p struct {
+		Statement string                     `json:"statement"`
+		Params    map[string]json.RawMessage `json:"params"`
+	}
+	if err := payload.CheckFields(raw, "statement", "params"); err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(raw, &p); err != nil {
+		return nil, fmt.Errorf(`payload: %w; write {"statement": NAME, "params": {...}}`, err)
+	}
+	if p.Statement == "" {
+		return nil, errors.New(`payload: it names no statement; write {"statement": NAME, "params": {...}}`)
+	}
+	s, ok := k.statements[p.Statement]
+	if !ok {
+		return nil, &tasks.UnknownError{Name: p.Statement, Err: fmt.Errorf("payload: statement %.100q is not in the configuration (kinds.sql.statements), which has %q", p.Statement, slices.Sorted(maps.Keys(k.statements)))}
+	}
+	args := make([]any, len(s.Params))
+	for i, name := range s.Params {
+		value, ok := p.Params[name]
+		if !ok {
+			return nil, fmt.Errorf("payload: statement %q needs the parameter %q", p.Statement, name)
+		}
+		args[i] = text(value)
+	}
+	for name := range p.Params {
+		if !slices.Contains(s.Params, name) {
+			return nil, fmt.Errorf("payload: statement %q has no parameter %q; it has %q", p.Statement, name, s.Params)
+		}
+	}
+	return execution{k.store, s.SQL, args}.run, nil
+}
+
+// text returns a JSON value as Postgres reads it from text.
+func text(raw json.RawMessage) any {
+	var s *string
+	if json.Unmarshal(raw, &s) != nil {
+		return string(raw) // a number, true, false, an object or an array
+	}
+	if s == nil {
+		return nil
+	}
+	return *s
+}
+
+// execution is a statement with the parameters of a payload.
+type execution struct {
+	store Committer
+	sql   string
+	args  []any
+}
+
+// run runs the statement and commits. The task fails for good if Postgres cannot
+// read data as the type it wants (SQLSTATE class 22), if the statement is not a
+// single one that it can parse, and if it ends its transaction.
+//
+// An error whose cause is the database or the way to it uses up no attempt. Nothing
+// of the statement was kept then, or the commit was not answered; in that case the
+// fence decides when the task is requeued.
+func (e execution) run(ctx context.Context, a *tasks.Attempt) (tasks.Result, error) {
+	var own error // of the statement itself
+	err := e.store.CompleteWith(ctx, &a.Task, func(ctx context.Context, tx pgx.Tx) (json.RawMessage, error) {
+		var n int64
+		if n, own = execOne(ctx, tx, e.sql, e.args); own != nil {
+			return nil, own
+		}
+		return json.RawMessage(fmt.Sprintf(`{"rows": %d}`, n)), nil
+	})
+	switch {
+	case err == nil:
+		return tasks.Result{Committed: true}, nil
+	case ctx.Err() != nil:
+		return tasks.Result{}, err
+	// The user's statement is not prepared: if that fails so, it said EXECUTE or PREPARE itself.
+	case pgerror.Unavailable(err) && !(own != nil && pgerror.PreparedStatement(err)):
+		d := requeueAfter
+		if own != nil {
+			d = requeueOwnAfter
+		}
+		return tasks.Result{}, tasks.Requeue(d, err)
+	}
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) {
+		return tasks.Result{}, err
+	}
+	switch {
+	case own != nil && pg.Code == "42601": // syntax_error; several statements are one, too
+		err = tasks.Permanent(fmt.Errorf("%w; a statement must be a single one", err))
+	case own != nil && (strings.HasPrefix(pg.Code, "2D") || strings.HasPrefix(pg.Code, "25")): // COMMIT in a procedure; SET TRANSACTION
+		err = tasks.Permanent(fmt.Errorf("%w; it runs in the transaction that completes the task and must not end or change it", err))
+	case strings.HasPrefix(pg.Code, "22"):
+		err = tasks.Permanent(err)
+	}
+	return tasks.Result{}, err
+}
+
+// execOne runs a single statement by the extended protocol, which takes no more than
+// one, and returns how many rows it affected. Postgres parses it each time: a plan
+// that it kept would fail when somebody alters a table.
+func execOne(ctx context.Context, tx pgx.Tx, sql string, args []any) (int64, error) {
+	rows, err := tx.Query(ctx, sql, append([]any{pgx.QueryExecModeExec}, args...)...)
+	if err != nil {
+		return 0, err
+	}
+	rows.Close()
+	return rows.CommandTag().RowsAffected(), rows.Err()
+}
+
+// How long a task waits when the database was unavailable. It waits longer if its
+// own statement was running: should the statement be what takes the server down, it
+// does not do so every second. No attempt is used up, so nothing else bounds that.
+const (
+	requeueAfter    = time.Second
+	requeueOwnAfter = 5 * time.Second
+)

@@ -1,0 +1,171 @@
+// Package schedule says when schedules come due, and what becomes of the due times
+// that were missed or that overlap.
+package schedule
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	_ "time/tzdata" // for images without /usr/share/zoneinfo; a table of the system is preferred
+
+	"github.com/robfig/cron/v3"
+)
+
+// MinEvery is the shortest interval that @every may have.
+const MinEvery = time.Second
+
+// ErrUnknownZone says that this process has no such time zone. Another one may
+// have it: its table of zones can be newer.
+var ErrUnknownZone = errors.New("not known here")
+
+// Cron tells when a cron line comes due in a time zone.
+//
+// A cron line speaks of the clock on the wall. Where that clock is put forward,
+// times that it leaves out come due once, together, at the first moment after
+// the gap; where it is put back, times that it shows twice come due once, the
+// first time. The parser's own Next skips the former, and knows nothing of the
+// latter (robfig/cron#541), so it is asked only about wall clocks that run
+// through, and the zone is laid over its answers here.
+//
+// @every is not about the clock on the wall, and is counted from the due time
+// before.
+type Cron struct {
+	spec cron.Schedule
+	zone *time.Location
+}
+
+var cronParser = cron.NewParser(cron.SecondOptional | cron.Minute | cron.Hour | cron.Dom | cron.Month | cron.Dow | cron.Descriptor)
+
+// Parse reads a cron line of five fields, or six with seconds first, or
+// a descriptor such as @hourly or @every 90s, and the name of a time zone. The
+// error wraps ErrUnknownZone if the zone is the only thing wrong.
+func Parse(line, zone string) (Cron, error) {
+	if strings.HasPrefix(line, "TZ=") || strings.HasPrefix(line, "CRON_TZ=") {
+		return Cron{}, fmt.Errorf("cron %q: a time zone does not belong into the line; put it into time_zone", line)
+	}
+	if zone == "" || zone == "Local" {
+		return Cron{}, errors.New("time_zone: name one, such as UTC or Europe/Berlin")
+	}
+	if every, ok := strings.CutPrefix(line, "@every "); ok {
+		d, err := time.ParseDuration(strings.TrimSpace(every))
+		if err != nil {
+			return Cron{}, fmt.Errorf("cron %q: %w; write the interval as 90s or 1h30m", line, err)
+		}
+		if d < MinEvery || d%time.Second != 0 {
+			return Cron{}, fmt.Errorf("cron %q: an interval is %v at the least, and has whole seconds", line, MinEvery)
+		}
+	}
+	spec, err := cronParser.Parse(sundayIsZero(line))
+	if err != nil {
+		return Cron{}, fmt.Errorf("cron %q: %w; write it as minute hour day month weekday, or as @hourly, @daily, @every 90s", line, err)
+	}
+	loc, err := time.LoadLocation(zone)
+	if err != nil {
+		return Cron{}, fmt.Errorf("time_zone %q: %w (%w); name one such as UTC or Europe/Berlin, or install newer zone data", zone, ErrUnknownZone, err)
+	}
+	if s, ok := spec.(*cron.SpecSchedule); ok {
+		s.Location = time.UTC // wall clocks are handed over as if they were UTC
+	}
+	return Cron{spec, loc}, nil
+}
+
+// sundayIsZero returns the line with every weekday 7 written as 0: crontabs have
+// both, the parser has 0 only. What the parser must refuse is left for it to refuse.
+func sundayIsZero(line string) string {
+	trimmed := strings.TrimRight(line, " \t")
+	fields := strings.Fields(trimmed)
+	if len(fields) < 5 || !strings.Contains(fields[len(fields)-1], "7") {
+		return line
+	}
+	weekdays := fields[len(fields)-1]
+	parts := strings.Split(weekdays, ",")
+	for i, part := range parts {
+		parts[i] = weekdayRange(part)
+	}
+	return strings.TrimSuffix(trimmed, weekdays) + strings.Join(parts, ",")
+}
+
+// weekdayRange returns a weekday or a range of them without 7: the numbers that a
+// range names up to 7, with 0 in its place.
+func weekdayRange(part string) string {
+	days, step, stepped := strings.Cut(part, "/")
+	first, last, ranged := strings.Cut(days, "-")
+	by := 1
+	if stepped {
+		var err error
+		if by, err = strconv.Atoi(step); err != nil || by < 1 {
+			return part
+		}
+	}
+	if !ranged {
+		last = first // 7/2 is 7 alone, as nothing follows it
+	}
+	from, known := weekday(first)
+	if to, ok := weekday(last); !known || !ok || to != 7 || from > 7 {
+		return part
+	}
+	var list []string
+	for day := from; day <= 7; day += min(by, 8) {
+		list = append(list, strconv.Itoa(day%7))
+	}
+	return strings.Join(list, ",")
+}
+
+func weekday(text string) (day int, ok bool) {
+	if i := slices.Index([]string{"sun", "mon", "tue", "wed", "thu", "fri", "sat"}, strings.ToLower(text)); i >= 0 {
+		return i, true
+	}
+	day, err := strconv.Atoi(text)
+	return day, err == nil && day >= 0
+}
+
+// Next returns the first due time after t, and the zero time if there is none
+// within the next five years.
+func (c Cron) Next(t time.Time) time.Time {
+	if every, ok := c.spec.(cron.ConstantDelaySchedule); ok {
+		return every.Next(t)
+	}
+	// Only what the wall shows later than now can come due later than now: a
+	// time in a gap comes due at its end, one that is shown twice the first time.
+	for wall := wallClock(t.In(c.zone)); ; {
+		wall = c.spec.Next(wall)
+		if wall.IsZero() {
+			return time.Time{}
+		}
+		if due := moment(wall, c.zone); due.After(t) {
+			return due
+		}
+	}
+}
+
+// wallClock returns what the clock on the wall shows at t, as if it were UTC.
+func wallClock(t time.Time) time.Time {
+	_, offset := t.Zone()
+	return t.UTC().Add(time.Duration(offset) * time.Second)
+}
+
+// moment returns when the clock on the wall of a zone shows wall for the first
+// time or, if it never does, the end of the gap that leaves wall out.
+func moment(wall time.Time, zone *time.Location) time.Time {
+	t := time.Date(wall.Year(), wall.Month(), wall.Day(), wall.Hour(), wall.Minute(), wall.Second(), wall.Nanosecond(), zone)
+	begin, end := t.ZoneBounds()
+	if !wallClock(t).Equal(wall) {
+		// A gap: t lies on one side of it or on the other.
+		for _, change := range []time.Time{begin, end} {
+			if !change.IsZero() && wall.Before(wallClock(change)) && wall.After(wallClock(change.Add(-1))) {
+				return change
+			}
+		}
+		return t
+	}
+	if !begin.IsZero() {
+		_, offset := begin.Add(-1).Zone()
+		if earlier := wall.Add(-time.Duration(offset) * time.Second).In(zone); earlier.Before(begin) {
+			return earlier
+		}
+	}
+	return t
+}

@@ -1,0 +1,156 @@
+package schedule_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"onejob/tasks/schedule"
+)
+
+// clock is a time of one day, such as 12:00:05.
+func clock(t *testing.T, text string) time.Time {
+	t.Helper()
+	at, err := time.Parse(time.DateTime, "2026-05-04 "+text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return at
+}
+
+// said writes down what a plan does: each due time, with ! and the reason if there is
+// no task for it; then the next one, unless it stays as it is.
+func said(p schedule.Plan) string {
+	var b strings.Builder
+	for _, o := range p.Occurrences {
+		b.WriteString(o.Due.Format("15:04:05"))
+		if o.Skipped != schedule.NotSkipped {
+			fmt.Fprintf(&b, "!%s", o.Skipped)
+		}
+		b.WriteString(" ")
+	}
+	if !p.Keep {
+		b.WriteString("next " + p.Next.Format("15:04:05"))
+	}
+	return strings.TrimSpace(b.String())
+}
+
+func TestPlan(t *testing.T) {
+	t.Parallel()
+	at := func(text string) *time.Time { c := clock(t, text); return &c }
+	former := func(id int64, cron, next, begin, until string) schedule.Former {
+		f := schedule.Former{ID: id, Cron: cron, Zone: "UTC", Until: clock(t, until)}
+		if next != "" {
+			f.Next = at(next)
+		}
+		if begin != "" {
+			f.Begin = clock(t, begin)
+		}
+		return f
+	}
+	const minutely, half = "* * * * *", "30 * * * * *"
+	for _, test := range []struct {
+		name string
+		d    schedule.Due
+		now  string
+		want string
+		done []int64
+	}{
+		{"NotWorkedOutAndNoEditKnown", schedule.Due{Cron: minutely, OnMissed: "all"}, "12:03:10", "next 12:04:00", nil},
+		{"DueSinceTheEdit", schedule.Due{Cron: minutely, OnMissed: "all", Begin: at("12:00:30")}, "12:03:10", "12:01:00 12:02:00 12:03:00 next 12:04:00", nil},
+		{"DueSinceTheEditOne", schedule.Due{Cron: minutely, OnMissed: "one", Begin: at("12:00:30")}, "12:03:10", "12:01:00!missed 12:02:00!missed 12:03:00 next 12:04:00", nil},
+		{"DueSinceTheEditSkipLate", schedule.Due{Cron: "0 12 * * *", OnMissed: "skip", Begin: at("11:59:30")}, "12:03:10", "12:00:00!missed next 12:00:00", nil},
+		{"DueAtTheEditIsNotAfterIt", schedule.Due{Cron: minutely, OnMissed: "all", Begin: at("12:01:00")}, "12:01:10", "next 12:02:00", nil},
+		{"WorkedOut", schedule.Due{Cron: minutely, OnMissed: "all", Next: at("12:01:00"), Begin: at("09:00:00")}, "12:02:10", "12:01:00 12:02:00 next 12:03:00", nil},
+		{"OldAndNew", schedule.Due{Cron: half, OnMissed: "all", Begin: at("12:02:10"), Former: []schedule.Former{former(7, minutely, "12:01:00", "", "12:02:10")}},
+			"12:04:00", "12:01:00 12:02:00 12:02:30 12:03:30 next 12:04:30", []int64{7}},
+		{"DueAtTheEditIsOfTheOld", schedule.Due{Cron: half, OnMissed: "all", Begin: at("12:02:00"), Former: []schedule.Former{former(7, minutely, "12:02:00", "", "12:02:00")}},
+			"12:02:10", "12:02:00 next 12:02:30", []int64{7}},
+		{"SeveralEditsThatNobodySaw", schedule.Due{Cron: minutely, OnMissed: "all", Begin: at("12:03:10"),
+			Former: []schedule.Former{former(7, minutely, "12:01:00", "", "12:01:10"), former(8, half, "", "12:01:10", "12:02:10"), former(9, minutely, "", "12:02:10", "12:03:10")}},
+			"12:04:10", "12:01:00 12:01:30 12:03:00 12:04:00 next 12:05:00", []int64{7, 8, 9}},
+		{"OneOfAll", schedule.Due{Cron: half, OnMissed: "one", Begin: at("12:02:10"), Former: []schedule.Former{former(7, minutely, "12:01:00", "", "12:02:10")}},
+			"12:05:29", "12:01:00!missed 12:02:00!missed 12:02:30!missed 12:03:30!missed 12:04:30 next 12:05:30", []int64{7}},
+		{"OneIsTheLastOfTheOld", schedule.Due{Cron: "0 15 * * *", OnMissed: "one", Begin: at("12:02:10"), Former: []schedule.Former{former(7, minutely, "12:01:00", "", "12:02:10")}},
+			"12:05:29", "12:01:00!missed 12:02:00 next 15:00:00", []int64{7}},
+		{"TheLastOfTheOldIsInTime", schedule.Due{Cron: "1 * * * * *", OnMissed: "skip", Begin: at("12:02:00"), Former: []schedule.Former{former(7, minutely, "12:01:00", "", "12:02:00")}},
+			"12:02:02", "12:01:00!missed 12:02:00 12:02:01 next 12:03:01", []int64{7}},
+		{"OneCapForAll", schedule.Due{Cron: half, OnMissed: "all", MissedCap: 3, Begin: at("12:02:10"), Former: []schedule.Former{former(7, minutely, "12:01:00", "", "12:02:10")}},
+			"12:07:00", "12:01:00 12:02:00 12:02:30 12:03:30!capped 12:04:30!capped 12:05:30!capped 12:06:30 next 12:07:30", []int64{7}},
+		{"OverlapCountsTheOldOnes", schedule.Due{Cron: half, OnMissed: "all", OnOverlap: "skip", Begin: at("12:02:10"), Former: []schedule.Former{former(7, minutely, "12:02:00", "", "12:02:10")}},
+			"12:02:31", "12:02:00 12:02:30!overlap next 12:03:30", []int64{7}},
+		{"QueueUpToItsCap", schedule.Due{Cron: minutely, OnMissed: "all", OnOverlap: "queue", QueueCap: 3, Waiting: 1, Next: at("12:01:00")},
+			"12:04:10", "12:01:00 12:02:00 12:03:00!overlap 12:04:00!overlap next 12:05:00", nil},
+		{"QueueCountsWhatIsMade", schedule.Due{Cron: minutely, OnMissed: "skip", OnOverlap: "queue", QueueCap: 1, Next: at("12:01:00")},
+			"12:02:10", "12:01:00!missed 12:02:00 next 12:03:00", nil},
+		{"QueueIsFull", schedule.Due{Cron: minutely, OnMissed: "one", OnOverlap: "queue", QueueCap: 3, Waiting: 3, Next: at("12:01:00")},
+			"12:02:10", "12:01:00!missed 12:02:00!overlap next 12:03:00", nil},
+		{"Disabled", schedule.Due{Cron: half, OnMissed: "all", Off: true, Begin: at("12:02:10"), Former: []schedule.Former{former(7, minutely, "12:01:00", "", "12:02:10")}},
+			"12:04:00", "12:01:00 12:02:00", []int64{7}},
+		{"ALineThatNobodyUnderstood", schedule.Due{Cron: half, OnMissed: "all", Begin: at("12:02:10"), Former: []schedule.Former{former(7, "99 * * * *", "", "12:01:00", "12:02:10")}},
+			"12:02:31", "12:02:30 next 12:03:30", []int64{7}},
+		{"NothingWasDue", schedule.Due{Cron: half, OnMissed: "all", Begin: at("12:02:10"), Former: []schedule.Former{former(7, minutely, "", "12:02:05", "12:02:10")}},
+			"12:02:11", "next 12:02:30", []int64{7}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s, err := schedule.Parse(test.d.Cron, "UTC")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if test.d.MissedCap == 0 {
+				test.d.MissedCap = 100
+			}
+			p := test.d.Plan(s, clock(t, test.now))
+			if got := said(p); got != test.want {
+				t.Errorf("got  %s\nwant %s", got, test.want)
+			}
+			if fmt.Sprint(p.Done) != fmt.Sprint(test.done) {
+				t.Errorf("of %v nothing is left, want %v", p.Done, test.done)
+			}
+		})
+	}
+
+	t.Run("UnknownZone", func(t *testing.T) {
+		s, _ := schedule.Parse(half, "UTC")
+		f := former(7, minutely, "12:01:00", "", "12:02:10")
+		f.Zone = "Mars/Olympus_Mons"
+		p := schedule.Due{OnMissed: "all", MissedCap: 9, Begin: at("12:02:10"), Former: []schedule.Former{f}}.Plan(s, clock(t, "12:02:31"))
+		if got := said(p); got != "12:02:30 next 12:03:30" || len(p.Done) != 0 || fmt.Sprint(p.UnknownZones) != "[Mars/Olympus_Mons]" {
+			t.Errorf("%s, done %v, unknown %v", got, p.Done, p.UnknownZones)
+		}
+	})
+
+	// More than fits into one plan is made by several, each from where the last ended.
+	t.Run("MoreThanOnePlan", func(t *testing.T) {
+		s, _ := schedule.Parse("@daily", "UTC")
+		edit := clock(t, "12:00:00").AddDate(0, 0, 3)
+		d := schedule.Due{OnMissed: "skip", Begin: &edit, Former: []schedule.Former{former(7, "* * * * * *", "12:00:01", "", "12:00:00"), former(8, "@hourly", "", "12:00:00", "12:00:00")}}
+		d.Former[0].Until, d.Former[1].Begin, d.Former[1].Until = edit, edit, edit
+		made := 0
+		var last time.Time
+		for range 10 {
+			p := d.Plan(s, edit.Add(time.Hour))
+			for _, o := range p.Occurrences {
+				if made > 0 && !o.Due.Equal(last.Add(time.Second)) {
+					t.Fatalf("after %v comes %v", last, o.Due)
+				}
+				last = o.Due
+				made++
+			}
+			if p.Cut == 0 {
+				if fmt.Sprint(p.Done) != "[7 8]" || p.Keep {
+					t.Errorf("done %v, keep %v", p.Done, p.Keep)
+				}
+				break
+			}
+			if p.Cut != 7 || len(p.Done) != 0 || !p.Keep {
+				t.Fatalf("cut %d, done %v, keep %v", p.Cut, p.Done, p.Keep)
+			}
+			d.Former[0].Next = &p.CutNext
+		}
+		if made != 3*24*60*60 {
+			t.Errorf("%d due times of three days", made)
+		}
+	})
+}

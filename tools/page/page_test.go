@@ -1,0 +1,226 @@
+package page
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"image/png"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/chromedp/cdproto/cdp"
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/chromedp"
+)
+
+// images is where the pictures of the documentation are.
+const images = "../../docs/images"
+
+// picture writes what the browser shows as a PNG, down to a height; zero: to the end of the page.
+func (b *browser) picture(name string, width, height int64, phone bool) {
+	b.t.Helper()
+	var options []chromedp.EmulateViewportOption
+	if phone {
+		options = append(options, chromedp.EmulateMobile)
+	}
+	if height == 0 {
+		b.do(chromedp.EmulateViewport(width, 800, options...))
+		height = evaluate[int64](b, "Math.ceil(document.documentElement.scrollHeight)")
+	}
+	b.do(chromedp.EmulateViewport(width, height, options...))
+	time.Sleep(100 * time.Millisecond) // the layout settles; nothing in the test depends on it
+	shot, err := chromedp.Run(b.ctx, chromedp.CaptureScreenshot())
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	picture, err := png.Decode(bytes.NewReader(shot))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	var out bytes.Buffer
+	encoder := png.Encoder{CompressionLevel: png.BestCompression}
+	if err := encoder.Encode(&out, fewColours(picture)); err != nil {
+		b.t.Fatal(err)
+	}
+	path := filepath.Join(images, name+".png")
+	if err := os.WriteFile(path, out.Bytes(), 0o644); err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Logf("%s: %d KB", path, out.Len()/1024)
+	if out.Len() > 150<<10 {
+		b.t.Errorf("%s has %d KB", path, out.Len()/1024)
+	}
+}
+
+// fits fails if the page is wider than the window.
+func (b *browser) fits(what string) {
+	b.t.Helper()
+	if !b.is("document.documentElement.scrollWidth <= window.innerWidth") {
+		b.t.Errorf("%s: the page is %s px wide in a window of %s px", what, b.text("document.documentElement.scrollWidth"), b.text("window.innerWidth"))
+	}
+}
+
+func scheme(name string) chromedp.Action[chromedp.Void] {
+	return call(emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: name}}})
+}
+
+func scripts(enabled bool) chromedp.Action[chromedp.Void] {
+	return call(emulation.SetScriptExecutionDisabled, emulation.SetScriptExecutionDisabledParams{Value: !enabled})
+}
+
+// call makes an action of a command of the browser's protocol that returns nothing.
+func call[P any](command cdp.Command[P, cdp.Empty], params P) chromedp.Action[chromedp.Void] {
+	return chromedp.Func(func(ctx context.Context, t *chromedp.Target) error {
+		_, err := cdp.Call(ctx, t, command, params)
+		return err
+	})
+}
+
+const hostile = `<script>window.pwned=1</script><img src=x onerror="window.pwned=1">`
+
+func TestPageInABrowser(t *testing.T) {
+	c := newCluster(t)
+	port := c.serve("web-1")
+	other := c.serve("web-2")
+	failed := c.work()
+	here := "127.0.0.1:" + port
+	url := "http://" + here + "/"
+	b := open(t)
+
+	t.Run("Views", func(t *testing.T) {
+		b.t = t
+		b.do(scheme("light"), chromedp.EmulateViewport(1100, 900), chromedp.Navigate(url))
+		b.await(`document.getElementById('connection').textContent === 'Live.'`)
+		for _, text := range []string{"2 replicas", "Needs you", "tasks of kind thumbnail wait: no replica knows the kind", "connection refused", "import-orders --day 2026-11-23", "nightly-backup", "crm-api", "web-2"} {
+			b.await(fmt.Sprintf("document.body.innerText.includes(%q)", text))
+		}
+		b.await(`document.querySelectorAll('#schedules .cell').length >= 40 && !document.querySelector('#schedules').innerText.includes('never')`)
+		b.fits("the overview")
+		b.picture("page", 1100, 0, false)
+		b.do(scheme("dark"))
+		b.picture("page-dark", 1100, 0, false)
+		if colour := b.text("getComputedStyle(document.body).backgroundColor"); colour != "rgb(20, 24, 27)" {
+			t.Errorf("in the dark the ground is %s", colour)
+		}
+		b.do(scheme("light"), chromedp.EmulateViewport(390, 844, chromedp.EmulateMobile))
+		b.fits("the overview on a phone")
+		b.picture("page-phone", 390, 1240, true)
+		b.do(chromedp.EmulateViewport(1100, 900), chromedp.Navigate(fmt.Sprintf("%stasks/%d", url, failed)))
+		for _, text := range []string{"attempt 2 ended: failed", "ledger differs by 12.40 EUR", "17 rows do not add up", "Others on the lock key", "before", "after", fmt.Sprintf("SELECT onejob.retry(%d);", failed)} {
+			b.await(fmt.Sprintf("document.body.innerText.includes(%q)", text))
+		}
+		b.fits("the story")
+		b.picture("page-task", 1100, 0, false)
+		b.do(chromedp.EmulateViewport(390, 844, chromedp.EmulateMobile))
+		b.fits("the story on a phone")
+		b.do(chromedp.EmulateViewport(1100, 900))
+		b.quiet(here)
+	})
+
+	t.Run("Find", func(t *testing.T) {
+		b.t = t
+		find := func(text string) {
+			b.do(chromedp.Navigate(url), chromedp.SendKeys(chromedp.CSS(`input[name=q]`), text+"\r"))
+		}
+		find(fmt.Sprint(failed))
+		b.await(fmt.Sprintf(`location.pathname === '/tasks/%d'`, failed))
+		find("ledger")
+		b.await(fmt.Sprintf(`location.pathname === '/find' && document.querySelector('a[href="tasks/%d"]') !== null`, failed))
+		b.do(chromedp.Click(chromedp.CSS(fmt.Sprintf(`a[href="tasks/%d"]`, failed))))
+		b.await(fmt.Sprintf(`location.pathname === '/tasks/%d'`, failed))
+		find("thumbnail")
+		b.await(`document.querySelector('main').innerText.includes('thumbnail') && document.querySelectorAll('main tbody tr').length === 1`)
+		b.quiet(here)
+	})
+
+	t.Run("ItIsLive", func(t *testing.T) {
+		b.t = t
+		b.do(chromedp.Navigate(url))
+		b.await(`document.getElementById('connection').textContent === 'Live.'`)
+		b.is(`(window.marker = 1) === 1`)
+		c.sql(`INSERT INTO onejob.tasks (kind, payload) VALUES ('exec', '{"command": "import-orders", "args": ["--day", "2026-11-24"]}')`)
+		took := b.await(`document.querySelector('#running').innerText.includes('2026-11-24')`)
+		t.Logf("a task was on the page %v after its INSERT", took)
+		if !b.is(`window.marker === 1`) {
+			t.Error("the page was loaded again")
+		}
+		b.is(`getSelection().selectAllChildren(document.querySelector('.verdict')), true`)
+		c.sql(`INSERT INTO onejob.tasks (kind, payload) VALUES ('exec', '{"command": "import-orders", "args": ["--day", "2026-11-25"]}')`)
+		time.Sleep(5 * time.Second) // two snapshots
+		if b.is(`document.querySelector('#running').innerText.includes('2026-11-25')`) {
+			t.Error("the page changed while somebody was copying from it")
+		}
+		b.is(`getSelection().removeAllRanges(), true`)
+		b.await(`document.querySelector('#running').innerText.includes('2026-11-25')`)
+		b.quiet(here)
+	})
+
+	t.Run("NothingInARowRuns", func(t *testing.T) {
+		b.t = t
+		b.do(chromedp.Navigate(url))
+		b.await(`document.getElementById('connection').textContent === 'Live.'`)
+		id := c.sql(`INSERT INTO onejob.tasks (kind, queue, payload, lock_key, status, error, result, finished_at)
+		             VALUES ($1, $1, jsonb_build_object('a', $1::text), $1, 'failed', $1, jsonb_build_object('a', $1::text), now()) RETURNING id`, hostile)
+		c.sql(`INSERT INTO onejob.attempts (task_id, fence, attempt, lock_key, replica, session, started_at, finished_at, outcome, error, output)
+		       VALUES ($1, 1, 1, $2, $2, gen_random_uuid(), now(), now(), 'failed', $2, $2)`, id, hostile)
+		c.sql(`INSERT INTO onejob.tasks (kind, queue, payload) VALUES ($1, $1, '{}') RETURNING id`, hostile)
+		b.await(`document.querySelector('#needs').innerText.includes('<img src=x') && document.querySelector('#queues').innerText.includes('<script>')`)
+		safe := func(view string) {
+			t.Helper()
+			if !b.is(`window.pwned === undefined && document.querySelector('main img, main script') === null`) {
+				t.Errorf("%s: what a row holds was run", view)
+			}
+		}
+		safe("the overview, live")
+		b.do(chromedp.Navigate(url))
+		safe("the overview")
+		b.do(chromedp.Navigate(fmt.Sprintf("%stasks/%d", url, id)))
+		b.await(`document.querySelector('#attempts').innerText.includes('<img src=x') && document.querySelector('#payload').innerText.includes('<img src=x')`)
+		safe("the story")
+		b.quiet(here)
+		c.sql(`DELETE FROM onejob.tasks WHERE queue = $1`, hostile)
+	})
+
+	t.Run("WithoutJavaScript", func(t *testing.T) {
+		b.t = t
+		b.do(scripts(false), chromedp.Navigate(url))
+		html := b.text("document.documentElement.outerHTML") // the browser's own scripts still run
+		for _, text := range []string{"import-orders --day 2026-11-23", "nightly-backup", `http-equiv="refresh"`} {
+			if !strings.Contains(html, text) {
+				t.Errorf("%q is missing", text)
+			}
+		}
+		b.do(scripts(true))
+		b.quiet(here)
+	})
+
+	t.Run("NameOfAWebsite", func(t *testing.T) {
+		b.t = t
+		b.do(chromedp.Navigate("http://evil.example.com:" + port + "/"))
+		if text := b.text("document.body.innerText"); !strings.Contains(text, "http.hosts") || strings.Contains(text, "import-orders") {
+			t.Errorf("it shows %s", text)
+		}
+		b.forget()
+	})
+
+	t.Run("Token", func(t *testing.T) {
+		b.t = t
+		const token = "correct-horse-battery"
+		guarded := c.serve("web-3", "ONEJOB_HTTP_LISTEN=0.0.0.0:0", "ONEJOB_HTTP_READ_TOKEN="+token)
+		// As after a browser has asked for it.
+		b.do(chromedp.Navigate("http://anybody:" + token + "@127.0.0.1:" + guarded + "/"))
+		b.do(chromedp.Navigate("http://127.0.0.1:" + guarded + "/"))
+		b.await(`document.getElementById('connection').textContent === 'Live.'`)
+		b.forget()
+	})
+
+	t.Run("TheOtherReplica", func(t *testing.T) {
+		b.t = t
+		b.do(chromedp.Navigate("http://127.0.0.1:" + other + "/"))
+		b.await(`document.body.innerText.includes('Served by web-2')`)
+		b.quiet("127.0.0.1:" + other)
+	})
+}

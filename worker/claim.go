@@ -1,0 +1,275 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"time"
+
+	"go.uber.org/zap"
+
+	"onejob/internal/mutant"
+	"onejob/tasks"
+)
+
+// claimStore is what claims need of the database.
+type claimStore interface {
+	Claim(context.Context, tasks.Claim) (tasks.Claimed, error)
+	LookBehind(context.Context, tasks.Claim) (some bool, err error)
+	UnknownKinds(ctx context.Context, known []string) ([]string, error)
+	Listen(ctx context.Context, wake func(tasks.Signal)) error
+}
+
+// maxClaim is how many tasks one claim takes. Larger claims make a task no cheaper.
+const maxClaim = 512
+
+// claim claims tasks for free slots until ctx ends.
+func (w *Worker) claim(ctx context.Context) {
+	failing := false
+	for {
+		select {
+		case <-ctx.Done():
+			// Other replicas requeue what this audit misses once they see that we have stopped.
+			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+			w.audit(last)
+			cancel()
+			return
+		case <-w.wake:
+		}
+		w.audit(context.WithoutCancel(ctx))
+		limited := w.limits.due
+		if limited { // first: they need few slots, and would get none after the others
+			w.limits.serve(ctx)
+		}
+		for more := true; more && ctx.Err() == nil; {
+			runtime.Gosched() // tasks that end together free their slots for one claim
+			var asked bool
+			var err error
+			more, asked, err = w.claimSome(ctx)
+			switch {
+			case err != nil && !failing:
+				w.cfg.Log.Warn("claim_failed", zap.Error(err))
+			case err == nil && asked && failing:
+				w.cfg.Log.Info("claim_recovered")
+			}
+			if asked {
+				failing = err != nil
+			}
+			more = more && err == nil // after an error the next tick tries again
+		}
+		if !limited {
+			w.limits.serve(ctx)
+		}
+	}
+}
+
+// claimSome claims tasks for the free slots and starts them. It reports whether to
+// claim again at once, and whether it sent a claim at all.
+//
+// A claim that was sent is completed even if ctx ends: without its reply there would
+// be tasks that belong to this replica and that nobody runs.
+func (w *Worker) claimSome(ctx context.Context) (more, asked bool, err error) {
+	session := w.cfg.Locks.Session()
+	room := w.running.take(maxClaim, w.cfg.Concurrency)
+	bytes := w.running.reserve(w.cfg.PayloadMemory, MaxPayload, w.cfg.PayloadMemory)
+	defer w.running.unreserve(bytes)
+	c := tasks.Claim{}
+	before, known := w.database.put(&c, session)
+	if room == 0 || bytes == 0 || session == "" || !known {
+		w.running.leave(room)
+		return false, false, nil // a free slot, a session or a database wakes this loop
+	}
+	if pass := w.lockGate.pass(room); pass < room && !mutant.LockGate {
+		w.running.leave(room - pass)
+		if room = pass; room == 0 {
+			return false, false, nil // the next tick tries again
+		}
+	}
+	w.claiming.RLock()
+	defer w.claiming.RUnlock()
+	c = tasks.Claim{Server: c.Server, FencesFrom: c.FencesFrom, Session: session, Replica: w.cfg.Replica, Kinds: w.serving.Load().none, Queues: w.cfg.Queues, Max: w.payloads.fit(room, bytes), MaxBytes: bytes}
+	whole := context.WithoutCancel(ctx)
+	if mutant.Claims {
+		whole = ctx
+	}
+	var ahead ahead
+	c.Taken = func(rows []tasks.Taken) { ahead.lock(w, c, rows) }
+	began := time.Now()
+	claimed, err := w.cfg.Store.Claim(whole, c)
+	ahead.end()
+	defer ahead.release()
+	w.measure(Measurement{What: MeasureClaim, Count: len(claimed.Tasks), Took: time.Since(began)})
+	if !w.usable(&claimed, before, err) {
+		w.running.leave(room)
+		return false, false, nil
+	}
+	w.running.leave(room - len(claimed.Tasks))
+	logRefusedRows(w.cfg.Log, claimed.Refused)
+	w.payloads.saw(claimed.Tasks)
+	for _, t := range claimed.Tasks {
+		run := func() { w.requeue(t, tasks.ErrShutdown) }
+		if ctx.Err() == nil {
+			early := ahead.take(t)
+			run = func() { w.attempt(t, early) }
+		}
+		w.running.start(t.Fence, len(t.Payload), run, func() { notify(w.wake) })
+	}
+	if err != nil {
+		w.replyLost.Store(true)
+	}
+	return claimed.More, true, err
+}
+
+// claimOne claims one task under a limit, and notes it as running; nil if there is none.
+// The caller says when it has ended. It reports whether to claim again at once. As in
+// claimSome, a claim that was sent is completed.
+func (w *Worker) claimOne(ctx context.Context, limit string, c tasks.Claim) (t *tasks.Task, more bool) {
+	session := w.cfg.Locks.Session()
+	bytes := w.running.reserve(MaxPayload, MaxPayload, w.cfg.PayloadMemory)
+	defer w.running.unreserve(bytes)
+	before, known := w.database.put(&c, session)
+	if session == "" || !known || bytes == 0 || ctx.Err() != nil {
+		return nil, false
+	}
+	w.claiming.RLock()
+	defer w.claiming.RUnlock()
+	c.Session, c.Replica, c.Queues, c.Max = session, w.cfg.Replica, w.cfg.Queues, 1
+	claimed, err := w.cfg.Store.Claim(context.WithoutCancel(ctx), c)
+	if !w.usable(&claimed, before, err) {
+		return nil, false
+	}
+	logRefusedRows(w.cfg.Log, claimed.Refused)
+	if err != nil {
+		w.replyLost.Store(true)
+		w.cfg.Log.Debug("claim_under_limit_failed", zap.String("limit", limit), zap.Error(err))
+	}
+	if len(claimed.Tasks) == 0 {
+		return nil, claimed.More && err == nil
+	}
+	t = claimed.Tasks[0]
+	w.running.begin(t.Fence, len(t.Payload))
+	if ctx.Err() != nil {
+		w.requeue(t, tasks.ErrShutdown)
+		w.running.end(t.Fence)
+		return nil, false
+	}
+	return t, false
+}
+
+// usable reports whether the claimed tasks may run. They may not if the claim reached
+// another server than the database on record, or if fences have gone back; then they
+// are requeued.
+func (w *Worker) usable(claimed *tasks.Claimed, before int64, err error) bool {
+	if errors.Is(err, tasks.ErrOtherServer) {
+		w.database.doubt()
+		return false
+	}
+	if w.database.rising(claimed.Tasks, before) {
+		return true
+	}
+	for _, t := range claimed.Tasks {
+		w.requeue(t, errFenceBack)
+	}
+	return false
+}
+
+// logRefusedRows logs rows that Postgres refuses to change. Each is reported once: the
+// row has failed, or is skipped from now on.
+func logRefusedRows(log *zap.Logger, rows []tasks.RowError) {
+	for _, r := range rows {
+		log.Error("row_refused", zap.Int64("task_id", r.ID), zap.Bool("failed", r.Failed), zap.Error(r.Err))
+	}
+}
+
+// payloads tracks the mean size of recent payloads, so that no more tasks are claimed
+// than can be read.
+type payloads struct{ mean float64 }
+
+// fit returns how many of room tasks are likely to fit into bytes, at least one.
+func (p *payloads) fit(room, bytes int) int {
+	if float64(room)*p.mean <= float64(bytes) {
+		return room
+	}
+	return max(1, int(float64(bytes)/p.mean))
+}
+
+func (p *payloads) saw(list []*tasks.Task) {
+	if len(list) == 0 {
+		return
+	}
+	sum := 0
+	for _, t := range list {
+		sum += len(t.Payload)
+	}
+	p.mean += (float64(sum)/float64(len(list)) - p.mean) / 2
+}
+
+// lookBehind searches for due tasks that claims have passed over, until ctx ends.
+func (w *Worker) lookBehind(ctx context.Context) {
+	for ctx.Err() == nil {
+		sleep(ctx, time.Second)
+		some, err := w.cfg.Store.LookBehind(ctx, tasks.Claim{Kinds: w.serving.Load().none, Queues: w.cfg.Queues})
+		if err == nil && some { // claim_failed reports a database that is unavailable
+			w.claimSoon()
+		}
+	}
+}
+
+// tick triggers a claim at every poll.
+func (w *Worker) tick(ctx context.Context) {
+	var unknown time.Time // when to search for kinds that this replica does not know
+	var pace pace
+	for ctx.Err() == nil {
+		w.claimSoon()
+		now := time.Now()
+		if now.After(unknown) {
+			w.reportUnknown(ctx)
+			took := time.Since(now)
+			now = now.Add(took)
+			unknown = now.Add(pace.rest(5*time.Second, took))
+		}
+		next := w.schedule.Next(now)
+		if next.IsZero() {
+			next = now.Add(time.Minute) // a spec that never matches
+		}
+		sleep(ctx, next.Sub(now))
+	}
+}
+
+// listen keeps a LISTEN connection open until ctx ends.
+func (w *Worker) listen(ctx context.Context) {
+	for failures := 0; ctx.Err() == nil; {
+		err := w.cfg.Store.Listen(ctx, func(s tasks.Signal) {
+			if s == tasks.SignalListening && failures > 0 {
+				w.cfg.Log.Info("listen_recovered")
+				failures = 0
+			}
+			if s != tasks.SignalDue {
+				notify(w.look)
+			}
+			if s != tasks.SignalCancel {
+				w.claimSoon()
+			}
+		})
+		if ctx.Err() != nil {
+			return
+		}
+		if failures++; failures == 1 {
+			w.cfg.Log.Warn("listen_failed", zap.Error(err))
+		}
+		sleep(ctx, time.Second)
+	}
+}
+
+// claimSoon triggers a claim, also of tasks with a limit.
+func (w *Worker) claimSoon() {
+	w.limits.news.Store(true)
+	notify(w.wake)
+}
+
+func notify(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

@@ -1,0 +1,120 @@
+package worker
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/robfig/cron/v3"
+	"go.uber.org/zap"
+
+	"onejob/internal/logging"
+	"onejob/lock"
+	"onejob/tasks"
+)
+
+// Config says what a [Worker] works with. The first three fields are required; the zero
+// value of any other one means its default.
+type Config struct {
+	Store Store
+	Locks lock.Locker
+	Kinds tasks.Kinds
+
+	Replica       string        // name of this replica in rows and logs
+	Version       string        // of the program, for people
+	Process       string        // UUID of this process, the same for all its sessions; default a new one
+	Concurrency   int           // how many tasks run at once; default 32
+	PayloadMemory int           // bytes of payloads held in memory at once; default 128 MiB, at least MaxPayload
+	Queues        []string      // queues to serve; default all
+	Poll          string        // cron spec for polling the table; default @every 1s
+	PollOnly      bool          // do not LISTEN
+	Timeout       time.Duration // of an attempt whose row has none; default none
+	MaxCrashes    int           // replicas that may die or stall during a task before it is quarantined; default 3
+	RetryBase     time.Duration // wait before the second attempt, doubled for each further one; default 1 s
+	RetryMax      time.Duration // longest wait before an attempt; default 1 h
+	LockDelay     time.Duration // wait before a lock whose holder died is requested again; default lock.DefaultLockDelay
+	ShutdownGrace time.Duration // how long running work may continue after ctx ended; default 30 s
+	Log           *zap.Logger   // default: JSON on stderr, from level info on; zap.NewNop() for none
+
+	// Measure is called with what the replica does, for metrics; nil for none. It is called
+	// on the hot path by many goroutines at once, and must not block.
+	Measure func(Measurement)
+
+	// Limits serves rows with a limit; if it is nil, those rows wait. A limit that
+	// does not exist is created with its LimitSlots; if it has none, its rows wait.
+	// A row without a limit has the one of its kind in KindLimits, if there is one.
+	Limits     lock.Semaphores
+	LimitSlots map[string]int
+	KindLimits map[string]string
+
+	// The leader deletes tasks that finished longer ago than this. Default 7 days
+	// for succeeded tasks, 30 for failed and cancelled ones. A row's keep_for
+	// overrides both.
+	KeepSucceeded  time.Duration
+	KeepFailed     time.Duration
+	RetentionEvery time.Duration // how often the leader deletes; default 1 min
+
+	// The leader logs transactions that have held back vacuum for longer; default 5 min.
+	SnapshotAge time.Duration
+
+	// OverlapsEvery is how often the leader searches for overlapping attempts and logs
+	// them. Default 1 minute.
+	OverlapsEvery time.Duration
+}
+
+// MaxPayload is the longest payload of a task, in bytes.
+const MaxPayload = 4 << 20
+
+// ParsePoll parses when to poll the table: a cron spec with optional seconds, or a
+// descriptor such as @every 5s.
+func ParsePoll(spec string) (cron.Schedule, error) {
+	return cron.NewParser(cron.SecondOptional | cron.Minute | cron.Hour | cron.Dom | cron.Month | cron.Dow | cron.Descriptor).Parse(spec)
+}
+
+// WithDefaults returns the configuration with every zero field filled.
+func (c Config) WithDefaults() Config {
+	setDefault(&c.Concurrency, 32)
+	setDefault(&c.PayloadMemory, 128<<20)
+	setDefault(&c.Poll, "@every 1s")
+	setDefault(&c.MaxCrashes, 3)
+	setDefault(&c.RetryBase, time.Second)
+	setDefault(&c.RetryMax, time.Hour)
+	setDefault(&c.LockDelay, lock.DefaultLockDelay)
+	setDefault(&c.ShutdownGrace, 30*time.Second)
+	setDefault(&c.KeepSucceeded, 7*24*time.Hour)
+	setDefault(&c.KeepFailed, 30*24*time.Hour)
+	setDefault(&c.RetentionEvery, time.Minute)
+	setDefault(&c.SnapshotAge, 5*time.Minute)
+	setDefault(&c.OverlapsEvery, time.Minute)
+	if c.Log == nil {
+		c.Log = logging.Stderr()
+	}
+	if c.Process == "" {
+		c.Process = uuid.NewString()
+	}
+	return c
+}
+
+func setDefault[T comparable](p *T, v T) {
+	if *p == *new(T) {
+		*p = v
+	}
+}
+
+// validate returns what is wrong with a configuration whose defaults are filled in.
+func (c Config) validate() error {
+	if c.Store == nil || c.Locks == nil || len(c.Kinds) == 0 {
+		return errors.New("worker: Store, Locks and at least one of Kinds are required")
+	}
+	if _, err := ParsePoll(c.Poll); err != nil {
+		return fmt.Errorf("worker: poll %q: %w", c.Poll, err)
+	}
+	if c.Concurrency < 0 || c.MaxCrashes < 0 || c.Timeout < 0 || c.RetryBase < 0 || c.ShutdownGrace < 0 {
+		return errors.New("worker: a number or duration is below zero")
+	}
+	if c.PayloadMemory < MaxPayload {
+		return fmt.Errorf("worker: PayloadMemory %d is below %d, the longest payload", c.PayloadMemory, MaxPayload)
+	}
+	return nil
+}

@@ -1,0 +1,71 @@
+package worker
+
+import (
+	"context"
+	"time"
+
+	"go.uber.org/zap"
+
+	"onejob/tasks"
+)
+
+// retention deletes what has been kept for long enough.
+type retention struct {
+	store         retentionStore
+	keepSucceeded time.Duration
+	keepFailed    time.Duration // also for cancelled tasks
+	every         time.Duration
+	log           *zap.Logger
+}
+
+type retentionStore interface {
+	Purge(ctx context.Context, status tasks.Status, keep time.Duration, n int) (deleted int, more bool, refused []tasks.RowError, err error)
+	PurgeOccurrences(ctx context.Context, keep time.Duration, n int) (int, error)
+	PurgeActions(ctx context.Context, keep time.Duration, n int) (int, error)
+}
+
+// run deletes finished tasks past their retention, in small batches with pauses,
+// so that no snapshot is held for long and waiting tasks are not delayed.
+func (r *retention) run(ctx context.Context) {
+	const batch = 1000
+	purge := func(what string, f func() (n int, more bool, err error)) {
+		total := 0
+		for ctx.Err() == nil {
+			n, more, err := f()
+			if err != nil {
+				if ctx.Err() == nil {
+					r.log.Warn("retention_failed", zap.Error(err))
+				}
+				return
+			}
+			total += n
+			if !more {
+				break
+			}
+			sleep(ctx, 50*time.Millisecond)
+		}
+		if total > 0 {
+			r.log.Info("retention_deleted", zap.String("what", what), zap.Int("rows", total))
+		}
+	}
+	for ctx.Err() == nil {
+		for status, keep := range map[tasks.Status]time.Duration{
+			tasks.StatusSucceeded: r.keepSucceeded, tasks.StatusFailed: r.keepFailed, tasks.StatusCancelled: r.keepFailed,
+		} {
+			purge(string(status), func() (int, bool, error) {
+				n, more, refused, err := r.store.Purge(ctx, status, keep, batch)
+				logRefusedRows(r.log, refused)
+				return n, more, err
+			})
+		}
+		purge("occurrences", func() (int, bool, error) {
+			n, err := r.store.PurgeOccurrences(ctx, max(r.keepSucceeded, r.keepFailed), batch)
+			return n, n == batch, err
+		})
+		purge("actions", func() (int, bool, error) {
+			n, err := r.store.PurgeActions(ctx, max(r.keepSucceeded, r.keepFailed), batch)
+			return n, n == batch, err
+		})
+		sleep(ctx, r.every)
+	}
+}

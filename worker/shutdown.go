@@ -1,0 +1,84 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"onejob/tasks"
+)
+
+// shutdown is how a replica ends: handlers have a grace period, are cancelled, and are then
+// abandoned, with a moment left for what they write to the store.
+type shutdown struct {
+	forced    chan struct{} // closed by force
+	forceOnce sync.Once
+	stopping  atomic.Bool // no more claims
+
+	giveUp  context.Context // ends when handlers are no longer waited for
+	writing context.Context // ends lastTry later: the time that pending writes to the store have left
+	abandon func()          // ends both
+}
+
+// prepare makes the contexts, with the values of ctx. They end with release at the latest.
+func (s *shutdown) prepare(ctx context.Context) (release func()) {
+	ctx = context.WithoutCancel(ctx)
+	giveUp, stopWaiting := context.WithCancel(ctx)
+	writing, stopWriting := context.WithCancelCause(ctx)
+	s.giveUp, s.writing = giveUp, writing
+	s.abandon = func() {
+		stopWaiting()
+		time.AfterFunc(lastTry, func() { stopWriting(errGivenUp) })
+	}
+	return func() { stopWriting(nil); stopWaiting() }
+}
+
+// force ends the grace period.
+func (s *shutdown) force() { s.forceOnce.Do(func() { close(s.forced) }) }
+
+// errGivenUp is the cause when a stopping replica no longer waits for the store.
+var errGivenUp = errors.New("the replica stops, and Postgres has not answered")
+
+// lastTry is how long the store may still take to answer once the drain has given up.
+const lastTry = 1500 * time.Millisecond
+
+// drain waits for running tasks: for the grace period, then for a moment after
+// cancelling them. It returns an error if some are still running then.
+func (s *shutdown) drain(running *running, grace time.Duration, log *zap.Logger) error {
+	const maxWait = 10 * time.Second
+	done := running.done()
+	if n := running.count(); n > 0 {
+		log.Info("draining", zap.Int("running", n), zap.Duration("grace", grace))
+	}
+	first := time.NewTimer(grace)
+	defer first.Stop()
+	select {
+	case <-done:
+		return nil
+	case <-first.C:
+	case <-s.forced:
+	}
+	running.cancelAll(tasks.ErrShutdown)
+	last := time.NewTimer(maxWait)
+	defer last.Stop()
+	select {
+	case <-done:
+		return nil
+	case <-last.C:
+	}
+	s.abandon()
+	select {
+	case <-done:
+	case <-time.After(lastTry + 500*time.Millisecond):
+	}
+	if n := running.count(); n > 0 {
+		log.Error("drain_incomplete", zap.Int("running", n))
+		return fmt.Errorf("%d tasks were still running %v after they were cancelled; others take them over", n, maxWait)
+	}
+	return nil
+}

@@ -1,0 +1,146 @@
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"go.uber.org/zap"
+
+	"onejob/boottime"
+	"onejob/lock"
+	"onejob/tasks"
+)
+
+// maxSlotHold is how long a slot is kept for task after task. Others may wait for it,
+// some of whom are no replicas.
+const maxSlotHold = time.Second
+
+// serveOne takes slots of a limit and starts tasks under them, until none is
+// due, there is no room, or ctx ends. Room for the first is taken already.
+func (l *limits) serveOne(ctx context.Context, name string) {
+	for room := 1; room == 1; room = l.running.take(1, l.concurrency) {
+		slot, err := l.takeSlot(ctx, name)
+		if err != nil {
+			l.running.leave(1)
+			if !errors.Is(err, lock.ErrFull) && !errors.Is(err, lock.ErrDelayed) || l.semaphores.Await(ctx, name) != nil {
+				return // the next tick tries again
+			}
+			continue
+		}
+		t := l.claimUnder(ctx, name)
+		if t == nil {
+			l.running.leave(1)
+			l.release(name, slot)
+			l.wake()
+			// What is due may wait for a lock key. Let that not be asked about at
+			// every turn.
+			sleep(ctx, 50*time.Millisecond)
+			return
+		}
+		l.wg.Go(func() {
+			defer l.wake()
+			defer l.running.leave(1)
+			l.useSlot(ctx, name, slot, t)
+		})
+	}
+	l.news.Store(true) // who leaves wakes us
+}
+
+// useSlot works on t and on what else is due under the slot, for a while.
+func (l *limits) useSlot(ctx context.Context, name string, slot lock.Lease, t *tasks.Task) {
+	defer l.release(name, slot)
+	for until := time.Now().Add(maxSlotHold); t != nil; t = l.claimUnder(ctx, name) {
+		l.attempt(t, slot)
+		l.running.end(t.Fence)
+		if ctx.Err() != nil || slot.Context().Err() != nil || time.Now().After(until) {
+			return
+		}
+	}
+}
+
+// takeSlot asks for one slot, and makes the limit if it is not there and the
+// configuration says how many slots it has.
+func (l *limits) takeSlot(ctx context.Context, name string) (lock.Lease, error) {
+	value, err := json.Marshal(struct {
+		Replica string    `json:"replica"`
+		Started time.Time `json:"started"`
+	}{l.replica, time.Now().UTC()})
+	if err != nil {
+		return nil, err
+	}
+	leases, err := l.semaphores.Take(ctx, name, 1, value)
+	if errors.Is(err, lock.ErrNoSemaphore) {
+		slots, configured := l.config().slots[name]
+		if !configured {
+			l.note(name, false)
+			l.logOnce(name, "limit_unknown", err)
+			return nil, err
+		}
+		if err := l.semaphores.Create(ctx, name, slots); err != nil && !errors.Is(err, lock.ErrExists) {
+			l.logOnce(name, "limit_failed", err)
+			return nil, err
+		}
+		l.log.Info("limit_created", zap.String("limit", name), zap.Int("slots", slots))
+		leases, err = l.semaphores.Take(ctx, name, 1, value)
+	}
+	switch {
+	case err == nil:
+		l.logOnce(name, "", nil)
+		return leases[0], nil
+	case !errors.Is(err, lock.ErrFull) && !errors.Is(err, lock.ErrLost) && !errors.Is(err, lock.ErrDelayed) && ctx.Err() == nil:
+		l.logOnce(name, "limit_failed", err)
+	}
+	return nil, err
+}
+
+func (l *limits) release(name string, slot lock.Lease) {
+	if err := slot.Release(context.Background()); err != nil && slot.Context().Err() == nil {
+		l.log.Warn("slot_release_failed", zap.String("limit", name), zap.Error(err))
+	}
+}
+
+// claimUnder claims one task under a slot of the limit; nil if there is none. It
+// is noted as running; the caller says when it has ended. As in claimSome, a claim
+// that has begun is finished.
+func (l *limits) claimUnder(ctx context.Context, name string) *tasks.Task {
+	s := l.config()
+	claims := []tasks.Claim{{Limit: name, Kinds: s.kinds.Names()}}
+	if kinds := s.under[name]; len(kinds) > 0 {
+		claims = append(claims, tasks.Claim{Kinds: kinds})
+	}
+	for _, c := range claims {
+		for more := true; more; {
+			var t *tasks.Task
+			if t, more = l.claim(ctx, name, c); t != nil {
+				return t
+			}
+		}
+	}
+	return nil
+}
+
+// underSlot is the lease on a task that holds only as long as a slot does, too.
+type underSlot struct {
+	lock.Lease // on the task
+	slot       lock.Lease
+	ctx        context.Context
+	stop       func()
+}
+
+func newUnderSlot(lease, slot lock.Lease) *underSlot {
+	ctx, cancel := context.WithCancelCause(lease.Context())
+	unhook := context.AfterFunc(slot.Context(), func() { cancel(context.Cause(slot.Context())) })
+	return &underSlot{lease, slot, ctx, func() { unhook(); cancel(lock.ErrReleased) }}
+}
+
+func (u *underSlot) Context() context.Context { return u.ctx }
+
+func (u *underSlot) Deadline() boottime.Instant { return min(u.Lease.Deadline(), u.slot.Deadline()) }
+
+// Release releases the task's lock. The slot is its owner's to release.
+func (u *underSlot) Release(ctx context.Context) error {
+	u.stop()
+	return u.Lease.Release(ctx)
+}
