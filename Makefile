@@ -10,7 +10,7 @@ DESTDIR ?=
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
 COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null)
 
-.PHONY: help build install image test lint demo bench microbench chaos compare mutants model simulate partition-test ha-test cgroup-test compose-test alerts-test page-test consul postgres rabbitmq chromium clean
+.PHONY: help build install image test retest lint demo bench microbench chaos compare mutants model simulate partition-test ha-test cgroup-test compose-test alerts-test page-test consul postgres rabbitmq chromium clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -34,8 +34,18 @@ demo: build consul postgres ## Three replicas, one killed in the middle of its w
 	@./scripts/demo.sh
 
 test: consul postgres rabbitmq ## Run all tests, against real servers, under the race detector
-	go test -race -timeout 20m ./...
+	go test -race -timeout 40m ./...
 	cd bench && go test -timeout 20m ./...
+
+retest: consul postgres rabbitmq bin/gotestsum ## The same, and what failed once more, alone: for a machine that others slow down
+	bin/gotestsum --format pkgname $(RERUN) --packages ./... -- -race -timeout 40m
+	cd bench && ../bin/gotestsum --format pkgname $(RERUN) --packages ./... -- -timeout 20m
+
+# At most five tests; not one with a data race, and no package that ends in a panic.
+RERUN = --rerun-fails=1 --rerun-fails-max-failures=5 --rerun-fails-abort-on-data-race --rerun-fails-run-root-test
+
+bin/gotestsum: tools/lint/go.mod
+	cd tools/lint && go build -o ../../$@ gotest.tools/gotestsum
 
 bench: consul postgres ## Measure speed beside River and others (10 minutes; leave the machine alone meanwhile)
 	cd bench && go run .

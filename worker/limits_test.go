@@ -222,9 +222,7 @@ func TestSlotOfADeadReplicaComesFree(t *testing.T) {
 	<-began
 	b := c.limited(t, "b", kinds(began), change)
 	behind := c.insert(t, "kind, limit_name", "noop", "one")
-	if _, err := c.kv.Client.Session().Destroy(a.locks.Session(), nil); err != nil {
-		t.Fatal(err)
-	}
+	c.endSession(t, a)
 	<-began // by either of them
 	c.exec(t, "SELECT onejob.cancel($1)", id)
 	c.await(t, id, "cancelled")

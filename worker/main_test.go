@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -380,6 +381,11 @@ func (w recorder) count(t *testing.T, word string) (n int) {
 		}
 	}
 	return n
+}
+
+// began reports whether a command has begun for the task.
+func (w recorder) began(t *testing.T, task int64) bool {
+	return slices.ContainsFunc(w.read(t), func(l testimony) bool { return l.word == "begin" && int64(l.task) == task })
 }
 
 // check finds two tasks inside of one lock key at once, by the order of the
