@@ -66,6 +66,7 @@ func TestNothingPlantedInPublicRuns(t *testing.T) {
 			`INSERT INTO onejob.tasks (kind) VALUES ('noop')`, `UPDATE onejob.tasks SET cancel_requested = true`,
 			`SELECT onejob.cancel(1)`, `SELECT onejob.retry(1)`, `SELECT onejob.why(id) FROM onejob.tasks`,
 			`SELECT onejob.pause_queue('q', 'a reason', '2100-01-01')`, `SELECT onejob.resume_queue('q')`, `SELECT onejob.record('a', 'b', 1)`, `UPDATE onejob.schedules SET enabled = NOT enabled`,
+			`SELECT onejob.bulk('cancel', '{"kind": "noop", "error": "x", "since": "2020-01-01"}')`, `SELECT onejob.bulk('retry', '{"status": "cancelled"}', spread => '1 s')`, `SELECT onejob.bulk('delete', '{"ids": [1, 2]}')`, `SELECT onejob.run_schedule('s')`,
 			`INSERT INTO onejob.schedules (name, cron, kind) VALUES ('t', '@hourly', 'noop')`, `UPDATE onejob.schedules SET cron = '@daily'`,
 			`DELETE FROM onejob.tasks`,
 		} {
@@ -89,7 +90,7 @@ func TestFunctionsHaveAFixedPathAndAreNotForEverybody(t *testing.T) {
 	for _, f := range b.sql(`SELECT oid::regprocedure::text FROM pg_proc WHERE pronamespace = 'onejob'::regnamespace AND proname <> 'lane' AND has_function_privilege('public', oid, 'EXECUTE')`) {
 		t.Errorf("PUBLIC may EXECUTE %s", f)
 	}
-	equal(t, "the functions that run with their owner's rights", strings.Join(b.sql(`SELECT proname FROM pg_proc WHERE pronamespace = 'onejob'::regnamespace AND prosecdef ORDER BY 1`), " "), "cancel delete_attempts keep_former_schedule pause_queue record record_schedule resume_queue retry")
+	equal(t, "the functions that run with their owner's rights", strings.Join(b.sql(`SELECT proname FROM pg_proc WHERE pronamespace = 'onejob'::regnamespace AND prosecdef ORDER BY 1`), " "), "bulk cancel delete_attempts keep_former_schedule pause_queue record record_schedule resume_queue retry run_schedule")
 }
 
 // plant makes, as a role that may do nothing but CREATE in public, everything that

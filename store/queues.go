@@ -57,11 +57,29 @@ func (s *Store) ResumeQueue(ctx context.Context, name string) (bool, error) {
 	return resumed[0], nil
 }
 
-// act runs a statement that onejob.actions records, for Config.Actor.
+// act runs a statement that onejob.actions records.
 func act[T any](ctx context.Context, s *Store, sql string, args ...any) ([]T, error) {
+	return actAs(ctx, s, pgx.RowTo[T], sql, args...)
+}
+
+// actAs runs a statement that onejob.actions records for the actor of the context, or else
+// for Config.Actor.
+func actAs[T any](ctx context.Context, s *Store, scan pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
+	actor, ok := ctx.Value(actorKey{}).(string)
+	if !ok {
+		actor = s.actor
+	}
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	return queryAfter(ctx, s.pool, pgx.RowTo[T], indexesOnly+`, pg_catalog.set_config('onejob.actor', $1, true)`, []any{s.actor}, sql, args...)
+	return queryAfter(ctx, s.pool, scan, indexesOnly+`, pg_catalog.set_config('onejob.actor', $1, true)`, []any{actor}, sql, args...)
+}
+
+type actorKey struct{}
+
+// WithActor returns a context in which people's actions are done for somebody else than
+// Config.Actor says.
+func WithActor(ctx context.Context, actor string) context.Context {
+	return context.WithValue(ctx, actorKey{}, actor)
 }
 
 // PurgeActions deletes the oldest n rows of onejob.actions that are older than keep, and

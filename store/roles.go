@@ -86,6 +86,8 @@ var actionGrants = []grant{
 	{"FUNCTION", "pause_queue(text, text, timestamptz)", "EXECUTE"},
 	{"FUNCTION", "resume_queue(text)", "EXECUTE"},
 	{"FUNCTION", "record(text, text, bigint, bigint, text)", "EXECUTE"},
+	{"FUNCTION", "bulk(text, jsonb, bigint, int, interval, bigint, bool)", "EXECUTE"},
+	{"FUNCTION", "run_schedule(text)", "EXECUTE"},
 }
 
 // A worker has what a replica needs that does not migrate, and the command line on

@@ -150,7 +150,7 @@ func TestRoles(t *testing.T) {
 		u.mayNot(`INSERT INTO onejob.tasks (kind) VALUES ('noop')`)
 		u.mayNot(`UPDATE onejob.tasks SET cancel_requested = true`)
 		u.mayNot(`SELECT FROM onejob.tasks FOR SHARE`)
-		for _, f := range []string{`enqueue('noop')`, `cancel(1)`, `retry(1)`, `pause_queue('default')`, `resume_queue('default')`, `record('a', 'b', 1)`, `reserve_lock_key('k')`} {
+		for _, f := range []string{`enqueue('noop')`, `cancel(1)`, `retry(1)`, `pause_queue('default')`, `resume_queue('default')`, `record('a', 'b', 1)`, `bulk('cancel', '{"kind": "noop"}')`, `retry_these('{1}', '{failed}', '0')`, `run_schedule('s')`, `reserve_lock_key('k')`} {
 			u.mayNot(`SELECT onejob.` + f)
 		}
 		u.mayNot(`SELECT nextval('onejob.fences')`)

@@ -1,0 +1,163 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// What people do to many tasks at once.
+
+// An Action is something that people do to tasks.
+type Action string
+
+// The actions.
+const (
+	ActionCancel Action = "cancel" // pending tasks at once, running ones within seconds
+	ActionRetry  Action = "retry"  // makes tasks due again, with all their attempts; not running ones
+	ActionDelete Action = "delete" // and their attempts; not running ones
+)
+
+// TaskFilter chooses tasks by what they have in common. A field that is empty chooses all;
+// one field at least must not be.
+type TaskFilter struct {
+	// Status is one status. If it is empty, a cancel is for pending and running tasks and a
+	// retry for failed ones; a delete needs it, or IDs.
+	Status string `json:"status,omitempty"`
+
+	Kind     string `json:"kind,omitempty"`
+	Queue    string `json:"queue,omitempty"`
+	Command  string `json:"command,omitempty"` // of the kind exec, or the statement of the kind sql
+	Schedule string `json:"schedule,omitempty"`
+	Limit    string `json:"limit,omitempty"`
+	LockKey  string `json:"lock_key,omitempty"`
+
+	// Error is a part of the error, in any case; % stands for any text and _ for any
+	// character, as in LIKE.
+	Error string `json:"error,omitempty"`
+
+	// Since and Until are about when a task finished or, if it has not, was created.
+	Since *time.Time `json:"since,omitempty"`
+	Until *time.Time `json:"until,omitempty"`
+
+	IDs []int64 `json:"ids,omitempty"`
+}
+
+// Bulk is an action on the tasks that a filter chooses.
+type Bulk struct {
+	Action Action
+	Filter TaskFilter
+
+	// Spread lets tasks that are retried become due at random times from now until then, so
+	// that new tasks need not wait behind all of them.
+	Spread time.Duration
+
+	// Count counts the tasks, and does nothing to them.
+	Count bool
+}
+
+// BulkResult is what became of a [Bulk].
+type BulkResult struct {
+	Matched  int64 // tasks that the filter chose
+	Affected int64 // to which it was done
+
+	// Rest is true if the action ended before all tasks were looked at, because of an error.
+	Rest bool
+}
+
+// Left is how many tasks the filter chose to which it was not done: others had locked them,
+// they had changed, or they could not be pending beside another task with their unique_key.
+func (r BulkResult) Left() int64 { return r.Matched - r.Affected }
+
+// bulkTasks is how many tasks one transaction changes: so many that half a million take a
+// minute, and so few that their locks are held for some tens of milliseconds.
+const bulkTasks = 1000
+
+// ErrFilter says that a filter cannot be used; its text says why.
+var ErrFilter = errors.New("invalid filter")
+
+// Bulk does something to the tasks that a filter chooses, in the order of their ids, in
+// transactions of at most a thousand. It calls progress, if that is not nil, after each. Tasks
+// that come to be chosen only by what happens after the beginning are left out.
+//
+// With an error, what the result counts was done. It returns ErrFilter if the filter cannot be
+// used: then nothing was done.
+func (s *Store) Bulk(ctx context.Context, b Bulk, progress func(BulkResult)) (total BulkResult, err error) {
+	if b.Filter.IDs == nil && b.Filter.Until == nil {
+		var now time.Time
+		if err := s.pool.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&now); err != nil {
+			return total, fmt.Errorf("%s tasks: %w", b.Action, sanitized(err))
+		}
+		b.Filter.Until = &now
+	}
+	filter, err := json.Marshal(b.Filter)
+	if err != nil {
+		return total, fmt.Errorf("%s tasks: %w", b.Action, err)
+	}
+	type result struct {
+		Matched  int
+		Affected int
+		Next     *int64
+		Action   *int64
+	}
+	next, action := new(int64), (*int64)(nil)
+	for total.Rest = true; next != nil; {
+		rows, err := actAs(ctx, s, pgx.RowToStructByPos[result], `
+SELECT matched, affected, next_id, action_id
+  FROM onejob.bulk(@action::text, @filter::text::jsonb, @after::bigint, @most::int, @spread::bigint * interval '1 microsecond', @recorded::bigint, @count::bool)`,
+			namedArgs{"action": string(b.Action), "filter": string(filter), "after": *next, "most": bulkTasks, "spread": b.Spread.Microseconds(), "recorded": action, "count": b.Count})
+		if err != nil {
+			return total, fmt.Errorf("%s tasks: %w", b.Action, filterError(err))
+		}
+		next, action = rows[0].Next, rows[0].Action
+		total.Matched += int64(rows[0].Matched)
+		total.Affected += int64(rows[0].Affected)
+		if progress != nil {
+			progress(total)
+		}
+	}
+	total.Rest = false
+	return total, nil
+}
+
+// filterError makes ErrFilter of what onejob.bulk says of its arguments.
+func filterError(err error) error {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) && (pg.Code == "22023" || pg.Code == "P0002") {
+		return fmt.Errorf("%w: %s", ErrFilter, pg.Message)
+	}
+	return sanitized(err)
+}
+
+// Delete deletes a task that is not running, and its attempts. It reports whether there was
+// such a task, and nobody had locked it.
+func (s *Store) Delete(ctx context.Context, id int64) (bool, error) {
+	r, err := s.Bulk(ctx, Bulk{Action: ActionDelete, Filter: TaskFilter{IDs: []int64{id}}}, nil)
+	return r.Affected > 0, err
+}
+
+// RunSchedule enqueues a task of a schedule now, and returns its id, or zero if there is no
+// such schedule. Its due times stay as they are.
+func (s *Store) RunSchedule(ctx context.Context, name string) (int64, error) {
+	ids, err := act[*int64](ctx, s, `SELECT onejob.run_schedule(@name::text)`, namedArgs{"name": name})
+	switch {
+	case err != nil:
+		return 0, fmt.Errorf("run schedule %s: %w", name, err)
+	case ids[0] == nil:
+		return 0, nil
+	}
+	return *ids[0], nil
+}
+
+// Record notes in onejob.actions what was done elsewhere, such as in Consul.
+func (s *Store) Record(ctx context.Context, action, target string) error {
+	if _, err := act[bool](ctx, s, `SELECT onejob.record(@action::text, @target::text, 1) IS NULL`, namedArgs{"action": action, "target": target}); err != nil {
+		return fmt.Errorf("record %s: %w", action, err)
+	}
+	return nil
+}

@@ -1,0 +1,233 @@
+package store_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"onejob/store"
+)
+
+// bulk does something to tasks and returns how many were chosen and changed.
+func (b *bench) bulk(action store.Action, f store.TaskFilter) string {
+	b.t.Helper()
+	r, err := b.Bulk(b.t.Context(), store.Bulk{Action: action, Filter: f}, nil)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return fmt.Sprintf("%d of %d", r.Affected, r.Matched)
+}
+
+// A row as the oracle knows it.
+type chosen struct {
+	id                                          int64
+	status, kind, queue, limit, key, word, text string
+	schedule                                    string
+	age                                         int // hours since it finished or was created
+}
+
+// Each filter chooses what a loop over all rows chooses, for every action, on random tables.
+func TestBulkChoosesWhatTheFilterSays(t *testing.T) {
+	t.Parallel()
+	b := newBareBench(t)
+	b.sql(`INSERT INTO onejob.schedules (name, cron, kind) VALUES ('nightly', '@daily', 'noop'), ('hourly', '@hourly', 'noop')`)
+	errorTexts := []string{"", "connection refused", "exit status 3", `50%_off \ odd`}
+	parts := map[string]func(string) bool{
+		"":        func(string) bool { return true },
+		"REFUSED": func(s string) bool { return s == "connection refused" },
+		"exit%3":  func(s string) bool { return s == "exit status 3" },
+		`50\%\_`:  func(s string) bool { return s == `50%_off \ odd` },
+		"nothing": func(string) bool { return false },
+	}
+	rapid.Check(t, func(rt *rapid.T) {
+		pick := func(label string, from ...string) string { return rapid.SampledFrom(from).Draw(rt, label) }
+		b.sql(`TRUNCATE onejob.tasks, onejob.attempts, onejob.actions`)
+		var rows []chosen
+		for i := range rapid.IntRange(1, 30).Draw(rt, "rows") {
+			r := chosen{id: int64(i + 1), status: pick("status", "pending", "running", "succeeded", "failed", "cancelled"), kind: pick("kind", "exec", "sql", "noop"), queue: pick("queue", "default", "mail"),
+				limit: pick("limit", "", "api"), key: pick("key", "", "k"), word: pick("word", "", "backup"), text: pick("text", errorTexts...), schedule: pick("schedule", "", "nightly"),
+				age: rapid.IntRange(0, 5).Draw(rt, "age")}
+			if r.status == "running" && r.key != "" {
+				r.key = fmt.Sprint("k", i) // one at a time
+			}
+			rows = append(rows, r)
+			b.sql(`
+INSERT INTO onejob.tasks (id, kind, queue, limit_name, lock_key, payload, error, status, schedule_id, created_at, finished_at, session, replica, fence, started_at, attempt)
+OVERRIDING SYSTEM VALUE
+SELECT $1, $2, $3, nullif($4, ''), nullif($5, ''), CASE WHEN $6 = '' THEN '{}'::jsonb ELSE jsonb_build_object(CASE $2 WHEN 'sql' THEN 'statement' ELSE 'command' END, $6) END, nullif($7, ''), $8,
+       (SELECT id FROM onejob.schedules WHERE name = $9),
+       CASE WHEN f THEN now() - interval '1 year' ELSE at END, CASE WHEN f THEN at END, CASE WHEN r THEN gen_random_uuid() END, CASE WHEN r THEN 'one' END, CASE WHEN r THEN $1::bigint END, CASE WHEN r THEN now() END, CASE WHEN r THEN 1 ELSE 0 END
+  FROM (SELECT $8 IN ('succeeded', 'failed', 'cancelled') AS f, $8 = 'running' AS r, now() - $10 * interval '1 hour' - interval '1 minute' AS at) x`,
+				r.id, r.kind, r.queue, r.limit, r.key, r.word, r.text, r.status, r.schedule, r.age)
+		}
+		f := store.TaskFilter{Kind: pick("by kind", "", "exec", "none"), Queue: pick("by queue", "", "mail"), Limit: pick("by limit", "", "api"), LockKey: pick("by key", "", "k"),
+			Command: pick("by command", "", "backup"), Schedule: pick("by schedule", "", "nightly", "hourly"), Error: pick("by error", "", "REFUSED", "exit%3", `50\%\_`, "nothing")}
+		action := rapid.SampledFrom([]store.Action{store.ActionCancel, store.ActionRetry, store.ActionDelete}).Draw(rt, "action")
+		statuses := map[store.Action][]string{store.ActionCancel: {"pending", "running"}, store.ActionRetry: {"failed"}}[action]
+		if action == store.ActionDelete || rapid.Bool().Draw(rt, "with a status") {
+			all := []string{"pending", "succeeded", "failed", "cancelled"}
+			if action == store.ActionCancel {
+				all = []string{"pending", "running"}
+			}
+			f.Status = pick("of status", all...)
+			statuses = []string{f.Status}
+		}
+		now := time.Now()
+		since, until := rapid.IntRange(-1, 5).Draw(rt, "since"), rapid.IntRange(-1, 5).Draw(rt, "until")
+		if since >= 0 {
+			at := now.Add(-time.Duration(since) * time.Hour)
+			f.Since = &at
+		}
+		if until >= 0 {
+			at := now.Add(-time.Duration(until) * time.Hour)
+			f.Until = &at
+		}
+		var want []string
+		for _, r := range rows {
+			if slices.Contains(statuses, r.status) && (f.Kind == "" || f.Kind == r.kind) && (f.Queue == "" || f.Queue == r.queue) && (f.Limit == "" || f.Limit == r.limit) && (f.LockKey == "" || f.LockKey == r.key) &&
+				(f.Command == "" || f.Command == r.word) && (f.Schedule == "" || f.Schedule == r.schedule) && (f.Error == "" || parts[f.Error](r.text)) && (since < 0 || r.age < since) && (until < 0 || r.age >= until) {
+				want = append(want, fmt.Sprint(r.id))
+			}
+		}
+		n, err := b.Bulk(t.Context(), store.Bulk{Action: action, Filter: f, Count: true}, nil)
+		if err != nil || n.Affected != 0 || n.Matched != int64(len(want)) {
+			rt.Fatalf("counted %+v, %v; want %d", n, err, len(want))
+		}
+		before := b.sql(`SELECT t::text FROM onejob.tasks t ORDER BY id`)
+		r, err := b.Bulk(t.Context(), store.Bulk{Action: action, Filter: f}, nil)
+		if err != nil || r.Affected != int64(len(want)) || r.Left() != 0 {
+			rt.Fatalf("%s %+v did %+v, %v; want %v", action, f, r, err, want)
+		}
+		var touched []string
+		for i, row := range before {
+			if now := b.sql(`SELECT t::text FROM onejob.tasks t WHERE id = $1`, rows[i].id); len(now) == 0 || now[0] != row {
+				touched = append(touched, fmt.Sprint(rows[i].id))
+			}
+		}
+		if !slices.Equal(touched, want) {
+			rt.Fatalf("%s %+v changed %v; want %v", action, f, touched, want)
+		}
+		if got := strings.Join(b.sql(`SELECT concat_ws(' ', action, affected) FROM onejob.actions`), ", "); len(want) > 0 && got != fmt.Sprint(action, " ", len(want)) || len(want) == 0 && got != "" {
+			rt.Fatalf("on record: %q", got)
+		}
+	})
+}
+
+// Tens of thousands of tasks go in small transactions, are one action on record, and those
+// that fail again meanwhile are left.
+func TestBulkOfMany(t *testing.T) {
+	t.Parallel()
+	b := newBareBench(t)
+	b.sql(`INSERT INTO onejob.tasks (kind, status, error, finished_at) SELECT CASE WHEN i % 10 = 0 THEN 'other' ELSE 'noop' END, 'failed', 'refused ' || i, now() FROM generate_series(1, 30000) i`)
+	var seen []int64
+	r, err := b.Bulk(t.Context(), store.Bulk{Action: store.ActionRetry, Filter: store.TaskFilter{Kind: "noop", Error: "refused"}, Spread: time.Hour}, func(r store.BulkResult) {
+		seen = append(seen, r.Affected)
+		b.sql(`UPDATE onejob.tasks SET status = 'failed', finished_at = clock_timestamp(), error = 'refused again' WHERE id IN (SELECT id FROM onejob.tasks WHERE kind = 'noop' AND status = 'pending' ORDER BY id DESC LIMIT 3)`)
+	})
+	if err != nil || r.Affected != 27000 || r.Matched != 27000 {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	if len(seen) < 27 || !slices.IsSorted(seen) {
+		t.Errorf("progress was %v", seen)
+	}
+	equal(t, "what is on record", b.one(`SELECT string_agg(concat_ws(' ', action, affected, target ~ 'refused'), ', ') FROM onejob.actions`), "retry 27000 t")
+	equal(t, "tasks that are due within an hour, and in each half of it", b.one(`
+SELECT concat_ws(' ', count(*) FILTER (WHERE run_at > now() + interval '1 hour'), count(*) FILTER (WHERE run_at > now() + interval '30 minutes') BETWEEN 12000 AND 15000)
+  FROM onejob.tasks WHERE kind = 'noop' AND status = 'pending'`), "0 t")
+	equal(t, "others", b.one(`SELECT count(*) FROM onejob.tasks WHERE kind = 'other' AND status = 'failed'`), "3000")
+
+	all := b.one(`SELECT count(*) || ' of ' || count(*) FROM onejob.tasks WHERE status = 'pending'`)
+	equal(t, "cancelled", b.bulk(store.ActionCancel, store.TaskFilter{Queue: "default"}), all)
+	equal(t, "deleted", b.bulk(store.ActionDelete, store.TaskFilter{Status: "cancelled"}), all)
+	equal(t, "those that are left", b.one(`SELECT string_agg(DISTINCT status, ' ') FROM onejob.tasks`), "failed")
+}
+
+// Rows that others hold, and tasks whose unique_key another one has, are left and counted.
+func TestBulkLeavesWhatIsNotItsOwn(t *testing.T) {
+	t.Parallel()
+	b := newBareBench(t)
+	for range 6 {
+		b.insert("status='failed'", "finished_at=now()", "attempt=1")
+	}
+	b.sql(`UPDATE onejob.tasks SET unique_key = 'same' WHERE id IN (2, 3)`)
+	b.sql(`UPDATE onejob.tasks SET unique_key = 'taken' WHERE id = 4`)
+	b.insert("unique_key='taken'")
+	tx, err := b.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(t.Context()) }()
+	if _, err := tx.Exec(t.Context(), `SELECT FROM onejob.tasks WHERE id = 6 FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "retried", b.bulk(store.ActionRetry, store.TaskFilter{Kind: "noop"}), "3 of 6")
+	equal(t, "what is pending", b.one(`SELECT string_agg(id::text, ' ' ORDER BY id) FROM onejob.tasks WHERE status = 'pending'`), "1 2 5 7")
+	equal(t, "on record", b.one(`SELECT affected FROM onejob.actions`), "3")
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "the locked one, afterwards", b.bulk(store.ActionRetry, store.TaskFilter{IDs: []int64{6, 99}}), "1 of 1")
+}
+
+func TestBulkRefusesWhatItCannotMean(t *testing.T) {
+	t.Parallel()
+	b := newBareBench(t)
+	b.insert("status='succeeded'", "finished_at=now()")
+	for sql, want := range map[string]string{
+		`'retry', '{}'`:                                        "the filter chooses all tasks",
+		`'retry', NULL`:                                        "the filter chooses all tasks",
+		`'retry', '[]'`:                                        "the filter chooses all tasks",
+		`'retry', '{"kinds": "a"}'`:                            "the filter has 'kinds'; what it may have is status, kind",
+		`'repeat', '{"kind": "a"}'`:                            "the action is 'repeat'; it must be cancel, retry or delete",
+		`NULL, '{"kind": "a"}'`:                                "the action is missing",
+		`'delete', '{"kind": "a"}'`:                            "tasks of which status shall be deleted?",
+		`'delete', '{"status": "running"}'`:                    "the status is 'running', and delete is for tasks that are pending, succeeded, failed or cancelled",
+		`'cancel', '{"status": "failed"}'`:                     "the status is 'failed', and cancel is for tasks that are pending or running",
+		`'cancel', '{"status": null}'`:                         "the status is NULL",
+		`'retry', '{"schedule": "x"}'`:                         "there is no schedule 'x'",
+		`'retry', '{"since": "soon"}'`:                         "invalid input syntax",
+		`'retry', '{"kind": "a"}', max_tasks => 0`:             "max_tasks must be between 1 and 10000",
+		`'retry', '{"kind": "a"}', spread => '-1 s'`:           "spread must be between 0 and 1 year",
+		`'retry', '{"kind": "a"}', spread => 'infinity'::text`: "does not exist",
+	} {
+		if _, err := b.try(`SELECT onejob.bulk(` + sql + `)`); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", sql, err, want)
+		}
+	}
+	_, err := b.Bulk(t.Context(), store.Bulk{Action: store.ActionRetry, Filter: store.TaskFilter{Schedule: "x"}}, nil)
+	if !errors.Is(err, store.ErrFilter) || !strings.Contains(err.Error(), "there is no schedule 'x'") {
+		t.Error(err)
+	}
+	equal(t, "on record", b.one(`SELECT count(*) FROM onejob.actions`), "0")
+	if ok, err := b.Delete(t.Context(), 1); !ok || err != nil {
+		t.Error(ok, err)
+	}
+	if ok, err := b.Delete(t.Context(), 1); ok || err != nil {
+		t.Error(ok, err)
+	}
+	equal(t, "on record", b.one(`SELECT concat_ws(' ', action, target, task_id, affected) FROM onejob.actions`), "delete task 1 1 1")
+}
+
+// A schedule runs when somebody asks, disabled or not, and its due times stay.
+func TestScheduleRunsNow(t *testing.T) {
+	t.Parallel()
+	b := newBareBench(t)
+	b.sql(`INSERT INTO onejob.schedules (name, cron, kind, queue, lock_key, on_overlap, enabled, payload, timeout) VALUES ('nightly', '@daily', 'exec', 'night', 'k', 'skip', false, '{"command": "x"}', '5 s')`)
+	before := b.one(`SELECT s::text FROM onejob.schedules s`)
+	id, err := b.RunSchedule(store.WithActor(t.Context(), "alice"), "nightly")
+	if err != nil || id == 0 {
+		t.Fatal(id, err)
+	}
+	equal(t, "the task", b.one(`SELECT concat_ws(' ', kind, queue, lock_key, payload, timeout, status, schedule_id IS NOT NULL, run_at <= now()) FROM onejob.tasks WHERE id = $1`, id),
+		`exec night k {"command": "x"} 00:00:05 pending t t`)
+	equal(t, "the schedule", b.one(`SELECT s::text FROM onejob.schedules s`), before)
+	equal(t, "on record", b.one(`SELECT concat_ws(' ', who ~ '[(]alice[)]$', action, target, task_id = $1) FROM onejob.actions`, id), "t run schedule schedule nightly t")
+	if id, err := b.RunSchedule(t.Context(), "none"); id != 0 || err != nil {
+		t.Error(id, err)
+	}
+}
