@@ -3,11 +3,13 @@ package store_test
 import (
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"pgregory.net/rapid"
 
 	"onejob/store"
@@ -172,6 +174,27 @@ func TestBulkLeavesWhatIsNotItsOwn(t *testing.T) {
 		t.Fatal(err)
 	}
 	equal(t, "the locked one, afterwards", b.bulk(store.ActionRetry, store.TaskFilter{IDs: []int64{6, 99}}), "1 of 1")
+}
+
+// The loop that the documentation shows.
+func TestBulkInSQL(t *testing.T) {
+	t.Parallel()
+	b := newBareBench(t)
+	b.sql(`INSERT INTO onejob.tasks (kind, status, error, finished_at) SELECT 'http', 'failed', 'Connection refused', now() FROM generate_series(1, 2500) i`)
+	page, err := os.ReadFile("../docs/reference/sql.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, loop, found := strings.Cut(string(page), "```sql\nDO $$")
+	loop, _, ended := strings.Cut(loop, "```")
+	if !found || !ended {
+		t.Fatal("the documentation has no loop")
+	}
+	if _, err := b.pool.Exec(t.Context(), "DO $$"+loop, pgx.QueryExecModeSimpleProtocol); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "what is due", b.one(`SELECT count(*) FROM onejob.tasks WHERE status = 'pending'`), "2500")
+	equal(t, "on record", b.one(`SELECT string_agg(concat_ws(' ', action, affected), ', ') FROM onejob.actions`), "retry 2500")
 }
 
 func TestBulkRefusesWhatItCannotMean(t *testing.T) {

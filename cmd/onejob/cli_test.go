@@ -113,7 +113,8 @@ var scriptCommands = map[string]func(ts *testscript.TestScript, neg bool, args [
 		}
 	},
 
-	// tty COLUMNS COMMAND runs a shell command whose output goes to a terminal.
+	// tty COLUMNS COMMAND [INPUT] runs a shell command whose output goes to a terminal. With
+	// an input, that is typed there, and errors go there too.
 	"tty": func(ts *testscript.TestScript, _ bool, args []string) {
 		columns, err := strconv.ParseUint(args[0], 10, 16)
 		ts.Check(err)
@@ -133,7 +134,13 @@ var scriptCommands = map[string]func(ts *testscript.TestScript, neg bool, args [
 			all, _ := io.ReadAll(terminal) // ends with an I/O error
 			shown <- all
 		}()
-		err = ts.Exec("sh", "-c", args[1]+" >"+path)
+		command := args[1] + " >" + path
+		if len(args) > 2 {
+			command += " <" + path + " 2>&1"
+			_, err = terminal.WriteString(args[2] + "\n")
+			ts.Check(err)
+		}
+		err = ts.Exec("sh", "-c", command)
 		keep.Close()
 		output := <-shown
 		ts.Check(err)

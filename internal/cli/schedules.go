@@ -18,14 +18,14 @@ import (
 func schedulesCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "schedules",
-		Short: "List, show, preview, backfill, enable and disable schedules",
+		Short: "List, show, preview, run, backfill, enable and disable schedules",
 		Long: `A schedule enqueues tasks at the times of a cron expression. Schedules are rows of
 onejob.schedules: insert, update and delete them with SQL. A change takes effect
 within a second.
 
 Times are in the schedule's own time zone, with its offset at that time.`,
 	}
-	c.AddCommand(schedulesList(), schedulesShow(), schedulesPreview(), schedulesBackfill(),
+	c.AddCommand(schedulesList(), schedulesShow(), schedulesPreview(), schedulesRun(), schedulesBackfill(),
 		schedulesEnable("enable", "Let schedules enqueue tasks again, from now on", true),
 		schedulesEnable("disable", "Stop schedules from enqueueing tasks", false))
 	return c
@@ -147,6 +147,37 @@ func showSchedule(w io.Writer, r store.ScheduleRow, occurrences []store.Occurren
 		}
 	}
 	return t.printLines(w)
+}
+
+func schedulesRun() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "run NAME...",
+		Short: "Enqueue a task of a schedule now",
+		Long: `Enqueue a task of a schedule now, also if the schedule is disabled or one of its tasks
+runs. The schedule's due times stay as they are. A schedule that lets tasks wait for each
+other (on_overlap = queue) has them run one after the other here too.`,
+		Args:              cobra.MinimumNArgs(1),
+		ValidArgsFunction: completeNames(scheduleNames),
+	}
+	return withStore(c, func(c *cobra.Command, names []string, db *store.Store) error {
+		failed := false
+		for _, name := range names {
+			id, err := db.RunSchedule(c.Context(), name)
+			switch {
+			case err != nil:
+				return err
+			case id == 0:
+				failed = true
+				printf(c.ErrOrStderr(), "onejob: %v\n", noSchedule(c.Context(), db, name))
+			default:
+				printf(c.OutOrStdout(), "schedule %s: task %d\n", name, id)
+			}
+		}
+		if failed {
+			return &exitError{exitFailure, nil}
+		}
+		return nil
+	})
 }
 
 // schedulesEnable makes a command that enables or disables the schedules named.

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"slices"
@@ -18,12 +17,8 @@ import (
 )
 
 func tasksCommand() *cobra.Command {
-	c := &cobra.Command{Use: "tasks", Short: "List, show, explain, cancel and retry tasks"}
-	c.AddCommand(tasksList(), tasksShow(), tasksExplain(),
-		tasksChange("cancel", "Cancel tasks: pending ones at once, running ones within seconds",
-			"cancelled, or will be as soon as its replica has stopped it", "neither pending nor running", (*store.Store).Cancel, "pending", "running"),
-		tasksChange("retry", "Make tasks that are not running due now, with all their attempts",
-			"due", "running, or does not exist", (*store.Store).Retry, "failed", "cancelled"))
+	c := &cobra.Command{Use: "tasks", Short: "List, show, explain, cancel, retry and delete tasks"}
+	c.AddCommand(tasksList(), tasksShow(), tasksExplain(), taskCancel.command(), taskRetry.command(), taskDelete.command())
 	return c
 }
 
@@ -275,38 +270,6 @@ func showAttempt(w io.Writer, a store.AttemptRow) {
 	if a.Output != nil {
 		fmt.Fprintf(w, "  output:\n    %s\n", strings.ReplaceAll(printableLines(strings.TrimRight(*a.Output, "\n")), "\n", "\n    "))
 	}
-}
-
-// tasksChange makes a command that does something to each of the tasks named. A shell
-// completes the IDs of tasks in the statuses.
-func tasksChange(verb, short, done, refused string, do func(*store.Store, context.Context, int64) (bool, error), statuses ...string) *cobra.Command {
-	c := &cobra.Command{Use: verb + " ID...", Short: short, Args: cobra.MinimumNArgs(1), ValidArgsFunction: completeNames(taskIDs(statuses...))}
-	return withStore(c, func(c *cobra.Command, args []string, db *store.Store) error {
-		ids := make([]int64, len(args))
-		for i, arg := range args {
-			var err error
-			if ids[i], err = taskID(arg); err != nil {
-				return err
-			}
-		}
-		failed := 0
-		for _, id := range ids {
-			ok, err := do(db, c.Context(), id)
-			if err != nil {
-				return err
-			}
-			if ok {
-				fmt.Fprintf(c.OutOrStdout(), "task %d is %s\n", id, done)
-			} else {
-				failed++
-				fmt.Fprintf(c.ErrOrStderr(), "onejob: task %d is %s\n", id, refused)
-			}
-		}
-		if failed > 0 {
-			return &exitError{exitFailure, nil}
-		}
-		return nil
-	})
 }
 
 func taskID(s string) (int64, error) {
