@@ -47,6 +47,35 @@ BEGIN
         ELSE format('replica %s', name) END;
 END $$;
 
+-- How long it takes to come through some tasks of a queue, by how many of it have succeeded
+-- within the last minute, among the last 10,000 of all queues.
+CREATE FUNCTION onejob.why_wait(queue text, tasks bigint, more bool) RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    n       bigint;
+    seconds numeric;
+BEGIN
+    SELECT count(*) FILTER (WHERE last.queue = why_wait.queue),
+           CASE WHEN count(*) = 10000 THEN greatest(0.001, extract(epoch FROM statement_timestamp() - min(finished_at))) ELSE 60 END
+      INTO n, seconds
+      FROM (SELECT queue, finished_at
+              FROM onejob.tasks
+             WHERE status = 'succeeded'
+               AND keep_for IS NULL
+               AND finished_at > statement_timestamp() - interval '1 minute'
+             ORDER BY finished_at DESC
+             LIMIT 10000) last;
+    IF n = 0 THEN
+        RETURN 'none of that queue has succeeded within the last minute';
+    END IF;
+    seconds := seconds * tasks / n;
+    RETURN format('at the rate of the last minute that takes %s %s', CASE WHEN more THEN 'more than' ELSE 'about' END,
+                  CASE WHEN seconds < 120    THEN greatest(1, round(seconds)) || ' s'
+                       WHEN seconds < 7200   THEN round(seconds / 60)         || ' min'
+                       WHEN seconds < 172800 THEN round(seconds / 3600)       || ' h'
+                                             ELSE round(seconds / 86400)      || ' days' END);
+END $$;
+
 -- Why a pending task does not run. It reads few rows, whatever the table holds: each lane
 -- costs one probe, and no more than 10,001 of the tasks before this one are counted.
 CREATE FUNCTION onejob.why_pending(t onejob.tasks) RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -221,8 +250,8 @@ BEGIN
                                    ELSE format('%s tasks run under it, such as %s', held, holders) END, t.limit_name);
     END IF;
     IF before > 0 THEN
-        RETURN task || format('has waited since %s behind %s of its queue, "%s", that %s more urgent; the %s that can run it %s %s of %s tasks at once.', onejob.why_time(since), ahead, t.queue,
-                              CASE WHEN before = 1 THEN 'is' ELSE 'are' END, CASE WHEN r.can_run = 1 THEN 'replica' ELSE r.can_run || ' replicas' END,
+        RETURN task || format('has waited since %s behind %s of its queue, "%s", that %s more urgent (%s); the %s that can run it %s %s of %s tasks at once.', onejob.why_time(since), ahead, t.queue,
+                              CASE WHEN before = 1 THEN 'is' ELSE 'are' END, onejob.why_wait(t.queue, least(before, most_counted), before > most_counted), CASE WHEN r.can_run = 1 THEN 'replica' ELSE r.can_run || ' replicas' END,
                               CASE WHEN r.can_run = 1 THEN 'runs' ELSE 'run' END, r.running, r.places);
     END IF;
     IF r.running >= r.places THEN
@@ -236,4 +265,4 @@ BEGIN
                           CASE WHEN r.can_run = 1 THEN 'the live replica that can run it has not claimed it' ELSE format('none of the %s live replicas that can run it has claimed it', r.can_run) END);
 END $$;
 
-REVOKE ALL ON FUNCTION onejob.why_pending(onejob.tasks), onejob.why_replica(uuid, text), onejob.why_time(timestamptz), onejob.why_error(text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION onejob.why_pending(onejob.tasks), onejob.why_replica(uuid, text), onejob.why_time(timestamptz), onejob.why_error(text), onejob.why_wait(text, bigint, bool) FROM PUBLIC;

@@ -69,6 +69,7 @@ var whyGrants = []grant{
 	{"FUNCTION", "why_replica(uuid, text)", "EXECUTE"},
 	{"FUNCTION", "why_time(timestamptz)", "EXECUTE"},
 	{"FUNCTION", "why_error(text)", "EXECUTE"},
+	{"FUNCTION", "why_wait(text, bigint, bool)", "EXECUTE"},
 }
 
 // An operator is an observer, too. It has no UPDATE on tasks: the functions run

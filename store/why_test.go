@@ -201,13 +201,20 @@ func TestWhy(t *testing.T) {
 			b.sql(`INSERT INTO onejob.tasks (kind, priority, queue) VALUES ('noop', 7, 'mail')`)
 			b.sql(`INSERT INTO onejob.tasks (kind, priority) VALUES ('noop', -7)`)
 			return b.insert("run_at=now() + interval '1 microsecond'")
-		}, `Task ID has waited since MOMENT behind 33 tasks of its queue, "default", that are more urgent; the replica that can run it runs 0 of 5 tasks at once.`},
+		}, `Task ID has waited since MOMENT behind 33 tasks of its queue, "default", that are more urgent \(none of that queue has succeeded within the last minute\); the replica that can run it runs 0 of 5 tasks at once.`},
 		{"BehindMany", func() string {
 			b.serves("one", "{}", "{noop}", "", 3, 5)
 			b.serves("two", "{default}", "{noop}", "", 5, 5)
 			b.sql(`INSERT INTO onejob.tasks (kind) SELECT 'noop' FROM generate_series(1, 12000)`)
+			b.sql(`INSERT INTO onejob.tasks (kind, queue, status, finished_at) SELECT 'noop', CASE WHEN i % 2 = 0 THEN 'default' ELSE 'mail' END, 'succeeded', clock_timestamp() FROM generate_series(1, 4000) i`)
 			return b.insert("priority=-1")
-		}, `Task ID has waited since MOMENT behind 10,000\+ tasks of its queue, "default", that are more urgent; the 2 replicas that can run it run 8 of 10 tasks at once.`},
+		}, `Task ID has waited since MOMENT behind 10,000\+ tasks of its queue, "default", that are more urgent \(at the rate of the last minute that takes more than 5 min\); the 2 replicas that can run it run 8 of 10 tasks at once.`},
+		{"BehindOneOfAFastQueue", func() string {
+			live()
+			b.insert("priority=1")
+			b.sql(`INSERT INTO onejob.tasks (kind, status, finished_at) SELECT 'noop', 'succeeded', clock_timestamp() FROM generate_series(1, 12000)`)
+			return b.insert()
+		}, `Task ID has waited since MOMENT behind 1 task of its queue, "default", that is more urgent \(at the rate of the last minute that takes about 1 s\); the replica that can run it runs 0 of 5 tasks at once.`},
 		{"NoFreePlace", func() string { b.serves("one", "{}", "{noop}", "", 5, 5); return b.insert() },
 			`Task ID has waited since MOMENT for a free place: the replica that can run it runs 5 of 5 tasks at once \(worker.concurrency\).`},
 		{"AboutToBeClaimed", func() string { live(); return b.insert() },
