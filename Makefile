@@ -30,7 +30,7 @@ install: build ## Install the binary, manual pages and completions (PREFIX=/usr/
 image: ## Build the container image onejob
 	docker build --build-arg VERSION=$(VERSION) --build-arg COMMIT=$(COMMIT) -t onejob .
 
-demo: build consul postgres ## Three replicas, one killed in the middle of its work: see the takeover (2 minutes at most)
+demo: build consul postgres ## Three replicas, one killed in the middle of its work: see the takeover (2 minutes at most; DEMO=hold stays until Ctrl-C)
 	@./scripts/demo.sh
 
 test: consul postgres rabbitmq ## Run all tests, against real servers, under the race detector

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The demo: a private Postgres and Consul, three replicas, tasks enqueued with
 # plain INSERTs, one replica killed with -9 in the middle of its work. It needs
-# bin/onejob, ends by itself and leaves nothing behind.
+# bin/onejob, ends by itself and leaves nothing behind. With DEMO=hold it waits
+# at the end until Ctrl-C, so that there is time to look around.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -61,6 +62,9 @@ until_sql() { # until_sql SECONDS QUERY: wait until the query says t
   die "after $1 s this is still false: $2"
 }
 
+read -r -a pages <<<"$ONEJOB_DEV_PAGES"
+echo "The web page of each: ${pages[*]}"
+
 say "Enqueueing with plain INSERTs"
 work="INSERT INTO onejob.tasks (kind, payload) SELECT 'exec', '{\"command\": \"work\"}' FROM generate_series(1, 60)"
 report="INSERT INTO onejob.tasks (kind, payload, priority) VALUES ('exec', '{\"command\": \"report\"}', 10)"
@@ -110,4 +114,15 @@ printf '  %-22s %s\n' \
   "done twice" "$twice (done, but not yet recorded, when $victim was killed)" \
   overlaps "$overlaps"
 [[ $succeeded == "$total" && $overlaps == 0 && $done == "$total" && $twice -le $inside ]] || die "a guarantee was violated"
+if [[ ${DEMO:-} == hold ]]; then
+  say "Everything goes on until Ctrl-C"
+  unset "pages[$((${victim##*-} - 1))]"
+  echo "  the web page    ${pages[*]}"
+  echo "  in another terminal"
+  sed 's/^/    /' "$dir/env"
+  echo "    $PWD/bin/onejob status"
+  trap 'held=' INT
+  held=1
+  while [[ -n $held ]]; do sleep 1 || true; done
+fi
 say "All data was removed. Next: README.md"

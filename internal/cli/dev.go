@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -119,15 +120,20 @@ func dev(ctx context.Context, config string, replicas int, envFile string, stdou
 		return stopped(ctx, err)
 	}
 
-	vars := fmt.Sprintf("export ONEJOB_POSTGRES_DSN='%s'\nexport CONSUL_HTTP_ADDR='%s'\nexport ONEJOB_CONFIG='%s'\nexport ONEJOB_DEV_PIDS='%s'\n",
-		pg.DSN("postgres"), consul.Addr(), config, strings.Join(running.pids(), " "))
+	pages := running.pages()
+	vars := fmt.Sprintf("export ONEJOB_POSTGRES_DSN='%s'\nexport CONSUL_HTTP_ADDR='%s'\nexport ONEJOB_CONFIG='%s'\nexport ONEJOB_DEV_PIDS='%s'\nexport ONEJOB_DEV_PAGES='%s'\n",
+		pg.DSN("postgres"), consul.Addr(), config, strings.Join(running.pids(), " "), strings.Join(pages, " "))
 	if envFile != "" {
 		if err := writeWhole(envFile, vars); err != nil {
 			return err
 		}
 		defer os.Remove(envFile)
 	}
-	say("\nready; in another terminal:\n\n%s\n  psql \"$ONEJOB_POSTGRES_DSN\" -c \"INSERT INTO onejob.tasks (kind) VALUES ('noop')\"\n  %s tasks list\n\nPress Ctrl-C to stop.\n", vars, callable())
+	say("\nready; in another terminal:\n\n%s\n  psql \"$ONEJOB_POSTGRES_DSN\" -c \"INSERT INTO onejob.tasks (kind) VALUES ('noop')\"\n  %s tasks list\n", vars, callable())
+	if len(pages) > 0 {
+		say("The web page: %s\n", pages[0])
+	}
+	say("Press Ctrl-C to stop.\n")
 	<-ctx.Done()
 	say("stopping; press Ctrl-C again to stop running tasks immediately")
 	return nil
@@ -174,6 +180,7 @@ func present(ctx context.Context, client *api.Client, prefix string, n int) erro
 // replicas are processes of this binary that serve.
 type replicas struct {
 	cmds    []*exec.Cmd
+	serving []chan string  // where each serves its web page
 	printed sync.WaitGroup // their output, and thereby their lives
 	ended   chan error     // the first that ended
 }
@@ -200,14 +207,22 @@ func startReplicas(n int, environ []string, stdout io.Writer) (*replicas, error)
 		if err := cmd.Start(); err != nil {
 			return r, err
 		}
-		r.cmds = append(r.cmds, cmd)
+		serving := make(chan string, 1)
+		r.cmds, r.serving = append(r.cmds, cmd), append(r.serving, serving)
 		r.printed.Go(func() {
+			defer close(serving)
 			lines := bufio.NewScanner(out)
 			lines.Buffer(nil, 1<<20)
 			for lines.Scan() {
 				printing.Lock()
 				fmt.Fprintf(stdout, "%s | %s\n", name, lines.Text())
 				printing.Unlock()
+				if m := servesAt.FindStringSubmatch(lines.Text()); m != nil {
+					select {
+					case serving <- "http://" + m[1] + "/":
+					default:
+					}
+				}
 			}
 			_, _ = io.Copy(io.Discard, out) // after a line that is too long
 			err := cmd.Wait()
@@ -221,6 +236,26 @@ func startReplicas(n int, environ []string, stdout io.Writer) (*replicas, error)
 		})
 	}
 	return r, nil
+}
+
+// servesAt finds in a line of a replica's log where it serves HTTP.
+var servesAt = regexp.MustCompile(` replica_started .*\bhttp=([0-9.:]+)`)
+
+// pages returns where the replicas serve their web pages. They have logged it when they are
+// ready, unless the configuration wants only worse to be logged.
+func (r *replicas) pages() (all []string) {
+	silent := time.After(5 * time.Second)
+	for _, serving := range r.serving {
+		select {
+		case page, ok := <-serving:
+			if ok {
+				all = append(all, page)
+			}
+		case <-silent:
+			return all
+		}
+	}
+	return all
 }
 
 func (r *replicas) pids() []string {

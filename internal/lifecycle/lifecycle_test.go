@@ -220,6 +220,19 @@ func TestEachRuleHasALegalStep(t *testing.T) {
 	}
 }
 
+// A replica that was killed and started again takes over from itself: that is no completion.
+func TestTakeoverByTheNameOfTheDead(t *testing.T) {
+	for name, e := range examples() {
+		if !strings.HasPrefix(name, "takeover:") {
+			continue
+		}
+		e.step.By = e.step.Was.Replica
+		if rule, why := e.replay(); rule != name {
+			t.Errorf("%s went by %q: %s", name, rule, why)
+		}
+	}
+}
+
 // breaks are changes of an example by which one of its conditions does not hold any more.
 var breaks = map[string]func(e *example){
 	due.what:               func(e *example) { e.step.Was.RunAt = now + 3; e.step.Is.RunAt = now + 3 },

@@ -81,6 +81,22 @@ var Rules = []Rule{
 		Guard:  []condition{isSuspect},
 		Effect: []condition{begunNow}},
 
+	// Its replica is dead. These come before the ends that a replica writes itself: one that was
+	// started again has the name of the dead one.
+	{Name: "takeover: cancelled", From: Running, To: Cancelled, Who: replica, May: "attempt crashes finished_at error session replica", Source: "store/takeover.go takeOverSQL",
+		Guard:  []condition{cancelRequested},
+		Effect: []condition{released, finishedNow, namesTheDead, attemptSameOrRequeued, crashesAtMostOneMore}},
+	{Name: TakeOverFree, From: Running, To: Pending, Who: replica, May: "attempt error session replica", Source: "store/takeover.go takeOverSQL",
+		Effect: []condition{released, namesTheDead, attemptRequeued}},
+	{Name: TakeOverCharged, From: Running, To: Pending, Who: replica, May: "crashes error session replica", Source: "store/takeover.go takeOverSQL",
+		Guard:  []condition{notLastOfRow},
+		Effect: []condition{released, namesTheDead, crashesAtMostOneMore}},
+	{Name: TakeOverQuarantine, From: Running, To: Failed, Who: replica, May: "crashes finished_at error session replica", Source: "store/takeover.go takeOverSQL",
+		Effect: []condition{released, finishedNow, crashCounted, crashesReachLimit, errorSays("quarantined:")}},
+	{Name: TakeOverUsedUp, From: Running, To: Failed, Who: replica, May: "crashes finished_at error session replica", Source: "store/takeover.go takeOverSQL",
+		Guard:  []condition{lastOfRow},
+		Effect: []condition{released, finishedNow, namesTheDead, crashesAtMostOneMore}},
+
 	// It ends, as its replica writes.
 	{Name: Success, From: Running, To: Succeeded, Who: holder, May: "finished_at error has_result session replica", Source: "store/complete.go completeSQL",
 		Effect: []condition{released, finishedNow, noError}},
@@ -108,21 +124,6 @@ var Rules = []Rule{
 	{Name: "requeue: cancelled", From: Running, To: Cancelled, Who: holder, May: "run_at attempt finished_at session replica started_at", Source: "store/complete.go commitReturns",
 		Guard:  []condition{cancelRequested},
 		Effect: []condition{released, attemptRequeued, notStarted, finishedNow}},
-
-	// Its replica is dead.
-	{Name: "takeover: cancelled", From: Running, To: Cancelled, Who: replica, May: "attempt crashes finished_at error session replica", Source: "store/takeover.go takeOverSQL",
-		Guard:  []condition{cancelRequested},
-		Effect: []condition{released, finishedNow, namesTheDead, attemptSameOrRequeued, crashesAtMostOneMore}},
-	{Name: TakeOverFree, From: Running, To: Pending, Who: replica, May: "attempt error session replica", Source: "store/takeover.go takeOverSQL",
-		Effect: []condition{released, namesTheDead, attemptRequeued}},
-	{Name: TakeOverCharged, From: Running, To: Pending, Who: replica, May: "crashes error session replica", Source: "store/takeover.go takeOverSQL",
-		Guard:  []condition{notLastOfRow},
-		Effect: []condition{released, namesTheDead, crashesAtMostOneMore}},
-	{Name: TakeOverQuarantine, From: Running, To: Failed, Who: replica, May: "crashes finished_at error session replica", Source: "store/takeover.go takeOverSQL",
-		Effect: []condition{released, finishedNow, crashCounted, crashesReachLimit, errorSays("quarantined:")}},
-	{Name: TakeOverUsedUp, From: Running, To: Failed, Who: replica, May: "crashes finished_at error session replica", Source: "store/takeover.go takeOverSQL",
-		Guard:  []condition{lastOfRow},
-		Effect: []condition{released, finishedNow, namesTheDead, crashesAtMostOneMore}},
 
 	// The dead replica lives.
 	{Name: "pardon of a pending row", From: Pending, To: Pending, Who: replica, May: "crashes attempt stalls", Source: "store/complete.go settleSQL",
