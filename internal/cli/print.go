@@ -19,6 +19,7 @@ import (
 	"golang.org/x/term"
 
 	"onejob/internal/plaintext"
+	"onejob/internal/watch"
 	"onejob/store"
 )
 
@@ -168,17 +169,42 @@ func printRows[T any](c *cobra.Command, output string, rows []T, columns ...colu
 	if output == formatJSON {
 		return printJSON(c.OutOrStdout(), notNil(rows))
 	}
+	return printBlock(c, blockOf("", rows, nil, columns...))
+}
+
+// blockOf returns a list as a table under a title. row, which may be nil, says of a row
+// what its cells do not.
+func blockOf[T any](title string, rows []T, row func(T) watch.Row, columns ...column[T]) watch.Block {
+	b := watch.Block{Title: title}
+	for _, col := range columns {
+		b.Columns = append(b.Columns, watch.Column{Name: col.name, Cut: col.cut})
+	}
+	for _, r := range rows {
+		var line watch.Row
+		if row != nil {
+			line = row(r)
+		}
+		for _, col := range columns {
+			line.Cells = append(line.Cells, fmt.Sprint(col.cell(r)))
+		}
+		b.Rows = append(b.Rows, line)
+	}
+	return b
+}
+
+// printBlock writes a table without its title.
+func printBlock(c *cobra.Command, b watch.Block) error {
 	var t table
-	names := make([]any, len(columns))
-	cut := make([]bool, len(columns))
-	for i, col := range columns {
-		names[i], cut[i] = col.name, col.cut
+	names := make([]any, len(b.Columns))
+	cut := make([]bool, len(b.Columns))
+	for i, col := range b.Columns {
+		names[i], cut[i] = col.Name, col.Cut
 	}
 	t.row(names...)
-	for _, r := range rows {
-		cells := make([]any, len(columns))
-		for i, col := range columns {
-			cells[i] = col.cell(r)
+	for _, r := range b.Rows {
+		cells := make([]any, len(r.Cells))
+		for i, cell := range r.Cells {
+			cells[i] = cell
 		}
 		t.row(cells...)
 	}
