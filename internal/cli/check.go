@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"onejob/internal/plaintext"
 	"onejob/lock"
 	"onejob/lock/consul"
 	"onejob/lock/rabbitmq"
@@ -47,7 +48,7 @@ its process stood still and how long heartbeats took with what its leases allow.
 			if err != nil {
 				failed++
 				text := strings.TrimPrefix(err.Error(), what+": ")
-				fmt.Fprintf(out, "FAIL  %s: %s\n", what, strings.ReplaceAll(printableLines(text), "\n", "\n      "))
+				fmt.Fprintf(out, "FAIL  %s: %s\n", what, strings.ReplaceAll(plaintext.Lines(text), "\n", "\n      "))
 				return false
 			}
 			printf(out, "ok    %s: %s\n", what, good)
@@ -55,7 +56,7 @@ its process stood still and how long heartbeats took with what its leases allow.
 		}
 		report("configuration", nil, "no problems")
 		warn := func(what, text string) {
-			fmt.Fprintf(out, "warn  %s: %s\n", what, strings.ReplaceAll(printableLines(text), "\n", "\n      "))
+			fmt.Fprintf(out, "warn  %s: %s\n", what, strings.ReplaceAll(plaintext.Lines(text), "\n", "\n      "))
 		}
 		checkPostgres(c.Context(), cfg, report, warn)
 		if checkConsul(c.Context(), cfg, report) {

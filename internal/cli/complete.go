@@ -10,6 +10,7 @@ import (
 	"github.com/agnivade/levenshtein"
 	"github.com/spf13/cobra"
 
+	"onejob/internal/plaintext"
 	"onejob/internal/snapshot"
 	"onejob/store"
 )
@@ -48,9 +49,9 @@ func completeValue(list func(ctx context.Context, configPath string) ([]string, 
 		var offered []cobra.Completion
 		for _, name := range names {
 			name, description, _ := strings.Cut(name, "\t")
-			if strings.HasPrefix(name, begun) && name == printable(name) && !slices.Contains(args, name) {
+			if strings.HasPrefix(name, begun) && name == plaintext.Printable(name) && !slices.Contains(args, name) {
 				if description != "" {
-					name = cobra.CompletionWithDesc(name, printable(description))
+					name = cobra.CompletionWithDesc(name, plaintext.Printable(description))
 				}
 				offered = append(offered, name)
 			}

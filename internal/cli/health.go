@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
+	"onejob/internal/plaintext"
 	"onejob/internal/web"
 	"onejob/lock"
 	"onejob/lock/consul"
@@ -195,7 +196,7 @@ func healthCommand() *cobra.Command {
 		}
 		defer resp.Body.Close()
 		answer, _ := io.ReadAll(io.LimitReader(resp.Body, 4096))
-		fmt.Fprint(c.OutOrStdout(), printableLines(string(answer)))
+		fmt.Fprint(c.OutOrStdout(), plaintext.Lines(string(answer)))
 		if resp.StatusCode != http.StatusOK {
 			return errors.New("not ready")
 		}

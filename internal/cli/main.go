@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/spf13/cobra"
 
+	"onejob/internal/plaintext"
 	"onejob/tasks"
 )
 
@@ -70,11 +71,11 @@ func run(ctx context.Context, p Program, args []string, stdin io.Reader, stdout,
 	var chosen *exitError
 	if errors.As(err, &chosen) {
 		if chosen.err != nil {
-			fmt.Fprintln(stderr, "onejob:", printableLines(chosen.err.Error()))
+			fmt.Fprintln(stderr, "onejob:", plaintext.Lines(chosen.err.Error()))
 		}
 		return chosen.code
 	}
-	fmt.Fprintln(stderr, "onejob:", printableLines(explain(err)))
+	fmt.Fprintln(stderr, "onejob:", plaintext.Lines(explain(err)))
 	return exitFailure
 }
 

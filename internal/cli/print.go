@@ -12,13 +12,14 @@ import (
 	"time"
 	"unicode"
 	"unicode/utf16"
-	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/mattn/go-runewidth"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"onejob/internal/plaintext"
+	"onejob/internal/watch"
 	"onejob/store"
 )
 
@@ -70,7 +71,7 @@ func writeJSON(w io.Writer, v any, indent string) error {
 	return err
 }
 
-// printableJSON escapes what printable does, as JSON has it. Outside of strings, JSON
+// printableJSON escapes what plaintext.Printable does, as JSON has it. Outside of strings, JSON
 // has no such character but the line break.
 func printableJSON(s string) string {
 	var b strings.Builder
@@ -88,58 +89,14 @@ func printableJSON(s string) string {
 	return b.String()
 }
 
-// printable returns s in a form that is safe to write to a terminal. Users that may
-// insert a row, and commands that a task runs, choose text that an operator reads.
-// Escape sequences could rewrite the screen or fill the clipboard, line breaks could
-// forge a row of a table, and bidirectional marks could reorder the text. So
-// everything but letters, marks, digits, punctuation, symbols and spaces is written
-// as in a Go string literal, such as \x1b or \u202e.
-func printable(s string) string {
-	var b strings.Builder
-	for i := 0; i < len(s); {
-		r, n := utf8.DecodeRuneInString(s[i:])
-		switch {
-		case r == utf8.RuneError && n == 1:
-			fmt.Fprintf(&b, `\x%02x`, s[i])
-		case unicode.IsGraphic(r):
-			b.WriteString(s[i : i+n])
-		case r == '\n':
-			b.WriteString(`\n`)
-		case r == '\t':
-			b.WriteString(`\t`)
-		case r == '\r':
-			b.WriteString(`\r`)
-		case r < 0x80:
-			fmt.Fprintf(&b, `\x%02x`, r)
-		case r < 0x10000:
-			fmt.Fprintf(&b, `\u%04x`, r)
-		default:
-			fmt.Fprintf(&b, `\U%08x`, r)
-		}
-		i += n
-	}
-	return b.String()
-}
-
-// printableLines is printable for text of several lines, such as a command's
-// output: line breaks stay, and a tab becomes four spaces.
-func printableLines(s string) string {
-	s = strings.ReplaceAll(strings.ReplaceAll(s, "\r\n", "\n"), "\t", "    ")
-	lines := strings.Split(s, "\n")
-	for i, line := range lines {
-		lines[i] = printable(line)
-	}
-	return strings.Join(lines, "\n")
-}
-
 // printf is fmt.Fprintf with printable strings.
 func printf(w io.Writer, format string, args ...any) {
 	for i, arg := range args {
 		switch v := arg.(type) {
 		case string:
-			args[i] = printable(v)
+			args[i] = plaintext.Printable(v)
 		case error:
-			args[i] = printable(v.Error())
+			args[i] = plaintext.Printable(v.Error())
 		}
 	}
 	fmt.Fprintf(w, format, args...)
@@ -152,7 +109,7 @@ type table struct{ rows [][]string }
 func (t *table) row(cells ...any) {
 	row := make([]string, len(cells))
 	for i, cell := range cells {
-		row[i] = printable(fmt.Sprint(cell))
+		row[i] = plaintext.Printable(fmt.Sprint(cell))
 	}
 	t.rows = append(t.rows, row)
 }
@@ -184,7 +141,7 @@ func (t *table) print(w io.Writer, widths []int) error {
 		var line strings.Builder
 		for i, cell := range row {
 			line.WriteString(runewidth.FillRight(runewidth.Truncate(cell, widths[i], "…"), widths[i]))
-			line.WriteString(gap)
+			line.WriteString(plaintext.Gap)
 		}
 		if _, err := fmt.Fprintln(w, strings.TrimRight(line.String(), " ")); err != nil {
 			return err
@@ -192,9 +149,6 @@ func (t *table) print(w io.Writer, widths []int) error {
 	}
 	return nil
 }
-
-// gap is between columns.
-const gap = "  "
 
 // A column of a list of rows.
 type column[T any] struct {
@@ -215,46 +169,50 @@ func printRows[T any](c *cobra.Command, output string, rows []T, columns ...colu
 	if output == formatJSON {
 		return printJSON(c.OutOrStdout(), notNil(rows))
 	}
+	return printBlock(c, blockOf("", rows, nil, columns...))
+}
+
+// blockOf returns a list as a table under a title. row, which may be nil, says of a row
+// what its cells do not.
+func blockOf[T any](title string, rows []T, row func(T) watch.Row, columns ...column[T]) watch.Block {
+	b := watch.Block{Title: title}
+	for _, col := range columns {
+		b.Columns = append(b.Columns, watch.Column{Name: col.name, Cut: col.cut})
+	}
+	for _, r := range rows {
+		var line watch.Row
+		if row != nil {
+			line = row(r)
+		}
+		for _, col := range columns {
+			line.Cells = append(line.Cells, fmt.Sprint(col.cell(r)))
+		}
+		b.Rows = append(b.Rows, line)
+	}
+	return b
+}
+
+// printBlock writes a table without its title.
+func printBlock(c *cobra.Command, b watch.Block) error {
 	var t table
-	names := make([]any, len(columns))
-	cut := make([]bool, len(columns))
-	for i, col := range columns {
-		names[i], cut[i] = col.name, col.cut
+	names := make([]any, len(b.Columns))
+	cut := make([]bool, len(b.Columns))
+	for i, col := range b.Columns {
+		names[i], cut[i] = col.Name, col.Cut
 	}
 	t.row(names...)
-	for _, r := range rows {
-		cells := make([]any, len(columns))
-		for i, col := range columns {
-			cells[i] = col.cell(r)
+	for _, r := range b.Rows {
+		cells := make([]any, len(r.Cells))
+		for i, cell := range r.Cells {
+			cells[i] = cell
 		}
 		t.row(cells...)
 	}
 	widths := t.widths()
 	if total := terminalWidth(c.OutOrStdout()); total > 0 {
-		narrow(widths, cut, total)
+		plaintext.Narrow(widths, cut, total)
 	}
 	return t.print(c.OutOrStdout(), widths)
-}
-
-// narrow makes columns that may be cut narrower until all fit into total, the widest
-// first. None gets narrower than 8.
-func narrow(widths []int, cut []bool, total int) {
-	sum := len(gap) * (len(widths) - 1)
-	for _, w := range widths {
-		sum += w
-	}
-	for ; sum > total; sum-- {
-		widest := -1
-		for i, w := range widths {
-			if cut[i] && w > 8 && (widest < 0 || w > widths[widest]) {
-				widest = i
-			}
-		}
-		if widest < 0 {
-			return
-		}
-		widths[widest]--
-	}
 }
 
 // terminalWidth returns how many columns the terminal has that w is, or 0 if w is

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -11,6 +13,7 @@ import (
 	"go.uber.org/zap"
 
 	"onejob/internal/snapshot"
+	"onejob/internal/watch"
 	"onejob/lock"
 	"onejob/lock/consul"
 	"onejob/store"
@@ -29,13 +32,26 @@ statement ends after half a second, and the failures are those among the newest 
 failed tasks. A block that could not be read says so; the others are there.
 
 Exit codes: 0 the snapshot was taken, also if something is wrong; 1 Postgres is
-unavailable; 2 usage or configuration error.`,
+unavailable; 2 usage or configuration error.
+
+With --watch the snapshot stays on the terminal and is renewed every 2 s. The keys move
+through the rows, open the story of a task, and filter; ? lists them, q quits. It only
+reads. NO_COLOR in the environment turns colours off.`,
 		Example: `  onejob status
+  onejob status --watch
   onejob status -o json | jq -r '.needs[] | .level + " " + .text'`,
 		Args: cobra.NoArgs,
 	}
 	path, output := configFlag(c), outputFlag(c)
+	live := c.Flags().BoolP("watch", "w", false, "stay on the terminal, and renew every 2 s")
 	c.RunE = func(c *cobra.Command, _ []string) error {
+		var terminal *os.File
+		if *live {
+			var err error
+			if terminal, err = watchable(c, *output); err != nil {
+				return usage(err)
+			}
+		}
 		cfg, db, locks, err := both(*path)
 		if err != nil {
 			return err
@@ -45,7 +61,13 @@ unavailable; 2 usage or configuration error.`,
 		if err != nil {
 			return usage(err)
 		}
-		s, err := cfg.snapshots(db, func() *consul.Locker { return locks }, func() lock.Semaphores { return limits }).Get(c.Context())
+		ctx, cancel := context.WithCancel(c.Context())
+		defer cancel()
+		source := cfg.snapshots(overviewUntil{ctx, db}, func() *consul.Locker { return locks }, func() lock.Semaphores { return limits })
+		if *live {
+			return watchStatus(ctx, terminal, source, db, cfg.Consul.Prefix)
+		}
+		s, err := source.Get(ctx)
 		switch {
 		case err != nil:
 			return stopped(c.Context(), err)
@@ -59,8 +81,27 @@ unavailable; 2 usage or configuration error.`,
 	return c
 }
 
+// overview is the store, as a source of snapshots needs it.
+type overview interface {
+	Overview(ctx context.Context) (store.Overview, error)
+}
+
+// overviewUntil ends reads with ctx. A source would let them go on for other readers, but
+// there are none, and a Postgres that does not answer must not keep the command from ending.
+type overviewUntil struct {
+	ctx context.Context
+	overview
+}
+
+func (o overviewUntil) Overview(ctx context.Context) (store.Overview, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(o.ctx, cancel)()
+	return o.overview.Overview(ctx)
+}
+
 // snapshots returns a source of snapshots. Its parts may not be known yet: then they are nil.
-func (c *Config) snapshots(db *store.Store, locks func() *consul.Locker, limits func() lock.Semaphores) *snapshot.Source {
+func (c *Config) snapshots(db overview, locks func() *consul.Locker, limits func() lock.Semaphores) *snapshot.Source {
 	return snapshot.New(snapshot.Config{
 		Store: db,
 		Leader: func(ctx context.Context) (*snapshot.Leader, error) {
@@ -88,11 +129,7 @@ func showStatus(c *cobra.Command, s *snapshot.Snapshot) error {
 	out := c.OutOrStdout()
 	printf(out, "%s: %s\n", map[snapshot.Level]string{snapshot.Good: "OK", snapshot.Warning: "LOOK", snapshot.Bad: "BAD"}[s.Level], s.Verdict)
 	for _, block := range s.Stale {
-		of := "it was never read"
-		if block.AsOf != nil {
-			of = "shown as of " + when(block.AsOf)
-		}
-		printf(out, "not current: %s (%s): %s\n", block.Block, of, block.Error)
+		printf(out, "not current: %s (%s): %s\n", block.Block, asOf(block), block.Error)
 	}
 	if len(s.Needs) > 0 {
 		heading(out, "NEEDS SOMEBODY")
@@ -103,91 +140,105 @@ func showStatus(c *cobra.Command, s *snapshot.Snapshot) error {
 			}
 		}
 	}
-	ago := func(t store.Time) string {
-		if age := between(t, store.Time{At: s.Now}); age != "" {
-			return age + " ago"
+	for _, b := range statusBlocks(s) {
+		if len(b.Rows) == 0 {
+			continue
 		}
-		return t.String()
-	}
-	return show(
-		func() error {
-			return section(c, "FAILED WITHIN A DAY", s.Failures,
-				short("KIND", func(f snapshot.Failure) any { return f.Kind }),
-				whole("TASKS", func(f snapshot.Failure) any { return f.Count }),
-				whole("FIRST", func(f snapshot.Failure) any { return ago(f.First) }),
-				whole("LAST", func(f snapshot.Failure) any { return ago(f.Last) }),
-				whole("NEWEST", func(f snapshot.Failure) any { return f.Sample }),
-				short("ERROR", func(f snapshot.Failure) any { return firstLine(f.Error, 200) }))
-		},
-		func() error {
-			return section(c, "RUNNING: "+s.Running.Count.String(), s.Running.Tasks,
-				whole("ID", func(t snapshot.RunningTask) any { return t.ID }),
-				short("KIND", func(t snapshot.RunningTask) any { return t.Kind }),
-				short("TARGET", func(t snapshot.RunningTask) any { return firstLine(t.Target, 200) }),
-				short("LOCK KEY", func(t snapshot.RunningTask) any { return or(t.LockKey) }),
-				short("REPLICA", func(t snapshot.RunningTask) any { return t.Replica }),
-				whole("ATTEMPT", func(t snapshot.RunningTask) any { return fmt.Sprintf("%d/%d", t.Attempt, t.MaxAttempts) }),
-				whole("FOR", func(t snapshot.RunningTask) any { return t.Age }))
-		},
-		func() error {
-			return section(c, "QUEUES", s.Queues,
-				short("NAME", func(q snapshot.Queue) any { return q.Name }),
-				whole("DUE", func(q snapshot.Queue) any { return q.Due }),
-				whole("OLDEST", func(q snapshot.Queue) any { return oldest(q) }),
-				whole("LATER", func(q snapshot.Queue) any { return q.Later }),
-				whole("REPLICAS", func(q snapshot.Queue) any { return q.Replicas }),
-				short("KINDS", func(q snapshot.Queue) any { return strings.Join(q.Kinds, ",") }),
-				short("PAUSED", func(q snapshot.Queue) any { return pausedBy(q) }))
-		},
-		func() error {
-			return section(c, "LIMITS", s.Limits,
-				short("NAME", func(l snapshot.Limit) any { return l.Name }),
-				whole("HELD", func(l snapshot.Limit) any { return fmt.Sprintf("%d/%d", l.Held, l.Slots) }),
-				whole("WAITING", func(l snapshot.Limit) any { return waiting(l.Waiting) }),
-				whole("DUE", func(l snapshot.Limit) any { return l.Due }),
-				short("HOLDERS", func(l snapshot.Limit) any { return holders(l) }))
-		},
-		func() error {
-			return section(c, "SCHEDULES", s.Schedules,
-				short("NAME", func(r snapshot.Schedule) any { return r.Name }),
-				short("CRON", func(r snapshot.Schedule) any { return r.Cron }),
-				whole("NEXT", func(r snapshot.Schedule) any { return nextOf(r) }),
-				whole("LAST", func(r snapshot.Schedule) any { return lastOf(r) }),
-				short("ERROR", func(r snapshot.Schedule) any { return r.Error }))
-		},
-		func() error {
-			return section(c, "REPLICAS", s.Replicas,
-				short("NAME", func(r snapshot.Replica) any { return r.Name }),
-				whole("STATE", func(r snapshot.Replica) any { return stateOf(r) }),
-				whole("RUNNING", func(r snapshot.Replica) any { return fmt.Sprintf("%d/%d", r.Running, r.Concurrency) }),
-				whole("HEARTBEAT", func(r snapshot.Replica) any { return heartbeat(r) }),
-				short("HOST", func(r snapshot.Replica) any { return r.Host }),
-				short("VERSION", func(r snapshot.Replica) any { return r.Version }),
-				short("QUEUES", func(r snapshot.Replica) any { return allOr(r.Queues) }))
-		},
-	)
-}
-
-// show writes parts until one fails.
-func show(parts ...func() error) error {
-	for _, part := range parts {
-		if err := part(); err != nil {
+		heading(out, b.Title)
+		if err := printBlock(c, b); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func heading(w io.Writer, text string) { printf(w, "\n%s\n", text) }
-
-// section writes a list under a heading, if there is anything in it.
-func section[T any](c *cobra.Command, name string, rows []T, columns ...column[T]) error {
-	if len(rows) == 0 {
-		return nil
+func asOf(block snapshot.Stale) string {
+	if block.AsOf == nil {
+		return "it was never read"
 	}
-	heading(c.OutOrStdout(), name)
-	return printRows(c, "text", rows, columns...)
+	return "shown as of " + when(block.AsOf)
 }
+
+// statusBlocks returns the tables of a snapshot, in the order of the web page, but what needs
+// somebody.
+func statusBlocks(s *snapshot.Snapshot) []watch.Block {
+	ago := func(t store.Time) string {
+		if age := between(t, store.Time{At: s.Now}); age != "" {
+			return age + " ago"
+		}
+		return t.String()
+	}
+	failed := blockOf("FAILED WITHIN A DAY", s.Failures,
+		func(f snapshot.Failure) watch.Row {
+			return watch.Row{Key: f.Kind + " " + f.Error, Task: f.Sample, Level: levelIf(f.Recent, snapshot.Warning)}
+		},
+		short("KIND", func(f snapshot.Failure) any { return f.Kind }),
+		whole("TASKS", func(f snapshot.Failure) any { return f.Count }),
+		whole("FIRST", func(f snapshot.Failure) any { return ago(f.First) }),
+		whole("LAST", func(f snapshot.Failure) any { return ago(f.Last) }),
+		whole("NEWEST", func(f snapshot.Failure) any { return f.Sample }),
+		short("ERROR", func(f snapshot.Failure) any { return firstLine(f.Error, 200) }))
+	running := blockOf("RUNNING: "+s.Running.Count.String(), s.Running.Tasks,
+		func(t snapshot.RunningTask) watch.Row { return watch.Row{Key: fmt.Sprint(t.ID), Task: t.ID} },
+		whole("ID", func(t snapshot.RunningTask) any { return t.ID }),
+		short("KIND", func(t snapshot.RunningTask) any { return t.Kind }),
+		short("TARGET", func(t snapshot.RunningTask) any { return firstLine(t.Target, 200) }),
+		short("LOCK KEY", func(t snapshot.RunningTask) any { return or(t.LockKey) }),
+		short("REPLICA", func(t snapshot.RunningTask) any { return t.Replica }),
+		whole("ATTEMPT", func(t snapshot.RunningTask) any { return fmt.Sprintf("%d/%d", t.Attempt, t.MaxAttempts) }),
+		whole("FOR", func(t snapshot.RunningTask) any { return t.Age }))
+	running.Tasks = true
+	queues := blockOf("QUEUES", s.Queues,
+		func(q snapshot.Queue) watch.Row {
+			return watch.Row{Key: q.Name, Level: levelIf(q.Paused != nil, snapshot.Warning)}
+		},
+		short("NAME", func(q snapshot.Queue) any { return q.Name }),
+		whole("DUE", func(q snapshot.Queue) any { return q.Due }),
+		whole("OLDEST", func(q snapshot.Queue) any { return oldest(q) }),
+		whole("LATER", func(q snapshot.Queue) any { return q.Later }),
+		whole("REPLICAS", func(q snapshot.Queue) any { return q.Replicas }),
+		short("KINDS", func(q snapshot.Queue) any { return strings.Join(q.Kinds, ",") }),
+		short("PAUSED", func(q snapshot.Queue) any { return pausedBy(q) }))
+	limits := blockOf("LIMITS", s.Limits,
+		func(l snapshot.Limit) watch.Row {
+			return watch.Row{Key: l.Name, Level: levelIf(l.Error != "", snapshot.Warning)}
+		},
+		short("NAME", func(l snapshot.Limit) any { return l.Name }),
+		whole("HELD", func(l snapshot.Limit) any { return fmt.Sprintf("%d/%d", l.Held, l.Slots) }),
+		whole("WAITING", func(l snapshot.Limit) any { return waiting(l.Waiting) }),
+		whole("DUE", func(l snapshot.Limit) any { return l.Due }),
+		short("HOLDERS", func(l snapshot.Limit) any { return holders(l) }))
+	schedules := blockOf("SCHEDULES", s.Schedules,
+		func(r snapshot.Schedule) watch.Row {
+			return watch.Row{Key: r.Name, Task: lastTask(r), Level: levelIf(r.Error != "", snapshot.Bad)}
+		},
+		short("NAME", func(r snapshot.Schedule) any { return r.Name }),
+		short("CRON", func(r snapshot.Schedule) any { return r.Cron }),
+		whole("NEXT", func(r snapshot.Schedule) any { return nextOf(r) }),
+		whole("LAST", func(r snapshot.Schedule) any { return lastOf(r) }),
+		short("ERROR", func(r snapshot.Schedule) any { return r.Error }))
+	replicas := blockOf("REPLICAS", s.Replicas,
+		func(r snapshot.Replica) watch.Row {
+			return watch.Row{Key: r.Name + " " + r.Session, Level: levelIf(r.Silent(), snapshot.Warning)}
+		},
+		short("NAME", func(r snapshot.Replica) any { return r.Name }),
+		whole("STATE", func(r snapshot.Replica) any { return stateOf(r) }),
+		whole("RUNNING", func(r snapshot.Replica) any { return fmt.Sprintf("%d/%d", r.Running, r.Concurrency) }),
+		whole("HEARTBEAT", func(r snapshot.Replica) any { return heartbeat(r) }),
+		short("HOST", func(r snapshot.Replica) any { return r.Host }),
+		short("VERSION", func(r snapshot.Replica) any { return r.Version }),
+		short("QUEUES", func(r snapshot.Replica) any { return allOr(r.Queues) }))
+	return []watch.Block{failed, running, queues, limits, schedules, replicas}
+}
+
+func levelIf(condition bool, l snapshot.Level) snapshot.Level {
+	if condition {
+		return l
+	}
+	return snapshot.Good
+}
+
+func heading(w io.Writer, text string) { printf(w, "\n%s\n", text) }
 
 func pausedBy(q snapshot.Queue) string {
 	switch {
@@ -236,6 +287,16 @@ func lastOf(s snapshot.Schedule) string {
 		return ""
 	}
 	return s.Occurrences[len(s.Occurrences)-1].Became
+}
+
+// lastTask returns the task of the last due time that has one, or 0.
+func lastTask(s snapshot.Schedule) int64 {
+	for _, o := range slices.Backward(s.Occurrences) {
+		if o.Task != 0 {
+			return o.Task
+		}
+	}
+	return 0
 }
 
 func stateOf(r snapshot.Replica) string {

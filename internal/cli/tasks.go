@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/spf13/cobra"
 
+	"onejob/internal/plaintext"
 	"onejob/internal/snapshot"
 	"onejob/lock/consul"
 	"onejob/store"
@@ -268,7 +269,7 @@ func showAttempt(w io.Writer, a store.AttemptRow) {
 		printf(w, "  error: %s\n", *a.Error)
 	}
 	if a.Output != nil {
-		fmt.Fprintf(w, "  output:\n    %s\n", strings.ReplaceAll(printableLines(strings.TrimRight(*a.Output, "\n")), "\n", "\n    "))
+		fmt.Fprintf(w, "  output:\n    %s\n", strings.ReplaceAll(plaintext.Lines(strings.TrimRight(*a.Output, "\n")), "\n", "\n    "))
 	}
 }
 

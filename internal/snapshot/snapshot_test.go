@@ -104,6 +104,31 @@ func TestSnapshotsAreShared(t *testing.T) {
 	})
 }
 
+// Renew does not wait until the last one is old, and shares one that is being taken.
+func TestRenewTakesASnapshotNow(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := &cluster{takes: 100 * time.Millisecond}
+		source := snapshot.New(snapshot.Config{Store: c})
+		first, err := source.Get(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var readers sync.WaitGroup
+		for range 3 {
+			readers.Go(func() {
+				if s, err := source.Renew(t.Context()); err != nil || s == first {
+					t.Errorf("it is the same one, %v", err)
+				}
+			})
+		}
+		readers.Wait()
+		if n := c.asked.Load(); n != 2 {
+			t.Errorf("%d were taken", n)
+		}
+	})
+}
+
 // Who comes while the last one is fresh gets that one; a viewer who leaves does not take the
 // snapshot away from the others.
 func TestSnapshotsOutliveTheViewerThatAsked(t *testing.T) {

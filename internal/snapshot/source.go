@@ -101,6 +101,26 @@ func (s *Source) After(ctx context.Context, seen *Snapshot) (*Snapshot, error) {
 	}
 }
 
+// Renew returns a snapshot that is taken now, however fresh the last one is, or the one that
+// is being taken. Its errors are those of ctx.
+func (s *Source) Renew(ctx context.Context) (*Snapshot, error) {
+	s.mu.Lock()
+	flight := s.flight
+	if flight == nil {
+		mine := make(chan struct{})
+		s.flight = mine
+		s.mu.Unlock()
+		return s.fly(ctx, mine), nil
+	}
+	s.mu.Unlock()
+	select {
+	case <-flight:
+		return s.Get(ctx)
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
 // fly takes the snapshot that others wait for, too: it does not end with ctx.
 func (s *Source) fly(ctx context.Context, mine chan struct{}) *Snapshot {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), takeTimeout)

@@ -1,0 +1,78 @@
+// Package plaintext makes text that others chose safe to write to a terminal, and fits
+// columns of it into a width.
+package plaintext
+
+import (
+	"fmt"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Printable returns s in a form that is safe to write to a terminal. Users that may
+// insert a row, and commands that a task runs, choose text that an operator reads.
+// Escape sequences could rewrite the screen or fill the clipboard, line breaks could
+// forge a row of a table, and bidirectional marks could reorder the text. So
+// everything but letters, marks, digits, punctuation, symbols and spaces is written
+// as in a Go string literal, such as \x1b or \u202e.
+func Printable(s string) string {
+	var b strings.Builder
+	for i := 0; i < len(s); {
+		r, n := utf8.DecodeRuneInString(s[i:])
+		switch {
+		case r == utf8.RuneError && n == 1:
+			fmt.Fprintf(&b, `\x%02x`, s[i])
+		case unicode.IsGraphic(r):
+			b.WriteString(s[i : i+n])
+		case r == '\n':
+			b.WriteString(`\n`)
+		case r == '\t':
+			b.WriteString(`\t`)
+		case r == '\r':
+			b.WriteString(`\r`)
+		case r < 0x80:
+			fmt.Fprintf(&b, `\x%02x`, r)
+		case r < 0x10000:
+			fmt.Fprintf(&b, `\u%04x`, r)
+		default:
+			fmt.Fprintf(&b, `\U%08x`, r)
+		}
+		i += n
+	}
+	return b.String()
+}
+
+// Lines is Printable for text of several lines, such as a command's
+// output: line breaks stay, and a tab becomes four spaces.
+func Lines(s string) string {
+	s = strings.ReplaceAll(strings.ReplaceAll(s, "\r\n", "\n"), "\t", "    ")
+	lines := strings.Split(s, "\n")
+	for i, line := range lines {
+		lines[i] = Printable(line)
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Gap is between columns.
+const Gap = "  "
+
+// Narrow makes columns that may be cut narrower until all fit into total, the widest
+// first. None gets narrower than 8.
+func Narrow(widths []int, cut []bool, total int) {
+	sum := len(Gap) * (len(widths) - 1)
+	for _, w := range widths {
+		sum += w
+	}
+	for ; sum > total; sum-- {
+		widest := -1
+		for i, w := range widths {
+			if cut[i] && w > 8 && (widest < 0 || w > widths[widest]) {
+				widest = i
+			}
+		}
+		if widest < 0 {
+			return
+		}
+		widths[widest]--
+	}
+}

@@ -1,0 +1,52 @@
+package plaintext_test
+
+import (
+	"slices"
+	"testing"
+
+	"onejob/internal/plaintext"
+)
+
+func TestPrintable(t *testing.T) {
+	t.Parallel()
+	for s, want := range map[string]string{
+		"":                             "",
+		"Zoë 日本　語 e\u0301 ✅ \\n":       "Zoë 日本　語 e\u0301 ✅ \\n", // ordinary text
+		"a\x1b[31mb\x07\x00\x7f":       `a\x1b[31mb\x07\x00\x7f`,
+		"a\nb\r\tc\v":                  `a\nb\r\tc\x0b`,
+		"\u009b31m":                    `\u009b31m`, // a C1 control: CSI in one character
+		"\u202eevil\u2066\u200f\ufeff": `\u202eevil\u2066\u200f\ufeff`,
+		"\u2028\u2029\u200b":           `\u2028\u2029\u200b`,
+		"\U000e0041":                   `\U000e0041`, // a tag, which nobody sees
+		"\xff\x9b\xc3":                 `\xff\x9b\xc3`,
+		"\ufffd":                       "\ufffd",
+	} {
+		if got := plaintext.Printable(s); got != want {
+			t.Errorf("Printable(%q) = %s, want %s", s, got, want)
+		}
+	}
+	if got, want := plaintext.Lines("a\tb\r\n\x1b[2J\rc\n"), "a    b\n"+`\x1b[2J\rc`+"\n"; got != want {
+		t.Errorf("Lines: %q, want %q", got, want)
+	}
+}
+
+func TestTheWidestColumnsGetNarrower(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		widths []int
+		cut    []bool
+		total  int
+		want   []int
+	}{
+		{[]int{5, 30, 40}, []bool{false, true, true}, 100, []int{5, 30, 40}},
+		{[]int{5, 30, 40}, []bool{false, true, true}, 70, []int{5, 30, 31}},
+		{[]int{5, 30, 40}, []bool{false, true, true}, 49, []int{5, 20, 20}},
+		{[]int{30, 30, 10}, []bool{false, true, true}, 10, []int{30, 8, 8}},
+		{[]int{30, 4}, []bool{false, true}, 10, []int{30, 4}},
+	} {
+		got := slices.Clone(test.widths)
+		if plaintext.Narrow(got, test.cut, test.total); !slices.Equal(got, test.want) {
+			t.Errorf("%v in %d columns: %v, want %v", test.widths, test.total, got, test.want)
+		}
+	}
+}
