@@ -39,11 +39,12 @@ type Row struct {
 	Result          json.RawMessage `json:"result" db:"result"`
 	Error           *string         `json:"error" db:"error"`
 	CancelRequested bool            `json:"cancel_requested" db:"cancel_requested"`
+	Traceparent     *string         `json:"traceparent" db:"traceparent"`
 	CreatedAt       Time            `json:"created_at" db:"created_at"`
 }
 
 const rowColumns = `id, kind, payload, status, queue, priority, run_at, lock_key, limit_name, unique_key, attempt, max_attempts, crashes, stalls,
-       timeout::text, fence, session::text, replica, started_at, finished_at, result, error, cancel_requested, created_at`
+       timeout::text, fence, session::text, replica, started_at, finished_at, result, error, cancel_requested, traceparent, created_at`
 
 // AttemptRow is an attempt as people see it. What is not known of a refused one
 // is empty.

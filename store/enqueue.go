@@ -26,21 +26,28 @@ type NewTask struct {
 	UniqueKey   string        // of which only one pending or running task may exist; default none
 	MaxAttempts int           // default 5
 	Timeout     time.Duration // of one attempt, to a microsecond; default none
+
+	// Traceparent is the span that enqueues the task, as the HTTP header of that name has it
+	// (W3C Trace Context); default none.
+	Traceparent string
 }
 
-// statement returns the call of onejob.enqueue that adds the task. It has only the
-// arguments that are given: the defaults are those of the function.
+// statement returns the INSERT that adds the task, as onejob.enqueue does it. It has only the
+// columns that are given: the defaults are those of the table. It returns no row if a
+// pending or running task has the same unique key.
 //
 // All names are qualified, because it also runs on connections of other programs, with any
-// search_path. onejob.enqueue has a search_path of its own.
+// search_path.
 func (n NewTask) statement() (sql string, args []any, err error) {
-	var b strings.Builder
-	b.WriteString("SELECT onejob.enqueue(kind => $1")
+	var columns, values strings.Builder
+	columns.WriteString("kind")
+	values.WriteString("$1")
 	args = append(args, n.Kind)
 	add := func(given bool, name, value string, arg any) {
 		if given {
 			args = append(args, arg)
-			fmt.Fprintf(&b, ", %s => "+value, name, len(args))
+			columns.WriteString(", " + name)
+			fmt.Fprintf(&values, ", "+value, len(args))
 		}
 	}
 	when := 0
@@ -81,7 +88,10 @@ func (n NewTask) statement() (sql string, args []any, err error) {
 	add(n.UniqueKey != "", "unique_key", "$%d", n.UniqueKey)
 	add(n.MaxAttempts != 0, "max_attempts", "$%d", n.MaxAttempts)
 	add(n.Timeout != 0, "timeout", "$%d", interval(n.Timeout))
-	return b.String() + ")", args, nil
+	add(n.Traceparent != "", "traceparent", "$%d", n.Traceparent)
+	return "INSERT INTO onejob.tasks (" + columns.String() + ") VALUES (" + values.String() + `)
+    ON CONFLICT (unique_key) WHERE unique_key IS NOT NULL AND status OPERATOR(pg_catalog.=) ANY (ARRAY['pending'::pg_catalog.text, 'running'::pg_catalog.text]) DO NOTHING
+RETURNING id`, args, nil
 }
 
 // interval returns d as Postgres reads it.
@@ -110,13 +120,9 @@ func Enqueue(ctx context.Context, db DB, list ...NewTask) ([]int64, error) {
 	}
 	results := db.SendBatch(ctx, &batch)
 	for i := range list {
-		var id *int64
-		if err := results.QueryRow().Scan(&id); err != nil {
+		if err := results.QueryRow().Scan(&ids[i]); err != nil && !errors.Is(err, pgx.ErrNoRows) {
 			_ = results.Close() // with the same error
 			return nil, notEnqueued(i, len(list), err)
-		}
-		if id != nil {
-			ids[i] = *id
 		}
 	}
 	if err := results.Close(); err != nil {
@@ -139,12 +145,9 @@ func (s *Store) Enqueue(ctx context.Context, n NewTask) (int64, error) {
 	if err != nil {
 		return 0, notEnqueued(0, 1, err)
 	}
-	var id *int64
-	if err := s.pool.QueryRow(ctx, sql, args...).Scan(&id); err != nil {
+	var id int64
+	if err := s.pool.QueryRow(ctx, sql, args...).Scan(&id); err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return 0, notEnqueued(0, 1, err)
 	}
-	if id == nil {
-		return 0, nil
-	}
-	return *id, nil
+	return id, nil
 }

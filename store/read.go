@@ -32,7 +32,7 @@ const (
 // the same round trip has left in onejob.claimed, the most urgent first, as many as
 // @bytes allow. Sizes are those of the stored values, which cost nothing to know.
 const readSQL = claimComment + `
-SELECT id, fence, kind, queue, priority, coalesce(lock_key, id::text), lock_key IS NOT NULL, attempt, max_attempts, crashes, stalls, timeout, run_at, created_at, started_at,
+SELECT id, fence, kind, queue, priority, coalesce(lock_key, id::text), lock_key IS NOT NULL, attempt, max_attempts, crashes, stalls, timeout, run_at, created_at, started_at, coalesce(traceparent, ''),
        octet_length(body), CASE WHEN octet_length(body) <= @max_payload THEN body END
   FROM (SELECT *, sum(pg_column_size(payload)) OVER (ORDER BY priority DESC, run_at, id ROWS UNBOUNDED PRECEDING) AS bytes
           FROM onejob.tasks
@@ -59,7 +59,7 @@ func scanClaimed(c tasks.Claim) pgx.RowToFunc[claimed] {
 		var timeout pgtype.Interval
 		var runAt, createdAt, startedAt pgtype.Timestamptz
 		err := row.Scan(&t.ID, &t.Fence, &t.Kind, &t.Queue, &t.Priority, &t.LockKey, &t.LockShared, &t.Attempt, &t.MaxAttempts, &t.Crashes, &t.Stalls,
-			&timeout, &runAt, &createdAt, &startedAt, &t.length, (*[]byte)(&t.Payload))
+			&timeout, &runAt, &createdAt, &startedAt, &t.Traceparent, &t.length, (*[]byte)(&t.Payload))
 		t.Timeout, t.RunAt, t.CreatedAt, t.StartedAt = duration(timeout), runAt.Time, createdAt.Time, startedAt.Time
 		return t, err
 	}

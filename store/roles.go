@@ -28,7 +28,7 @@ type grant struct {
 
 // What a task is enqueued with. All other columns are the replicas' business.
 const (
-	taskInput = "kind, payload, queue, priority, run_at, lock_key, limit_name, unique_key, max_attempts, timeout, keep_for"
+	taskInput = "kind, payload, queue, priority, run_at, lock_key, limit_name, unique_key, max_attempts, timeout, keep_for, traceparent"
 
 	enqueueFunction = "enqueue(text, jsonb, text, int, timestamptz, text, text, text, int, interval)"
 )

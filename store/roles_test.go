@@ -88,8 +88,8 @@ func TestRoles(t *testing.T) {
 	t.Run("Enqueuer", func(t *testing.T) {
 		u := users["enqueuer"]
 		u.t = t
-		u.may(`INSERT INTO onejob.tasks (kind, payload, queue, priority, run_at, lock_key, limit_name, unique_key, max_attempts, timeout, keep_for)
-		       VALUES ('noop', '{}', 'q', 1, now(), 'k', 'l', 'u', 3, '1 min', '1 day') RETURNING id`)
+		u.may(`INSERT INTO onejob.tasks (kind, payload, queue, priority, run_at, lock_key, limit_name, unique_key, max_attempts, timeout, keep_for, traceparent)
+		       VALUES ('noop', '{}', 'q', 1, now(), 'k', 'l', 'u', 3, '1 min', '1 day', NULL) RETURNING id`)
 		u.may(`INSERT INTO onejob.tasks (kind, unique_key) VALUES ('noop', 'u')
 		       ON CONFLICT (unique_key) WHERE unique_key IS NOT NULL AND status IN ('pending', 'running') DO NOTHING RETURNING id`)
 		u.may(`INSERT INTO onejob.tasks (kind) SELECT 'noop' FROM generate_series(1, 3)`)
@@ -102,7 +102,7 @@ func TestRoles(t *testing.T) {
 
 		// Each column that is not for the enqueuer.
 		for _, column := range b.sql(`SELECT attname FROM pg_attribute WHERE attrelid = 'onejob.tasks'::regclass AND attnum > 0 AND NOT attisdropped
-		                                 AND attname <> ALL ('{kind,payload,queue,priority,run_at,lock_key,limit_name,unique_key,max_attempts,timeout,keep_for}')`) {
+		                                 AND attname <> ALL ('{kind,payload,queue,priority,run_at,lock_key,limit_name,unique_key,max_attempts,timeout,keep_for,traceparent}')`) {
 			u.mayNot(`INSERT INTO onejob.tasks (kind, ` + column + `) VALUES ('noop', DEFAULT)`)
 			u.mayNot(`UPDATE onejob.tasks SET ` + column + ` = DEFAULT`)
 		}

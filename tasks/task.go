@@ -44,6 +44,11 @@ type Task struct {
 	RunAt       time.Time     // when it came due, by Postgres' clock
 	StartedAt   time.Time     // when it was claimed, by Postgres' clock
 
+	// Traceparent is the trace that the attempt belongs to, as the HTTP header of that name
+	// has it (W3C Trace Context): that of the row, or of a span of the replica if it traces;
+	// empty if there is none.
+	Traceparent string
+
 	// HeardAt is when this replica heard that it had been claimed.
 	HeardAt boottime.Instant
 }

@@ -35,6 +35,9 @@ func (w *Worker) attempt(t *tasks.Task, early <-chan locked) {
 
 // attemptUnder is attempt, under a slot of a limit as well if slot is not nil.
 func (w *Worker) attemptUnder(t *tasks.Task, slot lock.Lease, early <-chan locked) {
+	trace := w.trace(t)
+	var ended tasks.Completion
+	defer func() { trace.Ended(ended.Outcome, ended.Error) }()
 	if n := t.Crashes + t.Stalls; n > 0 && n >= w.cfg.MaxCrashes-1 {
 		if !w.suspects.enter(t.Fence, n >= w.cfg.MaxCrashes) {
 			w.requeue(t, errSuspect)
@@ -47,6 +50,7 @@ func (w *Worker) attemptUnder(t *tasks.Task, slot lock.Lease, early <-chan locke
 		w.cfg.Log.Info("lock_recovered")
 		w.claimSoon()
 	}
+	trace.Locked(err)
 	if err != nil {
 		w.requeue(t, err)
 		return
@@ -60,7 +64,7 @@ func (w *Worker) attemptUnder(t *tasks.Task, slot lock.Lease, early <-chan locke
 		}
 	}
 	if err == nil {
-		w.run(lease, t)
+		ended = w.run(lease, t, trace)
 	} else {
 		w.requeue(t, err)
 	}
@@ -195,8 +199,9 @@ func (w *Worker) requeue(t *tasks.Task, why error) {
 	}
 }
 
-// run runs the handler under the lease and makes the outcome durable.
-func (w *Worker) run(lease lock.Lease, t *tasks.Task) {
+// run runs the handler under the lease, makes the outcome durable and returns it. It has
+// none if the handler did not begin.
+func (w *Worker) run(lease lock.Lease, t *tasks.Task, trace Trace) (completion tasks.Completion) {
 	ctx, cancel := context.WithCancelCause(lease.Context())
 	defer cancel(nil)
 	defer w.running.enter(t.ID, t.Fence, cancel)()
@@ -213,7 +218,8 @@ func (w *Worker) run(lease lock.Lease, t *tasks.Task) {
 	a := &tasks.Attempt{Task: *t, Deadline: lease.Deadline, Output: tasks.NewOutput(0)}
 	a.Timeout = timeout
 	began := boottime.Now()
-	result, err := w.handle(ctx, lease, a)
+	result, err := w.handle(ctx, lease, a, trace)
+	trace.Ran(err)
 	if a.Stopped == 0 {
 		a.Stopped = boottime.Now()
 	}
@@ -222,9 +228,9 @@ func (w *Worker) run(lease lock.Lease, t *tasks.Task) {
 	var notBegun errNotBegun
 	if errors.As(err, &notBegun) {
 		w.requeue(t, notBegun)
-		return
+		return completion
 	}
-	completion := w.judge(t, result, err, context.Cause(ctx))
+	completion = w.judge(t, result, err, context.Cause(ctx))
 	completion.Output = a.Output.String()
 	if completion.Begun = began; !t.StartedAt.IsZero() {
 		completion.StoppedAt = t.StartedAt.Add(a.Stopped.Sub(t.HeardAt))
@@ -237,6 +243,7 @@ func (w *Worker) run(lease lock.Lease, t *tasks.Task) {
 	default:
 		w.complete(t, completion, took)
 	}
+	return completion
 }
 
 // sayRunning is after how long a line of the log says that a handler runs. Most handlers
@@ -245,7 +252,7 @@ const sayRunning = time.Second
 
 // handle calls the kind. It checks the lease last, because the goroutine may have
 // waited for a processor.
-func (w *Worker) handle(ctx context.Context, lease lock.Lease, a *tasks.Attempt) (result tasks.Result, err error) {
+func (w *Worker) handle(ctx context.Context, lease lock.Lease, a *tasks.Attempt, trace Trace) (result tasks.Result, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("panic: %v", p)
@@ -277,7 +284,7 @@ func (w *Worker) handle(ctx context.Context, lease lock.Lease, a *tasks.Attempt)
 		long := time.AfterFunc(sayRunning, func() { w.cfg.Log.Info("task_running", fields(&a.Task)...) })
 		defer long.Stop()
 	}
-	return handler(ctx, a)
+	return handler(trace.Running(ctx, a), a)
 }
 
 // waited returns how long a task was due, and there, before it was claimed.
@@ -432,8 +439,19 @@ func retryPause(tries int) time.Duration {
 
 // fields returns the log fields of every line about a task, followed by more.
 func fields(t *tasks.Task, more ...zap.Field) []zap.Field {
-	f := make([]zap.Field, 0, 8)
+	f := make([]zap.Field, 0, 9)
 	f = append(f, zap.Int64("task_id", t.ID), zap.Int("attempt", t.Attempt), zap.String("kind", t.Kind),
 		zap.String("lock_key", t.LockKey), zap.Int64("fence", t.Fence))
+	if id := traceID(t.Traceparent); id != "" {
+		f = append(f, zap.String("trace_id", id))
+	}
 	return append(f, more...)
+}
+
+// traceID returns the part of a traceparent that names the trace.
+func traceID(traceparent string) string {
+	if len(traceparent) < len("00-")+32 {
+		return ""
+	}
+	return traceparent[3:35]
 }

@@ -105,6 +105,9 @@ func (w *Worker) claimSome(ctx context.Context) (more, asked bool, err error) {
 	}
 	w.running.leave(room - len(claimed.Tasks))
 	logRefusedRows(w.cfg.Log, claimed.Refused)
+	if w.cfg.Tracer != nil && len(claimed.Tasks) > 0 {
+		w.cfg.Tracer.Claimed(claimed.Tasks, time.Since(began))
+	}
 	w.payloads.saw(claimed.Tasks)
 	for _, t := range claimed.Tasks {
 		run := func() { w.requeue(t, tasks.ErrShutdown) }
@@ -134,6 +137,7 @@ func (w *Worker) claimOne(ctx context.Context, limit string, c tasks.Claim) (t *
 	w.claiming.RLock()
 	defer w.claiming.RUnlock()
 	c.Session, c.Replica, c.Queues, c.Max = session, w.cfg.Replica, w.cfg.Queues, 1
+	began := time.Now()
 	claimed, err := w.cfg.Store.Claim(context.WithoutCancel(ctx), c)
 	if !w.usable(&claimed, before, err) {
 		return nil, false
@@ -146,7 +150,9 @@ func (w *Worker) claimOne(ctx context.Context, limit string, c tasks.Claim) (t *
 	if len(claimed.Tasks) == 0 {
 		return nil, claimed.More && err == nil
 	}
-	t = claimed.Tasks[0]
+	if t = claimed.Tasks[0]; w.cfg.Tracer != nil {
+		w.cfg.Tracer.Claimed(claimed.Tasks, time.Since(began))
+	}
 	w.running.begin(t.Fence, len(t.Payload))
 	if ctx.Err() != nil {
 		w.requeue(t, tasks.ErrShutdown)

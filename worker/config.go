@@ -41,6 +41,9 @@ type Config struct {
 	// on the hot path by many goroutines at once, and must not block.
 	Measure func(Measurement)
 
+	// Tracer follows tasks for distributed tracing; nil for none.
+	Tracer Tracer
+
 	// Limits serves rows with a limit; if it is nil, those rows wait. A limit that
 	// does not exist is created with its LimitSlots; if it has none, its rows wait.
 	// A row without a limit has the one of its kind in KindLimits, if there is one.

@@ -20,6 +20,7 @@ import (
 	"onejob/internal/metrics"
 	"onejob/internal/pgerror"
 	"onejob/internal/supervisor"
+	"onejob/internal/tracing"
 	"onejob/lock/consul"
 	"onejob/store"
 	"onejob/tasks"
@@ -145,6 +146,11 @@ func serve(ctx context.Context, path string, cfg Config, handlers tasks.Kinds, o
 		go func() { defer close(done); _ = runLimits(running) }()
 		defer func() { stop(); <-done }()
 	}
+	tracer, stopTracing, err := tracing.New(ctx, cfg.Replica, version(), log)
+	if err != nil {
+		return usage(err)
+	}
+	defer stopTracing()
 	replica, err := worker.New(worker.Config{
 		Store:         db,
 		Locks:         locks,
@@ -169,6 +175,7 @@ func serve(ctx context.Context, path string, cfg Config, handlers tasks.Kinds, o
 		KeepSucceeded: cfg.Retention.Succeeded,
 		KeepFailed:    cfg.Retention.Failed,
 		Measure:       shown.Worker,
+		Tracer:        tracer,
 		Log:           log,
 	})
 	if err != nil {

@@ -58,6 +58,8 @@ const (
 //	ONEJOB_REPLICA    the replica that runs it
 //	ONEJOB_DEADLINE   when the timeout ends, by this machine's wall clock, such
 //	                  as 2006-01-02T15:04:05.123456789Z; empty without a timeout
+//	TRACEPARENT       the trace that the attempt belongs to (W3C Trace Context),
+//	                  if there is one
 //	ONEJOB_GUARD      a mark by which leftovers are found; leave it alone
 //
 // When the attempt must end, and when the lease runs out, the command and all
@@ -396,6 +398,9 @@ func (c Command) environment(ctx context.Context, a *tasks.Attempt) []string {
 		"ONEJOB_REPLICA":  a.Replica,
 		"ONEJOB_DEADLINE": "",
 	})
+	if a.Traceparent != "" {
+		env["TRACEPARENT"] = a.Traceparent
+	}
 	if end, ok := timeoutEnd(ctx, a); ok {
 		env["ONEJOB_DEADLINE"] = end.UTC().Format(time.RFC3339Nano)
 	}

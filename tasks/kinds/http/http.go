@@ -63,8 +63,8 @@ type Config struct {
 //
 // The request carries the attempt: Onejob-Fence, which only rises for one lock
 // key, so that a receiver that remembers the highest can refuse a stale one;
-// Onejob-Task-Id; Onejob-Attempt; and Idempotency-Key, which stays the same for
-// all attempts at one task.
+// Onejob-Task-Id; Onejob-Attempt; Idempotency-Key, which stays the same for all
+// attempts at one task; and Traceparent, if the attempt belongs to a trace.
 //
 // A status of 2xx is success. 408, 425, 429, 5xx and a failing network are
 // tried again, not before Retry-After asks for. Every other status fails the
@@ -353,6 +353,9 @@ func (out *outgoing) request(ctx context.Context, a *tasks.Attempt) (*http.Reque
 	req.Header.Set("Onejob-Fence", strconv.FormatInt(a.Fence, 10))
 	req.Header.Set("Onejob-Task-Id", strconv.FormatInt(a.ID, 10))
 	req.Header.Set("Onejob-Attempt", strconv.Itoa(a.Attempt))
+	if a.Traceparent != "" {
+		req.Header.Set("Traceparent", a.Traceparent)
+	}
 	// net/http takes this header as leave to send a request again when an idle
 	// connection turns out to be dead. It is the same attempt, so that is fine.
 	req.Header.Set("Idempotency-Key", a.IdempotencyKey())
