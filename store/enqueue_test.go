@@ -60,7 +60,7 @@ SELECT concat_ws(' ', kind, payload, queue, priority, lock_key, limit_name, max_
 			}
 			want := []string{
 				`plain {} default 0 5 now`,
-				`full {"text": "<é>"} q -7 k l 2 00:00:01.5 2031-02-03 04:05:06.000789`,
+				`full {"text": "<é>"} q -7 k l 2 00:00:01.5 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01 2031-02-03 04:05:06.000789`,
 				`raw [1, "two"] default 0 5 in an hour`,
 				`parked {} default 0 5 never`,
 			}

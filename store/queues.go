@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -65,10 +66,7 @@ func act[T any](ctx context.Context, s *Store, sql string, args ...any) ([]T, er
 // actAs runs a statement that onejob.actions records for the actor of the context, or else
 // for Config.Actor.
 func actAs[T any](ctx context.Context, s *Store, scan pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
-	actor, ok := ctx.Value(actorKey{}).(string)
-	if !ok {
-		actor = s.actor
-	}
+	actor := cmp.Or(Actor(ctx), s.actor)
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	return queryAfter(ctx, s.pool, scan, indexesOnly+`, pg_catalog.set_config('onejob.actor', $1, true)`, []any{actor}, sql, args...)
@@ -80,6 +78,12 @@ type actorKey struct{}
 // Config.Actor says.
 func WithActor(ctx context.Context, actor string) context.Context {
 	return context.WithValue(ctx, actorKey{}, actor)
+}
+
+// Actor returns for whom a context lets actions be done, or "".
+func Actor(ctx context.Context) string {
+	actor, _ := ctx.Value(actorKey{}).(string)
+	return actor
 }
 
 // PurgeActions deletes the oldest n rows of onejob.actions that are older than keep, and

@@ -110,7 +110,7 @@ func namesOfSchedules(ctx context.Context, db *store.Store) ([]string, error) {
 }
 
 func limitNames(ctx context.Context, configPath string) ([]string, error) {
-	limits, err := limitsOf(configPath)
+	limits, _, err := limitsOf(configPath)
 	if err != nil {
 		return nil, err
 	}

@@ -97,6 +97,7 @@ type Config struct {
 		Listen        string   `koanf:"listen"`
 		ReadToken     string   `koanf:"read_token"`
 		ReadTokenFile string   `koanf:"read_token_file"`
+		ActTokensFile string   `koanf:"act_tokens_file"`
 		Hosts         []string `koanf:"hosts"`
 		HidePayloads  []string `koanf:"hide_payloads"`
 	} `koanf:"http"`

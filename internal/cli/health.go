@@ -101,18 +101,26 @@ func (h *health) page(cfg Config, at net.Addr) (http.Handler, error) {
 	if err != nil {
 		return nil, usage(err)
 	}
+	actTokens, err := cfg.actTokens()
+	if err != nil {
+		return nil, usage(err)
+	}
+	limits := func() lock.Semaphores {
+		if limits := h.limits.Load(); limits != nil {
+			return *limits
+		}
+		return nil
+	}
 	tcp, ok := at.(*net.TCPAddr)
 	return web.New(web.Config{
-		Snapshots: cfg.snapshots(h.store, h.locks.Load, func() lock.Semaphores {
-			if limits := h.limits.Load(); limits != nil {
-				return *limits
-			}
-			return nil
-		}),
+		Snapshots:    cfg.snapshots(h.store, h.locks.Load, limits),
 		Tasks:        h.store,
 		Why:          h.store.Why,
 		Loopback:     ok && tcp.IP.IsLoopback(),
 		Token:        token,
+		ActTokens:    actTokens,
+		Actions:      h.store,
+		Limits:       limits,
 		Hosts:        cfg.HTTP.Hosts,
 		HidePayloads: cfg.HTTP.HidePayloads,
 		Replica:      cfg.Replica,

@@ -15,6 +15,7 @@ import (
 
 	"onejob/lock"
 	"onejob/lock/consul"
+	"onejob/store"
 )
 
 func limitsCommand() *cobra.Command {
@@ -24,27 +25,48 @@ func limitsCommand() *cobra.Command {
 		Long: `A limit is the number of tasks that name it (limit_name), and of commands under
 "onejob lock -n", that may run at the same time across all replicas. A change takes
 effect immediately. Limits are kept in Consul, or in RabbitMQ with
-limits.backend: rabbitmq.`,
+limits.backend: rabbitmq. What set and delete change is recorded in onejob.actions, if
+Postgres is available.`,
 	}
 	c.AddCommand(limitsList(), limitsSet(), limitsShow(), limitsDrain(), limitsDelete())
 	return c
 }
 
-// limitsOf returns the limits that the configuration leads to.
-func limitsOf(configPath string) (lock.Semaphores, error) {
+// limitsOf returns the limits that the configuration leads to, and the configuration.
+func limitsOf(configPath string) (lock.Semaphores, Config, error) {
 	cfg, err := loadConfig(configPath, os.Environ())
 	if err != nil {
-		return nil, err
+		return nil, cfg, err
 	}
 	locks, err := consul.New(cfg.consulConfig())
 	if err != nil {
-		return nil, usage(err)
+		return nil, cfg, usage(err)
 	}
 	limits, _, err := cfg.limits(locks, zap.NewNop())
 	if err != nil {
-		return nil, usage(err)
+		return nil, cfg, usage(err)
 	}
-	return limits, nil
+	return limits, cfg, nil
+}
+
+// recordTimeout is how long a command waits for Postgres to record what it did.
+const recordTimeout = 5 * time.Second
+
+// recordLimit records in onejob.actions what was done to a limit. That stands whether it is
+// recorded or not: limits do not need Postgres.
+func recordLimit(c *cobra.Command, cfg Config, action, target string) {
+	storeConfig := cfg.storeConfig()
+	storeConfig.Actor = actor()
+	db, err := store.Open(storeConfig)
+	if err == nil {
+		defer db.Close()
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(c.Context()), recordTimeout)
+		defer cancel()
+		err = db.Record(ctx, action, target)
+	}
+	if err != nil {
+		printf(c.ErrOrStderr(), "onejob: not recorded in onejob.actions: %v\n", err)
+	}
 }
 
 // limitError adds what to do about err, if it is not nil.
@@ -98,7 +120,7 @@ func limitsList() *cobra.Command {
 	c := &cobra.Command{Use: "list", Short: "List all limits", Args: cobra.NoArgs}
 	path, output := configFlag(c), outputFlag(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		limits, err := limitsOf(*path)
+		limits, _, err := limitsOf(*path)
 		if err != nil {
 			return err
 		}
@@ -132,15 +154,15 @@ func waiting(n int) string {
 }
 
 // withLimit makes run what c does with the limit that its first argument names.
-func withLimit(c *cobra.Command, run func(c *cobra.Command, args []string, limits lock.Semaphores) error) *cobra.Command {
+func withLimit(c *cobra.Command, run func(c *cobra.Command, args []string, limits lock.Semaphores, cfg Config) error) *cobra.Command {
 	path := configFlag(c)
 	c.ValidArgsFunction = completeNames(limitNames)
 	c.RunE = func(c *cobra.Command, args []string) error {
-		limits, err := limitsOf(*path)
+		limits, cfg, err := limitsOf(*path)
 		if err != nil {
 			return err
 		}
-		return limitError(c.Context(), limits, args[0], run(c, args, limits))
+		return limitError(c.Context(), limits, args[0], run(c, args, limits, cfg))
 	}
 	return c
 }
@@ -148,7 +170,7 @@ func withLimit(c *cobra.Command, run func(c *cobra.Command, args []string, limit
 func limitsShow() *cobra.Command {
 	c := &cobra.Command{Use: "show NAME", Short: "Show a limit and what holds its slots", Args: cobra.ExactArgs(1)}
 	output := outputFlag(c)
-	return withLimit(c, func(c *cobra.Command, args []string, limits lock.Semaphores) error {
+	return withLimit(c, func(c *cobra.Command, args []string, limits lock.Semaphores, _ Config) error {
 		s, err := limits.Inspect(c.Context(), args[0])
 		if err != nil {
 			return err
@@ -188,7 +210,7 @@ Lowering it never stops running tasks: no task starts until fewer slots are held
 the new number. 0 pauses the limit.`,
 		Args: cobra.ExactArgs(2),
 	}
-	return withLimit(c, func(c *cobra.Command, args []string, limits lock.Semaphores) error {
+	return withLimit(c, func(c *cobra.Command, args []string, limits lock.Semaphores, cfg Config) error {
 		name := args[0]
 		slots, err := strconv.Atoi(args[1])
 		if err != nil {
@@ -197,21 +219,24 @@ the new number. 0 pauses the limit.`,
 		if err := lock.CheckSemaphore(name, slots); err != nil {
 			return usage(err)
 		}
+		action := "resize limit"
 		err = limits.Resize(c.Context(), name, slots)
 		if errors.Is(err, lock.ErrNoSemaphore) {
+			action = "create limit"
 			err = limits.Create(c.Context(), name, slots)
 		}
 		if err != nil {
 			return err
 		}
 		printf(c.OutOrStdout(), "limit %s has %s\n", name, plural(slots, "slot"))
+		recordLimit(c, cfg, action, fmt.Sprintf("limit %s to %d slots", name, slots))
 		return nil
 	})
 }
 
 func limitsDrain() *cobra.Command {
 	c := &cobra.Command{Use: "drain NAME", Short: "Wait until a lowered limit holds: no more slots are held than it has", Args: cobra.ExactArgs(1)}
-	return withLimit(c, func(c *cobra.Command, args []string, limits lock.Semaphores) error {
+	return withLimit(c, func(c *cobra.Command, args []string, limits lock.Semaphores, _ Config) error {
 		return limits.Drain(c.Context(), args[0])
 	})
 }
@@ -223,7 +248,11 @@ func limitsDelete() *cobra.Command {
 		Args:  cobra.ExactArgs(1),
 	}
 	force := c.Flags().Bool("force", false, "delete it although slots are held, and stop what runs under them")
-	return withLimit(c, func(c *cobra.Command, args []string, limits lock.Semaphores) error {
-		return limits.Destroy(c.Context(), args[0], *force)
+	return withLimit(c, func(c *cobra.Command, args []string, limits lock.Semaphores, cfg Config) error {
+		if err := limits.Destroy(c.Context(), args[0], *force); err != nil {
+			return err
+		}
+		recordLimit(c, cfg, "delete limit", "limit "+args[0])
+		return nil
 	})
 }

@@ -142,7 +142,7 @@ func newEvent(where, level string, fields map[string]bool) *event {
 		e.task = e.task && fields[field]
 	}
 	if e.task {
-		maps.DeleteFunc(fields, func(field string, _ bool) bool { return slices.Contains(taskFields, field) })
+		maps.DeleteFunc(fields, func(field string, _ bool) bool { return slices.Contains(taskFields, field) || field == "trace_id" })
 	}
 	return e
 }

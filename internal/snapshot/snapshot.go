@@ -218,6 +218,9 @@ type Failure struct {
 	Last   store.Time `json:"last"`
 	Recent bool       `json:"recent"` // the last one was within the hour
 	Sample int64      `json:"sample_task_id"`
+
+	// Pattern matches the errors of the group, as part of LIKE and in a store.TaskFilter.
+	Pattern string `json:"-"`
 }
 
 // Count is a number of tasks, of which there may be more.

@@ -401,7 +401,7 @@ func failuresOf(rows []store.Failure, now time.Time) (list []Failure) {
 		if !ok {
 			i = len(list)
 			index[[2]string{r.Kind, text}] = i
-			list = append(list, Failure{Kind: r.Kind, Error: text, First: r.First, Last: r.Last, Sample: r.Sample})
+			list = append(list, Failure{Kind: r.Kind, Error: text, Pattern: Pattern(r.Error), First: r.First, Last: r.Last, Sample: r.Sample})
 		}
 		f := &list[i]
 		f.Count += r.Count

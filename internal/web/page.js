@@ -11,14 +11,18 @@ if (main && 'EventSource' in window) {
     if (!getSelection().isCollapsed && main.contains(getSelection().anchorNode)) {
       return; // somebody is copying
     }
-    const focused = main.contains(document.activeElement) ? document.activeElement.getAttribute('href') : null;
+    if (main.querySelector('a:active, button:active')) {
+      return; // somebody is pressing
+    }
+    const named = (e) => e.getAttribute('aria-label') || e.getAttribute('href');
+    const focused = main.contains(document.activeElement) ? named(document.activeElement) : null;
     main.innerHTML = html; // the server has escaped what rows hold
     const verdict = main.querySelector('.verdict');
     if (verdict) {
       document.title = verdict.textContent.trim() + ' · onejob';
     }
     if (focused) {
-      const same = main.querySelector('a[href="' + CSS.escape(focused) + '"]');
+      const same = [...main.querySelectorAll('a, button')].find((e) => named(e) === focused);
       if (same) {
         same.focus({ preventScroll: true });
       }

@@ -203,6 +203,9 @@ func (p *page) functions() template.FuncMap {
 		"nav": func(root, query string) map[string]string {
 			return map[string]string{"Root": root, "Query": query}
 		},
+		"acts":  func() bool { return p.cfg.ActTokens != nil },
+		"hides": p.hides,
+		"exact": func(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) },
 		"stale": func(s *snapshot.Snapshot, block string) *snapshot.Stale { return s.StaleBlock(block) },
 	}
 }

@@ -1,18 +1,19 @@
 // Package web is the page that a replica serves: what goes on in the cluster, and the story
-// of each task. It only reads.
+// of each task. With Config.ActTokens people can act on it, too: see act.go.
 //
 // The page is HTML that the server renders, so that it works without JavaScript; a small
 // script replaces its content every two seconds. Everything is embedded, and the page asks
 // no other server for anything (see the Content-Security-Policy).
 //
 // Who may read it: everybody if it is served on a loopback address and there is no token;
-// otherwise those who have the token. A request for a host name that is neither an IP
+// otherwise those who have the token, or one with which they may act. A request for a host name that is neither an IP
 // address, nor localhost, nor in Config.Hosts is refused, because a website could make its
 // own name lead here (DNS rebinding) and read the page in a visitor's browser.
 package web
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
@@ -32,6 +33,7 @@ import (
 	"time"
 
 	"onejob/internal/snapshot"
+	"onejob/lock"
 	"onejob/store"
 )
 
@@ -60,6 +62,20 @@ type Config struct {
 	// localhost.
 	Hosts []string
 
+	// ActTokens returns who may act, and with which tokens. Nil: nobody may, the page has no
+	// buttons, and refuses every POST.
+	ActTokens func() ([]ActToken, error)
+
+	// Actions does what people ask for on the page. It is needed with ActTokens.
+	Actions Actions
+
+	// Limits returns where limits are kept; nil if that is not known yet, or there are none.
+	Limits func() lock.Semaphores
+
+	// ActTimeout is how long one action may take; zero: 20 s. It must be shorter than the
+	// server takes for an answer.
+	ActTimeout time.Duration
+
 	// HidePayloads are kinds of which payloads, results, output and errors are not shown.
 	HidePayloads []string
 
@@ -82,6 +98,8 @@ type page struct {
 	template *template.Template
 	routes   *http.ServeMux
 	viewers  atomic.Int64
+	actions  atomic.Int64 // under way
+	origins  *http.CrossOriginProtection
 
 	mu       sync.Mutex
 	rendered rendered
@@ -95,7 +113,11 @@ type rendered struct {
 
 // New returns what answers requests for the page.
 func New(cfg Config) (http.Handler, error) {
-	p := &page{cfg: cfg, routes: http.NewServeMux()}
+	if cfg.ActTokens != nil && (cfg.Actions == nil || cfg.Limits == nil) {
+		return nil, errors.New("the page has tokens to act with, but nothing that acts")
+	}
+	cfg.ActTimeout = cmp.Or(cfg.ActTimeout, defaultActTimeout)
+	p := &page{cfg: cfg, routes: http.NewServeMux(), origins: http.NewCrossOriginProtection()}
 	var err error
 	if p.template, err = template.New("page").Funcs(p.functions()).ParseFS(files, "page.html"); err != nil {
 		return nil, err
@@ -104,6 +126,9 @@ func New(cfg Config) (http.Handler, error) {
 	p.routes.HandleFunc("GET /events", p.events)
 	p.routes.HandleFunc("GET /tasks/{id}", p.story)
 	p.routes.HandleFunc("GET /find", p.find)
+	if cfg.ActTokens != nil {
+		p.actionRoutes()
+	}
 	for name, kind := range map[string]string{"style.css": "text/css; charset=utf-8", "page.js": "text/javascript; charset=utf-8", "icon.svg": "image/svg+xml"} {
 		if err := p.file(name, kind); err != nil {
 			return nil, err
@@ -120,40 +145,73 @@ func (p *page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h.Set("Content-Security-Policy", policy)
 	h.Set("Cross-Origin-Resource-Policy", "same-origin")
-	h.Set("Referrer-Policy", "no-referrer")
+	h.Set("Referrer-Policy", "same-origin") // with no-referrer, browsers send "Origin: null" with our own forms
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("X-Frame-Options", "DENY")
 	h.Set("Cache-Control", "no-store")
-	if status, text := p.refuse(r); status != 0 {
-		if status == http.StatusUnauthorized {
-			h.Set("WWW-Authenticate", `Basic realm="onejob: any user, the password is http.read_token", charset="UTF-8"`)
+	actor, no := p.admit(r)
+	if no != nil {
+		if no.realm != "" {
+			h.Set("WWW-Authenticate", fmt.Sprintf(`Basic realm="onejob: %s", charset="UTF-8"`, no.realm))
 		}
-		http.Error(w, text, status)
+		http.Error(w, no.text, no.status)
 		return
+	}
+	if actor != "" {
+		r = r.WithContext(store.WithActor(r.Context(), actor+" on the page"))
 	}
 	p.routes.ServeHTTP(w, r)
 }
 
-// refuse returns the status and the text with which a request is refused, or zero.
-func (p *page) refuse(r *http.Request) (status int, text string) {
-	if p.cfg.Token == nil && !p.cfg.Loopback {
-		return http.StatusForbidden, "This page shows payloads and output of tasks, and this address can be reached from other machines. " +
-			"Set http.read_token or http.read_token_file, or let http.listen be a loopback address. /healthz and /readyz are open."
+// refusal is the answer to a request that is refused.
+type refusal struct {
+	status int
+	text   string
+	realm  string // of a 401
+}
+
+// admit returns why a request is refused, or nil; and who sends it, if it is a POST.
+func (p *page) admit(r *http.Request) (actor string, no *refusal) {
+	acts := r.Method == http.MethodPost
+	if acts && p.cfg.ActTokens == nil {
+		return "", &refusal{status: http.StatusForbidden, text: "This page only reads. To let people act on it, set http.act_tokens_file."}
+	}
+	if p.cfg.Token == nil && p.cfg.ActTokens == nil && !p.cfg.Loopback {
+		return "", &refusal{status: http.StatusForbidden, text: "This page shows payloads and output of tasks, and this address can be reached from other machines. " +
+			"Set http.read_token or http.read_token_file, or let http.listen be a loopback address. /healthz and /readyz are open."}
 	}
 	if host := hostOf(r.Host); !p.known(host) {
-		return http.StatusForbidden, fmt.Sprintf("The host name %q is not allowed. Add it to http.hosts, or use the IP address.", host)
+		return "", &refusal{status: http.StatusForbidden, text: fmt.Sprintf("The host name %q is not allowed. Add it to http.hosts, or use the IP address.", host)}
 	}
-	if p.cfg.Token == nil {
-		return 0, ""
+	if acts {
+		return p.admitAction(r)
 	}
-	token, err := p.cfg.Token()
-	if err != nil {
-		return http.StatusInternalServerError, "The token cannot be read: " + err.Error()
+	return "", p.admitReader(r)
+}
+
+// admitReader returns why somebody may not read, or nil.
+func (p *page) admitReader(r *http.Request) *refusal {
+	if p.cfg.Token == nil && p.cfg.Loopback {
+		return nil
 	}
-	if !holds(r, token) {
-		return http.StatusUnauthorized, "A token is needed: Authorization: Bearer TOKEN, or any user with the token as the password."
+	if p.cfg.Token != nil {
+		token, err := p.cfg.Token()
+		if err != nil {
+			return &refusal{status: http.StatusInternalServerError, text: "The token cannot be read: " + err.Error()}
+		}
+		if holds(r, token) {
+			return nil
+		}
 	}
-	return 0, ""
+	if p.cfg.ActTokens != nil {
+		switch actor, err := p.actor(r); {
+		case err != nil:
+			return &refusal{status: http.StatusInternalServerError, text: "The tokens cannot be read: " + err.Error()}
+		case actor != "":
+			return nil
+		}
+	}
+	return &refusal{http.StatusUnauthorized, "A token is needed: Authorization: Bearer TOKEN, or any user with the token as the password.", "any user, the password is http.read_token"}
 }
 
 // holds reports whether a request has the token. The comparison takes the same time whatever

@@ -289,7 +289,7 @@ func TestPages(t *testing.T) {
 		t.Fatal(err)
 	}
 	resp.Body.Close()
-	if resp.StatusCode != http.StatusMethodNotAllowed {
+	if resp.StatusCode != http.StatusForbidden {
 		t.Errorf("a POST: %d", resp.StatusCode)
 	}
 	c.story = fmt.Errorf("task 5: %w", store.ErrNoTask)

@@ -217,6 +217,96 @@ func TestPageInABrowser(t *testing.T) {
 		b.forget()
 	})
 
+	t.Run("Acting", func(t *testing.T) {
+		b.t = t
+		const token = "wrong-horse-battery"
+		tokens := filepath.Join(t.TempDir(), "act-tokens")
+		if err := os.WriteFile(tokens, []byte("alice "+token+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		// On an open address, where browsers say with the origin alone where a form comes from.
+		port := c.serve("web-4", "ONEJOB_HTTP_LISTEN=0.0.0.0:0", "ONEJOB_HTTP_ACT_TOKENS_FILE="+tokens)
+		url := "http://127.0.0.1:" + port + "/"
+		press := func(button string) {
+			t.Helper()
+			b.await(fmt.Sprintf(`document.querySelector(%q) !== null`, button))
+			b.do(chromedp.Click(chromedp.CSS(button)))
+			b.await(`document.querySelector('#result.done') !== null`)
+		}
+		recorded := func(action string, n int64) {
+			t.Helper()
+			if found := c.sql(`SELECT count(*) FROM onejob.actions WHERE action = $1 AND who LIKE '%(alice on the page)'`, action); found != n {
+				t.Errorf("%s: %d on record, want %d", action, found, n)
+			}
+		}
+		id := c.sql(`INSERT INTO onejob.tasks (kind, payload, status, error, finished_at) VALUES ('noop', '{}', 'failed', 'exit status 7', now()) RETURNING id`)
+		b.do(chromedp.Navigate("http://alice:" + token + "@127.0.0.1:" + port + "/")) // as after a browser has asked
+		for _, javaScript := range []bool{true, false} {
+			c.sql(`UPDATE onejob.tasks SET status = 'failed', error = 'exit status 7', finished_at = now() WHERE id = $1`, id)
+			b.do(scripts(javaScript), chromedp.Navigate(fmt.Sprintf("%stasks/%d", url, id)))
+			press(fmt.Sprintf(`form[action="%d/retry"] button`, id))
+			c.until(id, `status = 'succeeded'`)
+			b.do(chromedp.Click(chromedp.CSS("#task")))
+			b.await(fmt.Sprintf(`location.pathname === '/tasks/%d' && document.querySelector('h1').innerText.includes('succeeded')`, id))
+		}
+		b.do(scripts(true))
+		recorded("retry", 2)
+
+		b.do(chromedp.Navigate(url))
+		b.await(`document.getElementById('connection').textContent === 'Live.'`)
+		b.do(chromedp.Click(chromedp.CSS(`a[href="queue?name=mail"]`)))
+		b.await(`location.pathname === '/queue'`)
+		b.fits("the form")
+		b.do(chromedp.SendKeys(chromedp.CSS(`input[name=reason]`), "the provider is down"), chromedp.SendKeys(chromedp.CSS(`input[name=for]`), "2h"))
+		press(`form.fields button`)
+		recorded("pause queue", 1)
+		b.do(chromedp.Click(chromedp.CSS("#back")))
+		b.await(`document.getElementById('connection').textContent === 'Live.' && document.querySelector('#queues .badge[title*="the provider is down"]') !== null`)
+		b.fits("the overview with buttons")
+		press(`button[aria-label="Resume queue mail"]`)
+		recorded("resume queue", 1)
+		b.do(chromedp.Click(chromedp.CSS("#back")))
+		b.await(`document.querySelector('a[href="queue?name=mail"]') !== null`)
+
+		b.do(chromedp.Click(chromedp.CSS(`a[href="limit?name=crm-api"]`)))
+		b.await(`location.pathname === '/limit' && document.querySelector('input[name=slots]').value === '2'`)
+		b.do(chromedp.SendKeys(chromedp.CSS(`input[name=slots]`), "5"))
+		press(`form.fields button`)
+		b.await(`document.querySelector('#result').innerText.includes('Limit crm-api has')`)
+		recorded("resize limit", 1)
+		b.do(chromedp.Navigate(url))
+		b.await(`document.getElementById('connection').textContent === 'Live.'`)
+		press(`button[aria-label="Run schedule month-end now"]`)
+		recorded("run schedule", 1)
+		b.do(chromedp.Click(chromedp.CSS("#back")))
+		press(`button[aria-label="Enable schedule month-end"]`)
+		recorded("enable schedule", 1)
+		b.do(chromedp.Click(chromedp.CSS("#back")))
+		b.await(`document.querySelector('button[aria-label="Disable schedule month-end"]') !== null`)
+
+		c.sql(`INSERT INTO onejob.tasks (kind, payload, status, error, finished_at) SELECT 'noop', '{}', 'failed', 'step ' || i || ' of 100% failed', now() - interval '1 second' FROM generate_series(1, 5) i`)
+		b.await(`document.querySelector('form[action="failures/retry?kind=noop"] button') !== null`)
+		press(`form[action="failures/retry?kind=noop"] button`)
+		b.await(`document.querySelector('#result').innerText.includes('chooses 5 tasks') && document.querySelector('#result').innerText.includes('step %')`)
+		b.do(chromedp.Click(chromedp.CSS("#result button")))
+		b.await(`document.querySelector('#result').innerText.includes('5 tasks retried')`)
+		b.do(chromedp.EmulateViewport(390, 844, chromedp.EmulateMobile), chromedp.Navigate(url))
+		b.await(`document.getElementById('connection').textContent === 'Live.'`)
+		b.fits("the overview with buttons on a phone")
+		b.do(chromedp.EmulateViewport(1100, 900))
+		b.quiet("127.0.0.1:"+port, "alice:"+token+"@127.0.0.1:"+port)
+	})
+
+	t.Run("ActingWithoutAToken", func(t *testing.T) {
+		b.t = t
+		b.do(chromedp.Navigate(url))
+		b.await(`document.getElementById('connection').textContent === 'Live.'`)
+		if b.is(`document.querySelector('main form, main button') !== null`) {
+			t.Error("there is something to press")
+		}
+		b.quiet(here)
+	})
+
 	t.Run("TheOtherReplica", func(t *testing.T) {
 		b.t = t
 		b.do(chromedp.Navigate("http://127.0.0.1:" + other + "/"))
