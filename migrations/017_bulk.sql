@@ -17,11 +17,12 @@ COMMENT ON COLUMN onejob.bulk_result.action_id IS 'The row of onejob.actions; pa
 -- in the order of their ids. A call reads at most 10,000 rows, so it may find few or none
 -- though there are more behind them.
 --
--- Rows that others have locked are left. No row waits for a lock, so no two such actions, or
--- an action and the replicas, can wait for each other.
+-- Rows that others have locked are left: nobody waits for them. What it may wait for is the
+-- end of a transaction that has a unique_key which a retried task needs, and that for moments
+-- only.
 CREATE FUNCTION onejob.bulk(action text, filter jsonb, after_id bigint DEFAULT 0, max_tasks int DEFAULT 1000, spread interval DEFAULT '0', action_id bigint DEFAULT NULL, dry_run bool DEFAULT false)
     RETURNS onejob.bulk_result LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET lock_timeout = '50ms' AS $$
 #variable_conflict use_variable
 DECLARE
     most_read CONSTANT int    := 10000;
@@ -35,6 +36,7 @@ DECLARE
     looked    bigint[];
     chosen    bigint[];
     id        bigint;
+    waits     int := 0; -- that took too long
     r         onejob.bulk_result;
 BEGIN
     IF action IS NULL OR action NOT IN ('cancel', 'retry', 'delete') THEN
@@ -124,12 +126,15 @@ BEGIN
     ELSE
         BEGIN
             r.affected := onejob.retry_these(chosen, wanted, spread);
-        EXCEPTION WHEN unique_violation THEN -- of a unique_key: one task at a time finds out whose
+        EXCEPTION WHEN unique_violation OR lock_not_available THEN -- of a unique_key: one task at a time finds out whose
             FOREACH id IN ARRAY chosen LOOP
+                EXIT WHEN waits = 20;
                 BEGIN
                     r.affected := r.affected + onejob.retry_these(ARRAY[id], wanted, spread);
                 EXCEPTION WHEN unique_violation THEN
                     NULL;
+                WHEN lock_not_available THEN
+                    waits := waits + 1;
                 END;
             END LOOP;
         END;

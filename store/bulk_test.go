@@ -197,6 +197,26 @@ func TestBulkInSQL(t *testing.T) {
 	equal(t, "on record", b.one(`SELECT string_agg(concat_ws(' ', action, affected), ', ') FROM onejob.actions`), "retry 2500")
 }
 
+// A transaction that has a unique_key and goes on keeps back the one task that needs it.
+func TestBulkBesideAnOpenTransaction(t *testing.T) {
+	t.Parallel()
+	b := newBareBench(t)
+	b.sql(`INSERT INTO onejob.tasks (kind, status, finished_at, unique_key) SELECT 'noop', 'failed', now(), 'key ' || i FROM generate_series(1, 300) i`)
+	tx, err := b.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(t.Context()) }()
+	if _, err := tx.Exec(t.Context(), `INSERT INTO onejob.tasks (kind, unique_key) VALUES ('noop', 'key 7'), ('noop', 'key 9')`); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "retried", b.bulk(store.ActionRetry, store.TaskFilter{Kind: "noop"}), "298 of 300")
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "retried afterwards", b.bulk(store.ActionRetry, store.TaskFilter{Kind: "noop"}), "2 of 2")
+}
+
 func TestBulkRefusesWhatItCannotMean(t *testing.T) {
 	t.Parallel()
 	b := newBareBench(t)
