@@ -274,3 +274,31 @@ func TestScheduleRunsNow(t *testing.T) {
 		t.Error(id, err)
 	}
 }
+
+// BenchmarkBulk retries 500,000 tasks that failed, in a table with as many others of which each
+// status has a fifth. ONEJOB_BENCH_ROWS is another number.
+func BenchmarkBulk(bm *testing.B) {
+	n := number("ONEJOB_BENCH_ROWS", 500_000)
+	b := newBareBench(bm)
+	for bm.Loop() {
+		bm.StopTimer()
+		b.sql(`TRUNCATE onejob.tasks, onejob.attempts`)
+		for _, status := range []string{"succeeded", "failed", "cancelled"} {
+			b.finished(status, n/5)
+		}
+		b.sql(`INSERT INTO onejob.tasks (kind, status, attempt, finished_at, error) SELECT 'retried', 'failed', 5, now(), 'connection refused' FROM generate_series(1, $1::int)`, n)
+		b.sql(`VACUUM ANALYZE onejob.tasks`)
+		bm.StartTimer()
+		began := time.Now()
+		var longest time.Duration
+		last := began
+		r, err := b.Bulk(bm.Context(), store.Bulk{Action: store.ActionRetry, Filter: store.TaskFilter{Kind: "retried", Error: "refused"}}, func(store.BulkResult) {
+			longest, last = max(longest, time.Since(last)), time.Now()
+		})
+		if err != nil || r.Affected != int64(n) {
+			bm.Fatal(r, err)
+		}
+		bm.ReportMetric(float64(n)/time.Since(began).Seconds(), "tasks/s")
+		bm.ReportMetric(float64(longest.Microseconds())/1000, "longest-transaction-ms")
+	}
+}
