@@ -24,6 +24,7 @@ import (
 const usage = `Usage:
   bench [flags]          measure everything; writes results/latest.json
   bench steady [flags]   keep one replica busy for long; writes results/steady.json
+  bench beside [flags]   pick-up in a table of millions, beside people who look and who retry; writes results/beside.json
   bench profile [flags]  profile a busy replica; see what Postgres and Consul count of their work
   bench naive [flags]    work on tasks as the post about exclusive workers does
   bench river|floor|held-row|stamp [flags]   the other subjects; the first two commands start them
@@ -39,7 +40,7 @@ func main() {
 		command, arguments = arguments[0], arguments[1:]
 	}
 	commands := map[string]func(context.Context, *flag.FlagSet, []string) error{
-		"": benchCommand, "steady": steadyCommand, "profile": profileCommand,
+		"": benchCommand, "steady": steadyCommand, "beside": besideCommand, "profile": profileCommand,
 		"naive": naiveCommand, "river": riverCommand, "floor": baselineCommand, "held-row": heldRowCommand, "stamp": startTimesCommand,
 	}
 	run, ok := commands[command]
@@ -70,6 +71,13 @@ func steadyCommand(ctx context.Context, flags *flag.FlagSet, arguments []string)
 	s.flags(flags)
 	_ = flags.Parse(arguments)
 	return runSteady(ctx, s)
+}
+
+func besideCommand(ctx context.Context, flags *flag.FlagSet, arguments []string) error {
+	var p besidePlan
+	p.flags(flags)
+	_ = flags.Parse(arguments)
+	return runBeside(ctx, p)
 }
 
 func profileCommand(ctx context.Context, flags *flag.FlagSet, arguments []string) error {

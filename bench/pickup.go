@@ -114,6 +114,13 @@ func (g *environment) measurePickup(ctx context.Context, p pickup, n int) (claim
 // insertSingly inserts tasks one by one at random moments, and waits for the
 // last one's end.
 func insertSingly(ctx context.Context, f *progress, insert string, n int, replica *process) error {
+	_, err := insertSinglyWhile(ctx, f, insert, n, func() bool { return false }, replica)
+	return err
+}
+
+// insertSinglyWhile inserts at least n tasks, and goes on while more says so. It returns how
+// many are to be counted.
+func insertSinglyWhile(ctx context.Context, f *progress, insert string, n int, more func() bool, replica *process) (inserted int, err error) {
 	one := func(sent int64) error {
 		f.last++
 		_, err := f.conn.Exec(ctx, insert, sent)
@@ -122,21 +129,21 @@ func insertSingly(ctx context.Context, f *progress, insert string, n int, replic
 	// The first one tells when the replica has come up.
 	for i := range pickupWarm {
 		if err := one(0); err != nil {
-			return err
+			return 0, err
 		}
 		if i == 0 {
 			if _, err := f.pass(ctx, f.last, []*process{replica}); err != nil {
-				return err
+				return 0, err
 			}
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	for range n {
+	for ; inserted < n || more(); inserted++ {
 		time.Sleep(rand.N(2 * time.Second / pickupRate))
 		if err := one(time.Now().UnixNano()); err != nil {
-			return err
+			return inserted, err
 		}
 	}
-	_, err := f.pass(ctx, f.last, []*process{replica})
-	return err
+	_, err = f.pass(ctx, f.last, []*process{replica})
+	return inserted, err
 }
