@@ -39,12 +39,15 @@ type Row struct {
 	Result          json.RawMessage `json:"result" db:"result"`
 	Error           *string         `json:"error" db:"error"`
 	CancelRequested bool            `json:"cancel_requested" db:"cancel_requested"`
+	Schedule        *string         `json:"schedule" db:"schedule"` // the name of the one that made it; nil if none did, or it is deleted
+	KeepFor         *string         `json:"keep_for" db:"keep_for"`
 	Traceparent     *string         `json:"traceparent" db:"traceparent"`
 	CreatedAt       Time            `json:"created_at" db:"created_at"`
 }
 
 const rowColumns = `id, kind, payload, status, queue, priority, run_at, lock_key, limit_name, unique_key, attempt, max_attempts, crashes, stalls,
-       timeout::text, fence, session::text, replica, started_at, finished_at, result, error, cancel_requested, traceparent, created_at`
+       timeout::text, fence, session::text, replica, started_at, finished_at, result, error, cancel_requested,
+       (SELECT name FROM onejob.schedules s WHERE s.id = schedule_id) AS schedule, keep_for::text, traceparent, created_at`
 
 // AttemptRow is an attempt as people see it. What is not known of a refused one
 // is empty.

@@ -26,6 +26,7 @@ type NewTask struct {
 	UniqueKey   string        // of which only one pending or running task may exist; default none
 	MaxAttempts int           // default 5
 	Timeout     time.Duration // of one attempt, to a microsecond; default none
+	KeepFor     time.Duration // how long the finished task is kept, to a microsecond; default as the configuration says
 
 	// Traceparent is the span that enqueues the task, as the HTTP header of that name has it
 	// (W3C Trace Context); default none.
@@ -88,6 +89,7 @@ func (n NewTask) statement() (sql string, args []any, err error) {
 	add(n.UniqueKey != "", "unique_key", "$%d", n.UniqueKey)
 	add(n.MaxAttempts != 0, "max_attempts", "$%d", n.MaxAttempts)
 	add(n.Timeout != 0, "timeout", "$%d", interval(n.Timeout))
+	add(n.KeepFor != 0, "keep_for", "$%d", interval(n.KeepFor))
 	add(n.Traceparent != "", "traceparent", "$%d", n.Traceparent)
 	return "INSERT INTO onejob.tasks (" + columns.String() + ") VALUES (" + values.String() + `)
     ON CONFLICT (unique_key) WHERE unique_key IS NOT NULL AND status OPERATOR(pg_catalog.=) ANY (ARRAY['pending'::pg_catalog.text, 'running'::pg_catalog.text]) DO NOTHING

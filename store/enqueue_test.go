@@ -33,7 +33,7 @@ func TestEnqueueOnOtherConnections(t *testing.T) {
 				store.NewTask{Kind: "plain"},
 				store.NewTask{Kind: "full", Payload: struct {
 					Text string `json:"text"`
-				}{"<é>"}, Queue: "q", Priority: -7, RunAt: at, LockKey: "k", LimitName: "l", UniqueKey: "u" + mode, MaxAttempts: 2, Timeout: 1500 * time.Millisecond, Traceparent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"},
+				}{"<é>"}, Queue: "q", Priority: -7, RunAt: at, LockKey: "k", LimitName: "l", UniqueKey: "u" + mode, MaxAttempts: 2, Timeout: 1500 * time.Millisecond, KeepFor: 36 * time.Hour, Traceparent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"},
 				store.NewTask{Kind: "raw", Payload: json.RawMessage(`[1, "two"]`), Delay: time.Hour},
 				store.NewTask{Kind: "parked", Parked: true},
 				store.NewTask{Kind: "again", UniqueKey: "u" + mode},
@@ -45,7 +45,7 @@ func TestEnqueueOnOtherConnections(t *testing.T) {
 				t.Fatalf("the IDs are %v", ids)
 			}
 			rows, err := b.pool.Query(t.Context(), `
-SELECT concat_ws(' ', kind, payload, queue, priority, lock_key, limit_name, max_attempts, timeout, traceparent,
+SELECT concat_ws(' ', kind, payload, queue, priority, lock_key, limit_name, max_attempts, timeout, keep_for, traceparent,
                  CASE WHEN run_at = 'infinity' THEN 'never' WHEN run_at = created_at THEN 'now'
                       WHEN run_at = created_at + interval '1 hour' THEN 'in an hour' ELSE to_char(run_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US') END)
   FROM onejob.tasks
@@ -60,7 +60,7 @@ SELECT concat_ws(' ', kind, payload, queue, priority, lock_key, limit_name, max_
 			}
 			want := []string{
 				`plain {} default 0 5 now`,
-				`full {"text": "<é>"} q -7 k l 2 00:00:01.5 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01 2031-02-03 04:05:06.000789`,
+				`full {"text": "<é>"} q -7 k l 2 00:00:01.5 36:00:00 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01 2031-02-03 04:05:06.000789`,
 				`raw [1, "two"] default 0 5 in an hour`,
 				`parked {} default 0 5 never`,
 			}

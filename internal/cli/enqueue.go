@@ -43,6 +43,8 @@ note goes to stderr, and the exit code is 0.`,
 	f.StringVar(&n.UniqueKey, "unique-key", "", "at most one pending or running task has this `key`")
 	f.Int32Var(&maxAttempts, "max-attempts", 0, "`number` of attempts before the task fails (default: 5)")
 	f.DurationVar(&n.Timeout, "timeout", 0, "`duration` after which an attempt is stopped (default: none)")
+	f.DurationVar(&n.KeepFor, "keep-for", 0, "`duration` for which the finished task is kept (default: as retention says)")
+	f.StringVar(&n.Traceparent, "traceparent", "", "the `span` that enqueues it, as the HTTP header traceparent has it")
 	complete(c, "queue", completeValue(queueNames))
 	complete(c, "limit", completeValue(limitNames))
 	return withStore(c, func(c *cobra.Command, args []string, db *store.Store) error {

@@ -229,6 +229,7 @@ func showTask(w io.Writer, r store.Row, why string, attempts []store.AttemptRow,
 	}
 	t.line("limit", or(r.LimitName))
 	t.line("unique key", or(r.UniqueKey))
+	t.line("schedule", or(r.Schedule))
 	t.line("attempts", fmt.Sprintf("%d of %d", r.Attempt, r.MaxAttempts))
 	if r.Crashes > 0 {
 		t.line("crashes", r.Crashes)
@@ -237,6 +238,8 @@ func showTask(w io.Writer, r store.Row, why string, attempts []store.AttemptRow,
 		t.line("stalls", r.Stalls)
 	}
 	t.line("timeout", or(r.Timeout))
+	t.line("keep for", or(r.KeepFor))
+	t.line("trace", or(r.Traceparent))
 	t.line("created", whenStored(&r.CreatedAt))
 	t.line("run at", runAt(r))
 	t.line("started", whenStored(r.StartedAt))
