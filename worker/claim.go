@@ -3,7 +3,6 @@ package worker
 import (
 	"context"
 	"errors"
-	"runtime"
 	"time"
 
 	"go.uber.org/zap"
@@ -26,6 +25,7 @@ const maxClaim = 512
 // claim claims tasks for free slots until ctx ends.
 func (w *Worker) claim(ctx context.Context) {
 	failing := false
+	behind := false // the last claim left tasks that are due
 	for {
 		select {
 		case <-ctx.Done():
@@ -42,7 +42,9 @@ func (w *Worker) claim(ctx context.Context) {
 			w.limits.serve(ctx)
 		}
 		for more := true; more && ctx.Err() == nil; {
-			runtime.Gosched() // tasks that end together free their slots for one claim
+			if behind {
+				w.gather(ctx)
+			}
 			var asked bool
 			var err error
 			more, asked, err = w.claimSome(ctx)
@@ -53,12 +55,39 @@ func (w *Worker) claim(ctx context.Context) {
 				w.cfg.Log.Info("claim_recovered")
 			}
 			if asked {
-				failing = err != nil
+				failing, behind = err != nil, more
 			}
 			more = more && err == nil // after an error the next tick tries again
 		}
 		if !limited {
 			w.limits.serve(ctx)
+		}
+	}
+}
+
+// Where more tasks are due than run, a claim waits until an eighth of the slots is free, and
+// for gatherFor at most. To Postgres a claim of a few tasks costs nearly as much as one of
+// hundreds.
+const (
+	gatherPart = 8
+	gatherFor  = 10 * time.Millisecond
+)
+
+// gather waits for slots to come free together.
+func (w *Worker) gather(ctx context.Context) {
+	enough := w.cfg.Concurrency - min(maxClaim, w.cfg.Concurrency/gatherPart)
+	if w.running.count() <= enough {
+		return
+	}
+	end := time.NewTimer(gatherFor)
+	defer end.Stop()
+	for w.running.count() > enough {
+		select {
+		case <-w.wake: // a slot is free, or there is news; the claim that follows is about both
+		case <-end.C:
+			return
+		case <-ctx.Done():
+			return
 		}
 	}
 }
