@@ -12,7 +12,8 @@ import (
 // payload is decoded into a P; one that does not fit fails the task at once. So
 // does one with a field that P has no place for, such as a misspelt one; to
 // accept those take a [Lenient] of P, or a type with an UnmarshalJSON of its own.
-// What fn returns besides the error is kept as the task's result, as JSON.
+// What fn returns besides the error is kept as the task's result, as JSON; null and an empty
+// object are not kept, so a handler without a result can return struct{}{}.
 //
 // fn must return soon after ctx has ended: nobody can stop a goroutine from
 // outside, and until it returns its slot stays taken.

@@ -56,7 +56,9 @@ is ready: ". FILE; psql $ONEJOB_POSTGRES_DSN".`,
 		if _, err := loadConfig(*path, privateEnviron(os.Environ())); err != nil {
 			return err // now, rather than by each replica
 		}
-		return dev(c.Context(), *path, *replicas, *envFile, c.OutOrStdout(), c.ErrOrStderr())
+		ctx, stop := signal.NotifyContext(c.Context(), syscall.SIGHUP) // of a terminal that is closed
+		defer stop()
+		return dev(ctx, *path, *replicas, *envFile, c.OutOrStdout(), c.ErrOrStderr())
 	}
 	return c
 }
