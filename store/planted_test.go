@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"math"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -430,6 +431,13 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 	ok("Why", err)
 	_, err = b.ResumeQueue(ctx, "q")
 	ok("ResumeQueue", err)
+	ok("Record", b.Record(ctx, "an action", "a target"))
+	_, err = b.Bulk(ctx, store.Bulk{Action: store.ActionRetry, Filter: store.TaskFilter{Queue: "nowhere", Error: "x"}, Spread: time.Second}, nil)
+	ok("Bulk", err)
+	_, err = b.Delete(ctx, math.MaxInt64)
+	ok("Delete", err)
+	_, err = b.RunSchedule(ctx, "none")
+	ok("RunSchedule", err)
 	_, err = b.UnservedQueues(ctx, 10)
 	ok("UnservedQueues", err)
 	_, err = b.PurgeActions(ctx, 0, 10)

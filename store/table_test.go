@@ -23,6 +23,7 @@ func TestNonsenseIsRefusedByName(t *testing.T) {
 		"attempt_and_crashes_are_not_negative":                            {"attempt=-1", "crashes=-1"},
 		"attempt_and_crashes_are_at_most_a_million":                       {"attempt=1000001", "crashes=2147483647"},
 		"stalls_are_between_0_and_a_million":                              {"stalls=-1", "stalls=1000001"},
+		"traceparent_is_as_w3c_trace_context_says":                        {"traceparent=''", "traceparent='00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7'", "traceparent='00-00000000000000000000000000000000-00f067aa0ba902b7-01'"},
 		"timeout_is_above_zero":                                           {"timeout='0'", "timeout='-1 s'"},
 		"timeout_is_at_most_100_years":                                    {"timeout='101 years'", "timeout='178000000 years'"},
 		"run_at_is_from_year_1_to_9999_or_infinity":                       {"run_at='-infinity'", "run_at='0001-01-01 BC'", "run_at='10000-01-01 UTC'"},

@@ -71,7 +71,7 @@ var Mutants = []Mutant{
 	one("begins-late", "a handler begins without a look at the deadline",
 		"worker/attempt.go", "	if lease.Deadline().Passed() {\n		return tasks.Result{}, lock.ErrLost\n	}\n	if ctx.Err() != nil {\n		return tasks.Result{}, context.Cause(ctx)\n	}\n", ""),
 	one("early-release", "the lock is released before the outcome is durable",
-		"worker/attempt.go", "		w.run(lease, t)\n", "		_ = lease.Release(context.Background())\n		w.run(lease, t)\n"),
+		"worker/attempt.go", "		ended = w.run(lease, t, trace)\n", "		_ = lease.Release(context.Background())\n		ended = w.run(lease, t, trace)\n"),
 	one("deaf-to-the-lease", "a handler's context does not end with the lease",
 		"worker/attempt.go", "context.WithCancelCause(lease.Context())", "context.WithCancelCause(context.WithoutCancel(lease.Context()))"),
 	one("hasty-burial", "replicas are called dead after a quarter of the silence",
