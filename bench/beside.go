@@ -147,7 +147,7 @@ func runBeside(ctx context.Context, p besidePlan) (err error) {
 	ended := make(chan error, 1)
 	go func() { ended <- retry.Wait() }()
 	going := true
-	err = phase("beside a retry of all failed tasks", 0, func() bool {
+	err = phase("beside a retry of all failed tasks", 1, func() bool {
 		select {
 		case failed = <-ended:
 			going = false
