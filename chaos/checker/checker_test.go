@@ -399,6 +399,42 @@ func TestEveryViolationIsFound(t *testing.T) {
 }
 
 // What looks like a violation and is none.
+// A task, and another one whose lock_key is its ID, are kept apart by the row alone: that is
+// an excuse only if somebody has reset the row before.
+func TestALockKeyThatIsAnID(t *testing.T) {
+	for name, c := range map[string]struct {
+		key        string
+		reset      float64 // when somebody resets the row of task 7; zero: nobody
+		statements int     // violations
+		overlaps   int
+	}{
+		"reset":                        {"7", 52, 0, 0},
+		"not reset":                    {"7", 0, 1, 1},
+		"reset afterwards":             {"7", 53.9, 1, 1},
+		"reset, and an ordinary key":   {"k", 52, 1, 1},
+		"reset, and another task's ID": {"9", 52, 1, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStory()
+			a, b := claim(7, 20, "sql", c.key, "a"), claim(8, 21, "sql", c.key, "b")
+			s.enqueue(7, "sql")
+			s.enqueue(8, "sql")
+			s.claim(a, 49.9)
+			s.stay(a, 50, 55, observer.Stopped)
+			if c.reset > 0 {
+				s.change(a, running, pending, c.reset, Operator)
+			}
+			s.works(b, 53, 54, observer.Succeeded, succeeded)
+			s.statement("a", 50, 55)
+			s.statement("b", 53, 54)
+			v := Check(s.Evidence)
+			if v.DoubleStatements != c.statements || v.Overlaps != c.overlaps {
+				t.Errorf("%d statements at once and %d overlaps, want %d and %d: %v", v.DoubleStatements, v.Overlaps, c.statements, c.overlaps, v.Violations)
+			}
+		})
+	}
+}
+
 func TestExcuses(t *testing.T) {
 	for name, c := range map[string]struct {
 		how  func(s *story)
