@@ -51,7 +51,7 @@ func TestKindsTellTheirLeases(t *testing.T) {
 	isTold := func(fence int64, long time.Duration) {
 		t.Helper()
 		client := observer.MarkClient{URL: where.Target}
-		err := eventually(t.Context(), 30*time.Second, "the lease is told", func() error {
+		err := eventually(t.Context(), 30*time.Second, "the lease is reported", func() error {
 			leases, err := client.Leases()
 			if d := leases[fence].Deadline.Sub(leases[fence].Told); err == nil && (d < long-time.Minute || d > long) {
 				err = io.ErrUnexpectedEOF

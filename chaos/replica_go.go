@@ -107,8 +107,8 @@ type told struct {
 	tasks.Kind
 }
 
-// Prepare returns the kind's handler, with the observer told. Without the observer nothing
-// is told.
+// Prepare returns a handler that reports to the observer. Without an observer it reports to
+// nobody.
 func (k *told) Prepare(payload json.RawMessage) (tasks.Handler, error) {
 	handler, err := k.Kind.Prepare(payload)
 	if err != nil {

@@ -1,4 +1,4 @@
--- A task may belong to a trace of whoever enqueued it.
+-- A task may belong to a trace of the one who enqueued it.
 
 ALTER TABLE onejob.tasks
     ADD COLUMN traceparent text,

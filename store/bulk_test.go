@@ -1,6 +1,7 @@
 package store_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -195,6 +196,29 @@ func TestBulkInSQL(t *testing.T) {
 	}
 	equal(t, "what is due", b.one(`SELECT count(*) FROM onejob.tasks WHERE status = 'pending'`), "2500")
 	equal(t, "on record", b.one(`SELECT string_agg(concat_ws(' ', action, affected), ', ') FROM onejob.actions`), "retry 2500")
+}
+
+// Somebody interrupts it: what was done is done and on record, and the same again goes on.
+func TestBulkIsInterrupted(t *testing.T) {
+	t.Parallel()
+	b := newBareBench(t)
+	b.sql(`INSERT INTO onejob.tasks (kind, status, finished_at) SELECT 'noop', 'failed', now() FROM generate_series(1, 5000)`)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	all := store.Bulk{Action: store.ActionRetry, Filter: store.TaskFilter{Kind: "noop"}}
+	r, err := b.Bulk(ctx, all, func(r store.BulkResult) {
+		if r.Affected >= 2000 {
+			cancel()
+		}
+	})
+	if err == nil || !r.Rest || r.Affected != 2000 {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	equal(t, "pending, and on record", b.one(`SELECT concat_ws(' ', (SELECT count(*) FROM onejob.tasks WHERE status = 'pending'), (SELECT affected FROM onejob.actions))`), "2000 2000")
+	if r, err = b.Bulk(t.Context(), all, nil); err != nil || r.Rest || r.Affected != 3000 {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	equal(t, "on record", b.one(`SELECT string_agg(affected::text, ' ' ORDER BY id) FROM onejob.actions`), "2000 3000")
 }
 
 // A transaction that has a unique_key and goes on keeps back the one task that needs it.

@@ -127,7 +127,7 @@ func TestOutsidersComeAndGo(t *testing.T) {
 	}
 }
 
-// What is told last of a lease is what counts, and nobody gets a deadline that was not told.
+// The last report of a lease counts, and nobody gets a deadline that was not reported.
 func TestLeasesAreTold(t *testing.T) {
 	w, end := serve(t)
 	teller, err := Tell(t.Context(), w.Tasks, 7)

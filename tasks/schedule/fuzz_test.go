@@ -36,7 +36,7 @@ func FuzzSchedule(f *testing.F) {
 			if !next.After(last) {
 				t.Fatalf("%q in %s: after %v comes %v", line, zone, last, next)
 			}
-			// Whoever asks a second before is told the same.
+			// Asked a second before, it gives the same answer.
 			if before := s.Next(next.Add(-time.Second)); !strings.HasPrefix(line, "@every") && !before.Equal(next) {
 				t.Fatalf("%q in %s: after %v comes %v, not %v", line, zone, next.Add(-time.Second), before, next)
 			}
