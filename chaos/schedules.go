@@ -88,7 +88,7 @@ func (c *cluster) endSchedules(ctx context.Context, e *checker.Evidence) error {
 	err := eventually(ctx, 2*time.Minute, "schedules are up to date", func() error {
 		var behind int
 		err := c.operator.QueryRow(ctx, `
-SELECT (SELECT count(*) FROM onejob.schedules WHERE enabled AND (next_at IS NULL OR next_at <= $1))
+SELECT (SELECT count(*) FROM onejob.schedules WHERE enabled AND paused_until IS DISTINCT FROM 'infinity' AND (next_at IS NULL OR next_at <= $1))
      + (SELECT count(*) FROM onejob.former_schedules)`, now).Scan(&behind)
 		if err == nil && behind > 0 {
 			err = fmt.Errorf("%d are behind", behind)
@@ -197,13 +197,15 @@ func editSchedules(ctx context.Context, h *fault) error {
 // anEdit is one of those that the checker understands.
 func anEdit(r *rand.Rand) (set string, value any) {
 	pick := func(all ...string) string { return all[r.IntN(len(all))] }
-	switch r.IntN(6) {
+	switch r.IntN(8) {
 	case 0, 1:
 		return "cron = $1", fmt.Sprintf("*/%d %s * * * *", []int{1, 2, 3, 5}[r.IntN(4)], pick("*", "*", "*/2", "1-59/2"))
 	case 2, 3: // in Nepal the odd minutes are those that are even elsewhere
 		return "time_zone = $1", pick("UTC", "Asia/Kathmandu", "Europe/Berlin")
 	case 4:
 		return "payload = $1::jsonb", fmt.Sprintf(`{"edit": %d}`, r.IntN(1_000_000))
+	case 5, 6:
+		return "paused_until = $1::timestamptz", []any{nil, nil, "infinity", time.Now().Add(time.Duration(r.IntN(8000)) * time.Millisecond)}[r.IntN(4)]
 	default:
 		return "enabled = $1::bool", pick("true", "true", "false")
 	}

@@ -50,14 +50,15 @@ CREATE TABLE chaos.edits (
     cron     text NOT NULL,
     zone     text NOT NULL,
     enabled  bool NOT NULL,
+    paused   timestamptz, -- until then
     at       timestamptz NOT NULL
 );
 CREATE FUNCTION chaos.note_edit() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO chaos.edits (schedule, cron, zone, enabled, at) VALUES (NEW.name, NEW.cron, NEW.time_zone, NEW.enabled, chaos.clock());
+    INSERT INTO chaos.edits (schedule, cron, zone, enabled, paused, at) VALUES (NEW.name, NEW.cron, NEW.time_zone, NEW.enabled, NEW.paused_until, chaos.clock());
     RETURN NULL;
 END $$;
-CREATE TRIGGER note_edit AFTER INSERT OR UPDATE OF cron, time_zone, enabled ON onejob.schedules
+CREATE TRIGGER note_edit AFTER INSERT OR UPDATE OF cron, time_zone, enabled, paused_until ON onejob.schedules
     FOR EACH ROW EXECUTE FUNCTION chaos.note_edit();
 
 -- Tasks of schedules that were not made as the schedule was then.
@@ -197,10 +198,14 @@ SELECT DISTINCT a.task_id
 		return err
 	})
 	read("edits of schedules", func() (err error) {
-		e.Edits, err = rows(ctx, c, `SELECT schedule, cron, zone, enabled, at FROM chaos.edits ORDER BY id`, func(row pgx.CollectableRow) (d checker.Edit, err error) {
+		e.Edits, err = rows(ctx, c, `SELECT schedule, cron, zone, enabled AND paused IS DISTINCT FROM 'infinity', CASE WHEN isfinite(paused) THEN paused END, at FROM chaos.edits ORDER BY id`, func(row pgx.CollectableRow) (d checker.Edit, err error) {
 			var at time.Time
-			err = row.Scan(&d.Schedule, &d.Cron, &d.Zone, &d.Enabled, &at)
+			var paused *time.Time
+			err = row.Scan(&d.Schedule, &d.Cron, &d.Zone, &d.Enabled, &paused, &at)
 			d.At = observer.At(at)
+			if paused != nil {
+				d.Paused = observer.At(*paused)
+			}
 			return d, err
 		})
 		return err

@@ -69,7 +69,7 @@ func (s *Store) SchedulesAhead(ctx context.Context) ([]schedule.Ahead, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	list, err := query(ctx, s.pool, pgx.RowToStructByPos[schedule.Ahead], `
-SELECT id, name, cron, time_zone, next_at, clock_timestamp()
+SELECT id, name, cron, time_zone, next_at, clock_timestamp(), CASE WHEN isfinite(paused_until) THEN paused_until END
   FROM onejob.schedules
  WHERE enabled
    AND error IS NULL

@@ -39,14 +39,16 @@ func (s *Store) PausedQueues(ctx context.Context) ([]QueueRow, error) {
 // the new reason and end.
 func (s *Store) PauseQueue(ctx context.Context, name, reason string, until time.Time, after time.Duration) error {
 	_, err := act[bool](ctx, s, `
-SELECT onejob.pause_queue(@name::text, nullif(@reason::text, ''),
-       coalesce(@until::timestamptz, statement_timestamp() + nullif(@after::bigint, 0) * interval '1 microsecond', 'infinity')) IS NULL`,
+SELECT onejob.pause_queue(@name::text, nullif(@reason::text, ''), `+pauseEnd+`) IS NULL`,
 		namedArgs{"name": name, "reason": reason, "until": moment(until), "after": after.Microseconds()})
 	if err != nil {
 		return fmt.Errorf("pause queue %s: %w", name, err)
 	}
 	return nil
 }
+
+// pauseEnd is when a pause ends: at a time, after a duration, or when somebody ends it.
+const pauseEnd = `coalesce(@until::timestamptz, statement_timestamp() + nullif(@after::bigint, 0) * interval '1 microsecond', 'infinity')`
 
 // ResumeQueue lets claims take tasks from a paused queue again, and wakes the replicas. It
 // reports whether the queue was paused.

@@ -89,6 +89,8 @@ var actionGrants = []grant{
 	{"FUNCTION", "record(text, text, bigint, bigint, text)", "EXECUTE"},
 	{"FUNCTION", "bulk(text, jsonb, bigint, int, interval, bigint, bool)", "EXECUTE"},
 	{"FUNCTION", "run_schedule(text)", "EXECUTE"},
+	{"FUNCTION", "pause_schedule(text, text, timestamptz)", "EXECUTE"},
+	{"FUNCTION", "resume_schedule(text)", "EXECUTE"},
 }
 
 // A worker has what a replica needs that does not migrate, and the command line on
@@ -147,7 +149,7 @@ GRANT EXECUTE ON FUNCTION onejob.lane(smallint, text, text, bool) TO PUBLIC; -- 
 	}{
 		{r.Enqueuer, "adds tasks and cancels them", enqueuerGrants},
 		{r.Observer, "reads everything, payloads and output included", observerGrants},
-		{r.Operator, "reads everything; cancels, retries and deletes tasks; pauses queues; edits schedules", append(observerGrants[:len(observerGrants):len(observerGrants)], operatorGrants...)},
+		{r.Operator, "reads everything; cancels, retries and deletes tasks; pauses queues and schedules; edits schedules", append(observerGrants[:len(observerGrants):len(observerGrants)], operatorGrants...)},
 		{r.Worker, "runs replicas that do not migrate the schema", workerGrants},
 	} {
 		ident := pgx.Identifier{role.name}.Sanitize()

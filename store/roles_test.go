@@ -192,6 +192,12 @@ func TestRoles(t *testing.T) {
 			"pause queue queue default true, resume queue queue default true")
 		u.mayNot(`UPDATE onejob.queues SET paused_until = now()`)
 		u.mayNot(`DELETE FROM onejob.actions`)
+		if done, err := s.PauseSchedule(t.Context(), "s", "a test", time.Time{}, time.Hour); err != nil || !done {
+			t.Errorf("pause: %v, %v", done, err)
+		}
+		if done, err := s.ResumeSchedule(t.Context(), "s"); err != nil || !done {
+			t.Errorf("resume: %v, %v", done, err)
+		}
 		if done, err := s.EnableSchedule(t.Context(), "s", false); err != nil || !done {
 			t.Errorf("disable: %v, %v", done, err)
 		}

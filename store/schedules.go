@@ -16,8 +16,8 @@ import (
 
 // DueSchedules returns the schedules whose next due time has come, or has yet
 // to be worked out, or that were edited when due times had not been made, and what
-// Postgres' clock says. Schedules that are disabled are there only for such due
-// times; those that are marked with an error are left out. So are those in one of the
+// Postgres' clock says. Schedules that are disabled, or paused without an end, are there
+// only for such due times; those that are marked with an error are left out. So are those in one of the
 // zones that the caller does not know.
 //
 // A person may have written anything into the times: -infinity, which no Go time is,
@@ -35,6 +35,7 @@ WITH former AS (
 SELECT now(), id, name, cron, time_zone, on_missed, missed_cap, on_overlap,
        CASE WHEN isfinite(next_at) THEN next_at END,
        nullif(greatest(CASE WHEN changed_at <= clock_timestamp() THEN changed_at END, CASE WHEN last_at <= clock_timestamp() THEN last_at END), '-infinity'),
+       CASE WHEN isfinite(paused_until) THEN paused_until END,
        CASE WHEN isfinite(changed_at) THEN changed_at END,
        NOT is_due,
        id IN (SELECT schedule_id FROM former),
@@ -54,7 +55,7 @@ SELECT now(), id, name, cron, time_zone, on_missed, missed_cap, on_overlap,
        queue_cap
   FROM onejob.schedules s
  CROSS JOIN LATERAL (
-       SELECT enabled AND (next_at IS NULL OR next_at <= now()) AND time_zone <> ALL (coalesce($1, '{}'::text[]))) AS x(is_due)
+       SELECT enabled AND paused_until IS DISTINCT FROM 'infinity' AND (next_at IS NULL OR next_at <= now()) AND time_zone <> ALL (coalesce($1, '{}'::text[]))) AS x(is_due)
  WHERE error IS NULL
    AND (is_due OR id IN (SELECT schedule_id FROM former))
  ORDER BY next_at, id
@@ -65,7 +66,7 @@ SELECT now(), id, name, cron, time_zone, on_missed, missed_cap, on_overlap,
 	var edited []int64
 	due, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (d schedule.Due, err error) {
 		var former bool
-		err = row.Scan(&now, &d.ID, &d.Name, &d.Cron, &d.Zone, &d.OnMissed, &d.MissedCap, &d.OnOverlap, &d.Next, &d.Begin, &d.Changed, &d.Off, &former, &d.Busy,
+		err = row.Scan(&now, &d.ID, &d.Name, &d.Cron, &d.Zone, &d.OnMissed, &d.MissedCap, &d.OnOverlap, &d.Next, &d.Begin, &d.Paused, &d.Changed, &d.Off, &former, &d.Busy,
 			&d.Waiting, &d.QueueCap)
 		if former {
 			edited = append(edited, d.ID)

@@ -34,6 +34,10 @@ type ScheduleRow struct {
 	Timeout     *string         `json:"timeout" db:"timeout"`
 	KeepFor     *string         `json:"keep_for" db:"keep_for"`
 	Enabled     bool            `json:"enabled" db:"enabled"`
+	PausedUntil *Time           `json:"paused_until" db:"paused_until"` // nil if it is not paused; infinite: until it is resumed
+	PausedAt    *Time           `json:"paused_at" db:"paused_at"`
+	PausedBy    *string         `json:"paused_by" db:"paused_by"`
+	PauseReason *string         `json:"pause_reason" db:"pause_reason"`
 	OnMissed    string          `json:"on_missed" db:"on_missed"`
 	MissedCap   int             `json:"missed_cap" db:"missed_cap"`
 	OnOverlap   string          `json:"on_overlap" db:"on_overlap"`
@@ -46,8 +50,14 @@ type ScheduleRow struct {
 }
 
 const scheduleColumns = `id, name, cron, time_zone, kind, payload, queue, priority, lock_key, limit_name, max_attempts, timeout::text, keep_for::text,
-       enabled, on_missed, missed_cap, on_overlap, queue_cap, CASE WHEN isfinite(next_at) THEN next_at END AS next_at, coalesce(next_at = 'infinity', false) AS never_due,
+       enabled, ` + pauseColumns + `, on_missed, missed_cap, on_overlap, queue_cap, CASE WHEN isfinite(next_at) THEN next_at END AS next_at, coalesce(next_at = 'infinity', false) AS never_due,
        last_at, error, created_at`
+
+// pauseColumns are those of a pause, while it lasts.
+const pauseColumns = `CASE WHEN paused_until > statement_timestamp() THEN paused_until END AS paused_until,
+       CASE WHEN paused_until > statement_timestamp() THEN paused_at    END AS paused_at,
+       CASE WHEN paused_until > statement_timestamp() THEN paused_by    END AS paused_by,
+       CASE WHEN paused_until > statement_timestamp() THEN pause_reason END AS pause_reason`
 
 // OccurrenceRow is a due time as people see it: it has a task, or a reason why
 // there is none.
@@ -124,6 +134,30 @@ RETURNING true`, namedArgs{"name": name, "enabled": enabled})
 		return false, fmt.Errorf("schedule %s: %w", name, err)
 	}
 	return len(found) > 0, nil
+}
+
+// PauseSchedule lets a schedule create no tasks for due times from now on. It ends at a
+// time, or if that is zero after a duration, or if that is zero too when somebody resumes the
+// schedule. One that is paused already gets the new reason and end. It reports whether there
+// is a schedule with that name.
+func (s *Store) PauseSchedule(ctx context.Context, name, reason string, until time.Time, after time.Duration) (bool, error) {
+	found, err := act[bool](ctx, s, `
+SELECT onejob.pause_schedule(@name::text, nullif(@reason::text, ''), `+pauseEnd+`)`,
+		namedArgs{"name": name, "reason": reason, "until": moment(until), "after": after.Microseconds()})
+	if err != nil {
+		return false, fmt.Errorf("pause schedule %s: %w", name, err)
+	}
+	return found[0], nil
+}
+
+// ResumeSchedule lets a paused schedule create tasks again, for due times from now on. It
+// reports whether the schedule was paused.
+func (s *Store) ResumeSchedule(ctx context.Context, name string) (bool, error) {
+	resumed, err := act[bool](ctx, s, `SELECT onejob.resume_schedule(@name::text)`, namedArgs{"name": name})
+	if err != nil {
+		return false, fmt.Errorf("resume schedule %s: %w", name, err)
+	}
+	return resumed[0], nil
 }
 
 // SkippedDueTimes returns the due times from one time to another, both included,

@@ -231,6 +231,10 @@ type ScheduleGlance struct {
 	Kind     string      `db:"kind"`
 	Queue    string      `db:"queue"`
 	Enabled  bool        `db:"enabled"`
+	Paused   *Time       `db:"paused_until"` // nil if it is not paused; infinite: until it is resumed
+	PausedAt *Time       `db:"paused_at"`
+	PausedBy *string     `db:"paused_by"`
+	Reason   *string     `db:"pause_reason"`
 	NextAt   *Time       `db:"next_at"`
 	LastAt   *Time       `db:"last_at"`
 	Error    string      `db:"error"`
@@ -241,7 +245,9 @@ type ScheduleGlance struct {
 }
 
 const scheduleGlanceSQL = `
-SELECT s.id, s.name, s.cron, s.time_zone, s.kind, s.queue, s.enabled, s.next_at, s.last_at, coalesce(s.error, '') AS error,
+SELECT s.id, s.name, s.cron, s.time_zone, s.kind, s.queue, s.enabled,
+       ` + pauseColumns + `,
+       s.next_at, s.last_at, coalesce(s.error, '') AS error,
        coalesce(s.enabled AND s.next_at < statement_timestamp() - interval '1 minute', false) AS behind,
        o.due_at, o.task_ids, o.became
   FROM (SELECT *

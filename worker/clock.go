@@ -81,7 +81,7 @@ func (c *postgresClock) afterSetBack(ctx context.Context) error {
 		if err != nil {
 			continue // the next leader may know the zone
 		}
-		next := s.Next(a.Now)
+		next := a.From(s)
 		if next.IsZero() || !next.Before(a.Next) {
 			continue
 		}

@@ -196,11 +196,15 @@ func TestEditsLoseNoDueTime(t *testing.T) {
 		cron    string
 		enabled bool
 		names   func(second int) bool
+		pause   string // an expression for its end
 	}
 	every := func(int) bool { return true }
-	same := []line{{"* * * * * *", true, every}, {"*/1 * * * * *", true, every}, {"0-29,30-59 * * * * *", true, every}}
-	others := append(same[:2:2], line{"*/2 * * * * *", true, func(s int) bool { return s%2 == 0 }}, line{"1-59/3 * * * * *", true, func(s int) bool { return s%3 == 1 }},
-		line{"* * * * * *", false, func(int) bool { return false }})
+	const none = "NULL"
+	same := []line{{"* * * * * *", true, every, none}, {"*/1 * * * * *", true, every, none}, {"0-29,30-59 * * * * *", true, every, none}}
+	others := append(same[:2:2], line{"*/2 * * * * *", true, func(s int) bool { return s%2 == 0 }, none}, line{"1-59/3 * * * * *", true, func(s int) bool { return s%3 == 1 }, none},
+		line{"* * * * * *", false, func(int) bool { return false }, none})
+	paused := append(others[1:3:3], line{"* * * * * *", true, every, "'infinity'"}, line{"* * * * * *", true, every, "date_trunc('second', clock_timestamp()) + interval '1 second'"},
+		line{"*/2 * * * * *", true, func(s int) bool { return s%2 == 0 }, "clock_timestamp() + interval '20 ms'"}, line{"* * * * * *", true, every, "'-infinity'"})
 	const edits = 200
 	for _, test := range []struct {
 		name   string
@@ -212,6 +216,8 @@ func TestEditsLoseNoDueTime(t *testing.T) {
 		{"WithALeaderThatComesAndGoes", same, true, true},
 		{"WithoutAnyReplica", same, false, false},
 		{"OtherDueTimesAndDisabled", others, true, true},
+		{"Paused", paused, true, true},
+		{"PausedWithoutAnyReplica", paused, false, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
@@ -226,7 +232,8 @@ func TestEditsLoseNoDueTime(t *testing.T) {
 			}
 			id := c.schedule(t, "name, cron, kind, on_missed, missed_cap", "edited", "59 59 23 31 12 *", "noop", "all", 10000)
 			type edit struct {
-				at time.Time
+				at  time.Time
+				end time.Time // of the pause
 				line
 			}
 			var made []edit
@@ -238,8 +245,12 @@ func TestEditsLoseNoDueTime(t *testing.T) {
 				if i > 3 {
 					l = test.lines[rand.IntN(len(test.lines))]
 				}
-				at := get[time.Time](t, c, "UPDATE onejob.schedules SET cron = $2, enabled = $3 WHERE id = $1 RETURNING changed_at", id, l.cron, l.enabled)
-				made = append(made, edit{at, l})
+				var at, end time.Time
+				if err := c.pool.QueryRow(t.Context(), `UPDATE onejob.schedules SET cron = $2, enabled = $3, paused_until = `+l.pause+` WHERE id = $1
+				                                        RETURNING changed_at, least(greatest(coalesce(paused_until, '2000-01-01'), '2000-01-01'), '3000-01-01')`, id, l.cron, l.enabled).Scan(&at, &end); err != nil {
+					t.Fatal(err)
+				}
+				made = append(made, edit{at, end, l})
 				if test.lose && i%50 == 25 {
 					if pair, _, err := c.kv.Client.KV().Get(c.kv.Prefix+"/leader", nil); err == nil && pair != nil && pair.Session != "" {
 						if _, err := c.kv.Client.Session().Destroy(pair.Session, nil); err != nil {
@@ -255,7 +266,7 @@ func TestEditsLoseNoDueTime(t *testing.T) {
 				start()
 			}
 			testenv.Eventually(t, maxWait, "all is made that was due", func() bool {
-				return get[bool](t, c, "SELECT (coalesce(next_at > $2, false) OR NOT enabled) AND NOT EXISTS (SELECT FROM onejob.former_schedules) FROM onejob.schedules WHERE id = $1", id, last)
+				return get[bool](t, c, "SELECT (coalesce(next_at > $2, false) OR NOT enabled OR coalesce(paused_until = 'infinity', false)) AND NOT EXISTS (SELECT FROM onejob.former_schedules) FROM onejob.schedules WHERE id = $1", id, last)
 			})
 			var want []string
 			for at := first.Truncate(time.Second).Add(time.Second); !at.After(last); at = at.Add(time.Second) {
@@ -265,7 +276,7 @@ func TestEditsLoseNoDueTime(t *testing.T) {
 						now = e
 					}
 				}
-				if now.enabled && now.names(at.Second()) {
+				if now.enabled && now.names(at.Second()) && !at.Before(now.end) {
 					want = append(want, at.UTC().Format(time.TimeOnly))
 				}
 			}

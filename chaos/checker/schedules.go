@@ -37,7 +37,8 @@ type Edit struct {
 	Schedule string        `json:"schedule"`
 	Cron     string        `json:"cron"` // see names
 	Zone     string        `json:"zone"`
-	Enabled  bool          `json:"enabled"`
+	Enabled  bool          `json:"enabled"` // and not paused without an end
+	Paused   observer.Time `json:"paused"`  // it names no due time before this, by the clock of Postgres
 	At       observer.Time `json:"at"`
 }
 
@@ -232,7 +233,7 @@ func (t timetable) names(due, at observer.Time) (all, some bool, since observer.
 func (d Edit) names(due observer.Time) bool {
 	var seconds int
 	var minutes string
-	if _, err := fmt.Sscanf(d.Cron, "*/%d %s ", &seconds, &minutes); err != nil || !d.Enabled || !strings.HasSuffix(d.Cron, " * * * *") {
+	if _, err := fmt.Sscanf(d.Cron, "*/%d %s ", &seconds, &minutes); err != nil || !d.Enabled || due < d.Paused || !strings.HasSuffix(d.Cron, " * * * *") {
 		return false
 	}
 	zone, err := time.LoadLocation(d.Zone)

@@ -7,9 +7,10 @@ import (
 )
 
 func TestTimetable(t *testing.T) {
-	line := func(since float64, cron string) Edit { return Edit{"s", cron, "UTC", true, at(since)} }
+	line := func(since float64, cron string) Edit { return Edit{"s", cron, "UTC", true, 0, at(since)} }
 	in := func(zone string, d Edit) Edit { d.Zone = zone; return d }
 	off := func(d Edit) Edit { d.Enabled = false; return d }
+	until := func(end float64, d Edit) Edit { d.Paused = at(end); return d }
 	step := func(since, ahead float64) ClockStep {
 		return ClockStep{at(since), time.Duration(ahead * float64(time.Second))}
 	}
@@ -39,6 +40,10 @@ func TestTimetable(t *testing.T) {
 		"a line that is switched off": {
 			[]Edit{line(-5, twos), off(line(10.5, twos)), line(20.5, twos)}, nil,
 			map[float64]string{10: "must", 12: "not", 20: "not", 22: "must"},
+		},
+		"a pause": {
+			[]Edit{line(-5, twos), until(14, line(10.5, twos))}, nil,
+			map[float64]string{10: "must", 12: "not", 14: "must", 16: "must"},
 		},
 		"minutes of another zone": { // it is 12:00 in UTC, and 17:45 in Nepal
 			[]Edit{line(-5, "*/5 */2 * * * *"), in("Asia/Kathmandu", line(30, "*/5 */2 * * * *")), in("Asia/Kathmandu", line(130, "*/5 1-59/2 * * * *"))}, nil,
@@ -83,7 +88,7 @@ func TestTimetable(t *testing.T) {
 // edit adds a schedule that is edited, with each due time of which something must
 // become.
 func (s *story) edit() {
-	s.Edits = []Edit{{"e", "*/2 * * * * *", "UTC", true, at(-0.5)}, {"e", "*/3 * * * * *", "UTC", true, at(4.5)}}
+	s.Edits = []Edit{{"e", "*/2 * * * * *", "UTC", true, 0, at(-0.5)}, {"e", "*/3 * * * * *", "UTC", true, 0, at(4.5)}}
 	s.Until = at(10)
 	for i, second := range []float64{0, 2, 4, 6, 9} {
 		id := int64(70 + i)

@@ -72,17 +72,18 @@ that are paused. "onejob status" shows how many tasks wait in each.`,
 		return printRows(c, *output, views,
 			short("NAME", func(v queueView) any { return v.Name }),
 			whole("PAUSED SINCE", cell(func(q store.QueueRow) any { return whenStored(&q.PausedAt) })),
-			whole("UNTIL", cell(func(q store.QueueRow) any { return pausedUntil(q) })),
+			whole("UNTIL", cell(func(q store.QueueRow) any { return pausedUntil(q.PausedUntil, whenStored) })),
 			short("BY", cell(func(q store.QueueRow) any { return q.PausedBy })),
 			short("REASON", cell(func(q store.QueueRow) any { return or(q.Reason) })))
 	})
 }
 
-func pausedUntil(q store.QueueRow) string {
-	if q.PausedUntil.Infinite == pgtype.Infinity {
+// pausedUntil says when a pause ends.
+func pausedUntil(end store.Time, when func(*store.Time) string) string {
+	if end.Infinite == pgtype.Infinity {
 		return "resumed"
 	}
-	return whenStored(&q.PausedUntil)
+	return when(&end)
 }
 
 func queuesPause() *cobra.Command {
@@ -97,32 +98,18 @@ already gets the new end and reason.`,
 		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: completeNames(queueNames),
 	}
-	reason := c.Flags().String("reason", "", "`text` that says why, shown to those who ask why a task waits")
-	until := c.Flags().String("until", "", "end of the pause, a `time` such as 2006-01-02T15:04:05Z")
-	length := c.Flags().Duration("for", 0, "`duration` of the pause")
+	p := pauseFlags(c, "shown to those who ask why a task waits")
 	return withStore(c, func(c *cobra.Command, names []string, db *store.Store) error {
-		if err := exclude(c, "for", "until"); err != nil {
+		end, err := p.end(c)
+		if err != nil {
 			return err
-		}
-		var end time.Time
-		if *until != "" {
-			var err error
-			if end, err = time.Parse(time.RFC3339, *until); err != nil {
-				return usage(fmt.Errorf("--until: invalid time %q; write it as 2006-01-02T15:04:05Z", *until))
-			}
-			if !end.After(time.Now()) {
-				return usage(fmt.Errorf("--until: %s is not in the future", *until))
-			}
-		}
-		if c.Flags().Changed("for") && *length <= 0 {
-			return usage(errors.New("--for: the duration must be above zero"))
 		}
 		known, err := db.Names(c.Context())
 		if err != nil {
 			return err
 		}
 		for _, name := range names {
-			if err := db.PauseQueue(c.Context(), name, *reason, end, *length); err != nil {
+			if err := db.PauseQueue(c.Context(), name, p.reason, end, p.length); err != nil {
 				return err
 			}
 			printf(c.OutOrStdout(), "queue %s is paused\n", name)
@@ -130,6 +117,39 @@ already gets the new end and reason.`,
 		}
 		return nil
 	})
+}
+
+// pause is what the flags say of one: it ends at a time, after a duration, or neither.
+type pause struct {
+	reason, until string
+	length        time.Duration
+}
+
+func pauseFlags(c *cobra.Command, shown string) *pause {
+	p := &pause{}
+	c.Flags().StringVar(&p.reason, "reason", "", "`text` that says why, "+shown)
+	c.Flags().StringVar(&p.until, "until", "", "end of the pause, a `time` such as 2006-01-02T15:04:05Z")
+	c.Flags().DurationVar(&p.length, "for", 0, "`duration` of the pause")
+	return p
+}
+
+// end returns the time at which the pause ends, or zero, and checks the flags.
+func (p *pause) end(c *cobra.Command) (end time.Time, err error) {
+	if err := exclude(c, "for", "until"); err != nil {
+		return end, err
+	}
+	if p.until != "" {
+		if end, err = time.Parse(time.RFC3339, p.until); err != nil {
+			return end, usage(fmt.Errorf("--until: invalid time %q; write it as 2006-01-02T15:04:05Z", p.until))
+		}
+		if !end.After(time.Now()) {
+			return end, usage(fmt.Errorf("--until: %s is not in the future", p.until))
+		}
+	}
+	if c.Flags().Changed("for") && p.length <= 0 {
+		return end, usage(errors.New("--for: the duration must be above zero"))
+	}
+	return end, nil
 }
 
 func queuesResume() *cobra.Command {

@@ -18,14 +18,14 @@ import (
 func schedulesCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "schedules",
-		Short: "List, show, preview, run, backfill, enable and disable schedules",
+		Short: "List, show, preview, run, backfill, pause, resume, enable and disable schedules",
 		Long: `A schedule enqueues tasks at the times of a cron expression. Schedules are rows of
 onejob.schedules: insert, update and delete them with SQL. A change takes effect
 within a second.
 
 Times are in the schedule's own time zone, with its offset at that time.`,
 	}
-	c.AddCommand(schedulesList(), schedulesShow(), schedulesPreview(), schedulesRun(), schedulesBackfill(),
+	c.AddCommand(schedulesList(), schedulesShow(), schedulesPreview(), schedulesRun(), schedulesBackfill(), schedulesPause(), schedulesResume(),
 		schedulesEnable("enable", "Let schedules enqueue tasks again, from now on", true),
 		schedulesEnable("disable", "Stop schedules from enqueueing tasks", false))
 	return c
@@ -45,7 +45,7 @@ func schedulesList() *cobra.Command {
 			short("ZONE", func(r store.ScheduleRow) any { return r.TimeZone }),
 			short("KIND", func(r store.ScheduleRow) any { return r.Kind }),
 			short("TARGET", func(r store.ScheduleRow) any { return snapshot.Target(r.Kind, r.Payload) }),
-			whole("ENABLED", func(r store.ScheduleRow) any { return r.Enabled }),
+			whole("STATE", func(r store.ScheduleRow) any { return stateOfSchedule(r) }),
 			whole("NEXT", func(r store.ScheduleRow) any { return next(r) }),
 			whole("LAST", func(r store.ScheduleRow) any { return inZoneStored(r.LastAt, r.TimeZone) }),
 			short("ERROR", func(r store.ScheduleRow) any { return or(r.Error) }))
@@ -105,7 +105,11 @@ func showSchedule(w io.Writer, r store.ScheduleRow, occurrences []store.Occurren
 	t.line("schedule", r.Name)
 	t.line("cron", r.Cron)
 	t.line("time zone", r.TimeZone)
-	t.line("enabled", r.Enabled)
+	t.line("state", stateOfSchedule(r))
+	if r.PausedUntil != nil {
+		t.line("paused", fmt.Sprintf("since %s by %s, until %s", inZoneStored(r.PausedAt, r.TimeZone), or(r.PausedBy), pausedUntil(*r.PausedUntil, func(end *store.Time) string { return inZoneStored(end, r.TimeZone) })))
+		t.line("reason", or(r.PauseReason))
+	}
 	t.line("error", or(r.Error))
 	t.line("next", next(r))
 	t.line("last", inZoneStored(r.LastAt, r.TimeZone))
@@ -180,28 +184,97 @@ other (on_overlap = queue) has them run one after the other here too.`,
 	})
 }
 
-// schedulesEnable makes a command that enables or disables the schedules named.
-func schedulesEnable(verb, short string, enabled bool) *cobra.Command {
-	c := &cobra.Command{Use: verb + " NAME...", Short: short, Args: cobra.MinimumNArgs(1), ValidArgsFunction: completeNames(scheduleNames)}
+func schedulesPause() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "pause NAME...",
+		Short: "Stop schedules from enqueueing tasks, until they are resumed or a time has come",
+		Long: `Stop schedules from enqueueing tasks, until they are resumed or the pause ends by itself
+(--for, --until). Due times during a pause are left out, whatever on_missed says; those of
+before are still created. Tasks that exist go on. A schedule that is paused already gets
+the new end and reason.`,
+		Example: `  onejob schedules pause 'nightly backup' --for 48h --reason 'the storage is moved'
+  onejob schedules resume 'nightly backup'`,
+		Args:              cobra.MinimumNArgs(1),
+		ValidArgsFunction: completeNames(scheduleNames),
+	}
+	p := pauseFlags(c, "shown with the schedule")
+	return withStore(c, func(c *cobra.Command, names []string, db *store.Store) error {
+		end, err := p.end(c)
+		if err != nil {
+			return err
+		}
+		return eachSchedule(c, db, names, "paused", func(name string) (bool, error) {
+			return db.PauseSchedule(c.Context(), name, p.reason, end, p.length)
+		})
+	})
+}
+
+func schedulesResume() *cobra.Command {
+	c := &cobra.Command{Use: "resume NAME...", Short: "Let paused schedules enqueue tasks again, from now on", Args: cobra.MinimumNArgs(1), ValidArgsFunction: completeNames(scheduleNames)}
 	return withStore(c, func(c *cobra.Command, names []string, db *store.Store) error {
 		failed := false
 		for _, name := range names {
-			found, err := db.EnableSchedule(c.Context(), name, enabled)
+			resumed, err := db.ResumeSchedule(c.Context(), name)
+			if err == nil && !resumed {
+				failed = true
+				if _, _, err = findSchedule(c.Context(), db, name); err == nil {
+					err = fmt.Errorf("schedule %s is not paused", name)
+				}
+				printf(c.ErrOrStderr(), "onejob: %v\n", err)
+				continue
+			}
 			if err != nil {
 				return err
 			}
-			if found {
-				printf(c.OutOrStdout(), "schedule %s is %sd\n", name, verb)
-			} else {
-				failed = true
-				printf(c.ErrOrStderr(), "onejob: %v\n", noSchedule(c.Context(), db, name))
-			}
+			printf(c.OutOrStdout(), "schedule %s is resumed\n", name)
 		}
 		if failed {
 			return &exitError{exitFailure, nil}
 		}
 		return nil
 	})
+}
+
+// stateOfSchedule says whether a schedule creates tasks.
+func stateOfSchedule(r store.ScheduleRow) string {
+	switch {
+	case !r.Enabled:
+		return "disabled"
+	case r.PausedUntil != nil:
+		return "paused"
+	}
+	return "enabled"
+}
+
+// schedulesEnable makes a command that enables or disables the schedules named.
+func schedulesEnable(verb, short string, enabled bool) *cobra.Command {
+	c := &cobra.Command{Use: verb + " NAME...", Short: short, Args: cobra.MinimumNArgs(1), ValidArgsFunction: completeNames(scheduleNames)}
+	return withStore(c, func(c *cobra.Command, names []string, db *store.Store) error {
+		return eachSchedule(c, db, names, verb+"d", func(name string) (bool, error) {
+			return db.EnableSchedule(c.Context(), name, enabled)
+		})
+	})
+}
+
+// eachSchedule does something to each schedule, and says so or that there is none.
+func eachSchedule(c *cobra.Command, db *store.Store, names []string, done string, do func(name string) (found bool, err error)) error {
+	failed := false
+	for _, name := range names {
+		found, err := do(name)
+		if err != nil {
+			return err
+		}
+		if found {
+			printf(c.OutOrStdout(), "schedule %s is %s\n", name, done)
+		} else {
+			failed = true
+			printf(c.ErrOrStderr(), "onejob: %v\n", noSchedule(c.Context(), db, name))
+		}
+	}
+	if failed {
+		return &exitError{exitFailure, nil}
+	}
+	return nil
 }
 
 // next returns when a schedule is due next, or "" until the leader has computed it.

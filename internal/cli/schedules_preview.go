@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/spf13/cobra"
 
 	"onejob/tasks/schedule"
@@ -58,8 +59,15 @@ zone. @every counts from there.`,
 			if err != nil {
 				return err
 			}
-			if !row.Enabled {
+			switch end := row.PausedUntil; {
+			case !row.Enabled:
 				printf(c.ErrOrStderr(), "onejob: schedule %s is disabled; if enabled, it would be due at:\n", row.Name)
+			case end == nil:
+			case end.Infinite == pgtype.Infinity:
+				printf(c.ErrOrStderr(), "onejob: schedule %s is paused; if resumed, it would be due at:\n", row.Name)
+			default:
+				printf(c.ErrOrStderr(), "onejob: schedule %s is paused until %s; then it is due at:\n", row.Name, inZoneStored(end, row.TimeZone))
+				now = end.At
 			}
 			*line, *zone, start, known = row.Cron, row.TimeZone, now, row.NextAt
 		}

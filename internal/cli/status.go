@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
@@ -275,6 +276,10 @@ func nextOf(s snapshot.Schedule) string {
 	switch {
 	case !s.Enabled:
 		return "disabled"
+	case s.Paused != nil && s.Paused.Until.Infinite == pgtype.Infinity:
+		return "paused"
+	case s.Paused != nil:
+		return inZoneStored(&s.Paused.Until, s.TimeZone) + ", paused"
 	case s.Behind:
 		return inZoneStored(s.NextAt, s.TimeZone) + ", late"
 	}

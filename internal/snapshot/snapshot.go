@@ -161,11 +161,11 @@ type Queue struct {
 	Paused    *Pause   `json:"paused"`   // null: it is not
 }
 
-// Pause is why nothing is claimed from a queue.
+// Pause is why nothing is claimed from a queue, or a schedule creates nothing.
 type Pause struct {
 	By     string     `json:"by"`
 	At     store.Time `json:"at"`
-	Until  store.Time `json:"until"` // infinite: until it is resumed
+	Until  store.Time `json:"until"` // infinite: until somebody ends it
 	Reason string     `json:"reason"`
 }
 
@@ -193,6 +193,7 @@ type Schedule struct {
 	TimeZone    string       `json:"time_zone"`
 	Kind        string       `json:"kind"`
 	Enabled     bool         `json:"enabled"`
+	Paused      *Pause       `json:"paused"` // null: it is not
 	NextAt      *store.Time  `json:"next_at"`
 	LastAt      *store.Time  `json:"last_at"`
 	Behind      bool         `json:"behind"` // its next due time has passed, and nobody has dealt with it

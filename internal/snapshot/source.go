@@ -330,10 +330,7 @@ func queuesOf(rows []store.Waiting, paused []store.QueueRow, replicas []Replica)
 			i = len(list)
 			list = append(list, Queue{Name: p.Name, Kinds: []string{}, Replicas: serving(replicas, p.Name)})
 		}
-		list[i].Paused = &Pause{By: p.PausedBy, At: p.PausedAt, Until: p.PausedUntil}
-		if p.Reason != nil {
-			list[i].Paused.Reason = *p.Reason
-		}
+		list[i].Paused = pauseOf(&p.PausedUntil, &p.PausedAt, &p.PausedBy, p.Reason)
 	}
 	slices.SortFunc(list, func(a, b Queue) int {
 		return cmp.Or(cmp.Compare(b.OldestDue, a.OldestDue), strings.Compare(a.Name, b.Name))
@@ -381,10 +378,29 @@ func runningOf(r store.Running) RunningTask {
 	return t
 }
 
+// pauseOf returns a pause, or nil if there is no end of it. A person may have written the end
+// and nothing else.
+func pauseOf(until, at *store.Time, by, reason *string) *Pause {
+	if until == nil {
+		return nil
+	}
+	p := &Pause{Until: *until, By: "somebody"}
+	if at != nil {
+		p.At = *at
+	}
+	if by != nil {
+		p.By = *by
+	}
+	if reason != nil {
+		p.Reason = *reason
+	}
+	return p
+}
+
 func scheduleOf(r store.ScheduleGlance) Schedule {
 	s := Schedule{
 		Name: r.Name, Cron: r.Cron, TimeZone: r.TimeZone, Kind: r.Kind, Enabled: r.Enabled, NextAt: r.NextAt, LastAt: r.LastAt, Behind: r.Behind, Error: r.Error,
-		Occurrences: []Occurrence{},
+		Occurrences: []Occurrence{}, Paused: pauseOf(r.Paused, r.PausedAt, r.PausedBy, r.Reason),
 	}
 	for i, due := range r.DueAt {
 		s.Occurrences = append(s.Occurrences, Occurrence{DueAt: due, Task: r.TaskIDs[i], Became: r.Became[i]})

@@ -42,6 +42,8 @@ type Actions interface {
 	ResumeQueue(ctx context.Context, name string) (bool, error)
 	RunSchedule(ctx context.Context, name string) (int64, error)
 	EnableSchedule(ctx context.Context, name string, enabled bool) (bool, error)
+	PauseSchedule(ctx context.Context, name, reason string, until time.Time, after time.Duration) (bool, error)
+	ResumeSchedule(ctx context.Context, name string) (bool, error)
 	Record(ctx context.Context, action, target string) error
 }
 
@@ -131,7 +133,8 @@ func failed(status int, format string, args ...any) result {
 
 // actionRoutes adds the routes of actions, and of the forms that need more than a button.
 func (p *page) actionRoutes() {
-	p.routes.HandleFunc("GET /queue", p.queueForm)
+	p.routes.HandleFunc("GET /queue", p.pauseForm(pauseForm{What: "queue", Text: "Replicas claim no more tasks from a paused queue. Tasks that run go on."}))
+	p.routes.HandleFunc("GET /schedule", p.pauseForm(pauseForm{What: "schedule", Text: "A paused schedule creates no tasks; due times during the pause are left out. Tasks that exist go on."}))
 	p.routes.HandleFunc("GET /limit", p.limitForm)
 	for path, do := range map[string]func(*http.Request) result{
 		"/tasks/{id}/cancel": p.cancelTask,
@@ -140,6 +143,8 @@ func (p *page) actionRoutes() {
 		"/queues/pause":      p.pauseQueue,
 		"/queues/resume":     p.resumeQueue,
 		"/schedules/run":     p.runSchedule,
+		"/schedules/pause":   p.pauseSchedule,
+		"/schedules/resume":  p.resumeSchedule,
 		"/schedules/enable":  func(r *http.Request) result { return p.enableSchedule(r, true) },
 		"/schedules/disable": func(r *http.Request) result { return p.enableSchedule(r, false) },
 		"/limits/resize":     p.resizeLimit,
@@ -318,17 +323,40 @@ func tasksOf(n int64) string {
 
 func utcOf(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05") }
 
-func (p *page) queueForm(w http.ResponseWriter, r *http.Request) {
-	name := r.URL.Query().Get("name")
-	if name == "" || !utf8.ValidString(name) {
-		p.fail(w, http.StatusNotFound, "", "The address names no queue.")
-		return
+// pauseForm is what the form of a pause says.
+type pauseForm struct {
+	What string // queue or schedule
+	Name string
+	Text string
+}
+
+func (p *page) pauseForm(f pauseForm) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		f := f
+		f.Name = r.URL.Query().Get("name")
+		if f.Name == "" || !utf8.ValidString(f.Name) {
+			p.fail(w, http.StatusNotFound, "", "The address names no "+f.What+".")
+			return
+		}
+		p.show(w, http.StatusOK, "pause", layout{Title: "Pause " + f.What + " " + f.Name, Content: f})
 	}
-	p.show(w, http.StatusOK, "queue", layout{Title: "Pause queue " + name, Content: name})
 }
 
 func (p *page) pauseQueue(r *http.Request) result {
-	name, err := called(r.Form, "queue")
+	return pause(r, "queue", func(name, reason string, length time.Duration) (bool, error) {
+		return true, p.cfg.Actions.PauseQueue(r.Context(), name, reason, time.Time{}, length)
+	})
+}
+
+func (p *page) pauseSchedule(r *http.Request) result {
+	return pause(r, "schedule", func(name, reason string, length time.Duration) (bool, error) {
+		return p.cfg.Actions.PauseSchedule(r.Context(), name, reason, time.Time{}, length)
+	})
+}
+
+// pause pauses a queue or a schedule as a form says.
+func pause(r *http.Request, what string, do func(name, reason string, length time.Duration) (found bool, err error)) result {
+	name, err := called(r.Form, what)
 	if err != nil {
 		return failed(http.StatusBadRequest, "Nothing was done: %v.", err)
 	}
@@ -342,13 +370,17 @@ func (p *page) pauseQueue(r *http.Request) result {
 			return failed(http.StatusBadRequest, "The duration %q is not one such as 30m or 2h, of at least 1s. Nothing was done.", text)
 		}
 	}
-	if err := p.cfg.Actions.PauseQueue(r.Context(), name, reason, time.Time{}, length); err != nil {
+	found, err := do(name, reason, length)
+	switch what := strings.ToUpper(what[:1]) + what[1:]; {
+	case err != nil:
 		return failed(http.StatusServiceUnavailable, "The pause failed: %v", err)
+	case !found:
+		return failed(http.StatusNotFound, "%s %s does not exist. Nothing was done.", what, name)
+	case length > 0:
+		return done("%s %s is paused for %v.", what, name, length)
+	default:
+		return done("%s %s is paused until it is resumed.", what, name)
 	}
-	if length > 0 {
-		return done("Queue %s is paused for %v.", name, length)
-	}
-	return done("Queue %s is paused until it is resumed.", name)
 }
 
 func (p *page) resumeQueue(r *http.Request) result {
@@ -363,6 +395,20 @@ func (p *page) resumeQueue(r *http.Request) result {
 		return failed(http.StatusConflict, "Queue %s is not paused. Nothing was done.", name)
 	}
 	return done("Queue %s is resumed.", name)
+}
+
+func (p *page) resumeSchedule(r *http.Request) result {
+	name, err := called(r.Form, "schedule")
+	if err != nil {
+		return failed(http.StatusBadRequest, "Nothing was done: %v.", err)
+	}
+	switch resumed, err := p.cfg.Actions.ResumeSchedule(r.Context(), name); {
+	case err != nil:
+		return failed(http.StatusServiceUnavailable, "The resume failed: %v", err)
+	case !resumed:
+		return failed(http.StatusConflict, "Schedule %s is not paused. Nothing was done.", name)
+	}
+	return done("Schedule %s is resumed: its next due time counts.", name)
 }
 
 func (p *page) runSchedule(r *http.Request) result {

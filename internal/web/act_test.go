@@ -98,6 +98,16 @@ func (d *deeds) EnableSchedule(ctx context.Context, name string, enabled bool) (
 	return !d.no, d.err
 }
 
+func (d *deeds) PauseSchedule(ctx context.Context, name, reason string, until time.Time, after time.Duration) (bool, error) {
+	d.note("pause schedule %q %q %v %v", name, reason, until.IsZero(), after)
+	return !d.no, d.err
+}
+
+func (d *deeds) ResumeSchedule(ctx context.Context, name string) (bool, error) {
+	d.note("resume schedule %q", name)
+	return !d.no, d.err
+}
+
 func (d *deeds) Record(ctx context.Context, action, target string) error {
 	d.note("record %s: %s", action, target)
 	return d.err
@@ -165,6 +175,8 @@ var actions = []struct{ path, form, does, says string }{
 	{"/queues/pause?queue=mail", "reason=&for=", `pause "mail" "" true 0s`, "Queue mail is paused until it is resumed"},
 	{"/queues/resume", "queue=mail", `resume "mail"`, "Queue mail is resumed"},
 	{"/schedules/run?schedule=nightly", "", `run "nightly"`, "Task 42 of schedule nightly is due now"},
+	{"/schedules/pause?schedule=nightly", "reason=why&for=48h", `pause schedule "nightly" "why" true 48h0m0s`, "Schedule nightly is paused for 48h0m0s"},
+	{"/schedules/resume?schedule=nightly", "", `resume schedule "nightly"`, "Schedule nightly is resumed"},
 	{"/schedules/enable?schedule=nightly", "", `enable "nightly" true`, "Schedule nightly is enabled"},
 	{"/schedules/disable?schedule=nightly", "", `enable "nightly" false`, "Schedule nightly is disabled"},
 	{"/limits/resize?limit=calls", "slots=3", `resize "calls" 3, record resize limit: limit calls to 3 slots`, "Limit calls has 3 slots"},
@@ -329,7 +341,7 @@ func TestButtonsAreThereOnlyIfSomebodyMayAct(t *testing.T) {
 	page := acting(t, &cluster{text: "x"}, &deeds{}, nil)
 	_, overview := get(t, page+"/")
 	_, story := get(t, page+"/tasks/17")
-	for _, want := range []string{`action="failures/retry?kind=x"`, "Retry all 3", `href="queue?name=x"`, `href="limit?name=calls"`, `action="schedules/run?schedule=x"`, `action="schedules/disable?schedule=x"`, `action="schedules/enable?schedule=x"`} {
+	for _, want := range []string{`action="failures/retry?kind=x"`, "Retry all 3", `href="queue?name=x"`, `href="limit?name=calls"`, `action="schedules/run?schedule=x"`, `action="schedules/disable?schedule=x"`, `action="schedules/enable?schedule=x"`, `href="schedule?name=x"`} {
 		if !strings.Contains(overview, want) {
 			t.Errorf("the overview has no %s:\n%s", want, overview)
 		}
@@ -337,12 +349,12 @@ func TestButtonsAreThereOnlyIfSomebodyMayAct(t *testing.T) {
 	if !strings.Contains(story, `action="17/retry"`) || strings.Contains(story, `action="17/cancel"`) {
 		t.Errorf("the story of a failed task:\n%s", story)
 	}
-	for path, want := range map[string]string{"/queue?name=mail": `action="queues/pause?queue=mail"`, "/limit?name=calls": `value="7"`} {
+	for path, want := range map[string]string{"/queue?name=mail": `action="queues/pause?queue=mail"`, "/schedule?name=nightly": `action="schedules/pause?schedule=nightly"`, "/limit?name=calls": `value="7"`} {
 		if resp, body := get(t, page+path); resp.StatusCode != 200 || !strings.Contains(body, want) {
 			t.Errorf("%s: %d\n%s", path, resp.StatusCode, body)
 		}
 	}
-	for _, path := range []string{"/queue", "/queue?name=%ff", "/limit", "/limit?name=other"} {
+	for _, path := range []string{"/queue", "/queue?name=%ff", "/schedule", "/limit", "/limit?name=other"} {
 		if resp, _ := get(t, page+path); resp.StatusCode != 404 {
 			t.Errorf("%s: %d", path, resp.StatusCode)
 		}
@@ -413,7 +425,7 @@ func TestHostileTextInActions(t *testing.T) {
 			markup(u.Path+" "+field, answer)
 		}
 	}
-	for _, path := range []string{"/queue?name=" + url.QueryEscape(hostile), "/limit?name=" + url.QueryEscape(hostile), "/tasks/" + url.PathEscape(hostile)} {
+	for _, path := range []string{"/queue?name=" + url.QueryEscape(hostile), "/schedule?name=" + url.QueryEscape(hostile), "/limit?name=" + url.QueryEscape(hostile), "/tasks/" + url.PathEscape(hostile)} {
 		_, answer := get(t, page+path)
 		markup(path, answer)
 	}

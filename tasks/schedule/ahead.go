@@ -7,6 +7,10 @@ import "time"
 type Ahead struct {
 	ID               int64
 	Name, Cron, Zone string
-	Next             time.Time // due time
-	Now              time.Time // by Postgres' clock
+	Next             time.Time  // due time
+	Now              time.Time  // by Postgres' clock
+	Paused           *time.Time // no due times before this; nil if it was not paused
 }
+
+// From returns the first due time after now that no pause leaves out.
+func (a Ahead) From(c Cron) time.Time { return c.notBefore(c.Next(a.Now), a.Paused) }

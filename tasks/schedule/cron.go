@@ -141,6 +141,18 @@ func (c Cron) Next(t time.Time) time.Time {
 	}
 }
 
+// notBefore returns the first due time from the end of a pause on, if a due time lies within
+// the pause. An interval begins with that end.
+func (c Cron) notBefore(due time.Time, end *time.Time) time.Time {
+	switch _, every := c.spec.(cron.ConstantDelaySchedule); {
+	case end == nil || due.IsZero() || !due.Before(*end):
+		return due
+	case every:
+		return c.Next(*end)
+	}
+	return c.Next(end.Add(-1))
+}
+
 // wallClock returns what the clock on the wall shows at t, as if it were UTC.
 func wallClock(t time.Time) time.Time {
 	_, offset := t.Zone()

@@ -52,6 +52,7 @@ type Due struct {
 	OnOverlap string
 	Next      *time.Time // nil if it has yet to be worked out
 	Begin     *time.Time // then it is the first one after this; nil means after now
+	Paused    *time.Time // and not before this; nil if it was not paused
 	Changed   *time.Time // the last edit of when it comes due
 	Former    []Former
 	Off       bool // only what is due of Former is made: the schedule is disabled, not due, or cannot be understood here
@@ -141,6 +142,9 @@ func (d Due) Plan(c Cron, now time.Time) Plan {
 			next = c.Next(*d.Begin)
 		default:
 			next = c.Next(now)
+		}
+		if d.Next == nil {
+			next = c.notBefore(next, d.Paused)
 		}
 		p.Next = collect(c, next, now)
 	}

@@ -88,6 +88,11 @@ func TestPlan(t *testing.T) {
 			"12:02:10", "12:01:00!missed 12:02:00!overlap next 12:03:00", nil},
 		{"Disabled", schedule.Due{Cron: half, OnMissed: "all", Off: true, Begin: at("12:02:10"), Former: []schedule.Former{former(7, minutely, "12:01:00", "", "12:02:10")}},
 			"12:04:00", "12:01:00 12:02:00", []int64{7}},
+		{"Paused", schedule.Due{Cron: half, OnMissed: "all", Begin: at("12:00:10"), Paused: at("12:02:30")}, "12:02:20", "next 12:02:30", nil},
+		{"AfterAPause", schedule.Due{Cron: half, OnMissed: "all", Begin: at("12:00:10"), Paused: at("12:02:10")}, "12:04:00", "12:02:30 12:03:30 next 12:04:30", nil},
+		{"AnIntervalBeginsWithTheEndOfAPause", schedule.Due{Cron: "@every 1m", OnMissed: "all", Begin: at("12:00:10"), Paused: at("12:02:10")}, "12:02:20", "next 12:03:10", nil},
+		{"AnEditAfterAPause", schedule.Due{Cron: half, OnMissed: "all", Begin: at("12:03:10"), Paused: at("12:02:10")}, "12:03:20", "next 12:03:30", nil},
+		{"WorkedOutAfterAPause", schedule.Due{Cron: half, OnMissed: "all", Next: at("12:02:30"), Paused: at("12:02:10")}, "12:02:40", "12:02:30 next 12:03:30", nil},
 		{"ALineThatNobodyUnderstood", schedule.Due{Cron: half, OnMissed: "all", Begin: at("12:02:10"), Former: []schedule.Former{former(7, "99 * * * *", "", "12:01:00", "12:02:10")}},
 			"12:02:31", "12:02:30 next 12:03:30", []int64{7}},
 		{"NothingWasDue", schedule.Due{Cron: half, OnMissed: "all", Begin: at("12:02:10"), Former: []schedule.Former{former(7, minutely, "", "12:02:05", "12:02:10")}},
@@ -110,6 +115,17 @@ func TestPlan(t *testing.T) {
 			}
 		})
 	}
+
+	// A clock that was set back into a pause, or to before it, is not its end.
+	t.Run("Ahead", func(t *testing.T) {
+		s, _ := schedule.Parse(half, "UTC")
+		for now, want := range map[string]string{"12:00:10": "12:02:30", "12:02:20": "12:02:30", "12:05:00": "12:05:30"} {
+			a := schedule.Ahead{Now: clock(t, now), Paused: at("12:02:10")}
+			if got := a.From(s).Format(time.TimeOnly); got != want {
+				t.Errorf("at %s the next one is %s, want %s", now, got, want)
+			}
+		}
+	})
 
 	t.Run("UnknownZone", func(t *testing.T) {
 		s, _ := schedule.Parse(half, "UTC")
