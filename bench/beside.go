@@ -22,6 +22,8 @@ type besidePlan struct {
 	Due      int    `json:"due_tasks"` // of a paused queue
 	Retried  int    `json:"retried_tasks"`
 	Inserts  int    `json:"inserts"` // in each phase, one by one
+	Rounds   int    `json:"rounds"`  // of throughput, alone and watched in turn
+	Tasks    int    `json:"tasks"`   // in each half of a round
 }
 
 func (p *besidePlan) flags(flags *flag.FlagSet) {
@@ -31,6 +33,8 @@ func (p *besidePlan) flags(flags *flag.FlagSet) {
 	flags.IntVar(&p.Due, "due", 1_000_000, "tasks that are due, in a paused queue")
 	flags.IntVar(&p.Retried, "retried", 500_000, "failed tasks that are retried at once, of the paused queue")
 	flags.IntVar(&p.Inserts, "inserts", 600, "INSERTs of one task whose pick-up is measured, in each phase; 20 a second")
+	flags.IntVar(&p.Rounds, "rounds", 7, "rounds of throughput, alone and beside an overview every two seconds")
+	flags.IntVar(&p.Tasks, "tasks", 40_000, "tasks that are inserted at once in each half of a round")
 }
 
 // A besidePhase is pick-up beside something.
@@ -60,6 +64,11 @@ type besideResult struct {
 	WatchedRatio  float64     `json:"watched_p99_ratio"`
 	OverviewP50MS float64     `json:"overview_p50_ms"`
 	OverviewMaxMS float64     `json:"overview_max_ms"`
+
+	// Tasks per second, alone and watched, by round.
+	AloneRates        []float64 `json:"tasks_per_s"`
+	WatchedRates      []float64 `json:"watched_tasks_per_s"`
+	WatchedThroughput float64   `json:"watched_throughput_ratio"` // the median of the rounds' ratios
 
 	// Beside "onejob tasks retry" of all failed tasks.
 	Retry      besidePhase `json:"retry"`
@@ -162,6 +171,23 @@ func runBeside(ctx context.Context, p besidePlan) (err error) {
 	if usage, ok := retry.ProcessState.SysUsage().(*syscall.Rusage); ok {
 		r.RetryMB = float64(usage.Maxrss) / 1024
 	}
+	say("throughput, alone and watched, %d times", p.Rounds)
+	var ratios []float64
+	for range p.Rounds {
+		alone, err := p.rate(ctx, f, replica)
+		if err != nil {
+			return err
+		}
+		stop := p.watch(ctx, at.dsn)
+		watched, err := p.rate(ctx, f, replica)
+		_, failed := stop()
+		if err = errors.Join(err, failed); err != nil {
+			return err
+		}
+		r.AloneRates, r.WatchedRates, ratios = append(r.AloneRates, alone), append(r.WatchedRates, watched), append(ratios, watched/alone)
+	}
+	r.WatchedThroughput = percentile(ratios, 50)
+
 	running = false
 	if err := replica.stop(); err != nil { // it writes the stamps
 		return err
@@ -179,8 +205,8 @@ func runBeside(ctx context.Context, p besidePlan) (err error) {
 	}
 	r.Alone, r.Watched, r.Retry = phaseOf(delays[:counts[0]]), phaseOf(delays[counts[0]:counts[1]]), phaseOf(delays[counts[1]:])
 	r.WatchedRatio, r.RetryRatio = r.Watched.P99/r.Alone.P99, r.Retry.P99/r.Alone.P99
-	fmt.Printf("%d finished and %d due tasks\nalone: %v\nwatched: %v; p99 against alone: %.2f; an overview takes %.0f ms, at most %.0f\nbeside a retry of %d tasks: %v; p99 against alone: %.2f; it took %.0f s and %.0f MB\n",
-		p.Finished, p.Due, r.Alone, r.Watched, r.WatchedRatio, r.OverviewP50MS, r.OverviewMaxMS, p.Retried, r.Retry, r.RetryRatio, r.RetryS, r.RetryMB)
+	fmt.Printf("%d finished and %d due tasks\nalone: %v\nwatched: %v; p99 against alone: %.2f; an overview takes %.0f ms, at most %.0f; throughput against alone: %.3f\nbeside a retry of %d tasks: %v; p99 against alone: %.2f; it took %.0f s and %.0f MB\n",
+		p.Finished, p.Due, r.Alone, r.Watched, r.WatchedRatio, r.OverviewP50MS, r.OverviewMaxMS, r.WatchedThroughput, p.Retried, r.Retry, r.RetryRatio, r.RetryS, r.RetryMB)
 	return writeJSON(p.Out, r)
 }
 
@@ -224,6 +250,17 @@ SELECT 'noop', 'paused', 'failed', 5, now(), now(), 'connection refused: ' || i
 	err := f.conn.QueryRow(ctx, `SELECT coalesce(max(id), 0) FROM onejob.tasks`).Scan(&f.last)
 	f.at = f.last // what was there before is nobody's business
 	return err
+}
+
+// rate inserts tasks at once, and returns how many end in a second.
+func (p besidePlan) rate(ctx context.Context, f *progress, replica *process) (float64, error) {
+	if _, err := f.conn.Exec(ctx, `INSERT INTO onejob.tasks (kind, payload) SELECT 'stamp', '{"sent": 0}' FROM generate_series(1, $1::int)`, p.Tasks); err != nil {
+		return 0, err
+	}
+	f.last += int64(p.Tasks)
+	began := time.Now()
+	ended, err := f.pass(ctx, f.last, []*process{replica})
+	return float64(p.Tasks) / ended.Sub(began).Seconds(), err
 }
 
 // watch takes an overview at once and every two seconds until stop is called, which returns

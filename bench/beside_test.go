@@ -17,7 +17,7 @@ func TestBeside(t *testing.T) {
 	var p besidePlan
 	p.flags(flag.NewFlagSet("", flag.ContinueOnError))
 	p.Out = filepath.Join(t.TempDir(), "beside.json")
-	p.Finished, p.Due, p.Retried, p.Inserts = 3000, 2000, 5000, 20
+	p.Finished, p.Due, p.Retried, p.Inserts, p.Rounds, p.Tasks = 3000, 2000, 5000, 20, 2, 300
 	if err := runBeside(ctx, p); err != nil {
 		t.Fatal(err)
 	}
@@ -34,7 +34,7 @@ func TestBeside(t *testing.T) {
 			t.Errorf("%s: %+v", name, phase)
 		}
 	}
-	if r.OverviewP50MS <= 0 || r.RetryS <= 0 || r.RetryMB <= 0 || r.RetryRatio <= 0 || r.WatchedRatio <= 0 {
+	if r.OverviewP50MS <= 0 || r.RetryS <= 0 || r.RetryMB <= 0 || r.RetryRatio <= 0 || r.WatchedThroughput <= 0 || len(r.AloneRates) != 2 || len(r.WatchedRates) != 2 || r.WatchedRatio <= 0 {
 		t.Errorf("the result is %+v", r)
 	}
 }

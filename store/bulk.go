@@ -74,16 +74,20 @@ type BulkResult struct {
 // they had changed, or they could not be pending beside another task with their unique_key.
 func (r BulkResult) Left() int64 { return r.Matched - r.Affected }
 
-// bulkTasks is how many tasks one transaction changes: so many that half a million take a
-// minute, and so few that their locks are held for some tens of milliseconds.
-const bulkTasks = 1000
+// How many tasks one transaction changes, and how many it counts. Other commits wait while
+// the log of a transaction is written to the disk, so those that change are small.
+const (
+	bulkChanges = 200
+	bulkCounts  = 5000
+)
 
 // ErrFilter says that a filter cannot be used; its text says why.
 var ErrFilter = errors.New("invalid filter")
 
 // Bulk does something to the tasks that a filter chooses, in the order of their ids, in
-// transactions of at most a thousand. It calls progress, if that is not nil, after each. Tasks
-// that come to be chosen only by what happens after the beginning are left out.
+// transactions of at most 200. After each it calls progress, if that is not nil, and pauses
+// for as long as the transaction took. Tasks that come to be chosen only by what happens after
+// the beginning are left out.
 //
 // With an error, what the result counts was done. It returns ErrFilter if the filter cannot be
 // used: then nothing was done.
@@ -105,12 +109,17 @@ func (s *Store) Bulk(ctx context.Context, b Bulk, progress func(BulkResult)) (to
 		Next     *int64
 		Action   *int64
 	}
+	most := bulkChanges
+	if b.Count {
+		most = bulkCounts
+	}
 	next, action := new(int64), (*int64)(nil)
-	for total.Rest = true; next != nil; {
+	for total.Rest = true; ; {
+		began := time.Now()
 		rows, err := actAs(ctx, s, pgx.RowToStructByPos[result], `
 SELECT matched, affected, next_id, action_id
   FROM onejob.bulk(@action::text, @filter::text::jsonb, @after::bigint, @most::int, @spread::bigint * interval '1 microsecond', @recorded::bigint, @count::bool)`,
-			namedArgs{"action": string(b.Action), "filter": string(filter), "after": *next, "most": bulkTasks, "spread": b.Spread.Microseconds(), "recorded": action, "count": b.Count})
+			namedArgs{"action": string(b.Action), "filter": string(filter), "after": *next, "most": most, "spread": b.Spread.Microseconds(), "recorded": action, "count": b.Count})
 		if err != nil {
 			return total, fmt.Errorf("%s tasks: %w", b.Action, filterError(err))
 		}
@@ -120,9 +129,19 @@ SELECT matched, affected, next_id, action_id
 		if progress != nil {
 			progress(total)
 		}
+		if next == nil {
+			total.Rest = false
+			return total, nil
+		}
+		if b.Count {
+			continue
+		}
+		select {
+		case <-ctx.Done():
+			return total, fmt.Errorf("%s tasks: %w", b.Action, context.Cause(ctx))
+		case <-time.After(time.Since(began)):
+		}
 	}
-	total.Rest = false
-	return total, nil
 }
 
 // filterError makes ErrFilter of what onejob.bulk says of its arguments.

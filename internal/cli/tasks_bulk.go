@@ -69,7 +69,7 @@ A filter needs one of them at least, and a task must match all of them. On a ter
 you are asked before anything happens; elsewhere --yes is needed. onejob.actions
 records who did it, the filter, and to how many tasks.
 
-Many tasks are ` + ch.done + ` a thousand at a time. Rows that somebody has locked are left.
+Many tasks are ` + ch.done + ` 200 at a time, with pauses. Rows that somebody has locked are left.
 Interrupt it whenever you like: what was done is done, and the same command goes on.
 
 Exit codes: 0 done, or nothing matched; 1 not to all of them; 2 usage error.`,
