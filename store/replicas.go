@@ -174,10 +174,11 @@ WITH beat AS (
            state        = $3,
            kinds        = $4,
            names        = coalesce($5::jsonb, names),
+           clock_ahead  = greatest(least($6::bigint - (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, 1000000000000000), -1000000000000000) * interval '1 microsecond',
            server       = pg_postmaster_start_time()
      WHERE session = $1
        AND ended_at IS NULL
-)`+replicasSQL, r.Session, r.Running, r.State, notNil(r.Kinds), choices(r))
+)`+replicasSQL, r.Session, r.Running, r.State, notNil(r.Kinds), choices(r), time.Now().UnixMicro())
 	if err != nil {
 		return nil, fmt.Errorf("heartbeat: %w", err)
 	}

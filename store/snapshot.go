@@ -30,11 +30,15 @@ const (
 	// there are more.
 	MostCounted = 10_000
 
+	// MostRated is the same of tasks that came or ended within a minute.
+	MostRated = 2000
+
 	waitingLanes = 1000   // that are looked at, with a limit and without
 	waitingRead  = 50_000 // due rows that are counted in all of them, and as many that are due later
 	shownRunning = 50
 	failedLooked = MostCounted
 
+	shownRates       = 200
 	shownSchedules   = 200
 	shownPaused      = 1000
 	shownOccurrences = 20
@@ -54,6 +58,7 @@ type Overview struct {
 	Now       time.Time // by Postgres' clock, when the first part was read
 	Replicas  Part[ReplicaGlance]
 	Waiting   Part[Waiting]
+	Rates     Part[Rate]
 	Paused    Part[QueueRow]
 	Running   Part[Running]
 	Schedules Part[ScheduleGlance]
@@ -81,13 +86,15 @@ type ReplicaGlance struct {
 	Concurrency int                `db:"concurrency"`
 	Running     int                `db:"running"`
 	State       tasks.ReplicaState `db:"state"`
-	Silent      time.Duration      `db:"silent"` // since its last heartbeat, by Postgres' clock
+	Silent      time.Duration      `db:"silent"`      // since its last heartbeat, by Postgres' clock
+	ClockAhead  *time.Duration     `db:"clock_ahead"` // its wall clock's, of Postgres' clock; nil if it has not said so yet
 	BeganAt     Time               `db:"began_at"`
 }
 
 const replicaGlanceSQL = `
 SELECT session::text, name, host, pid, version, kinds, queues, concurrency, running, state,
-       (least(extract(epoch FROM greatest(clock_timestamp() - heartbeat_at, interval '0')), @longest) * 1000000000)::bigint AS silent, began_at
+       (least(extract(epoch FROM greatest(clock_timestamp() - heartbeat_at, interval '0')), @longest) * 1000000000)::bigint AS silent,
+       CASE WHEN clock_ahead IS NOT NULL THEN (greatest(least(extract(epoch FROM clock_ahead), @longest), -@longest::bigint) * 1000000000)::bigint END AS clock_ahead, began_at
   FROM onejob.replicas
  WHERE ended_at IS NULL
     OR ended_at > statement_timestamp() - interval '10 minutes'
@@ -182,6 +189,55 @@ func countedSQL(lanes, name, limit string) string {
                     LIMIT (SELECT n FROM portion)) first) f
      WHERE l.n > 0`)
 }
+
+// Rate is how many tasks came into a queue and how many ended there, within the last minute.
+type Rate struct {
+	Queue        string `db:"queue"`
+	Enqueued     int64  `db:"enqueued"`
+	EnqueuedMore bool   `db:"enqueued_more"` // there may be more: not all were read
+	Ended        int64  `db:"ended"`
+	EndedMore    bool   `db:"ended_more"`
+}
+
+// ratesSQL reads the newest rows, and those of each final status that ended last. No index
+// has the latter of rows with a keep_for; of these it sees what is among the newest.
+const ratesSQL = `
+WITH minute AS (
+    SELECT statement_timestamp() - interval '1 minute' AS began
+), newest AS MATERIALIZED (
+    SELECT queue, created_at, CASE WHEN keep_for IS NOT NULL THEN finished_at END AS finished_at
+      FROM onejob.tasks
+     ORDER BY id DESC
+     LIMIT @most + 1
+), finished AS MATERIALIZED (
+    SELECT s.status, f.queue
+      FROM (VALUES ('succeeded'), ('failed'), ('cancelled')) s(status)
+     CROSS JOIN LATERAL (
+           SELECT queue
+             FROM onejob.tasks t
+            WHERE t.status = s.status
+              AND finished_at IS NOT NULL
+              AND keep_for IS NULL
+              AND finished_at > (SELECT began FROM minute)
+            ORDER BY finished_at DESC
+            LIMIT @most + 1) f
+), counted AS (
+    SELECT queue, count(*) FILTER (WHERE created_at > began) AS enqueued, count(*) FILTER (WHERE finished_at > began) AS ended
+      FROM newest
+     CROSS JOIN minute
+     GROUP BY queue
+ UNION ALL
+    SELECT queue, 0, count(*)
+      FROM finished
+     GROUP BY queue
+)
+SELECT queue, least(sum(enqueued), @most)::bigint AS enqueued, (SELECT count(*) > @most AND min(created_at) > (SELECT began FROM minute) FROM newest) AS enqueued_more,
+       least(sum(ended), @most)::bigint AS ended, EXISTS (SELECT FROM finished GROUP BY status HAVING count(*) > @most) AS ended_more
+  FROM counted
+ GROUP BY queue
+HAVING sum(enqueued) + sum(ended) > 0
+ ORDER BY sum(enqueued) + sum(ended) DESC, queue
+ LIMIT @queues`
 
 // Running is an attempt that is under way.
 type Running struct {
@@ -308,6 +364,7 @@ func (s *Store) Overview(ctx context.Context) (o Overview, err error) {
 		}
 		part(g, &o.Replicas, pgx.RowToStructByName[ReplicaGlance], replicaGlanceSQL, namedArgs{"replicas": shownReplicas, "longest": longestShown})
 		part(g, &o.Waiting, pgx.RowToStructByName[Waiting], waitingSQL, namedArgs{"lanes": waitingLanes, "most": MostCounted + 1, "read": waitingRead, "longest": longestShown})
+		part(g, &o.Rates, pgx.RowToStructByName[Rate], ratesSQL, namedArgs{"most": MostRated, "queues": shownRates})
 		part(g, &o.Paused, pgx.RowToStructByName[QueueRow], pausedRowsSQL+` LIMIT @paused`, namedArgs{"paused": shownPaused})
 		part(g, &o.Running, pgx.RowToStructByName[Running], runningSQL, namedArgs{"most": MostCounted, "shown": shownRunning, "longest": longestShown})
 		part(g, &o.Schedules, pgx.RowToStructByName[ScheduleGlance], scheduleGlanceSQL, namedArgs{"schedules": shownSchedules, "occurrences": shownOccurrences})

@@ -66,6 +66,9 @@ func TestOverviewHasWhatIsThere(t *testing.T) {
 	if len(o.Waiting.Rows) != 3 {
 		t.Errorf("what waits: %+v", o.Waiting.Rows)
 	}
+	if r := o.Rates.Rows; len(r) != 3 || r[0] != (store.Rate{Queue: "mail", Enqueued: 48}) || r[1].Queue != "default" || r[1].Enqueued != 10 || r[1].Ended > 1 || r[2] != (store.Rate{Queue: "other", Enqueued: 1}) {
+		t.Errorf("what came and went: %+v", r)
+	}
 	if len(o.Running.Rows) != 1 {
 		t.Fatalf("what runs: %+v", o.Running.Rows)
 	}
@@ -83,9 +86,38 @@ func TestOverviewHasWhatIsThere(t *testing.T) {
 	if len(o.Replicas.Rows) != 1 || o.Replicas.Rows[0].Session != b.session || o.Replicas.Rows[0].Silent < 0 || o.Replicas.Rows[0].Silent > time.Minute {
 		t.Errorf("the replicas: %+v", o.Replicas.Rows)
 	}
+	if ahead := o.Replicas.Rows[0].ClockAhead; ahead != nil {
+		t.Errorf("before its first heartbeat a replica's clock is %v ahead", ahead)
+	}
+	if _, err := b.Beat(t.Context(), tasks.Replica{Session: b.session, State: tasks.ReplicaWorking}); err != nil {
+		t.Fatal(err)
+	}
+	if ahead := b.overview().Replicas.Rows[0].ClockAhead; ahead == nil || ahead.Abs() > 30*time.Second {
+		t.Errorf("a replica's clock is %v ahead, on the same machine", ahead)
+	}
+	b.sql(`UPDATE onejob.replicas SET clock_ahead = interval '-7 seconds'`)
+	if ahead := b.overview().Replicas.Rows[0].ClockAhead; ahead == nil || *ahead != -7*time.Second {
+		t.Errorf("a replica's clock is %v ahead, want -7 s", ahead)
+	}
 	b.sql(`UPDATE onejob.schedules SET next_at = now() - interval '2 minutes'`)
 	if o := b.overview(); !o.Schedules.Rows[0].Behind {
 		t.Errorf("a schedule that was due two minutes ago is not behind")
+	}
+}
+
+// What ended counts for a minute, with its keep_for or without; more than is read is a lower bound.
+func TestRates(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.sql(`INSERT INTO onejob.tasks (kind, queue, status, finished_at, created_at) SELECT 'noop', 'old', 'succeeded', now() - interval '2 minutes', now() - interval '1 hour' FROM generate_series(1, 3)`)
+	b.sql(`INSERT INTO onejob.tasks (kind, queue, status, finished_at, created_at) SELECT 'noop', 'done', s, now(), now() - interval '1 hour' FROM unnest('{succeeded,succeeded,failed,cancelled}'::text[]) s`)
+	b.sql(`INSERT INTO onejob.tasks (kind, queue, status, finished_at, keep_for) VALUES ('noop', 'kept', 'succeeded', now(), '1 year')`)
+	if got, want := fmt.Sprint(b.overview().Rates.Rows), "[{done 0 false 4 false} {kept 1 false 1 false}]"; got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	b.sql(`INSERT INTO onejob.tasks (kind, queue, status, finished_at) SELECT 'noop', 'many', 'succeeded', now() FROM generate_series(1, $1)`, store.MostRated+2)
+	if got, want := fmt.Sprint(b.overview().Rates.Rows), fmt.Sprintf("[{many %d true %[1]d true} {done 0 true 2 true}]", store.MostRated); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
 	}
 }
 

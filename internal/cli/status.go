@@ -197,6 +197,8 @@ func statusBlocks(s *snapshot.Snapshot) []watch.Block {
 		whole("DUE", func(q snapshot.Queue) any { return q.Due }),
 		whole("OLDEST", func(q snapshot.Queue) any { return oldest(q) }),
 		whole("LATER", func(q snapshot.Queue) any { return q.Later }),
+		whole("IN/MIN", func(q snapshot.Queue) any { return q.Enqueued }),
+		whole("OUT/MIN", func(q snapshot.Queue) any { return q.Ended }),
 		whole("REPLICAS", func(q snapshot.Queue) any { return q.Replicas }),
 		short("KINDS", func(q snapshot.Queue) any { return strings.Join(q.Kinds, ",") }),
 		short("PAUSED", func(q snapshot.Queue) any { return pausedBy(q) }))
@@ -226,6 +228,7 @@ func statusBlocks(s *snapshot.Snapshot) []watch.Block {
 		whole("STATE", func(r snapshot.Replica) any { return stateOf(r) }),
 		whole("RUNNING", func(r snapshot.Replica) any { return fmt.Sprintf("%d/%d", r.Running, r.Concurrency) }),
 		whole("HEARTBEAT", func(r snapshot.Replica) any { return heartbeat(r) }),
+		whole("CLOCK", func(r snapshot.Replica) any { return r.Clock() }),
 		short("HOST", func(r snapshot.Replica) any { return r.Host }),
 		short("VERSION", func(r snapshot.Replica) any { return r.Version }),
 		short("QUEUES", func(r snapshot.Replica) any { return allOr(r.Queues) }))

@@ -58,6 +58,7 @@ const (
 	BlockReplicas  = "replicas"
 	BlockQueues    = "queues"
 	BlockPaused    = "paused"
+	BlockRates     = "rates"
 	BlockRunning   = "running"
 	BlockSchedules = "schedules"
 	BlockFailures  = "failures"
@@ -113,8 +114,24 @@ type Replica struct {
 	Running     int                `json:"running"`
 	Concurrency int                `json:"concurrency"`
 	Heartbeat   Seconds            `json:"heartbeat_age_seconds"` // it is written while the leases are valid
+	ClockAhead  *Seconds           `json:"clock_ahead_seconds"`   // of Postgres' clock; null: it has not said so yet
 	BeganAt     store.Time         `json:"began_at"`
 	Session     string             `json:"session"`
+}
+
+// Clock says how far a live replica's wall clock is ahead of Postgres' clock, or behind it.
+func (r Replica) Clock() string {
+	if r.ClockAhead == nil || !r.Live() {
+		return ""
+	}
+	ahead := time.Duration(*r.ClockAhead)
+	switch {
+	case ahead.Abs() < 100*time.Millisecond:
+		return "right"
+	case ahead < 0:
+		return fmt.Sprintf("%v behind", Seconds(-ahead))
+	}
+	return fmt.Sprintf("%v ahead", Seconds(ahead))
 }
 
 // Live reports whether the replica has not ended.
@@ -156,6 +173,8 @@ type Queue struct {
 	Due       Count    `json:"due"`
 	OldestDue Seconds  `json:"oldest_due_seconds"`
 	Later     Count    `json:"later"` // due at some later time, such as retries; without parked tasks
+	Enqueued  Count    `json:"enqueued_last_minute"`
+	Ended     Count    `json:"ended_last_minute"` // for good
 	Kinds     []string `json:"kinds"`
 	Replicas  int      `json:"replicas"` // live ones that serve it
 	Paused    *Pause   `json:"paused"`   // null: it is not

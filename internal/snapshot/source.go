@@ -142,6 +142,7 @@ type kept struct {
 	waiting   block[store.Waiting]
 	paused    block[store.QueueRow]
 	running   block[store.Running]
+	rates     block[store.Rate]
 	schedules block[store.ScheduleGlance]
 	failures  block[store.Failure]
 	limits    block[Limit]
@@ -190,11 +191,12 @@ func (s *Source) take(ctx context.Context) *Snapshot {
 	asking.Wait()
 	if snap.Err = err; err != nil {
 		// Each block is as old as it is; the reason is the same for all.
-		o.Replicas.Err, o.Waiting.Err, o.Paused.Err, o.Running.Err, o.Schedules.Err, o.Failures.Err, o.Overlaps.Err, o.Held.Err = err, err, err, err, err, err, err, err
+		o.Replicas.Err, o.Waiting.Err, o.Rates.Err, o.Paused.Err, o.Running.Err, o.Schedules.Err, o.Failures.Err, o.Overlaps.Err, o.Held.Err = err, err, err, err, err, err, err, err, err
 	}
 	replicas := renew(snap, &s.kept.replicas, BlockReplicas, o.Replicas.Rows, o.Replicas.Err)
 	waiting := renew(snap, &s.kept.waiting, BlockQueues, o.Waiting.Rows, o.Waiting.Err)
 	paused := renew(snap, &s.kept.paused, BlockPaused, o.Paused.Rows, o.Paused.Err)
+	rates := renew(snap, &s.kept.rates, BlockRates, o.Rates.Rows, o.Rates.Err)
 	running := renew(snap, &s.kept.running, BlockRunning, o.Running.Rows, o.Running.Err)
 	schedules := renew(snap, &s.kept.schedules, BlockSchedules, o.Schedules.Rows, o.Schedules.Err)
 	failures := renew(snap, &s.kept.failures, BlockFailures, o.Failures.Rows, o.Failures.Err)
@@ -209,7 +211,7 @@ func (s *Source) take(ctx context.Context) *Snapshot {
 	snap.Leader = leader
 	snap.Now = cmp.Or(o.Now, snap.At)
 	snap.Replicas = append(snap.Replicas, replicasOf(replicas, leader)...)
-	snap.Queues = append(snap.Queues, queuesOf(waiting, paused, snap.Replicas)...)
+	snap.Queues = append(snap.Queues, queuesOf(waiting, rates, paused, snap.Replicas)...)
 	snap.Limits = append(snap.Limits, withDue(limits, waiting)...)
 	for _, r := range running {
 		snap.Running.Count = countOf(r.All, false)
@@ -279,7 +281,7 @@ func replicasOf(rows []store.ReplicaGlance, leader *Leader) (list []Replica) {
 	for _, r := range rows {
 		list = append(list, Replica{
 			Name: r.Name, State: r.State, Leads: leader != nil && leader.Session == r.Session, Host: r.Host, PID: r.PID, Version: r.Version,
-			Queues: r.Queues, Kinds: r.Kinds, Running: r.Running, Concurrency: r.Concurrency, Heartbeat: Seconds(r.Silent), BeganAt: r.BeganAt, Session: r.Session,
+			Queues: r.Queues, Kinds: r.Kinds, Running: r.Running, Concurrency: r.Concurrency, Heartbeat: Seconds(r.Silent), ClockAhead: (*Seconds)(r.ClockAhead), BeganAt: r.BeganAt, Session: r.Session,
 		})
 	}
 	slices.SortStableFunc(list, func(a, b Replica) int { // live ones first
@@ -298,16 +300,19 @@ func rank(r Replica) int {
 func countOf(n int64, more bool) Count { return Count{N: n, More: more} }
 
 // queuesOf adds up what waits in each queue.
-func queuesOf(rows []store.Waiting, paused []store.QueueRow, replicas []Replica) (list []Queue) {
+func queuesOf(rows []store.Waiting, rates []store.Rate, paused []store.QueueRow, replicas []Replica) (list []Queue) {
 	index := map[string]int{}
-	for _, r := range rows {
-		i, ok := index[r.Queue]
+	called := func(name string) *Queue {
+		i, ok := index[name]
 		if !ok {
 			i = len(list)
-			index[r.Queue] = i
-			list = append(list, Queue{Name: r.Queue, Replicas: serving(replicas, r.Queue)})
+			index[name] = i
+			list = append(list, Queue{Name: name, Kinds: []string{}, Replicas: serving(replicas, name)})
 		}
-		q := &list[i]
+		return &list[i]
+	}
+	for _, r := range rows {
+		q := called(r.Queue)
 		q.Due = Count{q.Due.N + r.Due, q.Due.More || r.DueMore}
 		q.Later = Count{q.Later.N + r.Later, q.Later.More || r.LaterMore}
 		q.OldestDue = max(q.OldestDue, Seconds(r.Oldest))
@@ -315,22 +320,21 @@ func queuesOf(rows []store.Waiting, paused []store.QueueRow, replicas []Replica)
 			q.Kinds = append(q.Kinds, r.Kind)
 		}
 	}
-	// Queues in which nothing waits are there as well, if a replica names them.
+	// Queues in which nothing waits are there as well, if something happened in them or a
+	// replica names them.
+	for _, r := range rates {
+		q := called(r.Queue)
+		q.Enqueued, q.Ended = countOf(r.Enqueued, r.EnqueuedMore && r.Enqueued > 0), countOf(r.Ended, r.EndedMore && r.Ended > 0)
+	}
 	for _, r := range replicas {
 		for _, name := range r.Queues {
-			if _, ok := index[name]; !ok && r.Live() {
-				index[name] = len(list)
-				list = append(list, Queue{Name: name, Kinds: []string{}, Replicas: serving(replicas, name)})
+			if r.Live() {
+				called(name)
 			}
 		}
 	}
 	for _, p := range paused {
-		i, ok := index[p.Name]
-		if !ok {
-			i = len(list)
-			list = append(list, Queue{Name: p.Name, Kinds: []string{}, Replicas: serving(replicas, p.Name)})
-		}
-		list[i].Paused = pauseOf(&p.PausedUntil, &p.PausedAt, &p.PausedBy, p.Reason)
+		called(p.Name).Paused = pauseOf(&p.PausedUntil, &p.PausedAt, &p.PausedBy, p.Reason)
 	}
 	slices.SortFunc(list, func(a, b Queue) int {
 		return cmp.Or(cmp.Compare(b.OldestDue, a.OldestDue), strings.Compare(a.Name, b.Name))

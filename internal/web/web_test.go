@@ -35,6 +35,7 @@ func (c *cluster) Overview(context.Context) (store.Overview, error) {
 	o := store.Overview{Now: now.At}
 	o.Replicas.Rows = []store.ReplicaGlance{{Name: c.text, Host: c.text, Version: c.text, Queues: []string{c.text}, Kinds: []string{c.text}, State: tasks.ReplicaWorking}}
 	o.Waiting.Rows = []store.Waiting{{Queue: c.text, Kind: "unknown" + c.text, Limit: c.text, Due: 3}}
+	o.Rates.Rows = []store.Rate{{Queue: c.text, Enqueued: 4, Ended: 10000, EndedMore: true}}
 	c.running++
 	o.Running.Rows = []store.Running{{ID: 9007199254740993, All: c.running, Kind: c.text, Payload: &c.text, LockKey: &c.text, Replica: c.text, StartedAt: now}}
 	o.Schedules.Rows = []store.ScheduleGlance{{Name: c.text, Cron: c.text, TimeZone: c.text, Kind: c.text, Enabled: true, NextAt: &now, DueAt: []time.Time{now.At}, TaskIDs: []int64{5}, Became: []string{"succeeded"}},
