@@ -49,6 +49,12 @@ import (
 // What was picked of what was shown is found by grouping. Of both Postgres expects one
 // row, and would join them by comparing each with each.
 //
+// A row that was shown is found again by its place in the table (ctid): that reads one page,
+// and an index three or four. If it has a new version by now, that one is somewhere else, and
+// the row is passed over. Nobody can move a row that is locked, so takeSQL finds what was
+// picked by its place, too; without index scans, or it would read a whole index as long as
+// the table is small when its plan is made.
+//
 // The subqueries with LIMIT 1, where NOT EXISTS would do, keep the planner from
 // a join: it would read all that is running, or by a bad guess the whole table.
 // And the CASE hides from it that tasks_pending could find a row by its id, which
@@ -145,10 +151,10 @@ lanes AS (
      ORDER BY lane >> 52, run_at, id
      LIMIT @max::bigint + 1
 ), shown AS MATERIALIZED (
-    SELECT h.lane, h.lane >> 52 AS urgency, t.run_at, t.id, t.lock_key, t.place = h.allotted AS last, coalesce(h.busy ? t.lock_key, false) AS known
+    SELECT h.lane, h.lane >> 52 AS urgency, t.run_at, t.id, t.tuple, t.lock_key, t.place = h.allotted AS last, coalesce(h.busy ? t.lock_key, false) AS known
       FROM heads h
      CROSS JOIN LATERAL (
-           SELECT run_at, id, lock_key, row_number() OVER (ORDER BY run_at, id) AS place
+           SELECT run_at, id, ctid AS tuple, lock_key, row_number() OVER (ORDER BY run_at, id) AS place
              FROM onejob.tasks
             WHERE status = 'pending'
               AND {limit}
@@ -166,11 +172,11 @@ lanes AS (
      ORDER BY urgency, run_at, id
      LIMIT 1
 ), freed AS (  -- marks
-    SELECT m.lane >> 52 AS urgency, t.run_at, t.id, k.lock_key  -- marks
+    SELECT m.lane >> 52 AS urgency, t.run_at, t.id, t.tuple, k.lock_key  -- marks
       FROM marks m  -- marks
      CROSS JOIN LATERAL jsonb_object_keys(m.busy) AS k(lock_key)  -- marks
      CROSS JOIN LATERAL (  -- marks
-           SELECT run_at, id  -- marks
+           SELECT run_at, id, ctid AS tuple  -- marks
              FROM onejob.tasks  -- marks
             WHERE status = 'pending'  -- marks
               AND {limit}  -- marks
@@ -182,13 +188,13 @@ lanes AS (
        AND (SELECT true FROM onejob.tasks r  -- marks
              WHERE r.status = 'running' AND coalesce(r.lock_key, r.id::text) = k.lock_key LIMIT 1) IS NULL  -- marks
 ), candidates AS (
-    SELECT urgency, run_at, id FROM shown WHERE lock_key IS NULL
+    SELECT urgency, run_at, id, tuple FROM shown WHERE lock_key IS NULL
  UNION ALL
-    SELECT urgency, run_at, id
-      FROM (SELECT DISTINCT ON (lock_key) urgency, run_at, id
-              FROM (SELECT urgency, run_at, id, lock_key FROM shown WHERE lock_key IS NOT NULL AND NOT known
+    SELECT urgency, run_at, id, tuple
+      FROM (SELECT DISTINCT ON (lock_key) urgency, run_at, id, tuple
+              FROM (SELECT urgency, run_at, id, tuple, lock_key FROM shown WHERE lock_key IS NOT NULL AND NOT known
                  UNION ALL  -- marks
-                    SELECT urgency, run_at, id, lock_key FROM freed  -- marks
+                    SELECT urgency, run_at, id, tuple, lock_key FROM freed  -- marks
                    ) keyed
              ORDER BY lock_key, urgency, run_at, id) first_of_its_key
 ), picked AS MATERIALIZED (
@@ -202,7 +208,8 @@ lanes AS (
      CROSS JOIN LATERAL (
            SELECT id
              FROM onejob.tasks p
-            WHERE id = c.id
+            WHERE ctid = c.tuple
+              AND id = c.id
               AND CASE WHEN status <> 'pending' OR run_at > statement_timestamp() OR id = ANY (@avoid)
                          OR ({limit}) IS NOT TRUE OR kind <> ALL (@kinds) OR cardinality(@queues) > 0 AND queue <> ALL (@queues)
                          OR queue = ANY ((SELECT queues FROM paused)::text[]) THEN false
@@ -215,7 +222,7 @@ lanes AS (
     SELECT urgency, run_at, id  -- marks
       FROM (SELECT * FROM bound WHERE @strictly  -- marks
          UNION ALL  -- marks
-           (SELECT * FROM picked WHERE (SELECT count(*) FROM picked) = @max ORDER BY urgency DESC, run_at DESC, id DESC LIMIT 1)) both_ends  -- marks
+           (SELECT urgency, run_at, id FROM picked WHERE (SELECT count(*) FROM picked) = @max ORDER BY urgency DESC, run_at DESC, id DESC LIMIT 1)) both_ends  -- marks
      ORDER BY urgency, run_at, id  -- marks
      LIMIT 1  -- marks
 ), dealt_with AS MATERIALIZED (  -- marks
@@ -239,13 +246,15 @@ lanes AS (
      GROUP BY lane  -- marks
 )
 SELECT set_config('onejob.claimed', p.ids::text, false),
+       set_config('onejob.tuples', p.tuples::text, true),
+       set_config('enable_indexscan', 'off', true),
        cardinality(p.ids),
        EXISTS (SELECT FROM bound) OR (SELECT count(*) FROM heads) >= @max,
        coalesce(pg_postmaster_start_time() <> @server::timestamptz, false),
        (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::bigint,
        (SELECT count(*) FROM shown) > cardinality(p.ids)
        , e.lanes, e.run_ats, e.ids, e.keys  -- marks
-  FROM (SELECT coalesce(array_agg(id), '{}') AS ids FROM picked) p
+  FROM (SELECT coalesce(array_agg(id), '{}') AS ids, coalesce(array_agg(tuple), '{}') AS tuples FROM picked) p
  CROSS JOIN (  -- marks
        SELECT array_agg(lane) AS lanes, array_agg(greatest(run_at, '0001-01-01 UTC')) AS run_ats, array_agg(id) AS ids, array_agg(to_jsonb(keys)) AS keys  -- marks
          FROM ends LEFT JOIN busy USING (lane)) e  -- marks`
@@ -273,11 +282,11 @@ func readChosen(row pgx.Row, plain bool) (c chosen, err error) {
 	var lanes, ids []int64
 	var runAts []time.Time
 	var keys [][]string
-	var claimed string
+	var setting string
 	var micros int64
-	into := []any{&claimed, &c.picked, &c.more, &c.other, &micros, &c.left, &lanes, &runAts, &ids, &keys}
+	into := []any{&setting, &setting, &setting, &c.picked, &c.more, &c.other, &micros, &c.left, &lanes, &runAts, &ids, &keys}
 	if plain {
-		into = into[:6]
+		into = into[:8]
 	}
 	if err := row.Scan(into...); err != nil {
 		return c, err

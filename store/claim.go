@@ -54,7 +54,7 @@ UPDATE onejob.tasks
        session    = @session,
        replica    = @replica,
        started_at = clock_timestamp()
- WHERE id = ANY (current_setting('onejob.claimed')::bigint[])
+ WHERE ctid = ANY (current_setting('onejob.tuples')::tid[])
 RETURNING id, fence, pg_column_size(payload), lock_key IS NULL AND crashes = 0 AND stalls = 0`
 
 // forgetSQL leaves the connection as it was: behind a pooler somebody else may be next.
