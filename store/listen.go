@@ -37,7 +37,10 @@ const (
 // error. The first call of wake, with SignalListening, comes when a notification
 // that was sent over the pool has been heard; Listen returns ErrDeaf if it was not.
 // Notifications only save waiting: without them the next poll finds everything.
-func (s *Store) Listen(ctx context.Context, wake func(tasks.Signal)) error {
+//
+// With SignalDue comes the notification's word: that of the transaction that enqueued tasks,
+// or "" if all replicas are asked to claim.
+func (s *Store) Listen(ctx context.Context, wake func(tasks.Signal, string)) error {
 	if at := s.deafAt.Load(); at != nil {
 		select {
 		case <-time.After(deafPause - time.Since(*at)):
@@ -58,17 +61,17 @@ func (s *Store) Listen(ctx context.Context, wake func(tasks.Signal)) error {
 		return fmt.Errorf("listen: %w", err)
 	}
 	s.deafAt.Store(nil)
-	wake(tasks.SignalListening)
+	wake(tasks.SignalListening, "")
 	for {
-		channel, err := nextNotification(ctx, conn)
+		n, err := nextNotification(ctx, conn)
 		if err != nil {
 			return fmt.Errorf("listen: %w", err)
 		}
-		switch channel {
+		switch n.Channel {
 		case "onejob_due":
-			wake(tasks.SignalDue)
+			wake(tasks.SignalDue, n.Payload)
 		case "onejob_cancel":
-			wake(tasks.SignalCancel)
+			wake(tasks.SignalCancel, "")
 		}
 	}
 }
@@ -131,23 +134,23 @@ func (s *Store) shared(ctx context.Context, conn *pgx.Conn) bool {
 // nextNotification waits for a notification. It returns an error if the connection
 // breaks, or does not answer: TCP alone may not notice for a long time that the
 // other side is gone, as long as nothing is sent.
-func nextNotification(ctx context.Context, conn *pgx.Conn) (channel string, err error) {
+func nextNotification(ctx context.Context, conn *pgx.Conn) (*pgconn.Notification, error) {
 	for {
 		waiting, cancel := context.WithTimeout(ctx, listenPing)
 		n, err := conn.WaitForNotification(waiting)
 		silent := waiting.Err() != nil && ctx.Err() == nil
 		cancel()
 		if err == nil {
-			return n.Channel, nil
+			return n, nil
 		}
 		if !silent || conn.IsClosed() {
-			return "", err
+			return nil, err
 		}
 		ping, cancel := context.WithTimeout(ctx, pingTimeout)
 		err = conn.Ping(ping)
 		cancel()
 		if err != nil {
-			return "", fmt.Errorf("the connection is silent: %w", err)
+			return nil, fmt.Errorf("the connection is silent: %w", err)
 		}
 	}
 }
@@ -174,4 +177,14 @@ func closeConn(conn *pgx.Conn) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	_ = conn.Close(ctx)
+}
+
+// WakeAll asks all replicas to claim.
+func (s *Store) WakeAll(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	if _, err := s.pool.Exec(ctx, `SELECT pg_notify('onejob_due', '')`); err != nil {
+		return fmt.Errorf("wake replicas: %w", err)
+	}
+	return nil
 }

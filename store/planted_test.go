@@ -444,6 +444,7 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 	ok("PurgeActions", err)
 	_, err = b.PauseSchedule(ctx, "none", "a test", time.Time{}, time.Hour)
 	ok("PauseSchedule", err)
+	ok("WakeAll", b.WakeAll(ctx))
 	_, err = b.ResumeSchedule(ctx, "none")
 	ok("ResumeSchedule", err)
 	_, err = b.EnableSchedule(ctx, "x", true)
@@ -455,7 +456,7 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 
 	listening, stop := context.WithCancel(ctx)
 	defer stop()
-	if err := b.Listen(listening, func(tasks.Signal) { stop() }); listening.Err() == nil && !(b.Pooled() && errors.Is(err, store.ErrDeaf)) {
+	if err := b.Listen(listening, func(tasks.Signal, string) { stop() }); listening.Err() == nil && !(b.Pooled() && errors.Is(err, store.ErrDeaf)) {
 		t.Errorf("Listen: %v", err)
 	}
 	return append(ran, "Listen", "Pool", "Pooled", "Close", "TurnStuck", "Forget", "Expensive") // the last six run no statement

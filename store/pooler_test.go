@@ -34,7 +34,7 @@ func TestThroughATransactionPooler(t *testing.T) {
 
 	ctx, stop := context.WithCancel(t.Context())
 	signals, ended := make(chan tasks.Signal, 10), make(chan error, 1)
-	go func() { ended <- b.Listen(ctx, func(s tasks.Signal) { signals <- s }) }()
+	go func() { ended <- b.Listen(ctx, func(s tasks.Signal, _ string) { signals <- s }) }()
 	equal(t, "the first signal", <-signals, tasks.SignalListening)
 	if _, err := b.Enqueue(t.Context(), store.NewTask{Kind: "noop", LockKey: "k", Payload: jsonOf(`{"a": 1}`)}); err != nil {
 		t.Fatal(err)
@@ -164,14 +164,14 @@ func TestListenThroughAPoolerIsDeaf(t *testing.T) {
 			}
 			long, cancelLong := context.WithTimeout(ctx, time.Minute)
 			defer cancelLong()
-			err := b.Listen(long, func(tasks.Signal) { t.Error("it claims to hear"); cancelLong() })
+			err := b.Listen(long, func(tasks.Signal, string) { t.Error("it claims to hear"); cancelLong() })
 			if !errors.Is(err, store.ErrDeaf) {
 				t.Errorf("Listen returned %v", err)
 			}
 			// It is not tried again at once.
 			soon, cancel := context.WithTimeout(ctx, time.Second)
 			defer cancel()
-			if err := b.Listen(soon, func(tasks.Signal) {}); !errors.Is(err, context.DeadlineExceeded) {
+			if err := b.Listen(soon, func(tasks.Signal, string) {}); !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("the second Listen returned %v", err)
 			}
 			stop()
@@ -198,7 +198,7 @@ func TestListenNoticesThatTheConnectionIsCutOff(t *testing.T) {
 	u.Host = way.Addr
 	s := open(t, store.Config{DSN: b.dsn, ListenDSN: u.String()})
 	signals, ended := make(chan tasks.Signal, 10), make(chan error, 1)
-	go func() { ended <- s.Listen(t.Context(), func(s tasks.Signal) { signals <- s }) }()
+	go func() { ended <- s.Listen(t.Context(), func(s tasks.Signal, _ string) { signals <- s }) }()
 	equal(t, "the first signal", <-signals, tasks.SignalListening)
 	way.Cut()
 	select {

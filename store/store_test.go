@@ -219,7 +219,7 @@ func TestListenReturnsAnErrorWhenItsConnectionEnds(t *testing.T) {
 	b := newBench(t)
 	signals := make(chan tasks.Signal, 100)
 	ended := make(chan error, 1)
-	go func() { ended <- b.Listen(t.Context(), func(s tasks.Signal) { signals <- s }) }()
+	go func() { ended <- b.Listen(t.Context(), func(s tasks.Signal, _ string) { signals <- s }) }()
 	heard := func(want tasks.Signal) {
 		t.Helper()
 		select {

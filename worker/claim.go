@@ -16,7 +16,8 @@ type claimStore interface {
 	Claim(context.Context, tasks.Claim) (tasks.Claimed, error)
 	LookBehind(context.Context, tasks.Claim) (some bool, err error)
 	UnknownKinds(ctx context.Context, known []string) ([]string, error)
-	Listen(ctx context.Context, wake func(tasks.Signal)) error
+	Listen(ctx context.Context, wake func(s tasks.Signal, word string)) error
+	WakeAll(ctx context.Context) error
 }
 
 // maxClaim is how many tasks one claim takes. Larger claims make a task no cheaper.
@@ -149,6 +150,9 @@ func (w *Worker) claimSome(ctx context.Context) (more, asked bool, err error) {
 	if err != nil {
 		w.replyLost.Store(true)
 	}
+	if err == nil && claimed.More && w.running.count() >= w.cfg.Concurrency {
+		notify(w.full)
+	}
 	return claimed.More, true, err
 }
 
@@ -274,7 +278,7 @@ func (w *Worker) tick(ctx context.Context) {
 // listen keeps a LISTEN connection open until ctx ends.
 func (w *Worker) listen(ctx context.Context) {
 	for failures := 0; ctx.Err() == nil; {
-		err := w.cfg.Store.Listen(ctx, func(s tasks.Signal) {
+		err := w.cfg.Store.Listen(ctx, func(s tasks.Signal, word string) {
 			if s == tasks.SignalListening && failures > 0 {
 				w.cfg.Log.Info("listen_recovered")
 				failures = 0
@@ -282,8 +286,11 @@ func (w *Worker) listen(ctx context.Context) {
 			if s != tasks.SignalDue {
 				notify(w.look)
 			}
-			if s != tasks.SignalCancel {
+			switch s {
+			case tasks.SignalListening:
 				w.claimSoon()
+			case tasks.SignalDue:
+				w.heard(word)
 			}
 		})
 		if ctx.Err() != nil {

@@ -100,10 +100,12 @@ func (s *fakeStore) CancelRequests(context.Context, string) ([]int64, error)    
 func (s *fakeStore) Held(context.Context, string) ([]*tasks.Task, error)          { return nil, nil }
 func (s *fakeStore) Limited(context.Context) (bool, error)                        { return false, nil }
 func (s *fakeStore) LookBehind(context.Context, tasks.Claim) (bool, error)        { return false, nil }
-func (s *fakeStore) Listen(ctx context.Context, _ func(tasks.Signal)) error {
+func (s *fakeStore) Listen(ctx context.Context, _ func(tasks.Signal, string)) error {
 	<-ctx.Done()
 	return ctx.Err()
 }
+
+func (s *fakeStore) WakeAll(context.Context) error { return nil }
 
 // run runs a worker on one task until its completion is written.
 func run(t *testing.T, locks *fakeLocker, db *fakeStore, kind tasks.Kind) tasks.Completion {

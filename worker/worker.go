@@ -51,6 +51,7 @@ type Worker struct {
 	wake     chan struct{} // tasks may be due
 	look     chan struct{} // there may be cancel requests
 	bereaved chan struct{} // another replica is dead
+	full     chan struct{} // tasks are due, and there is no free slot for them
 	shutdown shutdown
 	leader   leader
 	members  *members
@@ -58,6 +59,7 @@ type Worker struct {
 	lockGate lockGate
 	serving  atomic.Pointer[serving]
 	running  running
+	wakeups  wakeups
 	payloads payloads // claim's own
 	limits   *limits
 
@@ -78,7 +80,7 @@ func New(cfg Config) (*Worker, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	w := &Worker{cfg: cfg, wake: make(chan struct{}, 1), look: make(chan struct{}, 1), bereaved: make(chan struct{}, 1)}
+	w := &Worker{cfg: cfg, wake: make(chan struct{}, 1), look: make(chan struct{}, 1), bereaved: make(chan struct{}, 1), full: make(chan struct{}, 1)}
 	w.schedule, _ = ParsePoll(cfg.Poll) // was validated
 	w.shutdown.forced = make(chan struct{})
 	host, _ := os.Hostname()
@@ -141,6 +143,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	helping.Go(func() { w.watchCancels(work) })
 	if !w.cfg.PollOnly {
 		helping.Go(func() { w.listen(work) })
+		helping.Go(func() { w.wakeOthers(intake) })
 	}
 
 	w.claim(intake)

@@ -267,6 +267,33 @@ func BenchmarkIdle(b *testing.B) {
 	}
 }
 
+// BenchmarkHerd measures what a task costs Postgres that is inserted alone, 100 a second, among
+// so many replicas: all of them hear of it.
+func BenchmarkHerd(b *testing.B) {
+	for _, replicas := range []int{1, 8, 80} {
+		b.Run(fmt.Sprint(replicas), func(b *testing.B) {
+			db := database(b, map[string]string{"max_connections": "1000"})
+			server := startConsul(b, 10_000)
+			stop := startReplicas(b, db, server, replicas)
+			defer stop()
+			time.Sleep(15 * time.Second) // they have all seen each other come
+			for b.Loop() {
+				const inserts = 2000
+				pg, began := used(b, "postgres"), time.Now()
+				for i := range inserts {
+					time.Sleep(time.Until(began.Add(time.Duration(i) * 10 * time.Millisecond)))
+					execute(b, db, `INSERT INTO onejob.tasks (kind) VALUES ('noop')`)
+				}
+				took := time.Since(began)
+				b.ReportMetric((used(b, "postgres")-pg).Seconds()*1e6/inserts, "postgres-us/task")
+				b.ReportMetric(inserts/took.Seconds(), "tasks/s")
+				b.ReportMetric(number(b, db, `SELECT 1000 * percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM started_at - created_at))::float8 FROM onejob.tasks WHERE started_at IS NOT NULL`), "pickup-p50-ms")
+				b.ReportMetric(number(b, db, `SELECT 1000 * percentile_cont(0.99) WITHIN GROUP (ORDER BY extract(epoch FROM started_at - created_at))::float8 FROM onejob.tasks WHERE started_at IS NOT NULL`), "pickup-p99-ms")
+			}
+		})
+	}
+}
+
 // BenchmarkFullLimits measures how many connections a replica has to Consul
 // while rows wait for so many limits that are full.
 func BenchmarkFullLimits(b *testing.B) {

@@ -134,7 +134,7 @@ func checkPostgres(ctx context.Context, cfg Config, report reporter, warn func(w
 		listening, stop := context.WithCancel(ctx)
 		defer stop()
 		heard := false
-		err := db.Listen(listening, func(tasks.Signal) { heard = true; stop() })
+		err := db.Listen(listening, func(tasks.Signal, string) { heard = true; stop() })
 		switch {
 		case heard:
 			report("listen", nil, "notifications arrive")

@@ -129,10 +129,13 @@ func (s *Store) Held(ctx context.Context, session string) ([]*tasks.Task, error)
 }
 
 // Listen implements worker.Store. Nobody is woken: the worker looks every second.
-func (s *Store) Listen(ctx context.Context, _ func(tasks.Signal)) error {
+func (s *Store) Listen(ctx context.Context, _ func(tasks.Signal, string)) error {
 	<-ctx.Done()
 	return ctx.Err()
 }
+
+// WakeAll implements worker.Store. Nobody hears it.
+func (s *Store) WakeAll(context.Context) error { return nil }
 
 // The list of replicas.
 

@@ -1,0 +1,62 @@
+package worker
+
+import (
+	"fmt"
+	"testing"
+
+	"onejob/boottime"
+	"onejob/tasks"
+)
+
+// All replicas agree on who claims first, and each does so as often as it has free slots.
+func TestPlace(t *testing.T) {
+	now := boottime.Now()
+	replica := func(session string, change func(*member)) member {
+		r := member{tasks.Replica{Session: session, State: tasks.ReplicaWorking, Kinds: []string{"noop"}, Concurrency: 10}, now}
+		if change != nil {
+			change(&r)
+		}
+		return r
+	}
+	m := &members{seen: map[string]member{}}
+	for _, r := range []member{
+		replica("a", nil), replica("b", nil),
+		replica("half full", func(r *member) { r.Running = 5 }),
+		replica("full", func(r *member) { r.Running = 10 }),
+		replica("more than full", func(r *member) { r.Running = 12 }),
+		replica("silent", func(r *member) { r.since = now.Add(-2 * doubt) }),
+		replica("stopping", func(r *member) { r.State = tasks.ReplicaStopping }),
+		replica("dead", func(r *member) { r.State = tasks.ReplicaDead }),
+		replica("other kinds", func(r *member) { r.Kinds = []string{"http"} }),
+		replica("other queues", func(r *member) { r.Queues = []string{"mail"} }),
+	} {
+		m.seen[r.Session] = r
+	}
+	first := map[string]int{}
+	const words = 10_000
+	for i := range words {
+		word := fmt.Sprint(100_000 + i) // numbers of transactions, one after the other
+		places := map[int]string{}
+		for _, s := range []string{"a", "b", "half full", "full", "more than full"} {
+			p := m.place(s, word)
+			if other, taken := places[p]; taken {
+				t.Fatalf("word %s: %s and %s have place %d", word, s, other, p)
+			}
+			places[p] = s
+		}
+		if len(places) != 5 || places[0] == "full" || places[0] == "more than full" || places[3] != "full" || places[4] != "more than full" {
+			t.Fatalf("word %s: the places are %v", word, places)
+		}
+		first[places[0]]++
+	}
+	for s, want := range map[string]int{"a": words * 2 / 5, "b": words * 2 / 5, "half full": words / 5} {
+		if n := first[s]; n < want*9/10 || n > want*11/10 {
+			t.Errorf("%s came first %d times of %d, want about %d", s, n, words, want)
+		}
+	}
+	for _, s := range []string{"unknown", "stopping", "dead", "other kinds", "other queues"} {
+		if p := m.place(s, "1"); p != 0 {
+			t.Errorf("%s has place %d, want 0: it cannot count on others", s, p)
+		}
+	}
+}

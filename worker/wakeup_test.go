@@ -1,0 +1,92 @@
+package worker_test
+
+import (
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"onejob/internal/testenv"
+	"onejob/worker"
+)
+
+// listening waits until all replicas hear notifications, and each knows all others.
+func (c *cluster) listening(t *testing.T, n int) {
+	t.Helper()
+	testenv.Eventually(t, maxWait, "all replicas listen, and know each other", func() bool {
+		return get[int](t, c, `SELECT count(*) FROM onejob.replicas WHERE state = 'working' AND heartbeat_at > (SELECT max(began_at) FROM onejob.replicas)`) == n &&
+			get[int](t, c, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'`) == n
+	})
+}
+
+// Of ten replicas that hear of a task, few claim it.
+func TestAnInsertWakesFewReplicas(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	const replicas, inserts = 10, 50
+	var claims atomic.Int64
+	for i := range replicas {
+		c.replica(t, fmt.Sprint("r", i), kinds(nil), func(cfg *worker.Config) {
+			cfg.Poll = "@every 1h"
+			cfg.Measure = func(m worker.Measurement) {
+				if m.What == worker.MeasureClaim {
+					claims.Add(1)
+				}
+			}
+		})
+	}
+	c.listening(t, replicas)
+	began, before := time.Now(), claims.Load()
+	for range inserts {
+		c.insert(t, "kind", "noop")
+		time.Sleep(20 * time.Millisecond)
+	}
+	testenv.Eventually(t, maxWait, "all tasks are done", func() bool {
+		return get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status = 'succeeded'") == inserts
+	})
+	// Two for each INSERT, and one more for a task that has ended; one a second of each replica.
+	seconds := int64(time.Since(began)/time.Second) + 1
+	if n, most := claims.Load()-before, 4*inserts+replicas*seconds; n > most {
+		t.Errorf("%d claims for %d INSERTs in %d s, want %d at the most", n, inserts, seconds, most)
+	}
+	if n := get[int](t, c, "SELECT count(DISTINCT replica) FROM onejob.attempts"); n < replicas/2 {
+		t.Errorf("%d of %d replicas did something", n, replicas)
+	}
+}
+
+// Many tasks of one INSERT keep all replicas busy, without a poll.
+func TestManyTasksWakeAllReplicas(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	const replicas, slots = 6, 3
+	began := make(chan string, 100)
+	for i := range replicas {
+		c.replica(t, fmt.Sprint("r", i), kinds(began), func(cfg *worker.Config) { cfg.Poll, cfg.Concurrency = "@every 1h", slots })
+	}
+	c.listening(t, replicas)
+	c.exec(t, "INSERT INTO onejob.tasks (kind) SELECT 'wait' FROM generate_series(1, $1)", 2*replicas*slots)
+	testenv.Eventually(t, maxWait, "all slots are taken", func() bool {
+		return get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status = 'running'") == replicas*slots
+	})
+	c.exec(t, "UPDATE onejob.tasks SET cancel_requested = true WHERE status IN ('pending', 'running')")
+}
+
+// A task does not wait for a replica that has been cut off, and that the others still count on.
+func TestAReplicaThatIsCutOffKeepsNoTaskWaiting(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	for i := range 2 {
+		c.replica(t, fmt.Sprint("r", i), kinds(nil), func(cfg *worker.Config) { cfg.Poll = "@every 1h" })
+	}
+	behind, toPostgres, _ := c.behind(t)
+	behind.replica(t, "cut off", kinds(nil), func(cfg *worker.Config) { cfg.Poll = "@every 1h" })
+	c.listening(t, 3)
+	toPostgres.Cut()
+	defer toPostgres.Heal()
+	for range 20 {
+		c.insert(t, "kind", "noop")
+	}
+	testenv.Eventually(t, maxWait, "all tasks are done", func() bool {
+		return get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status = 'succeeded'") == 20
+	})
+}
