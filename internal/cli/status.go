@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
@@ -279,10 +278,10 @@ func nextOf(s snapshot.Schedule) string {
 	switch {
 	case !s.Enabled:
 		return "disabled"
-	case s.Paused != nil && s.Paused.Until.Infinite == pgtype.Infinity:
+	case s.Paused != nil && s.NextAt == nil:
 		return "paused"
 	case s.Paused != nil:
-		return inZoneStored(&s.Paused.Until, s.TimeZone) + ", paused"
+		return inZoneStored(s.NextAt, s.TimeZone) + ", paused"
 	case s.Behind:
 		return inZoneStored(s.NextAt, s.TimeZone) + ", late"
 	}
