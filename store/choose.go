@@ -50,10 +50,11 @@ import (
 // row, and would join them by comparing each with each.
 //
 // A row that was shown is found again by its place in the table (ctid): that reads one page,
-// and an index three or four. If it has a new version by now, that one is somewhere else, and
-// the row is passed over. Nobody can move a row that is locked, so takeSQL finds what was
-// picked by its place, too; without index scans, or it would read a whole index as long as
-// the table is small when its plan is made.
+// and an index three or four. If it has a new version by now, that one is somewhere else: some
+// releases of Postgres pass it over, others lock the new version. What is picked has the place
+// of the version that is locked. Nobody can change or remove that one, so takeSQL finds it
+// there; without index scans, or it would read a whole index as long as the table is small
+// when its plan is made.
 //
 // The subqueries with LIMIT 1, where NOT EXISTS would do, keep the planner from
 // a join: it would read all that is running, or by a bad guess the whole table.
@@ -198,7 +199,7 @@ lanes AS (
                    ) keyed
              ORDER BY lock_key, urgency, run_at, id) first_of_its_key
 ), picked AS MATERIALIZED (
-    SELECT c.*
+    SELECT c.urgency, c.run_at, c.id, t.tuple
       FROM (SELECT c.*
               FROM candidates c
               LEFT JOIN bound b ON true
@@ -206,7 +207,7 @@ lanes AS (
                AND (NOT @strictly OR b.id IS NULL OR (c.urgency, c.run_at, c.id) <= (b.urgency, b.run_at, b.id))
              ORDER BY c.urgency, c.run_at, c.id) c
      CROSS JOIN LATERAL (
-           SELECT id
+           SELECT ctid AS tuple
              FROM onejob.tasks p
             WHERE ctid = c.tuple
               AND id = c.id

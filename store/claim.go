@@ -55,6 +55,7 @@ UPDATE onejob.tasks
        replica    = @replica,
        started_at = clock_timestamp()
  WHERE ctid = ANY (current_setting('onejob.tuples')::tid[])
+   AND CASE WHEN status = 'pending' THEN true END
 RETURNING id, fence, pg_column_size(payload), lock_key IS NULL AND crashes = 0 AND stalls = 0`
 
 // forgetSQL leaves the connection as it was: behind a pooler somebody else may be next.
