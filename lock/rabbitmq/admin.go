@@ -10,6 +10,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"onejob/lock"
+	"onejob/lock/internal/retry"
 )
 
 const (
@@ -64,7 +65,7 @@ func (o *adminSession) lock(ctx context.Context) error {
 		case time.Now().After(end):
 			return fmt.Errorf("another administrator has been at work for %v: %w", mutexMaxWait, err)
 		}
-		pause(ctx, 20*time.Millisecond+rand.N(80*time.Millisecond))
+		retry.Pause(ctx, 20*time.Millisecond+rand.N(80*time.Millisecond))
 		if ctx.Err() != nil {
 			return err
 		}
@@ -195,7 +196,7 @@ func (s *Semaphores) Drain(ctx context.Context, name string) error {
 		case len(v.taken) <= v.slots:
 			return nil
 		}
-		pause(ctx, drainInterval/2+rand.N(drainInterval))
+		retry.Pause(ctx, drainInterval/2+rand.N(drainInterval))
 	}
 }
 

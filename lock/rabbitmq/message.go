@@ -7,6 +7,8 @@ import (
 
 	"github.com/google/uuid"
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"onejob/lock/internal/hold"
 )
 
 // Letters are messages to the holder of a slot, sent to its B queue. RabbitMQ
@@ -30,14 +32,14 @@ type holderReply struct {
 
 // answer introduces the holder. It is a courtesy, so it has no errors.
 func (s *slot) answer(to string) {
-	if s.state.Load() == stateTaking {
+	if s.State() == hold.Acquiring {
 		return
 	}
 	text, err := json.Marshal(holderReply{s.queue, s.value, s.since})
 	if err != nil {
 		panic(err) // bytes and a time
 	}
-	ctx, cancel := context.WithTimeout(s.t.ctx, answerTimeout)
+	ctx, cancel := context.WithTimeout(s.t.Context(), answerTimeout)
 	defer cancel()
 	_, _ = s.t.s.probeSession.send(ctx, []message{{to: to, message: amqp.Publishing{Body: text}}})
 }
