@@ -166,6 +166,12 @@ func (c Config) Slack() time.Duration {
 	return slack
 }
 
+func (c *Config) measure(what Measure, count int, took time.Duration) {
+	if c.Measure != nil {
+		c.Measure(what, count, took)
+	}
+}
+
 // check is the arithmetic of the health check; session that of the session.
 func (c Config) check() lock.Timing {
 	return lock.Timing{TTL: c.CheckTTL, Heartbeat: c.Heartbeat, Margin: c.Margin}

@@ -2,14 +2,16 @@ package consul
 
 import (
 	"context"
+	"encoding/json"
 	"maps"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/hashicorp/consul/api"
 	"go.uber.org/zap"
 
-	"onejob/lock"
+	"onejob/lock/internal/retry"
 )
 
 // A leaked lock is a key, or a slot, that one of our sessions holds in Consul and that
@@ -26,133 +28,115 @@ const (
 	leakScanShare = 500
 )
 
-// releaseLeaked looks for leaked locks from time to time, until ctx ends.
-func (t *session) releaseLeaked(ctx context.Context) {
+// findLeaked looks for leaked locks and slots from time to time, until ctx ends.
+func findLeaked(ctx context.Context, k *locks, leases *leases, slots *slots) {
 	var took time.Duration
 	for {
-		pause(ctx, max(leakScanInterval*t.l.cfg.Verify, leakScanShare*took))
+		retry.Pause(ctx, max(leakScanInterval*k.cfg.Verify, leakScanShare*took))
 		if ctx.Err() != nil {
 			return
 		}
 		began := time.Now()
-		t.findLeakedLocks(ctx)
-		t.findLeakedSlots(ctx)
+		k.findLeaked(ctx, leases)
+		slots.findLeaked(ctx)
 		took = time.Since(began)
 	}
 }
 
-// findLeakedLocks puts leaked locks on the lists of the session, where verify and verifySlots
-// find them and see to them. What is on a list before Consul is asked, or after,
-// is no leaked.
-func (t *session) findLeakedLocks(ctx context.Context) {
+// findLeaked puts leaked locks on the list of a session, where verify finds them and sees
+// to them. What is on the list before Consul is asked, or after, is no leaked.
+func (k *locks) findLeaked(ctx context.Context, in *leases) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	t.mu.Lock()
-	leases, names := maps.Clone(t.leases), maps.Clone(t.names)
-	t.mu.Unlock()
+	in.mu.Lock()
+	leases, names := maps.Clone(in.own), maps.Clone(in.names)
+	in.mu.Unlock()
 
-	markers := t.list(ctx, t.l.markersFolder())
-	held, err := t.l.list(ctx, t.l.taskKey(""))
+	markers, _ := k.scan(ctx, k.markersFolder())
+	held, err := k.scan(ctx, k.taskKey(""))
 	if err != nil {
-		t.l.log.Debug("leak_scan_failed", zap.Error(err))
 		return
 	}
 	for _, pair := range held {
-		if pair.Session == t.id && leases[pair.Key] == nil {
-			t.adoptKey(pair)
+		if pair.Session == in.id && leases[pair.Key] == nil {
+			in.adopt(&lease{key: strings.TrimPrefix(pair.Key, k.taskKey("")), own: pair.Key, path: pair.Key, index: pair.ModifyIndex})
 		}
 	}
-	t.sweepMarkers(ctx, markers, held)
-	if !t.l.reuses.Load() {
+	k.sweepMarkers(ctx, markers, held)
+	if !k.reuses.Load() {
 		return // saves reading thousands of names
 	}
-	for _, pair := range t.list(ctx, t.l.reusedFolder()) {
-		if pair.Session != t.id || names[pair.Key] != nil {
+	reused, _ := k.scan(ctx, k.reusedFolder())
+	for _, pair := range reused {
+		if pair.Session != in.id || names[pair.Key] != nil {
 			continue
 		}
 		// A task may have had it since the names were copied. It would have moved the index.
-		again, err := t.l.get(ctx, pair.Key)
-		if err == nil && again != nil && again.Session == t.id && again.ModifyIndex == pair.ModifyIndex {
-			t.adoptName(pair)
+		again, err := k.get(ctx, pair.Key)
+		if err == nil && again != nil && again.Session == in.id && again.ModifyIndex == pair.ModifyIndex {
+			key, _, _ := strings.Cut(string(pair.Value), " ")
+			in.adopt(&lease{key: key, own: pair.Key, path: pair.Key, reused: pair.Key})
 		}
 	}
 }
 
-// findLeakedSlots does the same for slots.
-func (t *session) findLeakedSlots(ctx context.Context) {
+// findLeaked does the same for slots.
+func (in *slots) findLeaked(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	t.mu.Lock()
-	slots := map[string]bool{}
+	in.mu.Lock()
+	known := map[string]bool{}
 	pool := map[string]*slotSession{}
-	for _, s := range t.pool {
+	for _, s := range in.sessions {
 		pool[s.id] = s
 		for name := range s.at {
-			slots[t.l.limitEntry(name, s.id)] = true
+			known[in.limitEntry(name, s.id)] = true
 		}
 	}
-	t.mu.Unlock()
+	in.mu.Unlock()
 	if len(pool) == 0 {
 		return
 	}
-	for _, pair := range t.list(ctx, t.l.limitsFolder()) {
-		if s := pool[pair.Session]; s != nil && !slots[pair.Key] {
-			t.adoptSlot(pair, s)
+	pairs, _ := in.scan(ctx, in.limitsFolder())
+	for _, pair := range pairs {
+		if s := pool[pair.Session]; s != nil && !known[pair.Key] {
+			name, _, _ := strings.Cut(strings.TrimPrefix(pair.Key, in.limitsFolder()), "/")
+			in.adopt(s, name)
 		}
 	}
 }
 
-// list returns all keys in a folder, none if that cannot be had now.
-func (t *session) list(ctx context.Context, folder string) api.KVPairs {
-	pairs, err := t.l.list(ctx, folder)
+// scan is list. It logs the error, as the next look may do better.
+func (c *client) scan(ctx context.Context, folder string) (api.KVPairs, error) {
+	pairs, err := c.list(ctx, folder)
 	if err != nil {
-		t.l.log.Debug("leak_scan_failed", zap.Error(err))
+		c.cfg.Log.Debug("leak_scan_failed", zap.Error(err))
 	}
-	return pairs
+	return pairs, err
 }
 
-// adoptKey puts a leaked lock key on the list, unless it is there by now.
-func (t *session) adoptKey(pair *api.KVPair) {
-	ls := &lease{t: t, key: strings.TrimPrefix(pair.Key, t.l.taskKey("")), own: pair.Key, path: pair.Key, index: pair.ModifyIndex}
-	ls.ctx, ls.cancel = context.WithCancelCause(t.ctx)
-	ls.cancel(lock.ErrReleased)
-	ls.state.Store(stateLeaked)
-	if t.reserve(ls) {
-		t.l.log.Warn("leaked_lock", zap.String("lock_key", ls.key), zap.String("session", t.id))
+// sweepMarkers deletes the markers of groups of which no task has been held under its own
+// name for a while. held lists the tasks' folder, as it was after the markers were read.
+func (k *locks) sweepMarkers(ctx context.Context, before, held api.KVPairs) {
+	inUse := map[string]bool{}
+	for _, pair := range held {
+		var v struct {
+			Task int64 `json:"task_id"`
+		}
+		id, err := strconv.ParseInt(strings.TrimPrefix(pair.Key, k.taskKey("")), 10, 64)
+		if json.Unmarshal(pair.Value, &v) == nil && v.Task != 0 && v.Task != id {
+			continue // a lock_key that looks like an ID
+		}
+		if err == nil && id > 0 && pair.Session != "" {
+			inUse[k.markerKey(groupOf(id))] = true
+		}
 	}
-}
-
-// adoptName puts a reused name on the list that nobody works under, unless a lease has it
-// by now.
-func (t *session) adoptName(pair *api.KVPair) {
-	key, _, _ := strings.Cut(string(pair.Value), " ")
-	ls := &lease{t: t, key: key, own: pair.Key, path: pair.Key, reused: pair.Key}
-	ls.ctx, ls.cancel = context.WithCancelCause(t.ctx)
-	ls.cancel(lock.ErrReleased)
-	ls.state.Store(stateLeaked)
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.names[pair.Key] != nil || t.leases[pair.Key] != nil {
-		return
+	gone := k.markers.unused(before, inUse, k.markersFolder(), 2*k.cfg.LockDelay)
+	for len(gone) > 0 {
+		n := min(len(gone), maxBatch)
+		if err := k.txn(ctx, k.keys, gone[:n]); err != nil {
+			return // another replica was quicker, or a marker was written; next time then
+		}
+		gone = gone[n:]
 	}
-	t.leases[pair.Key], t.names[pair.Key] = ls, ls
-	t.l.log.Warn("leaked_lock", zap.String("lock_key", ls.key), zap.String("session", t.id))
-}
-
-// adoptSlot puts a leaked lock slot on the list, unless its session has one of that
-// semaphore by now.
-func (t *session) adoptSlot(pair *api.KVPair, s *slotSession) {
-	name, _, _ := strings.Cut(strings.TrimPrefix(pair.Key, t.l.limitsFolder()), "/")
-	sl := &slot{session: s, name: name}
-	sl.ctx, sl.cancel = context.WithCancelCause(s.ctx)
-	sl.cancel(lock.ErrReleased)
-	sl.state.Store(stateLeaked)
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if s.at[name] || s.ctx.Err() != nil {
-		return
-	}
-	s.at[name] = true
-	t.slots[sl] = true
-	t.l.log.Warn("leaked_slot", zap.String("limit", name), zap.String("session", s.id))
 }

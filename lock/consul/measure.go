@@ -1,7 +1,5 @@
 package consul
 
-import "time"
-
 // Measure says what a measurement is about, see Config.Measure.
 type Measure int
 
@@ -23,19 +21,3 @@ const (
 	// MeasureLost is a session that was lost.
 	MeasureLost
 )
-
-func (l *Locker) measure(what Measure, count int, took time.Duration) {
-	if l.cfg.Measure != nil {
-		l.cfg.Measure(what, count, took)
-	}
-}
-
-// LeaseLeft returns how long leases will last if no further heartbeat is acknowledged, and
-// zero while there is no session.
-func (l *Locker) LeaseLeft() time.Duration {
-	t := l.current()
-	if t == nil {
-		return 0
-	}
-	return max(0, t.deadline().Until())
-}

@@ -51,23 +51,14 @@ import (
 	"github.com/hashicorp/consul/api"
 
 	"onejob/lock"
+	"onejob/lock/internal/retry"
 )
 
 // semaphores implements lock.Semaphores.
-type semaphores struct{ l *Locker }
-
-// Semaphores returns the semaphores below the Locker's prefix. Only Take needs a
-// Locker that runs.
-func (l *Locker) Semaphores() lock.Semaphores { return semaphores{l} }
-
-func (l *Locker) limitsFolder() string           { return l.cfg.Prefix + "/limits/" }
-func (l *Locker) limitFolder(name string) string { return l.limitsFolder() + name + "/" }
-func (l *Locker) limitLock(name string) string   { return l.limitFolder(name) + api.DefaultSemaphoreKey }
-func (l *Locker) limitEntry(name, session string) string {
-	return l.limitFolder(name) + session
+type semaphores struct {
+	*registry
+	current func() *slots // of the present session; nil while there is none
 }
-func (l *Locker) settingsFolder() string          { return l.cfg.Prefix + "/limit-settings/" }
-func (l *Locker) limitSetting(name string) string { return l.settingsFolder() + name }
 
 // Create implements lock.Semaphores.
 func (s semaphores) Create(ctx context.Context, name string, slots int) error {
@@ -80,7 +71,7 @@ func (s semaphores) Create(ctx context.Context, name string, slots int) error {
 		case v.exists():
 			return nil, fmt.Errorf("%s: %w", name, lock.ErrExists)
 		}
-		return v.setLimit(s.l, slots), nil
+		return v.setLimit(s.keyNames, slots), nil
 	})
 }
 
@@ -90,7 +81,7 @@ func (s semaphores) Resize(ctx context.Context, name string, slots int) error {
 		if err := v.usable(); err != nil {
 			return nil, err
 		}
-		return v.setLimit(s.l, slots), nil
+		return v.setLimit(s.keyNames, slots), nil
 	})
 }
 
@@ -124,7 +115,7 @@ func (s semaphores) edit(ctx context.Context, verb, name string, slots int, f fu
 	if err := lock.CheckSemaphore(name, slots); err != nil {
 		return err
 	}
-	sem := s.l.semaphore(name)
+	sem := s.open(name)
 	defer sem.done()
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -137,16 +128,16 @@ func (s semaphores) edit(ctx context.Context, verb, name string, slots int, f fu
 			if err != nil || len(ops) == 0 {
 				return err
 			}
-			err = s.l.txn(ctx, s.l.keys, ops)
+			err = s.txn(ctx, s.keys, ops)
 			if err == nil {
 				return nil
 			}
 			again = again || classify(err) == unknown
 		}
 		if classify(err) == wrong || try == maxTries || ctx.Err() != nil {
-			return fmt.Errorf("%s limit %s: %w", verb, name, s.l.cfg.explain(err))
+			return fmt.Errorf("%s limit %s: %w", verb, name, s.explain(err))
 		}
-		pause(ctx, jitter(try))
+		retry.Pause(ctx, jitter(try))
 	}
 }
 
@@ -156,11 +147,11 @@ func (s semaphores) Inspect(ctx context.Context, name string) (lock.Semaphore, e
 	if err := lock.CheckSemaphore(name, 0); err != nil {
 		return lock.Semaphore{}, err
 	}
-	sem := s.l.semaphore(name)
+	sem := s.open(name)
 	defer sem.done()
 	v, err := sem.look(ctx)
 	if err != nil {
-		return lock.Semaphore{}, fmt.Errorf("inspect limit %s: %w", name, s.l.cfg.explain(err))
+		return lock.Semaphore{}, fmt.Errorf("inspect limit %s: %w", name, s.explain(err))
 	}
 	if err := v.usable(); err != nil {
 		return lock.Semaphore{}, err
@@ -192,18 +183,18 @@ func (s semaphores) List(ctx context.Context) ([]string, error) {
 	defer cancel()
 	var names []string
 	for _, kind := range []struct{ folder, suffix string }{
-		{s.l.settingsFolder(), ""},
-		{s.l.limitsFolder(), "/" + api.DefaultSemaphoreKey},
+		{s.settingsFolder(), ""},
+		{s.limitsFolder(), "/" + api.DefaultSemaphoreKey},
 	} {
-		keys, meta, err := s.l.keys.KV().Keys(kind.folder, "", s.l.query(ctx))
+		keys, meta, err := s.keys.KV().Keys(kind.folder, "", s.query(ctx))
 		if err == nil && meta.ResultsFilteredByACLs {
 			err = incomplete("some keys below " + kind.folder)
 		}
 		if err == nil && len(keys) == 0 { // an answer that is empty says nothing of the rights
-			_, err = s.l.get(ctx, kind.folder)
+			_, err = s.get(ctx, kind.folder)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("list limits: %w", s.l.cfg.explain(err))
+			return nil, fmt.Errorf("list limits: %w", s.explain(err))
 		}
 		for _, key := range keys {
 			name, ok := strings.CutSuffix(strings.TrimPrefix(key, kind.folder), kind.suffix)
@@ -214,9 +205,4 @@ func (s semaphores) List(ctx context.Context) ([]string, error) {
 	}
 	slices.Sort(names)
 	return slices.Compact(names), nil
-}
-
-// Drain implements lock.Semaphores.
-func (s semaphores) Drain(ctx context.Context, name string) error {
-	return s.until(ctx, name, 0)
 }
