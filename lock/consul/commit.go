@@ -41,7 +41,7 @@ type locks struct {
 
 // newLocks returns locks whose transactions end with life.
 func newLocks(life context.Context, c *client, reusing func() bool) *locks {
-	k := &locks{client: c, reusing: reusing}
+	k := &locks{client: c, reusing: reusing, markers: markers{seen: map[group]boottime.Instant{}}}
 	group := func(what Measure, limit int, commit func(context.Context, []*lease)) batch.Group[*lease] {
 		return batch.Group[*lease]{Commit: func(list []*lease) {
 			sent := time.Now()
@@ -341,18 +341,23 @@ func (k *locks) deleteKeys(ctx context.Context, list []*lease) {
 			others = append(others, ls)
 		}
 	}
-	for chunk := range slices.Chunk(reused, maxBatch) {
-		k.commit(ctx, releasing, chunk, each(1, func(b []byte, ls *lease, _ int) []byte {
-			return appendOp(b, api.KVUnlock, ls.path, ls.in.id, nil, 0)
-		}), func(ls *lease, what string, again bool) error {
+	// not returns what Consul's words on a key mean that the session was to hold, given those
+	// that say that it does not.
+	not := func(held func(what string) bool) func(*lease, string, bool) error {
+		return func(ls *lease, what string, again bool) error {
 			switch {
-			case !strings.Contains(what, "lock isn't held"):
+			case held(what):
 				return fmt.Errorf("release lock %s: %w", ls.key, k.explain(errors.New(what)))
 			case again: // it was our own request, most likely
 				return nil
 			}
 			return fmt.Errorf("%s: %w", ls.key, lock.ErrRevoked)
-		})
+		}
+	}
+	for chunk := range slices.Chunk(reused, maxBatch) {
+		k.commit(ctx, releasing, chunk, each(1, func(b []byte, ls *lease, _ int) []byte {
+			return appendOp(b, api.KVUnlock, ls.path, ls.in.id, nil, 0)
+		}), not(func(what string) bool { return !strings.Contains(what, "lock isn't held") }))
 	}
 	for chunk := range slices.Chunk(known, maxBatch) {
 		k.commit(ctx, releasing, chunk, each(1, func(b []byte, ls *lease, _ int) []byte {
@@ -370,15 +375,7 @@ func (k *locks) deleteKeys(ctx context.Context, list []*lease) {
 				return appendOp(b, api.KVCheckSession, ls.path, ls.in.id, nil, 0)
 			}
 			return appendOp(b, api.KVDelete, ls.path, "", nil, 0)
-		}), func(ls *lease, what string, again bool) error {
-			switch {
-			case !notOurs(what):
-				return fmt.Errorf("release lock %s: %w", ls.key, k.explain(errors.New(what)))
-			case again:
-				return nil
-			}
-			return fmt.Errorf("%s: %w", ls.key, lock.ErrRevoked)
-		})
+		}), not(func(what string) bool { return !notOurs(what) }))
 	}
 }
 

@@ -50,12 +50,18 @@ func New(cfg Config) (*Locker, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &Locker{client: c, membership: newMembership(c)}
-	l.membership.own, l.membership.reappear, l.membership.changed = l.own, l.reappear, l.present.Signal
+	l := &Locker{client: c}
+	l.membership = newMembership(c, l.present.Changed.Send)
+	l.membership.own = func() (session, cluster string, reappear func(context.Context)) {
+		if t := l.current(); t != nil {
+			return t.id, t.cluster, t.reappear
+		}
+		return "", "", nil
+	}
 	life, kill := context.WithCancel(context.Background())
 	l.kill = kill
 	l.locks = newLocks(life, c, l.membership.reusing.Load)
-	l.limits = newRegistry(life, c, l.membership, l.Changed)
+	l.limits = &registry{client: c, members: l.membership, changed: &l.present.Changed, life: life, semaphores: map[string]*semaphore{}}
 	return l, nil
 }
 
@@ -82,7 +88,7 @@ func (l *Locker) Run(ctx context.Context, cluster lock.Cluster) error {
 	defer stopWatch()
 	defer l.draining.Wait()
 
-	var said trouble
+	said := "" // the event
 	for failures := 0; ctx.Err() == nil; {
 		t := newSession(l.locks, l.limits, l.cluster, l.ahead)
 		if err := t.begin(ctx); err != nil {
@@ -92,22 +98,18 @@ func (l *Locker) Run(ctx context.Context, cluster lock.Cluster) error {
 			failures++
 			err = l.explain(err)
 			l.present.Fail(err)
-			if d := describe(err); failures%30 == 0 || d != said {
-				said = d
-				fields := []zap.Field{zap.Error(err), zap.Int("failures", failures)}
-				switch d {
-				case isAnother:
-					l.cfg.Log.Warn("consul_is_another", fields...)
-				case listUnavailable:
-					l.cfg.Log.Warn("list_unavailable", fields...)
-				default:
-					l.cfg.Log.Warn("consul_unavailable", fields...)
-				}
+			switch list := (listError{}); {
+			case errors.Is(err, lock.ErrOtherCluster):
+				l.unavailable("consul_is_another", &said, err, failures)
+			case errors.As(err, &list):
+				l.unavailable("list_unavailable", &said, err, failures)
+			default:
+				l.unavailable("consul_unavailable", &said, err, failures)
 			}
 			retry.Pause(ctx, retry.Backoff(failures))
 			continue
 		}
-		failures, said = 0, none
+		failures, said = 0, ""
 		l.cfg.Log.Info("session_started", zap.String("session", t.id), zap.String("liveness", string(l.cfg.Liveness)))
 		l.present.Set(t)
 		t.live(ctx)
@@ -117,31 +119,18 @@ func (l *Locker) Run(ctx context.Context, cluster lock.Cluster) error {
 			break
 		}
 		l.cfg.measure(MeasureLost, 1, 0)
-		l.cfg.Log.Warn("session_lost", zap.String("session", t.id), zap.Error(t.Lost()), zap.Int("leases", len(t.held())))
+		l.cfg.Log.Warn("session_lost", zap.String("session", t.id), zap.Error(t.Lost()), zap.Int("leases", t.count()))
 		l.draining.Go(func() { t.drain(ctx) })
 	}
 	return nil
 }
 
-// trouble is why no session can be had.
-type trouble int
-
-const (
-	none trouble = iota
-	unavailable
-	isAnother       // cluster's
-	listUnavailable // of the cluster
-)
-
-func describe(err error) trouble {
-	var list listError
-	switch {
-	case errors.Is(err, lock.ErrOtherCluster):
-		return isAnother
-	case errors.As(err, &list):
-		return listUnavailable
+// unavailable logs why no session can be had, if that is news or has lasted for long.
+func (l *Locker) unavailable(event string, said *string, err error, failures int) {
+	if failures%30 == 0 || event != *said {
+		*said = event
+		l.cfg.Log.Warn(event, zap.Error(err), zap.Int("failures", failures))
 	}
-	return unavailable
 }
 
 // Ready returns nil as soon as there is a session. If ctx ends before, it
@@ -151,29 +140,16 @@ func (l *Locker) Ready(ctx context.Context) error { return l.present.Wait(ctx, "
 // current returns the session that we may believe in now, or nil.
 func (l *Locker) current() *session { return l.present.Current() }
 
-// own returns the present session, and its cluster.
-func (l *Locker) own() (session, cluster string) {
-	if t := l.current(); t != nil {
-		return t.id, t.cluster
-	}
-	return "", ""
-}
-
-// reappear shows the others that the present session lives.
-func (l *Locker) reappear(ctx context.Context) {
-	if t := l.current(); t != nil {
-		t.reappear(ctx)
-	}
-}
-
 // Session implements lock.Locker.
 func (l *Locker) Session() string {
-	session, _ := l.own()
-	return session
+	if t := l.current(); t != nil {
+		return t.id
+	}
+	return ""
 }
 
 // Changed implements lock.Locker.
-func (l *Locker) Changed() <-chan struct{} { return l.present.Changed() }
+func (l *Locker) Changed() <-chan struct{} { return l.present.Changed.Next() }
 
 // LeaseLeft returns how long leases will last if no further heartbeat is acknowledged, and
 // zero while there is no session.
@@ -206,14 +182,7 @@ func (l *Locker) Lose(session string, why error) {
 
 // Semaphores returns the semaphores below the Locker's prefix. Only Take needs a
 // Locker that runs.
-func (l *Locker) Semaphores() lock.Semaphores {
-	return semaphores{l.limits, func() *slots {
-		if t := l.current(); t != nil {
-			return t.slots
-		}
-		return nil
-	}}
-}
+func (l *Locker) Semaphores() lock.Semaphores { return semaphores{l.limits, &l.present} }
 
 // Acquire implements lock.Locker.
 func (l *Locker) Acquire(ctx context.Context, r lock.Request) (lock.Lease, error) {

@@ -32,41 +32,33 @@ type Leader struct {
 // query and bids a few random milliseconds after a release, and after the
 // lock-delay when the leader died.
 func (l *Locker) Campaign(ctx context.Context) (lock.Lease, error) {
-	for {
+	for ctx.Err() == nil {
 		changed := l.Changed()
 		session := l.Session()
 		if session == "" {
 			select {
 			case <-changed:
-				continue
 			case <-ctx.Done():
-				return nil, ctx.Err()
 			}
+			continue
 		}
-		value, err := json.Marshal(Leader{Replica: l.cfg.Replica, Since: time.Now().UTC(), Session: session})
-		if err != nil {
-			return nil, err
-		}
+		value := encode(Leader{Replica: l.cfg.Replica, Since: time.Now().UTC(), Session: session})
 		ls, err := l.acquire(ctx, lock.Request{Session: session, Key: "leader", Value: value}, l.leaderPath())
 		switch {
 		case err == nil:
 			l.draining.Go(func() { ls.follow() })
 			return ls, nil
-		case ctx.Err() != nil:
-			return nil, ctx.Err()
 		case errors.Is(err, lock.ErrDelayed):
 			retry.Pause(ctx, l.cfg.LockDelay+rand.N(50*time.Millisecond))
 		case errors.Is(err, lock.ErrHeld):
-			if err := l.await(ctx, l.leaderPath()); err != nil && ctx.Err() == nil {
+			if err := l.await(ctx, l.leaderPath()); err != nil {
 				retry.Pause(ctx, time.Second) // a right is missing; it may be given
 			}
 		default:
 			retry.Pause(ctx, retry.Backoff(5))
 		}
-		if ctx.Err() != nil {
-			return nil, ctx.Err()
-		}
 	}
+	return nil, ctx.Err()
 }
 
 // follow watches the key of a lease and revokes it as soon as the key is not

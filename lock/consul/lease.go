@@ -125,15 +125,16 @@ type leases struct {
 	burnt map[string]boottime.Instant // reused names about which a request was not answered, and since when
 }
 
-func newLeases(s *ttlSession, release func(*lease), removed func()) *leases {
-	return &leases{ttlSession: s, release: release, removed: removed, own: map[string]*lease{}, names: map[string]*lease{}, burnt: map[string]boottime.Instant{}}
-}
-
-// all returns the leases on the list.
 func (in *leases) all() []*lease {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	return slices.Collect(maps.Values(in.own))
+}
+
+func (in *leases) count() int {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return len(in.own)
 }
 
 // reserve puts a lease on the list, unless another has its key.

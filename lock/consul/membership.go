@@ -24,10 +24,12 @@ import (
 // heard before.
 type membership struct {
 	*client
-	own      func() (session, cluster string) // the replica's own session, and its cluster; empty if there is none
-	reappear func(context.Context)            // is called when that has no key
-	changed  func()                           // is called when the set of living sessions has changed
-	reusing  atomic.Bool                      // all living replicas share locks under reused names
+	changed func()      // is called when the set of living sessions has changed
+	reusing atomic.Bool // all living replicas share locks under reused names
+
+	// own returns the replica's own session, its cluster, and what to call when the session
+	// has no key; empty if there is none.
+	own func() (session, cluster string, reappear func(context.Context))
 
 	mu    sync.Mutex
 	older boottime.Instant  // when a replica was last seen that does not reuse names; zero if never
@@ -49,8 +51,8 @@ type sign struct {
 	at    boottime.Instant
 }
 
-func newMembership(c *client) *membership {
-	return &membership{client: c, alive: map[string]uint64{}, ended: map[string]end{}, signs: map[string]sign{}}
+func newMembership(c *client, changed func()) *membership {
+	return &membership{client: c, changed: changed, alive: map[string]uint64{}, ended: map[string]end{}, signs: map[string]sign{}}
 }
 
 // watch follows the replicas' keys until ctx ends.
@@ -128,8 +130,8 @@ func (c *membership) update(ctx context.Context, alive map[string]uint64) {
 	maps.DeleteFunc(c.signs, func(_ string, s sign) bool { return s.index == 0 && now.Sub(s.at) > time.Hour })
 	c.mu.Unlock()
 
-	if own, _ := c.own(); own != "" && alive[own] == 0 {
-		c.reappear(ctx)
+	if own, _, reappear := c.own(); own != "" && alive[own] == 0 {
+		reappear(ctx)
 	}
 	for _, s := range left {
 		_, ended, _ := c.ask(ctx, s) // if it fails, Dead asks again
@@ -182,7 +184,7 @@ func (c *membership) buried(session string) {
 func (c *membership) ask(ctx context.Context, session string) (e end, ended bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	if _, cluster := c.own(); cluster != "" {
+	if _, cluster, _ := c.own(); cluster != "" {
 		if err := c.ours(ctx, cluster); err != nil {
 			return end{}, false, err
 		}

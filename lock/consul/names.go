@@ -13,6 +13,32 @@ import (
 	"onejob/internal/mutant"
 )
 
+// keyNames makes the names of keys from what all of them begin with.
+type keyNames string
+
+func (p keyNames) taskKey(key string) string        { return string(p) + "/tasks/" + key }
+func (p keyNames) replicaKey(session string) string { return string(p) + "/replicas/" + session }
+func (p keyNames) leaderPath() string               { return string(p) + "/leader" }
+func (p keyNames) clusterKey() string               { return string(p) + "/cluster" }
+
+// databaseKey holds the record of the database. It belongs to no session. Every
+// transaction that locks a task checks that the record is the one that the task was
+// claimed under, so a replica that has missed a change of it locks nothing.
+func (p keyNames) databaseKey() string { return string(p) + "/database" }
+
+// stoppedKey is where a replica says that it has stopped in order, if the cluster's list
+// could not be told. No session holds it.
+func (p keyNames) stoppedKey(session string) string { return string(p) + "/stopped/" + session }
+
+func (p keyNames) limitsFolder() string           { return string(p) + "/limits/" }
+func (p keyNames) limitFolder(name string) string { return string(p) + "/limits/" + name + "/" }
+func (p keyNames) limitLock(name string) string   { return p.limitEntry(name, api.DefaultSemaphoreKey) }
+func (p keyNames) limitEntry(name, session string) string {
+	return string(p) + "/limits/" + name + "/" + session
+}
+func (p keyNames) settingsFolder() string          { return string(p) + "/limit-settings/" }
+func (p keyNames) limitSetting(name string) string { return string(p) + "/limit-settings/" + name }
+
 // Reused names. A key that is deleted leaves a tombstone in Consul for a quarter of an
 // hour, so a key per task would make Consul's memory grow with the number of tasks done.
 // A task that shares its lock with nothing else (lock.Request.Task) is locked under one
@@ -112,9 +138,6 @@ type emptied struct {
 func (m *markers) add(g group) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.seen == nil {
-		m.seen = map[group]boottime.Instant{}
-	}
 	m.seen[g] = boottime.Now()
 }
 

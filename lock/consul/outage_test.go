@@ -215,7 +215,7 @@ func TestLostReply(t *testing.T) {
 		}
 		p.inject(nil)
 		testenv.Eventually(t, maxWait, "the key is deleted", func() bool { return holder(t, kv, "tasks/k") == "" })
-		if n := len(l.current().held()); n != 1 {
+		if n := l.current().count(); n != 1 {
 			t.Errorf("%d leases are on the list, want the one in doubt", n)
 		}
 	})

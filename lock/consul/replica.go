@@ -54,18 +54,18 @@ type session struct {
 	emptied sync.Once
 
 	mu      sync.Mutex
-	trouble error // of the last request that should have kept the session alive
+	trouble error // what the last request that failed to keep the session alive makes of its end
 }
 
 // newSession returns a session that has not begun. The source of the wall clock's jumps is
 // nil but in tests.
 func newSession(k *locks, limits *registry, list lock.Cluster, source func() (time.Duration, bool)) *session {
-	t := &session{list: list, locks: k, empty: make(chan struct{})}
+	t := &session{list: list, locks: k, empty: make(chan struct{}), trouble: errUnheard}
 	t.ttlSession = ttlSession{client: k.client, kind: "session", Session: hold.NewSession(source, func(jump time.Duration) {
-		t.cfg.Log.Warn("clock_jumped", zap.String("session", t.id), zap.Duration("jump", jump), zap.Int("leases", len(t.held())))
+		t.cfg.Log.Warn("clock_jumped", zap.String("session", t.id), zap.Duration("jump", jump), zap.Int("leases", t.count()))
 	})}
-	t.leases = newLeases(&t.ttlSession, k.releases.Do, t.closeIfEmpty)
-	t.slots = newSlots(&t.ttlSession, limits, t.closeIfEmpty)
+	t.leases = &leases{ttlSession: &t.ttlSession, release: k.releases.Do, removed: t.closeIfEmpty, own: map[string]*lease{}, names: map[string]*lease{}, burnt: map[string]boottime.Instant{}}
+	t.slots = &slots{pool: pool{ttlSession: &t.ttlSession}, limits: limits, removed: t.closeIfEmpty, list: map[*slot]bool{}}
 	return t
 }
 
@@ -159,12 +159,14 @@ func (t *session) card() []byte {
 	}{r, t.signs.Add(1)})
 }
 
+var errUnheard = errors.New("no heartbeat was acknowledged in time")
+
 // failed remembers why a request did not keep the session alive.
 func (t *session) failed(what string, err error) {
 	t.cfg.Log.Debug(what, zap.Error(err))
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.trouble = t.explain(err)
+	t.trouble = fmt.Errorf("%w: %w", errUnheard, t.explain(err))
 }
 
 // live keeps the session alive until it is lost or ctx ends.
@@ -201,21 +203,14 @@ func (t *session) expire(ctx context.Context) {
 	for ctx.Err() == nil {
 		left, why := t.Left()
 		if left <= 0 {
-			t.lose(cmp.Or(why, t.unheard()))
+			t.mu.Lock()
+			why = cmp.Or(why, t.trouble)
+			t.mu.Unlock()
+			t.lose(why)
 			return
 		}
 		retry.Pause(ctx, min(left, t.slots.expire(), 500*time.Millisecond))
 	}
-}
-
-// unheard is why a session ends whose deadline has passed.
-func (t *session) unheard() error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.trouble != nil {
-		return fmt.Errorf("no heartbeat was acknowledged in time: %w", t.trouble)
-	}
-	return errors.New("no heartbeat was acknowledged in time")
 }
 
 // beat feeds the health check, at the local agent, and reports whether it could.
@@ -396,6 +391,8 @@ func (t *session) leave(ctx context.Context, lost bool) error {
 	return t.list.Leave(ctx, t.id, lost)
 }
 
+func (t *session) count() int { return t.leases.count() + t.slots.count() }
+
 // A holding is a lease or a slot under the session.
 type holding interface {
 	State() hold.State
@@ -420,7 +417,7 @@ func (t *session) busy() bool {
 
 // closeIfEmpty tells drain that the last lease of a lost session is gone.
 func (t *session) closeIfEmpty() {
-	if t.Context().Err() != nil && len(t.held()) == 0 {
+	if t.Context().Err() != nil && t.count() == 0 {
 		t.emptied.Do(func() { close(t.empty) })
 	}
 }

@@ -42,6 +42,7 @@
 package consul
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -50,14 +51,23 @@ import (
 
 	"github.com/hashicorp/consul/api"
 
+	"onejob/boottime"
 	"onejob/lock"
-	"onejob/lock/internal/retry"
+	"onejob/lock/internal/hold"
 )
 
 // semaphores implements lock.Semaphores.
 type semaphores struct {
 	*registry
-	current func() *slots // of the present session; nil while there is none
+	present *hold.Present[*session]
+}
+
+// check is open for a name and a limit that may be wrong.
+func (s semaphores) check(name string, slots int) (*semaphore, error) {
+	if err := lock.CheckSemaphore(name, slots); err != nil {
+		return nil, err
+	}
+	return s.open(name), nil
 }
 
 // Create implements lock.Semaphores.
@@ -112,42 +122,86 @@ func (s semaphores) Destroy(ctx context.Context, name string, force bool) error 
 // it in between. No operations mean that there is nothing to do; again says that
 // an earlier try may have been applied.
 func (s semaphores) edit(ctx context.Context, verb, name string, slots int, f func(v *view, again bool) (api.TxnOps, error)) error {
-	if err := lock.CheckSemaphore(name, slots); err != nil {
+	sem, err := s.check(name, slots)
+	if err != nil {
 		return err
 	}
-	sem := s.open(name)
 	defer sem.done()
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	again := false
-	for try := 1; ; try++ {
-		v, err := sem.look(ctx)
-		if err == nil {
-			var ops api.TxnOps
-			ops, err = f(v, again)
-			if err != nil || len(ops) == 0 {
-				return err
-			}
-			err = s.txn(ctx, s.keys, ops)
-			if err == nil {
-				return nil
-			}
-			again = again || classify(err) == unknown
+	var answer error
+	err = sem.try(ctx, func(v *view) (done bool, err error) {
+		var ops api.TxnOps
+		if ops, answer = f(v, again); answer != nil || len(ops) == 0 {
+			return true, nil
 		}
-		if classify(err) == wrong || try == maxTries || ctx.Err() != nil {
-			return fmt.Errorf("%s limit %s: %w", verb, name, s.explain(err))
-		}
-		retry.Pause(ctx, jitter(try))
+		err = s.txn(ctx, s.keys, ops)
+		again = again || classify(err) == unknown
+		return err == nil, err
+	})
+	if err != nil {
+		return fmt.Errorf("%s limit %s: %w", verb, name, err)
 	}
+	return answer
+}
+
+// Take implements lock.Semaphores. It takes no longer than a few seconds,
+// whatever ctx says: what one caller takes travels with what others do.
+func (s semaphores) Take(ctx context.Context, name string, n int, value []byte) ([]lock.Lease, error) {
+	if err := lock.CheckSemaphore(name, 0); err != nil {
+		return nil, err
+	}
+	switch {
+	case n < 1 || n > lock.MaxTake:
+		return nil, fmt.Errorf("limit %s: %d slots at once are not between 1 and %d", name, n, lock.MaxTake)
+	case len(value) > maxValue:
+		return nil, fmt.Errorf("limit %s: the value is %d bytes long, more than %d", name, len(value), maxValue)
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
+	}
+	t := s.present.Current()
+	if t == nil {
+		return nil, lock.ErrLost
+	}
+	c := &change{pool: &t.slots.pool, n: n, value: value}
+	s.change(name, c)
+
+	slots := make([]*slot, len(c.sessions))
+	for i, session := range c.sessions {
+		slots[i] = t.slots.add(session, name)
+		if c.err != nil && c.doubt {
+			slots[i].doubt = boottime.Now()
+		}
+	}
+	if c.err != nil {
+		for _, sl := range slots {
+			sl.Abandon(c.err)
+			sl.settle(true)
+		}
+		return nil, c.err
+	}
+	for _, sl := range slots {
+		sl.Grant()
+	}
+	if err := cmp.Or(t.Lost(), ctx.Err()); err != nil {
+		_ = parallel(maxBatch, slots, func(sl *slot) error { return sl.Release(ctx) })
+		return nil, err
+	}
+	leases := make([]lock.Lease, n)
+	for i, sl := range slots {
+		leases[i] = sl
+	}
+	return leases, nil
 }
 
 // Inspect implements lock.Semaphores. Waiting counts the contenders that hold no
 // slot; those of ours who wait write no entry.
 func (s semaphores) Inspect(ctx context.Context, name string) (lock.Semaphore, error) {
-	if err := lock.CheckSemaphore(name, 0); err != nil {
+	sem, err := s.check(name, 0)
+	if err != nil {
 		return lock.Semaphore{}, err
 	}
-	sem := s.open(name)
 	defer sem.done()
 	v, err := sem.look(ctx)
 	if err != nil {

@@ -17,6 +17,7 @@ import (
 	"onejob/boottime"
 	"onejob/internal/batch"
 	"onejob/lock"
+	"onejob/lock/internal/hold"
 	"onejob/lock/internal/retry"
 )
 
@@ -28,15 +29,11 @@ const maxTries = 40
 type registry struct {
 	*client
 	members *membership
-	changed func() <-chan struct{} // is closed when the set of living sessions changes
-	life    context.Context        // of all transactions
+	changed *hold.Signal    // is sent when the set of living sessions changes
+	life    context.Context // of all transactions
 
 	mu         sync.Mutex
 	semaphores map[string]*semaphore
-}
-
-func newRegistry(life context.Context, c *client, members *membership, changed func() <-chan struct{}) *registry {
-	return &registry{client: c, members: members, changed: changed, life: life, semaphores: map[string]*semaphore{}}
 }
 
 // semaphore is what this replica knows of a semaphore: who of ours asks for it,
@@ -48,7 +45,7 @@ type semaphore struct {
 
 	changes  batch.Group[*change]
 	watching chan struct{} // who has put something in watches for all who wait
-	freed    chan struct{} // closed when a slot may have come free; guarded by viewer.mu
+	freed    hold.Signal   // a slot may have come free
 }
 
 // open returns the state of a semaphore, for the caller to call done on.
@@ -57,7 +54,7 @@ func (r *registry) open(name string) *semaphore {
 	defer r.mu.Unlock()
 	s := r.semaphores[name]
 	if s == nil {
-		s = &semaphore{in: r, watching: make(chan struct{}, 1), freed: make(chan struct{}),
+		s = &semaphore{in: r, watching: make(chan struct{}, 1),
 			viewer: viewer{client: r.client, members: r.members, name: name, missed: map[string]boottime.Instant{}}}
 		s.changes = batch.Group[*change]{Commit: s.commit, Max: maxBatch}
 		r.semaphores[name] = s
@@ -117,26 +114,34 @@ func (r *registry) leaveFor(name, session string) {
 func (s *semaphore) commit(list []*change) {
 	ctx, cancel := context.WithTimeout(s.in.life, requestTimeout)
 	defer cancel()
+	err := s.try(ctx, func(v *view) (done bool, err error) {
+		err = s.apply(ctx, s.plan(ctx, v, list))
+		list = slices.DeleteFunc(list, func(c *change) bool { return c.answered })
+		return len(list) == 0, err // without those that did not fit
+	})
+	for _, c := range list {
+		c.answer(fmt.Errorf("limit %s: %w", s.name, err))
+	}
+}
+
+// try calls f with the semaphore as it stands, until f is done or has an error that will
+// not go away. Others may have changed the .lock in between.
+func (s *semaphore) try(ctx context.Context, f func(v *view) (done bool, err error)) error {
 	for try := 1; ; try++ {
 		v, err := s.look(ctx)
+		done := false
 		if err == nil {
-			err = s.apply(ctx, s.plan(ctx, v, list))
+			done, err = f(v)
 		}
-		list = slices.DeleteFunc(list, func(c *change) bool { return c.answered })
-		if len(list) == 0 {
-			return
+		switch {
+		case done:
+			return nil
+		case err == nil:
+		case classify(err) == wrong || try >= maxTries || ctx.Err() != nil:
+			return s.explain(err)
+		default:
+			retry.Pause(ctx, jitter(try))
 		}
-		answer := classify(err)
-		if answer == applied { // without those that did not fit
-			continue
-		}
-		if answer == wrong || try >= maxTries || ctx.Err() != nil {
-			for _, c := range list {
-				c.answer(fmt.Errorf("limit %s: %w", s.name, s.explain(err)))
-			}
-			return
-		}
-		retry.Pause(ctx, jitter(try))
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"onejob/lock"
 	"onejob/lock/internal/retry"
 )
 
@@ -15,18 +14,18 @@ import (
 // replica, one watches. Waiting goes on through Consul's absence. It waits for
 // one slot; who wants several asks again and again until they are free at once.
 func (s semaphores) Await(ctx context.Context, name string) error {
-	if err := lock.CheckSemaphore(name, 0); err != nil {
+	sem, err := s.check(name, 0)
+	if err != nil {
 		return err
 	}
-	sem := s.open(name)
 	defer sem.done()
 	select {
 	case <-ctx.Done():
-	case <-sem.whenFreed():
+	case <-sem.freed.Next():
 	case sem.watching <- struct{}{}:
 		err := sem.watch(ctx, 1)
 		if err == nil {
-			sem.notifyFreed()
+			sem.freed.Send()
 		}
 		<-sem.watching // the next one watches, from a look of its own
 		if err != nil {
@@ -38,25 +37,12 @@ func (s semaphores) Await(ctx context.Context, name string) error {
 
 // Drain implements lock.Semaphores.
 func (s semaphores) Drain(ctx context.Context, name string) error {
-	if err := lock.CheckSemaphore(name, 0); err != nil {
+	sem, err := s.check(name, 0)
+	if err != nil {
 		return err
 	}
-	sem := s.open(name)
 	defer sem.done()
 	return sem.watch(ctx, 0)
-}
-
-func (s *semaphore) whenFreed() <-chan struct{} {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.freed
-}
-
-func (s *semaphore) notifyFreed() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	close(s.freed)
-	s.freed = make(chan struct{})
 }
 
 // jitter returns how long to leave a free slot to others: who waits in other
@@ -73,7 +59,7 @@ func (s *semaphore) jitter() time.Duration {
 // watch returns nil when so many slots are free and it is our turn.
 func (s *semaphore) watch(ctx context.Context, spare int) error {
 	for failures := 0; ; {
-		changed := s.in.changed()
+		changed := s.in.changed.Next()
 		v, err := s.look(ctx)
 		switch {
 		case ctx.Err() != nil:

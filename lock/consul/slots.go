@@ -1,7 +1,6 @@
 package consul
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,59 +38,6 @@ type slots struct {
 	removed func() // is called after a slot may have been taken off the list
 
 	list map[*slot]bool // guarded by pool.mu
-}
-
-func newSlots(s *ttlSession, limits *registry, removed func()) *slots {
-	return &slots{pool: pool{ttlSession: s}, limits: limits, removed: removed, list: map[*slot]bool{}}
-}
-
-// Take implements lock.Semaphores. It takes no longer than a few seconds,
-// whatever ctx says: what one caller takes travels with what others do.
-func (s semaphores) Take(ctx context.Context, name string, n int, value []byte) ([]lock.Lease, error) {
-	if err := lock.CheckSemaphore(name, 0); err != nil {
-		return nil, err
-	}
-	switch {
-	case n < 1 || n > lock.MaxTake:
-		return nil, fmt.Errorf("limit %s: %d slots at once are not between 1 and %d", name, n, lock.MaxTake)
-	case len(value) > maxValue:
-		return nil, fmt.Errorf("limit %s: the value is %d bytes long, more than %d", name, len(value), maxValue)
-	case ctx.Err() != nil:
-		return nil, ctx.Err()
-	}
-	in := s.current()
-	if in == nil {
-		return nil, lock.ErrLost
-	}
-	c := &change{pool: &in.pool, n: n, value: value}
-	s.change(name, c)
-
-	slots := make([]*slot, len(c.sessions))
-	for i, session := range c.sessions {
-		slots[i] = in.add(session, name)
-		if c.err != nil && c.doubt {
-			slots[i].doubt = boottime.Now()
-		}
-	}
-	if c.err != nil {
-		for _, sl := range slots {
-			sl.Abandon(c.err)
-			sl.settle(true)
-		}
-		return nil, c.err
-	}
-	for _, sl := range slots {
-		sl.Grant()
-	}
-	if err := cmp.Or(in.Lost(), ctx.Err()); err != nil {
-		parallel(maxBatch, slots, func(sl *slot) { _ = sl.Release(ctx) })
-		return nil, err
-	}
-	leases := make([]lock.Lease, n)
-	for i, sl := range slots {
-		leases[i] = sl
-	}
-	return leases, nil
 }
 
 // Release implements lock.Lease. Like that of a lock it is not cut short by ctx.
@@ -175,11 +121,16 @@ func (in *slots) adopt(s *slotSession, name string) {
 	in.cfg.Log.Warn("leaked_slot", zap.String("limit", name), zap.String("session", s.id))
 }
 
-// all returns the slots on the list.
 func (in *slots) all() []*slot {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	return slices.Collect(maps.Keys(in.list))
+}
+
+func (in *slots) count() int {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return len(in.list)
 }
 
 // verify looks whether the slots are still held, without a Raft write, and
@@ -199,49 +150,43 @@ func (in *slots) verify(ctx context.Context) {
 	for chunk := range slices.Chunk(held, maxBatch/2) {
 		in.verifySome(ctx, chunk)
 	}
-	parallel(maxBatch, leaked, func(sl *slot) {
+	_ = parallel(maxBatch, leaked, func(sl *slot) error {
 		if sl.session.Lost() != nil {
 			sl.settle(true)
-			return
+			return nil
 		}
-		_ = sl.leave()
+		return sl.leave()
 	})
 	in.sweep(ctx)
 }
 
-// verifySome looks at so few slots that one request can ask for the .lock and
-// the entry of each.
+// verifySome looks at so few slots, sorted by name, that one request can ask for the .lock
+// and the entry of each.
 func (in *slots) verifySome(ctx context.Context, list []*slot) {
+	first := func(i int) bool { return i == 0 || list[i].name != list[i-1].name } // of its semaphore
 	var ops api.TxnOps
-	asked := map[string]bool{}
-	for _, sl := range list {
-		for _, key := range []string{in.limitLock(sl.name), in.limitEntry(sl.name, sl.session.id)} {
-			if !asked[key] {
-				asked[key] = true
-				ops = append(ops, op(api.KVGetOrEmpty, api.KVTxnOp{Key: key}))
-			}
+	for i, sl := range list {
+		if first(i) {
+			ops = append(ops, op(api.KVGetOrEmpty, api.KVTxnOp{Key: in.limitLock(sl.name)}))
 		}
+		ops = append(ops, op(api.KVGetOrEmpty, api.KVTxnOp{Key: in.limitEntry(sl.name, sl.session.id)}))
 	}
 	pairs, err := in.readAll(ctx, ops)
 	if err != nil {
 		return
 	}
-	holding := map[string]map[string]bool{} // sessions, by semaphore
-	for _, sl := range list {
-		if _, done := holding[sl.name]; done {
-			continue
-		}
-		holding[sl.name] = nil
-		if pair := pairs[in.limitLock(sl.name)]; pair != nil {
-			if c, err := decodeLock(pair); err == nil {
-				holding[sl.name] = c.Holders.set
+	var holders map[string]bool
+	for i, sl := range list {
+		if first(i) {
+			holders = nil
+			if pair := pairs[in.limitLock(sl.name)]; pair != nil {
+				c, _ := decodeLock(pair) // nobody holds what cannot be understood
+				holders = c.Holders.set
 			}
 		}
-	}
-	for _, sl := range list {
 		id := sl.session.id
 		entry := pairs[in.limitEntry(sl.name, id)]
-		if entry != nil && entry.Session == id && holding[sl.name][id] {
+		if entry != nil && entry.Session == id && holders[id] {
 			continue
 		}
 		// An entry goes when its session does. That is another story.

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -68,22 +67,17 @@ func (p *pool) reserve(ctx context.Context, name string, n int, before []*slotSe
 	missing := make([]struct{}, n-len(list))
 	p.mu.Unlock()
 
-	var errs []error
-	parallel(poolWidth, missing, func(struct{}) {
+	err := parallel(poolWidth, missing, func(struct{}) error {
 		s, err := p.create(ctx, name)
+		if err != nil {
+			return err
+		}
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		if err != nil {
-			errs = append(errs, err)
-			return
-		}
-		p.sessions = append(p.sessions, s)
-		list = append(list, s)
+		p.sessions, list = append(p.sessions, s), append(list, s)
+		return nil
 	})
-	if len(errs) > 0 {
-		return list, cmp.Or(p.Lost(), errs[0])
-	}
-	return list, p.Lost()
+	return list, cmp.Or(p.Lost(), err)
 }
 
 // create creates a session that is at one semaphore from the start. One
@@ -111,17 +105,13 @@ func (p *pool) living() []*slotSession {
 
 // renew renews all slot sessions and reports whether it could.
 func (p *pool) renew(ctx context.Context) bool {
-	var failed atomic.Bool
-	parallel(poolWidth, p.living(), func(s *slotSession) {
+	return nil == parallel(poolWidth, p.living(), func(s *slotSession) error {
 		_, err := s.renew(ctx)
-		if err != nil {
-			failed.Store(true)
-		}
 		if err != nil && s.Lost() == nil && ctx.Err() == nil {
 			p.cfg.Log.Debug("slot_renewal_failed", zap.String("session", s.id), zap.Error(err))
 		}
+		return err
 	})
-	return !failed.Load()
 }
 
 // expire ends the slot sessions whose deadline has passed, and returns how
@@ -166,31 +156,26 @@ func (p *pool) end(ctx context.Context) error {
 }
 
 func destroyAll(ctx context.Context, list []*slotSession) error {
-	var mu sync.Mutex
-	var errs []error
-	parallel(poolWidth, list, func(s *slotSession) {
+	return parallel(poolWidth, list, func(s *slotSession) error {
 		s.Lose(lock.ErrLost)
 		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 		defer cancel()
-		err := s.destroy(ctx)
-		mu.Lock()
-		defer mu.Unlock()
-		errs = append(errs, err)
+		return s.destroy(ctx)
 	})
-	return errors.Join(errs...)
 }
 
 // parallel calls f with every element, some at a time, and returns when all
 // calls have.
-func parallel[T any](width int, list []T, f func(T)) {
+func parallel[T any](width int, list []T, f func(T) error) error {
 	var wg sync.WaitGroup
-	turns := make(chan struct{}, width)
-	for _, x := range list {
+	turns, errs := make(chan struct{}, width), make([]error, len(list))
+	for i, x := range list {
 		turns <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-turns }()
-			f(x)
+			errs[i] = f(x)
 		})
 	}
 	wg.Wait()
+	return errors.Join(errs...)
 }

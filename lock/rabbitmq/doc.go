@@ -29,7 +29,7 @@
 // And letters: a holder reads what is sent to its B queue. That is how Inspect
 // learns who holds a slot, and how Destroy takes it away; see letter.
 //
-// And the bell, so that who waits need not look all the time; see wakeup.go.
+// And the bell, so that who waits need not look all the time; see message.go.
 //
 // # What is promised
 //

@@ -107,13 +107,12 @@ func (s *Semaphores) Inspect(ctx context.Context, name string) (lock.Semaphore, 
 	if err := lock.CheckSemaphore(name, 0); err != nil {
 		return sem, err
 	}
-	o, err := s.visit(ctx)
+	o, err := s.visit(ctx, name)
 	if err != nil {
 		return sem, err
 	}
 	defer o.end()
-	queues := s.cfg.names(name)
-	v, err := o.look(ctx, queues)
+	v, err := o.look(ctx)
 	if err != nil {
 		return sem, fmt.Errorf("limit %s: %w", name, err)
 	}
@@ -121,7 +120,7 @@ func (s *Semaphores) Inspect(ctx context.Context, name string) (lock.Semaphore, 
 	var held []string
 	for _, number := range v.taken {
 		if !slices.Contains(v.shut, number) {
-			held = append(held, queues.b(number))
+			held = append(held, o.b(number))
 		}
 	}
 	answers, err := ask(ctx, o.wire, o.probeChannel, s.cfg.Prefix+"/.mail/", held)
@@ -135,7 +134,7 @@ func (s *Semaphores) Inspect(ctx context.Context, name string) (lock.Semaphore, 
 		}
 		sem.Holders = append(sem.Holders, lock.SlotHolder{Session: queue, Value: answers[queue].Value, Since: answers[queue].Since})
 	}
-	for _, queue := range queues.ds(v.shut) {
+	for _, queue := range o.ds(v.shut) {
 		sem.Holders = append(sem.Holders, lock.SlotHolder{Session: queue, Value: []byte(s.died())})
 	}
 	return sem, nil
@@ -155,7 +154,7 @@ func (s *Semaphores) List(ctx context.Context) ([]string, error) {
 	if len(s.cfg.Names) == 0 {
 		return nil, ErrCannotList
 	}
-	o, err := s.visit(ctx)
+	o, err := s.visit(ctx, "")
 	if err != nil {
 		return nil, err
 	}
@@ -174,20 +173,21 @@ func (s *Semaphores) List(ctx context.Context) ([]string, error) {
 	return slices.Compact(list), nil
 }
 
-// A reader looks, on a connection of its own.
+// A reader looks at one semaphore, on a connection of its own.
 type reader struct {
+	names
 	*probeChannel
 	*line
 	stop func() bool
 }
 
 // visit connects for as long as ctx lives, or until the visitor's end.
-func (s *Semaphores) visit(ctx context.Context) (*reader, error) {
+func (s *Semaphores) visit(ctx context.Context, name string) (*reader, error) {
 	w, err := dial(ctx, s.cfg, "visitor")
 	if err != nil {
 		return nil, err
 	}
-	v := &reader{line: &line{wire: w}, stop: context.AfterFunc(ctx, w.cut)}
+	v := &reader{names: s.cfg.names(name), line: &line{wire: w}, stop: context.AfterFunc(ctx, w.cut)}
 	if v.probeChannel, err = newProbeChannel(w); err != nil {
 		v.end()
 		return nil, explain("open a channel", err)
@@ -195,16 +195,16 @@ func (s *Semaphores) visit(ctx context.Context) (*reader, error) {
 	return v, nil
 }
 
-// look views a semaphore that must be there.
-func (o *reader) look(ctx context.Context, n names) (view, error) {
-	v, err := look(ctx, o, n)
+// look views the semaphore, which must be there.
+func (o *reader) look(ctx context.Context) (view, error) {
+	v, err := look(ctx, o, o.names)
 	switch {
 	case err != nil:
 		return v, err
 	case !v.there():
 		return v, lock.ErrNoSemaphore
 	}
-	return v, recognise(o.line, n, v)
+	return v, recognise(o.line, o.names, v)
 }
 
 func (o *reader) end() {
@@ -216,4 +216,4 @@ func (o *reader) end() {
 func (s *Semaphores) current() *session { return s.present.Current() }
 
 // Changed returns a channel that is closed when a session begins or ends.
-func (s *Semaphores) Changed() <-chan struct{} { return s.present.Changed() }
+func (s *Semaphores) Changed() <-chan struct{} { return s.present.Changed.Next() }

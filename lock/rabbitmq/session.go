@@ -59,7 +59,7 @@ func (s *Semaphores) begin(ctx context.Context) (*session, error) {
 	})
 	t.Begin(hold.TTL, s.cfg.timing(), boottime.Now())
 	stop := context.AfterFunc(ctx, w.cut)
-	err = t.requests.do(func(ch *amqp.Channel) error { return declareOwn(ch, t.queue) })
+	err = t.requests.own(t.queue)
 	if stop() && err == nil {
 		return t, nil
 	}
@@ -101,22 +101,16 @@ func every(ctx context.Context, interval time.Duration, f func()) {
 	}
 }
 
-// errSilent is why a session ends whose deadline has passed.
-var errSilent = errors.New("the broker has not answered for too long")
-
 // fence ends the session when its time is over. It looks at the clock more often
 // than needed, as the timers of Go stand still while the machine sleeps.
 func (t *session) fence(ctx context.Context) {
-	for {
+	for ctx.Err() == nil {
 		left, why := t.Left()
 		if left <= 0 {
-			t.lose(cmp.Or(why, errSilent))
+			t.lose(cmp.Or(why, errors.New("the broker has not answered for too long")))
 			return
 		}
 		retry.Pause(ctx, min(left, t.s.cfg.Verify, 500*time.Millisecond))
-		if ctx.Err() != nil {
-			return
-		}
 	}
 }
 
@@ -126,7 +120,7 @@ func (t *session) fence(ctx context.Context) {
 func (t *session) beat() {
 	if err := t.probe(t.queue); is(err, amqp.NotFound) {
 		// Somebody deleted it. It only was there to be asked for.
-		_ = t.requests.do(func(ch *amqp.Channel) error { return declareOwn(ch, t.queue) })
+		_ = t.requests.own(t.queue)
 	}
 	for _, s := range t.list() {
 		if s.check(); s.Retry() {
@@ -149,15 +143,6 @@ func (t *session) probe(queue string) error {
 		t.Extend(hold.TTL, t.s.cfg.timing(), sent)
 	}
 	return err
-}
-
-// delete deletes a queue of ours and waits for the broker to say so. It is no
-// error if the queue is gone already.
-func (t *session) delete(queue string) error {
-	return t.requests.do(func(ch *amqp.Channel) error {
-		_, err := ch.QueueDelete(queue, false, false, false)
-		return err
-	})
 }
 
 // lose ends the session, and the connection: nobody is to wait for its last answer.

@@ -71,7 +71,7 @@ func (s *slot) open() (messages <-chan amqp.Delivery, err error) {
 	}
 	messages, err = s.ch.Consume(s.queue, "", true, true, false, false, nil)
 	if err != nil && !is(err, amqp.NotFound) {
-		_ = s.t.delete(s.queue) // it is ours, and only cannot be read
+		_ = s.t.requests.delete(s.queue, false) // it is ours, and only cannot be read
 	}
 	return messages, err
 }

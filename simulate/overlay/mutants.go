@@ -54,7 +54,7 @@ var Mutants = []Mutant{
 	one("no-release", "a release deletes nothing",
 		"lock/consul/lease.go", "ls.in.release(ls)", "_ = 0"),
 	one("no-leak-scan", "nobody looks for keys that a restored snapshot has brought back",
-		"lock/consul/leaked.go", "if pair.Session == in.id && leases[pair.Key] == nil {", "if pair.Session == in.id && leases[pair.Key] == nil && leases == nil {"),
+		"lock/consul/verify.go", "if pair.Session == in.id && leases[pair.Key] == nil {", "if pair.Session == in.id && leases[pair.Key] == nil && leases == nil {"),
 	one("no-doubt", "a request that was given up on is forgotten, though it may be applied late",
 		"lock/consul/lease.go", "return doubt != 0 && boottime.Now().Sub(doubt) < lateness", "return false"),
 	one("no-jumps", "nobody notices that the machine was paused",
@@ -62,10 +62,13 @@ var Mutants = []Mutant{
 	one("stale-heartbeat", "a heartbeat that was sent before a pause extends the lease after it",
 		"lock/internal/hold/session.go", "stale := sent <= s.clock.jumped", "stale := false"),
 	one("deaf", "an ended session is not noticed, neither when the replica's key vanishes nor at a renewal",
-		"lock/consul/session.go", `	if err == nil && entry == nil {
+		"lock/consul/session.go", `	entry, err := s.lookAt(ctx, s.heartbeats, s.id)
+	if err == nil && entry == nil {
 		s.lose(fmt.Errorf("%s %s was ended from outside", s.kind, s.id))
 	}
-	return entry != nil, err`, `	return true, err`),
+	return entry != nil, err`, `	_, err := s.lookAt(ctx, s.heartbeats, s.id)
+	return true, err`).
+		and("lock/consul/session.go", "	case entry == nil:\n", "	case entry == nil && s == nil:\n"),
 
 	// Of the worker, and what it rests on.
 	one("begins-late", "a handler begins without a look at the deadline",

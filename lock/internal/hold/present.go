@@ -1,12 +1,40 @@
 package hold
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 
 	"onejob/boottime"
 )
+
+// A Signal wakes everybody who waits for it.
+type Signal struct {
+	mu   sync.Mutex
+	next chan struct{}
+}
+
+// Next returns a channel that is closed by the next Send.
+func (s *Signal) Next() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.next == nil {
+		s.next = make(chan struct{})
+	}
+	return s.next
+}
+
+// Send wakes those who wait.
+func (s *Signal) Send() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.next != nil {
+		close(s.next)
+		s.next = nil
+	}
+}
 
 // Present is the present session of a replica, for all who use it or wait for it. S is a
 // pointer.
@@ -14,10 +42,11 @@ type Present[S interface {
 	comparable
 	Deadline() boottime.Instant
 }] struct {
+	Changed Signal // is sent when the session changes
+
 	mu      sync.Mutex
 	session S
 	err     error // why there is none
-	changed chan struct{}
 }
 
 // Current returns the session that we may believe in now, or nil.
@@ -35,7 +64,7 @@ func (p *Present[S]) Set(session S) {
 	p.mu.Lock()
 	p.session, p.err = session, nil
 	p.mu.Unlock()
-	p.Signal()
+	p.Changed.Send()
 }
 
 // Fail says why there is no session.
@@ -45,32 +74,12 @@ func (p *Present[S]) Fail(why error) {
 	p.err = why
 }
 
-// Changed returns a channel that is closed by Set and Signal.
-func (p *Present[S]) Changed() <-chan struct{} {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.changed == nil {
-		p.changed = make(chan struct{})
-	}
-	return p.changed
-}
-
-// Signal wakes everybody who waits on Changed.
-func (p *Present[S]) Signal() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.changed != nil {
-		close(p.changed)
-		p.changed = nil
-	}
-}
-
 // Wait returns nil as soon as there is a session. If ctx ends before, it returns what keeps
 // the session of that backend from coming.
 func (p *Present[S]) Wait(ctx context.Context, backend string) error {
+	var none S
 	for {
-		changed := p.Changed()
-		var none S
+		changed := p.Changed.Next()
 		if p.Current() != none {
 			return nil
 		}
@@ -79,10 +88,7 @@ func (p *Present[S]) Wait(ctx context.Context, backend string) error {
 		case <-ctx.Done():
 			p.mu.Lock()
 			defer p.mu.Unlock()
-			if p.err != nil {
-				return fmt.Errorf("%s: %w", backend, p.err)
-			}
-			return fmt.Errorf("%s: no session yet", backend)
+			return fmt.Errorf("%s: %w", backend, cmp.Or(p.err, errors.New("no session yet")))
 		}
 	}
 }
