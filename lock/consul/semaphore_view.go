@@ -203,5 +203,3 @@ func (v *view) unchanged(k keyNames) *api.TxnOp {
 	}
 	return op(api.KVCheckIndex, api.KVTxnOp{Key: v.setting.Key, Index: v.setting.ModifyIndex})
 }
-
-func sorted(set map[string]bool) []string { return slices.Sorted(maps.Keys(set)) }

@@ -131,7 +131,7 @@ func (p *probeChannel) why(ctx context.Context, err error) error {
 // again when it was lost. The connection publishes and holds nothing.
 type probeSession struct {
 	cfg  Config
-	turn chan struct{} // holds a token while the scout is out
+	turn chan struct{} // holds a token while somebody uses it
 
 	wire         *wire
 	probeChannel *probeChannel
@@ -197,7 +197,7 @@ func (s *probeSession) drop() {
 	s.wire, s.probeChannel = nil, nil
 }
 
-// close ends the scout for good. It waits for the one who is out.
+// close ends it for good. It waits for whoever uses it.
 func (s *probeSession) close() {
 	s.turn <- struct{}{}
 	defer func() { <-s.turn }()
