@@ -184,7 +184,7 @@ func (k *locks) refusedLock(ls *lease, what string, _ bool) error {
 	case ls.reused != "" && moved(what):
 		return errContested
 	case strings.Contains(what, "invalid session"):
-		ls.in.lose(fmt.Errorf("Consul says that session %s is invalid", ls.in.id))
+		ls.in.lose(fmt.Errorf("session %s: %s", ls.in.id, what))
 		return fmt.Errorf("%s: %w: %s", ls.key, lock.ErrLost, what)
 	}
 	return fmt.Errorf("acquire lock %s: %w", ls.key, k.explain(errors.New(what)))

@@ -76,7 +76,7 @@ func (s *ttlSession) renew(ctx context.Context) (took time.Duration, err error) 
 	case err != nil:
 		return took, fmt.Errorf("renew %s %s: %w", s.kind, s.id, err)
 	case entry == nil:
-		s.lose(fmt.Errorf("Consul says that %s %s has ended", s.kind, s.id))
+		s.lose(fmt.Errorf("%s %s had ended before it was renewed", s.kind, s.id))
 		return took, s.Lost()
 	}
 	s.extend(hold.TTL, timing, sent)
