@@ -117,7 +117,7 @@ func TestRights(t *testing.T) {
 		t.Parallel()
 		full := start(t, with(t, Check, "6d2d0b1e-5b6c-4b1c-9d3a-0c8f8a1f6f10"))
 		blind := create(t, with(t, Check, token(t, fmt.Sprintf("session %q { policy = \"write\" }", server.Node()))))
-		blind.cfg.Prefix = full.cfg.Prefix
+		blind.keyNames = full.keyNames
 		look := map[string]func() error{
 			"limits":  func() error { _, err := blind.Semaphores().List(t.Context()); return err },
 			"limit":   func() error { _, err := blind.Semaphores().Inspect(t.Context(), "s"); return err },
@@ -177,7 +177,7 @@ func TestRights(t *testing.T) {
 			}
 			return err != nil && strings.Contains(err.Error(), "key_prefix")
 		})
-		l.current().verify(t.Context())
+		l.verify(t.Context(), l.current().leases)
 		if lease.Context().Err() != nil {
 			t.Errorf("the lease ended: %v", context.Cause(lease.Context()))
 		}

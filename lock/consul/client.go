@@ -1,179 +1,313 @@
 package consul
 
 import (
+	"context"
 	"crypto/tls"
-	"crypto/x509"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"os"
-	"path"
-	"strconv"
 	"strings"
-	"unicode"
+	"sync"
+	"time"
 
 	"github.com/hashicorp/consul/api"
 
-	"onejob/internal/quiet"
+	"onejob/lock/internal/retry"
 )
 
-// scheme returns http, https or unix, by which the client reaches its address, and the
-// address without it.
-func scheme(client *api.Config) (scheme, address string) {
-	defaults := api.DefaultConfig() // what the library takes in place of an empty field
-	if scheme = client.Scheme; scheme == "" {
-		scheme = defaults.Scheme
-	}
-	if address = client.Address; address == "" {
-		address = defaults.Address
-	}
-	if before, after, ok := strings.Cut(address, "://"); ok {
-		if before != "http" { // CONSUL_HTTP_SSL wins over http://
-			scheme = before
-		}
-		address = after
-	}
-	return scheme, address
+const (
+	// requestTimeout bounds one request, and all the tries of one transaction.
+	requestTimeout = 5 * time.Second
+
+	// watchWait is how long a blocking query waits for a change. It is short
+	// because it is also how long we stay blind when a connection dies without a
+	// word, and a query every ten seconds costs next to nothing.
+	watchWait = 10 * time.Second
+
+	// pollWait is how often a key is looked at that cannot be watched.
+	pollWait = 300 * time.Millisecond
+)
+
+// A client sends requests to Consul. It knows no session and no lock.
+type client struct {
+	keyNames
+	cfg   *Config
+	token tokenFile
+
+	keys       *api.Client // for keys and watches
+	heartbeats *api.Client // for what keeps the session alive: nothing else may hold it up
+
+	transports [2]*http.Transport // of both
 }
 
-// checkClient returns what is wrong with how Consul is to be reached. The errors do
-// not repeat an address that may have a password in it.
-func checkClient(client *api.Config) error {
-	var errs []error
-	for _, name := range []string{api.HTTPSSLEnvName, api.HTTPSSLVerifyEnvName} {
-		// The library goes on without TLS, or without verifying, if it cannot read them.
-		if text := os.Getenv(name); text != "" {
-			if _, err := strconv.ParseBool(text); err != nil {
-				errs = append(errs, fmt.Errorf("variable %s: %q is neither true nor false", name, text))
-			}
-		}
-	}
-	scheme, address := scheme(client)
-	switch {
-	case scheme == "unix":
-		return errors.Join(errs...)
-	case scheme != "http" && scheme != "https":
-		errs = append(errs, errors.New("consul.address: it must begin with http://, https:// or unix://, or be HOST:PORT"))
-	case strings.Contains(address, "@"):
-		errs = append(errs, errors.New("consul.address: it has a user or a password in it, which is not supported: "+
-			"set consul.token or consul.token_file, or CONSUL_HTTP_AUTH=USER:PASSWORD for a proxy that asks for it"))
-	case strings.ContainsAny(address, "?#"):
-		errs = append(errs, errors.New("consul.address: it has a query in it, which is not supported: write HOST:PORT, http://HOST:PORT or https://HOST:PORT"))
-	case scheme == "http":
-		if name := firstTLS(client.TLSConfig); name != "" {
-			errs = append(errs, fmt.Errorf("consul.address: %s is set, but http://%s is not encrypted: "+
-				"write https:// and the agent's HTTPS port, or set CONSUL_HTTP_SSL=true", name, address))
-		}
-	}
-	return errors.Join(errs...)
-}
+func newClient(cfg *Config, secure *tls.Config) (*client, error) {
+	c := &client{keyNames: keyNames(cfg.Prefix), cfg: cfg}
 
-// firstTLS names a setting that makes sense with TLS only; empty if none is set.
-// Whether certificates are verified is not among them: it asks for nothing.
-func firstTLS(t api.TLSConfig) string {
-	switch {
-	case t.CAFile != "" || len(t.CAPem) > 0:
-		return "consul.ca_file (CONSUL_CACERT)"
-	case t.CAPath != "":
-		return "consul.ca_path (CONSUL_CAPATH)"
-	case t.CertFile != "" || len(t.CertPEM) > 0:
-		return "consul.cert_file (CONSUL_CLIENT_CERT)"
-	case t.KeyFile != "" || len(t.KeyPEM) > 0:
-		return "consul.key_file (CONSUL_CLIENT_KEY)"
-	case t.Address != "":
-		return "consul.tls_server_name (CONSUL_TLS_SERVER_NAME)"
+	// As in the library, a token file goes before a token.
+	clientConfig := *cfg.Client
+	if clientConfig.TokenFile == "" {
+		clientConfig.TokenFile = os.Getenv(api.HTTPTokenFileEnvName)
 	}
-	return ""
-}
-
-// tlsConfig returns how to speak TLS, nil if nothing is configured about it. A client
-// certificate is read again for each connection, so that it can be replaced.
-func tlsConfig(t api.TLSConfig) (*tls.Config, error) {
-	if firstTLS(t) == "" && !t.InsecureSkipVerify {
-		return nil, nil
-	}
-	var errs []error
-	add := func(format string, a ...any) { errs = append(errs, fmt.Errorf(format, a...)) }
-	switch pem, err := os.ReadFile(t.CAFile); {
-	case t.CAFile == "":
-	case err != nil:
-		add("consul.ca_file: %w; name a PEM file with the certificate of the authority that signed the agent's (also CONSUL_CACERT)", err)
-	case !x509.NewCertPool().AppendCertsFromPEM(pem):
-		add("consul.ca_file: %s has no certificate in PEM format", t.CAFile)
-	}
-	switch files, err := os.ReadDir(t.CAPath); {
-	case t.CAPath == "" || t.CAFile != "":
-	case err != nil:
-		add("consul.ca_path: %w; name a directory of PEM files (also CONSUL_CAPATH)", err)
-	case len(files) == 0:
-		add("consul.ca_path: %s is empty; it must have PEM files in it", t.CAPath)
-	}
-	var pair func() (*tls.Certificate, error)
-	switch {
-	case t.CertFile != "" && t.KeyFile == "":
-		add("consul.key_file: it is missing; consul.cert_file needs the key that belongs to it (also CONSUL_CLIENT_KEY)")
-	case t.CertFile == "" && t.KeyFile != "":
-		add("consul.cert_file: it is missing; consul.key_file needs the certificate that belongs to it (also CONSUL_CLIENT_CERT)")
-	case t.CertFile != "":
-		pair = func() (*tls.Certificate, error) {
-			c, err := tls.LoadX509KeyPair(t.CertFile, t.KeyFile)
-			return &c, err
-		}
-		if _, err := pair(); err != nil {
-			add("consul.cert_file: %w; consul.cert_file and consul.key_file must be PEM files that belong together (also CONSUL_CLIENT_CERT and CONSUL_CLIENT_KEY)", err)
+	if clientConfig.TokenFile != "" {
+		c.token.path = clientConfig.TokenFile
+		if err := c.token.read(); err != nil {
+			return nil, fmt.Errorf("consul token file: %w", err)
 		}
 	}
-	if len(errs) > 0 {
-		return nil, errors.Join(errs...)
+	if clientConfig.HttpClient != nil {
+		return nil, errors.New("consul: a ready-made HttpClient cannot be used; set Client.Transport instead")
 	}
-	c, err := api.SetupTLSConfig(&t)
-	if err != nil {
-		return nil, fmt.Errorf("consul.ca_file or consul.cert_file: %w", err)
+	if clientConfig.Transport == nil {
+		clientConfig.Transport = api.DefaultConfig().Transport
 	}
-	c.MinVersion = tls.VersionTLS12
-	if pair != nil {
-		first := &c.Certificates[0]
-		c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-			if now, err := pair(); err == nil {
-				return now, nil
-			}
-			return first, nil // the files are just being replaced
+	for i, to := range []**api.Client{&c.keys, &c.heartbeats} {
+		own := clientConfig
+		own.Transport = transport(&clientConfig, secure)
+		c.transports[i] = own.Transport
+		if cfg.RoundTripper != nil {
+			own.HttpClient = &http.Client{Transport: cfg.RoundTripper}
 		}
+		client, err := api.NewClient(&own)
+		if err != nil {
+			return nil, fmt.Errorf("consul: %w", err)
+		}
+		*to = client
 	}
 	return c, nil
 }
 
-// transport returns a transport with connections of its own, for a client with the
-// given settings.
-func transport(client *api.Config, tls *tls.Config) *http.Transport {
-	t := client.Transport.Clone()
-	// Clone, too, makes net/http fill in a TLSClientConfig, and the library leaves alone
-	// what is not nil.
-	if tls != nil {
-		t.TLSClientConfig = tls.Clone()
-	}
-	// HTTP/2 would put all requests on one connection, and leave them there when it
-	// has gone dead. With HTTP/1 a request that gets no answer takes its connection along.
-	t.Protocols = new(http.Protocols)
-	t.Protocols.SetHTTP1(true)
-	t.ForceAttemptHTTP2 = false
-	if t.TLSClientConfig != nil {
-		t.TLSClientConfig.NextProtos = nil
-	}
-	t.MaxIdleConnsPerHost = max(t.MaxIdleConnsPerHost, maxConns)
-	if t.Proxy != nil {
-		t.Proxy = quiet.Proxy(t.Proxy)
-	}
-	return t
+func (c *client) explain(err error) error { return c.cfg.explain(err) }
+
+// query returns options for a read that the leader answers, after it has made
+// sure that it still is the leader.
+func (c *client) query(ctx context.Context) *api.QueryOptions {
+	q := &api.QueryOptions{RequireConsistent: true, Token: c.token.current()}
+	return q.WithContext(ctx)
 }
 
-// plain reports whether a key can be read by GET /v1/kv/KEY. Consul cleans the path of
-// a request, as a file name is, and refuses what cannot be printed, while a
-// transaction takes a key as it is.
-func plain(key string) bool {
-	cleaned := path.Clean("/" + key)
-	if strings.HasSuffix(key, "/") {
-		cleaned += "/"
+func (c *client) write(ctx context.Context) *api.WriteOptions {
+	w := &api.WriteOptions{Token: c.token.current()}
+	return w.WithContext(ctx)
+}
+
+// read reads a key whose name has nothing special in it; nil if it does not exist.
+func (c *client) read(ctx context.Context, path string) (*api.KVPair, error) {
+	pair, _, err := c.keys.KV().Get(path, c.query(ctx))
+	if err != nil {
+		return nil, fmt.Errorf("look at key %s: %w", path, err)
 	}
-	return cleaned == "/"+key && !strings.ContainsFunc(key, func(r rune) bool { return !unicode.IsPrint(r) })
+	return pair, nil
+}
+
+// get reads a key, whatever it consists of; nil if it does not exist.
+func (c *client) get(ctx context.Context, path string) (*api.KVPair, error) {
+	pairs, err := c.readAll(ctx, api.TxnOps{op(api.KVGetOrEmpty, api.KVTxnOp{Key: path})})
+	return pairs[path], err
+}
+
+// list reads all keys in a folder. It is an error if the token may not see all of them.
+func (c *client) list(ctx context.Context, folder string) (api.KVPairs, error) {
+	pairs, meta, err := c.keys.KV().List(folder, c.query(ctx))
+	if err == nil && meta.ResultsFilteredByACLs {
+		err = incomplete("some keys below " + folder)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list the keys below %s: %w", folder, err)
+	}
+	return pairs, nil
+}
+
+// lookAt asks for a session, nil if it has ended. Consul leaves out of its answers
+// what the token may not see, and says so: such an answer tells nothing.
+func (c *client) lookAt(ctx context.Context, client *api.Client, session string) (*api.SessionEntry, error) {
+	entry, meta, err := client.Session().Info(session, c.query(ctx))
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("look at session %s: %w", session, err)
+	case entry == nil && meta.ResultsFilteredByACLs:
+		return nil, fmt.Errorf("look at session %s: %w", session, errBlind)
+	}
+	return entry, nil
+}
+
+// errBlind says that the token may not see a session, whether or not it lives.
+var errBlind = errors.New("the token may not see it: it needs session:read for the agents of all replicas")
+
+// watching returns a context for one blocking query, and its options. Consul
+// adds up to a sixteenth to the wait; a connection that went dead must not keep
+// us longer than that.
+func (c *client) watching(ctx context.Context, index uint64) (*api.QueryOptions, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(ctx, watchWait+watchWait/16+2*time.Second)
+	q := c.query(ctx)
+	q.WaitIndex, q.WaitTime = index, watchWait
+	return q, cancel
+}
+
+// nextIndex returns from which index to go on watching. An index that went
+// backwards means that Consul was rebuilt or restored: begin again.
+func nextIndex(before uint64, meta *api.QueryMeta) uint64 {
+	if meta.LastIndex < before {
+		return 0
+	}
+	return max(meta.LastIndex, 1) // zero would not wait
+}
+
+// watch reads a key, and waits before for a change since index, unless that is zero. It
+// also returns from which index to go on watching. A key whose name Consul does not take
+// as it is in the path of a request is polled.
+func (c *client) watch(ctx context.Context, path string, index uint64) (*api.KVPair, uint64, error) {
+	if !plain(path) {
+		if index != 0 {
+			retry.Pause(ctx, pollWait+rand.N(pollWait/4))
+		}
+		pair, err := c.get(ctx, path)
+		return pair, 1, err
+	}
+	q, cancel := c.watching(ctx, index)
+	defer cancel()
+	pair, meta, err := c.keys.KV().Get(path, q)
+	if err != nil {
+		return nil, 0, err
+	}
+	return pair, nextIndex(index, meta), nil
+}
+
+// follow calls seen with a key, nil if it does not exist, at once and after each change,
+// until it reports that it has seen enough, or ctx ends. First says that nothing was seen
+// before, or that a change may have been missed. Consul's absence is waited through; an
+// error other than ctx's own means that waiting will not help.
+func (c *client) follow(ctx context.Context, path string, seen func(pair *api.KVPair, first bool) bool) error {
+	var index uint64
+	for {
+		pair, next, err := c.watch(ctx, path, index)
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case classify(err) == wrong:
+			return c.explain(err)
+		case err != nil:
+			index = 0
+			retry.Pause(ctx, retry.Backoff(3))
+		case seen(pair, index == 0):
+			return nil
+		default:
+			index = next
+		}
+	}
+}
+
+// await is Locker.Await, for any key.
+func (c *client) await(ctx context.Context, path string) error {
+	err := c.follow(ctx, path, func(pair *api.KVPair, first bool) bool {
+		if pair != nil && pair.Session != "" {
+			return false
+		}
+		// Free, or in its lock-delay. The jitter keeps those who wait from
+		// asking all at once.
+		d := 10 * time.Millisecond
+		if first { // it has been free for a while, and still we were refused
+			d = 200 * time.Millisecond
+		}
+		retry.Pause(ctx, d+rand.N(40*time.Millisecond))
+		return true
+	})
+	if err != nil && ctx.Err() == nil {
+		return fmt.Errorf("wait for key %s: %w", path, err)
+	}
+	return ctx.Err()
+}
+
+// txn applies operations, all or none. Unlike the library's own it keeps the
+// status code of a refusal.
+func (c *client) txn(ctx context.Context, client *api.Client, ops api.TxnOps) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	_, err := client.Raw().Write("/v1/txn", ops, nil, c.write(ctx))
+	return err
+}
+
+// txnJSON is txn for operations that are JSON already, those of task locks: with
+// the library's types, half of what a task costs this process went into their
+// fields that are never used. Consul's answer is decoded into out, unless that is nil.
+func (c *client) txnJSON(ctx context.Context, ops json.RawMessage, out any) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	_, err := c.keys.Raw().Write("/v1/txn", ops, out, c.write(ctx))
+	return err
+}
+
+// readAll returns the keys that exist of those that the operations get, at one
+// moment, without a Raft write. Consul leaves out what the token may not see, without
+// a word; for a key that is got with KVGetOrEmpty that is found out.
+func (c *client) readAll(ctx context.Context, ops api.TxnOps) (map[string]*api.KVPair, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	ok, resp, _, err := c.keys.Txn().Txn(ops, c.query(ctx))
+	if err != nil {
+		return nil, err
+	}
+	if !ok {
+		var errs []error
+		for _, e := range resp.Errors {
+			errs = append(errs, api.StatusError{Code: 403, Body: e.What}) // a read has no other reason to fail
+		}
+		return nil, errors.Join(errs...)
+	}
+	pairs, seen := map[string]*api.KVPair{}, map[string]bool{}
+	for _, r := range resp.Results {
+		if r.KV == nil {
+			continue
+		}
+		seen[r.KV.Key] = true
+		if r.KV.ModifyIndex > 0 {
+			pairs[r.KV.Key] = r.KV
+		}
+	}
+	for _, op := range ops {
+		if op.KV.Verb == api.KVGetOrEmpty && !seen[op.KV.Key] {
+			return nil, incomplete(op.KV.Key)
+		}
+	}
+	return pairs, nil
+}
+
+// tokenFile is a token that an operator may replace while we run. The library
+// reads a token file once.
+type tokenFile struct {
+	path string
+
+	mu     sync.Mutex
+	token  string
+	looked time.Time
+}
+
+// current returns the token, or "" if there is no file, which leaves the
+// client's own. While the file cannot be read, or is empty because it is just
+// being written, the token that was in it is still good.
+func (f *tokenFile) current() string {
+	if f.path == "" {
+		return ""
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if time.Since(f.looked) >= time.Second {
+		_ = f.read()
+	}
+	return f.token
+}
+
+// read looks at the file. f.mu is held, or nobody else knows f yet.
+func (f *tokenFile) read() error {
+	f.looked = time.Now()
+	b, err := os.ReadFile(f.path)
+	if err != nil {
+		return err
+	}
+	if token := strings.TrimSpace(string(b)); token != "" {
+		f.token = token
+	}
+	return nil
 }

@@ -48,7 +48,7 @@ func TestFilteredIsNotEnded(t *testing.T) {
 	narrow.Client.Token = token.SecretID
 	observer := start(t, narrow)
 
-	if entry, err := observer.membership.session(t.Context(), session); entry != nil || !errors.Is(err, errBlind) {
+	if entry, err := observer.lookAt(t.Context(), observer.keys, session); entry != nil || !errors.Is(err, errBlind) {
 		t.Errorf("it is %v, %v; want %v", entry, err, errBlind)
 	}
 	testenv.Eventually(t, maxWait, "it cannot judge", func() bool {

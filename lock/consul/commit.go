@@ -1,22 +1,85 @@
 package consul
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
+	"time"
 
 	"github.com/hashicorp/consul/api"
 
 	"onejob/boottime"
+	"onejob/internal/batch"
 	"onejob/internal/mutant"
 	"onejob/lock"
+	"onejob/lock/internal/retry"
 )
 
-// maxRounds bounds how often locks are tried again whose reused name was in the way.
-const maxRounds = 5
+const (
+	// maxRounds bounds how often locks are tried again whose reused name was in the way.
+	maxRounds = 5
+
+	// maxAcquires is how many locks are asked for in one transaction, which has to check
+	// the record of the database and some markers of reused names as well.
+	maxAcquires = maxBatch - 6
+)
+
+// locks locks the keys of leases, and gives them back, for all who ask at the same moment.
+type locks struct {
+	*client
+	reusing func() bool // whether all living replicas share locks under reused names
+	reuses  atomic.Bool // a reused name was asked for
+	markers markers
+
+	acquires, releases batch.Group[*lease]
+}
+
+// newLocks returns locks whose transactions end with life.
+func newLocks(life context.Context, c *client, reusing func() bool) *locks {
+	k := &locks{client: c, reusing: reusing, markers: markers{seen: map[group]boottime.Instant{}}}
+	group := func(what Measure, limit int, commit func(context.Context, []*lease)) batch.Group[*lease] {
+		return batch.Group[*lease]{Commit: func(list []*lease) {
+			sent := time.Now()
+			commit(life, list)
+			c.cfg.measure(what, len(list), time.Since(sent))
+		}, Max: limit, Parallel: 2}
+	}
+	k.acquires = group(MeasureAcquire, maxAcquires, k.lockKeys)
+	k.releases = group(MeasureRelease, maxBatch, k.deleteKeys)
+	return k
+}
+
+// acquire locks a key under the session that a list of leases belongs to.
+func (k *locks) acquire(ctx context.Context, in *leases, r lock.Request, path string) (*lease, error) {
+	ls := &lease{in: in, key: r.Key, own: path, path: path, value: r.Value, database: r.Database, task: r.Task}
+	if r.Task != 0 {
+		ls.reused = k.reusedKey(r.Task)
+		k.reuses.Store(true)
+	}
+	ls.Init(in.Session)
+	if !in.reserve(ls) {
+		ls.Abandon(lock.ErrHeld)
+		return nil, fmt.Errorf("%s: %w by another task of this replica", r.Key, lock.ErrHeld)
+	}
+	k.acquires.Do(ls)
+	if err := ls.err; err != nil {
+		ls.Abandon(err)
+		ls.settle(true)
+		return nil, err
+	}
+	ls.locked = ls.index
+	ls.Grant()
+	if err := cmp.Or(context.Cause(ls.Context()), ctx.Err()); err != nil {
+		_ = ls.Release(ctx)
+		return nil, err
+	}
+	return ls, nil
+}
 
 // errContested says of a lease that its reused name could not be had, and that its own
 // name may be.
@@ -31,21 +94,21 @@ var errMarked = errors.New("the group has a marker")
 //
 // Within one session a lock may be taken twice, and that changes nothing. So a
 // try whose answer was lost is simply repeated.
-func (l *Locker) lockKeys(ctx context.Context, list []*lease) {
+func (k *locks) lockKeys(ctx context.Context, list []*lease) {
 	ctx, cancel := context.WithTimeout(ctx, 2*requestTimeout)
 	defer cancel()
 	list = slices.DeleteFunc(slices.Clone(list), func(ls *lease) bool {
-		ls.err = context.Cause(ls.t.ctx)
+		ls.err = ls.in.Lost()
 		return ls.err != nil
 	})
 	for round := 1; len(list) > 0; round++ {
 		var divert []*lease
 		for _, ls := range list {
-			if ls.reused != "" && (ls.taken || !l.reusing.Load()) || errors.Is(ls.err, errContested) {
+			if ls.reused != "" && (ls.taken || !k.reusing()) || errors.Is(ls.err, errContested) {
 				divert = append(divert, ls)
 			}
 		}
-		l.divert(ctx, divert)
+		k.divert(ctx, divert)
 		rest := slices.DeleteFunc(slices.Clone(list), func(ls *lease) bool { return slices.Contains(divert, ls) })
 		for _, ls := range rest {
 			if ls.reused != "" {
@@ -53,8 +116,8 @@ func (l *Locker) lockKeys(ctx context.Context, list []*lease) {
 			}
 		}
 		for len(rest) > 0 {
-			b := l.lockBatch(rest)
-			l.commit(ctx, acquiring, rest[:b.leases], b.build, l.refusedLock)
+			b := k.lockBatch(rest)
+			k.commit(ctx, acquiring, rest[:b.leases], b.build, k.refusedLock)
 			rest = rest[b.leases:]
 		}
 		list = slices.DeleteFunc(list, func(ls *lease) bool {
@@ -69,8 +132,48 @@ func (l *Locker) lockKeys(ctx context.Context, list []*lease) {
 	}
 }
 
+// divert gives leases their own names whose reused ones another task has. Leases that it
+// could not decide keep errContested.
+func (k *locks) divert(ctx context.Context, list []*lease) {
+	for _, ls := range list {
+		ls.path = ls.own
+	}
+	for len(list) > 0 {
+		n := min(len(list), maxBatch)
+		chunk := list[:n]
+		list = list[n:]
+		ops := make(api.TxnOps, n)
+		for i, ls := range chunk {
+			ops[i] = op(api.KVGetOrEmpty, api.KVTxnOp{Key: ls.reused})
+		}
+		pairs, err := k.readAll(ctx, ops)
+		if err != nil {
+			setErr(chunk, fmt.Errorf("acquire locks: look at the holders: %w", k.explain(err)))
+			continue
+		}
+		var others []*lease
+		for _, ls := range chunk {
+			switch pair := pairs[ls.reused]; {
+			case pair == nil:
+				ls.seen = 0
+			case pair.Session == "" || namesAnother(pair.Value, ls.key):
+				ls.seen = pair.ModifyIndex
+			default:
+				ls.err = fmt.Errorf("%s: %w", ls.key, lock.ErrHeld)
+				continue
+			}
+			others = append(others, ls)
+		}
+		for len(others) > 0 {
+			b := k.divertBatch(others)
+			k.commit(ctx, acquiring, others[:b.leases], b.build, k.refusedLock)
+			others = others[b.leases:]
+		}
+	}
+}
+
 // refusedLock returns what Consul's words on the lock of a lease mean.
-func (l *Locker) refusedLock(ls *lease, what string, _ bool) error {
+func (k *locks) refusedLock(ls *lease, what string, _ bool) error {
 	switch {
 	case strings.Contains(what, "lock delay"):
 		return fmt.Errorf("%s: %w", ls.key, lock.ErrDelayed)
@@ -81,10 +184,10 @@ func (l *Locker) refusedLock(ls *lease, what string, _ bool) error {
 	case ls.reused != "" && moved(what):
 		return errContested
 	case strings.Contains(what, "invalid session"):
-		ls.t.lose(fmt.Errorf("%w: Consul says that session %s is invalid", lock.ErrLost, ls.t.id))
+		ls.in.lose(fmt.Errorf("session %s: %s", ls.in.id, what))
 		return fmt.Errorf("%s: %w: %s", ls.key, lock.ErrLost, what)
 	}
-	return fmt.Errorf("acquire lock %s: %w", ls.key, l.cfg.explain(errors.New(what)))
+	return fmt.Errorf("acquire lock %s: %w", ls.key, k.explain(errors.New(what)))
 }
 
 // moved reports whether this is what a check-index, or a check-not-exists, says of a key
@@ -122,20 +225,20 @@ func (b *txnBody) add(owner int, op []byte) {
 }
 
 // preamble returns a body that checks the record of the database, if that matters.
-func (l *Locker) preamble(list []*lease) txnBody {
+func (k *locks) preamble(list []*lease) txnBody {
 	b := txnBody{json: make([]byte, 0, 256*(len(list)+1))}
 	if version := list[0].database; version != 0 && !mutant.Record {
-		b.add(ofRecord, appendOp(nil, api.KVCheckIndex, l.databaseKey(), "", nil, version))
+		b.add(ofRecord, appendOp(nil, api.KVCheckIndex, k.databaseKey(), "", nil, version))
 	}
 	return b
 }
 
 // lockBatch plans a transaction that locks as many of the leases as fit into it, under
 // their reused names if they have one.
-func (l *Locker) lockBatch(list []*lease) lockBatch {
+func (k *locks) lockBatch(list []*lease) lockBatch {
 	marked := map[group]bool{} // as they are now: the transaction does not grow when it is tried again
 	build := func(list []*lease) txnBody {
-		b := l.preamble(list)
+		b := k.preamble(list)
 		for _, ls := range list {
 			if ls.reused == "" {
 				continue
@@ -144,22 +247,22 @@ func (l *Locker) lockBatch(list []*lease) lockBatch {
 			if marked[g] || slices.Contains(b.marks, g) {
 				continue
 			}
-			b.add(firstMarker-len(b.marks), appendOp(nil, api.KVCheckNotExists, l.markerKey(g), "", nil, 0))
+			b.add(firstMarker-len(b.marks), appendOp(nil, api.KVCheckNotExists, k.markerKey(g), "", nil, 0))
 			b.marks = append(b.marks, g)
 		}
 		var op []byte
 		for i, ls := range list {
 			if ls.reused == "" {
-				b.add(i, appendOp(op[:0], api.KVLock, ls.path, ls.t.id, ls.value, 0))
+				b.add(i, appendOp(op[:0], api.KVLock, ls.path, ls.in.id, ls.value, 0))
 				continue
 			}
 			if marked[groupOf(ls.task)] {
 				// If this is applied late, the lease may be held under its own name by then.
 				b.add(i, appendOp(op[:0], api.KVCheckNotExists, ls.own, "", nil, 0))
-				b.add(i, appendOp(op[:0], api.KVLock, ls.own, ls.t.id, nil, 0))
+				b.add(i, appendOp(op[:0], api.KVLock, ls.own, ls.in.id, nil, 0))
 				b.add(i, appendOp(op[:0], api.KVDelete, ls.own, "", nil, 0))
 			}
-			op = appendOp(op[:0], api.KVLock, ls.reused, ls.t.id, reusedValue(ls.key, ls.value), 0)
+			op = appendOp(op[:0], api.KVLock, ls.reused, ls.in.id, reusedValue(ls.key, ls.value), 0)
 			b.add(i, op)
 		}
 		return b
@@ -170,7 +273,7 @@ func (l *Locker) lockBatch(list []*lease) lockBatch {
 		if ls.reused != "" {
 			g := groupOf(ls.task)
 			if _, known := marked[g]; !known {
-				marked[g] = l.markers.has(g)
+				marked[g] = k.markers.has(g)
 				n++ // at most
 			}
 			if marked[g] {
@@ -186,9 +289,13 @@ func (l *Locker) lockBatch(list []*lease) lockBatch {
 	return lockBatch{len(list), build}
 }
 
+// sizeOf bounds how long an operation on the key of a lease is. In JSON a byte of a key
+// may be six, and three of a value are four.
+func sizeOf(ls *lease) int { return 180 + 6*len(ls.own) + 4*(len(ls.value)+2)/3 }
+
 // divertBatch plans a transaction that locks as many of the leases as fit into it under
 // their own names.
-func (l *Locker) divertBatch(list []*lease) lockBatch {
+func (k *locks) divertBatch(list []*lease) lockBatch {
 	n := min(len(list), (maxBatch-1)/5)
 	for i := range n {
 		if list[i].database != list[0].database {
@@ -197,20 +304,20 @@ func (l *Locker) divertBatch(list []*lease) lockBatch {
 		}
 	}
 	return lockBatch{n, func(list []*lease) txnBody {
-		b := l.preamble(list)
+		b := k.preamble(list)
 		for i, ls := range list {
 			check := appendOp(nil, api.KVCheckIndex, ls.reused, "", nil, ls.seen)
 			if ls.seen == 0 {
 				check = appendOp(nil, api.KVCheckNotExists, ls.reused, "", nil, 0)
 			}
-			b.add(i, appendOp(nil, api.KVSet, l.markerKey(groupOf(ls.task)), "", []byte(ls.key+" "+ls.t.id+" "+strconv.FormatInt(int64(boottime.Now()), 10)), 0))
+			b.add(i, appendOp(nil, api.KVSet, k.markerKey(groupOf(ls.task)), "", []byte(ls.key+" "+ls.in.id+" "+strconv.FormatInt(int64(boottime.Now()), 10)), 0))
 			b.add(i, check)
 			if ls.seen == 0 { // a holder that died may have left its lock-delay
-				b.add(i, appendOp(nil, api.KVLock, ls.reused, ls.t.id, nil, 0))
+				b.add(i, appendOp(nil, api.KVLock, ls.reused, ls.in.id, nil, 0))
 				b.add(i, appendOp(nil, api.KVDelete, ls.reused, "", nil, 0))
 			}
-			b.add(i, appendOp(nil, api.KVLock, ls.own, ls.t.id, ls.value, 0))
-			l.markers.add(groupOf(ls.task))
+			b.add(i, appendOp(nil, api.KVLock, ls.own, ls.in.id, ls.value, 0))
+			k.markers.add(groupOf(ls.task))
 		}
 		return b
 	}}
@@ -222,7 +329,7 @@ func (l *Locker) divertBatch(list []*lease) lockBatch {
 // A key that is as we wrote it is ours, and deleting it takes one operation. If
 // somebody wrote to it meanwhile, or we never heard what we wrote, it takes a
 // look at the session as well.
-func (l *Locker) deleteKeys(ctx context.Context, list []*lease) {
+func (k *locks) deleteKeys(ctx context.Context, list []*lease) {
 	var reused, known, others []*lease
 	for _, ls := range list {
 		switch {
@@ -234,21 +341,26 @@ func (l *Locker) deleteKeys(ctx context.Context, list []*lease) {
 			others = append(others, ls)
 		}
 	}
-	for chunk := range slices.Chunk(reused, maxBatch) {
-		l.commit(ctx, releasing, chunk, each(1, func(b []byte, ls *lease, _ int) []byte {
-			return appendOp(b, api.KVUnlock, ls.path, ls.t.id, nil, 0)
-		}), func(ls *lease, what string, again bool) error {
+	// not returns what Consul's words on a key mean that the session was to hold, given those
+	// that say that it does not.
+	not := func(held func(what string) bool) func(*lease, string, bool) error {
+		return func(ls *lease, what string, again bool) error {
 			switch {
-			case !strings.Contains(what, "lock isn't held"):
-				return fmt.Errorf("release lock %s: %w", ls.key, l.cfg.explain(errors.New(what)))
+			case held(what):
+				return fmt.Errorf("release lock %s: %w", ls.key, k.explain(errors.New(what)))
 			case again: // it was our own request, most likely
 				return nil
 			}
 			return fmt.Errorf("%s: %w", ls.key, lock.ErrRevoked)
-		})
+		}
+	}
+	for chunk := range slices.Chunk(reused, maxBatch) {
+		k.commit(ctx, releasing, chunk, each(1, func(b []byte, ls *lease, _ int) []byte {
+			return appendOp(b, api.KVUnlock, ls.path, ls.in.id, nil, 0)
+		}), not(func(what string) bool { return !strings.Contains(what, "lock isn't held") }))
 	}
 	for chunk := range slices.Chunk(known, maxBatch) {
-		l.commit(ctx, releasing, chunk, each(1, func(b []byte, ls *lease, _ int) []byte {
+		k.commit(ctx, releasing, chunk, each(1, func(b []byte, ls *lease, _ int) []byte {
 			return appendOp(b, api.KVDeleteCAS, ls.path, "", nil, ls.index)
 		}), func(ls *lease, _ string, again bool) error {
 			if !again { // else it was our own deletion, most likely
@@ -258,20 +370,12 @@ func (l *Locker) deleteKeys(ctx context.Context, list []*lease) {
 		})
 	}
 	for chunk := range slices.Chunk(others, maxBatch/2) {
-		l.commit(ctx, releasing, chunk, each(2, func(b []byte, ls *lease, i int) []byte {
+		k.commit(ctx, releasing, chunk, each(2, func(b []byte, ls *lease, i int) []byte {
 			if i == 0 {
-				return appendOp(b, api.KVCheckSession, ls.path, ls.t.id, nil, 0)
+				return appendOp(b, api.KVCheckSession, ls.path, ls.in.id, nil, 0)
 			}
 			return appendOp(b, api.KVDelete, ls.path, "", nil, 0)
-		}), func(ls *lease, what string, again bool) error {
-			switch {
-			case !notOurs(what):
-				return fmt.Errorf("release lock %s: %w", ls.key, l.cfg.explain(errors.New(what)))
-			case again:
-				return nil
-			}
-			return fmt.Errorf("%s: %w", ls.key, lock.ErrRevoked)
-		})
+		}), not(func(what string) bool { return !notOurs(what) }))
 	}
 }
 
@@ -309,7 +413,7 @@ const (
 // tells from Consul's words; again says that an earlier try may have been
 // applied. If the record of the database has changed, none is applied, and the answer of
 // all is lock.ErrChanged.
-func (l *Locker) commit(ctx context.Context, verb string, list []*lease, build func([]*lease) txnBody, refused func(ls *lease, what string, again bool) error) {
+func (k *locks) commit(ctx context.Context, verb string, list []*lease, build func([]*lease) txnBody, refused func(ls *lease, what string, again bool) error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	again := false
@@ -320,7 +424,7 @@ func (l *Locker) commit(ctx context.Context, verb string, list []*lease, build f
 		if verb == acquiring {
 			out = &written
 		}
-		err := l.txnJSON(ctx, append(append([]byte{'['}, body.json...), ']'), out)
+		err := k.txnJSON(ctx, append(append([]byte{'['}, body.json...), ']'), out)
 		answer := classify(err)
 		if answer == applied {
 			for _, ls := range list {
@@ -332,7 +436,7 @@ func (l *Locker) commit(ctx context.Context, verb string, list []*lease, build f
 			return
 		}
 		if answer == conflict {
-			rest, changed := l.split(list, body, err, func(ls *lease, what string) { ls.err = refused(ls, what, again) })
+			rest, changed := k.split(list, body, err, func(ls *lease, what string) { ls.err = refused(ls, what, again) })
 			if changed {
 				setErr(list, lock.ErrChanged)
 				return
@@ -351,10 +455,10 @@ func (l *Locker) commit(ctx context.Context, verb string, list []*lease, build f
 			}
 		}
 		if answer == wrong || tries == 3 || ctx.Err() != nil {
-			setErr(list, fmt.Errorf("%s locks: %w", verb, l.cfg.explain(err)))
+			setErr(list, fmt.Errorf("%s locks: %w", verb, k.explain(err)))
 			return
 		}
-		pause(ctx, backoff(tries))
+		retry.Pause(ctx, retry.Backoff(tries))
 		tries++
 	}
 }
@@ -362,7 +466,7 @@ func (l *Locker) commit(ctx context.Context, verb string, list []*lease, build f
 // split calls refused for each lease that a conflict names, with Consul's first
 // word on it, and returns the others. It reports whether the conflict names what all of
 // them rest on. Leases of a group that has a marker get errMarked.
-func (l *Locker) split(list []*lease, body txnBody, conflict error, refused func(*lease, string)) (rest []*lease, changed bool) {
+func (k *locks) split(list []*lease, body txnBody, conflict error, refused func(*lease, string)) (rest []*lease, changed bool) {
 	what := map[int]string{}
 	for _, e := range txnErrors(conflict) {
 		if e.OpIndex < 0 || e.OpIndex >= len(body.owner) {
@@ -380,7 +484,7 @@ func (l *Locker) split(list []*lease, body txnBody, conflict error, refused func
 	for i, g := range body.marks {
 		if strings.HasSuffix(what[firstMarker-i], "exists") {
 			marked[g] = true
-			l.markers.add(g)
+			k.markers.add(g)
 		}
 	}
 	for i, ls := range list {

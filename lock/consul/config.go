@@ -41,6 +41,7 @@
 package consul
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/http"
@@ -111,41 +112,48 @@ type Replica struct {
 	Names int `json:"names,omitempty"`
 }
 
+// Measure says what a measurement is about, see Config.Measure.
+type Measure int
+
+const (
+	// MeasureHeartbeat is a heartbeat that the agent acknowledged, and how long that took.
+	MeasureHeartbeat Measure = iota
+
+	// MeasureRenewal is a renewal of the session that a server acknowledged, and how long
+	// that took.
+	MeasureRenewal
+
+	// MeasureAcquire is locks that were asked for together: how many, and how long the
+	// answer took.
+	MeasureAcquire
+
+	// MeasureRelease is locks that were released together.
+	MeasureRelease
+
+	// MeasureLost is a session that was lost.
+	MeasureLost
+)
+
 // WithDefaults returns the configuration with every zero field filled.
 func (c Config) WithDefaults() Config {
-	def := func(d *time.Duration, v time.Duration) {
-		if *d == 0 {
-			*d = v
-		}
-	}
 	if c.Client == nil {
 		c.Client = api.DefaultConfig()
 	}
-	if c.Prefix == "" {
-		c.Prefix = "service/onejob"
-	}
-	if c.Service == "" {
-		c.Service = "onejob"
-	}
-	if c.Liveness == "" {
-		c.Liveness = Check
-	}
-	def(&c.CheckTTL, 10*time.Second)
-	def(&c.Heartbeat, time.Second)
-	def(&c.SessionTTL, 15*time.Second)
-	def(&c.Renew, 3*time.Second)
-	def(&c.Margin, time.Second)
-	def(&c.LockDelay, lock.DefaultLockDelay)
-	def(&c.Verify, 3*time.Second)
+	c.Prefix = cmp.Or(c.Prefix, "service/onejob")
+	c.Service = cmp.Or(c.Service, "onejob")
+	c.Liveness = cmp.Or(c.Liveness, Check)
+	c.CheckTTL = cmp.Or(c.CheckTTL, 10*time.Second)
+	c.Heartbeat = cmp.Or(c.Heartbeat, time.Second)
+	c.SessionTTL = cmp.Or(c.SessionTTL, 15*time.Second)
+	c.Renew = cmp.Or(c.Renew, 3*time.Second)
+	c.Margin = cmp.Or(c.Margin, time.Second)
+	c.LockDelay = cmp.Or(c.LockDelay, lock.DefaultLockDelay)
+	c.Verify = cmp.Or(c.Verify, 3*time.Second)
 	if c.Replica.Host == "" {
 		c.Replica.Host, _ = os.Hostname()
 	}
-	if c.Replica.Name == "" {
-		c.Replica.Name = c.Replica.Host
-	}
-	if c.Replica.PID == 0 {
-		c.Replica.PID = os.Getpid()
-	}
+	c.Replica.Name = cmp.Or(c.Replica.Name, c.Replica.Host)
+	c.Replica.PID = cmp.Or(c.Replica.PID, os.Getpid())
 	if c.Replica.Started.IsZero() {
 		c.Replica.Started = time.Now()
 	}
@@ -166,6 +174,12 @@ func (c Config) Slack() time.Duration {
 	return slack
 }
 
+func (c *Config) measure(what Measure, count int, took time.Duration) {
+	if c.Measure != nil {
+		c.Measure(what, count, took)
+	}
+}
+
 // check is the arithmetic of the health check; session that of the session.
 func (c Config) check() lock.Timing {
 	return lock.Timing{TTL: c.CheckTTL, Heartbeat: c.Heartbeat, Margin: c.Margin}
@@ -184,11 +198,8 @@ func (c Config) session() lock.Timing {
 // arithmetic where durations cannot be safe together.
 func (c Config) Validate() error {
 	c = c.WithDefaults()
-	var errs []error
+	errs := []error{checkClient(c.Client)}
 	add := func(format string, a ...any) { errs = append(errs, fmt.Errorf(format, a...)) }
-	if err := checkClient(c.Client); err != nil {
-		errs = append(errs, err)
-	}
 	switch {
 	case strings.HasPrefix(c.Prefix, "/") || strings.HasSuffix(c.Prefix, "/"):
 		add("consul.prefix: %q must neither begin nor end with a slash", c.Prefix)
@@ -197,19 +208,13 @@ func (c Config) Validate() error {
 	}
 	switch c.Liveness {
 	case Check:
-		if err := c.check().Check("consul.check_ttl"); err != nil {
-			errs = append(errs, err)
-		}
+		errs = append(errs, c.check().Check("consul.check_ttl"))
 	case TTL:
 	default:
 		add("consul.liveness: %q is neither check nor ttl", c.Liveness)
 	}
-	if err := c.session().Check("consul.session_ttl"); err != nil {
-		errs = append(errs, err)
-	}
-	if err := c.silence().Check("consul.margin: other replicas wait for a sign of life"); err != nil {
-		errs = append(errs, err)
-	}
+	errs = append(errs, c.session().Check("consul.session_ttl"),
+		c.silence().Check("consul.margin: other replicas wait for a sign of life"))
 	if c.SessionTTL < 10*time.Second || c.SessionTTL > 24*time.Hour {
 		add("consul.session_ttl: %v is outside what Consul accepts, 10s to 24h", c.SessionTTL)
 	}

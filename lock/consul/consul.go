@@ -4,73 +4,34 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net/http"
-	"os"
+	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
+	"unicode/utf8"
 
-	"github.com/hashicorp/consul/api"
 	"go.uber.org/zap"
 
-	"onejob/internal/batch"
+	"onejob/boottime"
 	"onejob/lock"
-)
-
-const (
-	// requestTimeout bounds one request, and all the tries of one transaction.
-	requestTimeout = 5 * time.Second
-
-	// shutdownTimeout bounds each of the two steps of the end: giving back the keys,
-	// and then the session.
-	shutdownTimeout = 2 * time.Second
-
-	// maxBatch is how many operations Consul takes in one transaction.
-	maxBatch = 128
-
-	// maxAcquires is how many locks are asked for in one transaction, which has to check
-	// the record of the database and some markers of reused names as well.
-	maxAcquires = maxBatch - 6
-
-	// maxConns is how many connections are kept for the next request: one for
-	// each transaction that may be under way, and for each key that is watched.
-	maxConns = 16
+	"onejob/lock/internal/hold"
+	"onejob/lock/internal/retry"
 )
 
 // Locker implements lock.Locker.
 type Locker struct {
-	cfg   Config
-	log   *zap.Logger
-	token tokenFile
-
-	keys       *api.Client // for keys and watches
-	heartbeats *api.Client // for what keeps the session alive: nothing else may hold it up
-
-	transports [2]*http.Transport // of both
-
-	acquires batch.Group[*lease]
-	releases batch.Group[*lease]
-
+	*client
+	*locks
 	membership *membership
+	limits     *registry
 	cluster    lock.Cluster // whose Consul this must be; nil if any will do
-
-	semaphores registry
-	markers    markers
-	reuses     atomic.Bool // a reused name was asked for
-	reusing    atomic.Bool // all living replicas share locks under reused names
 
 	ahead func() (time.Duration, bool) // of the wall clock; nil but in tests
 
-	// life bounds every transaction. It ends a while after Run was told to
-	// stop, so that nobody waits for a Consul that is away.
-	life context.Context
+	// kill ends the life that bounds every transaction. It does so a while after Run was
+	// told to stop, so that nobody waits for a Consul that is away.
 	kill context.CancelFunc
 
-	mu       sync.Mutex
-	live     *session
-	changed  chan struct{}
-	lastErr  error
+	present  hold.Present[*session]
 	draining sync.WaitGroup // sessions that are over and still hold keys
 }
 
@@ -85,50 +46,22 @@ func New(cfg Config) (*Locker, error) {
 	if err := errors.Join(invalid, err); err != nil {
 		return nil, err
 	}
-	l := &Locker{cfg: cfg, log: cfg.Log, changed: make(chan struct{})}
-	l.life, l.kill = context.WithCancel(context.Background())
-	l.membership = newMembership(l)
-	l.acquires = batch.Group[*lease]{Commit: func(list []*lease) {
-		sent := time.Now()
-		l.lockKeys(l.life, list)
-		l.measure(MeasureAcquire, len(list), time.Since(sent))
-	}, Max: maxAcquires, Parallel: 2}
-	l.releases = batch.Group[*lease]{Commit: func(list []*lease) {
-		sent := time.Now()
-		l.deleteKeys(l.life, list)
-		l.measure(MeasureRelease, len(list), time.Since(sent))
-	}, Max: maxBatch, Parallel: 2}
-
-	// As in the library, a token file goes before a token.
-	clientConfig := *cfg.Client
-	if clientConfig.TokenFile == "" {
-		clientConfig.TokenFile = os.Getenv(api.HTTPTokenFileEnvName)
+	c, err := newClient(&cfg, secure)
+	if err != nil {
+		return nil, err
 	}
-	if clientConfig.TokenFile != "" {
-		l.token.path = clientConfig.TokenFile
-		if err := l.token.read(); err != nil {
-			return nil, fmt.Errorf("consul token file: %w", err)
+	l := &Locker{client: c}
+	l.membership = newMembership(c, l.present.Changed.Send)
+	l.membership.own = func() (session, cluster string, reappear func(context.Context)) {
+		if t := l.current(); t != nil {
+			return t.id, t.cluster, t.reappear
 		}
+		return "", "", nil
 	}
-	if clientConfig.HttpClient != nil {
-		return nil, errors.New("consul: a ready-made HttpClient cannot be used; set Client.Transport instead")
-	}
-	if clientConfig.Transport == nil {
-		clientConfig.Transport = api.DefaultConfig().Transport
-	}
-	for i, c := range []**api.Client{&l.keys, &l.heartbeats} {
-		own := clientConfig
-		own.Transport = transport(&clientConfig, secure)
-		l.transports[i] = own.Transport
-		if cfg.RoundTripper != nil {
-			own.HttpClient = &http.Client{Transport: cfg.RoundTripper}
-		}
-		client, err := api.NewClient(&own)
-		if err != nil {
-			return nil, fmt.Errorf("consul: %w", err)
-		}
-		*c = client
-	}
+	life, kill := context.WithCancel(context.Background())
+	l.kill = kill
+	l.locks = newLocks(life, c, l.membership.reusing.Load)
+	l.limits = &registry{client: c, members: l.membership, changed: &l.present.Changed, life: life, semaphores: map[string]*semaphore{}}
 	return l, nil
 }
 
@@ -155,93 +88,57 @@ func (l *Locker) Run(ctx context.Context, cluster lock.Cluster) error {
 	defer stopWatch()
 	defer l.draining.Wait()
 
-	var said trouble
+	said := "" // the event
 	for failures := 0; ctx.Err() == nil; {
-		t, err := l.begin(ctx)
-		if err != nil {
+		t := newSession(l.locks, l.limits, l.cluster, l.ahead)
+		if err := t.begin(ctx); err != nil {
 			if ctx.Err() != nil {
 				break
 			}
 			failures++
-			err = l.cfg.explain(err)
-			l.setError(err)
-			if d := describe(err); failures%30 == 0 || d != said {
-				said = d
-				fields := []zap.Field{zap.Error(err), zap.Int("failures", failures)}
-				switch d {
-				case isAnother:
-					l.log.Warn("consul_is_another", fields...)
-				case listUnavailable:
-					l.log.Warn("list_unavailable", fields...)
-				default:
-					l.log.Warn("consul_unavailable", fields...)
-				}
+			err = l.explain(err)
+			l.present.Fail(err)
+			switch list := (listError{}); {
+			case errors.Is(err, lock.ErrOtherCluster):
+				l.unavailable("consul_is_another", &said, err, failures)
+			case errors.As(err, &list):
+				l.unavailable("list_unavailable", &said, err, failures)
+			default:
+				l.unavailable("consul_unavailable", &said, err, failures)
 			}
-			pause(ctx, backoff(failures))
+			retry.Pause(ctx, retry.Backoff(failures))
 			continue
 		}
-		failures, said = 0, none
-		l.log.Info("session_started", zap.String("session", t.id), zap.String("liveness", string(l.cfg.Liveness)))
-		l.enter(t)
+		failures, said = 0, ""
+		l.cfg.Log.Info("session_started", zap.String("session", t.id), zap.String("liveness", string(l.cfg.Liveness)))
+		l.present.Set(t)
 		t.live(ctx)
-		l.leave()
+		l.present.Set(nil)
 		if ctx.Err() != nil {
 			t.end(context.WithoutCancel(ctx))
 			break
 		}
-		l.measure(MeasureLost, 1, 0)
-		l.log.Warn("session_lost", zap.String("session", t.id), zap.Error(context.Cause(t.ctx)), zap.Int("leases", t.count()))
+		l.cfg.measure(MeasureLost, 1, 0)
+		l.cfg.Log.Warn("session_lost", zap.String("session", t.id), zap.Error(t.Lost()), zap.Int("leases", t.count()))
 		l.draining.Go(func() { t.drain(ctx) })
 	}
 	return nil
 }
 
-// trouble is why no session can be had.
-type trouble int
-
-const (
-	none trouble = iota
-	unavailable
-	isAnother       // cluster's
-	listUnavailable // of the cluster
-)
-
-func describe(err error) trouble {
-	var list listError
-	switch {
-	case errors.Is(err, lock.ErrOtherCluster):
-		return isAnother
-	case errors.As(err, &list):
-		return listUnavailable
+// unavailable logs why no session can be had, if that is news or has lasted for long.
+func (l *Locker) unavailable(event string, said *string, err error, failures int) {
+	if failures%30 == 0 || event != *said {
+		*said = event
+		l.cfg.Log.Warn(event, zap.Error(err), zap.Int("failures", failures))
 	}
-	return unavailable
 }
-
-// listError is an error of the cluster's list, not of Consul.
-type listError struct{ error }
-
-func (e listError) Unwrap() error { return e.error }
 
 // Ready returns nil as soon as there is a session. If ctx ends before, it
 // returns what keeps the session from coming.
-func (l *Locker) Ready(ctx context.Context) error {
-	for {
-		changed := l.Changed()
-		if l.current() != nil {
-			return nil
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			if l.lastErr != nil {
-				return fmt.Errorf("consul: %w", l.lastErr)
-			}
-			return errors.New("consul: no session yet")
-		}
-	}
-}
+func (l *Locker) Ready(ctx context.Context) error { return l.present.Wait(ctx, "consul") }
+
+// current returns the session that we may believe in now, or nil.
+func (l *Locker) current() *session { return l.present.Current() }
 
 // Session implements lock.Locker.
 func (l *Locker) Session() string {
@@ -252,10 +149,16 @@ func (l *Locker) Session() string {
 }
 
 // Changed implements lock.Locker.
-func (l *Locker) Changed() <-chan struct{} {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.changed
+func (l *Locker) Changed() <-chan struct{} { return l.present.Changed.Next() }
+
+// LeaseLeft returns how long leases will last if no further heartbeat is acknowledged, and
+// zero while there is no session.
+func (l *Locker) LeaseLeft() time.Duration {
+	t := l.current()
+	if t == nil {
+		return 0
+	}
+	return max(0, t.Deadline().Until())
 }
 
 // Dead implements lock.Locker.
@@ -263,72 +166,50 @@ func (l *Locker) Dead(ctx context.Context, sessions []string) ([]string, error) 
 	return l.membership.dead(ctx, sessions)
 }
 
-func (l *Locker) taskKey(key string) string        { return l.cfg.Prefix + "/tasks/" + key }
-func (l *Locker) replicaKey(session string) string { return l.cfg.Prefix + "/replicas/" + session }
-
-// current returns the session that we may believe in now, or nil.
-func (l *Locker) current() *session {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.live == nil || l.live.deadline().Passed() {
-		return nil
+// Heard implements lock.Locker.
+func (l *Locker) Heard(session string, sent boottime.Instant) {
+	if t := l.current(); t != nil && t.id == session {
+		t.extend(hold.Silence, l.cfg.silence(), sent)
 	}
-	return l.live
 }
 
-func (l *Locker) enter(t *session) {
-	l.mu.Lock()
-	l.live, l.lastErr = t, nil
-	l.mu.Unlock()
-	l.signal()
-}
-
-func (l *Locker) leave() {
-	l.mu.Lock()
-	l.live = nil
-	l.mu.Unlock()
-	l.signal()
-}
-
-func (l *Locker) setError(err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.lastErr = err
-}
-
-// signal wakes everybody who waits on Changed.
-func (l *Locker) signal() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	close(l.changed)
-	l.changed = make(chan struct{})
-}
-
-// query returns options for a read that the leader answers, after it has made
-// sure that it still is the leader.
-func (l *Locker) query(ctx context.Context) *api.QueryOptions {
-	q := &api.QueryOptions{RequireConsistent: true, Token: l.token.current()}
-	return q.WithContext(ctx)
-}
-
-func (l *Locker) write(ctx context.Context) *api.WriteOptions {
-	w := &api.WriteOptions{Token: l.token.current()}
-	return w.WithContext(ctx)
-}
-
-// backoff returns how long to wait after so many failures: 100 ms doubling up
-// to 2 s, with jitter, so that replicas do not come back in step.
-func backoff(failures int) time.Duration {
-	d := min(2*time.Second, 100*time.Millisecond<<min(failures-1, 5))
-	return d/2 + rand.N(d/2+1)
-}
-
-// pause waits for d, or for ctx to end.
-func pause(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
+// Lose implements lock.Locker.
+func (l *Locker) Lose(session string, why error) {
+	if t := l.current(); t != nil && t.id == session {
+		t.lose(why)
 	}
+}
+
+// Semaphores returns the semaphores below the Locker's prefix. Only Take needs a
+// Locker that runs.
+func (l *Locker) Semaphores() lock.Semaphores { return semaphores{l.limits, &l.present} }
+
+// Acquire implements lock.Locker.
+func (l *Locker) Acquire(ctx context.Context, r lock.Request) (lock.Lease, error) {
+	switch {
+	case r.Key == "" || len(r.Key) > maxKey:
+		return nil, fmt.Errorf("acquire a lock: the key is %d bytes long, not 1 to %d", len(r.Key), maxKey)
+	case !utf8.ValidString(r.Key): // JSON would make several such keys one
+		return nil, fmt.Errorf("acquire a lock: the key %q is not valid UTF-8", r.Key)
+	case len(r.Value) > maxValue:
+		return nil, fmt.Errorf("acquire lock %s: its value is %d bytes long, more than %d", r.Key, len(r.Value), maxValue)
+	case r.Task < 0 || r.Task > 0 && r.Key != strconv.FormatInt(r.Task, 10):
+		return nil, fmt.Errorf("acquire lock %s: it is not the ID of task %d", r.Key, r.Task)
+	}
+	ls, err := l.acquire(ctx, r, l.taskKey(r.Key))
+	if err != nil {
+		return nil, err // not a nil *lease in a lock.Lease
+	}
+	return ls, nil
+}
+
+func (l *Locker) acquire(ctx context.Context, r lock.Request, path string) (*lease, error) {
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	t := l.current()
+	if t == nil || t.id != r.Session {
+		return nil, lock.ErrLost
+	}
+	return l.locks.acquire(ctx, t.leases, r, path)
 }

@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) {
 	if os.Getenv(holderEnv) != "" {
-		hold()
+		holdUntilKilled()
 	}
 	testenv.Main(m)
 }

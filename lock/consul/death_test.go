@@ -22,7 +22,7 @@ import (
 // killed: it is set to the address of Consul and the prefix.
 const holderEnv = "ONEJOB_TEST_HOLDER"
 
-func hold() {
+func holdUntilKilled() {
 	addr, prefix, _ := strings.Cut(os.Getenv(holderEnv), " ")
 	client := api.DefaultConfig()
 	client.Address = addr

@@ -140,7 +140,7 @@ func TestConsulsWords(t *testing.T) {
 		list := make([]*lease, 2*maxBatch)
 		for i := range list {
 			k := fmt.Sprintf("%03d", i) + strings.Repeat("<", maxKey-3) // the longest in JSON
-			list[i] = &lease{t: l.current(), key: k, own: l.taskKey(k), path: l.taskKey(k), value: make([]byte, maxValue)}
+			list[i] = &lease{in: l.current().leases, key: k, own: l.taskKey(k), path: l.taskKey(k), value: make([]byte, maxValue)}
 		}
 		l.lockKeys(t.Context(), list)
 		for _, ls := range list {
@@ -198,7 +198,7 @@ func TestDoubt(t *testing.T) {
 	}{
 		{0, false}, {now, true}, {now.Add(-lateness), false}, {now.Add(-lateness / 2), true},
 	} {
-		if got := (&lease{doubt: test.doubt}).doubtful(); got != test.want {
+		if got := doubtful(test.doubt); got != test.want {
 			t.Errorf("doubtful %v after the doubt: %v", now.Sub(test.doubt), got)
 		}
 	}

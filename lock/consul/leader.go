@@ -8,7 +8,10 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/hashicorp/consul/api"
+
 	"onejob/lock"
+	"onejob/lock/internal/retry"
 )
 
 // The leader's key follows Consul's own procedure for client-side elections: a
@@ -25,67 +28,54 @@ type Leader struct {
 	Value   json.RawMessage `json:"-"` // as it stands in the key
 }
 
-func (l *Locker) leaderPath() string { return l.cfg.Prefix + "/leader" }
-
 // Campaign implements lock.Locker. Who waits follows the key by a blocking
 // query and bids a few random milliseconds after a release, and after the
 // lock-delay when the leader died.
 func (l *Locker) Campaign(ctx context.Context) (lock.Lease, error) {
-	for {
+	for ctx.Err() == nil {
 		changed := l.Changed()
 		session := l.Session()
 		if session == "" {
 			select {
 			case <-changed:
-				continue
 			case <-ctx.Done():
-				return nil, ctx.Err()
 			}
+			continue
 		}
-		value, err := json.Marshal(Leader{Replica: l.cfg.Replica, Since: time.Now().UTC(), Session: session})
-		if err != nil {
-			return nil, err
-		}
+		value := encode(Leader{Replica: l.cfg.Replica, Since: time.Now().UTC(), Session: session})
 		ls, err := l.acquire(ctx, lock.Request{Session: session, Key: "leader", Value: value}, l.leaderPath())
 		switch {
 		case err == nil:
 			l.draining.Go(func() { ls.follow() })
 			return ls, nil
-		case ctx.Err() != nil:
-			return nil, ctx.Err()
 		case errors.Is(err, lock.ErrDelayed):
-			pause(ctx, l.cfg.LockDelay+rand.N(50*time.Millisecond))
+			retry.Pause(ctx, l.cfg.LockDelay+rand.N(50*time.Millisecond))
 		case errors.Is(err, lock.ErrHeld):
-			if err := l.await(ctx, l.leaderPath()); err != nil && ctx.Err() == nil {
-				pause(ctx, time.Second) // a right is missing; it may be given
+			if err := l.await(ctx, l.leaderPath()); err != nil {
+				retry.Pause(ctx, time.Second) // a right is missing; it may be given
 			}
 		default:
-			pause(ctx, backoff(5))
-		}
-		if ctx.Err() != nil {
-			return nil, ctx.Err()
+			retry.Pause(ctx, retry.Backoff(5))
 		}
 	}
+	return nil, ctx.Err()
 }
 
 // follow watches the key of a lease and revokes it as soon as the key is not
 // ours any more. It ends with the lease.
 func (ls *lease) follow() {
-	var index uint64
-	for ls.ctx.Err() == nil {
-		pair, next, err := ls.t.l.watch(ls.ctx, ls.path, index)
-		switch {
-		case err != nil:
-			index = 0
-			pause(ls.ctx, backoff(3))
-		case pair == nil || pair.Session != ls.t.id:
-			if alive, _ := ls.t.lives(ls.ctx); alive {
+	ctx := ls.Context()
+	for ctx.Err() == nil {
+		err := ls.in.follow(ctx, ls.path, func(pair *api.KVPair, _ bool) bool {
+			return pair == nil || pair.Session != ls.in.id
+		})
+		if err == nil {
+			if alive, _ := ls.in.lives(ctx); alive {
 				ls.revoke()
 			}
 			return
-		default:
-			index = next
 		}
+		retry.Pause(ctx, retry.Backoff(3)) // a right is missing; it may be given
 	}
 }
 
@@ -93,29 +83,19 @@ func (ls *lease) follow() {
 func (l *Locker) Leader(ctx context.Context) (*Leader, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	leader, _, err := l.leaderAt(ctx, 0)
-	return leader, err
+	pair, _, err := l.watch(ctx, l.leaderPath(), 0)
+	if err != nil {
+		return nil, fmt.Errorf("look at key %s: %w", l.leaderPath(), l.explain(err))
+	}
+	return leader(pair), nil
 }
 
 // WatchLeader calls notice with the leader, nil if there is none, at once and at
 // every change, until ctx ends.
 func (l *Locker) WatchLeader(ctx context.Context, notice func(*Leader)) error {
-	var index uint64
 	last := "?"
-	for {
-		leader, next, err := l.leaderAt(ctx, index)
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case classify(err) == wrong:
-			return err
-		case err != nil:
-			index = 0
-			pause(ctx, backoff(3))
-			continue
-		}
-		index = next
-		now := ""
+	err := l.client.follow(ctx, l.leaderPath(), func(pair *api.KVPair, _ bool) bool {
+		leader, now := leader(pair), ""
 		if leader != nil {
 			now = leader.Session
 		}
@@ -123,19 +103,21 @@ func (l *Locker) WatchLeader(ctx context.Context, notice func(*Leader)) error {
 			last = now
 			notice(leader)
 		}
+		return false
+	})
+	if ctx.Err() != nil {
+		return nil
 	}
+	return fmt.Errorf("look at key %s: %w", l.leaderPath(), err)
 }
 
-func (l *Locker) leaderAt(ctx context.Context, index uint64) (*Leader, uint64, error) {
-	pair, next, err := l.watch(ctx, l.leaderPath(), index)
-	if err != nil {
-		return nil, 0, fmt.Errorf("look at key %s: %w", l.leaderPath(), l.cfg.explain(err))
-	}
+// leader returns whom the leader's key names, nil if nobody.
+func leader(pair *api.KVPair) *Leader {
 	if pair == nil || pair.Session == "" {
-		return nil, next, nil
+		return nil
 	}
 	var leader Leader
 	_ = json.Unmarshal(pair.Value, &leader) // an outside program may write what it likes
 	leader.Session, leader.Value = pair.Session, pair.Value
-	return &leader, next, nil
+	return &leader
 }

@@ -1,19 +1,20 @@
 package consul
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
-	"sync/atomic"
+	"maps"
+	"slices"
+	"sync"
 	"time"
-	"unicode/utf8"
 
 	"go.uber.org/zap"
 
 	"onejob/boottime"
+	"onejob/internal/mutant"
 	"onejob/lock"
+	"onejob/lock/internal/hold"
 )
 
 const (
@@ -26,21 +27,19 @@ const (
 	lateness = 10 * time.Second
 )
 
-// The states of a lease.
-const (
-	stateAcquiring int32 = iota
-	stateHeld
-	stateRevoked   // its key is gone; the holder has not let go yet
-	stateReleasing // the holder has let go, and the key is being deleted
-	stateLeaked    // nobody works under it, and its key is there, or may come yet
-)
+// doubtful reports whether a request that we gave up on then may be applied still; zero
+// means that there was none.
+func doubtful(doubt boottime.Instant) bool {
+	return doubt != 0 && boottime.Now().Sub(doubt) < lateness
+}
 
 // lease implements lock.Lease.
 //
 // From Acquire until it is settled, a lease is on its session's list, and reserves
 // its key there: Consul would grant a key twice within one session.
 type lease struct {
-	t     *session
+	hold.Lease
+	in    *leases
 	key   string // as people know it
 	own   string // its own name in Consul
 	path  string // the name under which it is locked
@@ -56,119 +55,129 @@ type lease struct {
 
 	database uint64 // the version that the record of the database must have; zero if any will do
 
-	ctx    context.Context
-	cancel context.CancelCauseFunc
-	state  atomic.Int32
-	ended  atomic.Int64 // when it was revoked, as a boottime.Instant; zero if it was not
-
 	// Written by the transactions that carry the lease, one at a time.
 	err   error            // the last one's answer
 	index uint64           // the key's ModifyIndex when it was locked; zero if not known
 	doubt boottime.Instant // when we gave up on one that may be applied still; zero if none
 }
 
-// Acquire implements lock.Locker.
-func (l *Locker) Acquire(ctx context.Context, r lock.Request) (lock.Lease, error) {
-	switch {
-	case r.Key == "" || len(r.Key) > maxKey:
-		return nil, fmt.Errorf("acquire a lock: the key is %d bytes long, not 1 to %d", len(r.Key), maxKey)
-	case !utf8.ValidString(r.Key): // JSON would make several such keys one
-		return nil, fmt.Errorf("acquire a lock: the key %q is not valid UTF-8", r.Key)
-	case len(r.Value) > maxValue:
-		return nil, fmt.Errorf("acquire lock %s: its value is %d bytes long, more than %d", r.Key, len(r.Value), maxValue)
-	}
-	if r.Task < 0 || r.Task > 0 && r.Key != strconv.FormatInt(r.Task, 10) {
-		return nil, fmt.Errorf("acquire lock %s: it is not the ID of task %d", r.Key, r.Task)
-	}
-	ls, err := l.acquire(ctx, r, l.taskKey(r.Key))
-	if err != nil {
-		return nil, err // not a nil *lease in a lock.Lease
-	}
-	return ls, nil
-}
-
-func (l *Locker) acquire(ctx context.Context, r lock.Request, path string) (*lease, error) {
-	if ctx.Err() != nil {
-		return nil, ctx.Err()
-	}
-	t := l.current()
-	if t == nil || t.id != r.Session {
-		return nil, lock.ErrLost
-	}
-	ls := &lease{t: t, key: r.Key, own: path, path: path, value: r.Value, database: r.Database, task: r.Task}
-	if r.Task != 0 {
-		ls.reused = l.reusedKey(r.Task)
-		l.reuses.Store(true)
-	}
-	ls.ctx, ls.cancel = context.WithCancelCause(t.ctx)
-	if !t.reserve(ls) {
-		ls.cancel(lock.ErrHeld)
-		return nil, fmt.Errorf("%s: %w by another task of this replica", r.Key, lock.ErrHeld)
-	}
-	l.acquires.Do(ls)
-	if err := ls.err; err != nil {
-		ls.cancel(err)
-		t.settle(ls, true)
-		return nil, err
-	}
-	ls.locked = ls.index
-	ls.state.Store(stateHeld)
-	if err := cmp.Or(context.Cause(ls.ctx), ctx.Err()); err != nil {
-		_ = ls.Release(ctx)
-		return nil, err
-	}
-	return ls, nil
-}
-
-// Context implements lock.Lease.
-func (ls *lease) Context() context.Context { return ls.ctx }
-
-// Deadline implements lock.Lease.
-func (ls *lease) Deadline() boottime.Instant {
-	d := ls.t.deadline()
-	if at := boottime.Instant(ls.ended.Load()); at != 0 {
-		return min(d, at)
-	}
-	return d
-}
-
 // Release implements lock.Lease. It takes no longer than a few seconds,
 // whatever ctx says, and is not cut short by it: what one caller gives back
 // travels with what others do.
 func (ls *lease) Release(context.Context) error {
-	if ls.state.CompareAndSwap(stateRevoked, stateReleasing) {
-		ls.t.settle(ls, true)
+	switch stood, lost := ls.LetGo(); {
+	case stood == hold.Revoked:
+		ls.settle(true)
 		return fmt.Errorf("%s: %w", ls.key, lock.ErrRevoked)
-	}
-	if !ls.state.CompareAndSwap(stateHeld, stateReleasing) {
+	case stood != hold.Held:
 		return nil
-	}
-	lost := context.Cause(ls.ctx)
-	ls.cancel(lock.ErrReleased)
-	if lost != nil {
-		// Consul deletes the key with the session, which retire ends as soon as
+	case lost != nil:
+		// Consul deletes the key with the session, which drain ends as soon as
 		// nobody works under it any more.
-		ls.t.settle(ls, true)
+		ls.settle(true)
 		return lost
 	}
-	ls.t.l.releases.Do(ls)
+	ls.in.release(ls)
 	err := ls.err
-	ls.t.settle(ls, err == nil || errors.Is(err, lock.ErrRevoked))
+	ls.settle(err == nil || errors.Is(err, lock.ErrRevoked))
 	return err
+}
+
+// settle is called when nobody works under a lease any more. If its key is gone
+// for sure the lease is taken off the list; if not, or if a request that we gave
+// up on may be applied still, verify will see to the key. A lost session has no
+// such worries: Consul deletes its keys with the session.
+func (ls *lease) settle(gone bool) {
+	in := ls.in
+	defer in.removed()
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.Lost() == nil && (!gone || doubtful(ls.doubt)) {
+		ls.Leak()
+		return
+	}
+	delete(in.own, ls.own)
+	if in.names[ls.reused] == ls {
+		delete(in.names, ls.reused)
+	}
+	if ls.burnt {
+		in.burnt[ls.reused] = boottime.Now()
+	}
 }
 
 // revoke ends a lease whose key was found to be gone. It stays on the list
 // until the holder lets go, lest another task of this replica begins before.
 func (ls *lease) revoke() {
-	if !ls.state.CompareAndSwap(stateHeld, stateRevoked) {
-		return // it was being released just now
+	if ls.Revoke(fmt.Errorf("%w: key %s was released or deleted by somebody else", lock.ErrRevoked, ls.path)) {
+		ls.in.cfg.Log.Warn("lock_revoked", zap.String("lock_key", ls.key), zap.String("session", ls.in.id))
 	}
-	ls.ended.Store(int64(boottime.Now()))
-	ls.t.l.log.Warn("lock_revoked", zap.String("lock_key", ls.key), zap.String("session", ls.t.id))
-	ls.cancel(fmt.Errorf("%w: key %s was released or deleted by somebody else", lock.ErrRevoked, ls.path))
 }
 
-// doubtful reports whether a request about the key may be applied still.
-func (ls *lease) doubtful() bool {
-	return ls.doubt != 0 && boottime.Now().Sub(ls.doubt) < lateness
+// leases is the list of a session's leases.
+type leases struct {
+	*ttlSession
+	release func(*lease) // gives the key of a lease back, and stores the answer in it
+	removed func()       // is called after a lease may have been taken off the list
+
+	mu    sync.Mutex
+	own   map[string]*lease           // by their own names; one that is here reserves its key
+	names map[string]*lease           // by the reused names of those that have one, whether they are locked under it or not
+	burnt map[string]boottime.Instant // reused names about which a request was not answered, and since when
+}
+
+func (in *leases) all() []*lease {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return slices.Collect(maps.Values(in.own))
+}
+
+func (in *leases) count() int {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return len(in.own)
+}
+
+// reserve puts a lease on the list, unless another has its key.
+func (in *leases) reserve(ls *lease) bool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if _, taken := in.own[ls.own]; taken && !mutant.List {
+		return false
+	}
+	in.own[ls.own] = ls
+	if ls.reused != "" {
+		ls.taken = in.names[ls.reused] != nil || in.isBurnt(ls.reused)
+		if in.names[ls.reused] == nil {
+			in.names[ls.reused] = ls
+		}
+	}
+	return true
+}
+
+// isBurnt reports whether a request about a reused name was not answered so lately that
+// the name must not be used. in.mu is held.
+func (in *leases) isBurnt(name string) bool {
+	at, ok := in.burnt[name]
+	if ok && boottime.Now().Sub(at) > burntFor {
+		delete(in.burnt, name)
+		return false
+	}
+	return ok
+}
+
+// adopt puts a key on the list that the session holds and that nobody works under, unless
+// it is there by now.
+func (in *leases) adopt(ls *lease) {
+	ls.in = in
+	ls.InitLeaked(in.Session)
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.own[ls.own] != nil || in.names[ls.own] != nil {
+		return
+	}
+	in.own[ls.own] = ls
+	if ls.reused != "" {
+		in.names[ls.reused] = ls
+	}
+	in.cfg.Log.Warn("leaked_lock", zap.String("lock_key", ls.key), zap.String("session", in.id))
 }

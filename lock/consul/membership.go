@@ -3,19 +3,18 @@ package consul
 import (
 	"context"
 	"encoding/json"
-	"errors"
-	"fmt"
 	"maps"
 	"math/rand/v2"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
-	"github.com/hashicorp/consul/api"
 	"go.uber.org/zap"
 
 	"onejob/boottime"
 	"onejob/internal/mutant"
+	"onejob/lock/internal/retry"
 )
 
 // membership knows which sessions live. A blocking query on the replicas' keys
@@ -24,7 +23,13 @@ import (
 // from the cluster's own Consul. A session that holds its key is alive, whatever was
 // heard before.
 type membership struct {
-	l *Locker
+	*client
+	changed func()      // is called when the set of living sessions has changed
+	reusing atomic.Bool // all living replicas share locks under reused names
+
+	// own returns the replica's own session, its cluster, and what to call when the session
+	// has no key; empty if there is none.
+	own func() (session, cluster string, reappear func(context.Context))
 
 	mu    sync.Mutex
 	older boottime.Instant  // when a replica was last seen that does not reuse names; zero if never
@@ -46,22 +51,22 @@ type sign struct {
 	at    boottime.Instant
 }
 
-func newMembership(l *Locker) *membership {
-	return &membership{l: l, alive: map[string]uint64{}, ended: map[string]end{}, signs: map[string]sign{}}
+func newMembership(c *client, changed func()) *membership {
+	return &membership{client: c, changed: changed, alive: map[string]uint64{}, ended: map[string]end{}, signs: map[string]sign{}}
 }
 
 // watch follows the replicas' keys until ctx ends.
 func (c *membership) watch(ctx context.Context) {
-	prefix := c.l.replicaKey("")
+	prefix := c.replicaKey("")
 	var index uint64
 	for failures := 0; ctx.Err() == nil; {
-		q, cancel := c.l.watching(ctx, index)
-		pairs, meta, err := c.l.keys.KV().List(prefix, q)
+		q, cancel := c.watching(ctx, index)
+		pairs, meta, err := c.keys.KV().List(prefix, q)
 		cancel()
 		if err != nil {
 			failures++
 			index = 0
-			pause(ctx, backoff(failures))
+			retry.Pause(ctx, retry.Backoff(failures))
 			continue
 		}
 		failures = 0
@@ -80,7 +85,7 @@ func (c *membership) watch(ctx context.Context) {
 		c.update(ctx, alive)
 		// A restart of many replicas must not make each of them ask once for
 		// every single one.
-		pause(ctx, rand.N(20*time.Millisecond))
+		retry.Pause(ctx, rand.N(20*time.Millisecond))
 	}
 }
 
@@ -93,9 +98,9 @@ func (c *membership) reuse(all bool) {
 	if !all {
 		c.older = now
 	}
-	reusing := all && (c.older == 0 || now.Sub(c.older) > c.l.cfg.LockDelay+2*c.l.cfg.SessionTTL)
-	if c.l.reusing.Swap(reusing) != reusing && c.older != 0 {
-		c.l.log.Info("older_replicas", zap.Bool("present", !reusing))
+	reusing := all && (c.older == 0 || now.Sub(c.older) > c.cfg.LockDelay+2*c.cfg.SessionTTL)
+	if c.reusing.Swap(reusing) != reusing && c.older != 0 {
+		c.cfg.Log.Info("older_replicas", zap.Bool("present", !reusing))
 	}
 }
 
@@ -125,17 +130,15 @@ func (c *membership) update(ctx context.Context, alive map[string]uint64) {
 	maps.DeleteFunc(c.signs, func(_ string, s sign) bool { return s.index == 0 && now.Sub(s.at) > time.Hour })
 	c.mu.Unlock()
 
-	if t := c.l.current(); t != nil {
-		if _, there := alive[t.id]; !there {
-			t.reappear(ctx)
-		}
+	if own, _, reappear := c.own(); own != "" && alive[own] == 0 {
+		reappear(ctx)
 	}
 	for _, s := range left {
 		_, ended, _ := c.ask(ctx, s) // if it fails, Dead asks again
 		c.vanished(s, ended)
 	}
 	if changed {
-		c.l.signal()
+		c.changed()
 	}
 }
 
@@ -175,39 +178,18 @@ func (c *membership) buried(session string) {
 	c.ended[session] = end{boottime.Now(), true}
 }
 
-// session asks for a session, nil if it has ended.
-func (c *membership) session(ctx context.Context, id string) (*api.SessionEntry, error) {
-	return c.l.lookAt(ctx, c.l.keys, id)
-}
-
-// lookAt asks for a session, nil if it has ended. Consul leaves out of its answers
-// what the token may not see, and says so: such an answer tells nothing.
-func (l *Locker) lookAt(ctx context.Context, client *api.Client, session string) (*api.SessionEntry, error) {
-	entry, meta, err := client.Session().Info(session, l.query(ctx))
-	switch {
-	case err != nil:
-		return nil, fmt.Errorf("look at session %s: %w", session, err)
-	case entry == nil && meta.ResultsFilteredByACLs:
-		return nil, fmt.Errorf("look at session %s: %w", session, errBlind)
-	}
-	return entry, nil
-}
-
-// errBlind says that the token may not see a session, whether or not it lives.
-var errBlind = errors.New("the token may not see it: it needs session:read for the agents of all replicas")
-
 // ask asks Consul whether a session has ended, and remembers when it first said
 // so: what must pass from then on is counted from there, which is late and never
 // early.
 func (c *membership) ask(ctx context.Context, session string) (e end, ended bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	if t := c.l.current(); t != nil && t.cluster != "" {
-		if err := c.l.ours(ctx, t.cluster); err != nil {
+	if _, cluster, _ := c.own(); cluster != "" {
+		if err := c.ours(ctx, cluster); err != nil {
 			return end{}, false, err
 		}
 	}
-	if entry, err := c.session(ctx, session); err != nil || entry != nil {
+	if entry, err := c.lookAt(ctx, c.keys, session); err != nil || entry != nil {
 		return end{}, false, err
 	}
 	e = end{at: boottime.Now()}
@@ -217,7 +199,7 @@ func (c *membership) ask(ctx context.Context, session string) (e end, ended bool
 		return before, true, nil
 	}
 	c.ended[session] = e
-	time.AfterFunc(c.wait(e)+5*time.Millisecond, c.l.signal)
+	time.AfterFunc(c.wait(e)+5*time.Millisecond, c.changed)
 	return e, true, nil
 }
 
@@ -225,7 +207,7 @@ func (c *membership) ask(ctx context.Context, session string) (e end, ended bool
 // destroyed the session of a replica that cannot hear of it. It may believe in its
 // leases until it has missed its heartbeats for too long.
 func (c *membership) wait(e end) time.Duration {
-	cfg := c.l.cfg
+	cfg := c.cfg
 	switch {
 	case e.buried:
 		return 0

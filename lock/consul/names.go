@@ -2,9 +2,6 @@ package consul
 
 import (
 	"bytes"
-	"context"
-	"encoding/json"
-	"fmt"
 	"strconv"
 	"strings"
 	"sync"
@@ -14,8 +11,33 @@ import (
 
 	"onejob/boottime"
 	"onejob/internal/mutant"
-	"onejob/lock"
 )
+
+// keyNames makes the names of keys from what all of them begin with.
+type keyNames string
+
+func (p keyNames) taskKey(key string) string        { return string(p) + "/tasks/" + key }
+func (p keyNames) replicaKey(session string) string { return string(p) + "/replicas/" + session }
+func (p keyNames) leaderPath() string               { return string(p) + "/leader" }
+func (p keyNames) clusterKey() string               { return string(p) + "/cluster" }
+
+// databaseKey holds the record of the database. It belongs to no session. Every
+// transaction that locks a task checks that the record is the one that the task was
+// claimed under, so a replica that has missed a change of it locks nothing.
+func (p keyNames) databaseKey() string { return string(p) + "/database" }
+
+// stoppedKey is where a replica says that it has stopped in order, if the cluster's list
+// could not be told. No session holds it.
+func (p keyNames) stoppedKey(session string) string { return string(p) + "/stopped/" + session }
+
+func (p keyNames) limitsFolder() string           { return string(p) + "/limits/" }
+func (p keyNames) limitFolder(name string) string { return string(p) + "/limits/" + name + "/" }
+func (p keyNames) limitLock(name string) string   { return p.limitEntry(name, api.DefaultSemaphoreKey) }
+func (p keyNames) limitEntry(name, session string) string {
+	return string(p) + "/limits/" + name + "/" + session
+}
+func (p keyNames) settingsFolder() string          { return string(p) + "/limit-settings/" }
+func (p keyNames) limitSetting(name string) string { return string(p) + "/limit-settings/" + name }
 
 // Reused names. A key that is deleted leaves a tombstone in Consul for a quarter of an
 // hour, so a key per task would make Consul's memory grow with the number of tasks done.
@@ -71,19 +93,19 @@ func groupOf(task int64) group { return group(task % names / groupSize) }
 // TaskKeys returns the keys under which the lock of a task may be kept, the usual one
 // first, given the prefix of all keys and the row's lock_key, nil if it has none.
 func TaskKeys(prefix string, task int64, lockKey *string) []string {
-	l := &Locker{cfg: Config{Prefix: prefix}}
+	p := keyNames(prefix)
 	if lockKey != nil {
-		return []string{l.taskKey(*lockKey)}
+		return []string{p.taskKey(*lockKey)}
 	}
-	return []string{l.reusedKey(task), l.taskKey(strconv.FormatInt(task, 10))}
+	return []string{p.reusedKey(task), p.taskKey(strconv.FormatInt(task, 10))}
 }
 
-func (l *Locker) reusedFolder() string { return l.cfg.Prefix + "/running/" }
-func (l *Locker) reusedKey(task int64) string {
-	return l.reusedFolder() + strconv.FormatInt(task%names, 10)
+func (p keyNames) reusedFolder() string { return string(p) + "/running/" }
+func (p keyNames) reusedKey(task int64) string {
+	return p.reusedFolder() + strconv.FormatInt(task%names, 10)
 }
-func (l *Locker) markersFolder() string          { return l.cfg.Prefix + "/overflow/" }
-func (l *Locker) markerKey(g group) string       { return l.markersFolder() + strconv.Itoa(int(g)) }
+func (p keyNames) markersFolder() string         { return string(p) + "/overflow/" }
+func (p keyNames) markerKey(g group) string      { return p.markersFolder() + strconv.Itoa(int(g)) }
 func reusedValue(key string, rest []byte) []byte { return append([]byte(key+" "), rest...) }
 
 // namesAnother reports whether the value of a reused name says that a task other than
@@ -116,9 +138,6 @@ type emptied struct {
 func (m *markers) add(g group) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.seen == nil {
-		m.seen = map[group]boottime.Instant{}
-	}
 	m.seen[g] = boottime.Now()
 }
 
@@ -131,72 +150,6 @@ func (m *markers) has(g group) bool {
 		return false
 	}
 	return ok
-}
-
-// divert gives leases their own names whose reused ones another task has. Leases that it
-// could not decide keep errContested.
-func (l *Locker) divert(ctx context.Context, list []*lease) {
-	for _, ls := range list {
-		ls.path = ls.own
-	}
-	for len(list) > 0 {
-		n := min(len(list), maxBatch)
-		chunk := list[:n]
-		list = list[n:]
-		ops := make(api.TxnOps, n)
-		for i, ls := range chunk {
-			ops[i] = op(api.KVGetOrEmpty, api.KVTxnOp{Key: ls.reused})
-		}
-		pairs, err := l.readAll(ctx, ops)
-		if err != nil {
-			setErr(chunk, fmt.Errorf("acquire locks: look at the holders: %w", l.cfg.explain(err)))
-			continue
-		}
-		var others []*lease
-		for _, ls := range chunk {
-			switch pair := pairs[ls.reused]; {
-			case pair == nil:
-				ls.seen = 0
-			case pair.Session == "" || namesAnother(pair.Value, ls.key):
-				ls.seen = pair.ModifyIndex
-			default:
-				ls.err = fmt.Errorf("%s: %w", ls.key, lock.ErrHeld)
-				continue
-			}
-			others = append(others, ls)
-		}
-		for len(others) > 0 {
-			b := l.divertBatch(others)
-			l.commit(ctx, acquiring, others[:b.leases], b.build, l.refusedLock)
-			others = others[b.leases:]
-		}
-	}
-}
-
-// sweepMarkers deletes the markers of groups of which no task has been held under its own
-// name for a while. held lists the tasks' folder, as it was after the markers were read.
-func (t *session) sweepMarkers(ctx context.Context, before, held api.KVPairs) {
-	inUse := map[string]bool{}
-	for _, pair := range held {
-		var v struct {
-			Task int64 `json:"task_id"`
-		}
-		id, err := strconv.ParseInt(strings.TrimPrefix(pair.Key, t.l.taskKey("")), 10, 64)
-		if json.Unmarshal(pair.Value, &v) == nil && v.Task != 0 && v.Task != id {
-			continue // a lock_key that looks like an ID
-		}
-		if err == nil && id > 0 && pair.Session != "" {
-			inUse[t.l.markerKey(groupOf(id))] = true
-		}
-	}
-	gone := t.l.markers.unused(before, inUse, t.l.markersFolder(), 2*t.l.cfg.LockDelay)
-	for len(gone) > 0 {
-		n := min(len(gone), maxBatch)
-		if err := t.l.txn(ctx, t.l.keys, gone[:n]); err != nil {
-			return // another replica was quicker, or a marker was written; next time then
-		}
-		gone = gone[n:]
-	}
 }
 
 // unused returns operations that delete the markers which have not been in use for a

@@ -18,6 +18,7 @@ import (
 	"onejob/boottime"
 	"onejob/internal/testenv"
 	"onejob/lock"
+	"onejob/lock/internal/retry"
 )
 
 func tryTask(l *Locker, id int64) (lock.Lease, error) {
@@ -57,7 +58,7 @@ func keysBelow(t testing.TB, kv *testenv.KV, folder string) []string {
 func reusing(t testing.TB, cfg Config) *Locker {
 	t.Helper()
 	l := start(t, cfg)
-	testenv.Eventually(t, maxWait, "names are reused", l.reusing.Load)
+	testenv.Eventually(t, maxWait, "names are reused", l.membership.reusing.Load)
 	return l
 }
 
@@ -126,8 +127,8 @@ func TestReusedNames(t *testing.T) {
 			live, m := a.current(), fmt.Sprint("overflow/", groupOf(x))
 			sweep := func() {
 				for range 3 {
-					live.findLeakedLocks(t.Context())
-					pause(t.Context(), lockDelay)
+					a.findLeaked(t.Context(), live.leases)
+					retry.Pause(t.Context(), lockDelay)
 				}
 			}
 			sweep()
@@ -150,7 +151,7 @@ func TestReusedNames(t *testing.T) {
 				}
 			}
 			put(fmt.Sprint(x, " by hand"))
-			a.current().verify(t.Context())
+			a.verify(t.Context(), a.current().leases)
 			if lx.Context().Err() != nil {
 				t.Errorf("the lease ended though the key still names its task: %v", context.Cause(lx.Context()))
 			}
@@ -163,7 +164,7 @@ func TestReusedNames(t *testing.T) {
 			if ok, _, err := kv.Client.KV().Acquire(&api.KVPair{Key: kv.Prefix + "/running/5", Value: []byte("5 "), Session: a.Session()}, nil); !ok || err != nil {
 				t.Fatal(ok, err)
 			}
-			a.current().findLeakedLocks(t.Context())
+			a.findLeaked(t.Context(), a.current().leases)
 			testenv.Eventually(t, maxWait, "the name is free", func() bool { return holder(t, kv, "running/5") == "" })
 			wantTask(t, b, x, nil)
 		},
@@ -241,7 +242,7 @@ func TestLookAtManyLeases(t *testing.T) {
 	var looking sync.WaitGroup
 	looking.Go(func() {
 		for live := a.current(); live != nil && ctx.Err() == nil; live = a.current() {
-			live.verify(ctx)
+			a.verify(ctx, live.leases)
 		}
 	})
 	together(300, func(i int) {
@@ -254,7 +255,7 @@ func TestLookAtManyLeases(t *testing.T) {
 				t.Errorf("acquire task %d: %v", 1000+i, err)
 				return
 			}
-			pause(ctx, 20*time.Millisecond)
+			retry.Pause(ctx, 20*time.Millisecond)
 			if err := ls.Release(ctx); err != nil && !errors.Is(err, lock.ErrLost) {
 				t.Errorf("release: %v", err)
 			}
@@ -297,7 +298,7 @@ func TestLateLockOfAMarkedName(t *testing.T) {
 	if resp.StatusCode != http.StatusConflict {
 		t.Errorf("the late request: status %d, want %d", resp.StatusCode, http.StatusConflict)
 	}
-	a.current().verify(t.Context())
+	a.verify(t.Context(), a.current().leases)
 	if err := context.Cause(lx.Context()); err != nil {
 		t.Errorf("the lease has ended: %v", err)
 	}
@@ -324,7 +325,7 @@ func TestOlderReplica(t *testing.T) {
 	if !hold("replicas/"+older, `{"name":"older"}`) || !hold("tasks/5", `{"task_id":5}`) {
 		t.Fatal("the older replica could not lock")
 	}
-	testenv.Eventually(t, maxWait, "the older replica is seen", func() bool { return !l.reusing.Load() })
+	testenv.Eventually(t, maxWait, "the older replica is seen", func() bool { return !l.membership.reusing.Load() })
 	wantTask(t, l, x, lock.ErrHeld)
 	ly := acquireTask(t, l, y)
 	if hold(fmt.Sprint("tasks/", y), "") {
@@ -334,11 +335,19 @@ func TestOlderReplica(t *testing.T) {
 	if _, err := kv.Client.Session().Destroy(older, nil); err != nil {
 		t.Fatal(err)
 	}
-	wantTask(t, l, x, nil) // under its own name: another lock of the older one may be in its lock-delay
-	if l.reusing.Load() {
+	// Under its own name: another lock of the older one may be in its lock-delay, as this one
+	// is for a millisecond.
+	testenv.Eventually(t, maxWait, "the older replica's lock is free", func() bool {
+		ls, err := tryTask(l, x)
+		if err == nil {
+			release(t, ls)
+		}
+		return err == nil
+	})
+	if l.membership.reusing.Load() {
 		t.Error("names are reused as soon as the older replica's session has ended")
 	}
-	testenv.Eventually(t, 4*maxWait, "the older replica has gone", l.reusing.Load)
+	testenv.Eventually(t, 4*maxWait, "the older replica has gone", l.membership.reusing.Load)
 	lx := acquireTask(t, l, x)
 	if s := holder(t, kv, "running/5"); s != l.Session() {
 		t.Errorf("the reused name is held by %q", s)
@@ -374,9 +383,9 @@ func TestUnansweredNames(t *testing.T) {
 			p.inject(nil)
 			live := a.current()
 			testenv.Eventually(t, maxWait, "the request is too old to be applied", func() bool {
-				live.mu.Lock()
-				defer live.mu.Unlock()
-				ls := live.leases[a.taskKey(fmt.Sprint(x))]
+				live.leases.mu.Lock()
+				defer live.leases.mu.Unlock()
+				ls := live.leases.own[a.taskKey(fmt.Sprint(x))]
 				if ls != nil && ls.doubt != 0 {
 					ls.doubt = boottime.Now().Add(-lateness) // saves waiting for it
 				}
@@ -417,7 +426,7 @@ func TestNoTaskIsHeldTwice(t *testing.T) {
 				if refused.Add(1); !errors.Is(err, lock.ErrHeld) && !errors.Is(err, lock.ErrLost) && !errors.Is(err, lock.ErrDelayed) {
 					t.Errorf("acquire task %d: %v", id, err)
 				}
-				pause(ctx, rand.N(2*time.Millisecond))
+				retry.Pause(ctx, rand.N(2*time.Millisecond))
 				continue
 			}
 			mu.Lock()
@@ -429,7 +438,7 @@ func TestNoTaskIsHeldTwice(t *testing.T) {
 			if taken.Add(1); ls.(*lease).path == ls.(*lease).own {
 				diverted.Add(1)
 			}
-			pause(ctx, rand.N(3*time.Millisecond))
+			retry.Pause(ctx, rand.N(3*time.Millisecond))
 			mu.Lock()
 			holders[id]--
 			mu.Unlock()
@@ -437,7 +446,7 @@ func TestNoTaskIsHeldTwice(t *testing.T) {
 				t.Errorf("release: %v", err)
 			}
 			if live := l.current(); live != nil && rand.N(200) == 0 {
-				live.findLeakedLocks(ctx)
+				l.findLeaked(ctx, live.leases)
 			}
 		}
 	})

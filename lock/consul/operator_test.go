@@ -12,6 +12,7 @@ import (
 
 	"onejob/internal/testenv"
 	"onejob/lock"
+	"onejob/lock/internal/retry"
 )
 
 // acquireMany locks n keys at the same time.
@@ -189,7 +190,7 @@ func TestReplicaKeyDeleted(t *testing.T) {
 
 	// The lock-delay is counted from the session's end, and not from the time
 	// when its key was away.
-	pause(t.Context(), lockDelay) // so that the one would be over
+	retry.Pause(t.Context(), lockDelay) // so that the one would be over
 	if _, err := kv.Client.Session().Destroy(session, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -239,13 +240,11 @@ func TestSessionEndsUnderVerify(t *testing.T) {
 		ready(t, l)
 		session := l.Session()
 		leases := acquireMany(t, l, 8)
-		l.mu.Lock()
-		live := l.live
-		l.mu.Unlock()
+		live := l.current()
 		if _, err := kv.Client.Session().Destroy(session, nil); err != nil {
 			t.Fatal(err)
 		}
-		live.verify(t.Context())
+		l.verify(t.Context(), live.leases)
 		for _, lease := range leases {
 			ended(t, lease, lock.ErrLost)
 			_ = lease.Release(t.Context())

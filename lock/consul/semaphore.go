@@ -42,6 +42,7 @@
 package consul
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -50,24 +51,24 @@ import (
 
 	"github.com/hashicorp/consul/api"
 
+	"onejob/boottime"
 	"onejob/lock"
+	"onejob/lock/internal/hold"
 )
 
 // semaphores implements lock.Semaphores.
-type semaphores struct{ l *Locker }
-
-// Semaphores returns the semaphores below the Locker's prefix. Only Take needs a
-// Locker that runs.
-func (l *Locker) Semaphores() lock.Semaphores { return semaphores{l} }
-
-func (l *Locker) limitsFolder() string           { return l.cfg.Prefix + "/limits/" }
-func (l *Locker) limitFolder(name string) string { return l.limitsFolder() + name + "/" }
-func (l *Locker) limitLock(name string) string   { return l.limitFolder(name) + api.DefaultSemaphoreKey }
-func (l *Locker) limitEntry(name, session string) string {
-	return l.limitFolder(name) + session
+type semaphores struct {
+	*registry
+	present *hold.Present[*session]
 }
-func (l *Locker) settingsFolder() string          { return l.cfg.Prefix + "/limit-settings/" }
-func (l *Locker) limitSetting(name string) string { return l.settingsFolder() + name }
+
+// check is open for a name and a limit that may be wrong.
+func (s semaphores) check(name string, slots int) (*semaphore, error) {
+	if err := lock.CheckSemaphore(name, slots); err != nil {
+		return nil, err
+	}
+	return s.open(name), nil
+}
 
 // Create implements lock.Semaphores.
 func (s semaphores) Create(ctx context.Context, name string, slots int) error {
@@ -80,7 +81,7 @@ func (s semaphores) Create(ctx context.Context, name string, slots int) error {
 		case v.exists():
 			return nil, fmt.Errorf("%s: %w", name, lock.ErrExists)
 		}
-		return v.setLimit(s.l, slots), nil
+		return v.setLimit(s.keyNames, slots), nil
 	})
 }
 
@@ -90,7 +91,7 @@ func (s semaphores) Resize(ctx context.Context, name string, slots int) error {
 		if err := v.usable(); err != nil {
 			return nil, err
 		}
-		return v.setLimit(s.l, slots), nil
+		return v.setLimit(s.keyNames, slots), nil
 	})
 }
 
@@ -121,46 +122,90 @@ func (s semaphores) Destroy(ctx context.Context, name string, force bool) error 
 // it in between. No operations mean that there is nothing to do; again says that
 // an earlier try may have been applied.
 func (s semaphores) edit(ctx context.Context, verb, name string, slots int, f func(v *view, again bool) (api.TxnOps, error)) error {
-	if err := lock.CheckSemaphore(name, slots); err != nil {
+	sem, err := s.check(name, slots)
+	if err != nil {
 		return err
 	}
-	sem := s.l.semaphore(name)
 	defer sem.done()
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	again := false
-	for try := 1; ; try++ {
-		v, err := sem.look(ctx)
-		if err == nil {
-			var ops api.TxnOps
-			ops, err = f(v, again)
-			if err != nil || len(ops) == 0 {
-				return err
-			}
-			err = s.l.txn(ctx, s.l.keys, ops)
-			if err == nil {
-				return nil
-			}
-			again = again || classify(err) == unknown
+	var answer error
+	err = sem.try(ctx, func(v *view) (done bool, err error) {
+		var ops api.TxnOps
+		if ops, answer = f(v, again); answer != nil || len(ops) == 0 {
+			return true, nil
 		}
-		if classify(err) == wrong || try == maxTries || ctx.Err() != nil {
-			return fmt.Errorf("%s limit %s: %w", verb, name, s.l.cfg.explain(err))
-		}
-		pause(ctx, jitter(try))
+		err = s.txn(ctx, s.keys, ops)
+		again = again || classify(err) == unknown
+		return err == nil, err
+	})
+	if err != nil {
+		return fmt.Errorf("%s limit %s: %w", verb, name, err)
 	}
+	return answer
+}
+
+// Take implements lock.Semaphores. It takes no longer than a few seconds,
+// whatever ctx says: what one caller takes travels with what others do.
+func (s semaphores) Take(ctx context.Context, name string, n int, value []byte) ([]lock.Lease, error) {
+	if err := lock.CheckSemaphore(name, 0); err != nil {
+		return nil, err
+	}
+	switch {
+	case n < 1 || n > lock.MaxTake:
+		return nil, fmt.Errorf("limit %s: %d slots at once are not between 1 and %d", name, n, lock.MaxTake)
+	case len(value) > maxValue:
+		return nil, fmt.Errorf("limit %s: the value is %d bytes long, more than %d", name, len(value), maxValue)
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
+	}
+	t := s.present.Current()
+	if t == nil {
+		return nil, lock.ErrLost
+	}
+	c := &change{pool: &t.slots.pool, n: n, value: value}
+	s.change(name, c)
+
+	slots := make([]*slot, len(c.sessions))
+	for i, session := range c.sessions {
+		slots[i] = t.slots.add(session, name)
+		if c.err != nil && c.doubt {
+			slots[i].doubt = boottime.Now()
+		}
+	}
+	if c.err != nil {
+		for _, sl := range slots {
+			sl.Abandon(c.err)
+			sl.settle(true)
+		}
+		return nil, c.err
+	}
+	for _, sl := range slots {
+		sl.Grant()
+	}
+	if err := cmp.Or(t.Lost(), ctx.Err()); err != nil {
+		_ = parallel(maxBatch, slots, func(sl *slot) error { return sl.Release(ctx) })
+		return nil, err
+	}
+	leases := make([]lock.Lease, n)
+	for i, sl := range slots {
+		leases[i] = sl
+	}
+	return leases, nil
 }
 
 // Inspect implements lock.Semaphores. Waiting counts the contenders that hold no
 // slot; those of ours who wait write no entry.
 func (s semaphores) Inspect(ctx context.Context, name string) (lock.Semaphore, error) {
-	if err := lock.CheckSemaphore(name, 0); err != nil {
+	sem, err := s.check(name, 0)
+	if err != nil {
 		return lock.Semaphore{}, err
 	}
-	sem := s.l.semaphore(name)
 	defer sem.done()
 	v, err := sem.look(ctx)
 	if err != nil {
-		return lock.Semaphore{}, fmt.Errorf("inspect limit %s: %w", name, s.l.cfg.explain(err))
+		return lock.Semaphore{}, fmt.Errorf("inspect limit %s: %w", name, s.explain(err))
 	}
 	if err := v.usable(); err != nil {
 		return lock.Semaphore{}, err
@@ -192,18 +237,18 @@ func (s semaphores) List(ctx context.Context) ([]string, error) {
 	defer cancel()
 	var names []string
 	for _, kind := range []struct{ folder, suffix string }{
-		{s.l.settingsFolder(), ""},
-		{s.l.limitsFolder(), "/" + api.DefaultSemaphoreKey},
+		{s.settingsFolder(), ""},
+		{s.limitsFolder(), "/" + api.DefaultSemaphoreKey},
 	} {
-		keys, meta, err := s.l.keys.KV().Keys(kind.folder, "", s.l.query(ctx))
+		keys, meta, err := s.keys.KV().Keys(kind.folder, "", s.query(ctx))
 		if err == nil && meta.ResultsFilteredByACLs {
 			err = incomplete("some keys below " + kind.folder)
 		}
 		if err == nil && len(keys) == 0 { // an answer that is empty says nothing of the rights
-			_, err = s.l.get(ctx, kind.folder)
+			_, err = s.get(ctx, kind.folder)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("list limits: %w", s.l.cfg.explain(err))
+			return nil, fmt.Errorf("list limits: %w", s.explain(err))
 		}
 		for _, key := range keys {
 			name, ok := strings.CutSuffix(strings.TrimPrefix(key, kind.folder), kind.suffix)
@@ -214,9 +259,4 @@ func (s semaphores) List(ctx context.Context) ([]string, error) {
 	}
 	slices.Sort(names)
 	return slices.Compact(names), nil
-}
-
-// Drain implements lock.Semaphores.
-func (s semaphores) Drain(ctx context.Context, name string) error {
-	return s.until(ctx, name, 0)
 }

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 
 	"github.com/hashicorp/consul/api"
 
@@ -50,7 +52,7 @@ func (h holders) MarshalJSON() ([]byte, error) {
 	if !h.list {
 		return json.Marshal(h.set)
 	}
-	return json.Marshal(sorted(h.set))
+	return json.Marshal(slices.Sorted(maps.Keys(h.set)))
 }
 
 // decodeLock reads a .lock. Only what we would write back whole is ours: its

@@ -13,65 +13,23 @@ import (
 	"github.com/hashicorp/consul/api"
 
 	"onejob/boottime"
-	"onejob/internal/batch"
 	"onejob/lock"
 )
-
-// registry keeps what is known of the semaphores that somebody asks for just
-// now, or whose holders it watches die.
-type registry struct {
-	mu   sync.Mutex
-	list map[string]*semaphore
-}
-
-// semaphore is what this Locker knows of a semaphore: who of ours asks for it,
-// and since when something is amiss. All else is in Consul.
-type semaphore struct {
-	l     *Locker
-	name  string
-	users int // guarded by the registry
-
-	changes  batch.Group[*change]
-	watching chan struct{} // who has put something in watches for all who wait
-
-	mu    sync.Mutex
-	freed chan struct{} // closed when a slot may have come free
-	// missed tells since when a holder had no entry; under noLock, since when
-	// there were entries and no .lock.
-	missed map[string]boottime.Instant
-}
 
 // noLock is no session's ID.
 const noLock = ""
 
-// semaphore returns the state of a semaphore, for the caller to call done on.
-func (l *Locker) semaphore(name string) *semaphore {
-	r := &l.semaphores
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	s := r.list[name]
-	if s == nil {
-		s = &semaphore{l: l, name: name, watching: make(chan struct{}, 1), freed: make(chan struct{}), missed: map[string]boottime.Instant{}}
-		s.changes = batch.Group[*change]{Commit: s.commit, Max: maxBatch}
-		if r.list == nil {
-			r.list = map[string]*semaphore{}
-		}
-		r.list[name] = s
-	}
-	s.users++
-	return s
-}
+// A viewer looks at a semaphore, and remembers since when something is amiss. All else
+// is in Consul.
+type viewer struct {
+	*client
+	members *membership
+	name    string
 
-func (s *semaphore) done() {
-	r := &s.l.semaphores
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	s.users--
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.users == 0 && len(s.missed) == 0 {
-		delete(r.list, s.name)
-	}
+	mu sync.Mutex
+	// missed tells since when a holder had no entry; under noLock, since when
+	// there were entries and no .lock.
+	missed map[string]boottime.Instant
 }
 
 // view is a semaphore at one moment.
@@ -119,7 +77,7 @@ func (v *view) full(held, n int) error {
 }
 
 // look reads a semaphore and judges its holders.
-func (s *semaphore) look(ctx context.Context) (*view, error) {
+func (s *viewer) look(ctx context.Context) (*view, error) {
 	v, err := s.read(ctx)
 	if err != nil {
 		return nil, err
@@ -129,9 +87,9 @@ func (s *semaphore) look(ctx context.Context) (*view, error) {
 }
 
 // read reads a semaphore, all at one moment.
-func (s *semaphore) read(ctx context.Context) (*view, error) {
-	lockKey, settingKey, folder := s.l.limitLock(s.name), s.l.limitSetting(s.name), s.l.limitFolder(s.name)
-	pairs, err := s.l.readAll(ctx, api.TxnOps{
+func (s *viewer) read(ctx context.Context) (*view, error) {
+	lockKey, settingKey, folder := s.limitLock(s.name), s.limitSetting(s.name), s.limitFolder(s.name)
+	pairs, err := s.readAll(ctx, api.TxnOps{
 		op(api.KVGetOrEmpty, api.KVTxnOp{Key: settingKey}),
 		op(api.KVGetTree, api.KVTxnOp{Key: folder}),
 	})
@@ -165,46 +123,11 @@ func (s *semaphore) read(ctx context.Context) (*view, error) {
 	return v, nil
 }
 
-// readAll returns the keys that exist of those that the operations get, at one
-// moment, without a Raft write. Consul leaves out what the token may not see, without
-// a word; for a key that is got with KVGetOrEmpty that is found out.
-func (l *Locker) readAll(ctx context.Context, ops api.TxnOps) (map[string]*api.KVPair, error) {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	ok, resp, _, err := l.keys.Txn().Txn(ops, l.query(ctx))
-	if err != nil {
-		return nil, err
-	}
-	if !ok {
-		var errs []error
-		for _, e := range resp.Errors {
-			errs = append(errs, api.StatusError{Code: 403, Body: e.What}) // a read has no other reason to fail
-		}
-		return nil, errors.Join(errs...)
-	}
-	pairs, seen := map[string]*api.KVPair{}, map[string]bool{}
-	for _, r := range resp.Results {
-		if r.KV == nil {
-			continue
-		}
-		seen[r.KV.Key] = true
-		if r.KV.ModifyIndex > 0 {
-			pairs[r.KV.Key] = r.KV
-		}
-	}
-	for _, op := range ops {
-		if op.KV.Verb == api.KVGetOrEmpty && !seen[op.KV.Key] {
-			return nil, incomplete(op.KV.Key)
-		}
-	}
-	return pairs, nil
-}
-
 // judge says which holders without an entry count no longer. One whose session
 // has ended is given the lock-delay from when Consul first told us; one whose
 // session lives, or cannot be judged, has lost its entry to others, and is given
 // the time to notice on top of that.
-func (s *semaphore) judge(ctx context.Context, v *view) {
+func (s *viewer) judge(ctx context.Context, v *view) {
 	v.gone, v.dying = map[string]bool{}, map[string]bool{}
 	missing := map[string]bool{}
 	for session := range v.content.Holders.set {
@@ -219,7 +142,7 @@ func (s *semaphore) judge(ctx context.Context, v *view) {
 	}
 
 	now := boottime.Now()
-	maxWait := max(s.l.cfg.Verify+s.l.cfg.LockDelay, s.l.membership.wait(end{}))
+	maxWait := max(s.cfg.Verify+s.cfg.LockDelay, s.members.wait(end{}))
 	s.mu.Lock()
 	maps.DeleteFunc(s.missed, func(session string, _ boottime.Instant) bool { return !missing[session] })
 	var dying []string
@@ -242,7 +165,7 @@ func (s *semaphore) judge(ctx context.Context, v *view) {
 	}
 	s.mu.Unlock()
 
-	dead, _ := s.l.membership.dead(ctx, dying) // who cannot be judged now counts
+	dead, _ := s.members.dead(ctx, dying) // who cannot be judged now counts
 	for _, session := range dying {
 		if slices.Contains(dead, session) {
 			v.gone[session] = true
@@ -255,44 +178,28 @@ func (s *semaphore) judge(ctx context.Context, v *view) {
 // setLimit returns the operations that make the limit so many slots, if nothing
 // has changed since. Where there was no .lock it makes one, for others to see
 // the limit too, unless that would hide that slots are held.
-func (v *view) setLimit(l *Locker, slots int) api.TxnOps {
-	ops := api.TxnOps{op(api.KVCAS, api.KVTxnOp{Key: l.limitSetting(v.name), Index: index(v.setting), Value: encode(setting{&slots})})}
+func (v *view) setLimit(k keyNames, slots int) api.TxnOps {
+	ops := api.TxnOps{op(api.KVCAS, api.KVTxnOp{Key: k.limitSetting(v.name), Index: index(v.setting), Value: encode(setting{&slots})})}
 	if v.lock == nil && v.lockMissing {
-		return append(ops, op(api.KVCheckNotExists, api.KVTxnOp{Key: l.limitLock(v.name)}))
+		return append(ops, op(api.KVCheckNotExists, api.KVTxnOp{Key: k.limitLock(v.name)}))
 	}
-	return append(ops, v.writeLock(l, content{Limit: slots, Holders: v.content.Holders}))
+	return append(ops, v.writeLock(k, content{Limit: slots, Holders: v.content.Holders}))
 }
 
 // writeLock returns the operation that writes the .lock if nobody has since.
-func (v *view) writeLock(l *Locker, c content) *api.TxnOp {
+func (v *view) writeLock(k keyNames, c content) *api.TxnOp {
 	flags := uint64(api.SemaphoreFlagValue)
 	if v.lock != nil {
 		flags = v.lock.Flags
 	}
-	return op(api.KVCAS, api.KVTxnOp{Key: l.limitLock(v.name), Index: index(v.lock), Flags: flags, Value: encode(c)})
+	return op(api.KVCAS, api.KVTxnOp{Key: k.limitLock(v.name), Index: index(v.lock), Flags: flags, Value: encode(c)})
 }
 
 // unchanged returns the operation that refuses the transaction if the record has
 // changed since.
-func (v *view) unchanged(l *Locker) *api.TxnOp {
+func (v *view) unchanged(k keyNames) *api.TxnOp {
 	if v.setting == nil {
-		return op(api.KVCheckNotExists, api.KVTxnOp{Key: l.limitSetting(v.name)})
+		return op(api.KVCheckNotExists, api.KVTxnOp{Key: k.limitSetting(v.name)})
 	}
 	return op(api.KVCheckIndex, api.KVTxnOp{Key: v.setting.Key, Index: v.setting.ModifyIndex})
 }
-
-// index returns the index for a Check-And-Set; zero means that the key must not
-// exist.
-func index(pair *api.KVPair) uint64 {
-	if pair == nil {
-		return 0
-	}
-	return pair.ModifyIndex
-}
-
-func op(verb api.KVOp, o api.KVTxnOp) *api.TxnOp {
-	o.Verb = verb
-	return &api.TxnOp{KV: &o}
-}
-
-func sorted(set map[string]bool) []string { return slices.Sorted(maps.Keys(set)) }

@@ -7,25 +7,25 @@ import (
 	"sync"
 	"time"
 
-	"onejob/lock"
+	"onejob/lock/internal/retry"
 )
 
 // Await implements lock.Semaphores. Of all who wait for one semaphore in this
 // replica, one watches. Waiting goes on through Consul's absence. It waits for
 // one slot; who wants several asks again and again until they are free at once.
 func (s semaphores) Await(ctx context.Context, name string) error {
-	if err := lock.CheckSemaphore(name, 0); err != nil {
+	sem, err := s.check(name, 0)
+	if err != nil {
 		return err
 	}
-	sem := s.l.semaphore(name)
 	defer sem.done()
 	select {
 	case <-ctx.Done():
-	case <-sem.whenFreed():
+	case <-sem.freed.Next():
 	case sem.watching <- struct{}{}:
 		err := sem.watch(ctx, 1)
 		if err == nil {
-			sem.notifyFreed()
+			sem.freed.Send()
 		}
 		<-sem.watching // the next one watches, from a look of its own
 		if err != nil {
@@ -35,34 +35,21 @@ func (s semaphores) Await(ctx context.Context, name string) error {
 	return ctx.Err()
 }
 
-// until waits until no more slots are held than the limit says, less spare.
-func (s semaphores) until(ctx context.Context, name string, spare int) error {
-	if err := lock.CheckSemaphore(name, 0); err != nil {
+// Drain implements lock.Semaphores.
+func (s semaphores) Drain(ctx context.Context, name string) error {
+	sem, err := s.check(name, 0)
+	if err != nil {
 		return err
 	}
-	sem := s.l.semaphore(name)
 	defer sem.done()
-	return sem.watch(ctx, spare)
-}
-
-func (s *semaphore) whenFreed() <-chan struct{} {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.freed
-}
-
-func (s *semaphore) notifyFreed() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	close(s.freed)
-	s.freed = make(chan struct{})
+	return sem.watch(ctx, 0)
 }
 
 // jitter returns how long to leave a free slot to others: who waits in other
 // replicas was woken by the same change. So they ask one after the other, some
 // milliseconds apart, and most of them see that the slot is gone without asking.
 func (s *semaphore) jitter() time.Duration {
-	c := s.l.membership
+	c := s.members
 	c.mu.Lock()
 	replicas := len(c.alive)
 	c.mu.Unlock()
@@ -72,20 +59,20 @@ func (s *semaphore) jitter() time.Duration {
 // watch returns nil when so many slots are free and it is our turn.
 func (s *semaphore) watch(ctx context.Context, spare int) error {
 	for failures := 0; ; {
-		changed := s.l.Changed()
+		changed := s.in.changed.Next()
 		v, err := s.look(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case classify(err) == wrong:
-			return fmt.Errorf("wait for limit %s: %w", s.name, s.l.cfg.explain(err))
+			return fmt.Errorf("wait for limit %s: %w", s.name, s.explain(err))
 		case err != nil:
 			failures++
-			pause(ctx, backoff(failures))
+			retry.Pause(ctx, retry.Backoff(failures))
 		case v.usable() != nil:
 			return v.usable()
 		case v.full(v.held(), spare) == nil:
-			pause(ctx, s.jitter())
+			retry.Pause(ctx, s.jitter())
 			return ctx.Err()
 		default:
 			failures = 0
@@ -126,10 +113,10 @@ func (s *semaphore) follow(ctx context.Context, v *view, spare int, changed <-ch
 	}
 	room := false // when we looked last
 	for at := v.lock.ModifyIndex; ctx.Err() == nil; {
-		pair, next, err := s.l.watch(ctx, v.lock.Key, at)
+		pair, next, err := s.client.watch(ctx, v.lock.Key, at)
 		switch {
 		case err != nil:
-			pause(ctx, backoff(3))
+			retry.Pause(ctx, retry.Backoff(3))
 			return false
 		case pair == nil:
 			return false
@@ -144,7 +131,7 @@ func (s *semaphore) follow(ctx context.Context, v *view, spare int, changed <-ch
 		case room && before:
 			return true
 		case room:
-			pause(ctx, s.jitter())
+			retry.Pause(ctx, s.jitter())
 			at = 0 // what stands there now, changed or not
 		default:
 			at = next

@@ -1,9 +1,9 @@
 package consul
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -11,7 +11,6 @@ import (
 	"go.uber.org/zap"
 
 	"onejob/boottime"
-	"onejob/internal/mutant"
 	"onejob/lock"
 )
 
@@ -31,175 +30,98 @@ const (
 // TTL, so it ends with the replica; renewing it is no Raft write. A slot session
 // that is lost alone takes nothing else with it.
 type slotSession struct {
-	t      *session
-	id     string
-	ctx    context.Context // ends with trust in the session, or in the session's
-	cancel context.CancelCauseFunc
+	ttlSession
 
-	// Guarded by t.mu.
-	deadline boottime.Instant // of its TTL; the check's is the session's
-	sent     boottime.Instant // before it was created
-	at       map[string]bool  // the semaphores of which it has a slot, or may have
-	idle     boottime.Instant // since when it has none
+	// Guarded by pool.mu.
+	at   map[string]bool  // the semaphores of which it has a slot, or may have
+	idle boottime.Instant // since when it has none
 }
 
-// reserveSlots gives a change as many sessions as it needs, none of which has a
-// slot of that semaphore. It creates those that are missing.
-func (t *session) reserveSlots(ctx context.Context, name string, c *change) error {
-	t.mu.Lock()
+// pool is the slot sessions of a session.
+type pool struct {
+	*ttlSession        // of the replica
+	service     string // whose health check the sessions hang on; empty if there is none
+
+	mu       sync.Mutex
+	sessions []*slotSession
+}
+
+// reserve returns n sessions, none of which has a slot of that semaphore, with those among
+// them that were reserved before. It creates those that are missing. If there is an error,
+// it returns those that it has.
+func (p *pool) reserve(ctx context.Context, name string, n int, before []*slotSession) ([]*slotSession, error) {
+	p.mu.Lock()
 	// Those that ended since the last try are swept up when nothing is at them.
-	c.sessions = slices.DeleteFunc(c.sessions, func(s *slotSession) bool {
-		if s.ctx.Err() != nil {
+	list := slices.DeleteFunc(before, func(s *slotSession) bool {
+		if s.Lost() != nil {
 			delete(s.at, name)
 		}
-		return s.ctx.Err() != nil
+		return s.Lost() != nil
 	})
-	for _, s := range t.pool { // the first first, so that the last fall idle
-		if len(c.sessions) < c.n && s.ctx.Err() == nil && !s.at[name] {
+	for _, s := range p.sessions { // the first first, so that the last fall idle
+		if len(list) < n && s.Lost() == nil && !s.at[name] {
 			s.at[name] = true
-			c.sessions = append(c.sessions, s)
+			list = append(list, s)
 		}
 	}
-	missing := make([]struct{}, c.n-len(c.sessions))
-	t.mu.Unlock()
+	missing := make([]struct{}, n-len(list))
+	p.mu.Unlock()
 
-	var errs []error
-	parallel(poolWidth, missing, func(struct{}) {
-		s, err := t.newSlotSession(ctx, name)
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		t.look()
+	err := parallel(poolWidth, missing, func(struct{}) error {
+		s, err := p.create(ctx, name)
 		if err != nil {
-			errs = append(errs, err)
-			return
+			return err
 		}
-		if s.sent <= t.leaseWindow.jumped {
-			s.deadline = 0 // it may be older than it seems
-		}
-		t.pool = append(t.pool, s)
-		c.sessions = append(c.sessions, s)
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.sessions, list = append(p.sessions, s), append(list, s)
+		return nil
 	})
-	if err := context.Cause(t.ctx); err != nil {
-		return err
-	}
-	if len(errs) > 0 {
-		return errs[0]
-	}
-	return nil
+	return list, cmp.Or(p.Lost(), err)
 }
 
-// newSlotSession creates a session that is at one semaphore from the start. One
+// create creates a session that is at one semaphore from the start. One
 // whose creation was answered too late is renewed by nobody and ends by itself.
-func (t *session) newSlotSession(ctx context.Context, name string) (*slotSession, error) {
-	id, sent, err := t.l.createSession(ctx, t.sessionEntry("onejob slot "+t.l.cfg.Replica.Name))
-	if err != nil {
+func (p *pool) create(ctx context.Context, name string) (*slotSession, error) {
+	s := &slotSession{ttlSession: ttlSession{Session: p.Below(), client: p.client, kind: "slot session"}, at: map[string]bool{name: true}}
+	s.lost = func(why error) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		s.cfg.Log.Warn("slot_session_lost", zap.String("session", s.id), zap.Int("slots", len(s.at)), zap.Error(why))
+	}
+	if err := s.ttlSession.create(ctx, "onejob slot "+p.cfg.Replica.Name, p.service); err != nil {
+		s.Lose(err)
 		return nil, err
 	}
-	s := &slotSession{t: t, id: id, deadline: t.l.cfg.session().Deadline(sent), sent: sent, at: map[string]bool{name: true}}
-	s.ctx, s.cancel = context.WithCancelCause(t.ctx)
 	return s, nil
 }
 
-// hold puts a slot under the session on the session's list.
-func (s *slotSession) hold(name string) *slot {
-	sl := &slot{session: s, name: name}
-	sl.ctx, sl.cancel = context.WithCancelCause(s.ctx)
-	sl.state.Store(stateHeld)
-	s.t.mu.Lock()
-	defer s.t.mu.Unlock()
-	s.t.slots[sl] = true
-	return sl
+// living returns the sessions that are not lost.
+func (p *pool) living() []*slotSession {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(p.sessions), func(s *slotSession) bool { return s.Lost() != nil })
 }
 
-// until returns when the session ends unless it is renewed, or when it ended.
-func (s *slotSession) until() boottime.Instant {
-	s.t.mu.Lock()
-	defer s.t.mu.Unlock()
-	if mutant.SelfFencing {
-		return never
-	}
-	s.t.look()
-	return s.deadline
-}
-
-// lose ends trust in the session, and every slot under it.
-func (s *slotSession) lose(why error) {
-	s.t.mu.Lock()
-	defer s.t.mu.Unlock()
-	if s.ctx.Err() != nil {
-		return
-	}
-	s.deadline = min(s.deadline, boottime.Now())
-	s.t.l.log.Warn("slot_session_lost", zap.String("session", s.id), zap.Int("slots", len(s.at)), zap.Error(why))
-	s.cancel(fmt.Errorf("%w: slot session %s: %w", lock.ErrLost, s.id, why))
-}
-
-// lives asks whether the session still lives. If it has ended it is lost. An answer
-// that Consul does not give is an error, as in session.lives.
-func (s *slotSession) lives(ctx context.Context) (bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	entry, err := s.t.l.lookAt(ctx, s.t.l.heartbeats, s.id)
-	if err == nil && entry == nil {
-		s.lose(errors.New("it was ended from outside"))
-	}
-	return entry != nil, err
-}
-
-// renew renews the session and reports whether it could. As for the session's own,
-// an answer that comes after the deadline is too late.
-func (s *slotSession) renew(ctx context.Context) bool {
-	timing := s.t.l.cfg.session()
-	rctx, cancel := context.WithTimeout(ctx, max(time.Second, timing.Slack()/2))
-	defer cancel()
-	sent := boottime.Now()
-	entry, _, err := s.t.l.heartbeats.Session().Renew(s.id, s.t.l.write(rctx))
-	switch {
-	case err == nil && entry == nil:
-		s.lose(errors.New("it has ended, says Consul"))
-	case err == nil:
-		s.t.mu.Lock()
-		defer s.t.mu.Unlock()
-		s.t.look()
-		if !s.deadline.Passed() && sent > s.t.leaseWindow.jumped {
-			s.deadline = max(s.deadline, timing.Deadline(sent))
+// renew renews all slot sessions and reports whether it could.
+func (p *pool) renew(ctx context.Context) bool {
+	return nil == parallel(poolWidth, p.living(), func(s *slotSession) error {
+		_, err := s.renew(ctx)
+		if err != nil && s.Lost() == nil && ctx.Err() == nil {
+			p.cfg.Log.Debug("slot_renewal_failed", zap.String("session", s.id), zap.Error(err))
 		}
-		return true
-	case ctx.Err() == nil:
-		s.t.l.log.Debug("slot_renewal_failed", zap.String("session", s.id), zap.Error(err))
-	}
-	return false
-}
-
-// livingPool returns the sessions that are not lost.
-func (t *session) livingPool() []*slotSession {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(t.pool), func(s *slotSession) bool { return s.ctx.Err() != nil })
-}
-
-// renewPool renews all slot sessions and reports whether it could.
-func (t *session) renewPool(ctx context.Context) bool {
-	var mu sync.Mutex
-	all := true
-	parallel(poolWidth, t.livingPool(), func(s *slotSession) {
-		if !s.renew(ctx) {
-			mu.Lock()
-			defer mu.Unlock()
-			all = false
-		}
+		return err
 	})
-	return all
 }
 
-// expirePool ends the slot sessions whose deadline has passed, and returns how
+// expire ends the slot sessions whose deadline has passed, and returns how
 // long it is until the next one's.
-func (t *session) expirePool() time.Duration {
-	next := t.l.cfg.SessionTTL
-	for _, s := range t.livingPool() {
-		left := s.until().Until()
+func (p *pool) expire() time.Duration {
+	next := p.cfg.SessionTTL
+	for _, s := range p.living() {
+		left, why := s.Left()
 		if left <= 0 {
-			s.lose(errors.New("no renewal was acknowledged in time"))
+			s.lose(cmp.Or(why, errors.New("no renewal was acknowledged in time")))
 			continue
 		}
 		next = min(next, left)
@@ -207,58 +129,53 @@ func (t *session) expirePool() time.Duration {
 	return next
 }
 
-// sweepPool ends the sessions that hold nothing and are lost, or have been idle
+// sweep ends the sessions that hold nothing and are lost, or have been idle
 // for long. One that cannot be ended now is renewed by nobody, and ends by
 // itself.
-func (t *session) sweepPool(ctx context.Context) {
-	t.mu.Lock()
+func (p *pool) sweep(ctx context.Context) {
+	p.mu.Lock()
 	var swept []*slotSession
-	t.pool = slices.DeleteFunc(t.pool, func(s *slotSession) bool {
-		sweep := len(s.at) == 0 && (s.ctx.Err() != nil || boottime.Now().Sub(s.idle) > poolIdle)
+	p.sessions = slices.DeleteFunc(p.sessions, func(s *slotSession) bool {
+		sweep := len(s.at) == 0 && (s.Lost() != nil || boottime.Now().Sub(s.idle) > poolIdle)
 		if sweep {
 			swept = append(swept, s)
 		}
 		return sweep
 	})
-	t.mu.Unlock()
-	_ = t.destroy(ctx, swept)
+	p.mu.Unlock()
+	_ = destroyAll(ctx, swept)
 }
 
-// endPool ends all slot sessions.
-func (t *session) endPool(ctx context.Context) error {
-	t.mu.Lock()
-	all := t.pool
-	t.pool = nil
-	t.mu.Unlock()
-	return t.destroy(ctx, all)
+// end ends all slot sessions.
+func (p *pool) end(ctx context.Context) error {
+	p.mu.Lock()
+	all := p.sessions
+	p.sessions = nil
+	p.mu.Unlock()
+	return destroyAll(ctx, all)
 }
 
-func (t *session) destroy(ctx context.Context, list []*slotSession) error {
-	var mu sync.Mutex
-	var errs []error
-	parallel(poolWidth, list, func(s *slotSession) {
-		s.cancel(lock.ErrLost)
-		rctx, cancel := context.WithTimeout(ctx, requestTimeout)
+func destroyAll(ctx context.Context, list []*slotSession) error {
+	return parallel(poolWidth, list, func(s *slotSession) error {
+		s.Lose(lock.ErrLost)
+		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 		defer cancel()
-		_, err := t.l.heartbeats.Session().Destroy(s.id, t.l.write(rctx))
-		mu.Lock()
-		defer mu.Unlock()
-		errs = append(errs, err)
+		return s.destroy(ctx)
 	})
-	return errors.Join(errs...)
 }
 
 // parallel calls f with every element, some at a time, and returns when all
 // calls have.
-func parallel[T any](width int, list []T, f func(T)) {
+func parallel[T any](width int, list []T, f func(T) error) error {
 	var wg sync.WaitGroup
-	turns := make(chan struct{}, width)
-	for _, x := range list {
+	turns, errs := make(chan struct{}, width), make([]error, len(list))
+	for i, x := range list {
 		turns <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-turns }()
-			f(x)
+			errs[i] = f(x)
 		})
 	}
 	wg.Wait()
+	return errors.Join(errs...)
 }

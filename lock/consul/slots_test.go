@@ -15,6 +15,7 @@ import (
 	"onejob/boottime"
 	"onejob/internal/testenv"
 	"onejob/lock"
+	"onejob/lock/internal/hold"
 )
 
 // semaphoreAt starts a locker behind a proxy, with a semaphore k.
@@ -243,9 +244,7 @@ func TestSlotSessionLost(t *testing.T) {
 	for name, end := range map[string]func(kv *testenv.KV, s *slotSession){
 		"destroyed": func(kv *testenv.KV, s *slotSession) { destroySession(t, kv, s.id) },
 		"not renewed in time": func(_ *testenv.KV, s *slotSession) {
-			s.t.mu.Lock()
-			defer s.t.mu.Unlock()
-			s.deadline = boottime.Now()
+			s.Begin(hold.TTL, s.cfg.session(), 0)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -314,7 +313,7 @@ func TestSessionsAreReused(t *testing.T) {
 		t.Errorf("%d sessions were asked for, want %d", n, own+4)
 	}
 	live := l.current()
-	pool := live.livingPool()
+	pool := live.slots.living()
 	if len(pool) != 4 {
 		t.Fatalf("the pool has %d sessions, want 4", len(pool))
 	}
@@ -330,9 +329,9 @@ func TestSessionsAreReused(t *testing.T) {
 		entry, _, err := kv.Client.Session().Info(ss.id, nil)
 		return err == nil && entry == nil
 	}
-	live.mu.Lock()
+	live.slots.mu.Lock()
 	pool[3].idle = boottime.Now().Add(-2 * poolIdle)
-	live.mu.Unlock()
+	live.slots.mu.Unlock()
 	testenv.Eventually(t, maxWait, "the idle one ends", func() bool { return ends(pool[3]) })
 	if p.count(func(s seen) bool { return s.path == "/v1/session/destroy/"+pool[3].id }) == 0 {
 		t.Error("it was left to its TTL")

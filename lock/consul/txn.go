@@ -1,7 +1,6 @@
 package consul
 
 import (
-	"context"
 	"encoding/base64"
 	"encoding/json"
 	"strconv"
@@ -9,28 +8,14 @@ import (
 	"github.com/hashicorp/consul/api"
 )
 
-// maxTxn is how many bytes of JSON we send in one transaction; Consul takes
-// 512 KiB (txn_max_req_len).
-const maxTxn = 500_000
+const (
+	// maxBatch is how many operations Consul takes in one transaction.
+	maxBatch = 128
 
-// txn applies operations, all or none. Unlike the library's own it keeps the
-// status code of a refusal.
-func (l *Locker) txn(ctx context.Context, client *api.Client, ops api.TxnOps) error {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	_, err := client.Raw().Write("/v1/txn", ops, nil, l.write(ctx))
-	return err
-}
-
-// txnJSON is txn for operations that are JSON already, those of task locks: with
-// the library's types, half of what a task costs this process went into their
-// fields that are never used. Consul's answer is decoded into out, unless that is nil.
-func (l *Locker) txnJSON(ctx context.Context, ops json.RawMessage, out any) error {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	_, err := l.keys.Raw().Write("/v1/txn", ops, out, l.write(ctx))
-	return err
-}
+	// maxTxn is how many bytes of JSON we send in one transaction; Consul takes
+	// 512 KiB (txn_max_req_len).
+	maxTxn = 500_000
+)
 
 // appendOp appends an operation on a key as JSON. Session, value and index are
 // left out if they are empty.
@@ -57,10 +42,6 @@ func appendOp(b []byte, verb api.KVOp, path, session string, value []byte, index
 	return append(b, "}}"...)
 }
 
-// sizeOf bounds how long an operation on the key of a lease is. In JSON a byte of a key
-// may be six, and three of a value are four.
-func sizeOf(ls *lease) int { return 180 + 6*len(ls.own) + 4*(len(ls.value)+2)/3 }
-
 // txnResults is what Consul answers to a transaction that it applied: an entry
 // for every operation that leaves a key there.
 type txnResults struct {
@@ -85,4 +66,18 @@ func (r *txnResults) next(path string) (index uint64) {
 		}
 	}
 	return 0
+}
+
+// index returns the index for a Check-And-Set; zero means that the key must not
+// exist.
+func index(pair *api.KVPair) uint64 {
+	if pair == nil {
+		return 0
+	}
+	return pair.ModifyIndex
+}
+
+func op(verb api.KVOp, o api.KVTxnOp) *api.TxnOp {
+	o.Verb = verb
+	return &api.TxnOp{KV: &o}
 }

@@ -10,6 +10,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"onejob/lock"
+	"onejob/lock/internal/retry"
 )
 
 const (
@@ -21,23 +22,15 @@ const (
 	drainInterval = 200 * time.Millisecond
 )
 
-// An adminSession is where one semaphore is administered: a connection that has the
-// administration mutex and does the work. Who loses the mutex can do nothing any
-// more.
-type adminSession struct {
-	reader
-	names
-}
-
-// administer calls work with the administration mutex of a semaphore. When ctx
+// administer calls work with the administration mutex of a semaphore, which the connection
+// has that does the work: whoever loses the mutex can do nothing any more. When ctx
 // ends the work is cut short; what was done of it stays done.
-func (s *Semaphores) administer(ctx context.Context, what, name string, work func(o *adminSession) error) error {
-	v, err := s.visit(ctx)
+func (s *Semaphores) administer(ctx context.Context, what, name string, work func(o *reader) error) error {
+	o, err := s.visit(ctx, name)
 	if err != nil {
 		return fmt.Errorf("%s limit %s: %w", what, name, err)
 	}
-	defer v.end()
-	o := &adminSession{reader: *v, names: s.cfg.names(name)}
+	defer o.end()
 	if err = o.lock(ctx); err == nil {
 		err = work(o)
 	}
@@ -51,9 +44,9 @@ func (s *Semaphores) administer(ctx context.Context, what, name string, work fun
 }
 
 // lock acquires the mutex, which is given back with the connection.
-func (o *adminSession) lock(ctx context.Context) error {
+func (o *reader) lock(ctx context.Context) error {
 	for end := time.Now().Add(mutexMaxWait); ; {
-		err := o.line.do(func(ch *amqp.Channel) error { return declareOwn(ch, o.mutex()) })
+		err := o.line.own(o.mutex())
 		switch {
 		case err == nil:
 			return nil
@@ -64,7 +57,7 @@ func (o *adminSession) lock(ctx context.Context) error {
 		case time.Now().After(end):
 			return fmt.Errorf("another administrator has been at work for %v: %w", mutexMaxWait, err)
 		}
-		pause(ctx, 20*time.Millisecond+rand.N(80*time.Millisecond))
+		retry.Pause(ctx, 20*time.Millisecond+rand.N(80*time.Millisecond))
 		if ctx.Err() != nil {
 			return err
 		}
@@ -76,8 +69,8 @@ func (s *Semaphores) Create(ctx context.Context, name string, slots int) error {
 	if err := lock.CheckSemaphore(name, slots); err != nil {
 		return err
 	}
-	return s.administer(ctx, "create", name, func(o *adminSession) error {
-		switch _, err := o.look(ctx, o.names); {
+	return s.administer(ctx, "create", name, func(o *reader) error {
+		switch _, err := o.look(ctx); {
 		case err == nil:
 			return lock.ErrExists
 		case !errors.Is(err, lock.ErrNoSemaphore):
@@ -99,8 +92,8 @@ func (s *Semaphores) Resize(ctx context.Context, name string, slots int) error {
 	if err := lock.CheckSemaphore(name, slots); err != nil {
 		return err
 	}
-	return s.administer(ctx, "resize", name, func(o *adminSession) error {
-		v, err := o.look(ctx, o.names)
+	return s.administer(ctx, "resize", name, func(o *reader) error {
+		v, err := o.look(ctx)
 		if err != nil {
 			return err
 		}
@@ -110,17 +103,17 @@ func (s *Semaphores) Resize(ctx context.Context, name string, slots int) error {
 
 // resize moves the limit from what v says, and clears away what lies beyond a gap,
 // as far as there ever were slots.
-func (o *adminSession) resize(ctx context.Context, v view, slots int) error {
+func (o *reader) resize(ctx context.Context, v view, slots int) error {
 	return o.clear(ctx, v, slots, max(v.slots, slots, v.reach)+overshoot)
 }
 
 // clear is resize, and looks for slots beyond a gap up to the edge.
-func (o *adminSession) clear(ctx context.Context, v view, slots, edge int) error {
+func (o *reader) clear(ctx context.Context, v view, slots, edge int) error {
 	// Those who look must look far enough before anybody can be there.
 	if err := o.declare(o.reach(reachFor(max(slots, v.slots, v.highest())))); err != nil {
 		return err
 	}
-	beyond, err := o.exist(ctx, o.as(v.slots+1, edge))
+	beyond, err := exist(ctx, o, o.as(v.slots+1, edge))
 	if err != nil {
 		return err
 	}
@@ -147,7 +140,7 @@ func (o *adminSession) clear(ctx context.Context, v view, slots, edge int) error
 
 // lowerReach makes those who look spare what nobody holds any more. One who is
 // about to take a slot up there will find its A queue missing and step back.
-func (o *adminSession) lowerReach(ctx context.Context, slots int) error {
+func (o *reader) lowerReach(ctx context.Context, slots int) error {
 	v, err := look(ctx, o, o.names)
 	if err != nil {
 		return err
@@ -160,8 +153,8 @@ func (o *adminSession) lowerReach(ctx context.Context, slots int) error {
 }
 
 // deleteReaches deletes all reaches but one.
-func (o *adminSession) deleteReaches(ctx context.Context, but int) error {
-	found, err := o.exist(ctx, o.reaches())
+func (o *reader) deleteReaches(ctx context.Context, but int) error {
+	found, err := exist(ctx, o, o.reaches())
 	if err != nil {
 		return err
 	}
@@ -180,13 +173,13 @@ func (s *Semaphores) Drain(ctx context.Context, name string) error {
 	if err := lock.CheckSemaphore(name, 0); err != nil {
 		return err
 	}
-	o, err := s.visit(ctx)
+	o, err := s.visit(ctx, name)
 	if err != nil {
 		return fmt.Errorf("drain limit %s: %w", name, err)
 	}
 	defer o.end()
 	for {
-		v, err := o.look(ctx, s.cfg.names(name))
+		v, err := o.look(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
@@ -195,7 +188,7 @@ func (s *Semaphores) Drain(ctx context.Context, name string) error {
 		case len(v.taken) <= v.slots:
 			return nil
 		}
-		pause(ctx, drainInterval/2+rand.N(drainInterval))
+		retry.Pause(ctx, drainInterval/2+rand.N(drainInterval))
 	}
 }
 
@@ -206,8 +199,8 @@ func (s *Semaphores) Destroy(ctx context.Context, name string, force bool) error
 	if err := lock.CheckSemaphore(name, 0); err != nil {
 		return err
 	}
-	return s.administer(ctx, "destroy", name, func(o *adminSession) error {
-		v, err := o.look(ctx, o.names)
+	return s.administer(ctx, "destroy", name, func(o *reader) error {
+		v, err := o.look(ctx)
 		if err != nil {
 			return err
 		}
@@ -219,7 +212,7 @@ func (s *Semaphores) Destroy(ctx context.Context, name string, force bool) error
 			return err
 		}
 		// Nobody enters any more. Somebody may have in between.
-		if v, err = o.look(ctx, o.names); err != nil {
+		if v, err = o.look(ctx); err != nil {
 			return err
 		}
 		if len(v.taken) > 0 && !force {
@@ -232,11 +225,7 @@ func (s *Semaphores) Destroy(ctx context.Context, name string, force bool) error
 		if _, err := o.send(ctx, messages); err != nil {
 			return fmt.Errorf("revoke its slots: %w", err)
 		}
-		err = o.line.do(func(ch *amqp.Channel) error {
-			_, err := ch.QueueDelete(o.wakeup(), false, false, false)
-			return err
-		})
-		if err != nil {
+		if err := o.line.delete(o.wakeup(), false); err != nil {
 			return explain("delete queue "+o.wakeup(), err)
 		}
 		return o.deleteReaches(ctx, -1)
@@ -244,7 +233,7 @@ func (s *Semaphores) Destroy(ctx context.Context, name string, force bool) error
 }
 
 // declare makes a queue that outlives everybody.
-func (o *adminSession) declare(queue string) error {
+func (o *reader) declare(queue string) error {
 	err := o.line.do(func(ch *amqp.Channel) error { return declareDurable(ch, queue) })
 	if is(err, amqp.ResourceLocked, amqp.PreconditionFailed) && !tooMany(err) {
 		return fmt.Errorf("%w: %w", foreign(queue), err)
@@ -254,11 +243,8 @@ func (o *adminSession) declare(queue string) error {
 
 // delete deletes a queue and waits for the broker to say so. It is no error if
 // the queue is gone already. One that somebody consumes from is not ours.
-func (o *adminSession) delete(queue string) error {
-	err := o.line.do(func(ch *amqp.Channel) error {
-		_, err := ch.QueueDelete(queue, true, false, false)
-		return err
-	})
+func (o *reader) delete(queue string) error {
+	err := o.line.delete(queue, true)
 	if is(err, amqp.ResourceLocked, amqp.PreconditionFailed) {
 		return fmt.Errorf("%w: %w", foreign(queue), err)
 	}

@@ -1,6 +1,7 @@
 package rabbitmq
 
 import (
+	"cmp"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -44,23 +45,12 @@ type Config struct {
 
 // WithDefaults returns the configuration with every zero field filled.
 func (c Config) WithDefaults() Config {
-	def := func(d *time.Duration, v time.Duration) {
-		if *d == 0 {
-			*d = v
-		}
-	}
-	if c.URL == "" {
-		c.URL = "amqp://guest:guest@127.0.0.1:5672/"
-	}
-	if c.Prefix == "" {
-		c.Prefix = "onejob"
-	}
-	if c.Name == "" {
-		c.Name = "onejob"
-	}
-	def(&c.Heartbeat, 10*time.Second)
-	def(&c.Verify, 3*time.Second)
-	def(&c.Margin, 2*time.Second)
+	c.URL = cmp.Or(c.URL, "amqp://guest:guest@127.0.0.1:5672/")
+	c.Prefix = cmp.Or(c.Prefix, "onejob")
+	c.Name = cmp.Or(c.Name, "onejob")
+	c.Heartbeat = cmp.Or(c.Heartbeat, 10*time.Second)
+	c.Verify = cmp.Or(c.Verify, 3*time.Second)
+	c.Margin = cmp.Or(c.Margin, 2*time.Second)
 	if c.Log == nil {
 		c.Log = logging.Stderr()
 	}
@@ -111,9 +101,7 @@ func (c Config) Validate() error {
 			add("rabbitmq.names: %w", err)
 		}
 	}
-	if err := c.timing().Check("rabbitmq.heartbeat"); err != nil {
-		errs = append(errs, err)
-	}
+	errs = append(errs, c.timing().Check("rabbitmq.heartbeat"))
 	if c.Heartbeat%time.Second != 0 || c.Heartbeat < time.Second || c.Heartbeat > time.Hour {
 		add("rabbitmq.heartbeat: %v is not whole seconds from 1s to 1h, as AMQP wants it", c.Heartbeat)
 	}

@@ -28,9 +28,9 @@ const (
 	stubbornEnv = "ONEJOB_TEST_STUBBORN"
 )
 
-// hold takes the slot of the limit "k" and runs a stubborn command under it, as
+// holdUntilKilled takes the slot of the limit "k" and runs a stubborn command under it, as
 // onejob lock does, again and again.
-func hold() {
+func holdUntilKilled() {
 	fail := func(err error) {
 		fmt.Fprintln(os.Stderr, "holder:", err)
 		os.Exit(1)
@@ -330,7 +330,7 @@ func TestTwoAtOneDelayQueue(t *testing.T) {
 	if err := two.shield(); !errors.Is(err, errRace) {
 		t.Errorf("the second: got error %v, want %v", err, errRace)
 	}
-	two.state.Store(stateLeaving)
+	two.Abandon(errRace)
 	if err := two.leave(); err != nil {
 		t.Error(err)
 	}

@@ -17,7 +17,7 @@
 // The limit is the number of A queues before the first gap. Who declares B[L] and
 // still finds A[L] then has slot L. Others may take part with clients of their
 // own, if they call the queues so. Whether a queue exists is found out by
-// publishing to it, see prober.
+// publishing to it, see probeChannel.
 //
 // Three things are additions. The reach: a limit that falls from 5 to 2 leaves
 // holders of 3, 4 and 5 inside, and the original lets two more in, on slots 1 and
@@ -29,7 +29,7 @@
 // And letters: a holder reads what is sent to its B queue. That is how Inspect
 // learns who holds a slot, and how Destroy takes it away; see letter.
 //
-// And the bell, so that who waits need not look all the time; see wakeup.go.
+// And the bell, so that who waits need not look all the time; see message.go.
 //
 // # What is promised
 //

@@ -66,7 +66,7 @@ func look(ctx context.Context, o observer, n names) (view, error) {
 
 // seek finds out who is inside, up to the top.
 func (v *view) seek(ctx context.Context, o observer, n names) error {
-	found, err := o.exist(ctx, n.bs(1, v.top))
+	found, err := exist(ctx, o, n.bs(1, v.top))
 	if err != nil {
 		return err
 	}
@@ -94,7 +94,7 @@ func shut(ctx context.Context, o observer, n names, held []bool) ([]int, error) 
 	if len(without) == 0 || mutant.Delay {
 		return nil, nil
 	}
-	found, err := o.exist(ctx, n.ds(without))
+	found, err := exist(ctx, o, n.ds(without))
 	for i := range found {
 		if found[i] {
 			shut = append(shut, without[i])
@@ -107,7 +107,7 @@ func shut(ctx context.Context, o observer, n names, held []bool) ([]int, error) 
 // the way it learns the reach.
 func count(ctx context.Context, o observer, n names) (view, error) {
 	v := view{reach: -1}
-	found, err := o.exist(ctx, append(n.reaches(), n.as(1, 8)...)) // most limits are low
+	found, err := exist(ctx, o, append(n.reaches(), n.as(1, 8)...)) // most limits are low
 	if err != nil {
 		return v, err
 	}
@@ -124,7 +124,7 @@ func count(ctx context.Context, o observer, n names) (view, error) {
 			return v, nil
 		}
 		v.slots += len(found)
-		if found, err = o.exist(ctx, n.as(v.slots+1, v.slots+window)); err != nil {
+		if found, err = exist(ctx, o, n.as(v.slots+1, v.slots+window)); err != nil {
 			return v, err
 		}
 	}
@@ -142,7 +142,7 @@ func count(ctx context.Context, o observer, n names) (view, error) {
 // last has looked after the declarations of all others and counted them all, so
 // they are never more than the limit it saw.
 func settled(ctx context.Context, o observer, n names, v view, mine []int) (bool, error) {
-	held, err := o.exist(ctx, n.bs(1, v.top))
+	held, err := exist(ctx, o, n.bs(1, v.top))
 	if err != nil {
 		return false, err
 	}
@@ -161,7 +161,7 @@ func settled(ctx context.Context, o observer, n names, v view, mine []int) (bool
 			ask = append(ask, n.reach(reach))
 		}
 	}
-	found, err := o.exist(ctx, ask)
+	found, err := exist(ctx, o, ask)
 	if err != nil {
 		return false, err
 	}
@@ -195,13 +195,4 @@ func recognise(l *line, n names, v view) error {
 		return nil // it went just now
 	}
 	return explain("look at queue "+n.a(1), err)
-}
-
-// reaches returns the names of all that a reach may be.
-func (n names) reaches() []string {
-	var list []string
-	for _, reach := range reaches {
-		list = append(list, n.reach(reach))
-	}
-	return list
 }

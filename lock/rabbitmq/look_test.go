@@ -9,10 +9,10 @@ import (
 // queues is an observer of queues that are only thought of.
 type queues map[string]bool
 
-func (q queues) exist(_ context.Context, names []string) ([]bool, error) {
-	found := make([]bool, len(names))
-	for i, name := range names {
-		found[i] = q[name]
+func (q queues) send(_ context.Context, messages []message) ([]bool, error) {
+	found := make([]bool, len(messages))
+	for i, m := range messages {
+		found[i] = q[m.to]
 	}
 	return found, nil
 }

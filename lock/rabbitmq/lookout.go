@@ -12,6 +12,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"onejob/lock"
+	"onejob/lock/internal/retry"
 )
 
 // The pauses between two looks of those who wait.
@@ -203,7 +204,7 @@ func (l *lookout) watch(ctx context.Context, w *waiter) {
 		case <-l.came:
 			l.next = time.Time{}
 		case <-changed:
-			pause(ctx, rand.N(20*time.Millisecond)) // not all at the same moment
+			retry.Pause(ctx, rand.N(20*time.Millisecond)) // not all at the same moment
 			l.next = time.Time{}
 		case <-timer.C:
 		case <-ctx.Done():

@@ -25,10 +25,15 @@ func (n names) reach(slots int) string { return n.base + "reach-" + strconv.Itoa
 func (n names) as(from, to int) []string { return span(n.a, from, to) }
 func (n names) bs(from, to int) []string { return span(n.b, from, to) }
 
-func (n names) ds(slots []int) []string {
-	list := make([]string, len(slots))
-	for i, slot := range slots {
-		list[i] = n.d(slot)
+func (n names) ds(slots []int) []string { return each(n.d, slots) }
+
+// reaches returns the names of all that a reach may be.
+func (n names) reaches() []string { return each(n.reach, reaches) }
+
+func each(name func(int) string, numbers []int) []string {
+	list := make([]string, len(numbers))
+	for i, number := range numbers {
+		list[i] = name(number)
 	}
 	return list
 }

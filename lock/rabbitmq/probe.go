@@ -17,10 +17,23 @@ const window = 256
 // requestTimeout bounds one look at any number of queues.
 const requestTimeout = 15 * time.Second
 
-// An observer tells which queues exist. The broker looks in the order of the
-// names.
+// An observer sends messages, and tells for which of them there is a queue. The broker
+// looks in their order.
 type observer interface {
-	exist(ctx context.Context, names []string) ([]bool, error)
+	send(ctx context.Context, messages []message) ([]bool, error)
+}
+
+// exist tells which queues exist.
+func exist(ctx context.Context, o observer, queues []string) ([]bool, error) {
+	messages := make([]message, len(queues))
+	for i, queue := range queues {
+		messages[i] = message{to: queue, message: amqp.Publishing{Expiration: "0"}}
+	}
+	found, err := o.send(ctx, messages)
+	if err != nil {
+		return nil, fmt.Errorf("look for queues: %w", err)
+	}
+	return found, nil
 }
 
 // A probeChannel finds out by publishing: a message that must be routed and cannot be
@@ -51,32 +64,14 @@ func newProbeChannel(w *wire) (*probeChannel, error) {
 	}, nil
 }
 
-// exist implements observer, for one caller at a time. After an error the prober
-// is of no use any more.
-func (p *probeChannel) exist(ctx context.Context, names []string) ([]bool, error) {
-	found, err := p.send(ctx, probes(names))
-	if err != nil {
-		return nil, fmt.Errorf("look for queues: %w", err)
-	}
-	return found, nil
-}
-
 // A message is a message to a queue.
 type message struct {
 	to      string
 	message amqp.Publishing
 }
 
-// probes are letters that say nothing.
-func probes(queues []string) []message {
-	messages := make([]message, len(queues))
-	for i, queue := range queues {
-		messages[i] = message{to: queue, message: amqp.Publishing{Expiration: "0"}}
-	}
-	return messages
-}
-
-// send sends letters, and tells which of them there is a queue for.
+// send implements observer, for one caller at a time. After an error the channel is of no
+// use any more.
 func (p *probeChannel) send(ctx context.Context, messages []message) ([]bool, error) {
 	arrived := make([]bool, 0, len(messages))
 	for some := range slices.Chunk(messages, window) {
@@ -136,7 +131,7 @@ func (p *probeChannel) why(ctx context.Context, err error) error {
 // again when it was lost. The connection publishes and holds nothing.
 type probeSession struct {
 	cfg  Config
-	turn chan struct{} // holds a token while the scout is out
+	turn chan struct{} // holds a token while somebody uses it
 
 	wire         *wire
 	probeChannel *probeChannel
@@ -147,12 +142,7 @@ func newProbeSession(cfg Config) *probeSession {
 	return &probeSession{cfg: cfg, turn: make(chan struct{}, 1)}
 }
 
-// exist implements observer, for any number of callers.
-func (s *probeSession) exist(ctx context.Context, names []string) ([]bool, error) {
-	return s.send(ctx, probes(names))
-}
-
-// send is prober.send.
+// send implements observer, for any number of callers.
 func (s *probeSession) send(ctx context.Context, messages []message) ([]bool, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, requestTimeout,
 		fmt.Errorf("the broker confirmed no probe within %v; it takes no messages while it has an alarm", requestTimeout))
@@ -207,7 +197,7 @@ func (s *probeSession) drop() {
 	s.wire, s.probeChannel = nil, nil
 }
 
-// close ends the scout for good. It waits for the one who is out.
+// close ends it for good. It waits for whoever uses it.
 func (s *probeSession) close() {
 	s.turn <- struct{}{}
 	defer func() { <-s.turn }()

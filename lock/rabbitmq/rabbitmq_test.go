@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	case os.Getenv(fighterEnv) != "":
 		fight()
 	case os.Getenv(holderEnv) != "":
-		hold()
+		holdUntilKilled()
 	case os.Getenv(stubbornEnv) != "":
 		resist()
 	}

@@ -218,7 +218,7 @@ func TestWeAdministerAndSeedTakes(t *testing.T) {
 	}
 
 	// Each keeps out the other's administrators.
-	err := ours.administer(t.Context(), "look at", "k", func(*adminSession) error {
+	err := ours.administer(t.Context(), "look at", "k", func(*reader) error {
 		if seed.administer(3) {
 			t.Error("two administrators at once")
 		}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
@@ -12,6 +11,8 @@ import (
 	"go.uber.org/zap"
 
 	"onejob/lock"
+	"onejob/lock/internal/hold"
+	"onejob/lock/internal/retry"
 )
 
 // ErrCannotList says that List was given no names to look for.
@@ -27,10 +28,7 @@ type Semaphores struct {
 	probeSession *probeSession
 	ahead        func() (time.Duration, bool) // of the wall clock; nil but in tests
 
-	mu      sync.Mutex
-	live    *session
-	changed chan struct{} // closed, and another one put there, when a session begins or ends
-	lastErr error
+	present hold.Present[*session]
 
 	looking chan struct{} // holds a token while nobody looks
 	joining sync.Mutex
@@ -50,7 +48,7 @@ func New(cfg Config) (*Semaphores, error) {
 		return nil, err
 	}
 	cfg = cfg.WithDefaults()
-	s := &Semaphores{cfg: cfg, log: cfg.Log, probeSession: newProbeSession(cfg), changed: make(chan struct{}),
+	s := &Semaphores{cfg: cfg, log: cfg.Log, probeSession: newProbeSession(cfg),
 		lookouts: map[string]*lookout{}, hints: map[string]*hint{}, looking: make(chan struct{}, 1), glances: map[names]*glance{}}
 	s.looking <- struct{}{}
 	return s, nil
@@ -68,19 +66,19 @@ func (s *Semaphores) Run(ctx context.Context) error {
 				break
 			}
 			failures++
-			s.setError(err)
+			s.present.Fail(err)
 			if failures == 1 || failures%30 == 0 {
 				s.log.Warn("rabbitmq_unavailable", zap.Error(err), zap.Int("failures", failures))
 			}
-			pause(ctx, backoff(failures))
+			retry.Pause(ctx, retry.Backoff(failures))
 			continue
 		}
 		failures = 0
 		s.log.Info("rabbitmq_session_started", t.logFields()...)
-		s.enter(t)
+		s.present.Set(t)
 		t.live(ctx)
-		s.enter(nil)
-		if err := context.Cause(t.ctx); err != nil {
+		s.present.Set(nil)
+		if err := t.Lost(); err != nil {
 			s.log.Warn("rabbitmq_session_lost", append(t.logFields(), zap.Error(err))...)
 		}
 		t.end()
@@ -90,24 +88,7 @@ func (s *Semaphores) Run(ctx context.Context) error {
 
 // Ready returns nil as soon as there is a session. If ctx ends before, it returns
 // what keeps the session from coming.
-func (s *Semaphores) Ready(ctx context.Context) error {
-	for {
-		changed := s.Changed()
-		if s.current() != nil {
-			return nil
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			if s.lastErr != nil {
-				return fmt.Errorf("rabbitmq: %w", s.lastErr)
-			}
-			return errors.New("rabbitmq: no session yet")
-		}
-	}
-}
+func (s *Semaphores) Ready(ctx context.Context) error { return s.present.Wait(ctx, "rabbitmq") }
 
 // Session returns the present session's ID, and "" while there is none.
 func (s *Semaphores) Session() string {
@@ -126,13 +107,12 @@ func (s *Semaphores) Inspect(ctx context.Context, name string) (lock.Semaphore, 
 	if err := lock.CheckSemaphore(name, 0); err != nil {
 		return sem, err
 	}
-	o, err := s.visit(ctx)
+	o, err := s.visit(ctx, name)
 	if err != nil {
 		return sem, err
 	}
 	defer o.end()
-	queues := s.cfg.names(name)
-	v, err := o.look(ctx, queues)
+	v, err := o.look(ctx)
 	if err != nil {
 		return sem, fmt.Errorf("limit %s: %w", name, err)
 	}
@@ -140,7 +120,7 @@ func (s *Semaphores) Inspect(ctx context.Context, name string) (lock.Semaphore, 
 	var held []string
 	for _, number := range v.taken {
 		if !slices.Contains(v.shut, number) {
-			held = append(held, queues.b(number))
+			held = append(held, o.b(number))
 		}
 	}
 	answers, err := ask(ctx, o.wire, o.probeChannel, s.cfg.Prefix+"/.mail/", held)
@@ -154,7 +134,7 @@ func (s *Semaphores) Inspect(ctx context.Context, name string) (lock.Semaphore, 
 		}
 		sem.Holders = append(sem.Holders, lock.SlotHolder{Session: queue, Value: answers[queue].Value, Since: answers[queue].Since})
 	}
-	for _, queue := range queues.ds(v.shut) {
+	for _, queue := range o.ds(v.shut) {
 		sem.Holders = append(sem.Holders, lock.SlotHolder{Session: queue, Value: []byte(s.died())})
 	}
 	return sem, nil
@@ -174,7 +154,7 @@ func (s *Semaphores) List(ctx context.Context) ([]string, error) {
 	if len(s.cfg.Names) == 0 {
 		return nil, ErrCannotList
 	}
-	o, err := s.visit(ctx)
+	o, err := s.visit(ctx, "")
 	if err != nil {
 		return nil, err
 	}
@@ -193,20 +173,21 @@ func (s *Semaphores) List(ctx context.Context) ([]string, error) {
 	return slices.Compact(list), nil
 }
 
-// A reader looks, on a connection of its own.
+// A reader looks at one semaphore, on a connection of its own.
 type reader struct {
+	names
 	*probeChannel
 	*line
 	stop func() bool
 }
 
 // visit connects for as long as ctx lives, or until the visitor's end.
-func (s *Semaphores) visit(ctx context.Context) (*reader, error) {
+func (s *Semaphores) visit(ctx context.Context, name string) (*reader, error) {
 	w, err := dial(ctx, s.cfg, "visitor")
 	if err != nil {
 		return nil, err
 	}
-	v := &reader{line: &line{wire: w}, stop: context.AfterFunc(ctx, w.cut)}
+	v := &reader{names: s.cfg.names(name), line: &line{wire: w}, stop: context.AfterFunc(ctx, w.cut)}
 	if v.probeChannel, err = newProbeChannel(w); err != nil {
 		v.end()
 		return nil, explain("open a channel", err)
@@ -214,16 +195,16 @@ func (s *Semaphores) visit(ctx context.Context) (*reader, error) {
 	return v, nil
 }
 
-// look views a semaphore that must be there.
-func (o *reader) look(ctx context.Context, n names) (view, error) {
-	v, err := look(ctx, o, n)
+// look views the semaphore, which must be there.
+func (o *reader) look(ctx context.Context) (view, error) {
+	v, err := look(ctx, o, o.names)
 	switch {
 	case err != nil:
 		return v, err
 	case !v.there():
 		return v, lock.ErrNoSemaphore
 	}
-	return v, recognise(o.line, n, v)
+	return v, recognise(o.line, o.names, v)
 }
 
 func (o *reader) end() {
@@ -232,59 +213,7 @@ func (o *reader) end() {
 }
 
 // current returns the session that we may believe in now, or nil.
-func (s *Semaphores) current() *session {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.live == nil || s.live.deadline().Passed() {
-		return nil
-	}
-	return s.live
-}
-
-func (s *Semaphores) enter(t *session) {
-	s.mu.Lock()
-	s.live = t
-	if t != nil {
-		s.lastErr = nil
-	}
-	s.mu.Unlock()
-	s.signal()
-}
-
-func (s *Semaphores) setError(err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.lastErr = err
-}
+func (s *Semaphores) current() *session { return s.present.Current() }
 
 // Changed returns a channel that is closed when a session begins or ends.
-func (s *Semaphores) Changed() <-chan struct{} {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.changed
-}
-
-// signal wakes everybody who waits on Changed.
-func (s *Semaphores) signal() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	close(s.changed)
-	s.changed = make(chan struct{})
-}
-
-// backoff returns how long to wait after so many failures: 100 ms doubling up to
-// 2 s, with jitter, so that replicas do not come back in step.
-func backoff(failures int) time.Duration {
-	d := min(2*time.Second, 100*time.Millisecond<<min(failures-1, 5))
-	return d/2 + rand.N(d/2+1)
-}
-
-// pause waits for d, or for ctx to end.
-func pause(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
-	}
-}
+func (s *Semaphores) Changed() <-chan struct{} { return s.present.Changed.Next() }

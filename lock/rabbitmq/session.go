@@ -1,6 +1,7 @@
 package rabbitmq
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,26 +16,23 @@ import (
 
 	"onejob/boottime"
 	"onejob/lock"
+	"onejob/lock/internal/hold"
+	"onejob/lock/internal/retry"
 )
 
 // A session is the life of one connection that holds slots.
 type session struct {
+	*hold.Session // ends when the connection does, or is no longer believed in
+
 	s        *Semaphores
 	id       string // of the session, which is the connection
 	queue    string // a queue that exists as long as the connection does
 	wire     *wire
 	requests *line // for all requests but the taking of slots
 
-	ctx    context.Context // ends when the connection does, or is no longer believed in
-	cancel context.CancelCauseFunc
-
-	mu     sync.Mutex
-	until  boottime.Instant // it is believed in until then
-	slots  map[string]*slot // by B queue; one that is here reserves it
-	over   bool             // no more slots
-	clocks boottime.Jumps
-	looked boottime.Instant // at them
-	jumped boottime.Instant // when the wall clock was last seen to have jumped ahead; zero if never
+	mu    sync.Mutex
+	slots map[string]*slot // by B queue; one that is here reserves it
+	over  bool             // no more slots
 
 	readers sync.WaitGroup // of B and delay queues, two for each slot
 }
@@ -54,15 +52,15 @@ func (s *Semaphores) begin(ctx context.Context) (*session, error) {
 	}
 	t := &session{
 		s: s, id: id, queue: s.cfg.Prefix + "/.session/" + id,
-		wire: w, requests: &line{wire: w},
-		slots: map[string]*slot{}, clocks: boottime.Jumps{Source: s.ahead},
+		wire: w, requests: &line{wire: w}, slots: map[string]*slot{},
 	}
-	t.clocks.Since()
-	t.until = s.cfg.timing().Deadline(boottime.Now())
+	t.Session = hold.NewSession(s.ahead, func(jump time.Duration) {
+		s.log.Warn("clock_jumped", zap.String("session", id), zap.Duration("jump", jump), zap.Int("leases", len(t.list())))
+	})
+	t.Begin(hold.TTL, s.cfg.timing(), boottime.Now())
 	stop := context.AfterFunc(ctx, w.cut)
-	err = t.requests.do(func(ch *amqp.Channel) error { return declareOwn(ch, t.queue) })
+	err = t.requests.own(t.queue)
 	if stop() && err == nil {
-		t.ctx, t.cancel = context.WithCancelCause(context.Background())
 		return t, nil
 	}
 	w.close()
@@ -72,7 +70,7 @@ func (s *Semaphores) begin(ctx context.Context) (*session, error) {
 // live keeps the session going until it is lost or ctx ends.
 func (t *session) live(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
-	defer context.AfterFunc(t.ctx, cancel)()
+	defer context.AfterFunc(t.Context(), cancel)()
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
@@ -106,16 +104,13 @@ func every(ctx context.Context, interval time.Duration, f func()) {
 // fence ends the session when its time is over. It looks at the clock more often
 // than needed, as the timers of Go stand still while the machine sleeps.
 func (t *session) fence(ctx context.Context) {
-	for {
-		left := t.deadline().Until()
+	for ctx.Err() == nil {
+		left, why := t.Left()
 		if left <= 0 {
-			t.lose(t.tooLate())
+			t.lose(cmp.Or(why, errors.New("the broker has not answered for too long")))
 			return
 		}
-		pause(ctx, min(left, t.s.cfg.Verify, 500*time.Millisecond))
-		if ctx.Err() != nil {
-			return
-		}
+		retry.Pause(ctx, min(left, t.s.cfg.Verify, 500*time.Millisecond))
 	}
 }
 
@@ -125,18 +120,13 @@ func (t *session) fence(ctx context.Context) {
 func (t *session) beat() {
 	if err := t.probe(t.queue); is(err, amqp.NotFound) {
 		// Somebody deleted it. It only was there to be asked for.
-		_ = t.requests.do(func(ch *amqp.Channel) error { return declareOwn(ch, t.queue) })
+		_ = t.requests.own(t.queue)
 	}
 	for _, s := range t.list() {
-		switch s.state.Load() {
-		case stateHeld:
-			s.check()
-		case stateLeftOver:
-			if s.state.CompareAndSwap(stateLeftOver, stateLeaving) {
-				_ = s.leave()
-			}
+		if s.check(); s.Retry() {
+			_ = s.leave()
 		}
-		if t.ctx.Err() != nil {
+		if t.Lost() != nil {
 			return
 		}
 	}
@@ -150,68 +140,9 @@ func (t *session) probe(queue string) error {
 		return err
 	})
 	if err == nil || is(err, amqp.NotFound, amqp.ResourceLocked) {
-		t.extend(sent)
+		t.Extend(hold.TTL, t.s.cfg.timing(), sent)
 	}
 	return err
-}
-
-// delete deletes a queue of ours and waits for the broker to say so. It is no
-// error if the queue is gone already.
-func (t *session) delete(queue string) error {
-	return t.requests.do(func(ch *amqp.Channel) error {
-		_, err := ch.QueueDelete(queue, false, false, false)
-		return err
-	})
-}
-
-// extend moves the deadline after a request that was sent then was answered. A
-// deadline that has passed does not return, and what was sent before a jump of the wall
-// clock may have been sent before a pause.
-func (t *session) extend(sent boottime.Instant) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.look()
-	if !t.until.Passed() && sent > t.jumped {
-		t.until = max(t.until, t.s.cfg.timing().Deadline(sent))
-	}
-}
-
-func (t *session) deadline() boottime.Instant {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.look()
-	return t.until
-}
-
-// lookEvery is how long it may take until a jump of the wall clock is noticed, by those
-// who ask for the deadline.
-const lookEvery = 50 * time.Millisecond
-
-// look makes the deadline come sooner by as much as the wall clock has jumped ahead: the
-// machine may have been paused for as long, and the broker's clock has gone on. t.mu is
-// held.
-func (t *session) look() {
-	now := boottime.Now()
-	if now.Sub(t.looked) < lookEvery || t.over {
-		return
-	}
-	t.looked = now
-	jump := t.clocks.Since()
-	if jump == 0 {
-		return
-	}
-	t.until, t.jumped = t.until.Add(-jump), now
-	t.s.log.Warn("clock_jumped", zap.String("session", t.id), zap.Duration("jump", jump), zap.Int("leases", len(t.slots)))
-}
-
-// tooLate is why a session ends whose deadline has passed.
-func (t *session) tooLate() error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.jumped != 0 && boottime.Now().Sub(t.jumped) < 2*time.Second {
-		return errors.New("the wall clock has jumped ahead: this machine was paused, or its clock was set")
-	}
-	return errors.New("the broker has not answered for too long")
 }
 
 // lose ends the session, and the connection: nobody is to wait for its last answer.
@@ -231,19 +162,18 @@ func (t *session) end() {
 // close ends all leases.
 func (t *session) close(why error) {
 	t.mu.Lock()
-	t.until = min(t.until, boottime.Now())
 	t.over = true
 	t.mu.Unlock()
-	t.cancel(fmt.Errorf("%w: %w", lock.ErrLost, why))
+	t.Lose(fmt.Errorf("%w: %w", lock.ErrLost, why))
 }
 
 // gone returns lock.ErrLost, with the reason, when the connection is. It may be
 // known here earlier than to live.
 func (t *session) gone() error {
-	if t.ctx.Err() == nil && t.wire.conn.IsClosed() {
+	if t.Lost() == nil && t.wire.conn.IsClosed() {
 		return fmt.Errorf("%w: the connection was closed", lock.ErrLost)
 	}
-	return context.Cause(t.ctx)
+	return t.Lost()
 }
 
 // reserve enters a slot in the table and counts its reader, or reports that it

@@ -10,17 +10,8 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"go.uber.org/zap"
 
-	"onejob/boottime"
 	"onejob/lock"
-)
-
-// The states of a slot.
-const (
-	stateTaking   int32 = iota
-	stateHeld           // by somebody who works under it
-	stateRevoked        // it was taken away; the holder has not let go yet
-	stateLeaving        // the holder has let go, and the queue is being deleted
-	stateLeftOver       // likewise, but that failed; it is tried again
+	"onejob/lock/internal/hold"
 )
 
 // A slot is a lease on one slot of a semaphore: it implements lock.Lease.
@@ -31,6 +22,7 @@ const (
 // From before it is granted until the holder lets go its delay queue is there, and
 // for some time after a holder is gone who did not let go.
 type slot struct {
+	hold.Lease
 	t         *session
 	semaphore string
 	number    int
@@ -38,10 +30,6 @@ type slot struct {
 	delay     string // its delay queue
 	value     []byte
 	since     time.Time
-	ctx       context.Context
-	cancel    context.CancelCauseFunc
-	state     atomic.Int32
-	ended     atomic.Int64  // when it was revoked, as a boottime.Instant; zero if it was not
 	shielded  atomic.Bool   // the delay queue is there, and we consume from it, as far as we know
 	ch        *amqp.Channel // gets the letters that are sent to B
 }
@@ -50,16 +38,16 @@ type slot struct {
 func (t *session) declare(name string, n names, number int, value []byte) (*slot, error) {
 	queue := n.b(number)
 	s := &slot{t: t, semaphore: name, number: number, queue: queue, delay: n.d(number), value: value, since: time.Now()}
-	s.ctx, s.cancel = context.WithCancelCause(t.ctx)
+	s.Init(t.Session)
 	if !t.reserve(s) {
-		s.cancel(errRace)
+		s.Abandon(errRace)
 		return nil, errRace
 	}
 	messages, err := s.open()
 	if err != nil {
 		t.remove(s)
 		t.readers.Done()
-		s.cancel(err)
+		s.Abandon(err)
 		if is(err, amqp.ResourceLocked, amqp.NotFound) {
 			return nil, errRace
 		}
@@ -83,7 +71,7 @@ func (s *slot) open() (messages <-chan amqp.Delivery, err error) {
 	}
 	messages, err = s.ch.Consume(s.queue, "", true, true, false, false, nil)
 	if err != nil && !is(err, amqp.NotFound) {
-		_ = s.t.delete(s.queue) // it is ours, and only cannot be read
+		_ = s.t.requests.delete(s.queue, false) // it is ours, and only cannot be read
 	}
 	return messages, err
 }
@@ -156,7 +144,7 @@ func (s *slot) keep(ch *amqp.Channel, gone <-chan amqp.Delivery) {
 				return
 			}
 			s.t.s.log.Warn("slot_delay_restored", zap.String("limit", s.semaphore), zap.Int("slot", s.number))
-		case s.t.gone() != nil || s.state.CompareAndSwap(stateTaking, stateLeaving): // the one who is taking it will see
+		case s.t.gone() != nil || s.Refuse(): // the one who is taking it will see
 			return
 		default:
 			s.revoke("queue " + s.delay + " was deleted by somebody else")
@@ -167,8 +155,8 @@ func (s *slot) keep(ch *amqp.Channel, gone <-chan amqp.Delivery) {
 
 // wanted reports whether nobody has let go of the slot yet, nor taken it away.
 func (s *slot) wanted() bool {
-	state := s.state.Load()
-	return state == stateTaking || state == stateHeld
+	state := s.State()
+	return state == hold.Acquiring || state == hold.Held
 }
 
 // read answers what is sent to the holder of the slot, until the channel is
@@ -179,7 +167,7 @@ func (s *slot) read(messages <-chan amqp.Delivery) {
 		case messageWho:
 			s.answer(message.ReplyTo)
 		case messageLeave:
-			if s.state.CompareAndSwap(stateTaking, stateLeaving) {
+			if s.Refuse() {
 				continue // the one who is taking it will see
 			}
 			s.revoke("its semaphore was destroyed, or an operator asked for the slot")
@@ -190,7 +178,7 @@ func (s *slot) read(messages <-chan amqp.Delivery) {
 
 // check revokes a slot whose queue is not ours any more.
 func (s *slot) check() {
-	if s.state.Load() != stateHeld || s.t.ctx.Err() != nil {
+	if s.State() != hold.Held || s.t.Lost() != nil {
 		return
 	}
 	if err := s.t.probe(s.queue); is(err, amqp.NotFound, amqp.ResourceLocked) {
@@ -198,31 +186,16 @@ func (s *slot) check() {
 	}
 }
 
-// Context implements lock.Lease.
-func (s *slot) Context() context.Context { return s.ctx }
-
-// Deadline implements lock.Lease.
-func (s *slot) Deadline() boottime.Instant {
-	d := s.t.deadline()
-	if at := boottime.Instant(s.ended.Load()); at != 0 {
-		return min(d, at)
-	}
-	return d
-}
-
 // Release implements lock.Lease. It waits for the broker to have deleted the B
 // queue, whatever ctx says, but no longer than the lease would have lasted.
 func (s *slot) Release(context.Context) error {
-	if s.state.CompareAndSwap(stateRevoked, stateLeaving) {
+	switch stood, lost := s.LetGo(); {
+	case stood == hold.Revoked:
 		_ = s.leave() // unless the queue is gone, it is still ours
 		return s.revoked()
-	}
-	if !s.state.CompareAndSwap(stateHeld, stateLeaving) {
+	case stood != hold.Held:
 		return nil
-	}
-	lost := context.Cause(s.ctx)
-	s.cancel(lock.ErrReleased)
-	if lost != nil {
+	case lost != nil:
 		s.t.remove(s)
 		return lost
 	}
@@ -257,19 +230,16 @@ func (s *slot) leave() error {
 		s.t.remove(s)
 		return s.t.gone()
 	}
-	s.state.Store(stateLeftOver)
+	s.Leak() // the session tries again
 	return explain("delete queue "+s.queue, err)
 }
 
 // revoke ends a slot that was taken away. It stays in the table until the holder
 // lets go.
 func (s *slot) revoke(why string) {
-	if !s.state.CompareAndSwap(stateHeld, stateRevoked) {
-		return // it was being released just now
+	if s.Revoke(fmt.Errorf("%w: %s", lock.ErrRevoked, why)) {
+		s.t.s.log.Warn("slot_revoked", zap.String("limit", s.semaphore), zap.Int("slot", s.number), zap.String("why", why))
 	}
-	s.ended.Store(int64(boottime.Now()))
-	s.t.s.log.Warn("slot_revoked", zap.String("limit", s.semaphore), zap.Int("slot", s.number), zap.String("why", why))
-	s.cancel(fmt.Errorf("%w: %s", lock.ErrRevoked, why))
 }
 
 func (s *slot) revoked() error {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"onejob/lock"
+	"onejob/lock/internal/retry"
 )
 
 // races is how many races for slots a Take may lose before it gives up.
@@ -38,7 +39,7 @@ func (s *Semaphores) Take(ctx context.Context, name string, n int, value []byte)
 	delays := 0
 	for lost := 0; lost < races; lost++ {
 		if lost > 0 {
-			pause(ctx, rand.N(5*time.Millisecond<<lost)) // lest the same meet again
+			retry.Pause(ctx, rand.N(5*time.Millisecond<<lost)) // lest the same meet again
 		}
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
@@ -73,8 +74,7 @@ func (t *session) take(ctx context.Context, name string, n int, value []byte) (l
 	defer func() {
 		if err != nil {
 			for _, s := range slots {
-				s.state.Store(stateLeaving)
-				s.cancel(err)
+				s.Abandon(err)
 				_ = s.leave() // if it fails the session tries again
 			}
 		}
@@ -99,12 +99,12 @@ func (t *session) take(ctx context.Context, name string, n int, value []byte) (l
 		}
 	}
 	for _, s := range slots {
-		if !s.state.CompareAndSwap(stateTaking, stateHeld) {
+		if !s.Grant() {
 			return nil, errRace
 		}
 		leases = append(leases, s)
 	}
-	if t.deadline().Passed() {
+	if t.Deadline().Passed() {
 		return nil, lock.ErrLost
 	}
 	return leases, ctx.Err()

@@ -104,6 +104,20 @@ func (l *line) do(request func(*amqp.Channel) error) error {
 	return err
 }
 
+// own declares a queue that belongs to the connection.
+func (l *line) own(queue string) error {
+	return l.do(func(ch *amqp.Channel) error { return declareOwn(ch, queue) })
+}
+
+// delete deletes a queue and waits for the broker to say so. It is no error if
+// the queue is gone already.
+func (l *line) delete(queue string, ifUnused bool) error {
+	return l.do(func(ch *amqp.Channel) error {
+		_, err := ch.QueueDelete(queue, ifUnused, false, false)
+		return err
+	})
+}
+
 // shared reports whether there is a queue of that name that is not exclusive.
 func (l *line) shared(queue string) bool {
 	return l.do(func(ch *amqp.Channel) error {

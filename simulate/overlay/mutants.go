@@ -18,29 +18,29 @@ func one(name, what, file, old, new string) Mutant {
 // Mutants are the builds that the simulation must catch.
 var Mutants = []Mutant{
 	one("heartbeat-answer", "the lease counts from the answer to a heartbeat, not from before it was sent",
-		"lock/consul/session.go", "t.extend(&t.leaseWindow.check, timing, sent)", "t.extend(&t.leaseWindow.check, timing, max(sent, boottime.Now()))"),
+		"lock/consul/replica.go", "t.extend(hold.Check, timing, sent)", "t.extend(hold.Check, timing, max(sent, boottime.Now()))"),
 	one("renewal-answer", "the lease counts from the answer to a renewal",
-		"lock/consul/session.go", "t.extend(&t.leaseWindow.session, timing, sent)", "t.extend(&t.leaseWindow.session, timing, max(sent, boottime.Now()))"),
+		"lock/consul/session.go", "s.extend(hold.TTL, timing, sent)", "s.extend(hold.TTL, timing, max(sent, boottime.Now()))"),
 	one("creation-answer", "the lease counts from the answer to the creation of the session",
-		"lock/consul/session.go", "t.leaseWindow.session = l.cfg.session().Deadline(sent)", "t.leaseWindow.session = l.cfg.session().Deadline(max(sent, boottime.Now()))"),
+		"lock/consul/session.go", "s.Begin(hold.TTL, s.cfg.session(), sent)", "s.Begin(hold.TTL, s.cfg.session(), max(sent, boottime.Now()))"),
 	one("revival", "a heartbeat that is acknowledged late revives a lease that has ended",
-		"lock/consul/lease_window.go", "	if t.until() <= now {\n		return false\n	}\n", ""),
+		"lock/internal/hold/session.go", "	if s.until() <= now {\n		return false\n	}\n", ""),
 	one("no-margin", "a lease ends when the session does, not a margin earlier",
 		"lock/lock.go", "return sent.Add(t.TTL - t.Margin)", "return sent.Add(t.TTL)"),
 	one("half-margin", "a lease ends half a margin before the session",
 		"lock/lock.go", "return sent.Add(t.TTL - t.Margin)", "return sent.Add(t.TTL - t.Margin/2)"),
 	one("no-deadline", "a lease has no deadline of its own",
-		"lock/consul/lease_window.go", "return min(t.check, t.session, t.silence)", "return never"),
+		"lock/internal/hold/session.go", "return min(s.deadlines[Check], s.deadlines[TTL], s.deadlines[Silence])", "return never"),
 	one("no-check-deadline", "a lease does not end when heartbeats are not acknowledged",
-		"lock/consul/lease_window.go", "return min(t.check, t.session, t.silence)", "return min(t.session, t.silence)"),
+		"lock/internal/hold/session.go", "return min(s.deadlines[Check], s.deadlines[TTL], s.deadlines[Silence])", "return min(s.deadlines[TTL], s.deadlines[Silence])"),
 	one("no-session-deadline", "a lease does not end when renewals are not acknowledged",
-		"lock/consul/lease_window.go", "return min(t.check, t.session, t.silence)", "return min(t.check, t.silence)"),
+		"lock/internal/hold/session.go", "return min(s.deadlines[Check], s.deadlines[TTL], s.deadlines[Silence])", "return min(s.deadlines[Check], s.deadlines[Silence])"),
 	one("slow-end", "contexts end seconds after the deadline",
-		"lock/consul/session.go", "pause(ctx, min(left, t.expirePool(), 500*time.Millisecond))", "_ = min(left, t.expirePool()); pause(ctx, 3*time.Second)"),
+		"lock/consul/replica.go", "retry.Pause(ctx, min(left, t.slots.expire(), 500*time.Millisecond))", "_ = min(left, t.slots.expire()); retry.Pause(ctx, 3*time.Second)"),
 	one("no-verify", "nobody looks whether held keys are still held",
-		"lock/consul/session.go", "func (t *session) verify(ctx context.Context) {\n", "func (t *session) verify(ctx context.Context) {\n	if ctx != nil {\n		return\n	}\n"),
+		"lock/consul/verify.go", "func (k *locks) verify(ctx context.Context, in *leases) {\n", "func (k *locks) verify(ctx context.Context, in *leases) {\n	if ctx != nil {\n		return\n	}\n"),
 	one("no-list", "a key may be taken twice within one session",
-		"lock/consul/session.go", "taken && !mutant.List", "taken && mutant.List"),
+		"lock/consul/lease.go", "taken && !mutant.List", "taken && mutant.List"),
 	one("held-is-mine", "a key that somebody holds is taken for one's own",
 		"lock/consul/commit.go", "	case strings.Contains(what, \"lock is already held\"):\n		return fmt.Errorf(\"%s: %w\", ls.key, lock.ErrHeld)\n", "	case strings.Contains(what, \"lock is already held\"):\n		return nil\n"),
 	one("holder-is-another", "a task's reused name that somebody holds is taken to be another task's",
@@ -52,20 +52,23 @@ var Mutants = []Mutant{
 	one("bare-delete", "a release deletes the key, no matter who holds it",
 		"lock/consul/commit.go", `appendOp(b, api.KVDeleteCAS, ls.path, "", nil, ls.index)`, `appendOp(b, api.KVDelete, ls.path, "", nil, 0)`),
 	one("no-release", "a release deletes nothing",
-		"lock/consul/lease.go", "ls.t.l.releases.Do(ls)", "_ = 0"),
+		"lock/consul/lease.go", "ls.in.release(ls)", "_ = 0"),
 	one("no-leak-scan", "nobody looks for keys that a restored snapshot has brought back",
-		"lock/consul/leaked.go", "if pair.Session == t.id && leases[pair.Key] == nil {", "if pair.Session == t.id && leases[pair.Key] == nil && leases == nil {"),
+		"lock/consul/verify.go", "if pair.Session == in.id && leases[pair.Key] == nil {", "if pair.Session == in.id && leases[pair.Key] == nil && leases == nil {"),
 	one("no-doubt", "a request that was given up on is forgotten, though it may be applied late",
-		"lock/consul/lease.go", "return ls.doubt != 0 && boottime.Now().Sub(ls.doubt) < lateness", "return false"),
+		"lock/consul/lease.go", "return doubt != 0 && boottime.Now().Sub(doubt) < lateness", "return false"),
 	one("no-jumps", "nobody notices that the machine was paused",
-		"lock/consul/session.go", "jump := t.clocks.Since()", "jump := min(t.clocks.Since(), 0)"),
+		"lock/internal/hold/session.go", "jump := c.jumps.Since()", "jump := min(c.jumps.Since(), 0)"),
 	one("stale-heartbeat", "a heartbeat that was sent before a pause extends the lease after it",
-		"lock/consul/session.go", "stale := sent <= t.leaseWindow.jumped", "stale := false"),
+		"lock/internal/hold/session.go", "stale := sent <= s.clock.jumped", "stale := false"),
 	one("deaf", "an ended session is not noticed, neither when the replica's key vanishes nor at a renewal",
-		"lock/consul/session.go", `	if err == nil && entry == nil {
-		t.lose(fmt.Errorf("%w: session %s was ended from outside", lock.ErrLost, t.id))
+		"lock/consul/session.go", `	entry, err := s.lookAt(ctx, s.heartbeats, s.id)
+	if err == nil && entry == nil {
+		s.lose(fmt.Errorf("%s %s was ended from outside", s.kind, s.id))
 	}
-	return entry != nil, err`, `	return true, err`),
+	return entry != nil, err`, `	_, err := s.lookAt(ctx, s.heartbeats, s.id)
+	return true, err`).
+		and("lock/consul/session.go", "	case entry == nil:\n", "	case entry == nil && s == nil:\n"),
 
 	// Of the worker, and what it rests on.
 	one("begins-late", "a handler begins without a look at the deadline",
@@ -81,11 +84,11 @@ var Mutants = []Mutant{
 		"worker/members.go", "	for _, r := range w.members.silent(lock.Silence) {\n		switch {", "	for _, r := range w.members.silent(lock.Silence - 2*time.Second) {\n		switch {").
 		and("worker/members.go", "how, err := w.cfg.Locks.End(ctx, r.Session, lock.Silence)", "how, err := w.cfg.Locks.End(ctx, r.Session, lock.Silence-2*time.Second)"),
 	one("one-silence", "silence on the list is death, whatever Consul has heard",
-		"lock/consul/cluster.go", "if l.membership.quiet(session, index) < silence {", "if l.membership.quiet(session, index) < 0 {"),
+		"lock/consul/end.go", "if l.membership.quiet(session, index) < silence {", "if l.membership.quiet(session, index) < 0 {"),
 	one("heard-at-the-answer", "the list's word counts from its answer",
 		"worker/members.go", "w.cfg.Locks.Heard(session, sent)", "w.cfg.Locks.Heard(session, max(sent, boottime.Now()))"),
 	one("no-silence-deadline", "a lease does not end when nobody hears of its replica",
-		"lock/consul/lease_window.go", "return min(t.check, t.session, t.silence)", "return min(t.check, t.session)"),
+		"lock/internal/hold/session.go", "return min(s.deadlines[Check], s.deadlines[TTL], s.deadlines[Silence])", "return min(s.deadlines[Check], s.deadlines[TTL])"),
 	one("no-audit", "claims whose answers are lost are never given back",
 		"worker/audit.go", "	if !w.replyLost.Load() {\n		return\n	}\n", "	if !w.replyLost.Load() || w.cfg.MaxCrashes > 0 {\n		return\n	}\n"),
 	one("claims-are-dropped", "a claim is given up when the replica stops",
@@ -113,9 +116,9 @@ var Mutants = []Mutant{
 		and("lock/consul/cluster.go", "		if mutant.Identity && id != \"\" {\n			return id, nil\n		}\n", "		if id != \"\" {\n			return id, nil\n		}\n").
 		and(oneSource...),
 	one("filtered-is-ended", "an answer that leaves out what the token may not see is believed",
-		"lock/consul/membership.go", "	case entry == nil && meta.ResultsFilteredByACLs:\n		return nil, fmt.Errorf(\"look at session %s: %w\", session, errBlind)\n", "").
-		and("lock/consul/membership.go", "	entry, meta, err := client.Session()", "	entry, _, err := client.Session()").
-		and("lock/consul/membership.go", "var errBlind = ", "var _ = ").
+		"lock/consul/client.go", "	case entry == nil && meta.ResultsFilteredByACLs:\n		return nil, fmt.Errorf(\"look at session %s: %w\", session, errBlind)\n", "").
+		and("lock/consul/client.go", "	entry, meta, err := client.Session()", "	entry, _, err := client.Session()").
+		and("lock/consul/client.go", "var errBlind = ", "var _ = ").
 		and(oneSource...),
 	one("planted-key", "a key that no session holds shows that its replica lives",
 		"lock/consul/membership.go", "session := strings.TrimPrefix(pair.Key, prefix); session == pair.Session {", "session := strings.TrimPrefix(pair.Key, prefix); session != \"\" {").

@@ -90,17 +90,14 @@ func TestTLS(t *testing.T) {
 			t.Parallel()
 			l := create(t, with(t, test.address, test.tls))
 			run(t, l)
-			ctx, cancel := context.WithTimeout(t.Context(), maxWait)
-			defer cancel()
-			go func() { // the first answer is enough
-				defer cancel()
-				for failed := false; !failed && ctx.Err() == nil; pause(ctx, 10*time.Millisecond) {
-					l.mu.Lock()
-					failed = l.lastErr != nil
-					l.mu.Unlock()
-				}
-			}()
-			if err := l.Ready(ctx); err == nil || !strings.Contains(err.Error(), test.want) {
+			over, cancel := context.WithCancel(t.Context())
+			cancel()
+			var err error
+			testenv.Eventually(t, maxWait, "there is an answer", func() bool {
+				err = l.Ready(over)
+				return err == nil || err.Error() != "consul: no session yet"
+			})
+			if err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("got error %v, want %s", err, test.want)
 			}
 		})
