@@ -61,14 +61,13 @@ var Mutants = []Mutant{
 		"lock/internal/hold/session.go", "jump := c.jumps.Since()", "jump := min(c.jumps.Since(), 0)"),
 	one("stale-heartbeat", "a heartbeat that was sent before a pause extends the lease after it",
 		"lock/internal/hold/session.go", "stale := sent <= s.clock.jumped", "stale := false"),
-	one("deaf", "an ended session is not noticed, neither when the replica's key vanishes nor at a renewal",
+	one("deaf", "an ended session is not noticed before a renewal",
 		"lock/consul/session.go", `	entry, err := s.lookAt(ctx, s.heartbeats, s.id)
 	if err == nil && entry == nil {
 		s.lose(fmt.Errorf("%s %s was ended from outside", s.kind, s.id))
 	}
 	return entry != nil, err`, `	_, err := s.lookAt(ctx, s.heartbeats, s.id)
-	return true, err`).
-		and("lock/consul/session.go", "	case entry == nil:\n", "	case entry == nil && s == nil:\n"),
+	return true, err`),
 
 	// Of the worker, and what it rests on.
 	one("begins-late", "a handler begins without a look at the deadline",
