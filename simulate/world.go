@@ -370,8 +370,16 @@ func (w *world) logger(name string) *zap.Logger {
 		return zap.NewNop()
 	}
 	encoder := zapcore.NewJSONEncoder(zapcore.EncoderConfig{MessageKey: "event"})
-	return zap.New(zapcore.NewCore(encoder, logWriter{w, name}, zap.DebugLevel))
+	return zap.New(traceCore{zapcore.NewCore(encoder, logWriter{w, name}, zap.DebugLevel)})
 }
+
+// traceCore takes every event, and says that it takes none below info: a worker that logs
+// below it starts other timers, and a schedule must be the same without a trace.
+type traceCore struct{ zapcore.Core }
+
+func (traceCore) Level() zapcore.Level { return zap.InfoLevel }
+
+func (c traceCore) With(fields []zapcore.Field) zapcore.Core { return traceCore{c.Core.With(fields)} }
 
 type logWriter struct {
 	w    *world
