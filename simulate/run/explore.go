@@ -29,6 +29,7 @@ type exploration struct {
 	given int // schedules
 	over  bool
 	done  totals
+	used  time.Duration // processor time, of processes that have ended
 	cmds  []*exec.Cmd
 }
 
@@ -62,6 +63,9 @@ func (e *exploration) run() error {
 		}
 	}
 	e.tell()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	_, _ = fmt.Fprintf(e.out, "%v of processor time: %.0f simulated minutes a minute of it\n", e.used.Round(time.Second), e.done.simulated.Minutes()/e.used.Minutes())
 	if e.done.failed > 0 {
 		return fmt.Errorf("%d schedules have failed", e.done.failed)
 	}
@@ -140,6 +144,7 @@ func (e *exploration) process() error {
 	err = cmd.Wait()
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.used += cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && e.over {
 		return nil // it was stopped
 	}
