@@ -81,8 +81,8 @@ mutants: consul postgres ## Switch off one protection at a time: each must be ca
 model: ## Check a model of the protocol with spin: which faults, and pairs of them, break which promise (QUICK=1: without pairs)
 	@./scripts/model.sh
 
-simulate: ## Replicas in a simulated world, repeatable from a seed (DURATION=2m SEED= N=; 5 minutes more the first time)
-	go run ./simulate/run -duration $${DURATION:-2m} -seed $${SEED:-0} -n $${N:-0}
+simulate: ## Replicas in a simulated world, repeatable from a seed, on all processors (DURATION=2m SEED= N= PROCS=; 5 minutes more the first time)
+	go run ./simulate/run -duration $${DURATION:-2m} -seed $${SEED:-0} -n $${N:-0} -procs $${PROCS:-0}
 
 partition-test: rabbitmq ## Clusters of RabbitMQ that are partitioned (2 minutes)
 	TEST_PARTITIONS=1 go test -count=1 -timeout 10m -run TestPartitionedBrokers -v ./lock/rabbitmq

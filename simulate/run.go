@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"runtime"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -114,7 +113,7 @@ func (w *world) settleWorkers() {
 	for until := w.now() + 4*time.Minute; w.now() < until; {
 		w.watch(time.Second)
 		w.adopt()
-		if !slices.ContainsFunc(w.db.Rows(), open) {
+		if !w.db.Any(open) {
 			break
 		}
 	}
@@ -127,6 +126,7 @@ func (w *world) watch(d time.Duration) {
 		time.Sleep(100 * time.Millisecond)
 		w.check()
 		w.checkHandlers()
+		w.checkBusy()
 	}
 }
 

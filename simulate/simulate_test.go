@@ -3,6 +3,7 @@
 package simulate
 
 import (
+	"bufio"
 	"bytes"
 	"flag"
 	"fmt"
@@ -21,12 +22,14 @@ var (
 	trace    = flag.Bool("sim.trace", false, "write down everything that happens")
 	goOn     = flag.Bool("sim.goon", false, "do not stop at a schedule that fails, nor minimise it")
 	digests  = flag.Bool("sim.digests", false, "write down a digest of each schedule")
+	feed     = flag.Bool("sim.feed", false, "read seeds, see TestFeed")
 )
 
 func TestMain(m *testing.M) {
 	// Or else a seed gives another schedule each time.
 	runtime.GOMAXPROCS(1)
 	debug.SetGCPercent(-1)
+	debug.SetMemoryLimit(4 << 30) // a schedule takes some 10 MB; one that asks without end must not take all
 	flag.Parse()
 	os.Exit(m.Run())
 }
@@ -91,6 +94,41 @@ func TestSchedules(t *testing.T) {
 		}
 	}
 	tell(i)
+}
+
+// TestFeed runs the schedules that it reads about, until the end of its input: each line has a
+// first seed and a number of schedules. It answers each line with what it has done.
+func TestFeed(t *testing.T) {
+	if !*feed {
+		t.Skip("for onejob/simulate/run")
+	}
+	warm(t)
+	for in := bufio.NewReader(os.Stdin); ; {
+		var first, n uint64
+		if _, err := fmt.Fscanln(in, &first, &n); err == io.EOF {
+			return
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		failed, requests, begun := 0, 0, 0
+		var simulated time.Duration
+		for seed := first; seed < first+n; seed++ {
+			plan := NewPlan(seed)
+			result := Run(t, plan, nil)
+			simulated += result.Simulated
+			requests += result.Requests
+			begun += result.Begun
+			switch {
+			case len(result.Violations) == 0:
+			case *goOn:
+				failed++
+				fmt.Printf("seed %d fails: %v\n", seed, result.Violations[0])
+			default:
+				t.Fatal(report(t, result, plan))
+			}
+		}
+		fmt.Println("done", n, failed, int64(simulated), requests, begun)
+	}
 }
 
 // TestSameSeedSameSchedule: a seed gives the same schedule each time, request by request,

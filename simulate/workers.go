@@ -134,6 +134,7 @@ func (m *machine) query(ctx context.Context, what string, apply func()) error {
 		return ctx.Err()
 	}
 	w.requests++
+	m.asked++
 	if w.is(DBDown, m.id) != nil {
 		return errors.New("connection refused")
 	}
@@ -405,7 +406,7 @@ func (w *world) addTasks() {
 // checkTasks looks at the rows when everything has had its time.
 func (w *world) checkTasks() {
 	for _, r := range w.db.Rows() {
-		if open(r) {
+		if open(&r) {
 			w.violate("lost", "task %d is %s (session %s), long after the last fault", r.ID, r.Status, r.Session)
 		}
 		if j := w.jobs[r.ID]; w.plan.calm() && (r.Crashes > 0 || r.Attempt != j.counted) {
@@ -415,7 +416,7 @@ func (w *world) checkTasks() {
 }
 
 // open reports whether a task has not ended.
-func open(r fakestore.Row) bool {
+func open(r *fakestore.Row) bool {
 	return r.Status == tasks.StatusPending || r.Status == tasks.StatusRunning
 }
 

@@ -43,9 +43,6 @@ func (a *Agent) Serve(r Request, reply func(Answer)) {
 		reply(Answer{Status: http.StatusNotFound})
 		return
 	}
-	if r.Query == nil {
-		r.Query = url.Values{}
-	}
 	c := call{a, s, r, reply}
 	local := true
 	switch {
@@ -374,11 +371,13 @@ func (c call) get(key string) {
 	after, _ := strconv.ParseUint(c.r.Query.Get("index"), 10, 64)
 	q := &query{about: about, answer: func(now bool) bool {
 		var index uint64
-		var out any
 		found := true
+		var list []*pair
+		var body []byte
 		switch {
 		case names:
 			list := slices.Clone(c.s.below(key))
+			found = len(list) > 0
 			if separator := c.r.Query.Get("separator"); separator != "" {
 				for i, k := range list {
 					if end := strings.Index(k[len(key):], separator); end >= 0 {
@@ -387,18 +386,22 @@ func (c call) get(key string) {
 				}
 				list = slices.Compact(list)
 			}
-			index, out, found = c.s.belowIndex(key), list, len(list) > 0
+			index = c.s.belowIndex(key)
+			b, err := json.Marshal(list)
+			if err != nil {
+				panic(err)
+			}
+			body = b
 		case recurse:
-			list := []*pair{}
 			for _, k := range c.s.below(key) {
 				list = append(list, c.s.state.kv[k])
 			}
-			index, out, found = c.s.belowIndex(key), list, len(list) > 0
+			index, found = c.s.belowIndex(key), len(list) > 0
 		default:
 			p := c.s.state.kv[key]
-			index, out, found = c.s.state.kvIndex, []*pair{p}, p != nil
+			index, found = c.s.state.kvIndex, p != nil
 			if found {
-				index = p.ModifyIndex
+				index, list = p.ModifyIndex, []*pair{p}
 			}
 		}
 		if after > 0 && index <= after && !now {
@@ -408,7 +411,10 @@ func (c call) get(key string) {
 			c.reply(Answer{Status: http.StatusNotFound, Index: index})
 			return true
 		}
-		c.answer(Answer{Status: http.StatusOK, Index: index}, out)
+		if body == nil {
+			body = appendPairs(make([]byte, 0, sizeOf(list)), list)
+		}
+		c.reply(Answer{Status: http.StatusOK, Index: index, Body: body})
 		return true
 	}}
 	wait := 5 * time.Minute
@@ -422,15 +428,15 @@ func (c call) get(key string) {
 
 // Transactions.
 
-type txnOp struct {
-	KV *struct {
-		Verb    string
-		Key     string
-		Value   []byte
-		Flags   uint64
-		Index   uint64
-		Session string
-	}
+type txnOp struct{ KV *txnKV }
+
+type txnKV struct {
+	Verb    string
+	Key     string
+	Value   []byte
+	Flags   uint64
+	Index   uint64
+	Session string
 }
 
 type txnError struct {
@@ -438,11 +444,14 @@ type txnError struct {
 	What    string
 }
 
-type txnResult struct{ KV *pair }
+type txnResult struct {
+	KV   *pair
+	bare bool // without the value
+}
 
 func (c call) txn() {
-	var ops []txnOp
-	if err := json.Unmarshal(c.r.Body, &ops); err != nil {
+	ops, err := readOps(c.r.Body)
+	if err != nil {
 		c.fail(http.StatusBadRequest, "Failed to parse body: %v", err)
 		return
 	}
@@ -482,26 +491,30 @@ func (c call) txnAnswer(results []txnResult, errors []txnError) {
 	if len(errors) > 0 {
 		status, results = http.StatusConflict, nil
 	}
-	c.answer(Answer{Status: status}, struct {
-		Results []txnResult
-		Errors  []txnError
-	}{results, errors})
+	size := 200 * len(errors)
+	for _, r := range results {
+		size += 170 + len(r.KV.Key) + len(r.KV.Session)
+		if !r.bare {
+			size += len(r.KV.Value) * 4 / 3
+		}
+	}
+	c.reply(Answer{Status: status, Body: appendTxn(make([]byte, 0, size), results, errors)})
 }
 
 // operate applies operations, all or none.
 func (s *Server) operate(ops []txnOp) (results []txnResult, errors []txnError) {
-	results = []txnResult{} // what is empty is a list, as in Consul
-	undo := make([]func(), 0, len(ops))
+	results = make([]txnResult, 0, len(ops))
+	var undo []func()
 	changed, kvIndex := len(s.changed), s.state.kvIndex
 	for i, op := range ops {
-		undo = append(undo, s.undo(op))
-		entries, err := s.operation(op)
-		if err != nil {
-			errors = append(errors, txnError{i, err.Error()})
-			continue
+		if len(ops) > 1 { // one alone that fails has changed nothing
+			if f := s.undo(op); f != nil {
+				undo = append(undo, f)
+			}
 		}
-		for _, p := range entries {
-			results = append(results, txnResult{p})
+		var err error
+		if results, err = s.operation(op, results); err != nil {
+			errors = append(errors, txnError{i, err.Error()})
 		}
 	}
 	if len(errors) > 0 {
@@ -514,11 +527,12 @@ func (s *Server) operate(ops []txnOp) (results []txnResult, errors []txnError) {
 	return results, nil
 }
 
-// undo returns how to undo an operation.
+// undo returns how to undo an operation; nil if it changes nothing.
 func (s *Server) undo(op txnOp) func() {
 	var keys []string
 	switch op.KV.Verb {
 	case "get", "get-or-empty", "get-tree", "check-index", "check-session", "check-not-exists":
+		return nil
 	case "delete-tree":
 		keys = slices.Clone(s.below(op.KV.Key))
 	default:
@@ -545,7 +559,8 @@ func (s *Server) undo(op txnOp) func() {
 	}
 }
 
-func (s *Server) operation(op txnOp) ([]*pair, error) {
+// operation applies an operation, and appends what it leaves there.
+func (s *Server) operation(op txnOp, results []txnResult) ([]txnResult, error) {
 	o := op.KV
 	p := &pair{Key: o.Key, Value: o.Value, Flags: o.Flags, Session: o.Session}
 	old := s.state.kv[o.Key]
@@ -556,7 +571,7 @@ func (s *Server) operation(op txnOp) ([]*pair, error) {
 		s.set(p, false)
 	case "cas":
 		if !s.setCAS(p, o.Index) {
-			return nil, fmt.Errorf("failed to set key %q, index is stale", o.Key)
+			return results, fmt.Errorf("failed to set key %q, index is stale", o.Key)
 		}
 	case "lock":
 		if ok, err = s.lock(p); err == nil && !ok {
@@ -568,70 +583,69 @@ func (s *Server) operation(op txnOp) ([]*pair, error) {
 		}
 	case "delete":
 		s.remove(o.Key)
-		return nil, nil
+		return results, nil
 	case "delete-tree":
 		for _, k := range slices.Clone(s.below(o.Key)) {
 			s.remove(k)
 		}
-		return nil, nil
+		return results, nil
 	case "delete-cas":
 		if !s.deleteCAS(o.Key, o.Index) {
-			return nil, fmt.Errorf("failed to delete key %q, index is stale", o.Key)
+			return results, fmt.Errorf("failed to delete key %q, index is stale", o.Key)
 		}
-		return nil, nil
+		return results, nil
 	case "get":
 		if old == nil {
-			return nil, fmt.Errorf("key %q doesn't exist", o.Key)
+			return results, fmt.Errorf("key %q doesn't exist", o.Key)
 		}
-		return []*pair{old}, nil
+		return append(results, txnResult{old, false}), nil
 	case "get-or-empty":
 		if old == nil {
-			return []*pair{{Key: o.Key}}, nil
+			return append(results, txnResult{&pair{Key: o.Key}, false}), nil
 		}
-		return []*pair{old}, nil
+		return append(results, txnResult{old, false}), nil
 	case "get-tree":
-		var list []*pair
 		for _, k := range s.below(o.Key) {
-			list = append(list, s.state.kv[k])
+			results = append(results, txnResult{s.state.kv[k], false})
 		}
-		return list, nil
+		return results, nil
 	case "check-session":
 		if old == nil {
-			return nil, fmt.Errorf("failed to check session, key %q doesn't exist", o.Key)
+			return results, fmt.Errorf("failed to check session, key %q doesn't exist", o.Key)
 		}
 		if old.Session != o.Session {
-			return nil, fmt.Errorf("failed session check for key %q, current session %q != %q", o.Key, old.Session, o.Session)
+			return results, fmt.Errorf("failed session check for key %q, current session %q != %q", o.Key, old.Session, o.Session)
 		}
 		p = old
 	case "check-index":
 		if old == nil {
-			return nil, fmt.Errorf("failed to check index, key %q doesn't exist", o.Key)
+			return results, fmt.Errorf("failed to check index, key %q doesn't exist", o.Key)
 		}
 		if old.ModifyIndex != o.Index {
-			return nil, fmt.Errorf("failed index check for key %q, current modify index %d != %d", o.Key, old.ModifyIndex, o.Index)
+			return results, fmt.Errorf("failed index check for key %q, current modify index %d != %d", o.Key, old.ModifyIndex, o.Index)
 		}
 		p = old
 	case "check-not-exists":
 		if old != nil {
-			return nil, fmt.Errorf("key %q exists", o.Key)
+			return results, fmt.Errorf("key %q exists", o.Key)
 		}
-		return nil, nil
+		return results, nil
 	default:
-		return nil, fmt.Errorf("unknown KV operation %q", o.Verb)
+		return results, fmt.Errorf("unknown KV operation %q", o.Verb)
 	}
 	if err != nil {
-		return nil, err
+		return results, err
 	}
-	bare := *p
-	bare.Value = nil
-	return []*pair{&bare}, nil
+	return append(results, txnResult{p, true}), nil
 }
 
 // HTTP, for programs.
 
+var contentType, lastContact, knownLeader = []string{"application/json"}, []string{"0"}, []string{"true"}
+
 // Response makes a response of an answer.
 func (a Answer) Response(r *http.Request) *http.Response {
-	h := http.Header{"Content-Type": {"application/json"}, "X-Consul-Lastcontact": {"0"}, "X-Consul-Knownleader": {"true"}}
+	h := http.Header{"Content-Type": contentType, "X-Consul-Lastcontact": lastContact, "X-Consul-Knownleader": knownLeader}
 	if a.Index > 0 {
 		h["X-Consul-Index"] = []string{strconv.FormatUint(a.Index, 10)}
 	}
@@ -646,10 +660,20 @@ func (a Answer) Response(r *http.Request) *http.Response {
 
 // Read reads a request to its end.
 func Read(r *http.Request) (Request, error) {
-	request := Request{Method: r.Method, Path: r.URL.Path, Query: r.URL.Query()}
+	request := Request{Method: r.Method, Path: r.URL.Path}
+	if r.URL.RawQuery != "" {
+		request.Query = r.URL.Query()
+	}
 	if r.Body != nil {
 		defer r.Body.Close()
-		body, err := io.ReadAll(r.Body)
+		var body []byte
+		var err error
+		if n := r.ContentLength; n > 0 && n < 1<<20 {
+			body = make([]byte, n)
+			_, err = io.ReadFull(r.Body, body)
+		} else {
+			body, err = io.ReadAll(r.Body)
+		}
 		if err != nil {
 			return Request{}, err
 		}

@@ -41,10 +41,20 @@ type Row struct {
 	FinishedAt  time.Time
 	Cancel      bool
 	Error       string
+
+	key string // Key, of a row that is in a database
 }
 
 // Key returns what must not overlap.
-func (r Row) Key() string { return cmp.Or(r.LockKey, number(r.ID)) }
+func (r *Row) Key() string {
+	switch {
+	case r.key != "":
+		return r.key
+	case r.LockKey != "":
+		return r.LockKey
+	}
+	return number(r.ID)
+}
 
 // An Attempt is one of onejob.attempts.
 type Attempt struct {
@@ -81,7 +91,7 @@ type Database struct {
 }
 
 type state struct {
-	rows       map[int64]Row
+	rows       []*Row // by their ids; a row that changes is replaced by another one
 	next       int64
 	attempts   map[[2]int64]Attempt // by task and fence
 	members    map[string]Member    // by session
@@ -93,7 +103,7 @@ type state struct {
 // New returns an empty database.
 func New() *Database {
 	return &Database{
-		state:  state{rows: map[int64]Row{}, attempts: map[[2]int64]Attempt{}, members: map[string]Member{}, fencesFrom: -1},
+		state:  state{attempts: map[[2]int64]Attempt{}, members: map[string]Member{}, fencesFrom: -1},
 		server: tasks.Server{System: "7000000000000000000", Timeline: 1, Started: now(), Address: "simulated"},
 	}
 }
@@ -114,6 +124,7 @@ func (d *Database) Insert(r Row) int64 {
 	}
 	r.MaxAttempts = cmp.Or(r.MaxAttempts, 5)
 	r.Queue = cmp.Or(r.Queue, "default")
+	r.key = r.Key()
 	d.put(r, "insert")
 	return r.ID
 }
@@ -122,7 +133,18 @@ func (d *Database) Insert(r Row) int64 {
 func (d *Database) Rows() []Row {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.rows()
+	rows := make([]Row, len(d.state.rows))
+	for i, r := range d.state.rows {
+		rows[i] = *r
+	}
+	return rows
+}
+
+// Any reports whether there is a row of which f is true.
+func (d *Database) Any(f func(*Row) bool) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.ContainsFunc(d.state.rows, f)
 }
 
 // Members returns all sessions that were ever on the list.
@@ -143,7 +165,7 @@ func (d *Database) Backup() Backup {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	st := d.state
-	st.rows, st.attempts, st.members = maps.Clone(st.rows), maps.Clone(st.attempts), maps.Clone(st.members)
+	st.rows, st.attempts, st.members = slices.Clone(st.rows), maps.Clone(st.attempts), maps.Clone(st.members)
 	return Backup{st, d.sequence}
 }
 
@@ -152,7 +174,7 @@ func (d *Database) Failover(b Backup) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	st := b.state
-	st.rows, st.attempts, st.members = maps.Clone(st.rows), maps.Clone(st.attempts), maps.Clone(st.members)
+	st.rows, st.attempts, st.members = slices.Clone(st.rows), maps.Clone(st.attempts), maps.Clone(st.members)
 	d.state, d.sequence = st, b.sequence
 	d.server.Timeline++
 	d.server.Started = now()
@@ -165,8 +187,16 @@ func (d *Database) Restart() {
 	d.server.Started = now()
 }
 
-func (d *Database) rows() []Row {
-	return slices.SortedFunc(maps.Values(d.state.rows), func(a, b Row) int { return cmp.Compare(a.ID, b.ID) })
+// row returns a row, or nil if there is none with that id.
+func (d *Database) row(id int64) *Row {
+	if i, found := d.find(id); found {
+		return d.state.rows[i]
+	}
+	return nil
+}
+
+func (d *Database) find(id int64) (i int, found bool) {
+	return slices.BinarySearchFunc(d.state.rows, id, func(r *Row, id int64) int { return cmp.Compare(r.ID, id) })
 }
 
 func (d *Database) members() []Member {
@@ -176,8 +206,12 @@ func (d *Database) members() []Member {
 }
 
 func (d *Database) put(r Row, by string) {
-	before := d.state.rows[r.ID]
-	d.state.rows[r.ID] = r
+	var before Row
+	if i, found := d.find(r.ID); found {
+		before, d.state.rows[i] = *d.state.rows[i], &r
+	} else {
+		d.state.rows = slices.Insert(d.state.rows, i, &r)
+	}
 	if d.Changed != nil {
 		d.Changed(before, r, by)
 	}
@@ -192,8 +226,11 @@ func (d *Database) note(a Attempt) {
 
 // held returns a row if it is running under that fence and session.
 func (d *Database) held(id, fence int64, session string) (Row, bool) {
-	r := d.state.rows[id]
-	return r, r.Status == tasks.StatusRunning && r.Fence == fence && r.Session == session
+	r := d.row(id)
+	if r == nil || r.Status != tasks.StatusRunning || r.Fence != fence || r.Session != session {
+		return Row{}, false
+	}
+	return *r, true
 }
 
 var errCommit = errors.New("the commit has failed")
@@ -203,27 +240,28 @@ func (d *Database) claim(c tasks.Claim, announce func([]tasks.Taken)) (claimed t
 	if !c.Server.IsZero() && !c.Server.Equal(d.server.Started) {
 		return claimed, tasks.ErrOtherServer
 	}
-	running := map[string]bool{}
-	var due []Row
-	for _, r := range d.rows() {
+	now := now()
+	var running []string // lock keys
+	var due []*Row
+	for _, r := range d.state.rows {
 		switch {
 		case r.Status == tasks.StatusRunning:
-			running[r.Key()] = true
-		case r.Limit == c.Limit && r.Status == tasks.StatusPending && !r.RunAt.After(now()) && slices.Contains(c.Kinds, r.Kind) && (len(c.Queues) == 0 || slices.Contains(c.Queues, r.Queue)):
+			running = append(running, r.key)
+		case r.Limit == c.Limit && r.Status == tasks.StatusPending && !r.RunAt.After(now) && slices.Contains(c.Kinds, r.Kind) && (len(c.Queues) == 0 || slices.Contains(c.Queues, r.Queue)):
 			due = append(due, r)
 		}
 	}
-	slices.SortStableFunc(due, func(a, b Row) int {
+	slices.SortStableFunc(due, func(a, b *Row) int {
 		return cmp.Or(cmp.Compare(b.Priority, a.Priority), a.RunAt.Compare(b.RunAt), cmp.Compare(a.ID, b.ID))
 	})
-	var chosen []Row
+	var chosen []*Row
 	for _, r := range due {
 		if len(chosen) == c.Max {
 			claimed.More = true
 			break
 		}
-		if !running[r.Key()] {
-			running[r.Key()] = true
+		if !slices.Contains(running, r.key) {
+			running = append(running, r.key)
 			chosen = append(chosen, r)
 		}
 	}
@@ -231,10 +269,11 @@ func (d *Database) claim(c tasks.Claim, announce func([]tasks.Taken)) (claimed t
 	taken := map[int64]*tasks.Task{}
 	var rows []Row
 	var announced []tasks.Taken
-	for _, r := range slices.SortedFunc(slices.Values(chosen), func(a, b Row) int { return cmp.Compare(a.ID, b.ID) }) {
+	for _, old := range slices.SortedFunc(slices.Values(chosen), func(a, b *Row) int { return cmp.Compare(a.ID, b.ID) }) {
+		r := *old
 		d.sequence++
 		r.Status, r.Attempt, r.Fence = tasks.StatusRunning, r.Attempt+1, c.FencesFrom+d.sequence
-		r.Session, r.Replica, r.StartedAt = c.Session, c.Replica, now()
+		r.Session, r.Replica, r.StartedAt = c.Session, c.Replica, now
 		rows = append(rows, r)
 		if r.LockKey == "" && r.Crashes+r.Stalls == 0 {
 			announced = append(announced, tasks.Taken{ID: r.ID, Fence: r.Fence})
@@ -318,15 +357,15 @@ func (d *Database) settle(e tasks.Completion) error {
 	if known && a.Outcome == e.Outcome && a.Session == e.Session && e.Outcome != tasks.Crashed && e.Outcome != tasks.Refused {
 		return nil // an earlier try was accepted, though its answer was lost
 	}
-	r, there := d.state.rows[e.ID]
+	old := d.row(e.ID)
 	switch {
-	case !there:
+	case old == nil:
 	case !known:
 		d.note(Attempt{e.ID, e.Fence, "", tasks.Refused})
 	case a.Outcome == tasks.Crashed: // the replica lives, after all
 		a.Outcome = tasks.LeaseLost
 		d.state.attempts[key] = a
-		if (r.Status == tasks.StatusPending || r.Status == tasks.StatusRunning) && r.Crashes > 0 {
+		if r := *old; (r.Status == tasks.StatusPending || r.Status == tasks.StatusRunning) && r.Crashes > 0 {
 			r.Crashes--
 			least := 0
 			if r.Status == tasks.StatusRunning {
@@ -344,7 +383,7 @@ func (d *Database) settle(e tasks.Completion) error {
 
 // sessions returns those of running rows, but for mine.
 func (d *Database) sessions(mine string) (list []string) {
-	for _, r := range d.rows() {
+	for _, r := range d.state.rows {
 		if r.Status == tasks.StatusRunning && r.Session != mine && !slices.Contains(list, r.Session) {
 			list = append(list, r.Session)
 		}
@@ -362,16 +401,16 @@ func (d *Database) takeOver(dead []string, maxCrashes int) (abandoned []tasks.Ab
 		last   bool
 	}
 	var answers []answer
-	list := d.rows()
+	list := d.state.rows
 	for _, r := range list {
 		m, listed := d.state.members[r.Session]
 		if r.Status != tasks.StatusRunning || !slices.Contains(dead, r.Session) || listed && m.EndedAt.IsZero() {
 			continue
 		}
-		v := answer{row: r, died: !listed || m.State == tasks.ReplicaDead, last: r.Crashes+r.Stalls+1 >= maxCrashes}
+		v := answer{row: *r, died: !listed || m.State == tasks.ReplicaDead, last: r.Crashes+r.Stalls+1 >= maxCrashes}
 		begun := r.Crashes+r.Stalls == 0 && maxCrashes > 1 || !r.BegunAt.IsZero() && !r.BegunAt.Before(r.StartedAt)
 		v.usedUp = v.died && begun
-		v.blame = v.usedUp && !(listed && d.othersDied(r, m))
+		v.blame = v.usedUp && !(listed && d.othersDied(*r, m))
 		if v.proven = maxCrashes == 1; !v.proven && v.last {
 			suspects, mine := 0, false
 			for _, s := range list {
@@ -450,7 +489,7 @@ func (d *Database) othersDied(r Row, m Member) bool {
 }
 
 func (d *Database) heldBy(session string) (list []*tasks.Task) {
-	for _, r := range d.rows() {
+	for _, r := range d.state.rows {
 		if r.Status == tasks.StatusRunning && r.Session == session {
 			list = append(list, &tasks.Task{ID: r.ID, Kind: r.Kind, LockKey: r.Key(), Attempt: r.Attempt, Fence: r.Fence, Session: session})
 		}
@@ -459,7 +498,7 @@ func (d *Database) heldBy(session string) (list []*tasks.Task) {
 }
 
 func (d *Database) cancelRequests(session string) (ids []int64) {
-	for _, r := range d.rows() {
+	for _, r := range d.state.rows {
 		if r.Status == tasks.StatusRunning && r.Session == session && r.Cancel {
 			ids = append(ids, r.ID)
 		}
@@ -606,15 +645,16 @@ func (d *Database) ForgetReplicas(known []string) (names []string) {
 func (d *Database) Cancel(id int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if r, ok := d.state.rows[id]; ok && r.Status == tasks.StatusRunning {
-		r.Cancel = true
-		d.put(r, "cancel")
+	if r := d.row(id); r != nil && r.Status == tasks.StatusRunning {
+		cancelled := *r
+		cancelled.Cancel = true
+		d.put(cancelled, "cancel")
 	}
 }
 
 // limits returns those of names that have due rows.
 func (d *Database) limits(names, kinds []string) (due []string) {
-	for _, r := range d.rows() {
+	for _, r := range d.state.rows {
 		if r.Limit != "" && r.Status == tasks.StatusPending && !r.RunAt.After(now()) && slices.Contains(names, r.Limit) && slices.Contains(kinds, r.Kind) && !slices.Contains(due, r.Limit) {
 			due = append(due, r.Limit)
 		}

@@ -55,6 +55,14 @@ var patches = []patch{
 `},
 	{"internal/sync/mutex.go", "starvationThresholdNs = 1e6", "starvationThresholdNs = 1e18"},
 
+	// Goroutines begin with a stack that they need not leave: requests are many, and all of
+	// them encode JSON.
+	{"runtime/stack.go", "var startingStackSize uint32 = fixedStack\n", "var startingStackSize uint32 = 16 << 10\n"},
+	{"runtime/runtime1.go", "debug.adaptivestackstart = 1 ", "debug.adaptivestackstart = 0 "},
+
+	// A profile must not take for labels what SetSimulatedProcess has put there.
+	{"runtime/proc.go", "tagPtr = &gp.m.curg.labels", "tagPtr = nil"},
+
 	// A goroutine that yields goes into the global queue, and how soon it leaves that depends
 	// on how often the runtime's own goroutines have run.
 	{"runtime/proc.go", "if pp.schedtick%61 == 0 && !sched.runq.empty() {", "if pp.schedtick%61 == 0 && !simulation.on && !sched.runq.empty() {"},
@@ -111,8 +119,7 @@ func Simulate(seed uint64) {
 func SimulatedProcess() uintptr { return uintptr(getg().labels) }
 
 // SetSimulatedProcess says to which simulated process the goroutine belongs, and those that it
-// starts. The value must not be that of a pointer, and there must be no profile of processor
-// time with labels.
+// starts. The value must not be that of a pointer. A profile of processor time has no labels.
 func SetSimulatedProcess(p uintptr) { getg().labels = unsafe.Pointer(p) }
 
 // simulationSource is splitmix64.

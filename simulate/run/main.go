@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"time"
 
@@ -33,14 +34,32 @@ func run() error {
 	mutants := flag.Bool("mutants", false, "run builds in which one protection is broken: each must be caught")
 	only := flag.String("only", "", "with -mutants, the name of one of them")
 	tests := flag.String("run", "TestSchedules", "which tests, as go test takes them")
+	procs := flag.Int("procs", 0, "how many processes, each of which uses one processor; 0 means one for each processor")
+	profile := flag.String("cpuprofile", "", "write a profile of one process to this file")
 	flag.Parse()
+	if *procs <= 0 {
+		*procs = runtime.NumCPU()
+	}
 
 	if *mutants {
-		return runMutants(*only, *duration, *seed)
+		return runMutants(*only, *duration, *seed, *procs)
 	}
 	binary, err := build(overlay.Nothing)
 	if err != nil {
 		return err
+	}
+	if *tests == "TestSchedules" && !*trace {
+		e := exploration{binary: binary, args: []string{"-test.timeout", "0"}, procs: *procs, first: *seed, n: *n, duration: *duration, out: os.Stdout}
+		if e.first == 0 {
+			e.first = uint64(time.Now().UnixMilli()) % 1e9 * 1000
+		}
+		if *goOn {
+			e.args = append(e.args, "-sim.goon")
+		}
+		if *profile != "" {
+			e.args, e.procs = append(e.args, "-test.cpuprofile", *profile), 1
+		}
+		return e.run()
 	}
 	args := []string{"-test.run", *tests, "-test.timeout", "0", "-sim.duration", duration.String(), "-sim.seed", strconv.FormatUint(*seed, 10), "-sim.n", strconv.Itoa(*n)}
 	if *goOn {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os/exec"
 	"regexp"
-	"strconv"
 	"time"
 
 	"onejob/simulate/overlay"
@@ -15,7 +14,7 @@ import (
 var caught = regexp.MustCompile(`seed (\d+) fails: (.*)`)
 
 // runMutants runs each mutant until it is caught. It is an error if one is not, within the time.
-func runMutants(only string, duration time.Duration, seed uint64) error {
+func runMutants(only string, duration time.Duration, seed uint64, procs int) error {
 	missed := 0
 	fmt.Printf("%-26s %8s  %s\n", "mutant", "after", "caught by")
 	for _, m := range overlay.Mutants {
@@ -26,12 +25,13 @@ func runMutants(only string, duration time.Duration, seed uint64) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", m.Name, err)
 		}
-		cmd := exec.Command(binary, "-test.run", "TestSchedules", "-test.timeout", (2*duration + 5*time.Minute).String(),
-			"-sim.duration", duration.String(), "-sim.seed", strconv.FormatUint(max(seed, 1), 10))
-		began := time.Now()
 		var out bytes.Buffer
-		cmd.Stdout, cmd.Stderr = &out, &out
-		err = cmd.Run()
+		e := exploration{
+			binary: binary, args: []string{"-test.timeout", (2*duration + 5*time.Minute).String()},
+			procs: procs, first: max(seed, 1), duration: duration, out: &out,
+		}
+		began := time.Now()
+		err = e.run()
 		took := time.Since(began).Round(100 * time.Millisecond)
 		found := caught.FindSubmatch(out.Bytes())
 		switch exit := (*exec.ExitError)(nil); {
