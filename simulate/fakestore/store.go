@@ -65,19 +65,36 @@ func notice(ctx context.Context, s *Store, what string, within time.Duration, f 
 
 // Claim implements worker.Store.
 func (s *Store) Claim(ctx context.Context, c tasks.Claim) (tasks.Claimed, error) {
-	var mu sync.Mutex
-	over := false
+	// The rows are announced by a goroutine of the caller's, not by the database's: a simulated
+	// process has a clock of its own, and those belong to it that its goroutines start.
+	taken, over := make(chan []tasks.Taken, 1), make(chan struct{})
+	var listener sync.WaitGroup
+	if c.Taken != nil {
+		listener.Go(func() {
+			select {
+			case rows := <-taken:
+				c.Taken(rows)
+				return
+			case <-over: // what arrives later is no answer to this call
+			}
+			select {
+			case rows := <-taken:
+				c.Taken(rows)
+			default:
+			}
+		})
+	}
 	announce := func(rows []tasks.Taken) {
-		mu.Lock()
-		defer mu.Unlock()
-		if c.Taken != nil && len(rows) > 0 && !over { // what arrives later is no answer to this call
-			c.Taken(rows)
+		if len(rows) > 0 {
+			select {
+			case taken <- rows:
+			default: // the claim was heard twice
+			}
 		}
 	}
 	claimed, err := ask(ctx, s, "claim", timeout, func(d *Database) (tasks.Claimed, error) { return d.claim(c, announce) })
-	mu.Lock()
-	over = true
-	mu.Unlock()
+	close(over)
+	listener.Wait()
 	for _, t := range claimed.Tasks {
 		t.HeardAt = boottime.Now()
 	}
