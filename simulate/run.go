@@ -126,6 +126,7 @@ func (w *world) watch(d time.Duration) {
 		time.Sleep(100 * time.Millisecond)
 		w.check()
 		w.checkHandlers()
+		w.checkBusy()
 	}
 }
 

@@ -134,6 +134,7 @@ func (m *machine) query(ctx context.Context, what string, apply func()) error {
 		return ctx.Err()
 	}
 	w.requests++
+	m.asked++
 	if w.is(DBDown, m.id) != nil {
 		return errors.New("connection refused")
 	}

@@ -42,6 +42,7 @@ type world struct {
 		Sum64() uint64
 	}
 	requests   int
+	looked     time.Duration // when checkBusy did
 	violations []Violation
 
 	leases
@@ -112,6 +113,22 @@ func (w *world) violate(rule, format string, args ...any) {
 	w.violations = append(w.violations, v)
 }
 
+// checkBusy looks whether a replica asks Consul or Postgres again and again without a pause. It
+// asks some 100 times a second when rows with a limit wait for lock keys.
+func (w *world) checkBusy() {
+	const every, most = 10 * time.Second, 4000
+	if w.now()-w.looked < every {
+		return
+	}
+	w.looked = w.now()
+	for _, m := range w.machines {
+		if m.asked > most {
+			w.violate("busy", "replica %d has sent %d requests within %v", m.id, m.asked, every)
+		}
+		m.asked = 0
+	}
+}
+
 // is reports whether a fault of the kind is active for the machine, and returns it.
 func (w *world) is(kind Kind, who int) *Fault {
 	for _, f := range w.active {
@@ -162,6 +179,7 @@ type machine struct {
 	behind   time.Duration     // by how much its clock was paused
 	paused   time.Duration     // since when it is paused; negative if it is not
 	resumed  time.Duration     // when its last pause ended
+	asked    int               // requests, since checkBusy looked
 }
 
 func (w *world) newMachine() *machine {
@@ -263,6 +281,7 @@ func (m *machine) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	w.requests++
+	m.asked++
 	if !alive { // nothing comes from the dead
 		<-r.Context().Done()
 		return nil, r.Context().Err()
