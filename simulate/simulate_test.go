@@ -29,6 +29,7 @@ func TestMain(m *testing.M) {
 	// Or else a seed gives another schedule each time.
 	runtime.GOMAXPROCS(1)
 	debug.SetGCPercent(-1)
+	debug.SetMemoryLimit(4 << 30) // a schedule takes some 10 MB; one that asks without end must not take all
 	flag.Parse()
 	os.Exit(m.Run())
 }
