@@ -349,10 +349,10 @@ func (m *machine) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // repeatable reports whether a request may be heard twice. A deletion that names no index may
-// not: nobody repeats it but the client itself, which then keeps the key reserved until it
-// must have arrived.
+// not, nor may the unlocking of a reused name: nobody repeats it but the client itself, which
+// then keeps the key reserved until it must have arrived.
 func repeatable(r fakeconsul.Request) bool {
-	return !bytes.Contains(r.Body, []byte(`"Verb":"delete"`))
+	return !bytes.Contains(r.Body, []byte(`"Verb":"delete"`)) && !bytes.Contains(r.Body, []byte(`"Verb":"unlock"`))
 }
 
 // way returns how long a message takes, and whether it arrives.
