@@ -28,7 +28,7 @@ type Locker struct {
 	ahead func() (time.Duration, bool) // of the wall clock; nil but in tests
 
 	// kill ends the life that bounds every transaction. It does so a while after Run was
-	// told to stop, so that nobody waits for a Consul that is away.
+	// told to stop, so that nobody waits for a Consul that does not answer.
 	kill context.CancelFunc
 
 	present  hold.Present[*session]
