@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -39,6 +40,7 @@ type Row struct {
 	Result          json.RawMessage `json:"result" db:"result"`
 	Error           *string         `json:"error" db:"error"`
 	CancelRequested bool            `json:"cancel_requested" db:"cancel_requested"`
+	Progress        *TaskProgress   `json:"progress" db:"progress"` // nil if it does not run, or has said nothing
 	Schedule        *string         `json:"schedule" db:"schedule"` // the name of the one that made it; nil if none did, or it is deleted
 	KeepFor         *string         `json:"keep_for" db:"keep_for"`
 	Traceparent     *string         `json:"traceparent" db:"traceparent"`
@@ -46,8 +48,29 @@ type Row struct {
 }
 
 const rowColumns = `id, kind, payload, status, queue, priority, run_at, lock_key, limit_name, unique_key, attempt, max_attempts, crashes, stalls,
-       timeout::text, fence, session::text, replica, started_at, finished_at, result, error, cancel_requested,
+       timeout::text, fence, session::text, replica, started_at, finished_at, result, error, cancel_requested, ` + progressColumn + `,
        (SELECT name FROM onejob.schedules s WHERE s.id = schedule_id) AS schedule, keep_for::text, traceparent, created_at`
+
+// TaskProgress is what a running task has said of how far it is.
+type TaskProgress struct {
+	Percent *float64  `json:"percent"` // nil if it does not know
+	Text    string    `json:"text"`
+	SaidAt  time.Time `json:"said_at"`
+}
+
+// String returns the percentage, the text or both.
+func (p TaskProgress) String() string {
+	switch {
+	case p.Percent == nil:
+		return p.Text
+	case p.Text == "":
+		return fmt.Sprintf("%.4g %%", *p.Percent)
+	}
+	return fmt.Sprintf("%.4g %%, %s", *p.Percent, p.Text)
+}
+
+// progressColumn reads what onejob.progress shows, at less cost.
+const progressColumn = `CASE WHEN status = 'running' THEN (SELECT r.progress -> fence::text FROM onejob.replicas r WHERE r.session = tasks.session) END AS progress`
 
 // AttemptRow is an attempt as people see it. What is not known of a refused one
 // is empty.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -160,9 +161,24 @@ func choices(r tasks.Replica) *string {
 	return &text
 }
 
+// progress returns how far a replica's handlers are, as JSON; nil if it is not told.
+func progress(r tasks.Replica) *string {
+	if r.Progress == nil {
+		return nil
+	}
+	var b strings.Builder
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false) // six bytes for one
+	if e.Encode(r.Progress) != nil {
+		return nil // a year above 9999: a clock is wrong
+	}
+	text := b.String()
+	return &text
+}
+
 // Beat writes a heartbeat of a session, and returns what Replicas returns. If its own
-// is not there, or has ended, others have called it dead. Choices that are nil are left as
-// they are.
+// is not there, or has ended, others have called it dead. Choices and Progress that are nil
+// are left as they are.
 func (s *Store) Beat(ctx context.Context, r tasks.Replica) ([]tasks.Replica, error) {
 	ctx, cancel := context.WithTimeout(ctx, min(beatTimeout, s.timeout))
 	defer cancel()
@@ -174,11 +190,12 @@ WITH beat AS (
            state        = $3,
            kinds        = $4,
            names        = coalesce($5::jsonb, names),
+           progress     = coalesce($7::jsonb, progress),
            clock_ahead  = greatest(least($6::bigint - (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, 1000000000000000), -1000000000000000) * interval '1 microsecond',
            server       = pg_postmaster_start_time()
      WHERE session = $1
        AND ended_at IS NULL
-)`+replicasSQL, r.Session, r.Running, r.State, notNil(r.Kinds), choices(r), time.Now().UnixMicro())
+)`+replicasSQL, r.Session, r.Running, r.State, notNil(r.Kinds), choices(r), time.Now().UnixMicro(), progress(r))
 	if err != nil {
 		return nil, fmt.Errorf("heartbeat: %w", err)
 	}

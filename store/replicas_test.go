@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -269,4 +270,56 @@ func TestAdoptConsul(t *testing.T) {
 		t.Errorf("after that was forgotten: %q", why)
 	}
 	equal(t, "the living", string(b.listed(a.Session).State), "working")
+}
+
+// A heartbeat carries how far tasks are, once. All who look see it, of the attempt that said
+// it and no other.
+func TestProgressOfTasks(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	r := b.joined("one")
+	task, other := b.claimedBy(r), b.claimedBy(r)
+	percent, at := 33.3, time.Date(2030, 1, 2, 3, 4, 5, 678000, time.UTC)
+	said := func(want ...string) {
+		t.Helper()
+		equal(t, "onejob.progress", fmt.Sprint(b.sql(`SELECT concat_ws(' ', task_id, replica, coalesce(percent::text, '-'), text, said_at AT TIME ZONE 'UTC') FROM onejob.progress ORDER BY task_id`)), fmt.Sprint(want))
+	}
+	beat := func(progress map[int64]tasks.ProgressAt) {
+		t.Helper()
+		r.Progress = progress
+		if _, err := b.Beat(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	beat(nil)
+	said()
+	beat(map[int64]tasks.ProgressAt{task.Fence: {Percent: &percent, Text: `a "quoted" \u0000 line`, At: at}, other.Fence: {Text: "waits", At: at}, 99: {Text: "long gone", At: at}})
+	all := []string{
+		fmt.Sprintf(`%d one 33.3 a "quoted" \u0000 line 2030-01-02 03:04:05.000678`, task.ID),
+		fmt.Sprintf(`%d one - waits 2030-01-02 03:04:05.000678`, other.ID),
+	}
+	said(all...)
+	beat(nil) // nothing new
+	said(all...)
+
+	o := b.overview()
+	if p := o.Running.Rows[0].Progress; p == nil || *p.Percent != percent || !p.SaidAt.Equal(at) {
+		t.Errorf("the overview has %+v", p)
+	}
+	story, err := b.Story(t.Context(), other.ID)
+	if p := story.Progress; err != nil || p == nil || p.Percent != nil || p.Text != "waits" {
+		t.Errorf("the story has %+v, %v", p, err)
+	}
+	row, _, err := b.Show(t.Context(), task.ID)
+	if err != nil || row.Progress == nil || row.Progress.String() != `33.3 %, a "quoted" \u0000 line` {
+		t.Errorf("show has %v, %v", row.Progress, err)
+	}
+
+	b.sql(`UPDATE onejob.tasks SET fence = fence + 1000 WHERE id = $1`, task.ID) // another attempt has said nothing
+	said(all[1])
+	beat(map[int64]tasks.ProgressAt{})
+	said()
+	if row, _, err := b.Show(t.Context(), other.ID); err != nil || row.Progress != nil {
+		t.Errorf("show has %v, %v", row.Progress, err)
+	}
 }

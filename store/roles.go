@@ -57,6 +57,7 @@ var observerGrants = append([]grant{
 	{"TABLE", "occurrences", "SELECT"},
 	{"TABLE", "cluster", "SELECT"},
 	{"TABLE", "replicas", "SELECT"},
+	{"TABLE", "progress", "SELECT"},
 	{"TABLE", "queues", "SELECT"},
 	{"TABLE", "actions", "SELECT"},
 }, whyGrants...)

@@ -256,12 +256,13 @@ type Running struct {
 	Age             time.Duration  `db:"age"`     // since then, by Postgres' clock
 	Timeout         *time.Duration `db:"timeout"` // the row's own
 	CancelRequested bool           `db:"cancel_requested"`
+	Progress        *TaskProgress  `db:"progress"`
 	All             int64          `db:"all"` // how many run; MostCounted + 1 if there are more
 }
 
 // runningSQL reads the rows that run, which are few: as many as the replicas run at once. No
 // index has them by their age.
-const runningSQL = `
+var runningSQL = `
 WITH running AS MATERIALIZED (
     SELECT id, started_at
       FROM onejob.tasks
@@ -271,7 +272,7 @@ WITH running AS MATERIALIZED (
 SELECT id, kind, queue, CASE WHEN pg_column_size(payload) < 4000 THEN left(payload::text, 4000) END AS payload, lock_key, limit_name,
        coalesce(replica, '') AS replica, coalesce(session::text, '') AS session, attempt, max_attempts, coalesce(fence, 0) AS fence, started_at,
        (least(extract(epoch FROM greatest(statement_timestamp() - started_at, interval '0')), @longest) * 1000000000)::bigint AS age,
-       (extract(epoch FROM timeout) * 1000000000)::bigint AS timeout, cancel_requested,
+       (extract(epoch FROM timeout) * 1000000000)::bigint AS timeout, cancel_requested, ` + progressColumn + `,
        (SELECT count(*) FROM running) AS "all"
   FROM onejob.tasks
  WHERE id = ANY (ARRAY(SELECT id FROM running ORDER BY started_at, id LIMIT @shown))

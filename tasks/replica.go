@@ -21,6 +21,22 @@ type Replica struct {
 	HeartbeatAt time.Time // by Postgres' clock
 	Here        bool      // the server that has told this took the last heartbeat
 	Server      time.Time // when that server was started
+
+	// Progress is what a heartbeat says of how far its handlers are, by fence; nil if it has
+	// not changed. It is only written.
+	Progress map[int64]ProgressAt
+}
+
+// ProgressAt is a [Progress] of a handler, as JSON in onejob.replicas.
+type ProgressAt struct {
+	Percent *float64  `json:"percent,omitempty"` // nil if it is not known
+	Text    string    `json:"text"`
+	At      time.Time `json:"said_at"` // by Postgres' clock
+}
+
+// Equal reports whether both say the same, and said it at the same time.
+func (p ProgressAt) Equal(q ProgressAt) bool {
+	return p.Text == q.Text && p.At.Equal(q.At) && (p.Percent == nil) == (q.Percent == nil) && (p.Percent == nil || *p.Percent == *q.Percent)
 }
 
 // ReplicaState is what a replica does, or how it ended.

@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"onejob/boottime"
@@ -75,6 +76,8 @@ type Attempt struct {
 	// Stopped is when all that the attempt had started was over, if a kind knows better
 	// than by when its handler returns: the process may have been frozen then.
 	Stopped boottime.Instant
+
+	progress atomic.Pointer[Progress] // nil: the handler has not said how far it is
 }
 
 // Result is what a successful attempt leaves behind.

@@ -204,7 +204,8 @@ func (w *Worker) requeue(t *tasks.Task, why error) {
 func (w *Worker) run(lease lock.Lease, t *tasks.Task, trace Trace) (completion tasks.Completion) {
 	ctx, cancel := context.WithCancelCause(lease.Context())
 	defer cancel(nil)
-	defer w.running.enter(t.ID, t.Fence, cancel)()
+	a := &tasks.Attempt{Task: *t, Deadline: lease.Deadline, Output: tasks.NewOutput(0)}
+	defer w.running.enter(a, cancel)()
 	timeout := t.Timeout
 	if timeout == 0 {
 		timeout = w.cfg.Timeout
@@ -215,7 +216,6 @@ func (w *Worker) run(lease lock.Lease, t *tasks.Task, trace Trace) (completion t
 		defer stop()
 	}
 
-	a := &tasks.Attempt{Task: *t, Deadline: lease.Deadline, Output: tasks.NewOutput(0)}
 	a.Timeout = timeout
 	began := boottime.Now()
 	result, err := w.handle(ctx, lease, a, trace)

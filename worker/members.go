@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -25,7 +26,7 @@ import (
 // Postgres did not answer us, does not count.
 type members struct {
 	store memberStore
-	me    tasks.Replica // Session, Running, State, Kinds and Choices are filled in for each heartbeat
+	me    tasks.Replica // Session, Running, State, Kinds, Choices and Progress are filled in for each heartbeat
 
 	told announced // by the last heartbeat that was acknowledged; only beatOnce's own
 
@@ -33,11 +34,12 @@ type members struct {
 	seen map[string]member // by session
 }
 
-// announced is what a session's row says of the choices that payloads have. They may be
-// long, so heartbeats repeat them only after a change.
+// announced is what a session's row says of the choices that payloads have, and of how far
+// handlers are. They may be long, so heartbeats repeat them only after a change.
 type announced struct {
-	session string
-	serving *serving
+	session  string
+	serving  *serving
+	progress map[int64]tasks.ProgressAt
 }
 
 // memberStore keeps the cluster's list of replicas.
@@ -171,9 +173,12 @@ func (w *Worker) beatOnce(ctx context.Context) {
 	s := w.serving.Load()
 	r := w.members.me
 	r.Session, r.Running, r.State, r.Kinds = session, w.running.attempts(), tasks.ReplicaWorking, s.kinds.Names()
-	tell := announced{session, s}
-	if r.Choices = nil; tell != w.members.told {
+	told, tell := w.members.told, announced{session, s, w.running.progress()}
+	if r.Choices = nil; tell.session != told.session || tell.serving != told.serving {
 		r.Choices = s.choices
+	}
+	if tell.session != told.session || !maps.EqualFunc(tell.progress, told.progress, tasks.ProgressAt.Equal) {
+		r.Progress = tell.progress
 	}
 	if w.shutdown.stopping.Load() {
 		r.State = tasks.ReplicaStopping

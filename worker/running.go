@@ -3,7 +3,10 @@ package worker
 import (
 	"context"
 	"maps"
+	"slices"
 	"sync"
+
+	"onejob/tasks"
 )
 
 // running is what is under way: how much of the room is taken, and by what.
@@ -19,8 +22,8 @@ type running struct {
 }
 
 type handler struct {
-	task   int64
-	cancel context.CancelCauseFunc
+	attempt *tasks.Attempt
+	cancel  context.CancelCauseFunc
 }
 
 // take takes room for up to n attempts, as long as no more than most is taken,
@@ -143,20 +146,20 @@ func (r *running) done() <-chan struct{} {
 	return c
 }
 
-// enter makes a handler's context one that can be cancelled by the task's id,
-// until exit is called. A task may have two handlers here for a while: one whose
-// lease was lost and that ignores its context, and its successor.
-func (r *running) enter(id, fence int64, cancel context.CancelCauseFunc) (exit func()) {
+// enter makes a handler's context one that can be cancelled by the task's id, and its
+// progress one that heartbeats carry, until exit is called. A task may have two handlers
+// here for a while: one whose lease was lost and that ignores its context, and its successor.
+func (r *running) enter(a *tasks.Attempt, cancel context.CancelCauseFunc) (exit func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.ended {
 		cancel(r.why)
 	}
-	r.tasks[fence] = handler{id, cancel}
+	r.tasks[a.Fence] = handler{a, cancel}
 	return func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		delete(r.tasks, fence)
+		delete(r.tasks, a.Fence)
 	}
 }
 
@@ -164,7 +167,7 @@ func (r *running) cancel(id int64, cause error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, h := range r.tasks {
-		if h.task == id {
+		if h.attempt.ID == id {
 			h.cancel(cause)
 		}
 	}
@@ -178,4 +181,33 @@ func (r *running) cancelAll(cause error) {
 	for _, h := range r.tasks {
 		h.cancel(cause)
 	}
+}
+
+// maxProgress is of how many handlers, the oldest, a heartbeat says how far they are. Leases
+// depend on heartbeats, so they stay below 100 KB.
+const maxProgress = 200
+
+// progress returns what handlers have said of how far they are, by fence; empty if none has.
+func (r *running) progress() map[int64]tasks.ProgressAt {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	all := map[int64]tasks.ProgressAt{}
+	for fence, h := range r.tasks {
+		p, said := h.attempt.Progress()
+		if !said {
+			continue
+		}
+		at := tasks.ProgressAt{Text: p.Text, At: h.attempt.StartedAt.Add(p.At.Sub(h.attempt.HeardAt)).UTC()}
+		if p.Percent >= 0 {
+			at.Percent = &p.Percent
+		}
+		all[fence] = at
+	}
+	if len(all) > maxProgress {
+		fences := slices.Sorted(maps.Keys(all))
+		for _, fence := range fences[maxProgress:] {
+			delete(all, fence)
+		}
+	}
+	return all
 }

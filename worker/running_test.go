@@ -3,8 +3,11 @@ package worker
 import (
 	"context"
 	"errors"
+	"maps"
 	"testing"
+	"time"
 
+	"onejob/boottime"
 	"onejob/tasks"
 )
 
@@ -25,7 +28,7 @@ func TestExitOfAZombieLeavesItsSuccessor(t *testing.T) {
 			r := running{fences: map[int64]int{}, tasks: map[int64]handler{}}
 			enter := func(id, fence int64) (ctx context.Context, exit func()) {
 				ctx, cancel := context.WithCancelCause(t.Context())
-				return ctx, r.enter(id, fence, cancel)
+				return ctx, r.enter(&tasks.Attempt{Task: tasks.Task{ID: id, Fence: fence}}, cancel)
 			}
 			_, exitZombie := enter(7, 1)
 			successor, exitSuccessor := enter(7, 2)
@@ -48,7 +51,7 @@ func TestCancelReachesAllHandlersOfATask(t *testing.T) {
 	r := running{fences: map[int64]int{}, tasks: map[int64]handler{}}
 	enter := func(id, fence int64) context.Context {
 		ctx, cancel := context.WithCancelCause(t.Context())
-		r.enter(id, fence, cancel)
+		r.enter(&tasks.Attempt{Task: tasks.Task{ID: id, Fence: fence}}, cancel)
 		return ctx
 	}
 	zombie, other, successor := enter(7, 1), enter(8, 2), enter(7, 3)
@@ -84,5 +87,52 @@ func TestRoomOfAClaimIsNoAttempt(t *testing.T) {
 	r.end(1)
 	if r.attempts() != 0 {
 		t.Errorf("%d attempts are under way, want none", r.attempts())
+	}
+}
+
+// A heartbeat says how far the oldest handlers are, by Postgres' clock, and nothing of those
+// that have said nothing.
+func TestProgressOfHandlers(t *testing.T) {
+	t.Parallel()
+	r := running{fences: map[int64]int{}, tasks: map[int64]handler{}}
+	if p := r.progress(); p == nil || len(p) > 0 {
+		t.Errorf("without handlers: %v", p)
+	}
+	started := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+	var exits []func()
+	for fence := range int64(maxProgress + 10) {
+		a := &tasks.Attempt{Task: tasks.Task{ID: 1000 + fence, Fence: fence, StartedAt: started, HeardAt: boottime.Now()}}
+		exits = append(exits, r.enter(a, func(error) {}))
+		switch {
+		case fence == 3:
+			a.Report(-1, "waits")
+		case fence != 1:
+			a.Report(float64(fence), "")
+		}
+	}
+	p := r.progress()
+	if len(p) != maxProgress {
+		t.Fatalf("of %d handlers", len(p))
+	}
+	if _, said := p[1]; said {
+		t.Error("of one that said nothing")
+	}
+	if _, young := p[maxProgress+1]; young {
+		t.Error("of a young one, and not of an older one")
+	}
+	if p[3].Percent != nil || p[3].Text != "waits" || *p[4].Percent != 4 {
+		t.Errorf("3: %+v, 4: %+v", p[3], p[4])
+	}
+	if late := p[4].At.Sub(started); late < 0 || late > time.Minute {
+		t.Errorf("said at %v, %v after it was claimed", p[4].At, late)
+	}
+	if again := r.progress(); !maps.EqualFunc(p, again, tasks.ProgressAt.Equal) {
+		t.Error("it changed although nobody said anything")
+	}
+	for _, exit := range exits {
+		exit()
+	}
+	if p := r.progress(); len(p) > 0 {
+		t.Errorf("of handlers that have returned: %v", p)
 	}
 }

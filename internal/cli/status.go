@@ -186,7 +186,8 @@ func statusBlocks(s *snapshot.Snapshot) []watch.Block {
 		short("LOCK KEY", func(t snapshot.RunningTask) any { return or(t.LockKey) }),
 		short("REPLICA", func(t snapshot.RunningTask) any { return t.Replica }),
 		whole("ATTEMPT", func(t snapshot.RunningTask) any { return fmt.Sprintf("%d/%d", t.Attempt, t.MaxAttempts) }),
-		whole("FOR", func(t snapshot.RunningTask) any { return t.Age }))
+		whole("FOR", func(t snapshot.RunningTask) any { return t.Age }),
+		short("PROGRESS", func(t snapshot.RunningTask) any { return progressOf(t, s.Now) }))
 	running.Tasks = true
 	queues := blockOf("QUEUES", s.Queues,
 		func(q snapshot.Queue) watch.Row {
@@ -232,6 +233,17 @@ func statusBlocks(s *snapshot.Snapshot) []watch.Block {
 		short("VERSION", func(r snapshot.Replica) any { return r.Version }),
 		short("QUEUES", func(r snapshot.Replica) any { return allOr(r.Queues) }))
 	return []watch.Block{failed, running, queues, limits, schedules, replicas}
+}
+
+// progressOf returns how far a task is, and when it said so if that was long ago.
+func progressOf(t snapshot.RunningTask, now time.Time) string {
+	switch {
+	case t.Progress == nil:
+		return ""
+	case now.Sub(t.Progress.SaidAt) < time.Minute:
+		return t.Progress.String()
+	}
+	return fmt.Sprintf("%v (%v ago)", *t.Progress, snapshot.Seconds(now.Sub(t.Progress.SaidAt)))
 }
 
 func levelIf(condition bool, l snapshot.Level) snapshot.Level {

@@ -34,6 +34,7 @@ func (o oneSnapshot) Renew(context.Context) (*snapshot.Snapshot, error) { return
 func busyMorning(at time.Time) *snapshot.Snapshot {
 	ago := func(d time.Duration) store.Time { return store.Time{At: at.Add(-d)} }
 	key := func(s string) *string { return &s }
+	percent := 62.0
 	next, read := store.Time{At: time.Date(2026, 3, 2, 1, 30, 0, 0, time.UTC)}, at.Add(-14*time.Second)
 	return &snapshot.Snapshot{
 		At: at, Now: at, Level: snapshot.Warning,
@@ -47,8 +48,8 @@ func busyMorning(at time.Time) *snapshot.Snapshot {
 			{Kind: "mail", Error: "dial tcp N:N: connect: connection refused", Count: 2, First: ago(5 * time.Hour), Last: ago(4 * time.Hour), Sample: 187},
 		},
 		Running: snapshot.Running{Count: snapshot.Count{N: 3}, Tasks: []snapshot.RunningTask{
-			{ID: 298, Kind: "exec", Target: "backup --database shop", LockKey: key("db1"), Replica: "web-1", Attempt: 1, MaxAttempts: 5, Age: snapshot.Seconds(11 * time.Minute)},
-			{ID: 312, Kind: "http", Target: "POST https://shop.example/hook", Replica: "web-2", Attempt: 2, MaxAttempts: 5, Age: snapshot.Seconds(4200 * time.Millisecond)},
+			{ID: 298, Kind: "exec", Target: "backup --database shop", LockKey: key("db1"), Replica: "web-1", Attempt: 1, MaxAttempts: 5, Age: snapshot.Seconds(11 * time.Minute), Progress: &store.TaskProgress{Percent: &percent, Text: "31/50 tables", SaidAt: at.Add(-3 * time.Second)}},
+			{ID: 312, Kind: "http", Target: "POST https://shop.example/hook", Replica: "web-2", Attempt: 2, MaxAttempts: 5, Age: snapshot.Seconds(4200 * time.Millisecond), Progress: &store.TaskProgress{Text: "sends", SaidAt: at.Add(-2 * time.Second)}},
 			{ID: 313, Kind: "mail", Target: `{"to": "sales@example.com"}`, LockKey: key("smtp"), Replica: "web-1", Attempt: 1, MaxAttempts: 3, Age: snapshot.Seconds(300 * time.Millisecond)},
 		}},
 		Queues: []snapshot.Queue{

@@ -219,6 +219,9 @@ func showTask(w io.Writer, r store.Row, why string, attempts []store.AttemptRow,
 		t.line("", "cancel requested")
 	}
 	t.line("why", why)
+	if r.Progress != nil {
+		t.line("progress", fmt.Sprintf("%v (said at %s)", *r.Progress, when(&r.Progress.SaidAt)))
+	}
 	t.line("payload", firstLine(string(r.Payload), 200))
 	t.line("queue", r.Queue)
 	t.line("priority", r.Priority)

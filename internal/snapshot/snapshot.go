@@ -165,6 +165,9 @@ type RunningTask struct {
 	Age             Seconds    `json:"age_seconds"`
 	TimeoutLeft     *Seconds   `json:"timeout_left_seconds"` // by the row's own timeout
 	CancelRequested bool       `json:"cancel_requested"`
+
+	// Progress is what the task has said of how far it is; null if it has said nothing.
+	Progress *store.TaskProgress `json:"progress"`
 }
 
 // Queue is what waits in a queue, under a limit or not.

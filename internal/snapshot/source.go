@@ -371,6 +371,7 @@ func runningOf(r store.Running) RunningTask {
 	t := RunningTask{
 		ID: r.ID, Kind: r.Kind, Queue: r.Queue, LockKey: r.LockKey, Limit: r.LimitName, Replica: r.Replica, Attempt: r.Attempt, MaxAttempts: r.MaxAttempts,
 		Fence: r.Fence, StartedAt: r.StartedAt, Age: Seconds(r.Age), CancelRequested: r.CancelRequested,
+		Progress: r.Progress,
 	}
 	if r.Payload != nil {
 		t.Target = Target(r.Kind, json.RawMessage(*r.Payload))

@@ -163,6 +163,15 @@ func (p *page) functions() template.FuncMap {
 			}
 			return visible(firstLine(r.Target))
 		},
+		// progress hides the text of a kind that is hidden, not the percentage.
+		"progress": func(kind string, said *store.TaskProgress) store.TaskProgress {
+			shown := *said
+			if p.hides(kind) && shown.Text != "" {
+				shown.Text = hidden
+			}
+			return shown
+		},
+		"since": func(now, t time.Time) string { return snapshot.Seconds(max(0, now.Sub(t))).String() + " ago" },
 		"failure": func(f snapshot.Failure) string {
 			if p.hides(f.Kind) {
 				return hidden

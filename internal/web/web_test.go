@@ -37,7 +37,7 @@ func (c *cluster) Overview(context.Context) (store.Overview, error) {
 	o.Waiting.Rows = []store.Waiting{{Queue: c.text, Kind: "unknown" + c.text, Limit: c.text, Due: 3}}
 	o.Rates.Rows = []store.Rate{{Queue: c.text, Enqueued: 4, Ended: 10000, EndedMore: true}}
 	c.running++
-	o.Running.Rows = []store.Running{{ID: 9007199254740993, All: c.running, Kind: c.text, Payload: &c.text, LockKey: &c.text, Replica: c.text, StartedAt: now}}
+	o.Running.Rows = []store.Running{{ID: 9007199254740993, All: c.running, Kind: c.text, Payload: &c.text, LockKey: &c.text, Replica: c.text, StartedAt: now, Progress: c.progress()}}
 	o.Schedules.Rows = []store.ScheduleGlance{{Name: c.text, Cron: c.text, TimeZone: c.text, Kind: c.text, Enabled: true, NextAt: &now, DueAt: []time.Time{now.At}, TaskIDs: []int64{5}, Became: []string{"succeeded"}},
 		{Name: c.text, Cron: c.text, Error: c.text}}
 	o.Failures.Rows = []store.Failure{{Kind: c.text, Error: c.text, Count: 3, First: now, Last: now, Sample: 17}}
@@ -46,13 +46,18 @@ func (c *cluster) Overview(context.Context) (store.Overview, error) {
 	return o, c.err
 }
 
+func (c *cluster) progress() *store.TaskProgress {
+	percent := 40.5
+	return &store.TaskProgress{Percent: &percent, Text: c.text, SaidAt: time.Now()}
+}
+
 func (c *cluster) Story(_ context.Context, id int64) (store.Story, error) {
 	if c.story != nil {
 		return store.Story{}, c.story
 	}
 	now, code, fence := store.Time{At: time.Now()}, 3, int64(9007199254740995)
 	s := store.Story{Now: now.At, Payload: store.Text{Text: fmt.Sprintf(`{"command": %q}`, c.text)}, Result: store.Text{Text: c.text}}
-	s.Row = store.Row{ID: id, Kind: c.text, Status: "failed", Queue: c.text, LockKey: &c.text, LimitName: &c.text, UniqueKey: &c.text, Replica: &c.text, Error: &c.text, Fence: &fence, CreatedAt: now, RunAt: now, FinishedAt: &now}
+	s.Row = store.Row{ID: id, Kind: c.text, Status: "failed", Queue: c.text, LockKey: &c.text, LimitName: &c.text, UniqueKey: &c.text, Replica: &c.text, Error: &c.text, Fence: &fence, CreatedAt: now, RunAt: now, FinishedAt: &now, Progress: c.progress()}
 	s.Attempts = []store.StoryAttempt{{Fence: fence, Attempt: 1, Replica: c.text, StartedAt: now, FinishedAt: now, Outcome: "failed", Error: c.text, Output: c.text, OutputLength: 5, ExitCode: &code}}
 	s.Before = []store.Neighbour{{TaskID: 3, Replica: c.text, StartedAt: &now, FinishedAt: &now, Outcome: "succeeded"}}
 	s.Holder = &store.Neighbour{TaskID: 4, Replica: c.text, StartedAt: &now}
@@ -260,11 +265,14 @@ func TestHiddenPayloads(t *testing.T) {
 			t.Errorf("the %s: %s", section, part)
 		}
 	}
+	if !strings.Contains(body, "40.5 %, hidden by http.hide_payloads") {
+		t.Errorf("the text of the progress is shown:\n%s", body)
+	}
 	if strings.Contains(body, "ended: failed: secret") || strings.Contains(body, `<p class="error">secret`) {
 		t.Errorf("an error is there:\n%s", body)
 	}
 	_, body = get(t, url+"/")
-	if strings.Contains(body, "<code>secret</code></td><td data-label=\"Lock key\"") || strings.Count(body, "hidden by http.hide_payloads") != 2 {
+	if strings.Contains(body, "<code>secret</code></td><td data-label=\"Lock key\"") || strings.Count(body, "hidden by http.hide_payloads") != 3 || !strings.Contains(body, "40.5 %, hidden by http.hide_payloads") {
 		t.Errorf("the overview:\n%s", body)
 	}
 	url = serve(t, &cluster{text: "secret"}, func(cfg *web.Config) { cfg.HidePayloads = []string{"another"} })

@@ -31,9 +31,9 @@ limits: {slots: {crm-api: 2}}
 kinds:
   exec:
     commands:
-      import-orders: {path: /bin/sh, args: [-c, sleep 600, import-orders], allow_args: true}
-      backup:        {path: /bin/sh, args: [-c, sleep 600, backup], allow_args: true}
-      sync-crm:      {path: /bin/sh, args: [-c, sleep 600, sync-crm], allow_args: true}
+      import-orders: {path: /bin/sh, args: [-c, "echo ::progress 400/1000 orders; sleep 600", import-orders], allow_args: true}
+      backup:        {path: /bin/sh, args: [-c, "echo ::progress 88%; sleep 600", backup], allow_args: true}
+      sync-crm:      {path: /bin/sh, args: [-c, "echo ::progress waits for the CRM; sleep 600", sync-crm], allow_args: true}
       close-books:   {path: /bin/sh, args: [-c, "echo closing 2026-11; echo booking 1042 rows", close-books], allow_args: true}
       report:
         path: /bin/sh

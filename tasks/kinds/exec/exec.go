@@ -46,7 +46,13 @@ const (
 // those that allow it, but cannot run anything else: no shell is involved.
 //
 // The command reads the whole payload from stdin. What it writes to stdout and
-// stderr is kept as the attempt's output. Exit code 0 is success; every other
+// stderr is kept as the attempt's output, but for lines such as
+//
+//	::progress 40%
+//	::progress 400/1000 rows copied
+//	::progress waits for the mirror
+//
+// which say how far it is, see [tasks.Attempt.Report]. Exit code 0 is success; every other
 // is a [*tasks.ExitError]. Its environment is what is configured and
 //
 //	PATH              if it is not configured: /usr/local/sbin and so on
@@ -295,14 +301,14 @@ func (c invocation) run(ctx context.Context, a *tasks.Attempt) (tasks.Result, er
 		return tasks.Result{}, fmt.Errorf("command %q: %w", c.name, err)
 	}
 
-	lease := a.Deadline()
+	lease, output := a.Deadline(), &progressFilter{to: a.Output, report: a.Report}
 	p, err := guard.Start(guard.Spec{
 		Path:     c.Path,
 		Args:     slices.Concat(c.Args, c.args),
 		Env:      c.environment(ctx, a),
 		Dir:      c.Dir,
 		Stdin:    a.Payload,
-		Output:   a.Output,
+		Output:   output,
 		Grace:    c.Grace,
 		Deadline: lease,
 
@@ -317,6 +323,7 @@ func (c invocation) run(ctx context.Context, a *tasks.Attempt) (tasks.Result, er
 	}
 	accompany(ctx, p, lease, a.Deadline)
 	exit, err := p.Wait()
+	_ = output.Close() // a.Output has no errors
 	a.Stopped = p.Ended()
 	if err != nil {
 		return tasks.Result{}, withCause(ctx, fmt.Errorf("command %q: %w", c.name, err))
