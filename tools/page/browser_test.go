@@ -101,17 +101,23 @@ func (b *browser) text(expression string) string {
 }
 
 // await waits until an expression is true, and returns how long that took. It fails after ten
-// seconds: the page changes every two.
+// seconds: the page changes every two. An error is no failure: the browser may be on its way to
+// another page.
 func (b *browser) await(expression string) time.Duration {
 	b.t.Helper()
 	began := time.Now()
-	for !b.is("document.readyState === 'complete' && (" + expression + ")") {
+	for {
+		ctx, cancel := context.WithTimeout(b.ctx, time.Minute)
+		is, err := chromedp.Run(ctx, chromedp.Evaluate[bool]("document.readyState === 'complete' && ("+expression+")"))
+		cancel()
+		if is && err == nil {
+			return time.Since(began)
+		}
 		if time.Since(began) > 10*time.Second {
-			b.t.Fatalf("not within 10 s: %s; the page is\n%s", expression, b.text("document.body.innerText"))
+			b.t.Fatalf("not within 10 s (%v): %s; the page is\n%s", err, expression, b.text("document.body.innerText"))
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
-	return time.Since(began)
 }
 
 // quiet fails if the page asked anybody but these addresses for something, or anything stands

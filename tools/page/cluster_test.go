@@ -149,7 +149,7 @@ func (c *cluster) work() (failed int64) {
 		exec("sync-crm", `["--since", "2026-11-01"]`, `{"queue": "default", "limit_name": "crm-api"}`),
 		exec("sync-crm", `["--since", "2026-11-08"]`, `{"queue": "default", "limit_name": "crm-api", "timeout": "10 minutes"}`),
 	} {
-		c.until(id, `status = 'running'`)
+		c.until(id, `EXISTS (SELECT FROM onejob.progress WHERE task_id = id)`)
 	}
 	exec("sync-crm", `["--since", "2026-11-15"]`, `{"queue": "default", "limit_name": "crm-api"}`) // waits for a slot
 	exec("backup", `["weekly"]`, `{"queue": "default", "lock_key": "backup"}`)                     // waits for the lock key
@@ -168,5 +168,6 @@ func (c *cluster) work() (failed int64) {
 	       SELECT s.id, date_trunc('hour', now()) - i * CASE s.name WHEN 'sync-crm' THEN interval '15 minutes' ELSE interval '1 day' END,
 	              CASE WHEN i NOT IN (4, 9, 10) THEN CASE WHEN i IN (6, 13) THEN $1::bigint ELSE $1::bigint - 1 END END, CASE WHEN i = 4 THEN 'overlap' WHEN i IN (9, 10) THEN 'missed' END
 	         FROM onejob.schedules s CROSS JOIN generate_series(1, 24) i WHERE s.name <> 'month-end'`, failed)
+	c.until(failed, `NOT EXISTS (SELECT FROM onejob.schedules WHERE enabled AND next_at IS NULL)`)
 	return failed
 }
