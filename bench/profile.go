@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"runtime/pprof"
 	"slices"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/jackc/pgx/v5"
@@ -67,6 +68,7 @@ func runProfile(ctx context.Context, p profilePlan) (err error) {
 	fmt.Printf("%.0f tasks/s; us of CPU per task: onejob %.0f, Postgres %.0f, Consul %.0f; others used %.0f %% of the machine\n",
 		o.Rate, o.CPU["subject"], o.CPU["postgres"], o.CPU["consul"], 100*o.Others)
 	fmt.Println("go tool pprof -top", out)
+	fmt.Println("go tool pprof -top -sample_index=alloc_objects", allocationsOf(out))
 	return nil
 }
 
@@ -121,8 +123,8 @@ func (c *consul) printTelemetry() error {
 	return w.Flush()
 }
 
-// profiling writes a profile of this program to a file until stop is called. No
-// file, no profile.
+// profiling writes a CPU profile of this program to a file until stop is called, and then a
+// profile of its allocations to another one. No file, no profiles.
 func profiling(path string) (stop func() error, err error) {
 	if path == "" {
 		return func() error { return nil }, nil
@@ -134,5 +136,21 @@ func profiling(path string) (stop func() error, err error) {
 	if err := pprof.StartCPUProfile(file); err != nil {
 		return nil, errors.Join(err, file.Close())
 	}
-	return func() error { pprof.StopCPUProfile(); return file.Close() }, nil
+	return func() error {
+		pprof.StopCPUProfile()
+		return errors.Join(file.Close(), writeAllocations(allocationsOf(path)))
+	}, nil
+}
+
+// allocationsOf returns the file for the allocations that belong to a CPU profile.
+func allocationsOf(profile string) string {
+	return strings.TrimSuffix(profile, ".pprof") + "-allocs.pprof"
+}
+
+func writeAllocations(path string) error {
+	file, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(pprof.Lookup("allocs").WriteTo(file, 0), file.Close())
 }

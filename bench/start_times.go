@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -13,6 +14,8 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"onejob/bench/riverjobs"
+	"onejob/internal/logging"
+	"onejob/internal/metrics"
 	lock "onejob/lock/consul"
 	"onejob/store"
 	"onejob/tasks"
@@ -48,29 +51,32 @@ func (s *startTimes) write(path string) error {
 	return os.WriteFile(path, text, 0o600)
 }
 
+// gcPercent is that of "onejob serve".
+const gcPercent = 400
+
 // runHandler is a replica of onejob with a Go handler of its own, no-op tasks, and defaults
-// otherwise. Its log is written as "onejob serve" writes it.
+// otherwise. Its log and its metrics are those of "onejob serve".
 func runHandler(ctx context.Context, dsn, consul string, concurrency int, started func(sent int64)) error {
-	encoding := zap.NewProductionEncoderConfig()
-	encoding.EncodeTime = zapcore.RFC3339NanoTimeEncoder
-	log := zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(encoding), zapcore.Lock(os.Stdout), zap.InfoLevel))
+	debug.SetGCPercent(gcPercent)
+	log := zap.New(zapcore.NewCore(logging.JSON(), zapcore.Lock(os.Stdout), zap.InfoLevel))
+	shown := metrics.New("bench")
 	kinds := tasks.Kinds{"noop": tasks.Noop{}}
 	tasks.Handle(kinds, "stamp", func(_ context.Context, _ *tasks.Attempt, p struct{ Sent int64 }) (any, error) {
 		started(p.Sent)
 		return nil, nil
 	})
-	db, err := store.Open(store.Config{DSN: dsn})
+	db, err := store.Open(store.Config{DSN: dsn, Measure: shown.Store})
 	if err != nil {
 		return err
 	}
 	defer db.Close()
 	client := api.DefaultConfig()
 	client.Address = consul
-	locks, err := lock.New(lock.Config{Client: client, Log: log})
+	locks, err := lock.New(lock.Config{Client: client, Log: log, Measure: shown.Consul})
 	if err != nil {
 		return err
 	}
-	replica, err := worker.New(worker.Config{Store: db, Locks: locks, Kinds: kinds, Replica: "handler", Concurrency: concurrency, Log: log})
+	replica, err := worker.New(worker.Config{Store: db, Locks: locks, Kinds: kinds, Replica: "handler", Concurrency: concurrency, Measure: shown.Worker, Log: log})
 	if err != nil {
 		return err
 	}

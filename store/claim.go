@@ -81,6 +81,16 @@ type taken struct {
 	alone     bool // it has a lock of its own, and has ended no replica
 }
 
+// scanTaken scans each row into the same variable.
+func scanTaken() pgx.RowToFunc[taken] {
+	var t taken
+	into := []any{&t.id, &t.fence, &t.size, &t.alone}
+	return func(row pgx.CollectableRow) (taken, error) {
+		err := row.Scan(into...)
+		return t, err
+	}
+}
+
 // Claim makes up to c.Max due tasks this session's own and returns them, the
 // most urgent first. An empty answer is an ordinary one.
 //
@@ -204,9 +214,7 @@ func (s *Store) claimOnce(ctx context.Context, c tasks.Claim, l look, turn turn)
 	if err != nil {
 		return r, err
 	}
-	if r.unread, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (t taken, err error) {
-		return t, row.Scan(&t.id, &t.fence, &t.size, &t.alone)
-	}); err != nil {
+	if r.unread, err = pgx.CollectRows(rows, scanTaken()); err != nil {
 		return r, err
 	}
 	announce(c, r.unread)

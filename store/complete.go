@@ -301,7 +301,7 @@ func complete(ctx context.Context, db sender, sql string, completions []*complet
 	if mutant.Fence {
 		sql = strings.NewReplacer("THEN fence = ANY (@fences) AND session = ANY (@sessions) END", "THEN true END", "AND b.fence = g.fence AND b.session = g.by", "", "RETURNING t.fence", "RETURNING g.fence").Replace(sql)
 	}
-	fences, err := queryAfter(ctx, db, pgx.RowTo[int64], hashJoins, nil, sql, arguments(completions))
+	fences, err := queryAfter(ctx, db, rowTo[int64](), hashJoins, nil, sql, arguments(completions))
 	if err != nil {
 		return nil, err
 	}
@@ -346,40 +346,44 @@ func settle(ctx context.Context, db sender, completions []*completion) error {
 func arguments(completions []*completion) namedArgs {
 	n, now := len(completions), boottime.Now()
 	var (
-		ids, fences, delays            = make([]int64, n), make([]int64, n), make([]int64, n)
-		sessions                       = make([]pgtype.UUID, n)
-		outcomes, nexts, errs, outputs = make([]string, n), make([]string, n), make([]string, n), make([]string, n)
-		back, stalled                  = make([]bool, n), make([]bool, n)
-		codes                          = make([]pgtype.Int4, n)
-		results                        = make([]pgtype.Text, n)
-		begun                          = make([]pgtype.Int8, n)
-		stopped                        = make([]pgtype.Timestamptz, n)
+		ids, fences, delays, begun = make(column[pgtype.Int8], n), make(column[pgtype.Int8], n), make(column[pgtype.Int8], n), make(column[pgtype.Int8], n)
+		outcomes, nexts, results   = make(column[pgtype.Text], n), make(column[pgtype.Text], n), make(column[pgtype.Text], n)
+		errs, outputs              = make(column[pgtype.Text], n), make(column[pgtype.Text], n)
+		back, stalled              = make(column[pgtype.Bool], n), make(column[pgtype.Bool], n)
+		sessions                   = make(column[pgtype.UUID], n)
+		codes                      = make(column[pgtype.Int4], n)
+		stopped                    = make(column[pgtype.Timestamptz], n)
 	)
 	for i, e := range completions {
-		ids[i], fences[i], delays[i] = e.ID, e.Fence, e.Delay.Microseconds()
-		outcomes[i], nexts[i], back[i] = string(e.Outcome), string(e.Next), e.Requeue
-		stalled[i] = e.Stalled
+		ids[i], fences[i], delays[i] = integer(e.ID), integer(e.Fence), integer(e.Delay.Microseconds())
+		outcomes[i], nexts[i] = text(string(e.Outcome)), text(string(e.Next))
+		back[i], stalled[i] = pgtype.Bool{Bool: e.Requeue, Valid: true}, pgtype.Bool{Bool: e.Stalled, Valid: true}
 		switch {
 		case i > 0 && e.Session == completions[i-1].Session:
 			sessions[i] = sessions[i-1]
 		case sessions[i].Scan(e.Session) != nil:
 			sessions[i] = pgtype.UUID{} // nobody's
 		}
-		errs[i], outputs[i] = tasks.Text(e.Error), tasks.Text(e.Output)
+		errs[i], outputs[i] = text(tasks.Text(e.Error)), text(tasks.Text(e.Output))
 		if e.ExitCode != nil {
 			codes[i] = pgtype.Int4{Int32: int32(*e.ExitCode), Valid: true}
 		}
 		if e.Begun != 0 {
-			begun[i] = pgtype.Int8{Int64: max(0, now.Sub(e.Begun).Microseconds()), Valid: true}
+			begun[i] = integer(max(0, now.Sub(e.Begun).Microseconds()))
 		}
 		stopped[i] = pgtype.Timestamptz{Time: e.StoppedAt, Valid: !e.StoppedAt.IsZero()}
-		results[i] = pgtype.Text{String: string(e.Result), Valid: len(e.Result) > 0}
+		if len(e.Result) > 0 {
+			results[i] = text(string(e.Result))
+		}
 	}
 	return namedArgs{
 		"ids": ids, "fences": fences, "sessions": sessions, "outcomes": outcomes, "nexts": nexts, "delays": delays, "back": back, "stalled": stalled,
 		"begun": begun, "stopped": stopped, "errors": errs, "codes": codes, "results": results, "outputs": outputs,
 	}
 }
+
+func integer(n int64) pgtype.Int8 { return pgtype.Int8{Int64: n, Valid: true} }
+func text(s string) pgtype.Text   { return pgtype.Text{String: s, Valid: true} }
 
 // CompleteWith runs fn in a transaction, and commits its effect together with
 // the success of the attempt, under the fence: both are there, or neither is

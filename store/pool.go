@@ -103,6 +103,7 @@ func newPool(config *pgxpool.Config, hosts *hosts) (*pool, error) {
 		return nil
 	}
 	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+		registerColumns(conn.TypeMap())
 		l, err := prepareConn(ctx, conn, p.hidden.Load())
 		if err == nil {
 			p.pooled.Store(l.pooled)

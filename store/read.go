@@ -52,16 +52,23 @@ type claimed struct {
 }
 
 // scanClaimed scans values of which none can be out of range: what a row holds is
-// brought within what Go can carry, and an infinite time is the zero time.
+// brought within what Go can carry, and an infinite time is the zero time. All rows are
+// scanned into the same variables.
 func scanClaimed(c tasks.Claim) pgx.RowToFunc[claimed] {
+	var t tasks.Task
+	var kind, queue repeated
+	var length int
+	var timeout pgtype.Interval
+	var runAt, createdAt, startedAt pgtype.Timestamptz
+	into := []any{&t.ID, &t.Fence, &kind, &queue, &t.Priority, &t.LockKey, &t.LockShared, &t.Attempt, &t.MaxAttempts, &t.Crashes, &t.Stalls,
+		&timeout, &runAt, &createdAt, &startedAt, &t.Traceparent, &length, (*[]byte)(&t.Payload)}
 	return func(row pgx.CollectableRow) (claimed, error) {
-		t := claimed{Task: &tasks.Task{Session: c.Session, Replica: c.Replica, Server: c.Server, HeardAt: boottime.Now()}}
-		var timeout pgtype.Interval
-		var runAt, createdAt, startedAt pgtype.Timestamptz
-		err := row.Scan(&t.ID, &t.Fence, &t.Kind, &t.Queue, &t.Priority, &t.LockKey, &t.LockShared, &t.Attempt, &t.MaxAttempts, &t.Crashes, &t.Stalls,
-			&timeout, &runAt, &createdAt, &startedAt, &t.Traceparent, &t.length, (*[]byte)(&t.Payload))
+		t = tasks.Task{Session: c.Session, Replica: c.Replica, Server: c.Server, HeardAt: boottime.Now()}
+		err := row.Scan(into...)
+		t.Kind, t.Queue = string(kind), string(queue)
 		t.Timeout, t.RunAt, t.CreatedAt, t.StartedAt = duration(timeout), runAt.Time, createdAt.Time, startedAt.Time
-		return t, err
+		own := t
+		return claimed{&own, length}, err
 	}
 }
 

@@ -2,7 +2,6 @@ package worker
 
 import (
 	"context"
-	"fmt"
 	"strconv"
 	"sync"
 
@@ -83,7 +82,9 @@ func (a *ahead) release() {
 // ownLock is the request for the lock of a task without a lock_key. Most locks are of this
 // sort: short values keep Consul small.
 func ownLock(t *tasks.Task) lock.Request {
-	return lock.Request{Session: t.Session, Key: t.LockKey, Task: t.ID, Value: fmt.Appendf(nil, `{"task_id":%d,"fence":%d}`, t.ID, t.Fence)}
+	value := strconv.AppendInt(append(make([]byte, 0, 64), `{"task_id":`...), t.ID, 10)
+	value = strconv.AppendInt(append(value, `,"fence":`...), t.Fence, 10)
+	return lock.Request{Session: t.Session, Key: t.LockKey, Task: t.ID, Value: append(value, '}')}
 }
 
 // askLock asks once for a lock, under the record of the database that covers the task.

@@ -139,13 +139,16 @@ func (w *Worker) claimSome(ctx context.Context) (more, asked bool, err error) {
 		w.cfg.Tracer.Claimed(claimed.Tasks, time.Since(began))
 	}
 	w.payloads.saw(claimed.Tasks)
+	left := func() { notify(w.wake) }
 	for _, t := range claimed.Tasks {
-		run := func() { w.requeue(t, tasks.ErrShutdown) }
+		var run func()
 		if ctx.Err() == nil {
 			early := ahead.take(t)
 			run = func() { w.attempt(t, early) }
+		} else {
+			run = func() { w.requeue(t, tasks.ErrShutdown) }
 		}
-		w.running.start(t.Fence, len(t.Payload), run, func() { notify(w.wake) })
+		w.running.start(t.Fence, len(t.Payload), run, left)
 	}
 	if err != nil {
 		w.replyLost.Store(true)

@@ -45,7 +45,7 @@ func BenchmarkAcquireRelease(b *testing.B) {
 func BenchmarkTxn(b *testing.B) {
 	for _, locks := range []int{1, 128} {
 		var paths []string
-		var answer txnResults
+		var answer api.TxnResponse
 		for i := range locks {
 			paths = append(paths, fmt.Sprint("service/onejob/tasks/", 1000000+i))
 		}
@@ -61,9 +61,8 @@ func BenchmarkTxn(b *testing.B) {
 			}
 		})
 		for _, path := range paths {
-			r := txnResult{}
-			r.KV.Key, r.KV.ModifyIndex = path, 123456
-			answer.Results = append(answer.Results, r)
+			answer.Results = append(answer.Results, &api.TxnResult{KV: &api.KVPair{
+				Key: path, Session: session, CreateIndex: 123456, ModifyIndex: 123456, LockIndex: 1}})
 		}
 		text, err := json.Marshal(answer)
 		if err != nil {
@@ -72,10 +71,7 @@ func BenchmarkTxn(b *testing.B) {
 		b.Run(fmt.Sprintf("read/%d", locks), func(b *testing.B) {
 			b.ReportAllocs()
 			for i := 0; i < b.N; i += locks {
-				var got txnResults
-				if err := json.Unmarshal(text, &got); err != nil {
-					b.Fatal(err)
-				}
+				got := txnResults{text}
 				for _, path := range paths {
 					if got.next(path) != 123456 {
 						b.Fatalf("no index of %s", path)

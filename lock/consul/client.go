@@ -1,9 +1,9 @@
 package consul
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -74,6 +74,7 @@ func newClient(cfg *Config, secure *tls.Config) (*client, error) {
 		if err != nil {
 			return nil, fmt.Errorf("consul: %w", err)
 		}
+		own.HttpClient.Transport = rawBodies{own.HttpClient.Transport} // the client's own
 		*to = client
 	}
 	return c, nil
@@ -229,14 +230,18 @@ func (c *client) txn(ctx context.Context, client *api.Client, ops api.TxnOps) er
 	return err
 }
 
-// txnJSON is txn for operations that are JSON already, those of task locks: with
-// the library's types, half of what a task costs this process went into their
-// fields that are never used. Consul's answer is decoded into out, unless that is nil.
-func (c *client) txnJSON(ctx context.Context, ops json.RawMessage, out any) error {
+// txnJSON is txn for operations that are JSON already, those of task locks: with the
+// library's types and encoding, half of what a task costs this process went into them. It
+// returns Consul's answer, unless that is not wanted.
+func (c *client) txnJSON(ctx context.Context, ops []byte, wanted bool) (txnResults, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	_, err := c.keys.Raw().Write("/v1/txn", ops, out, c.write(ctx))
-	return err
+	body := &rawBody{sent: ops, wanted: wanted}
+	_, err := c.keys.Raw().Write("/v1/txn", nil, nil, c.write(context.WithValue(ctx, rawBodyKey{}, body)))
+	if err == nil && wanted && !bytes.Contains(body.answer, resultsField) {
+		err = fmt.Errorf("the answer to a transaction is no list of results: %.80q", body.answer)
+	}
+	return txnResults{body.answer}, err
 }
 
 // readAll returns the keys that exist of those that the operations get, at one

@@ -56,12 +56,7 @@ func newLocks(life context.Context, c *client, reusing func() bool) *locks {
 
 // acquire locks a key under the session that a list of leases belongs to.
 func (k *locks) acquire(ctx context.Context, in *leases, r lock.Request, path string) (*lease, error) {
-	ls := &lease{in: in, key: r.Key, own: path, path: path, value: r.Value, database: r.Database, task: r.Task}
-	if r.Task != 0 {
-		ls.reused = k.reusedKey(r.Task)
-		k.reuses.Store(true)
-	}
-	ls.Init(in.Session)
+	ls := k.newLease(in, r, path)
 	if !in.reserve(ls) {
 		ls.Abandon(lock.ErrHeld)
 		return nil, fmt.Errorf("%s: %w by another task of this replica", r.Key, lock.ErrHeld)
@@ -79,6 +74,17 @@ func (k *locks) acquire(ctx context.Context, in *leases, r lock.Request, path st
 		return nil, err
 	}
 	return ls, nil
+}
+
+// newLease returns a lease that is about to be asked for.
+func (k *locks) newLease(in *leases, r lock.Request, path string) *lease {
+	ls := &lease{in: in, key: r.Key, own: path, path: path, value: r.Value, database: r.Database, task: r.Task}
+	if r.Task != 0 {
+		ls.reused = k.reusedKey(r.Task)
+		k.reuses.Store(true)
+	}
+	ls.Init(in.Session)
+	return ls
 }
 
 // errContested says of a lease that its reused name could not be had, and that its own
@@ -205,7 +211,7 @@ type lockBatch struct {
 // A txnBody is the operations of a transaction as JSON, and whose each of them is: the
 // place of a lease in the list; below zero, what all of them rest on.
 type txnBody struct {
-	json  []byte
+	json  []byte // a list that is not closed yet
 	owner []int
 	marks []group // of the owners from firstMarker downwards
 }
@@ -216,8 +222,14 @@ const (
 	firstMarker = -2 // a group must have no marker
 )
 
+// newTxnBody returns a body without operations, and with room for so many of the usual
+// length.
+func newTxnBody(operations, length int) txnBody {
+	return txnBody{json: append(make([]byte, 0, length*(operations+1)), '['), owner: make([]int, 0, operations)}
+}
+
 func (b *txnBody) add(owner int, op []byte) {
-	if len(b.json) > 0 {
+	if len(b.owner) > 0 {
 		b.json = append(b.json, ',')
 	}
 	b.json = append(b.json, op...)
@@ -226,7 +238,7 @@ func (b *txnBody) add(owner int, op []byte) {
 
 // preamble returns a body that checks the record of the database, if that matters.
 func (k *locks) preamble(list []*lease) txnBody {
-	b := txnBody{json: make([]byte, 0, 256*(len(list)+1))}
+	b := newTxnBody(len(list)+1, 256)
 	if version := list[0].database; version != 0 && !mutant.Record {
 		b.add(ofRecord, appendOp(nil, api.KVCheckIndex, k.databaseKey(), "", nil, version))
 	}
@@ -250,7 +262,7 @@ func (k *locks) lockBatch(list []*lease) lockBatch {
 			b.add(firstMarker-len(b.marks), appendOp(nil, api.KVCheckNotExists, k.markerKey(g), "", nil, 0))
 			b.marks = append(b.marks, g)
 		}
-		var op []byte
+		var op, value []byte
 		for i, ls := range list {
 			if ls.reused == "" {
 				b.add(i, appendOp(op[:0], api.KVLock, ls.path, ls.in.id, ls.value, 0))
@@ -262,7 +274,8 @@ func (k *locks) lockBatch(list []*lease) lockBatch {
 				b.add(i, appendOp(op[:0], api.KVLock, ls.own, ls.in.id, nil, 0))
 				b.add(i, appendOp(op[:0], api.KVDelete, ls.own, "", nil, 0))
 			}
-			op = appendOp(op[:0], api.KVLock, ls.reused, ls.in.id, reusedValue(ls.key, ls.value), 0)
+			value = appendReusedValue(value[:0], ls.key, ls.value)
+			op = appendOp(op[:0], api.KVLock, ls.reused, ls.in.id, value, 0)
 			b.add(i, op)
 		}
 		return b
@@ -382,7 +395,7 @@ func (k *locks) deleteKeys(ctx context.Context, list []*lease) {
 // each builds transactions with n operations for each lease.
 func each(n int, append func(b []byte, ls *lease, i int) []byte) func([]*lease) txnBody {
 	return func(list []*lease) txnBody {
-		b := txnBody{json: make([]byte, 0, 256*n*len(list))}
+		b := newTxnBody(n*len(list), 160)
 		var op []byte
 		for owner, ls := range list {
 			for i := range n {
@@ -419,17 +432,12 @@ func (k *locks) commit(ctx context.Context, verb string, list []*lease, build fu
 	again := false
 	for tries := 1; len(list) > 0; {
 		body := build(list)
-		var written txnResults
-		var out any
-		if verb == acquiring {
-			out = &written
-		}
-		err := k.txnJSON(ctx, append(append([]byte{'['}, body.json...), ']'), out)
+		written, err := k.txnJSON(ctx, append(body.json, ']'), verb == acquiring)
 		answer := classify(err)
 		if answer == applied {
 			for _, ls := range list {
 				ls.err = nil
-				if out != nil {
+				if verb == acquiring {
 					ls.index = written.next(ls.path)
 				}
 			}

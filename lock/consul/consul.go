@@ -193,7 +193,7 @@ func (l *Locker) Acquire(ctx context.Context, r lock.Request) (lock.Lease, error
 		return nil, fmt.Errorf("acquire a lock: the key %q is not valid UTF-8", r.Key)
 	case len(r.Value) > maxValue:
 		return nil, fmt.Errorf("acquire lock %s: its value is %d bytes long, more than %d", r.Key, len(r.Value), maxValue)
-	case r.Task < 0 || r.Task > 0 && r.Key != strconv.FormatInt(r.Task, 10):
+	case r.Task < 0 || r.Task > 0 && !isID(r.Key, r.Task):
 		return nil, fmt.Errorf("acquire lock %s: it is not the ID of task %d", r.Key, r.Task)
 	}
 	ls, err := l.acquire(ctx, r, l.taskKey(r.Key))
@@ -201,6 +201,12 @@ func (l *Locker) Acquire(ctx context.Context, r lock.Request) (lock.Lease, error
 		return nil, err // not a nil *lease in a lock.Lease
 	}
 	return ls, nil
+}
+
+// isID reports whether a key is the ID of a task.
+func isID(key string, task int64) bool {
+	var id [20]byte
+	return key == string(strconv.AppendInt(id[:0], task, 10))
 }
 
 func (l *Locker) acquire(ctx context.Context, r lock.Request, path string) (*lease, error) {

@@ -1,10 +1,13 @@
 package consul
 
 import (
+	"encoding/json"
 	"errors"
 	"maps"
+	"math"
 	"net/http"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/hashicorp/consul/api"
 
@@ -82,6 +85,60 @@ func FuzzConflict(f *testing.F) {
 					t.Errorf("%q: lease %s has %d answers", body, ls.key, told[ls])
 				}
 			}
+		}
+	})
+}
+
+// FuzzTxnResults checks that the index of a key is found as a decoder of JSON finds it,
+// whatever the names of keys are.
+func FuzzTxnResults(f *testing.F) {
+	for _, seed := range [][2]string{
+		{"service/onejob/running/1", "service/onejob/running/2"}, {`"`, `\`}, {`\"`, `","ModifyIndex":7`}, {`"Key":"`, `\"Key":"b`},
+		{"<&>", "\u2028"}, {"a\x00\n", "\xff"}, {"", "x"}, {"a", "a"},
+	} {
+		f.Add(seed[0], seed[1], uint64(7))
+	}
+	f.Fuzz(func(t *testing.T, a, b string, index uint64) {
+		if !utf8.ValidString(a) || !utf8.ValidString(b) || index == 0 || index > math.MaxUint64-2 {
+			return
+		}
+		text, err := json.Marshal(api.TxnResponse{Results: api.TxnResults{
+			{KV: &api.KVPair{Key: "before", ModifyIndex: 1}}, {KV: &api.KVPair{Key: a, Value: []byte(b), Session: "s", ModifyIndex: index}},
+			{KV: &api.KVPair{Key: b, ModifyIndex: index + 1, LockIndex: 3}},
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a == "before" || b == "before" {
+			return
+		}
+		r := txnResults{text}
+		if got := r.next("missing" + a + b); got != 0 {
+			t.Errorf("%s: a key that is not there has index %d", text, got)
+		}
+		if got := r.next(a); got != index {
+			t.Errorf("%s: the index of %q is %d, want %d", text, a, got, index)
+		}
+		if got := r.next(b); got != index+1 {
+			t.Errorf("%s: the index of %q is %d, want %d", text, b, got, index+1)
+		}
+		for _, s := range []string{a, b} {
+			var decoded string
+			if err := json.Unmarshal(appendString(nil, s), &decoded); err != nil || decoded != s {
+				t.Errorf("%q is written as %s", s, appendString(nil, s))
+			}
+		}
+	})
+}
+
+// FuzzAnswer checks that no answer makes the reader fail.
+func FuzzAnswer(f *testing.F) {
+	for _, seed := range []string{`{"Results":[{"KV":{"Key":"a","ModifyIndex":7}}]}`, `"Key":"`, `"Key":"a`, `"Key":"a\`, `"Key":"a","ModifyIndex":`, ``} {
+		f.Add([]byte(seed), "a")
+	}
+	f.Fuzz(func(t *testing.T, text []byte, key string) {
+		r := txnResults{text}
+		for r.next(key) != 0 {
 		}
 	})
 }

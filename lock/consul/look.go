@@ -95,8 +95,7 @@ func (l *Locker) Database(ctx context.Context) (record []byte, version uint64, e
 // SetDatabase implements lock.Locker.
 func (l *Locker) SetDatabase(ctx context.Context, record []byte, version uint64) (uint64, error) {
 	body := append(appendOp([]byte{'['}, api.KVCAS, l.databaseKey(), "", record, version), ']')
-	var written txnResults
-	err := l.txnJSON(ctx, body, &written)
+	written, err := l.txnJSON(ctx, body, true)
 	switch {
 	case classify(err) == conflict:
 		return 0, lock.ErrChanged

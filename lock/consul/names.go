@@ -102,11 +102,15 @@ func TaskKeys(prefix string, task int64, lockKey *string) []string {
 
 func (p keyNames) reusedFolder() string { return string(p) + "/running/" }
 func (p keyNames) reusedKey(task int64) string {
-	return p.reusedFolder() + strconv.FormatInt(task%names, 10)
+	return string(p) + "/running/" + strconv.FormatInt(task%names, 10)
 }
-func (p keyNames) markersFolder() string         { return string(p) + "/overflow/" }
-func (p keyNames) markerKey(g group) string      { return p.markersFolder() + strconv.Itoa(int(g)) }
-func reusedValue(key string, rest []byte) []byte { return append([]byte(key+" "), rest...) }
+func (p keyNames) markersFolder() string    { return string(p) + "/overflow/" }
+func (p keyNames) markerKey(g group) string { return p.markersFolder() + strconv.Itoa(int(g)) }
+
+// appendReusedValue appends the value of the reused name of a task with this key.
+func appendReusedValue(b []byte, key string, rest []byte) []byte {
+	return append(append(append(b, key...), ' '), rest...)
+}
 
 // namesAnother reports whether the value of a reused name says that a task other than
 // the one with this key has it. A value that is not understood does not.

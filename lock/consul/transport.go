@@ -1,10 +1,12 @@
 package consul
 
 import (
+	"bytes"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"path"
@@ -164,11 +166,52 @@ func transport(client *api.Config, tls *tls.Config) *http.Transport {
 	if t.TLSClientConfig != nil {
 		t.TLSClientConfig.NextProtos = nil
 	}
+	t.WriteBufferSize = 64 << 10 // a transaction in one write
 	t.MaxIdleConnsPerHost = max(t.MaxIdleConnsPerHost, maxConns)
 	if t.Proxy != nil {
 		t.Proxy = quiet.Proxy(t.Proxy)
 	}
 	return t
+}
+
+// A rawBody is the body of a request that goes past the library, which would check and copy
+// each byte several times.
+type rawBody struct {
+	sent   []byte
+	answer []byte // of an answer with status 200
+	wanted bool   // or else the answer is read and forgotten
+}
+
+// rawBodyKey is the key of a *rawBody in the context of its request.
+type rawBodyKey struct{}
+
+// rawBodies puts raw bodies into requests whose contexts have one, and takes the answers out.
+type rawBodies struct{ http.RoundTripper }
+
+func (t rawBodies) RoundTrip(r *http.Request) (*http.Response, error) {
+	raw, is := r.Context().Value(rawBodyKey{}).(*rawBody)
+	if !is {
+		return t.RoundTripper.RoundTrip(r)
+	}
+	r = r.Clone(r.Context())                    // the request is not ours to change
+	r.Header.Set("Accept-Encoding", "identity") // to compress the answer takes both longer than to send it
+	r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(raw.sent)), nil }
+	r.Body, _ = r.GetBody()
+	r.ContentLength = int64(len(raw.sent))
+	resp, err := t.RoundTripper.RoundTrip(r)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		return resp, err
+	}
+	defer resp.Body.Close()
+	if raw.wanted {
+		answer := bytes.NewBuffer(make([]byte, 0, len(raw.sent)+1024))
+		_, err = answer.ReadFrom(resp.Body)
+		raw.answer = answer.Bytes()
+	} else {
+		_, err = io.Copy(io.Discard, resp.Body)
+	}
+	resp.Body = http.NoBody
+	return resp, err
 }
 
 // plain reports whether a key can be read by GET /v1/kv/KEY. Consul cleans the path of

@@ -1,9 +1,12 @@
 package consul
 
 import (
+	"bytes"
 	"encoding/base64"
 	"encoding/json"
 	"strconv"
+	"strings"
+	"unicode/utf8"
 
 	"github.com/hashicorp/consul/api"
 )
@@ -20,12 +23,8 @@ const (
 // appendOp appends an operation on a key as JSON. Session, value and index are
 // left out if they are empty.
 func appendOp(b []byte, verb api.KVOp, path, session string, value []byte, index uint64) []byte {
-	key, err := json.Marshal(path)
-	if err != nil {
-		panic(err) // a string
-	}
 	b = append(append(b, `{"KV":{"Verb":"`...), verb...)
-	b = append(append(b, `","Key":`...), key...)
+	b = appendString(append(b, `","Key":`...), path)
 	if len(value) > 0 {
 		b = append(b, `,"Value":"`...)
 		b = base64.StdEncoding.AppendEncode(b, value)
@@ -42,30 +41,77 @@ func appendOp(b []byte, verb api.KVOp, path, session string, value []byte, index
 	return append(b, "}}"...)
 }
 
-// txnResults is what Consul answers to a transaction that it applied: an entry
-// for every operation that leaves a key there.
-type txnResults struct {
-	Results []txnResult
-	read    int
+// appendString appends a string as JSON.
+func appendString(b []byte, s string) []byte {
+	if strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == '"' || r == '\\' || r >= utf8.RuneSelf }) {
+		quoted, err := json.Marshal(s)
+		if err != nil {
+			panic(err) // a string
+		}
+		return append(b, quoted...)
+	}
+	return append(append(append(b, '"'), s...), '"')
 }
 
-type txnResult struct {
-	KV struct {
-		Key         string
-		ModifyIndex uint64
-	}
-}
+// txnResults is what Consul answers to a transaction that it applied, as JSON: an entry for
+// every operation that leaves a key there. Only what is needed is read, without decoding
+// the rest.
+type txnResults struct{ json []byte }
+
+var (
+	resultsField = []byte(`"Results":[`)
+	keyField     = []byte(`"Key":"`)
+	indexField   = []byte(`"ModifyIndex":`)
+)
 
 // next returns the ModifyIndex of a key, zero if there is no entry of it. It is called with
 // the keys in the order of their operations.
+//
+// In JSON a quotation mark within a string comes after a backslash. So the name of a field,
+// with the mark before it and the colon after it, is found nowhere else.
 func (r *txnResults) next(path string) (index uint64) {
-	for i := r.read; i < len(r.Results); i++ {
-		if r.Results[i].KV.Key == path {
-			r.read = i + 1
-			return r.Results[i].KV.ModifyIndex
+	for rest := r.json; ; {
+		var found bool
+		if _, rest, found = bytes.Cut(rest, keyField); !found {
+			return 0
+		}
+		var is bool
+		is, rest = cutString(rest, path)
+		if _, rest, found = bytes.Cut(rest, indexField); !found {
+			return 0
+		}
+		if is {
+			for len(rest) > 0 && '0' <= rest[0] && rest[0] <= '9' {
+				index, rest = 10*index+uint64(rest[0]-'0'), rest[1:]
+			}
+			r.json = rest
+			return index
 		}
 	}
-	return 0
+}
+
+// cutString reports whether the string whose first quotation mark is before text is s, and
+// returns what comes after it.
+func cutString(text []byte, s string) (is bool, rest []byte) {
+	if len(text) > len(s) && text[len(s)] == '"' && string(text[:len(s)]) == s && !strings.ContainsAny(s, `"\`) {
+		return true, text[len(s)+1:]
+	}
+	end := 0
+	for end < len(text) && text[end] != '"' {
+		if text[end] == '\\' {
+			end++
+		}
+		end++
+	}
+	if end >= len(text) {
+		return false, nil
+	}
+	if bytes.IndexByte(text[:end], '\\') < 0 {
+		return string(text[:end]) == s, text[end+1:]
+	}
+	var decoded string
+	_ = json.Unmarshal(append(append([]byte{'"'}, text[:end]...), '"'), &decoded)
+	return decoded == s, text[end+1:]
 }
 
 // index returns the index for a Check-And-Set; zero means that the key must not
