@@ -10,7 +10,7 @@ DESTDIR ?=
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
 COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null)
 
-.PHONY: help build install image test retest lint demo bench microbench chaos compare mutants model simulate partition-test ha-test cgroup-test compose-test alerts-test page-test consul postgres rabbitmq chromium clean
+.PHONY: help build install image test retest lint demo bench microbench pgo chaos compare mutants model simulate partition-test ha-test cgroup-test compose-test alerts-test page-test consul postgres rabbitmq chromium clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -33,13 +33,14 @@ image: ## Build the container image onejob
 demo: build consul postgres ## Three replicas, one killed in the middle of its work: see the takeover (2 minutes at most; DEMO=hold stays until Ctrl-C)
 	@./scripts/demo.sh
 
+# Without the profile of cmd/onejob: with it, everything that its test imports is compiled twice.
 test: consul postgres rabbitmq ## Run all tests, against real servers, under the race detector
-	go test -race -timeout 40m ./...
-	cd bench && go test -timeout 20m ./...
+	go test -race -pgo=off -timeout 40m ./...
+	cd bench && go test -pgo=off -timeout 20m ./...
 
 retest: consul postgres rabbitmq bin/gotestsum ## The same, and what failed once more, alone: for a machine that others slow down
-	bin/gotestsum --format pkgname $(RERUN) --packages ./... -- -race -timeout 40m
-	cd bench && ../bin/gotestsum --format pkgname $(RERUN) --packages ./... -- -timeout 20m
+	bin/gotestsum --format pkgname $(RERUN) --packages ./... -- -race -pgo=off -timeout 40m
+	cd bench && ../bin/gotestsum --format pkgname $(RERUN) --packages ./... -- -pgo=off -timeout 20m
 
 # At most five tests; not one with a data race, and no package that ends in a panic.
 RERUN = --rerun-fails=1 --rerun-fails-max-failures=5 --rerun-fails-abort-on-data-race --rerun-fails-run-root-test
@@ -55,6 +56,10 @@ microbench: consul postgres ## The hot paths' own benchmarks, six times each, su
 	go test -p 1 -run xxx -count 6 -bench 'Complete|Txn|AcquireRelease|Group' ./store ./lock/consul ./internal/batch > bin/microbench.txt
 	ONEJOB_BENCH_ROWS=200000 go test -run xxx -count 6 -bench Claim -benchtime 200x ./store >> bin/microbench.txt
 	cd bench && go tool benchstat ../bin/microbench.txt
+
+pgo: consul postgres ## Profile a busy replica anew for the compiler: cmd/onejob/default.pgo (3 minutes; leave the machine alone meanwhile)
+	cd bench && go run -pgo=off . profile -tasks 400000 -out results/onejob.pprof
+	cp bench/results/onejob.pprof cmd/onejob/default.pgo
 
 lint: ## Format, terms, vet, staticcheck, tidy modules, shell syntax
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$unformatted" ] || { echo "not formatted with gofmt: $$unformatted" >&2; exit 1; }

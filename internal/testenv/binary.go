@@ -15,7 +15,7 @@ var sharedBinary = &shared[binary]{start: func() (binary, error) {
 		return "", err
 	}
 	path := filepath.Join(dir, "onejob")
-	if out, err := exec.Command("go", "build", "-o", path, "onejob/cmd/onejob").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-pgo=off", "-o", path, "onejob/cmd/onejob").CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build onejob: %w\n%s", err, out)
 	}
 	return binary(path), nil
@@ -26,7 +26,7 @@ type binary string
 func (b binary) Close() error { return os.RemoveAll(filepath.Dir(string(b))) }
 
 // Binary returns the path of the onejob command, built for this test binary
-// without the race detector, and removed with it.
+// without the race detector and without profile-guided optimization, and removed with it.
 func Binary(t testing.TB) string {
 	t.Helper()
 	return string(sharedBinary.get(t))
