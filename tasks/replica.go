@@ -21,6 +21,31 @@ type Replica struct {
 	HeartbeatAt time.Time // by Postgres' clock
 	Here        bool      // the server that has told this took the last heartbeat
 	Server      time.Time // when that server was started
+	Quiet       bool      // in an answer to a heartbeat: it has sent none since Known.Since
+}
+
+// Known is what a replica knows of the list of replicas when it sends a heartbeat. The zero
+// value is nothing.
+type Known struct {
+	Server time.Time // that answered last; see Replica.Server
+	Digest string    // of the list, by the last answer
+
+	// Since is the transaction of an earlier heartbeat, to that server. Replicas that have
+	// sent one since need not be told.
+	Since uint32
+}
+
+// Answer is what a heartbeat is answered with.
+type Answer struct {
+	Ended       bool      // others have called the session dead; the rest may be empty
+	Server      time.Time // that answers; see Replica.Server
+	Digest      string    // of the list, whatever the heartbeats are
+	Transaction uint32    // of this heartbeat
+
+	// Whole says that Replicas are the whole list, because it is another one than Known
+	// says. Otherwise they are the quiet ones.
+	Whole    bool
+	Replicas []Replica
 }
 
 // ReplicaState is what a replica does, or how it ended.
