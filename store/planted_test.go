@@ -282,12 +282,12 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 	}
 	replica := tasks.Replica{Session: uuid.NewString(), Process: uuid.NewString(), Name: "two", State: tasks.ReplicaWorking}
 	ok("Join", b.Join(ctx, id, replica))
-	list, err := b.Beat(ctx, replica)
+	answer, err := b.Beat(ctx, replica, tasks.Known{})
 	ok("Beat", err)
-	if len(list) != 1 {
-		t.Fatalf("the replicas are %v", list)
+	if len(answer.Replicas) != 1 {
+		t.Fatalf("the answer is %+v", answer)
 	}
-	_, err = b.DeclareDead(ctx, list[0], false)
+	_, err = b.DeclareDead(ctx, answer.Replicas[0], false)
 	ok("DeclareDead", err)
 	_, err = b.Replicas(ctx)
 	ok("Replicas", err)

@@ -176,13 +176,7 @@ func progress(r tasks.Replica) *string {
 	return &text
 }
 
-// Beat writes a heartbeat of a session, and returns what Replicas returns. If its own
-// is not there, or has ended, others have called it dead. Choices and Progress that are nil
-// are left as they are.
-func (s *Store) Beat(ctx context.Context, r tasks.Replica) ([]tasks.Replica, error) {
-	ctx, cancel := context.WithTimeout(ctx, min(beatTimeout, s.timeout))
-	defer cancel()
-	list, err := query(ctx, s.list, scanReplica, `
+var beatSQL = `
 WITH beat AS (
     UPDATE onejob.replicas
        SET heartbeat_at = clock_timestamp(),
@@ -195,11 +189,49 @@ WITH beat AS (
            server       = pg_postmaster_start_time()
      WHERE session = $1
        AND ended_at IS NULL
-)`+replicasSQL, r.Session, r.Running, r.State, notNil(r.Kinds), choices(r), time.Now().UnixMicro(), progress(r))
+ RETURNING true
+), now_listed AS (
+    SELECT sum(hashtextextended(state, uuid_hash_extended(session, running # hash_array_extended(kinds, 0))))::text AS digest
+      FROM onejob.replicas` + onList + `
+), answer AS (
+    SELECT (SELECT true FROM beat) IS NULL AS ended, pg_current_xact_id()::xid AS transaction, digest,
+           digest <> $8 OR pg_postmaster_start_time() <> $9 AS whole
+      FROM now_listed
+)` + replicasSQL(`,
+       quiet, ended, transaction, digest, whole`, `
+ CROSS JOIN answer
+ CROSS JOIN LATERAL (SELECT ended_at IS NULL AND pg_postmaster_start_time() = $9 AND age(replicas.xmin) > age($10::xid) AS quiet) q`, `
+   AND (whole OR quiet OR session = $1)`)
+
+// Beat writes a heartbeat of a session. It answers with what Replicas returns if that is
+// another list than the caller knows, and otherwise only with replicas that have sent no
+// heartbeat since a transaction. Choices and Progress that are nil are left as they are.
+//
+// The digest of the list is over what may change of a row, but for its heartbeat: with many
+// replicas, to send all rows to each of them every second is most of what they cost.
+//
+// Heartbeats are compared by their transactions, because Postgres' clock may be set back. No
+// transaction that comes after a heartbeat was acknowledged has a lower number than that, even
+// if Postgres crashes in between: the heartbeat is on the disk by then. Another server may give
+// the number out again; its answer is the whole list.
+func (s *Store) Beat(ctx context.Context, r tasks.Replica, known tasks.Known) (tasks.Answer, error) {
+	ctx, cancel := context.WithTimeout(ctx, min(beatTimeout, s.timeout))
+	defer cancel()
+	a := tasks.Answer{Ended: true}
+	list, err := query(ctx, s.list, func(row pgx.CollectableRow) (listed tasks.Replica, err error) {
+		return listed, row.Scan(append(replicaColumns(&listed), &listed.Quiet, &a.Ended, &a.Transaction, &a.Digest, &a.Whole)...)
+	}, beatSQL,
+		r.Session, r.Running, r.State, notNil(r.Kinds), choices(r), time.Now().UnixMicro(), progress(r), known.Digest, known.Server, known.Since)
 	if err != nil {
-		return nil, fmt.Errorf("heartbeat: %w", err)
+		return tasks.Answer{}, fmt.Errorf("heartbeat: %w", err)
 	}
-	return list, nil
+	for _, l := range list {
+		a.Server = l.Server
+		if a.Whole || l.Session != r.Session { // its own row is there for the rest of the answer
+			a.Replicas = append(a.Replicas, l)
+		}
+	}
+	return a, nil
 }
 
 // Replicas returns the replicas that have not ended, or have ended within the last ten
@@ -207,23 +239,32 @@ WITH beat AS (
 func (s *Store) Replicas(ctx context.Context) ([]tasks.Replica, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	list, err := query(ctx, s.list, scanReplica, replicasSQL)
+	list, err := query(ctx, s.list, func(row pgx.CollectableRow) (r tasks.Replica, err error) {
+		return r, row.Scan(replicaColumns(&r)...)
+	}, replicasSQL("", "", ""))
 	if err != nil {
 		return nil, fmt.Errorf("list replicas: %w", err)
 	}
 	return list, nil
 }
 
-const replicasSQL = `
-SELECT session::text, process::text, name, host, pid, version, kinds, queues, concurrency, running, state, heartbeat_at, machine, started,
-       server IS NOT DISTINCT FROM pg_postmaster_start_time(), pg_postmaster_start_time()
-  FROM onejob.replicas
- WHERE ended_at IS NULL
-    OR ended_at > statement_timestamp() - interval '10 minutes'
- ORDER BY began_at, session`
+// onList says which rows are on the list.
+const onList = `
+ WHERE (ended_at IS NULL OR ended_at > statement_timestamp() - interval '10 minutes')`
 
-func scanReplica(row pgx.CollectableRow) (r tasks.Replica, err error) {
-	return r, row.Scan(&r.Session, &r.Process, &r.Name, &r.Host, &r.PID, &r.Version, &r.Kinds, &r.Queues, &r.Concurrency, &r.Running, &r.State, &r.HeartbeatAt, &r.Machine, &r.Started, &r.Here, &r.Server)
+// replicasSQL returns a statement for rows on the list, with more columns, tables and
+// conditions.
+func replicasSQL(columns, from, where string) string {
+	return `
+SELECT session::text, process::text, name, host, pid, version, kinds, queues, concurrency, running, state, heartbeat_at, machine, started,
+       server IS NOT DISTINCT FROM pg_postmaster_start_time(), pg_postmaster_start_time()` + columns + `
+  FROM onejob.replicas` + from + onList + where + `
+ ORDER BY began_at, session`
+}
+
+// replicaColumns returns where the columns of replicasSQL go.
+func replicaColumns(r *tasks.Replica) []any {
+	return []any{&r.Session, &r.Process, &r.Name, &r.Host, &r.PID, &r.Version, &r.Kinds, &r.Queues, &r.Concurrency, &r.Running, &r.State, &r.HeartbeatAt, &r.Machine, &r.Started, &r.Here, &r.Server}
 }
 
 // EndReplica notes that nobody works under a session any more, and why: the replica

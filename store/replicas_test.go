@@ -77,7 +77,7 @@ func TestTakeOverNeedsTheList(t *testing.T) {
 	equal(t, "the row", b.row(task, "status, attempt, crashes"), "running 1 0")
 
 	// A heartbeat that comes between the look and the verdict saves it.
-	if _, err := b.Beat(t.Context(), a); err != nil {
+	if _, err := b.Beat(t.Context(), a, tasks.Known{}); err != nil {
 		t.Fatal(err)
 	}
 	how, err := b.DeclareDead(t.Context(), a, false)
@@ -91,9 +91,9 @@ func TestTakeOverNeedsTheList(t *testing.T) {
 	equal(t, "the history", b.history(task), "crashed")
 
 	// The dead do not come back by a late heartbeat.
-	list, err := b.Beat(t.Context(), a)
-	if err != nil || list[0].State != tasks.ReplicaDead {
-		t.Errorf("after its heartbeat it is %s, %v", list[0].State, err)
+	answer, err := b.Beat(t.Context(), a, tasks.Known{})
+	if err != nil || !answer.Ended || answer.Replicas[0].State != tasks.ReplicaDead {
+		t.Errorf("after its heartbeat it is %+v, %v", answer, err)
 	}
 }
 
@@ -287,7 +287,7 @@ func TestProgressOfTasks(t *testing.T) {
 	beat := func(progress map[int64]tasks.ProgressAt) {
 		t.Helper()
 		r.Progress = progress
-		if _, err := b.Beat(t.Context(), r); err != nil {
+		if _, err := b.Beat(t.Context(), r, tasks.Known{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -322,4 +322,70 @@ func TestProgressOfTasks(t *testing.T) {
 	if row, _, err := b.Show(t.Context(), other.ID); err != nil || row.Progress != nil {
 		t.Errorf("show has %v, %v", row.Progress, err)
 	}
+}
+
+// The answer to a heartbeat has the whole list only when that is another one, and otherwise
+// those that have sent none for two heartbeats of the asker, whatever Postgres' clock does.
+func TestAnswersToHeartbeats(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	one, two, three := b.joined("one"), b.joined("two"), b.joined("three")
+	var before, last tasks.Answer
+	beat := func(r tasks.Replica) tasks.Answer {
+		t.Helper()
+		a, err := b.Beat(t.Context(), r, tasks.Known{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a
+	}
+	asks := func(what, want string) {
+		t.Helper()
+		a, err := b.Beat(t.Context(), one, tasks.Known{Server: last.Server, Digest: last.Digest, Since: before.Transaction})
+		if err != nil {
+			t.Fatal(err)
+		}
+		before, last = last, a
+		got := map[bool]string{true: "whole", false: "same"}[a.Whole]
+		if a.Ended {
+			got += " ended"
+		}
+		for _, r := range a.Replicas {
+			if r.Quiet {
+				got += " " + r.Name
+			}
+		}
+		equal(t, what, got, want)
+	}
+	asks("at first", "whole")
+	asks("unchanged", "same")
+	asks("since before the first heartbeat", "same two three")
+	beat(two)
+	asks("two has sent one", "same three")
+	asks("two has sent one since the look but one", "same three")
+	b.sql(`UPDATE onejob.replicas SET heartbeat_at = heartbeat_at - interval '1 hour' WHERE name = 'two'`) // the clock was set back
+	asks("two has sent one by a clock that was set back", "same three")
+	three.Running = 1
+	beat(three)
+	asks("three runs something", "whole")
+	asks("unchanged", "same two")
+	beat(two)
+	three.Kinds = []string{"noop"}
+	beat(three)
+	asks("three serves a kind", "whole")
+	if err := b.EndReplica(t.Context(), two.Session, tasks.ReplicaStopped); err != nil {
+		t.Fatal(err)
+	}
+	asks("two has ended", "whole")
+	beat(three)
+	asks("two has ended", "same")
+	asks("two has ended", "same")
+	last.Server = last.Server.Add(time.Second)
+	asks("of another server", "whole")
+	beat(three)
+	b.sql(`UPDATE onejob.replicas SET state = 'dead', ended_at = now() WHERE name = 'one'`)
+	asks("called dead", "whole ended")
+	b.sql(`DELETE FROM onejob.replicas WHERE name = 'one'`)
+	a := beat(one)
+	equal(t, "a session that is not listed", fmt.Sprint(a.Ended), "true")
 }

@@ -89,7 +89,7 @@ func TestOverviewHasWhatIsThere(t *testing.T) {
 	if ahead := o.Replicas.Rows[0].ClockAhead; ahead != nil {
 		t.Errorf("before its first heartbeat a replica's clock is %v ahead", ahead)
 	}
-	if _, err := b.Beat(t.Context(), tasks.Replica{Session: b.session, State: tasks.ReplicaWorking}); err != nil {
+	if _, err := b.Beat(t.Context(), tasks.Replica{Session: b.session, State: tasks.ReplicaWorking}, tasks.Known{}); err != nil {
 		t.Fatal(err)
 	}
 	if ahead := b.overview().Replicas.Rows[0].ClockAhead; ahead == nil || ahead.Abs() > 30*time.Second {

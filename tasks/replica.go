@@ -21,6 +21,7 @@ type Replica struct {
 	HeartbeatAt time.Time // by Postgres' clock
 	Here        bool      // the server that has told this took the last heartbeat
 	Server      time.Time // when that server was started
+	Quiet       bool      // in an answer to a heartbeat: it has sent none since Known.Since
 
 	// Progress is what a heartbeat says of how far its handlers are, by fence; nil if it has
 	// not changed. It is only written.
@@ -37,6 +38,30 @@ type ProgressAt struct {
 // Equal reports whether both say the same, and said it at the same time.
 func (p ProgressAt) Equal(q ProgressAt) bool {
 	return p.Text == q.Text && p.At.Equal(q.At) && (p.Percent == nil) == (q.Percent == nil) && (p.Percent == nil || *p.Percent == *q.Percent)
+}
+
+// Known is what a replica knows of the list of replicas when it sends a heartbeat. The zero
+// value is nothing.
+type Known struct {
+	Server time.Time // that answered last; see Replica.Server
+	Digest string    // of the list, by the last answer
+
+	// Since is the transaction of an earlier heartbeat, to that server. Replicas that have
+	// sent one since need not be told.
+	Since uint32
+}
+
+// Answer is what a heartbeat is answered with.
+type Answer struct {
+	Ended       bool      // others have called the session dead; the rest may be empty
+	Server      time.Time // that answers; see Replica.Server
+	Digest      string    // of the list, whatever the heartbeats are
+	Transaction uint32    // of this heartbeat
+
+	// Whole says that Replicas are the whole list, because it is another one than Known
+	// says. Otherwise they are the quiet ones.
+	Whole    bool
+	Replicas []Replica
 }
 
 // ReplicaState is what a replica does, or how it ended.

@@ -42,6 +42,7 @@ func (w *Worker) claim(ctx context.Context) {
 		if limited { // first: they need few slots, and would get none after the others
 			w.limits.serve(ctx)
 		}
+		nothing := false // is left that is due
 		for more := true; more && ctx.Err() == nil; {
 			if behind {
 				w.gather(ctx)
@@ -58,11 +59,13 @@ func (w *Worker) claim(ctx context.Context) {
 			if asked {
 				failing, behind = err != nil, more
 			}
+			nothing = asked && err == nil && !more
 			more = more && err == nil // after an error the next tick tries again
 		}
 		if !limited {
 			w.limits.serve(ctx)
 		}
+		w.looked(nothing, limited, w.limits.due)
 	}
 }
 
@@ -139,7 +142,6 @@ func (w *Worker) claimSome(ctx context.Context) (more, asked bool, err error) {
 		w.cfg.Tracer.Claimed(claimed.Tasks, time.Since(began))
 	}
 	w.payloads.saw(claimed.Tasks)
-	left := func() { notify(w.wake) }
 	for _, t := range claimed.Tasks {
 		var run func()
 		if ctx.Err() == nil {
@@ -148,7 +150,7 @@ func (w *Worker) claimSome(ctx context.Context) (more, asked bool, err error) {
 		} else {
 			run = func() { w.requeue(t, tasks.ErrShutdown) }
 		}
-		w.running.start(t.Fence, len(t.Payload), run, left)
+		w.running.start(t.Fence, len(t.Payload), run, w.left)
 	}
 	if err != nil {
 		w.replyLost.Store(true)
@@ -261,8 +263,8 @@ func (w *Worker) lookBehind(ctx context.Context) {
 func (w *Worker) tick(ctx context.Context) {
 	var unknown time.Time // when to search for kinds that this replica does not know
 	var pace pace
-	for ctx.Err() == nil {
-		w.claimSoon()
+	for next := time.Now(); ctx.Err() == nil; {
+		w.poll(next)
 		now := time.Now()
 		if now.After(unknown) {
 			w.reportUnknown(ctx)
@@ -270,8 +272,7 @@ func (w *Worker) tick(ctx context.Context) {
 			now = now.Add(took)
 			unknown = now.Add(pace.rest(5*time.Second, took))
 		}
-		next := w.schedule.Next(now)
-		if next.IsZero() {
+		if next = w.schedule.Next(now); next.IsZero() {
 			next = now.Add(time.Minute) // a spec that never matches
 		}
 		sleep(ctx, next.Sub(now))
@@ -282,6 +283,7 @@ func (w *Worker) tick(ctx context.Context) {
 func (w *Worker) listen(ctx context.Context) {
 	for failures := 0; ctx.Err() == nil; {
 		err := w.cfg.Store.Listen(ctx, func(s tasks.Signal, word string) {
+			w.wakeups.hears.Store(true)
 			if s == tasks.SignalListening && failures > 0 {
 				w.cfg.Log.Info("listen_recovered")
 				failures = 0
@@ -296,6 +298,7 @@ func (w *Worker) listen(ctx context.Context) {
 				w.heard(word)
 			}
 		})
+		w.wakeups.hears.Store(false)
 		if ctx.Err() != nil {
 			return
 		}
@@ -304,12 +307,6 @@ func (w *Worker) listen(ctx context.Context) {
 		}
 		sleep(ctx, time.Second)
 	}
-}
-
-// claimSoon triggers a claim, also of tasks with a limit.
-func (w *Worker) claimSoon() {
-	w.limits.news.Store(true)
-	notify(w.wake)
 }
 
 func notify(c chan struct{}) {

@@ -84,9 +84,9 @@ func (s *fakeStore) Complete(_ context.Context, e tasks.Completion) error {
 	s.completions <- e
 	return nil
 }
-func (s *fakeStore) Beat(_ context.Context, r tasks.Replica) ([]tasks.Replica, error) {
+func (s *fakeStore) Beat(_ context.Context, r tasks.Replica, _ tasks.Known) (tasks.Answer, error) {
 	r.Server = fakeServer.Started
-	return []tasks.Replica{r}, nil
+	return tasks.Answer{Server: fakeServer.Started, Whole: true, Replicas: []tasks.Replica{r}}, nil
 }
 func (s *fakeStore) Server(context.Context) (tasks.ServerReport, error)           { return fakeServer, nil }
 func (s *fakeStore) Recorded(context.Context, int64) error                        { return nil }

@@ -19,6 +19,7 @@ import (
 // missingFor how long one that was not there is left alone.
 const (
 	findEvery  = time.Second
+	findAnyway = 10 * time.Second // where no row had a limit, and nothing has happened since
 	missingFor = 30 * time.Second
 	maxTold    = 1000
 	findFew    = 20 // how many are looked for at once
@@ -37,21 +38,26 @@ type limits struct {
 	concurrency int
 	config      func() *serving
 	running     *running
-	wake        func() // triggers a claim, of rows with a limit as well
+	wake        func()      // triggers a claim, of rows with a limit as well
+	hears       func() bool // whether soon is called when tasks are enqueued
 
 	// claim claims one task under a limit, and attempt works on it.
 	claim   func(ctx context.Context, limit string, c tasks.Claim) (t *tasks.Task, more bool)
 	attempt func(t *tasks.Task, slot lock.Lease)
+
+	fresh chan struct{} // rows with a limit may have come
 
 	wg   sync.WaitGroup
 	news atomic.Bool // rows with a limit may have come due, or got room, since we looked
 	due  bool        // some were when we looked last; only claim's own
 
 	mu      sync.Mutex
-	known   map[string]bool      // limits that are there, or that we make
-	missing map[string]time.Time // names that were no limit, and when
-	served  map[string]bool      // whether somebody asked for it again meanwhile
-	told    map[string]string    // what was said last of a limit that cannot be served
+	known   map[string]bool          // limits that are there, or that we make
+	missing map[string]time.Time     // names that were no limit, and when
+	served  map[string]bool          // whether somebody asked for it again meanwhile
+	pauses  map[string]time.Duration // the last pause of those under which nothing could be claimed
+	stirred chan struct{}            // is closed, and replaced, when there is news for them
+	told    map[string]string        // what was said last of a limit that cannot be served
 
 	unknown reported // names that are no limit
 }
@@ -111,11 +117,27 @@ func (l *limits) passedOver() []string {
 // a time and all of them in turn, until ctx ends.
 func (l *limits) find(ctx context.Context) {
 	for ctx.Err() == nil {
-		if some, err := l.store.Limited(ctx); err == nil && some { // claim_failed reports a database that is unavailable
+		began := time.Now()
+		some, err := l.store.Limited(ctx)
+		if err == nil && some { // claim_failed reports a database that is unavailable
 			l.findSome(ctx)
 		}
 		sleep(ctx, findEvery)
+		if err != nil || some || !l.hears() {
+			continue
+		}
+		select {
+		case <-l.fresh:
+		case <-time.After(findAnyway - time.Since(began)):
+		case <-ctx.Done():
+		}
 	}
+}
+
+// soon says that rows with a limit may have come, or come due.
+func (l *limits) soon() {
+	l.news.Store(true)
+	notify(l.fresh)
 }
 
 func (l *limits) findSome(ctx context.Context) {
@@ -198,6 +220,8 @@ func (l *limits) serve(ctx context.Context) {
 			defer l.mu.Unlock()
 			if l.served[name] {
 				l.wake()
+			} else {
+				delete(l.pauses, name)
 			}
 			delete(l.served, name)
 		})

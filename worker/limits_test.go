@@ -333,6 +333,60 @@ func TestLimitsCostNothingUnused(t *testing.T) {
 	}
 }
 
+// takes counts how often slots are asked for.
+type takes struct {
+	lock.Semaphores
+	n *atomic.Int64
+}
+
+func (s takes) Take(ctx context.Context, name string, n int, value []byte) ([]lock.Lease, error) {
+	s.n.Add(1)
+	return s.Semaphores.Take(ctx, name, n, value)
+}
+
+// A task whose lock key is held elsewhere does not take a slot again and again, and begins soon
+// when the key comes free; another task begins at once.
+func TestLimitWaitsForALockKey(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	release := make(chan struct{})
+	hold := tasks.Kinds{}
+	tasks.Handle(hold, "hold", func(ctx context.Context, _ *tasks.Attempt, _ none) (none, error) {
+		select {
+		case <-release:
+		case <-ctx.Done():
+		}
+		return none{}, nil
+	})
+	c.replica(t, "holder", hold, nil)
+	holder := c.insert(t, "kind, lock_key", "hold", "k")
+	c.await(t, holder, "running")
+	var n atomic.Int64
+	c.limited(t, "waiter", kinds(nil), func(w *worker.Config) {
+		w.Limits, w.LimitSlots = takes{w.Limits, &n}, map[string]int{"two": 2}
+	})
+	waiting := c.insert(t, "kind, lock_key, limit_name", "noop", "k", "two")
+	testenv.Eventually(t, maxWait, "a slot is taken for it", func() bool { return n.Load() > 0 })
+	before := n.Load()
+	time.Sleep(4 * time.Second)
+	if got := n.Load() - before; got < 2 || got > 20 {
+		t.Errorf("a slot was taken %d times in 4 s, want 2 to 20", got)
+	}
+	began := time.Now()
+	c.await(t, c.insert(t, "kind, limit_name", "noop", "two"), "succeeded")
+	if took := time.Since(began); took > 2*time.Second {
+		t.Errorf("a task with a free key took %v", took)
+	}
+	time.Sleep(2 * time.Second)
+	close(release)
+	c.await(t, holder, "succeeded")
+	began = time.Now()
+	c.await(t, waiting, "succeeded")
+	if took := time.Since(began); took > 2*time.Second {
+		t.Errorf("it began %v after its key came free", took)
+	}
+}
+
 func TestLimitHoldsOnRabbitMQ(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)

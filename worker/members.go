@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -30,8 +29,9 @@ type members struct {
 
 	told announced // by the last heartbeat that was acknowledged; only beatOnce's own
 
-	mu   sync.Mutex
-	seen map[string]member // by session
+	mu    sync.Mutex
+	seen  map[string]member // by session
+	looks looks
 }
 
 // announced is what a session's row says of the choices that payloads have, and of how far
@@ -47,7 +47,7 @@ type memberStore interface {
 	ClusterID(context.Context) (string, error)
 	AdoptConsul(ctx context.Context, id string, sessions []string, foreign bool, by string, write func(ctx context.Context, id string) error) error
 	Join(ctx context.Context, id string, r tasks.Replica) error
-	Beat(context.Context, tasks.Replica) ([]tasks.Replica, error)
+	Beat(context.Context, tasks.Replica, tasks.Known) (tasks.Answer, error)
 	Replicas(context.Context) ([]tasks.Replica, error)
 	DeclareProcessDead(ctx context.Context, process string) (sessions []string, err error)
 	DeclareDead(ctx context.Context, r tasks.Replica, stopped bool) (tasks.ReplicaState, error)
@@ -55,8 +55,8 @@ type memberStore interface {
 }
 
 type member struct {
-	tasks.Replica
-	since boottime.Instant // that its heartbeat is what it is
+	tasks.Replica                  // HeartbeatAt is zero if it has changed since it was told
+	since         boottime.Instant // that its heartbeat is what it is
 }
 
 // Process implements lock.Cluster.
@@ -93,12 +93,17 @@ func translated(err error) error {
 	return err
 }
 
-// saw takes in a list, and reports whether a replica has ended since the last one.
+// saw takes in the whole list, and reports whether a replica has ended since the last one.
 func (m *members) saw(list []tasks.Replica) (ended bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.looks.lists++ // an answer that is on its way may be newer, and the next one is to be whole
+	m.looks.last.Digest = ""
+	return m.sawLocked(list, boottime.Now())
+}
+
+func (m *members) sawLocked(list []tasks.Replica, now boottime.Instant) (ended bool) {
 	seen := make(map[string]member, len(list))
-	now := boottime.Now()
 	for _, r := range list {
 		old, known := m.seen[r.Session]
 		if !known || !old.HeartbeatAt.Equal(r.HeartbeatAt) || old.State != r.State {
@@ -115,6 +120,7 @@ func (m *members) saw(list []tasks.Replica) (ended bool) {
 func (m *members) blind() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.looks = looks{}
 	for s, r := range m.seen {
 		r.since = boottime.Now()
 		m.seen[s] = r
@@ -183,24 +189,24 @@ func (w *Worker) beatOnce(ctx context.Context) {
 	if w.shutdown.stopping.Load() {
 		r.State = tasks.ReplicaStopping
 	}
+	known, lists := w.members.known()
 	sent := boottime.Now()
-	list, err := w.cfg.Store.Beat(ctx, r)
+	answer, err := w.cfg.Store.Beat(ctx, r, known)
 	if err != nil {
 		w.members.blind()
 		w.cfg.Log.Debug("heartbeat_unlisted", zap.String("session", session), zap.Error(err))
 		return
 	}
 	w.members.told = tell
-	if w.members.saw(list) {
+	if w.members.answered(answer, lists) {
 		notify(w.bereaved)
 	}
-	mine := slices.IndexFunc(list, func(r tasks.Replica) bool { return r.Session == session })
-	if mine < 0 || list[mine].State.Final() {
+	if answer.Ended {
 		w.cfg.Log.Warn("declared_dead", zap.String("session", session))
 		w.cfg.Locks.Lose(session, errors.New("other replicas have declared this one dead: they heard no heartbeat"))
 		return
 	}
-	if !w.database.serves(list[mine].Server) {
+	if !w.database.serves(answer.Server) {
 		w.database.doubt() // others may look at another server
 		return
 	}

@@ -34,11 +34,10 @@ func (l *limits) serveOne(ctx context.Context, name string) {
 			l.running.leave(1)
 			l.release(name, slot)
 			l.wake()
-			// What is due may wait for a lock key. Let that not be asked about at
-			// every turn.
-			sleep(ctx, 50*time.Millisecond)
+			l.pause(ctx, name)
 			return
 		}
+		l.claimed(name)
 		l.wg.Go(func() {
 			defer l.wake()
 			defer l.running.leave(1)
@@ -54,9 +53,54 @@ func (l *limits) useSlot(ctx context.Context, name string, slot lock.Lease, t *t
 	for until := time.Now().Add(maxSlotHold); t != nil; t = l.claimUnder(ctx, name) {
 		l.attempt(t, slot)
 		l.running.end(t.Fence)
+		l.stir()
 		if ctx.Err() != nil || slot.Context().Err() != nil || time.Now().After(until) {
 			return
 		}
+	}
+}
+
+// What is due may wait for a lock key that is held. A slot is then taken in vain, again after
+// leastPause, and after longer and longer up to mostPause while nothing happens here that may
+// have freed the key or brought another task.
+const (
+	leastPause = 50 * time.Millisecond
+	mostPause  = time.Second
+)
+
+// pause waits after a slot was taken in vain: leastPause at least, and not much longer once
+// there is news.
+func (l *limits) pause(ctx context.Context, name string) {
+	l.mu.Lock()
+	d := max(leastPause, min(2*l.pauses[name], mostPause))
+	l.pauses[name] = d
+	stirred := l.stirred
+	l.mu.Unlock()
+	sleep(ctx, leastPause)
+	rest := time.NewTimer(d - leastPause)
+	defer rest.Stop()
+	select {
+	case <-stirred:
+	case <-rest.C:
+	case <-ctx.Done():
+	}
+}
+
+// claimed says that a task was claimed under a slot of a limit.
+func (l *limits) claimed(name string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.pauses, name)
+}
+
+// stir ends all pauses, because a lock key may have come free, or a task may have come.
+func (l *limits) stir() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.pauses) > 0 {
+		clear(l.pauses)
+		close(l.stirred)
+		l.stirred = make(chan struct{})
 	}
 }
 

@@ -23,20 +23,25 @@ type takeoverStore interface {
 // time, because each search reads all running rows.
 func (w *Worker) watchSessions(ctx context.Context) {
 	var pace pace
-	for {
+	for news := true; ; {
 		changed := w.cfg.Locks.Changed()
 		w.claimSoon()
-		if list, err := w.cfg.Store.Replicas(ctx); err == nil { // the last heartbeat's may be a second old
-			w.members.saw(list)
+		if news { // the last heartbeat's list may be a second old
+			if list, err := w.cfg.Store.Replicas(ctx); err == nil {
+				w.members.saw(list)
+			}
 		}
 		again := time.Second
-		if took, none := w.takeOver(ctx); none {
+		took, none := w.takeOver(ctx)
+		if none {
 			again = pace.rest(10*time.Second, took)
 		}
+		news = true
 		select {
 		case <-changed:
 		case <-w.bereaved:
 		case <-time.After(again):
+			news = !none
 		case <-ctx.Done():
 			return
 		}

@@ -5,6 +5,7 @@ import (
 	"hash/fnv"
 	"math"
 	"slices"
+	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -21,11 +22,48 @@ const (
 	secondClaims = 10 * time.Millisecond
 	othersClaim  = time.Second
 	wakeEvery    = 100 * time.Millisecond // at most, by one replica
+
+	// A replica that has nothing to do polls at least once in pollAnyway, whoever else does.
+	pollAnyway = 5 * time.Second
 )
 
 // wakeups are claims that will be triggered, for what was heard.
 type wakeups struct {
 	second, other atomic.Bool // one is to come
+
+	hears  atomic.Bool  // notifications come
+	idle   atomic.Int64 // the boottime.Instant of the last claim, if that left nothing; or zero
+	polled atomic.Bool  // the next claim is one that others leave to this replica
+}
+
+// poll triggers a claim at the time of a poll. All replicas that poll then would find the same:
+// what has come due without a notification. So two of them claim, others each time, as if they
+// had heard of a task. A replica claims in any case if its last claim left something or is long
+// ago, or if it does not hear when it is needed.
+func (w *Worker) poll(at time.Time) {
+	place := w.members.place(w.cfg.Locks.Session(), "poll "+strconv.FormatInt(at.Unix(), 10))
+	w.wakeups.polled.Store(place < 2)
+	idle := boottime.Instant(w.wakeups.idle.Load())
+	switch {
+	case place == 0, idle == 0, !w.wakeups.hears.Load(), boottime.Now().Sub(idle) >= pollAnyway:
+		w.claimAgain()
+	case place == 1:
+		w.claimLater(&w.wakeups.second, secondClaims)
+	}
+}
+
+// looked notes that a claim has ended, whether it left nothing that is due, and whether tasks
+// with a limit were due before and are now. If others leave the claim to this replica, it wakes
+// them for what is left: all that know of a task with a limit look at every poll.
+func (w *Worker) looked(nothing, limited, stillLimited bool) {
+	idle := boottime.Instant(0)
+	if nothing && !stillLimited {
+		idle = boottime.Now()
+	}
+	w.wakeups.idle.Store(int64(idle))
+	if w.wakeups.polled.Swap(false) && (!nothing || stillLimited && !limited) {
+		notify(w.full)
+	}
 }
 
 // heard triggers a claim for tasks that were enqueued, at once if it is this replica's turn.
@@ -34,21 +72,41 @@ func (w *Worker) heard(word string) {
 	if word != "" {
 		place = w.members.place(w.cfg.Locks.Session(), word)
 	}
-	later := func(pending *atomic.Bool, after time.Duration) {
-		if !pending.Swap(true) {
-			time.AfterFunc(after, func() {
-				pending.Store(false)
-				w.claimSoon()
-			})
-		}
-	}
 	switch place {
 	case 0:
 		w.claimSoon()
 	case 1:
-		later(&w.wakeups.second, secondClaims)
+		w.claimLater(&w.wakeups.second, secondClaims)
 	default:
-		later(&w.wakeups.other, othersClaim)
+		w.claimLater(&w.wakeups.other, othersClaim)
+	}
+}
+
+// claimSoon triggers a claim, also of tasks with a limit, because there is news.
+func (w *Worker) claimSoon() {
+	w.limits.stir()
+	w.claimAgain()
+}
+
+// claimAgain triggers a claim, also of tasks with a limit, without news.
+func (w *Worker) claimAgain() {
+	w.limits.soon()
+	notify(w.wake)
+}
+
+// left is called when an attempt has ended: its slot is free, and its lock key.
+func (w *Worker) left() {
+	w.limits.stir()
+	notify(w.wake)
+}
+
+// claimLater triggers a claim after a while, unless one is to come.
+func (w *Worker) claimLater(pending *atomic.Bool, after time.Duration) {
+	if !pending.Swap(true) {
+		time.AfterFunc(after, func() {
+			pending.Store(false)
+			w.claimSoon()
+		})
 	}
 }
 

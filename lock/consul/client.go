@@ -22,10 +22,10 @@ const (
 	// requestTimeout bounds one request, and all the tries of one transaction.
 	requestTimeout = 5 * time.Second
 
-	// watchWait is how long a blocking query waits for a change. It is short
-	// because it is also how long we stay blind when a connection dies without a
-	// word, and a query every ten seconds costs next to nothing.
-	watchWait = 10 * time.Second
+	// watchWait is how long a blocking query waits for a change. It is below the 30 s
+	// after which many proxies give up on an answer. A connection that dies without a
+	// word is noticed sooner: see keepAlive.
+	watchWait = 25 * time.Second
 
 	// pollWait is how often a key is looked at that cannot be watched.
 	pollWait = 300 * time.Millisecond

@@ -187,7 +187,7 @@ func (t *session) live(ctx context.Context) {
 	wg.Go(func() { every(ctx, t.cfg.Verify, func(ctx context.Context) bool { t.slots.verify(ctx); return true }) })
 	wg.Go(func() { findLeaked(ctx, t.locks, t.leases, t.slots) })
 	if t.cluster != "" {
-		wg.Go(func() { every(ctx, t.cfg.Renew, t.stay) })
+		wg.Go(func() { t.watchCluster(ctx) })
 		wg.Go(func() { every(ctx, time.Second, t.speak) })
 	}
 	if t.service != "" {
@@ -244,28 +244,39 @@ func (t *session) renew(ctx context.Context) bool {
 	return err == nil
 }
 
+// watchCluster calls stay whenever this does not look like the cluster's Consul, until ctx
+// ends. A Consul that took the place of ours and does not know our session shows at the next
+// renewal.
+func (t *session) watchCluster(ctx context.Context) {
+	for ctx.Err() == nil {
+		err := t.follow(ctx, t.clusterKey(), func(pair *api.KVPair, _ bool) bool { return pair == nil || string(pair.Value) != t.cluster })
+		if err == nil {
+			t.stay(ctx)
+		}
+		retry.Pause(ctx, time.Second)
+	}
+}
+
 // stay ends the session if this is the cluster's Consul no more, and puts the cluster's
 // id back where somebody deleted it. That this Consul knows our session proves that it
 // is ours.
-func (t *session) stay(ctx context.Context) bool {
-	err := t.ours(ctx, t.cluster)
-	if !errors.Is(err, lock.ErrOtherCluster) {
-		return err == nil
+func (t *session) stay(ctx context.Context) {
+	if !errors.Is(t.ours(ctx, t.cluster), lock.ErrOtherCluster) {
+		return
 	}
-	if alive, err := t.lives(ctx); !alive {
-		return err == nil
+	if alive, _ := t.lives(ctx); !alive {
+		return
 	}
-	err = t.txn(ctx, t.keys, api.TxnOps{
+	err := t.txn(ctx, t.keys, api.TxnOps{
 		{KV: &api.KVTxnOp{Verb: api.KVCheckSession, Key: t.replicaKey(t.id), Session: t.id}},
 		{KV: &api.KVTxnOp{Verb: api.KVCAS, Key: t.clusterKey(), Value: []byte(t.cluster)}},
 	})
 	if err == nil {
-		return true
+		return
 	}
 	if err := t.ours(ctx, t.cluster); errors.Is(err, lock.ErrOtherCluster) {
 		t.lose(err)
 	}
-	return false
 }
 
 // speak gives a sign of life to Consul, as a change of the replica's key, while the

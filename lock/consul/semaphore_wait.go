@@ -10,6 +10,9 @@ import (
 	"onejob/lock/internal/retry"
 )
 
+// lookAgain is how often a semaphore is looked at whose .lock does not change.
+const lookAgain = 10 * time.Second
+
 // Await implements lock.Semaphores. Of all who wait for one semaphore in this
 // replica, one watches. Waiting goes on through Consul's absence. It waits for
 // one slot; who wants several asks again and again until they are free at once.
@@ -89,7 +92,7 @@ func (s *semaphore) watch(ctx context.Context, spare int) error {
 // the membership, and what does not show there is found by looking again every few
 // seconds.
 func (s *semaphore) follow(ctx context.Context, v *view, spare int, changed <-chan struct{}) bool {
-	wait := watchWait - rand.N(watchWait/4)
+	wait := lookAgain - rand.N(lookAgain/4)
 	if v.lock == nil { // there is nothing to watch, but one can be made
 		wait = time.Second - rand.N(time.Second/4)
 	}

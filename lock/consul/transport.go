@@ -2,16 +2,19 @@ package consul
 
 import (
 	"bytes"
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"path"
 	"strconv"
 	"strings"
+	"time"
 	"unicode"
 
 	"github.com/hashicorp/consul/api"
@@ -22,6 +25,10 @@ import (
 // maxConns is how many connections are kept for the next request: one for
 // each transaction that may be under way, and for each key that is watched.
 const maxConns = 16
+
+// keepAlive ends a connection about 11 s after the other side was last heard, while a query
+// waits over it.
+var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 2 * time.Second, Count: 3}
 
 // scheme returns http, https or unix, by which the client reaches its address, and the
 // address without it.
@@ -168,6 +175,15 @@ func transport(client *api.Config, tls *tls.Config) *http.Transport {
 	}
 	t.WriteBufferSize = 64 << 10 // a transaction in one write
 	t.MaxIdleConnsPerHost = max(t.MaxIdleConnsPerHost, maxConns)
+	if dial := t.DialContext; dial != nil {
+		t.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+			conn, err := dial(ctx, network, address)
+			if tcp, ok := conn.(*net.TCPConn); ok && err == nil {
+				_ = tcp.SetKeepAliveConfig(keepAlive) // without it a dead connection is noticed later
+			}
+			return conn, err
+		}
+	}
 	if t.Proxy != nil {
 		t.Proxy = quiet.Proxy(t.Proxy)
 	}

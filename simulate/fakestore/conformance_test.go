@@ -30,6 +30,8 @@ type side struct {
 	cancel func(id int64)
 	forget func(known []string) []string
 	rows   func() []string
+
+	before, last tasks.Answer // to heartbeats
 }
 
 func fake() *side {
@@ -232,13 +234,15 @@ func compare(t *testing.T, seed uint64, sides ...*side) {
 		case n <= 16:
 			ss := one()
 			each("beat", func(_ int, s *side) string {
-				list, err := s.Beat(ctx, tasks.Replica{Session: ss.id, State: tasks.ReplicaWorking})
+				known := tasks.Known{Server: s.last.Server, Digest: s.last.Digest, Since: s.before.Transaction}
+				a, err := s.Beat(ctx, tasks.Replica{Session: ss.id, State: tasks.ReplicaWorking}, known)
+				s.before, s.last = s.last, a
 				var states []string
-				for _, m := range list {
-					states = append(states, fmt.Sprint(m.Session, m.State, m.Here))
+				for _, m := range a.Replicas {
+					states = append(states, fmt.Sprint(m.Session, m.State, m.Here, m.Quiet))
 				}
 				slices.Sort(states)
-				return strings.Join(states, "; ") + words(err)
+				return fmt.Sprint(a.Ended, a.Whole, states, words(err))
 			})
 		case n == 17:
 			ss, how := one(), tasks.ReplicaStopped

@@ -10,8 +10,10 @@ package fakestore
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -67,8 +69,9 @@ type Attempt struct {
 // A Member is one of onejob.replicas.
 type Member struct {
 	tasks.Replica
-	BeganAt time.Time
-	EndedAt time.Time // zero if it has not
+	BeganAt     time.Time
+	EndedAt     time.Time // zero if it has not
+	transaction uint32    // that wrote its last heartbeat
 }
 
 // Database is one server's, and what its copies have.
@@ -98,6 +101,7 @@ type state struct {
 	cluster    string
 	clusters   int
 	fencesFrom int64
+	heartbeats uint32
 }
 
 // New returns an empty database.
@@ -524,17 +528,33 @@ func (d *Database) join(id string, r tasks.Replica) error {
 		return &tasks.OtherClusterError{Why: "the cluster has another id than " + id + " by now"}
 	}
 	r.HeartbeatAt, r.Server = now(), d.server.Started
-	d.state.members[r.Session] = Member{Replica: r, BeganAt: r.HeartbeatAt}
+	d.state.heartbeats++
+	d.state.members[r.Session] = Member{Replica: r, BeganAt: r.HeartbeatAt, transaction: d.state.heartbeats}
 	return nil
 }
 
-func (d *Database) beat(r tasks.Replica) []tasks.Replica {
+func (d *Database) beat(r tasks.Replica, known tasks.Known) tasks.Answer {
 	list := d.replicas() // as it was before, as the statement of store has it
+	var digest strings.Builder
+	for _, m := range list {
+		fmt.Fprintln(&digest, m.Session, m.State, m.Running, m.Kinds)
+	}
+	d.state.heartbeats++
+	a := tasks.Answer{Ended: true, Server: d.server.Started, Digest: digest.String(), Transaction: d.state.heartbeats}
+	a.Whole = a.Digest != known.Digest || !a.Server.Equal(known.Server)
+	for _, m := range list {
+		m.Quiet = !m.State.Final() && a.Server.Equal(known.Server) && d.state.members[m.Session].transaction < known.Since
+		if a.Whole || m.Quiet && m.Session != r.Session {
+			a.Replicas = append(a.Replicas, m)
+		}
+	}
 	if m, ok := d.state.members[r.Session]; ok && m.EndedAt.IsZero() {
+		a.Ended = false
 		m.HeartbeatAt, m.Running, m.State, m.Kinds, m.Server = now(), r.Running, r.State, r.Kinds, d.server.Started
+		m.transaction = d.state.heartbeats
 		d.state.members[r.Session] = m
 	}
-	return list
+	return a
 }
 
 func (d *Database) endReplica(session string, how tasks.ReplicaState) {

@@ -198,8 +198,8 @@ func (s *Store) Join(ctx context.Context, id string, r tasks.Replica) error {
 }
 
 // Beat implements worker.Store.
-func (s *Store) Beat(ctx context.Context, r tasks.Replica) ([]tasks.Replica, error) {
-	return ask(ctx, s, "beat", beatTimeout, func(d *Database) ([]tasks.Replica, error) { return d.beat(r), nil })
+func (s *Store) Beat(ctx context.Context, r tasks.Replica, known tasks.Known) (tasks.Answer, error) {
+	return ask(ctx, s, "beat", beatTimeout, func(d *Database) (tasks.Answer, error) { return d.beat(r, known), nil })
 }
 
 // Replicas implements worker.Store.
