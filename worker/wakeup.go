@@ -41,8 +41,9 @@ type wakeups struct {
 // had heard of a task. A replica claims in any case if its last claim left something or is long
 // ago, or if it does not hear when it is needed.
 func (w *Worker) poll(at time.Time) {
-	place := w.members.place(w.cfg.Locks.Session(), "poll "+strconv.FormatInt(at.Unix(), 10))
-	w.wakeups.polled.Store(place < 2)
+	session := w.cfg.Locks.Session()
+	place := w.members.place(session, "poll "+strconv.FormatInt(at.Unix(), 10))
+	w.wakeups.polled.Store(place < 2 && session != "")
 	idle := boottime.Instant(w.wakeups.idle.Load())
 	switch {
 	case place == 0, idle == 0, !w.wakeups.hears.Load(), boottime.Now().Sub(idle) >= pollAnyway:
