@@ -3,6 +3,7 @@ package worker
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"onejob/boottime"
 	"onejob/tasks"
@@ -12,7 +13,7 @@ import (
 func TestPlace(t *testing.T) {
 	now := boottime.Now()
 	replica := func(session string, change func(*member)) member {
-		r := member{tasks.Replica{Session: session, State: tasks.ReplicaWorking, Kinds: []string{"noop"}, Concurrency: 10}, now}
+		r := member{tasks.Replica{Session: session, State: tasks.ReplicaWorking, Kinds: []string{"noop"}, Concurrency: 10}, now.Add(time.Minute)} // so that none is silent before the test ends
 		if change != nil {
 			change(&r)
 		}

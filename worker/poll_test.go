@@ -27,8 +27,10 @@ func TestIdleReplicasPollInTurns(t *testing.T) {
 			}
 		})
 	}
-	c.listening(t, replicas)
-	time.Sleep(3 * time.Second)
+	testenv.Eventually(t, maxWait, "all replicas know each other", func() bool {
+		return get[int](t, c, "SELECT count(*) FROM onejob.replicas WHERE state = 'working' AND heartbeat_at > (SELECT max(began_at) FROM onejob.replicas)") == replicas
+	})
+	time.Sleep(5 * time.Second) // they listen by then
 	began, before := time.Now(), claims.Load()
 	time.Sleep(watch * time.Second)
 	// Two a second, and one each 5 s of each replica, where every replica had one a second.
