@@ -57,7 +57,7 @@ microbench: consul postgres ## The hot paths' own benchmarks, six times each, su
 	ONEJOB_BENCH_ROWS=200000 go test -run xxx -count 6 -bench Claim -benchtime 200x ./store >> bin/microbench.txt
 	cd bench && go tool benchstat ../bin/microbench.txt
 
-pgo: consul postgres ## Profile a busy replica anew for the compiler: cmd/onejob/default.pgo (3 minutes; leave the machine alone meanwhile)
+pgo: consul postgres ## Profile a busy replica anew for the compiler: cmd/onejob/default.pgo (1 minute; leave the machine alone meanwhile)
 	cd bench && go run -pgo=off . profile -tasks 400000 -out results/onejob.pprof
 	cp bench/results/onejob.pprof cmd/onejob/default.pgo
 
