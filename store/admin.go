@@ -58,6 +58,16 @@ type TaskProgress struct {
 	SaidAt  time.Time `json:"said_at"`
 }
 
+// UnmarshalJSON leaves the value empty if it cannot be read, and has no error: what somebody
+// wrote into the column by hand must not keep whole lists from being shown.
+func (p *TaskProgress) UnmarshalJSON(b []byte) error {
+	type plain TaskProgress
+	if json.Unmarshal(b, (*plain)(p)) != nil {
+		*p = TaskProgress{}
+	}
+	return nil
+}
+
 // String returns the percentage, the text or both.
 func (p TaskProgress) String() string {
 	switch {

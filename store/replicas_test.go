@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"onejob/store"
 	"onejob/tasks"
 )
 
@@ -321,6 +322,22 @@ func TestProgressOfTasks(t *testing.T) {
 	said()
 	if row, _, err := b.Show(t.Context(), other.ID); err != nil || row.Progress != nil {
 		t.Errorf("show has %v, %v", row.Progress, err)
+	}
+
+	// What somebody wrote by hand hides no row.
+	for _, written := range []string{`"garbage"`, `[1]`, `null`, `{"percent": "40", "text": "x"}`, `{"text": 7, "said_at": "soon"}`} {
+		b.sql(`UPDATE onejob.replicas SET progress = jsonb_build_object($1::text, $2::jsonb, 'x', 1)`, fmt.Sprint(other.Fence), written)
+		row, _, err := b.Show(t.Context(), other.ID)
+		if err != nil || row.Progress != nil && row.Progress.String() != "" {
+			t.Errorf("show of %s has %v, %v", written, row.Progress, err)
+		}
+		if _, err := b.Story(t.Context(), other.ID); err != nil {
+			t.Errorf("the story of %s: %v", written, err)
+		}
+		if page, err := b.List(t.Context(), store.Filter{Limit: 10}); err != nil || len(page.Rows) != 2 {
+			t.Errorf("the list of %s: %d rows, %v", written, len(page.Rows), err)
+		}
+		equal(t, "running", len(b.overview().Running.Rows), 2)
 	}
 }
 

@@ -11,8 +11,9 @@ import (
 // before. Otherwise the answer has those alone that have sent no heartbeat since the last look
 // but one, two seconds ago: most often none. All others have sent one since.
 //
-// That one is told late costs no time. When it is told, it is known to be silent since that
-// earlier look, and that is when its last heartbeat would have been seen on a whole list.
+// A dead replica is named two looks later than a whole list would show it, and that costs no
+// time: its silence counts from that earlier look, which is when its last heartbeat would have
+// been seen on a whole list.
 
 // looks are the last two answers to heartbeats, the older one first. A zero value is none.
 type looks struct {

@@ -23,7 +23,7 @@ const (
 	othersClaim  = time.Second
 	wakeEvery    = 100 * time.Millisecond // at most, by one replica
 
-	// A replica that has nothing to do polls at least once in pollAnyway, whoever else does.
+	// A replica that has nothing to do polls at least once in pollAnyway, whichever others do.
 	pollAnyway = 5 * time.Second
 )
 

@@ -19,15 +19,13 @@ func (c *cluster) listening(t *testing.T, n int) {
 	})
 }
 
-// Of ten replicas that hear of a task, few claim it.
-func TestAnInsertWakesFewReplicas(t *testing.T) {
-	t.Parallel()
-	c := newCluster(t)
-	const replicas, inserts = 10, 50
+// countClaims starts n replicas and counts their claims.
+func (c *cluster) countClaims(t *testing.T, n int, change func(*worker.Config)) *atomic.Int64 {
+	t.Helper()
 	var claims atomic.Int64
-	for i := range replicas {
+	for i := range n {
 		c.replica(t, fmt.Sprint("r", i), kinds(nil), func(cfg *worker.Config) {
-			cfg.Poll = "@every 1h"
+			change(cfg)
 			cfg.Measure = func(m worker.Measurement) {
 				if m.What == worker.MeasureClaim {
 					claims.Add(1)
@@ -35,6 +33,15 @@ func TestAnInsertWakesFewReplicas(t *testing.T) {
 			}
 		})
 	}
+	return &claims
+}
+
+// Of ten replicas that hear of a task, few claim it.
+func TestAnInsertWakesFewReplicas(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	const replicas, inserts = 10, 50
+	claims := c.countClaims(t, replicas, func(cfg *worker.Config) { cfg.Poll = "@every 1h" })
 	c.listening(t, replicas)
 	began, before := time.Now(), claims.Load()
 	for range inserts {

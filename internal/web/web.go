@@ -76,7 +76,8 @@ type Config struct {
 	// server takes for an answer.
 	ActTimeout time.Duration
 
-	// HidePayloads are kinds of which payloads, results, output and errors are not shown.
+	// HidePayloads are kinds of which payloads, results, output, errors and texts of progress are
+	// not shown.
 	HidePayloads []string
 
 	// Replica is the name of the replica that serves the page, Version that of the program.
