@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -113,8 +112,8 @@ func runBeside(ctx context.Context, p besidePlan) (err error) {
 		return err
 	}
 	defer also(consul.Close)
-	stamps := at.file("stamps.json")
-	replica, err := startProcess("onejob", at.file("stamp.log"), g.self, "stamp", "-subject", "onejob", "-dsn", at.dsn, "-out", stamps, "-consul", consul.Addr())
+	starts := at.file("starts")
+	replica, err := startProcess("onejob", at.file("stamp.log"), g.self, "stamp", "-subject", "onejob", "-dsn", at.dsn, "-out", starts, "-consul", consul.Addr())
 	if err != nil {
 		return err
 	}
@@ -126,7 +125,7 @@ func runBeside(ctx context.Context, p besidePlan) (err error) {
 		return nil
 	})
 
-	var counts []int // of stamps, after each phase
+	var counts []int // of start times, after each phase
 	total := 0
 	phase := func(name string, n int, more func() bool) error {
 		say("%s", name)
@@ -189,19 +188,16 @@ func runBeside(ctx context.Context, p besidePlan) (err error) {
 	r.WatchedThroughput = percentile(ratios, 50)
 
 	running = false
-	if err := replica.stop(); err != nil { // it writes the stamps
+	if err := replica.stop(); err != nil { // it writes the start times
 		return err
 	}
-	text, err := os.ReadFile(stamps)
+	list, err := readStarts([]string{starts})
 	if err != nil {
 		return err
 	}
-	var delays []float64
-	if err := json.Unmarshal(text, &delays); err != nil {
-		return err
-	}
+	delays := each(list, func(d delay) float64 { return d.ms })
 	if len(delays) != total || counts[2] == counts[1] {
-		return fmt.Errorf("%d of %d tasks left a stamp, after phases of %v", len(delays), total, counts)
+		return fmt.Errorf("%d of %d tasks left a start time, after phases of %v", len(delays), total, counts)
 	}
 	r.Alone, r.Watched, r.Retry = phaseOf(delays[:counts[0]]), phaseOf(delays[counts[0]:counts[1]]), phaseOf(delays[counts[1]:])
 	r.WatchedRatio, r.RetryRatio = r.Watched.P99/r.Alone.P99, r.Retry.P99/r.Alone.P99

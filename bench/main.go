@@ -25,6 +25,7 @@ const usage = `Usage:
   bench [flags]          measure everything; writes results/latest.json
   bench steady [flags]   keep one replica busy for long; writes results/steady.json
   bench beside [flags]   pick-up in a table of millions, beside people who look and who retry; writes results/beside.json
+  bench pressure [flags] put onejob and River under pressure; writes results/pressure.json and pictures
   bench profile [flags]  profile a busy replica; see what Postgres and Consul count of their work
   bench naive [flags]    work on tasks as the post about exclusive workers does
   bench river|floor|held-row|stamp [flags]   the other subjects; the first two commands start them
@@ -40,7 +41,7 @@ func main() {
 		command, arguments = arguments[0], arguments[1:]
 	}
 	commands := map[string]func(context.Context, *flag.FlagSet, []string) error{
-		"": benchCommand, "steady": steadyCommand, "beside": besideCommand, "profile": profileCommand,
+		"": benchCommand, "steady": steadyCommand, "beside": besideCommand, "profile": profileCommand, "pressure": pressureCommand,
 		"naive": naiveCommand, "river": riverCommand, "floor": baselineCommand, "held-row": heldRowCommand, "stamp": startTimesCommand,
 	}
 	run, ok := commands[command]
@@ -78,6 +79,13 @@ func besideCommand(ctx context.Context, flags *flag.FlagSet, arguments []string)
 	p.flags(flags)
 	_ = flags.Parse(arguments)
 	return runBeside(ctx, p)
+}
+
+func pressureCommand(ctx context.Context, flags *flag.FlagSet, arguments []string) error {
+	var p pressurePlan
+	p.flags(flags)
+	_ = flags.Parse(arguments)
+	return runPressure(ctx, p)
 }
 
 func profileCommand(ctx context.Context, flags *flag.FlagSet, arguments []string) error {
@@ -147,17 +155,21 @@ func baselineCommand(ctx context.Context, flags *flag.FlagSet, arguments []strin
 }
 
 func startTimesCommand(ctx context.Context, flags *flag.FlagSet, arguments []string) error {
-	name := flags.String("subject", "onejob", "onejob, river or river-default")
-	dsn := flags.String("dsn", "", "address of Postgres")
-	consul := flags.String("consul", "127.0.0.1:8500", "address of Consul")
-	out := flags.String("out", "stamps.json", "file for the delays in milliseconds, written at the end")
+	var c startTimesConfig
+	flags.StringVar(&c.subject, "subject", "onejob", "onejob, river or river-default")
+	flags.StringVar(&c.dsn, "dsn", "", "address of Postgres")
+	flags.StringVar(&c.consul, "consul", "127.0.0.1:8500", "address of Consul")
+	flags.StringVar(&c.replica, "replica", "handler", "name of the replica of onejob")
+	flags.StringVar(&c.out, "out", "starts", "file for a line for each start: when the task was sent, and how many ms later it started")
+	flags.IntVar(&c.slots, "slots", 0, "tasks at once; 0: 2,000")
+	flags.DurationVar(&c.work, "work", 0, "how long a task takes")
 	profile := flags.String("profile", "", "file for a CPU profile")
 	_ = flags.Parse(arguments)
 	stop, err := profiling(*profile)
 	if err != nil {
 		return err
 	}
-	return errors.Join(runStartTimes(ctx, *name, *dsn, *consul, *out), stop())
+	return errors.Join(runStartTimes(ctx, c), stop())
 }
 
 // say tells how far things are.

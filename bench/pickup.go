@@ -2,11 +2,9 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -65,7 +63,7 @@ func (g *environment) measurePickup(ctx context.Context, p pickup, n int) (claim
 	}
 	defer also(func() error { return g.drop(database) })
 	at := place{environment: g, dsn: g.postgres.DSN(database)}
-	arguments := []string{"stamp", "-subject", p.name, "-dsn", at.dsn, "-out", at.file("stamps.json")}
+	arguments := []string{"stamp", "-subject", p.name, "-dsn", at.dsn, "-out", at.file("starts")}
 	if p.consul {
 		c, err := g.startConsul(ctx)
 		if err != nil {
@@ -86,7 +84,7 @@ func (g *environment) measurePickup(ctx context.Context, p pickup, n int) (claim
 	if err := insertSingly(ctx, f, p.insert, n, replica); err != nil {
 		return nil, nil, errors.Join(err, replica.stop())
 	}
-	if err := replica.stop(); err != nil { // it writes the stamps
+	if err := replica.stop(); err != nil { // it writes the start times
 		return nil, nil, err
 	}
 	if p.claimed != "" {
@@ -98,15 +96,13 @@ func (g *environment) measurePickup(ctx context.Context, p pickup, n int) (claim
 			return nil, nil, err
 		}
 	}
-	text, err := os.ReadFile(at.file("stamps.json"))
+	starts, err := readStarts([]string{at.file("starts")})
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := json.Unmarshal(text, &delays); err != nil {
-		return nil, nil, err
-	}
+	delays = each(starts, func(d delay) float64 { return d.ms })
 	if len(delays) != n {
-		return nil, nil, fmt.Errorf("pick-up of %s: %d of %d tasks left a stamp", p.name, len(delays), n)
+		return nil, nil, fmt.Errorf("pick-up of %s: %d of %d tasks left a start time", p.name, len(delays), n)
 	}
 	return claimed, delays, nil
 }

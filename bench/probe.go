@@ -108,7 +108,7 @@ func holdSnapshot(ctx context.Context, dsn string) (*pgx.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, sql := range []string{`BEGIN ISOLATION LEVEL REPEATABLE READ`, `SELECT count(*) FROM onejob.schema_version`} {
+	for _, sql := range []string{`BEGIN ISOLATION LEVEL REPEATABLE READ`, `SELECT count(*) FROM pg_class`} {
 		if _, err := conn.Exec(ctx, sql); err != nil {
 			return nil, errors.Join(fmt.Errorf("hold a snapshot: %w", err), conn.Close(ctx))
 		}

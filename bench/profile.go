@@ -52,7 +52,7 @@ func runProfile(ctx context.Context, p profilePlan) (err error) {
 		return fmt.Errorf("%w; Debian has it in the package of the server", err)
 	}
 	profiled := subject{"profiled", onejobTable, true, func(at place) (*process, error) {
-		args := []string{"stamp", "-subject", "onejob", "-dsn", at.dsn, "-consul", at.consul, "-out", at.file("stamps.json")}
+		args := []string{"stamp", "-subject", "onejob", "-dsn", at.dsn, "-consul", at.consul, "-out", at.file("starts")}
 		if at.number == 1 {
 			args = append(args, "-profile", out)
 		}

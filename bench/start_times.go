@@ -1,8 +1,10 @@
 package main
 
 import (
+	"bufio"
+	"cmp"
 	"context"
-	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"runtime/debug"
@@ -22,33 +24,44 @@ import (
 	"onejob/worker"
 )
 
-// startTimes are what a subject writes down when pick-up is measured: how long after
-// its INSERT each task started.
+// startTimes are what a subject writes down when pick-up is measured: a line "SENT MS;" for
+// each task that starts, when it was sent and how much later it started.
 type startTimes struct {
-	mu     sync.Mutex
-	delays []float64 // ms
+	work time.Duration // that each task takes after that
+
+	mu  sync.Mutex
+	out *bufio.Writer
+	err error
 }
 
-// started notes that a task starts that was sent at a time in Unix nanoseconds.
-// One that was sent at zero is there to warm up.
+// started notes that a task starts that was sent at a time in Unix nanoseconds, and does its
+// work. One that was sent at zero is there to warm up.
 func (s *startTimes) started(sent int64) {
 	now := time.Now().UnixNano()
 	if sent == 0 {
 		return
 	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.delays = append(s.delays, float64(now-sent)/1e6)
+	_, err := fmt.Fprintf(s.out, "%d %.3f;\n", sent, float64(now-sent)/1e6)
+	s.err = errors.Join(s.err, err)
+	s.mu.Unlock()
+	if s.work > 0 {
+		time.Sleep(s.work)
+	}
 }
 
-func (s *startTimes) write(path string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	text, err := json.Marshal(s.delays)
-	if err != nil {
-		return err
+// write writes what was noted, every tenth of a second, so that little is lost when the
+// process is killed.
+func (s *startTimes) write(ctx context.Context) error {
+	for {
+		ended := sleep(ctx, 100*time.Millisecond) != nil
+		s.mu.Lock()
+		err := errors.Join(s.err, s.out.Flush())
+		s.mu.Unlock()
+		if ended || err != nil {
+			return err
+		}
 	}
-	return os.WriteFile(path, text, 0o600)
 }
 
 // gcPercent is that of "onejob serve".
@@ -56,7 +69,7 @@ const gcPercent = 400
 
 // runHandler is a replica of onejob with a Go handler of its own, no-op tasks, and defaults
 // otherwise. Its log and its metrics are those of "onejob serve".
-func runHandler(ctx context.Context, dsn, consul string, concurrency int, started func(sent int64)) error {
+func runHandler(ctx context.Context, c startTimesConfig, started func(sent int64)) error {
 	debug.SetGCPercent(gcPercent)
 	log := zap.New(zapcore.NewCore(logging.JSON(), zapcore.Lock(os.Stdout), zap.InfoLevel))
 	shown := metrics.New("bench")
@@ -65,40 +78,51 @@ func runHandler(ctx context.Context, dsn, consul string, concurrency int, starte
 		started(p.Sent)
 		return nil, nil
 	})
-	db, err := store.Open(store.Config{DSN: dsn, Measure: shown.Store})
+	db, err := store.Open(store.Config{DSN: c.dsn, Measure: shown.Store})
 	if err != nil {
 		return err
 	}
 	defer db.Close()
 	client := api.DefaultConfig()
-	client.Address = consul
+	client.Address = c.consul
 	locks, err := lock.New(lock.Config{Client: client, Log: log, Measure: shown.Consul})
 	if err != nil {
 		return err
 	}
-	replica, err := worker.New(worker.Config{Store: db, Locks: locks, Kinds: kinds, Replica: "handler", Concurrency: concurrency, Measure: shown.Worker, Log: log})
+	replica, err := worker.New(worker.Config{Store: db, Locks: locks, Kinds: kinds, Replica: c.replica, Concurrency: cmp.Or(c.slots, onejobConcurrency), Measure: shown.Worker, Log: log})
 	if err != nil {
 		return err
 	}
 	return replica.Run(ctx)
 }
 
-// runStartTimes runs a subject and writes its stamps to a file at the end.
-func runStartTimes(ctx context.Context, subject, dsn, consul, out string) error {
-	var s startTimes
-	var err error
-	switch subject {
-	case "onejob":
-		err = runHandler(ctx, dsn, consul, onejobConcurrency, s.started)
-	case "river":
-		err = riverjobs.Run(ctx, riverjobs.Config{DSN: dsn, Started: s.started})
-	case "river-default":
-		err = riverjobs.Run(ctx, riverjobs.Config{DSN: dsn, Default: true, Started: s.started})
-	default:
-		err = fmt.Errorf("there is no subject %q", subject)
-	}
+// startTimesConfig is what a subject does whose start times are written down.
+type startTimesConfig struct {
+	subject, dsn, consul, replica, out string
+
+	slots int           // 0: as many as are fast
+	work  time.Duration // that a task takes
+}
+
+// runStartTimes runs a subject and writes its start times to a file.
+func runStartTimes(ctx context.Context, c startTimesConfig) error {
+	file, err := os.Create(c.out)
 	if err != nil {
 		return err
 	}
-	return s.write(out)
+	defer file.Close()
+	s := startTimes{work: c.work, out: bufio.NewWriter(file)}
+	ended, end := context.WithCancel(context.WithoutCancel(ctx))
+	written := make(chan error)
+	go func() { written <- s.write(ended) }()
+	switch c.subject {
+	case "onejob":
+		err = runHandler(ctx, c, s.started)
+	case "river", "river-default":
+		err = riverjobs.Run(ctx, riverjobs.Config{DSN: c.dsn, Default: c.subject == "river-default", Workers: c.slots, Started: s.started})
+	default:
+		err = fmt.Errorf("there is no subject %q", c.subject)
+	}
+	end()
+	return errors.Join(err, <-written)
 }

@@ -413,6 +413,9 @@ func TestNoDueTimeIsLostOrMadeTwice(t *testing.T) {
 	}
 	testenv.Eventually(t, maxWait, "300 due times", func() bool { return get[int](t, c, "SELECT count(*) FROM onejob.occurrences") >= 300 })
 	c.exec(t, "UPDATE onejob.schedules SET enabled = false")
+	testenv.Eventually(t, maxWait, "what was due before that is made", func() bool {
+		return get[bool](t, c, "SELECT NOT EXISTS (SELECT FROM onejob.former_schedules)")
+	})
 	c.awaitAll(t, maxWait)
 
 	if n := get[int](t, c, `SELECT count(*) FROM (SELECT due_at - lag(due_at) OVER (PARTITION BY schedule_id ORDER BY due_at) AS gap FROM onejob.occurrences) g WHERE gap <> interval '1 second'`); n != 0 {
