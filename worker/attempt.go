@@ -29,9 +29,12 @@ type attemptStore interface {
 //
 // early is where the answer comes if its lock was asked for while it was claimed; it is
 // nil if not. Such a task is no suspect.
-func (w *Worker) attempt(t *tasks.Task, early <-chan locked) {
+//
+// It reports whether something may wait for the attempt's end: another task for its lock key,
+// or this one for another attempt.
+func (w *Worker) attempt(t *tasks.Task, early <-chan locked) (awaited bool) {
 	growStack(0)
-	w.attemptUnder(t, nil, early)
+	return !w.attemptUnder(t, nil, early) || t.LockShared
 }
 
 // growStack makes the stack of a new goroutine as large as an attempt will need. That costs
@@ -44,15 +47,16 @@ func growStack(i int) byte {
 	return room[i]
 }
 
-// attemptUnder is attempt, under a slot of a limit as well if slot is not nil.
-func (w *Worker) attemptUnder(t *tasks.Task, slot lock.Lease, early <-chan locked) {
+// attemptUnder is attempt, under a slot of a limit as well if slot is not nil. It reports
+// whether the task is done.
+func (w *Worker) attemptUnder(t *tasks.Task, slot lock.Lease, early <-chan locked) (done bool) {
 	trace := w.trace(t)
 	var ended tasks.Completion
 	defer func() { trace.Ended(ended.Outcome, ended.Error) }()
 	if n := t.Crashes + t.Stalls; n > 0 && n >= w.cfg.MaxCrashes-1 {
 		if !w.suspects.enter(t.Fence, n >= w.cfg.MaxCrashes) {
 			w.requeue(t, errSuspect)
-			return
+			return false
 		}
 		defer w.suspects.leave(t.Fence)
 	}
@@ -64,7 +68,7 @@ func (w *Worker) attemptUnder(t *tasks.Task, slot lock.Lease, early <-chan locke
 	trace.Locked(err)
 	if err != nil {
 		w.requeue(t, err)
-		return
+		return false
 	}
 	if slot != nil {
 		lease = newUnderSlot(lease, slot)
@@ -82,6 +86,7 @@ func (w *Worker) attemptUnder(t *tasks.Task, slot lock.Lease, early <-chan locke
 	if err := lease.Release(context.Background()); err != nil && lease.Context().Err() == nil {
 		w.cfg.Log.Warn("release_failed", fields(t, zap.Error(err))...)
 	}
+	return ended.Next != "" && ended.Next != tasks.StatusPending
 }
 
 // acquire locks the task. A previous holder may have completed its row and not yet

@@ -38,7 +38,7 @@ func (w *Worker) audit(ctx context.Context) {
 		if _, heard := known[t.Fence]; !heard {
 			w.cfg.Log.Warn("claim_reply_lost", fields(t)...)
 			w.running.take(1, math.MaxInt)
-			w.running.start(t.Fence, 0, func() { w.requeue(t, errReplyLost) }, w.claimSoon)
+			w.running.start(t.Fence, 0, func() bool { w.requeue(t, errReplyLost); return true }, func(bool) { w.claimSoon() })
 		}
 	}
 }

@@ -37,6 +37,7 @@ func (w *Worker) claim(ctx context.Context) {
 			return
 		case <-w.wake:
 		}
+		w.wakeups.idle.Store(0) // before free slots are counted: who leaves from here on wakes this loop
 		w.audit(context.WithoutCancel(ctx))
 		limited := w.limits.due
 		if limited { // first: they need few slots, and would get none after the others
@@ -143,12 +144,12 @@ func (w *Worker) claimSome(ctx context.Context) (more, asked bool, err error) {
 	}
 	w.payloads.saw(claimed.Tasks)
 	for _, t := range claimed.Tasks {
-		var run func()
+		var run func() (awaited bool)
 		if ctx.Err() == nil {
 			early := ahead.take(t)
-			run = func() { w.attempt(t, early) }
+			run = func() bool { return w.attempt(t, early) }
 		} else {
-			run = func() { w.requeue(t, tasks.ErrShutdown) }
+			run = func() bool { w.requeue(t, tasks.ErrShutdown); return true }
 		}
 		w.running.start(t.Fence, len(t.Payload), run, w.left)
 	}

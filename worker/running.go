@@ -89,15 +89,16 @@ func (r *running) unreserve(n int) {
 }
 
 // start runs f as the attempt with this fence, in a goroutine that done waits
-// for. The caller has taken room for it, which is given back before left is
-// called.
-func (r *running) start(fence int64, bytes int, f, left func()) {
+// for. The caller has taken room for it, which is given back before left is called, with
+// what f has returned.
+func (r *running) start(fence int64, bytes int, f func() bool, left func(bool)) {
 	r.begin(fence, bytes)
 	go func() {
-		defer left()
+		awaited := true
+		defer func() { left(awaited) }()
 		defer r.leave(1)
 		defer r.end(fence)
-		f()
+		awaited = f()
 	}()
 }
 

@@ -95,10 +95,15 @@ func (w *Worker) claimAgain() {
 	notify(w.wake)
 }
 
-// left is called when an attempt has ended: its slot is free, and its lock key.
-func (w *Worker) left() {
+// left is called when an attempt has ended: its slot is free, and its lock key. It triggers a
+// claim if something may wait for one of them: not for the slot if the last claim left nothing
+// that is due, since what has come after that triggers claims by itself. Otherwise a replica
+// that is busy, and keeps up, would claim in vain after each attempt.
+func (w *Worker) left(awaited bool) {
 	w.limits.stir()
-	notify(w.wake)
+	if awaited || w.wakeups.idle.Load() == 0 {
+		notify(w.wake)
+	}
 }
 
 // claimLater triggers a claim after a while, unless one is to come.

@@ -1,12 +1,14 @@
 package worker_test
 
 import (
+	"context"
 	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"onejob/internal/testenv"
+	"onejob/tasks"
 	"onejob/worker"
 )
 
@@ -59,6 +61,56 @@ func TestAnInsertWakesFewReplicas(t *testing.T) {
 	if n := get[int](t, c, "SELECT count(DISTINCT replica) FROM onejob.attempts"); n < replicas/2 {
 		t.Errorf("%d of %d replicas did something", n, replicas)
 	}
+}
+
+// Attempts that end one by one cost no claim each, where nothing else is due. One that ends
+// while another task waits for its lock key does.
+func TestAttemptsEndWithoutClaims(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	const slots = 60
+	began, release, key := make(chan struct{}, slots), make(chan struct{}), make(chan struct{})
+	held := tasks.Kinds{"noop": tasks.Noop{}}
+	tasks.Handle(held, "held", func(ctx context.Context, a *tasks.Attempt, _ none) (none, error) {
+		began <- struct{}{}
+		until := release
+		if a.LockShared {
+			until = key
+		}
+		select {
+		case <-until:
+		case <-ctx.Done():
+		}
+		return none{}, nil
+	})
+	var claims atomic.Int64
+	c.replica(t, "one", held, func(cfg *worker.Config) {
+		cfg.Poll, cfg.Concurrency = "@every 1h", 2*slots
+		cfg.Measure = func(m worker.Measurement) {
+			if m.What == worker.MeasureClaim {
+				claims.Add(1)
+			}
+		}
+	})
+	c.listening(t, 1)
+	c.exec(t, "INSERT INTO onejob.tasks (kind, lock_key) SELECT 'held', CASE i WHEN 1 THEN 'k' END FROM generate_series(1, $1) i", slots)
+	for range slots {
+		<-began
+	}
+	waits := c.insert(t, "kind, lock_key", "noop", "k")
+	c.await(t, c.insert(t, "kind", "noop"), "succeeded") // a claim has passed the one that waits
+	before := claims.Load()
+	for i := range slots - 1 {
+		release <- struct{}{}
+		testenv.Eventually(t, maxWait, "another one is done", func() bool {
+			return get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status = 'succeeded'") >= i+2
+		})
+	}
+	if n := claims.Load() - before; n > slots/4 {
+		t.Errorf("%d claims for %d attempts that ended", n, slots-1)
+	}
+	close(key)
+	c.await(t, waits, "succeeded")
 }
 
 // Many tasks of one INSERT keep all replicas busy, without a poll.
