@@ -49,13 +49,13 @@ func (p *pressurePlan) flags(flags *flag.FlagSet) {
 	flags.IntVar(&p.Burst, "burst", 1_000_000, "rows that a burst inserts at once")
 }
 
-// Tasks take pressureWork and pressureSlots of them run at once, so 4,000 a second can be done
+// Tasks take pressureWork and pressureSlots of them run at once, so 2,000 a second can be done
 // at the very most, by both subjects: the machine is half idle and pick-up is not the time in
 // a queue.
 const (
-	pressureWork  = 50 * time.Millisecond
+	pressureWork  = 100 * time.Millisecond
 	pressureSlots = 200
-	pressureRate  = 2_000 // tasks a second
+	pressureRate  = 1_000 // tasks a second
 	pressureMost  = float64(pressureSlots) / (float64(pressureWork) / float64(time.Second))
 
 	pressureWaiting = 20_000 // tasks that always wait where there is no rate
