@@ -2,7 +2,7 @@
 # Prints the folder with PostgreSQL's server binaries, which it installs with
 # apt-get if there are none: ONEJOB_POSTGRES_BIN, else PATH's, else the newest of
 # /usr/lib/postgresql/*/bin. No server is started, and no cluster is made.
-# pgbouncer and libfaketime, which some tests need, are installed as well if they can be.
+# pgbouncer and a C compiler, which some tests need, are installed as well if they can be.
 # The folder is all of stdout; what is happening goes to stderr.
 set -euo pipefail
 
@@ -48,7 +48,7 @@ found() {
 packages=()
 found >/dev/null || packages+=(postgresql)
 PATH=$PATH:/usr/sbin command -v pgbouncer >/dev/null || packages+=(pgbouncer)
-compgen -G '/usr/lib/*/faketime/libfaketimeMT.so.1' >/dev/null || packages+=(faketime)
+command -v cc >/dev/null || packages+=(gcc libc6-dev)
 if ((${#packages[@]} == 0)); then
   found
   exit
@@ -63,9 +63,9 @@ elif sudo -n true 2>/dev/null; then
   as_root=(sudo -n)
 fi
 if ! $can_install || ! command -v apt-get >/dev/null; then
-  found && exit # the tests that want pgbouncer or libfaketime will say so
+  found && exit # the tests that want pgbouncer or a C compiler will say so
   say "this script cannot install what is missing here, ${packages[*]}: install your distribution's" \
-    "packages (postgresql on Debian, Ubuntu, Alpine and Arch, postgresql-server on Fedora; pgbouncer and faketime" \
+    "packages (postgresql on Debian, Ubuntu, Alpine and Arch, postgresql-server on Fedora; pgbouncer and gcc" \
     "everywhere), or set ONEJOB_POSTGRES_BIN to the folder that holds postgres and initdb"
   exit 1
 fi

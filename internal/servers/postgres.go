@@ -35,7 +35,8 @@ type PostgresConfig struct {
 	// asks clients for no certificate.
 	TLS *TLS
 
-	// Clock gives the server a clock of its own, which SetClock sets. It needs libfaketime.
+	// Clock gives the server a clock of its own, which SetClock sets. It needs a C
+	// compiler.
 	Clock bool
 
 	// Durable makes commits wait for the disk, as they do by default in
@@ -271,15 +272,11 @@ func (p *Postgres) Start(ctx context.Context) error {
 	cmd.Dir = p.folder.path
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: p.account.credential()}
 	if p.config.Clock {
-		library, err := findFakeTime()
-		if err == nil && !exists(p.clockFile()) {
-			err = p.SetClock(0)
-		}
+		environment, err := makeClock(p.folder.path)
 		if err != nil {
 			return fmt.Errorf("start PostgreSQL: %w", err)
 		}
-		cmd.Env = append(os.Environ(), "LD_PRELOAD="+library, "FAKETIME_TIMESTAMP_FILE="+p.clockFile(), "FAKETIME_NO_CACHE=1", "FAKETIME_DONT_FAKE_MONOTONIC=1",
-			"FAKETIME_DISABLE_SHM=1") // kill -9 would leave it
+		cmd.Env = append(os.Environ(), environment...)
 	}
 	process, err := startProcess("PostgreSQL", cmd, p.LogFile(), syscall.SIGQUIT)
 	if err != nil {
@@ -293,17 +290,11 @@ func (p *Postgres) Start(ctx context.Context) error {
 	return nil
 }
 
-// SetClock sets the server's clock to so much ahead of the machine's.
+// SetClock sets the server's clock to so much ahead of the machine's, for all its processes at
+// once.
 func (p *Postgres) SetClock(ahead time.Duration) error {
-	text := fmt.Sprintf("%+d\n", int(ahead.Seconds()))
-	draft := p.clockFile() + ".new" // no process may find half of it
-	if err := os.WriteFile(draft, []byte(text), 0o644); err != nil {
-		return err
-	}
-	return os.Rename(draft, p.clockFile())
+	return setClock(p.folder.path, ahead)
 }
-
-func (p *Postgres) clockFile() string { return filepath.Join(p.folder.path, "clock") }
 
 func exists(path string) bool { _, err := os.Stat(path); return err == nil }
 

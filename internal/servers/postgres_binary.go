@@ -38,15 +38,6 @@ func findPostgres() (string, error) {
 	return "", errors.New("found no PostgreSQL server on this machine: " + postgresHint)
 }
 
-// findFakeTime returns the library that gives a program another clock.
-func findFakeTime() (string, error) {
-	found, _ := filepath.Glob("/usr/lib/*/faketime/libfaketimeMT.so.1")
-	if len(found) == 0 {
-		return "", errors.New("found no libfaketime on this machine: run scripts/postgres.sh, or install your distribution's package faketime")
-	}
-	return found[0], nil
-}
-
 func holdsPostgres(folder string) bool {
 	for _, name := range []string{"postgres", "initdb"} {
 		if _, err := exec.LookPath(filepath.Join(folder, name)); err != nil {
