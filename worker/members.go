@@ -254,7 +254,7 @@ func (w *Worker) reportDeath(ctx context.Context, r tasks.Replica) {
 	}
 	how, err := w.cfg.Locks.End(ctx, r.Session, lock.Silence)
 	if err != nil {
-		w.cfg.Log.Debug("replica_lookup_failed", zap.String("replica", r.Name), zap.String("session", r.Session), zap.Error(err))
+		w.cfg.Log.Debug("replica_lookup_failed", zap.String("other", r.Name), zap.String("session", r.Session), zap.Error(err))
 	}
 	if err == nil && how != lock.Alive {
 		w.declareDead(ctx, r, how)
@@ -279,7 +279,7 @@ func (w *Worker) declareDead(ctx context.Context, r tasks.Replica, end lock.End)
 	}
 	w.members.ended(r.Session, how)
 	if how == tasks.ReplicaDead {
-		w.cfg.Log.Warn("replica_dead", zap.String("replica", r.Name), zap.String("session", r.Session), zap.String("host", r.Host), zap.Int("running", r.Running))
+		w.cfg.Log.Warn("replica_dead", zap.String("other", r.Name), zap.String("session", r.Session), zap.String("host", r.Host), zap.Int("running", r.Running))
 	}
 	notify(w.bereaved)
 }
