@@ -26,6 +26,7 @@ type pressurePlan struct {
 	Out      string        `json:"-"`
 	Pictures string        `json:"-"`
 	Only     string        `json:"only,omitempty"`
+	Subjects string        `json:"subjects"`
 	Before   time.Duration `json:"before_ns"`
 	During   time.Duration `json:"during_ns"`
 	After    time.Duration `json:"after_ns"`
@@ -40,6 +41,7 @@ func (p *pressurePlan) flags(flags *flag.FlagSet) {
 	flags.StringVar(&p.Out, "out", "results/pressure.json", "file for the results")
 	flags.StringVar(&p.Pictures, "pictures", "../docs/images", "folder for the pictures")
 	flags.StringVar(&p.Only, "only", "", "only these kinds of pressure, such as snapshot,kills")
+	flags.StringVar(&p.Subjects, "subjects", "onejob,river", "who is put under it")
 	flags.DurationVar(&p.Before, "before", time.Minute, "how long to watch before the pressure begins")
 	flags.DurationVar(&p.During, "during", 3*time.Minute, "how long the pressure lasts")
 	flags.DurationVar(&p.After, "after", time.Minute, "how long to watch afterwards")
@@ -206,6 +208,9 @@ func runPressure(ctx context.Context, p pressurePlan) (err error) {
 	for _, k := range chosen {
 		found[k.name] = map[string]*pressedOutcome{}
 		for _, s := range pressedSubjects {
+			if !slices.Contains(strings.Split(p.Subjects, ","), s.name) {
+				continue
+			}
 			say("%s: %s", s.name, k.title)
 			r := &pressedRun{plan: &p, pressure: k, subject: s}
 			if err := r.run(ctx, g); err != nil {

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -33,7 +35,7 @@ type database struct {
 func startDatabase(ctx context.Context, dir string, s settings) (*database, error) {
 	d := &database{waits: s.Standby == synchronous}
 	p, err := servers.StartPostgres(ctx, servers.PostgresConfig{Dir: dir, Durable: true, Clock: slices.Contains(s.Kinds, clockJump),
-		Settings: map[string]string{"max_connections": "200", "log_min_messages": "fatal", "wal_keep_size": "512MB"}})
+		Settings: map[string]string{"max_connections": "200", "log_min_messages": "log", "wal_keep_size": "512MB"}})
 	if err != nil {
 		return d, err
 	}
@@ -50,6 +52,19 @@ func startDatabase(ctx context.Context, dir string, s settings) (*database, erro
 		return d, err
 	}
 	return d, d.wait(ctx)
+}
+
+// crashes returns how many processes of the servers were ended by a signal, as their postmasters
+// say. No fault does that: a postmaster that is killed says nothing.
+func (d *database) crashes() (n int, err error) {
+	for _, s := range d.servers {
+		log, err := os.ReadFile(s.LogFile())
+		if err != nil {
+			return 0, err
+		}
+		n += bytes.Count(log, []byte("was terminated by signal"))
+	}
+	return n, nil
 }
 
 // primary is the server that is the database.

@@ -152,6 +152,9 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 			r.Exits += replica.exits
 		}
 	}
+	if r.Crashes, err = c.postgres.crashes(); err != nil {
+		return nil, err
+	}
 	if ours {
 		r.Growth, r.Leaks = leaks.checkAll(s.Duration)
 	}

@@ -25,6 +25,7 @@ func (r *report) thin(s settings) (why []string) {
 	}
 	add(len(r.Unstopped) > 0, "replicas that did not stop: %v", r.Unstopped)
 	add(r.Exits > thinExits, "replicas ended by themselves %d times, more than %d", r.Exits, thinExits)
+	add(r.Crashes > 0, "processes of Postgres ended %d times by a signal that no fault sent: what waited for its recovery counts as late", r.Crashes)
 	add(r.InsertsFailed*100 > r.Inserts*thinFailed, "%d of %d INSERTs failed, more than %d %%", r.InsertsFailed, r.Inserts, thinFailed)
 	if s.Duration < longEnough {
 		return why
