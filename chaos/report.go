@@ -182,7 +182,7 @@ func (r *report) summary() string {
 	line("inserts_failed", r.InsertsFailed, fmt.Sprintf("of %d", r.Inserts))
 	line("helped", r.Helped, "times a person ran adopt-consul, as no replica had a session")
 	line("exits", r.Exits, "of replicas, by themselves")
-	line("postgres_crashes", r.Crashes, "processes of Postgres that a signal ended and no fault")
+	line("postgres_crashes", r.Crashes, "processes of Postgres that a signal ended, without a fault")
 	for _, what := range slices.Sorted(maps.Keys(r.Excused)) {
 		line("excused", r.Excused[what], what)
 	}

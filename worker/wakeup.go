@@ -97,11 +97,11 @@ func (w *Worker) claimAgain() {
 
 // left is called when an attempt has ended: its slot is free, and its lock key. It triggers a
 // claim if something may wait for one of them: not for the slot if the last claim left nothing
-// that is due, since what has come after that triggers claims by itself. Otherwise a replica
-// that is busy, and keeps up, would claim in vain after each attempt.
+// that is due, and notifications tell of what has come after that. Otherwise a replica that is
+// busy, and keeps up, would claim in vain after each attempt.
 func (w *Worker) left(awaited bool) {
 	w.limits.stir()
-	if awaited || w.wakeups.idle.Load() == 0 {
+	if awaited || w.wakeups.idle.Load() == 0 || !w.wakeups.hears.Load() {
 		notify(w.wake)
 	}
 }

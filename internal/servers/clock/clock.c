@@ -2,7 +2,6 @@
 // nanoseconds as the first eight bytes of the file ONEJOB_CLOCK say at that moment, for all its
 // processes at once. It allocates nothing: PostgreSQL looks at the clock in signal handlers.
 #define _GNU_SOURCE
-#include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
