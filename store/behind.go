@@ -47,7 +47,8 @@ const (
 // became due, or free, behind where those go on: when a transaction that inserted
 // them was slow to commit, or one that had locked them has ended. It does so where
 // the claims do not, because for them it takes too long, and no more often than is
-// worth it; call it every second. It reports whether there are any.
+// worth it; call it every second. Where nobody does, claims look from the beginning themselves.
+// It reports whether there are any.
 //
 // Beside an old snapshot it has to pass millions of dead index entries, which takes
 // seconds. So it looks at portions of time, one after the other: no look keeps a
@@ -102,6 +103,7 @@ func (s *Store) lookBehind(ctx context.Context, marks map[int64]mark, from, to t
 func (l *lanes) toLookBehind(began time.Time) (marks map[int64]mark, from, to time.Time, due bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.looksAt = time.Now()
 	if !l.expensive || l.since.Before(began) && time.Since(l.since) < restFactor*l.cost {
 		return nil, from, to, false
 	}

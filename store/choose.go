@@ -325,7 +325,7 @@ func (r *memory) dear() namedArgs {
 	marks := map[int64]mark{}
 	for _, l := range r.sort {
 		l.mu.Lock()
-		if l.expensive && l.watched {
+		if l.expensive && l.watched() {
 			for lane, m := range l.marks {
 				if old, known := marks[lane]; !known || m.before(old) {
 					marks[lane] = m
@@ -346,7 +346,7 @@ func (s *Store) lanesOf(c tasks.Claim) *lanes {
 		if s.remember.sort == nil || len(s.remember.sort) == maxSorts {
 			s.remember.sort = map[string]*lanes{}
 		}
-		l = &lanes{watched: c.Limit == ""}
+		l = &lanes{}
 		s.remember.sort[name] = l
 	}
 	return l
@@ -363,9 +363,13 @@ type lanes struct {
 	empty     bool          // the last claim found nothing, and there is more to look at
 	expensive bool          // beginning without marks costs much
 	idle      bool          // the last look began without marks, took few rows and left none
-	watched   bool          // LookBehind looks after them
-	behind    portions      // in which it does
+	looksAt   time.Time     // when LookBehind was last called for them
+	behind    portions      // in which it looks
 }
+
+// watched reports whether LookBehind looks after them, so that claims need not begin without
+// marks. Nobody calls it for claims under a limit, for one.
+func (l *lanes) watched() bool { return time.Since(l.looksAt) < watchFor }
 
 const (
 	// From a claim that began without marks to the next one so many times its cost
@@ -376,6 +380,9 @@ const (
 	// A claim that takes longer than this is not repeated for the sake of looking
 	// from the beginning. LookBehind does that, beside the claims.
 	expensiveCost = 5 * time.Millisecond
+
+	// LookBehind is called every second. Claims go on without it when it was not for so long.
+	watchFor = 10 * time.Second
 
 	// A look that takes longer than this has most likely waited for somebody who had locked
 	// the table, which is no reason to rest for many times as long.
@@ -420,7 +427,7 @@ func (l *lanes) look(most int) look {
 	defer l.mu.Unlock()
 	base := max(16, most)
 	now := time.Now()
-	rested := !l.empty && !l.expensive && now.Sub(l.since) > restFactor*l.cost
+	rested := !l.empty && !(l.expensive && l.watched()) && now.Sub(l.since) > restFactor*l.cost
 	if rested || len(l.marks) == 0 {
 		l.marks, l.since, l.cost, l.expensive, l.empty = nil, now, 0, false, false
 	}
@@ -440,7 +447,7 @@ func (l *lanes) looked(k look, c chosen) {
 	defer l.mu.Unlock()
 	if len(k.marks) == 0 || l.empty {
 		l.cost += min(maxCharge, max(0, c.took-time.Duration(c.picked)*rowCost))
-		l.expensive = l.watched && l.cost >= expensiveCost
+		l.expensive = l.watched() && l.cost >= expensiveCost
 	}
 	l.empty = c.picked == 0 && c.more
 	l.idle = c.picked <= plainRows && !c.more && !c.left && len(k.marks) == 0

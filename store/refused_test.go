@@ -251,6 +251,21 @@ func TestLookBehind(t *testing.T) {
 	equal(t, "an urgent row", ids(b.claimNext(9)), urgent)
 }
 
+// Nobody looks behind claims of kinds that have a limit. They find such rows themselves, however
+// much looking costs.
+func TestNobodyLooksBehind(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.claimed("lock_key='busy'", "run_at=now() - interval '1 day'")
+	b.sql(`INSERT INTO onejob.tasks (kind, run_at, lock_key) SELECT 'noop', now() - interval '1 hour' + i * interval '1 ms', 'busy' FROM generate_series(1, 60000) i`)
+	last := b.insert("lock_key='other'")
+	testenv.Eventually(t, time.Minute, "the row behind 60,000 is claimed", func() bool { return ids(b.claimNext(9)) == last })
+	late := b.insert("lock_key='late'", "run_at=now() - interval '2 hours'")
+	kinds, err := b.DueKinds(t.Context(), tasks.Claim{Kinds: []string{"noop"}})
+	equal(t, "the kinds that are due", fmt.Sprint(kinds, err), "[noop] <nil>")
+	testenv.Eventually(t, time.Minute, "the row before them is claimed", func() bool { return ids(b.claimNext(9)) == late })
+}
+
 // A look that takes longer than a statement may is not made again as it was.
 func TestLookBehindThatTakesTooLong(t *testing.T) {
 	t.Parallel()
