@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"onejob/chaos/checker"
 	"onejob/internal/mutant"
 )
@@ -239,10 +241,18 @@ func (c *cluster) storm(ctx context.Context, long time.Duration, work *workload,
 func (c *cluster) drain(ctx context.Context, maxWait time.Duration) error {
 	return eventually(ctx, maxWait, "everything has come to an end", func() error {
 		var left int
-		err := c.operator.QueryRow(ctx, `SELECT count(*) FROM onejob.tasks
- WHERE status IN ('pending', 'running') AND id NOT IN (SELECT task FROM chaos.added WHERE hostile)`).Scan(&left)
-		if err == nil && left > 0 {
-			err = fmt.Errorf("%d tasks are pending or running", left)
+		var first string // of them
+		err := c.operator.QueryRow(ctx, `SELECT count(*) OVER (), concat_ws(', ', id, kind, status, 'queue ' || queue, 'limit ' || limit_name, 'lock key ' || lock_key,
+       'attempt ' || attempt, 'due ' || statement_timestamp() - run_at || ' ago', 'session ' || session, error)
+  FROM onejob.tasks
+ WHERE status IN ('pending', 'running') AND id NOT IN (SELECT task FROM chaos.added WHERE hostile)
+ ORDER BY run_at, id
+ LIMIT 1`).Scan(&left, &first)
+		switch {
+		case errors.Is(err, pgx.ErrNoRows):
+			return nil
+		case err == nil:
+			return fmt.Errorf("%d tasks are pending or running; the first is task %s", left, first)
 		}
 		return err
 	})
