@@ -1,12 +1,10 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -156,6 +154,10 @@ type pressedOutcome struct {
 	During pressedPhase `json:"during"`
 	After  pressedPhase `json:"after"`
 
+	// Before the pressure, of all processes of a kind.
+	CPU          map[string]float64 `json:"before_cpu_us_per_task"`
+	ConsulWrites float64            `json:"before_consul_writes_per_task"`
+
 	BeganAt    float64         `json:"pressure_began_s"`
 	EndedAt    float64         `json:"pressure_ended_s"`
 	CaughtUp   float64         `json:"caught_up_s"` // after the pressure until less than a second's tasks waited; -1: not before the end
@@ -170,6 +172,7 @@ type pressedRun struct {
 	pressure pressure
 	subject  pressedSubject
 	at       place
+	consul   *consul // nil if the subject has none
 	replicas []*process
 	progress *progress
 	feed     feeder
@@ -246,7 +249,12 @@ func (o *pressedOutcome) print(name string) {
 		fmt.Printf("%s, %s: %.0f tasks/s, pick-up p50 %.1f ms, p99 %.1f ms, at most %.0f ms; %d dead rows and %.0f MB at most\n",
 			name, phase.name, phase.Rate, phase.P50, phase.P99, phase.Max, phase.DeadRows, phase.MB)
 	}
-	fmt.Printf("%s: caught up %.0f s after; %d tasks unfinished at the end, %d failed\n", name, o.CaughtUp, o.Unfinished, o.Failed)
+	fmt.Printf("%s, before: us of a processor for each task: %.0f, Postgres %.0f, Consul %.0f; Raft entries a task: %.2f\n",
+		name, o.CPU["subject"], o.CPU["postgres"], o.CPU["consul"], o.ConsulWrites)
+	if o.CaughtUp >= 0 {
+		fmt.Printf("%s: had caught up %.0f s after the pressure\n", name, o.CaughtUp)
+	}
+	fmt.Printf("%s: %d tasks unfinished at the end, %d failed\n", name, o.Unfinished, o.Failed)
 }
 
 // run measures one subject under one pressure.
@@ -259,12 +267,11 @@ func (r *pressedRun) run(ctx context.Context, g *environment) (err error) {
 	defer also(func() error { return g.reopen(database) })
 	r.at = place{environment: g, dsn: g.postgres.DSN(database)}
 	if r.subject.consul {
-		c, err := g.startConsul(ctx)
-		if err != nil {
+		if r.consul, err = g.startConsul(ctx); err != nil {
 			return err
 		}
-		defer also(c.Close)
-		r.at.consul = c.Addr()
+		defer also(r.consul.Close)
+		r.at.consul = r.consul.Addr()
 	}
 	if r.progress, err = connectProgress(ctx, r.at.dsn, r.subject.jobs); err != nil {
 		return err
@@ -315,14 +322,21 @@ func (r *pressedRun) start(i int) error {
 
 // phases watches before, during and after the pressure.
 func (r *pressedRun) phases(ctx context.Context) error {
+	m := &meter{environment: r.at.environment, progress: r.progress, consul: r.consul, processes: r.replicas}
 	r.began = time.Now()
-	if err := r.watch(ctx, r.pressure.rate, r.plan.Before, nil); err != nil {
+	costs, err := m.read(ctx)
+	if err == nil {
+		err = r.watch(ctx, r.pressure.rate, r.plan.Before, nil)
+	}
+	if err == nil {
+		err = r.costs(ctx, m, costs)
+	}
+	if err != nil {
 		return err
 	}
 	r.outcome.BeganAt = time.Since(r.began).Seconds()
 	end := func() error { return nil }
 	if r.pressure.begin != nil {
-		var err error
 		if end, err = r.pressure.begin(ctx, r); err != nil {
 			return err
 		}
@@ -331,8 +345,7 @@ func (r *pressedRun) phases(ctx context.Context) error {
 	if r.pressure.lasts != nil {
 		lasts = r.pressure.lasts(r.plan)
 	}
-	err := errors.Join(r.watch(ctx, r.pressure.during, lasts, nil), end())
-	if err != nil {
+	if err = errors.Join(r.watch(ctx, r.pressure.during, lasts, nil), end()); err != nil {
 		return err
 	}
 	r.outcome.EndedAt, r.outcome.CaughtUp = time.Since(r.began).Seconds(), -1
@@ -341,6 +354,9 @@ func (r *pressedRun) phases(ctx context.Context) error {
 		atMost = max(atMost, r.plan.Recovery)
 	}
 	soon := int64(max(r.pressure.after, pressureRate/4))
+	if r.pressure.full {
+		soon = 0 // a backlog is meant to be there
+	}
 	err = r.watch(ctx, r.pressure.after, atMost, func(now pressedSample) bool {
 		if r.outcome.CaughtUp < 0 && now.Waiting < soon {
 			r.outcome.CaughtUp = now.At - r.outcome.EndedAt
@@ -350,12 +366,11 @@ func (r *pressedRun) phases(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	ended := time.Now()
-	for r.pressure.full || time.Since(ended) < time.Minute { // nothing is enqueued any more
+	for ended := time.Now(); ; { // nothing is enqueued any more
 		if err := r.progress.conn.QueryRow(ctx, r.subject.unfinished).Scan(&r.outcome.Unfinished); err != nil {
 			return err
 		}
-		if r.outcome.Unfinished == 0 || time.Since(ended) > 10*time.Minute {
+		if r.outcome.Unfinished == 0 || time.Since(ended) > time.Minute {
 			break
 		}
 		if err := sleep(ctx, time.Second/2); err != nil {
@@ -370,6 +385,25 @@ func (r *pressedRun) phases(ctx context.Context) error {
 	}
 	r.replicas = nil
 	return r.sumUp()
+}
+
+// costs notes what a task has cost before the pressure.
+func (r *pressedRun) costs(ctx context.Context, m *meter, before reading) error {
+	after, err := m.read(ctx)
+	if err != nil {
+		return err
+	}
+	var waiting int64
+	if err := r.progress.conn.QueryRow(ctx, r.subject.unfinished).Scan(&waiting); err != nil {
+		return err
+	}
+	done := float64(r.progress.last - 1 - waiting)
+	r.outcome.CPU = map[string]float64{}
+	for name := range after.cpu {
+		r.outcome.CPU[name] = float64((after.cpu[name] - before.cpu[name]).Microseconds()) / done
+	}
+	r.outcome.ConsulWrites = (after.writes - before.writes) / done
+	return nil
 }
 
 // watch enqueues tasks and looks at everything from time to time, for so long or until enough
@@ -606,26 +640,4 @@ func (g *environment) reopen(database string) error {
 		}
 	}
 	return g.drop(database)
-}
-
-// readStarts reads the files of start times. The last line of a file may have been cut off.
-func readStarts(files []string) (starts []delay, err error) {
-	for _, name := range files {
-		file, err := os.Open(name)
-		if errors.Is(err, os.ErrNotExist) {
-			continue // killed before it began
-		}
-		if err != nil {
-			return nil, err
-		}
-		for lines := bufio.NewScanner(file); lines.Scan(); {
-			var sent int64
-			var ms float64
-			if n, _ := fmt.Sscanf(lines.Text(), "%d %f;", &sent, &ms); n == 2 && strings.HasSuffix(lines.Text(), ";") {
-				starts = append(starts, delay{time.Unix(0, sent), ms})
-			}
-		}
-		file.Close()
-	}
-	return starts, nil
 }

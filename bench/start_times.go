@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"runtime/debug"
+	"strings"
 	"sync"
 	"time"
 
@@ -125,4 +126,26 @@ func runStartTimes(ctx context.Context, c startTimesConfig) error {
 	}
 	end()
 	return errors.Join(err, <-written)
+}
+
+// readStarts reads the files of start times. The last line of a file may have been cut off.
+func readStarts(files []string) (starts []delay, err error) {
+	for _, name := range files {
+		file, err := os.Open(name)
+		if errors.Is(err, os.ErrNotExist) {
+			continue // killed before it began
+		}
+		if err != nil {
+			return nil, err
+		}
+		for lines := bufio.NewScanner(file); lines.Scan(); {
+			var sent int64
+			var ms float64
+			if n, _ := fmt.Sscanf(lines.Text(), "%d %f;", &sent, &ms); n == 2 && strings.HasSuffix(lines.Text(), ";") {
+				starts = append(starts, delay{time.Unix(0, sent), ms})
+			}
+		}
+		file.Close()
+	}
+	return starts, nil
 }
