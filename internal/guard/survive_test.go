@@ -40,7 +40,7 @@ var swarms atomic.Int64
 // start another one every 50 ms, 200 at most. Where they are in a cgroup they
 // have no environment either. All have tag in their command line.
 func swarm(noCgroup bool) (text, tag string) {
-	tag = fmt.Sprintf("1000.%d%d", os.Getpid(), swarms.Add(1))
+	tag = fmt.Sprintf("1000.%07d%03d", os.Getpid(), swarms.Add(1)) // none is the beginning of another
 	shed := ""
 	if !noCgroup {
 		shed = "env -i "
