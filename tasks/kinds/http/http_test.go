@@ -293,11 +293,11 @@ func TestTriesAgainWhen(t *testing.T) {
 		}
 	})
 	t.Run("the task's own timeout is longer than ours", func(t *testing.T) {
-		ctx, cancel := context.WithTimeoutCause(t.Context(), 200*time.Millisecond, tasks.ErrTimeout)
-		defer cancel()
 		a := httpAttempt(t, object{"url": server.URL + "/silent"})
 		a.Timeout = 200 * time.Millisecond
-		began := time.Now()
+		began := time.Now() // before the timeout begins
+		ctx, cancel := context.WithTimeoutCause(t.Context(), a.Timeout, tasks.ErrTimeout)
+		defer cancel()
 		if _, err := run(ctx, h, a); !errors.Is(err, tasks.ErrTimeout) || time.Since(began) < a.Timeout {
 			t.Errorf("%v after %s", err, time.Since(began))
 		}
