@@ -27,7 +27,7 @@ type environment struct {
 	onejob   string // the onejob binary
 	self     string // this program
 	postgres *servers.Postgres
-	pgPID    int
+	pgPID    int       // of its postmaster, since admin is connected
 	admin    *pgx.Conn // to the database postgres
 	names    int       // of databases, so far
 }
@@ -63,16 +63,17 @@ func prepareEnvironment(ctx context.Context, dir string, libraries ...string) (g
 	if err != nil {
 		return g, err
 	}
+	return g, g.connect(ctx)
+}
+
+// connect connects to Postgres, and notes which process that is.
+func (g *environment) connect(ctx context.Context) (err error) {
 	if g.admin, err = pgx.Connect(ctx, g.postgres.DSN("postgres")); err != nil {
-		return g, err
+		return err
 	}
-	var backend int
-	if err := g.admin.QueryRow(ctx, `SELECT pg_backend_pid()`).Scan(&backend); err != nil {
-		return g, err
-	}
-	stat, err := readStat(backend)
+	stat, err := readStat(int(g.admin.PgConn().PID()))
 	g.pgPID = stat.parent
-	return g, err
+	return err
 }
 
 // close ends what was started and removes what was written.
