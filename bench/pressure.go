@@ -228,17 +228,22 @@ func runPressure(ctx context.Context, p pressurePlan) (err error) {
 		for _, o := range found[k.name] {
 			o.Samples = some(o.Samples, keptSamples)
 		}
-	}
-	r := report{"machine": about, "plan": p, "settings": settings(), "pressures": found,
-		"measured_at": began.UTC().Format(time.RFC3339), "took_s": int(time.Since(began).Seconds())}
-	if full := found["snapshot-full"]; full != nil {
-		for name, o := range full {
-			key := map[string]string{"onejob": "held_snapshot_ratio", "river": "river_held_snapshot_ratio"}[name]
-			r[key] = o.During.Rate / o.Before.Rate
-			fmt.Printf("%s: %.3f\n", key, r[key])
+		// After each of them, since all together take hours.
+		if err := writeJSON(p.Out, pressureReport(about, p, found, began)); err != nil {
+			return err
 		}
 	}
-	return writeJSON(p.Out, r)
+	return nil
+}
+
+func pressureReport(about *machine, p pressurePlan, found map[string]map[string]*pressedOutcome, began time.Time) report {
+	r := report{"machine": about, "plan": p, "settings": settings(), "pressures": found,
+		"measured_at": began.UTC().Format(time.RFC3339), "took_s": int(time.Since(began).Seconds())}
+	for name, o := range found["snapshot-full"] {
+		key := map[string]string{"onejob": "held_snapshot_ratio", "river": "river_held_snapshot_ratio"}[name]
+		r[key] = o.During.Rate / o.Before.Rate
+	}
+	return r
 }
 
 func (o *pressedOutcome) print(name string) {
@@ -249,6 +254,7 @@ func (o *pressedOutcome) print(name string) {
 		fmt.Printf("%s, %s: %.0f tasks/s, pick-up p50 %.1f ms, p99 %.1f ms, at most %.0f ms; %d dead rows and %.0f MB at most\n",
 			name, phase.name, phase.Rate, phase.P50, phase.P99, phase.Max, phase.DeadRows, phase.MB)
 	}
+	fmt.Printf("%s: throughput under the pressure %.3f of that before\n", name, o.During.Rate/o.Before.Rate)
 	fmt.Printf("%s, before: us of a processor for each task: %.0f, Postgres %.0f, Consul %.0f; Raft entries a task: %.2f\n",
 		name, o.CPU["subject"], o.CPU["postgres"], o.CPU["consul"], o.ConsulWrites)
 	if o.CaughtUp >= 0 {
@@ -635,7 +641,7 @@ func (g *environment) reopen(database string) error {
 	defer cancel()
 	if err := g.admin.Ping(ctx); err != nil {
 		_ = g.admin.Close(ctx)
-		if g.admin, err = pgx.Connect(ctx, g.postgres.DSN("postgres")); err != nil {
+		if err := g.connect(ctx); err != nil {
 			return err
 		}
 	}
