@@ -55,6 +55,7 @@ const (
 // processor busy for long.
 func (s *Store) LookBehind(ctx context.Context, c tasks.Claim) (some bool, err error) {
 	l := s.lanesOf(c)
+	defer l.lookBehind()()
 	began := time.Now()
 	for spent := time.Duration(0); spent < lookFor; spent = time.Since(began) {
 		marks, from, to, due := l.toLookBehind(began)
@@ -98,12 +99,24 @@ func (s *Store) lookBehind(ctx context.Context, marks map[int64]mark, from, to t
 	return found, nil
 }
 
+// lookBehind notes that a call of LookBehind has begun, and end that it returns.
+func (l *lanes) lookBehind() (end func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.looking++
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.looking--
+		l.lookedAt = time.Now()
+	}
+}
+
 // toLookBehind returns the marks to look behind, and the next portion, if it is time in a
 // call that began then.
 func (l *lanes) toLookBehind(began time.Time) (marks map[int64]mark, from, to time.Time, due bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.looksAt = time.Now()
 	if !l.expensive || l.since.Before(began) && time.Since(l.since) < restFactor*l.cost {
 		return nil, from, to, false
 	}

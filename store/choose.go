@@ -363,13 +363,14 @@ type lanes struct {
 	empty     bool          // the last claim found nothing, and there is more to look at
 	expensive bool          // beginning without marks costs much
 	idle      bool          // the last look began without marks, took few rows and left none
-	looksAt   time.Time     // when LookBehind was last called for them
+	looking   int           // calls of LookBehind for them that have not returned
+	lookedAt  time.Time     // when the last one returned
 	behind    portions      // in which it looks
 }
 
 // watched reports whether LookBehind looks after them, so that claims need not begin without
 // marks. Nobody calls it for claims under a limit, for one.
-func (l *lanes) watched() bool { return time.Since(l.looksAt) < watchFor }
+func (l *lanes) watched() bool { return l.looking > 0 || time.Since(l.lookedAt) < watchFor }
 
 const (
 	// From a claim that began without marks to the next one so many times its cost

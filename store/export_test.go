@@ -32,7 +32,7 @@ func Idle(s *Store, c tasks.Claim) {
 // Expensive makes LookBehind look.
 func (s *Store) Expensive() {
 	for _, l := range s.remember.sort {
-		l.expensive, l.cost, l.looksAt = true, 0, time.Now()
+		l.expensive, l.cost, l.lookedAt = true, 0, time.Now()
 	}
 }
 
