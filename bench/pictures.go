@@ -88,7 +88,8 @@ func drawPressure(path, title string, found map[string]*pressedOutcome) error {
 				p.Legend.Add(name, drawn)
 			}
 		}
-		p.Legend.Top = true
+		p.Legend.Top, p.Legend.Left = true, true
+		p.Legend.Padding, p.Legend.XOffs = vg.Points(2), vg.Points(6)
 		switch { // a logarithmic axis needs a range
 		case !panel.log:
 			p.Y.Min = 0

@@ -86,7 +86,7 @@ type pressure struct {
 
 var pressures = []pressure{
 	{name: "snapshot", title: "a transaction with an old snapshot stays open", rate: pressureRate, during: pressureRate, after: pressureRate, begin: openSnapshot},
-	{name: "snapshot-full", title: "the same, with as many tasks as can be done", quick: true, full: true, begin: openSnapshot},
+	{name: "snapshot-full", title: "a transaction with an old snapshot stays open, and there is always more to do", quick: true, full: true, begin: openSnapshot},
 	{name: "readers", title: "four long reports read the table all the time", rate: pressureRate, during: pressureRate, after: pressureRate, begin: readReports},
 	{name: "overload", title: "twice as many tasks come as can be done", rate: pressureRate, during: 2 * pressureMost, after: pressureRate / 2, backlog: true,
 		lasts: func(p *pressurePlan) time.Duration { return p.Overload }},
