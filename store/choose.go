@@ -448,7 +448,7 @@ func (l *lanes) looked(k look, c chosen) {
 	defer l.mu.Unlock()
 	if len(k.marks) == 0 || l.empty {
 		l.cost += min(maxCharge, max(0, c.took-time.Duration(c.picked)*rowCost))
-		l.expensive = l.watched() && l.cost >= expensiveCost
+		l.expensive = l.cost >= expensiveCost
 	}
 	l.empty = c.picked == 0 && c.more
 	l.idle = c.picked <= plainRows && !c.more && !c.left && len(k.marks) == 0

@@ -232,38 +232,35 @@ func TestAnOpenTransactionHidesNothing(t *testing.T) {
 	})
 }
 
-// Rows that become due, or free, behind where claims go on.
+// Rows that become due, or free, behind where claims go on. Nobody calls LookBehind for kinds that
+// have a limit: claims of them find such rows themselves, however much looking costs.
 func TestLookBehind(t *testing.T) {
 	t.Parallel()
-	b := newBench(t)
-	b.claimed("lock_key='busy'", "run_at=now() - interval '1 day'")
-	b.sql(`INSERT INTO onejob.tasks (kind, run_at, lock_key) SELECT 'noop', now() - interval '1 hour' + i * interval '1 ms', 'busy' FROM generate_series(1, 60000) i`)
-	last := b.insert("lock_key='other'")
-	testenv.Eventually(t, time.Minute, "the row behind 60,000 is claimed", func() bool { return ids(b.claimNext(9)) == last })
-	late := b.insert("lock_key='late'", "run_at=now() - interval '2 hours'")
-	testenv.Eventually(t, time.Minute, "the row before them is claimed", func() bool {
-		if _, err := b.LookBehind(t.Context(), tasks.Claim{Kinds: []string{"noop", "other"}}); err != nil {
-			t.Fatal(err)
-		}
-		return ids(b.claimNext(9)) == late
-	})
-	urgent := b.insert("priority=1", "lock_key='urgent'")
-	equal(t, "an urgent row", ids(b.claimNext(9)), urgent)
-}
-
-// Nobody looks behind claims of kinds that have a limit. They find such rows themselves, however
-// much looking costs.
-func TestNobodyLooksBehind(t *testing.T) {
-	t.Parallel()
-	b := newBench(t)
-	b.claimed("lock_key='busy'", "run_at=now() - interval '1 day'")
-	b.sql(`INSERT INTO onejob.tasks (kind, run_at, lock_key) SELECT 'noop', now() - interval '1 hour' + i * interval '1 ms', 'busy' FROM generate_series(1, 60000) i`)
-	last := b.insert("lock_key='other'")
-	testenv.Eventually(t, time.Minute, "the row behind 60,000 is claimed", func() bool { return ids(b.claimNext(9)) == last })
-	late := b.insert("lock_key='late'", "run_at=now() - interval '2 hours'")
-	kinds, err := b.DueKinds(t.Context(), tasks.Claim{Kinds: []string{"noop"}})
-	equal(t, "the kinds that are due", fmt.Sprint(kinds, err), "[noop] <nil>")
-	testenv.Eventually(t, time.Minute, "the row before them is claimed", func() bool { return ids(b.claimNext(9)) == late })
+	c := tasks.Claim{Kinds: []string{"noop", "other"}}
+	for name, called := range map[string]bool{"called": true, "not called": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			b.claimed("lock_key='busy'", "run_at=now() - interval '1 day'")
+			b.sql(`INSERT INTO onejob.tasks (kind, run_at, lock_key) SELECT 'noop', now() - interval '1 hour' + i * interval '1 ms', 'busy' FROM generate_series(1, 60000) i`)
+			last := b.insert("lock_key='other'")
+			testenv.Eventually(t, time.Minute, "the row behind 60,000 is claimed", func() bool { return ids(b.claimNext(9)) == last })
+			late := b.insert("lock_key='late'", "run_at=now() - interval '2 hours'")
+			if kinds, err := b.DueKinds(t.Context(), c); !called {
+				equal(t, "the kinds that are due", fmt.Sprint(kinds, err), "[noop] <nil>")
+			}
+			testenv.Eventually(t, time.Minute, "the row before them is claimed", func() bool {
+				if called {
+					if _, err := b.LookBehind(t.Context(), c); err != nil {
+						t.Fatal(err)
+					}
+				}
+				return ids(b.claimNext(9)) == late
+			})
+			urgent := b.insert("priority=1", "lock_key='urgent'")
+			equal(t, "an urgent row", ids(b.claimNext(9)), urgent)
+		})
+	}
 }
 
 // A look that takes longer than a statement may is not made again as it was.
