@@ -243,7 +243,7 @@ func (c *cluster) drain(ctx context.Context, maxWait time.Duration) error {
 		var left int
 		var first string // of them
 		err := c.operator.QueryRow(ctx, `SELECT count(*) OVER (), concat_ws(', ', id, kind, status, 'queue ' || queue, 'limit ' || limit_name, 'lock key ' || lock_key,
-       'attempt ' || attempt, 'due ' || statement_timestamp() - run_at || ' ago', 'session ' || session, error)
+       'attempt ' || attempt, 'due at ' || run_at, 'it is ' || statement_timestamp(), 'session ' || session, error)
   FROM onejob.tasks
  WHERE status IN ('pending', 'running') AND id NOT IN (SELECT task FROM chaos.added WHERE hostile)
  ORDER BY run_at, id
