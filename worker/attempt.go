@@ -240,6 +240,9 @@ func (w *Worker) run(lease lock.Lease, t *tasks.Task, trace Trace) (completion t
 		a.Stopped = boottime.Now()
 	}
 	took := a.Stopped.Sub(began)
+	if !t.LockShared && w.running.returned(t.Fence) { // or else the task that waits for the key would be claimed before it is free
+		w.left(false)
+	}
 
 	var notBegun errNotBegun
 	if errors.As(err, &notBegun) {

@@ -80,13 +80,13 @@ const (
 
 // gather waits for slots to come free together.
 func (w *Worker) gather(ctx context.Context) {
-	enough := w.cfg.Concurrency - min(maxClaim, w.cfg.Concurrency/gatherPart)
-	if w.running.count() <= enough {
+	enough := min(maxClaim, w.cfg.Concurrency/gatherPart)
+	if w.running.free(w.cfg.Concurrency) >= enough {
 		return
 	}
 	end := time.NewTimer(gatherFor)
 	defer end.Stop()
-	for w.running.count() > enough {
+	for w.running.free(w.cfg.Concurrency) < enough {
 		select {
 		case <-w.wake: // a slot is free, or there is news; the claim that follows is about both
 		case <-end.C:
@@ -156,7 +156,7 @@ func (w *Worker) claimSome(ctx context.Context) (more, asked bool, err error) {
 	if err != nil {
 		w.replyLost.Store(true)
 	}
-	if err == nil && claimed.More && w.running.count() >= w.cfg.Concurrency {
+	if err == nil && claimed.More && w.running.free(w.cfg.Concurrency) <= 0 {
 		notify(w.full)
 	}
 	return claimed.More, true, err

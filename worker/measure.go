@@ -68,7 +68,7 @@ func (w *Worker) measure(m Measurement) {
 
 // Status is what a replica is doing now.
 type Status struct {
-	Running     int  // attempts, from claim to release
+	Running     int  // attempts, from claim until the handler has returned (with a lock key, until its lock is released)
 	Concurrency int  // how many there may be
 	Payload     int  // bytes of payloads that are held or reserved
 	Leading     bool // this replica runs schedules and retention
@@ -76,6 +76,6 @@ type Status struct {
 
 // Status returns what the replica is doing now. It may be called at any time.
 func (w *Worker) Status() Status {
-	running, bytes := w.running.load()
+	running, bytes := w.running.load(w.cfg.Concurrency)
 	return Status{Running: running, Concurrency: w.cfg.Concurrency, Payload: bytes, Leading: w.leader.leading.Load()}
 }

@@ -178,7 +178,8 @@ func (w *Worker) beatOnce(ctx context.Context) {
 	}
 	s := w.serving.Load()
 	r := w.members.me
-	r.Session, r.Running, r.State, r.Kinds = session, w.running.attempts(), tasks.ReplicaWorking, s.kinds.Names()
+	r.Session, r.State, r.Kinds = session, tasks.ReplicaWorking, s.kinds.Names()
+	r.Running, _ = w.running.load(w.cfg.Concurrency)
 	told, tell := w.members.told, announced{session, s, w.running.progress()}
 	if r.Choices = nil; tell.session != told.session || tell.serving != told.serving {
 		r.Choices = s.choices

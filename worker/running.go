@@ -10,15 +10,28 @@ import (
 )
 
 // running is what is under way: how much of the room is taken, and by what.
+//
+// Room is for handlers. An attempt whose handler has returned, and whose outcome or release is
+// still on its way, takes none of it, so that the next task need not wait for Postgres and
+// Consul. Where these are slow there is an end to that: all attempts together are twice as many
+// as there is room, at most.
 type running struct {
-	mu     sync.Mutex
-	taken  int
-	bytes  int               // of payloads, held or reserved
-	fences map[int64]int     // of all attempts, from claim to release, and the bytes of their payloads
-	tasks  map[int64]handler // by fence, those whose handler runs
-	ended  bool              // no handler may run on: a shutdown's grace is over
-	why    error
-	idle   chan struct{} // closed when nothing is under way; nil while nobody waits
+	mu       sync.Mutex
+	taken    int                // of the room
+	handled  int                // attempts that have given their room back
+	bytes    int                // of payloads, held or reserved
+	attempts map[int64]underWay // all, by fence, from claim to release
+	tasks    map[int64]handler  // by fence, those whose handler runs
+	ended    bool               // no handler may run on: a shutdown's grace is over
+	why      error
+	idle     chan struct{} // closed when nothing is under way; nil while nobody waits
+}
+
+// underWay is an attempt that has been claimed and whose lock is not released yet.
+type underWay struct {
+	bytes   int  // of its payload
+	room    bool // it gives room back when it ends
+	handled bool // it has given its room back
 }
 
 type handler struct {
@@ -26,12 +39,27 @@ type handler struct {
 	cancel  context.CancelCauseFunc
 }
 
-// take takes room for up to n attempts, as long as no more than most is taken,
-// and returns for how many.
+func newRunning() running {
+	return running{attempts: map[int64]underWay{}, tasks: map[int64]handler{}}
+}
+
+// free returns for how many attempts there is room if there is room for most in all.
+func (r *running) free(most int) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.freeLocked(most)
+}
+
+func (r *running) freeLocked(most int) int {
+	return min(most, 2*most-r.handled) - r.taken
+}
+
+// take takes room for up to n attempts, if there is room for most in all, and returns for
+// how many.
 func (r *running) take(n, most int) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	n = max(0, min(n, most-r.taken))
+	n = max(0, min(n, r.freeLocked(most)))
 	r.taken += n
 	return n
 }
@@ -40,32 +68,24 @@ func (r *running) take(n, most int) int {
 func (r *running) leave(n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.taken -= n; r.taken == 0 && r.idle != nil {
-		close(r.idle)
-		r.idle = nil
-	}
+	r.taken -= n
+	r.endLocked()
 }
 
-// count returns how much room is taken.
+// count returns how many attempts are under way, and how much room is kept for more.
 func (r *running) count() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.taken
+	return r.taken + r.handled
 }
 
-// attempts returns how many attempts are under way: less than the room that is taken
-// while a claim or a wait for a slot keeps some.
-func (r *running) attempts() int {
+// load returns how many attempts take room, if there is room for most in all, and the bytes of
+// payloads. A claim, or a wait for a slot, that keeps room for attempts that there may be is not
+// counted.
+func (r *running) load(most int) (attempts, bytes int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return len(r.fences)
-}
-
-// load returns how many attempts are under way, and the bytes of payloads.
-func (r *running) load() (attempts, bytes int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return len(r.fences), r.bytes
+	return len(r.attempts) - r.handled + max(0, r.handled-most), r.bytes
 }
 
 // reserve reserves memory for payloads: up to n bytes, as long as no more than most
@@ -92,45 +112,78 @@ func (r *running) unreserve(n int) {
 // for. The caller has taken room for it, which is given back before left is called, with
 // what f has returned.
 func (r *running) start(fence int64, bytes int, f func() bool, left func(bool)) {
-	r.begin(fence, bytes)
+	r.note(fence, underWay{bytes: bytes, room: true})
 	go func() {
 		awaited := true
 		defer func() { left(awaited) }()
-		defer r.leave(1)
 		defer r.end(fence)
 		awaited = f()
 	}()
 }
 
 // begin notes an attempt, and the bytes of its payload, until end. It is called
-// before anybody can ask for it.
-func (r *running) begin(fence int64, bytes int) {
+// before anybody can ask for it. The room for it is the caller's to give back.
+func (r *running) begin(fence int64, bytes int) { r.note(fence, underWay{bytes: bytes}) }
+
+func (r *running) note(fence int64, a underWay) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.fences[fence] = bytes
-	r.bytes += bytes
+	r.attempts[fence] = a
+	r.bytes += a.bytes
 }
 
+// returned gives back the room of an attempt whose handler has returned. It reports false if
+// that is its caller's to give back, or was given back already.
+func (r *running) returned(fence int64) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	a := r.attempts[fence]
+	if !a.room {
+		return false
+	}
+	a.room, a.handled = false, true
+	r.attempts[fence] = a
+	r.taken--
+	r.handled++
+	return true
+}
+
+// end notes that the lock of an attempt is released.
 func (r *running) end(fence int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.bytes -= r.fences[fence]
-	delete(r.fences, fence)
+	a := r.attempts[fence]
+	delete(r.attempts, fence)
+	r.bytes -= a.bytes
+	if a.room {
+		r.taken--
+	}
+	if a.handled {
+		r.handled--
+	}
+	r.endLocked()
+}
+
+func (r *running) endLocked() {
+	if r.taken+r.handled == 0 && r.idle != nil {
+		close(r.idle)
+		r.idle = nil
+	}
 }
 
 // has reports whether the attempt with this fence is under way.
 func (r *running) has(fence int64) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	_, is := r.fences[fence]
+	_, is := r.attempts[fence]
 	return is
 }
 
 // known returns the fences of all attempts that are under way.
-func (r *running) known() map[int64]int {
+func (r *running) known() map[int64]underWay {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return maps.Clone(r.fences)
+	return maps.Clone(r.attempts)
 }
 
 // done returns a channel that is closed when nothing is under way. Nothing may
@@ -139,7 +192,7 @@ func (r *running) done() <-chan struct{} {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	c := make(chan struct{})
-	if r.taken == 0 {
+	if r.taken+r.handled == 0 {
 		close(c)
 	} else {
 		r.idle = c

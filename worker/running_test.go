@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"slices"
 	"testing"
 	"time"
+
+	"pgregory.net/rapid"
 
 	"onejob/boottime"
 	"onejob/tasks"
@@ -25,7 +28,7 @@ func TestExitOfAZombieLeavesItsSuccessor(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := running{fences: map[int64]int{}, tasks: map[int64]handler{}}
+			r := newRunning()
 			enter := func(id, fence int64) (ctx context.Context, exit func()) {
 				ctx, cancel := context.WithCancelCause(t.Context())
 				return ctx, r.enter(&tasks.Attempt{Task: tasks.Task{ID: id, Fence: fence}}, cancel)
@@ -48,7 +51,7 @@ func TestExitOfAZombieLeavesItsSuccessor(t *testing.T) {
 // Both handlers of one task are cancelled, and no handler of another.
 func TestCancelReachesAllHandlersOfATask(t *testing.T) {
 	t.Parallel()
-	r := running{fences: map[int64]int{}, tasks: map[int64]handler{}}
+	r := newRunning()
 	enter := func(id, fence int64) context.Context {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		r.enter(&tasks.Attempt{Task: tasks.Task{ID: id, Fence: fence}}, cancel)
@@ -76,25 +79,137 @@ func TestCancelReachesAllHandlersOfATask(t *testing.T) {
 // Room that a claim keeps for what it may find is not work under way.
 func TestRoomOfAClaimIsNoAttempt(t *testing.T) {
 	t.Parallel()
-	r := running{fences: map[int64]int{}, tasks: map[int64]handler{}}
-	if r.take(32, 32) != 32 || r.attempts() != 0 {
-		t.Errorf("a claim has room for %d attempts, and %d are under way", r.count(), r.attempts())
+	r := newRunning()
+	attempts := func() int { n, _ := r.load(32); return n }
+	if r.take(32, 32) != 32 || attempts() != 0 {
+		t.Errorf("a claim has room for %d attempts, and %d are under way", r.count(), attempts())
 	}
 	r.begin(1, 0)
-	if r.attempts() != 1 {
-		t.Errorf("%d attempts are under way, want 1", r.attempts())
+	if attempts() != 1 {
+		t.Errorf("%d attempts are under way, want 1", attempts())
 	}
 	r.end(1)
-	if r.attempts() != 0 {
-		t.Errorf("%d attempts are under way, want none", r.attempts())
+	if attempts() != 0 {
+		t.Errorf("%d attempts are under way, want none", attempts())
 	}
+}
+
+// Whatever attempts, claims and limits do, in whichever order: no more room is taken than there
+// is, all attempts together are at most twice as many, what is under way is waited for, and
+// when all of it has ended all room is free.
+func TestRoomIsGivenBackOnce(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		most := rapid.IntRange(1, 8).Draw(t, "most")
+		r := newRunning()
+		kept := 0                      // room of claims, for what they may find
+		var handlers, returned []int64 // by fence
+		var limited []int64            // the same, under a limit
+		var last int64
+		ends := map[int64]func(){}
+
+		some := func(list *[]int64) int64 {
+			if len(*list) == 0 {
+				t.Skip()
+			}
+			i := rapid.IntRange(0, len(*list)-1).Draw(t, "which")
+			fence := (*list)[i]
+			*list = slices.Delete(*list, i, i+1)
+			return fence
+		}
+		leave := func() {
+			if kept == 0 {
+				t.Skip()
+			}
+			kept--
+			r.leave(1)
+		}
+		start := func(t *rapid.T) {
+			if kept == 0 {
+				t.Skip()
+			}
+			kept--
+			last++
+			end, left := make(chan struct{}), make(chan bool)
+			r.start(last, 1, func() bool { <-end; return true }, func(awaited bool) { left <- awaited })
+			ends[last] = func() { close(end); <-left }
+			handlers = append(handlers, last)
+		}
+		endLimited := func() {
+			fence := some(&limited)
+			if r.returned(fence) {
+				t.Fatal("room was given back that a limit keeps")
+			}
+			r.end(fence)
+			r.leave(1)
+		}
+		t.Repeat(map[string]func(*rapid.T){
+			"claim": func(t *rapid.T) { kept += r.take(rapid.IntRange(1, most).Draw(t, "n"), most) },
+			"start": start,
+			"again": start, // or else there would be few
+			"leave": func(*rapid.T) { leave() },
+			"return": func(t *rapid.T) {
+				fence := some(&handlers)
+				if !r.returned(fence) || r.returned(fence) {
+					t.Fatal("room was not given back, or twice")
+				}
+				returned = append(returned, fence)
+			},
+			"end":         func(*rapid.T) { ends[some(&returned)]() },
+			"end at once": func(*rapid.T) { ends[some(&handlers)]() }, // as with a lock key
+			"limit": func(t *rapid.T) {
+				if r.take(1, most) == 0 {
+					t.Skip()
+				}
+				last++
+				r.begin(last, 1)
+				limited = append(limited, last)
+			},
+			"end limited": func(*rapid.T) { endLimited() },
+			"": func(t *rapid.T) {
+				taken, all := kept+len(limited)+len(handlers), len(limited)+len(handlers)+len(returned)
+				if taken > most || taken+len(returned) > 2*most {
+					t.Fatalf("room for %d is taken and %d have returned, with room for %d", taken, len(returned), most)
+				}
+				if free := min(most, 2*most-len(returned)) - taken; r.free(most) != free || r.count() != kept+all {
+					t.Fatalf("%d free and %d under way, want %d and %d", r.free(most), r.count(), free, kept+all)
+				}
+				want := len(limited) + len(handlers) + max(0, len(returned)-most)
+				if n, bytes := r.load(most); n != want || bytes != all {
+					t.Fatalf("%d attempts with %d bytes, want %d with %d", n, bytes, want, all)
+				}
+			},
+		})
+		done := r.done()
+		for left := r.count(); left > 0; left-- {
+			select {
+			case <-done:
+				t.Fatalf("done while %d are under way", left)
+			default:
+			}
+			switch {
+			case len(limited) > 0:
+				endLimited()
+			case kept > 0:
+				leave()
+			case len(handlers) > 0:
+				ends[some(&handlers)]()
+			default:
+				ends[some(&returned)]()
+			}
+		}
+		<-done
+		if n, bytes := r.load(most); n != 0 || bytes != 0 || r.free(most) != most {
+			t.Fatalf("at the end %d attempts with %d bytes, and room for %d of %d", n, bytes, r.free(most), most)
+		}
+	})
 }
 
 // A heartbeat says how far the oldest handlers are, by Postgres' clock, and nothing of those
 // that have said nothing.
 func TestProgressOfHandlers(t *testing.T) {
 	t.Parallel()
-	r := running{fences: map[int64]int{}, tasks: map[int64]handler{}}
+	r := newRunning()
 	if p := r.progress(); p == nil || len(p) > 0 {
 		t.Errorf("without handlers: %v", p)
 	}

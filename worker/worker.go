@@ -91,7 +91,7 @@ func New(cfg Config) (*Worker, error) {
 		w.replyLost.Store(true) // on another server, tasks that had ended on the previous one may still be running under our session
 		w.claimSoon()
 	}
-	w.running.fences, w.running.tasks = map[int64]int{}, map[int64]handler{}
+	w.running = newRunning()
 	w.serving.Store(newServing(cfg.Kinds, cfg.LimitSlots, cfg.KindLimits))
 	w.limits = &limits{
 		semaphores: cfg.Limits, store: cfg.Store, log: cfg.Log, replica: cfg.Replica, queues: cfg.Queues, concurrency: cfg.Concurrency,

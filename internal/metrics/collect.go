@@ -31,7 +31,7 @@ type Process struct {
 }
 
 var (
-	runningDesc     = prometheus.NewDesc("onejob_running_attempts", "Attempts of this replica, from claim to release.", nil, nil)
+	runningDesc     = prometheus.NewDesc("onejob_running_attempts", "Attempts that take a slot of this replica: from claim until the handler has returned, or with a lock key until the release.", nil, nil)
 	concurrencyDesc = prometheus.NewDesc("onejob_concurrency", "Attempts that this replica may have at once.", nil, nil)
 	payloadDesc     = prometheus.NewDesc("onejob_payload_bytes", "Payloads that are held in memory or that memory is reserved for.", nil, nil)
 	leaderDesc      = prometheus.NewDesc("onejob_leader", "1 if this replica runs schedules and retention.", nil, nil)
