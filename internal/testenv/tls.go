@@ -1,18 +1,7 @@
 package testenv
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
-	"math/big"
-	"net"
-	"os"
-	"path/filepath"
 	"testing"
-	"time"
 
 	"onejob/internal/servers"
 )
@@ -21,68 +10,9 @@ import (
 // a server's for the hosts, which are names or addresses, and a client's.
 func Certificates(t testing.TB, hosts ...string) (server, client servers.TLS) {
 	t.Helper()
-	dir := t.TempDir()
-	ca := issue(t, dir, "ca", nil)
-	server, client = issue(t, dir, "server", ca, hosts...).files, issue(t, dir, "client", ca).files
+	server, client, err := servers.Certificates(t.TempDir(), hosts...)
+	if err != nil {
+		t.Fatal(err)
+	}
 	return server, client
-}
-
-// issued is a certificate with its key, and where they are.
-type issued struct {
-	files servers.TLS
-	cert  *x509.Certificate
-	key   *ecdsa.PrivateKey
-}
-
-// issue makes a certificate that ca signs, or itself if that is nil.
-func issue(t testing.TB, dir, name string, ca *issued, hosts ...string) *issued {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 64))
-	if err != nil {
-		t.Fatal(err)
-	}
-	cert := &x509.Certificate{
-		SerialNumber: serial,
-		Subject:      pkix.Name{CommonName: "onejob test " + name},
-		NotBefore:    time.Now().Add(-time.Hour),
-		NotAfter:     time.Now().Add(24 * time.Hour),
-		KeyUsage:     x509.KeyUsageDigitalSignature,
-		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-	}
-	for _, h := range hosts {
-		if ip := net.ParseIP(h); ip != nil {
-			cert.IPAddresses = append(cert.IPAddresses, ip)
-		} else {
-			cert.DNSNames = append(cert.DNSNames, h)
-		}
-	}
-	made := &issued{cert: cert, key: key}
-	made.files.Cert, made.files.Key = filepath.Join(dir, name+".pem"), filepath.Join(dir, name+".key")
-	if ca == nil {
-		ca = made
-		cert.IsCA, cert.BasicConstraintsValid, cert.ExtKeyUsage = true, true, nil
-		cert.KeyUsage |= x509.KeyUsageCertSign
-	}
-	made.files.CA = ca.files.Cert
-	der, err := x509.CreateCertificate(rand.Reader, cert, ca.cert, &key.PublicKey, ca.key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	private, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for path, block := range map[string]*pem.Block{
-		made.files.Cert: {Type: "CERTIFICATE", Bytes: der},
-		made.files.Key:  {Type: "PRIVATE KEY", Bytes: private},
-	} {
-		if err := os.WriteFile(path, pem.EncodeToMemory(block), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return made
 }
