@@ -33,6 +33,10 @@ type cluster struct {
 	self string // this program
 
 	liveness string // consul.liveness of all replicas and outsiders; the default if empty
+	ours     bool   // the replicas are onejob's
+	old      string // a commit, which half of the daemons are of at first; none if empty
+
+	serverTLS, clientTLS servers.TLS
 
 	say func(format string, a ...any)
 
@@ -74,10 +78,13 @@ func (c *cluster) dsn(application string) string {
 
 // startCluster starts all but the replicas. What it returns must be closed, also
 // when there is an error.
-func startCluster(ctx context.Context, dir string, s settings, say func(string, ...any)) (*cluster, error) {
-	c := &cluster{dir: dir, say: say, liveness: s.Liveness}
+func startCluster(ctx context.Context, dir string, s settings, ours bool, say func(string, ...any)) (*cluster, error) {
+	c := &cluster{dir: dir, say: say, liveness: s.Liveness, ours: ours, old: s.Old}
 	var err error
 	if c.self, err = os.Executable(); err != nil {
+		return c, err
+	}
+	if err := c.makeCertificates(); err != nil {
 		return c, err
 	}
 	say("starting the observer, a Postgres, three Consul servers and a client agent on each of %d hosts", hostCount)
@@ -87,7 +94,7 @@ func startCluster(ctx context.Context, dir string, s settings, say func(string, 
 	var all sync.WaitGroup
 	var pgErr, consulErr, rabbitErr error
 	all.Go(func() {
-		c.postgres, pgErr = startDatabase(ctx, dir, s)
+		c.postgres, pgErr = startDatabase(ctx, dir, &c.serverTLS, s)
 	})
 	all.Go(func() {
 		config := servers.ConsulConfig{Dir: dir, ManagementToken: managementToken, Extra: consulSettings}
@@ -100,6 +107,9 @@ func startCluster(ctx context.Context, dir string, s settings, say func(string, 
 	}
 	all.Wait()
 	if err := errors.Join(pgErr, consulErr, rabbitErr); err != nil {
+		return c, err
+	}
+	if err := c.startPooler(ctx); err != nil {
 		return c, err
 	}
 	config, err := pgxpool.ParseConfig(c.dsn(checker.Operator))
@@ -164,8 +174,13 @@ func (c *cluster) addReplicas(ctx context.Context, s subject, name string, n int
 			return err
 		}
 		r.place.consul = r.consul.Addr()
-		if r.postgres, r.place.dsn, err = c.postgres.ways(r.name); err != nil {
+		if err := r.addWaysToPostgres(); err != nil {
 			return err
+		}
+		_, isDaemon := s.(*daemon)
+		r.place.old = isDaemon && c.old != "" && i%2 == 1
+		if r.place.tls = r.host.tls; r.host.clocks {
+			r.place.ahead = time.Duration(len(c.replicas)) * aYear
 		}
 		if c.rabbitmq != nil {
 			if r.rabbitmq, err = proxy.New(c.rabbitmq.Addr()); err != nil {
@@ -229,6 +244,11 @@ func (c *cluster) heal(ctx context.Context) error {
 	if err == nil {
 		err = errors.Join(c.startAgents(ctx), c.authorizeAll(ctx))
 	}
+	for _, h := range c.hosts {
+		if err == nil && h.pooler != nil {
+			err = h.pooler.Start(ctx)
+		}
+	}
 	if c.rabbitmq != nil {
 		err = errors.Join(err, c.rabbitmq.Start(ctx))
 	}
@@ -278,6 +298,9 @@ func (c *cluster) close() {
 	}
 	for _, h := range c.hosts {
 		_ = h.agent.Close()
+		if h.pooler != nil {
+			_ = h.pooler.Close()
+		}
 	}
 	if c.consul != nil {
 		_ = c.consul.Close()

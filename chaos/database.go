@@ -32,9 +32,9 @@ type database struct {
 	first int // which one is the primary
 }
 
-func startDatabase(ctx context.Context, dir string, s settings) (*database, error) {
+func startDatabase(ctx context.Context, dir string, tls *servers.TLS, s settings) (*database, error) {
 	d := &database{waits: s.Standby == synchronous}
-	p, err := servers.StartPostgres(ctx, servers.PostgresConfig{Dir: dir, Durable: true, Clock: slices.Contains(s.Kinds, clockJump),
+	p, err := servers.StartPostgres(ctx, servers.PostgresConfig{Dir: dir, Durable: true, TLS: tls, Clock: slices.Contains(s.Kinds, clockJump),
 		Settings: map[string]string{"max_connections": "200", "log_min_messages": "log", "wal_keep_size": "512MB"}})
 	if err != nil {
 		return d, err
@@ -98,22 +98,37 @@ func (d *database) dsn(application string) string {
 	return dsn
 }
 
-// ways are a replica's own to each server, and the address that they make together.
-func (d *database) ways(replica string) (ways []*proxy.Proxy, dsn string, err error) {
+// addWaysToPostgres gives a replica its own to each server, and to its host's pooler, and the
+// addresses that they make.
+func (r *replica) addWaysToPostgres() error {
+	d := r.c.postgres
+	dsn := func(hosts ...string) string {
+		s := d.servers[0].DSN("postgres") + "&application_name=" + r.name
+		return strings.Replace(s, d.servers[0].Addr(), strings.Join(hosts, ","), 1)
+	}
 	var hosts []string
 	for _, s := range d.servers {
 		p, err := proxy.New(s.Addr())
 		if err != nil {
-			return ways, "", err
+			return err
 		}
-		ways, hosts = append(ways, p), append(hosts, p.Addr())
+		r.postgres, hosts = append(r.postgres, p), append(hosts, p.Addr())
 	}
-	dsn = d.servers[0].DSN("postgres") + "&application_name=" + replica
-	dsn = strings.Replace(dsn, d.servers[0].Addr(), strings.Join(hosts, ","), 1)
+	r.place.dsn = dsn(hosts...)
 	if len(hosts) > 1 {
-		dsn += "&target_session_attrs=read-write"
+		r.place.dsn += "&target_session_attrs=read-write"
 	}
-	return ways, dsn, nil
+	if tls := r.host.tls; tls != nil {
+		r.place.dsn = strings.Replace(r.place.dsn, "sslmode=disable", "sslmode=verify-full&sslrootcert="+tls.CA, 1)
+	}
+	if r.host.pooler != nil {
+		p, err := proxy.New(r.host.pooler.Addr())
+		if err != nil {
+			return err
+		}
+		r.pooler, r.place.listenDSN, r.place.dsn = p, r.place.dsn, dsn(p.Addr())
+	}
+	return nil
 }
 
 // promote makes the standby the primary. The operator is led there.

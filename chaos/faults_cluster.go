@@ -54,7 +54,7 @@ func killWorker(ctx context.Context, h *fault) error {
 }
 
 func cutAll(ctx context.Context, h *fault) error {
-	return h.cutAll(ctx, func(r *replica) []*proxy.Proxy { return append([]*proxy.Proxy{r.consul}, r.postgres...) })
+	return h.cutAll(ctx, func(r *replica) []*proxy.Proxy { return append([]*proxy.Proxy{r.consul}, r.toPostgres()...) })
 }
 
 // cutAll holds some ways of all replicas for a while.
@@ -92,6 +92,7 @@ func wrongConsul(ctx context.Context, h *fault) error {
 	defer consul.Close()
 	stranger := r.place
 	stranger.name, stranger.consul, stranger.dsn = "stranger", consul.Addr(), h.c.dsn("stranger")
+	stranger.listenDSN, stranger.tls = "", nil
 	if err := h.begins(stranger.name); err != nil {
 		return err
 	}

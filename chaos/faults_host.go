@@ -17,6 +17,7 @@ import (
 var hostFaults = []*kind{
 	{name: "agent-restart", what: "the Consul agent of a host is stopped and started again", weight: 2, least: 0, most: 3 * time.Second, run: onHost(restartAgent)},
 	{name: "agent-loss", what: "kill -9 of the Consul agent of a host", weight: 2, least: 5 * time.Second, most: 40 * time.Second, run: onHost(loseAgent)},
+	{name: checker.PoolerKill, what: "kill -9 of the pooler of a host", weight: 2, least: 0, most: 15 * time.Second, run: killPooler},
 	{name: checker.HostLoss, what: "a host: replicas with all their processes, their connections, and the Consul agent", weight: 2, least: 4 * time.Second, most: 30 * time.Second, run: onHost(loseHost)},
 }
 
@@ -53,6 +54,21 @@ func loseAgent(ctx context.Context, h *fault, host *host) error {
 	return host.agent.Start(context.WithoutCancel(ctx))
 }
 
+// killPooler ends what the replicas of its host reach Postgres through, but for LISTEN.
+func killPooler(ctx context.Context, h *fault) error {
+	host := h.c.hosts[hostWithPooler]
+	if host.pooler == nil || !host.busy.TryLock() {
+		return errNothing
+	}
+	defer host.busy.Unlock()
+	if err := h.begins(host.name); err != nil {
+		return err
+	}
+	host.pooler.Kill()
+	h.lasts(ctx)
+	return host.pooler.Start(context.WithoutCancel(ctx))
+}
+
 // loseHost ends everything of a host in one moment. A host that dies leaves no
 // process and closes no connection: its processes are stopped before they are killed,
 // so that none sees another one die, and nothing of theirs comes through to Postgres
@@ -80,7 +96,7 @@ func loseHost(ctx context.Context, h *fault, host *host) error {
 		return err
 	}
 	for _, r := range replicas {
-		for _, p := range r.postgres {
+		for _, p := range r.toPostgres() {
 			p.Cut(proxy.Both)
 		}
 		if r.rabbitmq != nil {

@@ -60,7 +60,7 @@ func killPostgres(ctx context.Context, h *fault) error {
 }
 
 func blackhole(ctx context.Context, h *fault) error {
-	return h.cutAll(ctx, func(r *replica) []*proxy.Proxy { return r.postgres })
+	return h.cutAll(ctx, func(r *replica) []*proxy.Proxy { return r.toPostgres() })
 }
 
 func terminatePostgres(ctx context.Context, h *fault) error {

@@ -22,8 +22,10 @@ var killed = &kind{name: "kill", what: "kill -9 of a replica", weight: 4, least:
 var replicaFaults = []*kind{
 	killed,
 	{name: "freeze", what: "SIGSTOP of a replica, and SIGCONT", weight: 5, least: time.Second, most: 60 * time.Second, run: freezeReplica},
+	{name: "suspend", what: "SIGSTOP of a replica with its guards and commands, and SIGCONT, as of a virtual machine", weight: 2, least: time.Second, most: 60 * time.Second, run: suspendReplica},
 	{name: "term", what: "SIGTERM of a replica", weight: 2, least: time.Second, most: 5 * time.Second, run: stopReplica},
 	{name: checker.GracefulRestart, what: "SIGTERM of a replica, which is started again at once", weight: 2, run: restartGracefully},
+	{name: "upgrade", what: "SIGTERM of a replica, which is started again at once, as the other version", weight: 3, versions: true, run: changeVersion},
 	{name: "rolling", what: "a rolling restart of all replicas", weight: 1, least: time.Second, most: 3 * time.Second, run: rollReplicas},
 }
 
@@ -45,6 +47,19 @@ func killReplica(ctx context.Context, h *fault) error {
 func freezeReplica(ctx context.Context, h *fault) error {
 	r := h.replica()
 	if !r.freeze() {
+		return errNothing
+	}
+	defer r.thaw()
+	if err := h.begins(r.name); err != nil {
+		return err
+	}
+	h.lasts(ctx)
+	return nil
+}
+
+func suspendReplica(ctx context.Context, h *fault) error {
+	r := h.replica()
+	if !r.suspend() {
 		return errNothing
 	}
 	defer r.thaw()
@@ -81,6 +96,32 @@ func restartGracefully(_ context.Context, h *fault) error {
 	if proc.stop(stopMaxWait) {
 		h.c.say("%s: %s had not stopped after %v and was killed", h.Kind.name, r.name, stopMaxWait)
 	}
+	return letGo()
+}
+
+// changeVersion upgrades a replica, or goes back.
+func changeVersion(_ context.Context, h *fault) error {
+	r := h.replica()
+	proc := r.process()
+	if _, ok := r.subject.(*daemon); !ok || !proc.running() {
+		return errNothing
+	}
+	letGo := r.hold()
+	r.mu.Lock()
+	h.about = ", to the old version"
+	if r.place.old {
+		h.about = ", to the new version"
+	}
+	r.mu.Unlock()
+	if err := h.begins(r.name); err != nil {
+		return err
+	}
+	if proc.stop(stopMaxWait) {
+		h.c.say("%s: %s had not stopped after %v and was killed", h.Kind.name, r.name, stopMaxWait)
+	}
+	r.mu.Lock()
+	r.place.old = !r.place.old
+	r.mu.Unlock()
 	return letGo()
 }
 
@@ -133,10 +174,10 @@ func toConsul(_ *fault, r *replica) ([]*proxy.Proxy, string) {
 	return []*proxy.Proxy{r.consul}, "consul"
 }
 func toPostgres(_ *fault, r *replica) ([]*proxy.Proxy, string) {
-	return r.postgres, "postgres"
+	return r.toPostgres(), "postgres"
 }
 func toBoth(_ *fault, r *replica) ([]*proxy.Proxy, string) {
-	return append([]*proxy.Proxy{r.consul}, r.postgres...), "both"
+	return append([]*proxy.Proxy{r.consul}, r.toPostgres()...), "both"
 }
 
 func toEither(h *fault, r *replica) ([]*proxy.Proxy, string) {

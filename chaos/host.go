@@ -12,9 +12,12 @@ import (
 // A host is what the replicas of one machine share: a client agent of Consul, the
 // only way to Consul that they have. All hosts are in fact this machine.
 type host struct {
-	name  string
-	agent *servers.Consul
-	busy  sync.Mutex // one fault at a time takes it away
+	name   string
+	agent  *servers.Consul
+	busy   sync.Mutex      // one fault at a time takes it away
+	tls    *servers.TLS    // what its replicas show Consul's agent and Postgres; nil where these take all
+	pooler *servers.Pooler // leads its replicas to Postgres, but for LISTEN; nil if they need none
+	clocks bool            // its replicas have boot-time clocks of their own
 }
 
 // hostCount is how many hosts there are. Six replicas make two on each.
@@ -27,8 +30,8 @@ func (c *cluster) startHosts(ctx context.Context) error {
 	var all sync.WaitGroup
 	for i := range hosts {
 		all.Go(func() {
-			agent, err := c.consul.StartAgent(ctx)
-			hosts[i], errs[i] = &host{name: fmt.Sprintf("host-%d", i+1), agent: agent}, err
+			hosts[i] = &host{name: fmt.Sprintf("host-%d", i+1)}
+			hosts[i].agent, errs[i] = c.consul.StartAgent(ctx, c.differ(hosts[i], i))
 		})
 	}
 	all.Wait()

@@ -98,7 +98,9 @@ func (l *leaks) watch(ctx context.Context) {
 			}
 			pid := proc.worker()
 			if u, err := usesOf(pid); err == nil {
-				u[4] = connections[r.name]
+				if r.pooler == nil { // or else they are the pooler's, under the name of who used them last
+					u[4] = connections[r.name]
+				}
 				l.looks[r] = append(l.looks[r], look{time.Now(), pid, u})
 			}
 		}

@@ -95,7 +95,7 @@ func TestWhatIsLeftOverIsFound(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
-	c, err := startCluster(t.Context(), dir, settings{}, t.Logf)
+	c, err := startCluster(t.Context(), dir, settings{}, true, t.Logf)
 	defer c.close()
 	if err != nil {
 		t.Fatal(err)

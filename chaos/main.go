@@ -84,7 +84,7 @@ func main() {
 	case "":
 		os.Exit(chaos(ctx))
 	default:
-		fmt.Fprintln(os.Stderr, "chaos: it takes no arguments, only variables: DURATION, SEED, FAULTS, RATE, LIMITS, LIVENESS, STANDBY, DRAIN, SUBJECTS, REPORT, KEEP")
+		fmt.Fprintln(os.Stderr, "chaos: it takes no arguments, only variables: DURATION, SEED, FAULTS, RATE, LIMITS, LIVENESS, STANDBY, OLD, DRAIN, SUBJECTS, REPORT, KEEP")
 		os.Exit(2)
 	}
 }
@@ -144,12 +144,13 @@ type settings struct {
 	RabbitMQ bool   // limits are kept there
 	Standby  string // of Postgres: none if empty, or how it follows
 	Liveness string // consul.liveness; empty for its default
+	Old      string // a commit, which half of the daemons are of at first; none if empty
 	Report   string
 	Keep     string
 }
 
 func readSettings() (settings, error) {
-	s := settings{Report: os.Getenv("REPORT"), Keep: os.Getenv("KEEP")}
+	s := settings{Report: os.Getenv("REPORT"), Keep: os.Getenv("KEEP"), Old: os.Getenv("OLD")}
 	var errs []error
 	read := func(name, otherwise string, parse func(string) error) {
 		text := os.Getenv(name)
@@ -233,5 +234,5 @@ func (s settings) variables() map[string]string {
 		faults = cmp.Or(strings.Join(names, ","), "none")
 	}
 	return map[string]string{"DURATION": s.Duration.String(), "DRAIN": s.Drain.String(), "RATE": strconv.Itoa(s.Rate), "FAULTS": faults,
-		"LIMITS": limits, "STANDBY": s.Standby, "LIVENESS": s.Liveness}
+		"LIMITS": limits, "STANDBY": s.Standby, "LIVENESS": s.Liveness, "OLD": s.Old}
 }

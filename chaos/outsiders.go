@@ -64,7 +64,10 @@ func (c *cluster) addOutsiders(ctx context.Context, s settings) error {
 		if o.link, err = proxy.New(c.hosts[n%len(c.hosts)].agent.Addr()); err != nil {
 			return err
 		}
-		o.consul, o.liveness = o.link.Addr(), c.liveness
+		o.consul, o.liveness, o.tls = o.link.Addr(), c.liveness, c.hosts[n%len(c.hosts)].tls
+		if c.hosts[n%len(c.hosts)].clocks {
+			o.ahead = time.Duration(10+n) * aYear
+		}
 		if n >= outsiderCount {
 			o.consulBinary = c.consul.Servers[0].Binary()
 			if err := c.setPolicy(ctx, o.name, replicaRules+consulLockRule); err != nil {
@@ -119,7 +122,7 @@ func (o *outsider) once(ctx context.Context) error {
 	}
 	cmd.Env = append(o.environ(), "CONSUL_HTTP_ADDR="+o.consul, envObserver+"="+o.c.where.Tasks, envOutsider+"="+name, envStarter+"="+o.name, envKey+"="+key)
 	cmd.Stdin = strings.NewReader(string(payload))
-	p, err := start(cmd, filepath.Join(o.c.dir, "logs", o.name+".log"))
+	p, err := start(withClock(cmd, o.ahead), filepath.Join(o.c.dir, "logs", o.name+".log"))
 	if err != nil {
 		return err
 	}

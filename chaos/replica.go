@@ -23,6 +23,7 @@ type replica struct {
 	host     *host
 	consul   *proxy.Proxy   // to the host's agent
 	postgres []*proxy.Proxy // to each server
+	pooler   *proxy.Proxy   // to the host's pooler; nil without one
 	rabbitmq *proxy.Proxy   // nil unless limits are kept there
 
 	mu     sync.Mutex
@@ -31,11 +32,22 @@ type replica struct {
 	down   int  // how many want it down
 	exits  int  // how often it ended by itself
 	ended  bool // it is not to be started any more
+
+	suspended int   // the mark's ID; zero if its guards and commands go on
+	stopped   []int // they, if not
 }
 
 // ways are all that it has.
 func (r *replica) ways() []*proxy.Proxy {
-	return slices.DeleteFunc(append([]*proxy.Proxy{r.consul, r.rabbitmq}, r.postgres...), func(p *proxy.Proxy) bool { return p == nil })
+	return slices.DeleteFunc(append([]*proxy.Proxy{r.consul, r.rabbitmq}, r.toPostgres()...), func(p *proxy.Proxy) bool { return p == nil })
+}
+
+// toPostgres are all its ways to Postgres.
+func (r *replica) toPostgres() []*proxy.Proxy {
+	if r.pooler == nil {
+		return r.postgres
+	}
+	return append([]*proxy.Proxy{r.pooler}, r.postgres...)
 }
 
 // log is where everything goes that it prints.
@@ -113,7 +125,26 @@ func (r *replica) freeze() bool {
 	return true
 }
 
-// thaw ends a freeze.
+// suspend is freeze, and stops its guards and commands too, as a virtual machine's host does
+// with all that is in it.
+func (r *replica) suspend() bool {
+	if !r.freeze() {
+		return false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.frozen == 0 || r.suspended != 0 { // somebody has killed it, or thawed it
+		return false
+	}
+	m := observer.Mark{ID: r.c.nextMark(), Kind: checker.Suspended, Target: r.name}
+	if r.c.markClient.Begin(m) != nil {
+		return false
+	}
+	r.suspended, r.stopped = m.ID, stopAll([]*process{r.proc})
+	return true
+}
+
+// thaw ends a freeze, or what suspend has done.
 func (r *replica) thaw() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -123,8 +154,17 @@ func (r *replica) thaw() {
 	}
 }
 
-// thawed notes that it is not frozen any more. r.mu is held.
+// thawed notes that it is not frozen any more, and continues what suspend has stopped: a command
+// before its guard, which is the worst order. r.mu is held.
 func (r *replica) thawed() {
+	for _, pid := range slices.Backward(r.stopped) {
+		_ = syscall.Kill(pid, syscall.SIGCONT)
+	}
+	r.stopped = nil
+	if r.suspended != 0 {
+		_ = r.c.markClient.End(observer.Mark{ID: r.suspended})
+		r.suspended = 0
+	}
 	if r.frozen != 0 {
 		_ = r.c.markClient.End(observer.Mark{ID: r.frozen})
 		r.frozen = 0

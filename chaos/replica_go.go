@@ -65,7 +65,7 @@ func replicate(ctx context.Context, p *worker.Process, name string, log *zap.Log
 		})
 		kinds[kind] = &told{observerAddr, kinds[kind]}
 	}
-	db, err := store.Open(store.Config{DSN: os.Getenv("ONEJOB_POSTGRES_DSN")})
+	db, err := store.Open(store.Config{DSN: os.Getenv("ONEJOB_POSTGRES_DSN"), ListenDSN: os.Getenv("ONEJOB_POSTGRES_LISTEN_DSN")})
 	if err != nil {
 		return err
 	}

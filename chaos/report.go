@@ -14,13 +14,14 @@ import (
 
 // report is what is left of a run.
 type report struct {
-	Seed      uint64            `json:"seed"`
-	Settings  map[string]string `json:"settings"` // variables, whether they were set or not
-	Build     build             `json:"build"`
-	Started   time.Time         `json:"started"`
-	DurationS float64           `json:"duration_s"` // of enqueueing and breaking
-	TotalS    float64           `json:"total_s"`
-	CPUs      int               `json:"cpus"`
+	Seed       uint64            `json:"seed"`
+	Settings   map[string]string `json:"settings"` // variables, whether they were set or not
+	Build      build             `json:"build"`
+	Conditions []string          `json:"conditions"` // of replicas, that are not as those of the others
+	Started    time.Time         `json:"started"`
+	DurationS  float64           `json:"duration_s"` // of enqueueing and breaking
+	TotalS     float64           `json:"total_s"`
+	CPUs       int               `json:"cpus"`
 
 	Faults       int            `json:"faults"`
 	FaultKinds   map[string]int `json:"fault_kinds"`
@@ -158,6 +159,7 @@ func (r *report) summary() string {
 	line("refused", r.Refused, "writes that the fence kept out")
 	line("frozen_http_in_flight", r.FrozenHTTPInFlight, "requests of frozen replicas beside their successors'")
 	line("frozen_go_in_flight", r.FrozenGoInFlight, "Go handlers that were frozen beside their successors")
+	line("suspended_commands", r.SuspendedCommands, "commands that were stopped with their guards, beside their successors")
 	line("two_hands", r.Overrides, "overlaps made by ending a session and resetting its row")
 	line("one_hand", r.Unguarded, "overlaps with an outsider whose key a fault took away")
 	line("outsiders", r.Outsiders, "commands under onejob lock")

@@ -50,7 +50,8 @@ func (r *resizes) set(ctx context.Context, slots int) error {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, d.binary, "limits", "set", elastic, fmt.Sprint(slots), "--config", d.config)
-	p := place{name: "operator", consul: r.c.hosts[r.rand.IntN(len(r.c.hosts))].agent.Addr(), dsn: r.c.dsn("operator"), token: managementToken}
+	host := r.c.hosts[r.rand.IntN(len(r.c.hosts))]
+	p := place{name: "operator", consul: host.agent.Addr(), tls: host.tls, dsn: r.c.dsn("operator"), token: managementToken}
 	if r.c.rabbitmq != nil {
 		p.rabbitmq = r.c.rabbitmq.URL("")
 	}

@@ -43,7 +43,7 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 		_ = os.RemoveAll(dir)
 	}()
 
-	c, err := startCluster(ctx, dir, s, say)
+	c, err := startCluster(ctx, dir, s, ours, say)
 	defer c.close()
 	if err != nil {
 		return nil, err
@@ -67,6 +67,10 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 		return nil, err
 	}
 	say("%s", built)
+	conditions := c.conditions()
+	for _, what := range conditions {
+		say("%s", what)
+	}
 
 	statements := watchStatements(ctx, c)
 	defer statements.end()
@@ -146,7 +150,7 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 	}
 
 	r = newReport(s, began, faultRun, &evidence, checker.Check(evidence))
-	r.Build, r.Helped = built, int(c.helped.Load())
+	r.Build, r.Conditions, r.Helped = built, conditions, int(c.helped.Load())
 	r.Inserts, r.InsertsFailed, r.Unstopped = work.batches, work.errors, unstopped
 	for _, replica := range c.replicas {
 		if replica.exits > 0 {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"onejob/chaos/observer"
+	"onejob/internal/servers"
 	execkind "onejob/tasks/kinds/exec"
 )
 
@@ -40,7 +41,13 @@ type place struct {
 	token  string // for Consul
 	dsn    string // of Postgres
 
+	listenDSN string        // leads past a pooler; empty if dsn does
+	tls       *servers.TLS  // what it shows Consul's agent; nil if that takes all
+	ahead     time.Duration // of its boot-time clock, before that of the machine
+
 	rabbitmq string // URL; empty unless limits are kept there
+
+	old bool // it is of the other version, if it is a daemon
 
 	queues   string // that it serves, separated by commas; all if empty
 	liveness string // consul.liveness; the default if empty
@@ -49,6 +56,12 @@ type place struct {
 func (p place) environ() []string {
 	env := []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME"),
 		"ONEJOB_REPLICA=" + p.name, "ONEJOB_POSTGRES_DSN=" + p.dsn, "ONEJOB_CONSUL_ADDRESS=" + p.consul}
+	if p.listenDSN != "" {
+		env = append(env, "ONEJOB_POSTGRES_LISTEN_DSN="+p.listenDSN)
+	}
+	if p.tls != nil {
+		env = append(env, "CONSUL_HTTP_SSL=true", "CONSUL_CACERT="+p.tls.CA, "CONSUL_CLIENT_CERT="+p.tls.Cert, "CONSUL_CLIENT_KEY="+p.tls.Key)
+	}
 	if p.token != "" {
 		env = append(env, "CONSUL_HTTP_TOKEN="+p.token)
 	}
@@ -96,14 +109,19 @@ var restricted = map[string][]string{"daemon-3": {"default"}, "daemon-4": {"defa
 // daemon is "onejob serve".
 type daemon struct {
 	binary, config string
+	old            string // the binary of the other version; empty if there is none
 }
 
 func (d *daemon) kinds() []string { return []string{"exec", "http", "sql", "noop"} }
 
 func (d *daemon) command(p place) *exec.Cmd {
-	cmd := exec.Command(d.binary, "serve", "--config", d.config)
+	binary := d.binary
+	if p.old {
+		binary = d.old
+	}
+	cmd := exec.Command(binary, "serve", "--config", d.config)
 	cmd.Env = p.environ()
-	return cmd
+	return withClock(cmd, p.ahead)
 }
 
 // prepare builds the binary, as this program was built, brings the schema up to
@@ -140,6 +158,38 @@ func (d *daemon) prepare(ctx context.Context, c *cluster) error {
 	if out, err := migrate.CombinedOutput(); err != nil {
 		return fmt.Errorf("onejob migrate up: %w\n%s", err, out)
 	}
+	if c.old == "" {
+		return nil
+	}
+	return d.prepareOld(ctx, c)
+}
+
+// prepareOld builds the other version.
+func (d *daemon) prepareOld(ctx context.Context, c *cluster) error {
+	source := filepath.Join(c.dir, "old")
+	if err := os.Mkdir(source, 0o755); err != nil {
+		return err
+	}
+	root, err := exec.CommandContext(ctx, "git", "rev-parse", "--show-toplevel").Output()
+	if err != nil {
+		return fmt.Errorf("find the repository that has OLD=%s: %w", c.old, err)
+	}
+	archive := exec.CommandContext(ctx, "git", "archive", "--output", source+".tar", c.old)
+	archive.Dir = strings.TrimSpace(string(root))
+	d.old = filepath.Join(c.dir, "onejob-old")
+	for _, cmd := range []*exec.Cmd{archive,
+		exec.CommandContext(ctx, "tar", "-xf", source+".tar", "-C", source),
+		exec.CommandContext(ctx, "go", "build", "-C", source, "-o", d.old, "./cmd/onejob"),
+	} {
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("build OLD=%s: %w\n%s", c.old, err, out)
+		}
+	}
+	status := exec.CommandContext(ctx, d.old, "migrate", "status")
+	status.Env = place{name: "migrate", dsn: c.dsn("migrate")}.environ()
+	if out, err := status.CombinedOutput(); err != nil {
+		return fmt.Errorf("OLD=%s has another schema, so replicas of it refuse to start: take a later commit: %w\n%s", c.old, err, out)
+	}
 	return nil
 }
 
@@ -159,7 +209,7 @@ func (g *goReplica) prepare(_ context.Context, c *cluster) error {
 func (g *goReplica) command(p place) *exec.Cmd {
 	cmd := exec.Command(g.self, partReplica)
 	cmd.Env = append(p.environ(), envObserver+"="+g.where.Tasks)
-	return cmd
+	return withClock(cmd, p.ahead)
 }
 
 // workCommand is what exec tasks may run: this program, as a task.

@@ -41,6 +41,7 @@ type Report struct {
 	Refused            int        `json:"refused"`               // writes that were refused; above zero where the fence was needed
 	FrozenHTTPInFlight int        `json:"frozen_http_in_flight"` // http attempts beside their successor, their replica being frozen
 	FrozenGoInFlight   int        `json:"frozen_go_in_flight"`   // the same for Go handlers, which did nothing meanwhile
+	SuspendedCommands  int        `json:"suspended_commands"`    // the same for commands that were stopped with their guards
 	Overrides          int        `json:"two_hands"`             // overlaps that an operator made by ending a session and resetting its row, see history.overrides
 	Unguarded          int        `json:"one_hand"`              // overlaps with an outsider, whose only guard a fault took away, see history.unguarded
 	Repeated           int        `json:"repeated"`              // tasks that did all their work more than once, as at-least-once allows
@@ -128,6 +129,7 @@ type history struct {
 	byKey     map[string][]*attempt
 	holder    map[int64]string // replica, by fence
 	frozen    map[string][]span
+	suspended map[string][]span         // with guards and commands
 	touched   map[int64]map[string]bool // what was done to a task's row by hand
 	deleted   map[int64]bool            // rows that an operator deleted
 	again     map[int64]int             // how often an operator made a row pending that had succeeded
@@ -149,7 +151,7 @@ func (s span) covers(o span) bool { return s.begin <= o.begin && o.end <= s.end 
 
 func newHistory(e Evidence) *history {
 	h := &history{Evidence: e, byFence: map[int64]*attempt{}, outsiders: map[string]*attempt{}, byTask: map[int64][]*attempt{}, byKey: map[string][]*attempt{},
-		holder: map[int64]string{}, frozen: map[string][]span{},
+		holder: map[int64]string{}, frozen: map[string][]span{}, suspended: map[string][]span{},
 		touched: map[int64]map[string]bool{}, deleted: map[int64]bool{}, again: map[int64]int{}}
 	for _, t := range e.Touched {
 		if h.touched[t.Task] == nil {
@@ -179,12 +181,13 @@ func newHistory(e Evidence) *history {
 		}
 	}
 	for _, m := range e.Marks {
-		if m.Kind == Frozen {
+		which := map[string]map[string][]span{Frozen: h.frozen, Suspended: h.suspended}[m.Kind]
+		if which != nil {
 			end := m.End
 			if end == 0 {
 				end = never
 			}
-			h.frozen[m.Target] = append(h.frozen[m.Target], span{m.Begin, end.Add(thawing)})
+			which[m.Target] = append(which[m.Target], span{m.Begin, end.Add(thawing)})
 		}
 	}
 	for _, s := range e.Stays {
@@ -248,16 +251,29 @@ func (h *history) add(s observer.Stay) {
 // frozenDuring reports whether an attempt was one of those that a frozen replica
 // cannot end, for all of a span.
 func (h *history) frozenDuring(a *attempt, s span) bool {
-	if a.Kind == kindExec || a.Kind == kindSQL {
-		return false // the guard ends the one, the fence the other
+	return slices.ContainsFunc(h.excused(a), func(f span) bool { return f.covers(s) })
+}
+
+// excused are the times for which nobody can end an attempt of a frozen replica. The guard
+// ends a command, unless it is frozen too, and the fence keeps a statement out.
+func (h *history) excused(a *attempt) []span {
+	switch a.Kind {
+	case kindSQL:
+		return nil
+	case kindExec:
+		return h.suspended[a.Replica]
+	default:
+		return h.frozen[a.Replica]
 	}
-	return slices.ContainsFunc(h.frozen[a.Replica], func(f span) bool { return f.covers(s) })
 }
 
 func (v *Report) countFrozen(a *attempt) {
-	if a.Kind == kindHTTP {
+	switch a.Kind {
+	case kindHTTP:
 		v.FrozenHTTPInFlight++
-	} else {
+	case kindExec:
+		v.SuspendedCommands++
+	default:
 		v.FrozenGoInFlight++
 	}
 }
@@ -448,10 +464,7 @@ func (h *history) limits(v *Report) {
 // replica is excused.
 func (h *history) awake(a *attempt) []span {
 	left := []span{a.span}
-	if a.Kind == kindExec || a.Kind == kindSQL {
-		return left
-	}
-	for _, f := range h.frozen[a.Replica] {
+	for _, f := range h.excused(a) {
 		var next []span
 		for _, s := range left {
 			if s.begin >= f.begin || !s.meets(f) { // it came after the thaw, or was not touched

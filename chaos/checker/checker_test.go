@@ -65,6 +65,12 @@ func (s *story) froze(replica string, begin, end float64) {
 	s.Marks = append(s.Marks, observer.Mark{ID: len(s.Marks) + 1, Kind: Frozen, Target: replica, Begin: at(begin), End: at(end)})
 }
 
+// suspended is froze, of its guards and commands too.
+func (s *story) suspended(replica string, begin, end float64) {
+	s.froze(replica, begin, end)
+	s.Marks = append(s.Marks, observer.Mark{ID: len(s.Marks) + 1, Kind: Suspended, Target: replica, Begin: at(begin), End: at(end)})
+}
+
 func claim(task, fence int64, kind, key, replica string) observer.Claim {
 	return observer.Claim{Task: task, Attempt: 1, Fence: fence, Kind: kind, Key: key, Replica: replica}
 }
@@ -471,6 +477,14 @@ func TestExcuses(t *testing.T) {
 			s.change(claim(7, 20, "go", "7", "b"), running, pending, 59, "")
 			s.works(claim(7, 21, "go", "7", "a"), 59.5, 64, observer.Succeeded, succeeded)
 		}, map[string]int{"frozen_go_in_flight": 1}},
+		"a command that was suspended with its guard, which ended it when both went on": {func(s *story) {
+			s.suspended("b", 51, 60)
+			s.enqueue(7, "exec")
+			s.claim(claim(7, 20, "exec", "7", "b"), 49)
+			s.stay(claim(7, 20, "exec", "7", "b"), 50, 60.4, observer.Stopped)
+			s.change(claim(7, 20, "exec", "7", "b"), running, pending, 59, "")
+			s.works(claim(7, 21, "exec", "7", "a"), 59.5, 64, observer.Succeeded, succeeded)
+		}, map[string]int{"suspended_commands": 1}},
 		"a request that a frozen replica sends when it thaws": {func(s *story) {
 			s.froze("b", 3, 4.4)
 			s.Stale = append(s.Stale, observer.Stale{Claim: claim(2, 2, "http", "k", ""), At: at(4.5)})

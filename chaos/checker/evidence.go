@@ -227,6 +227,10 @@ const (
 	Frozen = "frozen" // of marks; the target is a replica
 	Kill   = "kill"   // of marks; the target is a replica
 
+	Suspended = "suspended" // of marks, beside one of Frozen: its guards and commands do nothing either
+
+	PoolerKill = "pooler-kill" // of marks; the target is a host, whose replicas are cut off from Postgres
+
 	WorkerKill = "worker-kill" // of marks; the target is a replica, whose supervisor lives
 
 	HostLoss = "host-loss" // of marks; the target is several replicas, separated by commas

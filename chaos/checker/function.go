@@ -36,8 +36,8 @@ var takeOverBounds = map[string]time.Duration{
 // Faults that may cost a task an attempt: those by which a replica ends, or by which all
 // others hear nothing of it in Postgres and Consul. A replica that loses its session, or
 // Postgres, or both with all others, must give its tasks back.
-var deadly = []string{Kill, WorkerKill, HostLoss, Frozen, ClaimFreeze, "freeze", "oom", "term", "rolling", GracefulRestart, "consul-wiped",
-	"cut-postgres", "cut-both", "cut-up", "cut-down", "slow", "reset", "postgres-kill", "postgres-blackhole", "postgres-failover", "split-brain"}
+var deadly = []string{Kill, WorkerKill, HostLoss, Frozen, ClaimFreeze, "freeze", "oom", "term", "rolling", "upgrade", GracefulRestart, "consul-wiped",
+	"cut-postgres", PoolerKill, "cut-both", "cut-up", "cut-down", "slow", "reset", "postgres-kill", "postgres-blackhole", "postgres-failover", "split-brain"}
 
 // Faults that may make a handler of a kind fail.
 var failing = map[string][]string{

@@ -79,10 +79,18 @@ func StartConsul(ctx context.Context, config ConsulConfig) (*Consul, error) {
 // again it has the same name and node id, and so the sessions made through it
 // live on.
 func StartConsulAgent(ctx context.Context, servers ...*Consul) (*Consul, error) {
+	return startConsulAgent(ctx, nil, servers...)
+}
+
+func startConsulAgent(ctx context.Context, change func(*ConsulConfig), servers ...*Consul) (*Consul, error) {
 	if len(servers) == 0 {
 		return nil, errors.New("start a Consul agent: it needs a server")
 	}
-	return startConsul(ctx, &Consul{config: servers[0].config, path: servers[0].path, host: localhost, agentOf: servers})
+	config := servers[0].config
+	if change != nil {
+		change(&config)
+	}
+	return startConsul(ctx, &Consul{config: config, path: servers[0].path, host: localhost, agentOf: servers})
 }
 
 // startConsul starts c on free ports, in a folder of its own.

@@ -86,9 +86,10 @@ func (k *ConsulCluster) Leader(ctx context.Context) (*Consul, error) {
 	return nil, fmt.Errorf("the Consul cluster has no leader: %w", errors.Join(errs...))
 }
 
-// StartAgent makes a client agent of the cluster, see [StartConsulAgent].
-func (k *ConsulCluster) StartAgent(ctx context.Context) (*Consul, error) {
-	return StartConsulAgent(ctx, k.Servers...)
+// StartAgent makes a client agent of the cluster, see [StartConsulAgent]. change, if not nil,
+// may change the configuration that it has from the first server.
+func (k *ConsulCluster) StartAgent(ctx context.Context, change func(*ConsulConfig)) (*Consul, error) {
+	return startConsulAgent(ctx, change, k.Servers...)
 }
 
 // Close stops all servers and removes all they have written.

@@ -80,7 +80,7 @@ func TestSessionsOutliveTheirAgent(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { k.Close() })
-	agent, err := k.StartAgent(t.Context())
+	agent, err := k.StartAgent(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,7 +134,7 @@ func TestWipedClusterHasNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { k.Close() })
-	agent, err := k.StartAgent(t.Context())
+	agent, err := k.StartAgent(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
