@@ -118,6 +118,9 @@ func (c *cluster) conditions() (all []string) {
 	if c.old != "" {
 		all = append(all, "daemon-2, daemon-4: at first of commit "+c.old)
 	}
+	if err := servers.CanPartition(); err != nil {
+		all = append(all, "Consul's servers are never cut off from each other: "+err.Error())
+	}
 	if c.ours && !clocksCanDiffer() {
 		all = append(all, "all have the machine's boot-time clock: unshare --time does not work here")
 	}

@@ -25,6 +25,7 @@ type kind struct {
 	consulSlots bool // it is of slots in Consul, which are there only if limits do not use RabbitMQ
 	standby     bool // it needs a standby of Postgres
 	versions    bool // it needs replicas of another version
+	partitions  bool // it cuts Consul's servers off from each other
 	forgets     bool // Postgres forgets what it had acknowledged
 	gentle      bool // it ends no attempt at a task that it does not touch
 	run         func(ctx context.Context, h *fault) error
@@ -48,6 +49,8 @@ func chooseKinds(names []string, s settings) ([]*kind, error) {
 			return "there is no standby without STANDBY=async or STANDBY=sync"
 		case k.versions && s.Old == "":
 			return "there is no other version without OLD=<commit>"
+		case k.partitions && s.Whole != nil:
+			return s.Whole.Error()
 		case k.forgets && s.Standby != async:
 			return "Postgres may forget what it has acknowledged only with STANDBY=async"
 		}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -76,7 +77,7 @@ func TestPlansOfOneKindEnd(t *testing.T) {
 }
 
 func TestChooseKinds(t *testing.T) {
-	everything := settings{RabbitMQ: true, Standby: async}
+	everything := settings{RabbitMQ: true, Standby: async, Old: "HEAD"}
 	chosen, err := chooseKinds(strings.Split("kill, freeze", ","), settings{})
 	if err != nil || len(chosen) != 2 || chosen[0].name != "kill" || chosen[1].name != "freeze" {
 		t.Errorf("chosen were %v, %v", chosen, err)
@@ -84,8 +85,11 @@ func TestChooseKinds(t *testing.T) {
 	if all, err := chooseKinds([]string{"all"}, everything); err != nil || len(all) != len(kinds)-1 {
 		t.Errorf("all are %d, %v", len(all), err)
 	}
-	if some, err := chooseKinds([]string{"all"}, settings{}); err != nil || len(some) != len(kinds)-len(rabbitmqFaults)-len(standbyFaults) {
+	if some, err := chooseKinds([]string{"all"}, settings{}); err != nil || len(some) != len(kinds)-len(rabbitmqFaults)-len(standbyFaults)-1 { // and upgrade
 		t.Errorf("without RabbitMQ and a standby all are %d, %v", len(some), err)
+	}
+	if fewer, err := chooseKinds([]string{"all"}, settings{Whole: errors.New("no root")}); err != nil || len(fewer) != len(kinds)-len(rabbitmqFaults)-len(standbyFaults)-2 {
+		t.Errorf("without iptables all are %d, %v", len(fewer), err)
 	}
 	if _, err := chooseKinds([]string{"slot-destroy"}, everything); err == nil { // there are no such slots
 		t.Error("slot-destroy can be had with limits in RabbitMQ")
@@ -94,6 +98,7 @@ func TestChooseKinds(t *testing.T) {
 		"rabbitmq-kill":     {Standby: async},
 		"postgres-failover": {RabbitMQ: true},
 		"postgres-restore":  {Standby: synchronous},
+		"upgrade":           {RabbitMQ: true},
 	} {
 		if _, err := chooseKinds([]string{name}, s); err == nil {
 			t.Errorf("%s can be had with %+v", name, s)

@@ -3,6 +3,7 @@ package servers
 import (
 	"context"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -154,4 +155,67 @@ func TestWipedClusterHasNothing(t *testing.T) {
 	if keys, _, err := agent.Client().KV().Keys("", "", &api.QueryOptions{RequireConsistent: true}); err != nil || len(keys) > 0 {
 		t.Errorf("after the wipe there are keys %v (%v)", keys, err)
 	}
+}
+
+// A leader that is cut off from the other servers answers its clients, and leads nobody; when
+// it is back there is one leader.
+func TestIsolatedLeaderLeadsNobody(t *testing.T) {
+	t.Parallel()
+	if err := CanPartition(); err != nil {
+		t.Skip(err)
+	}
+	k, err := StartConsulCluster(t.Context(), ConsulConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { k.Close() })
+	old, err := k.Leader(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	rejoin, err := k.Isolate(old)
+	if err != nil {
+		t.Fatal(err)
+	}
+	restore := sync.OnceValue(rejoin)
+	t.Cleanup(func() {
+		if err := restore(); err != nil {
+			t.Error(err)
+		}
+	})
+	eventually := func(what string, f func() bool) {
+		t.Helper()
+		for end := time.Now().Add(time.Minute); !f(); time.Sleep(100 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("not within a minute: %s", what)
+			}
+		}
+	}
+	for _, c := range k.Servers {
+		if c == old {
+			continue
+		}
+		eventually("the others have another leader", func() bool {
+			addr, err := c.leader(t.Context())
+			return err == nil && addr != "" && addr != address(old.host, old.ports.server)
+		})
+	}
+	eventually("the old one answers that it has no leader", func() bool {
+		addr, err := old.leader(t.Context())
+		return err == nil && addr == ""
+	})
+	if err := restore(); err != nil {
+		t.Fatal(err)
+	}
+	eventually("all have one leader", func() bool {
+		seen := map[string]bool{}
+		for _, c := range k.Servers {
+			addr, err := c.leader(t.Context())
+			seen[addr] = err == nil
+		}
+		for addr, ok := range seen {
+			return len(seen) == 1 && ok && addr != ""
+		}
+		return false
+	})
 }
