@@ -133,11 +133,13 @@ func (r *replica) suspend() bool {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.frozen == 0 || r.suspended != 0 { // somebody has killed it, or thawed it
+	if r.frozen == 0 { // somebody has killed it meanwhile
 		return false
 	}
 	m := observer.Mark{ID: r.c.nextMark(), Kind: checker.Suspended, Target: r.name}
 	if r.c.markClient.Begin(m) != nil {
+		r.proc.signal(syscall.SIGCONT)
+		r.thawed()
 		return false
 	}
 	r.suspended, r.stopped = m.ID, stopAll([]*process{r.proc})

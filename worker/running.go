@@ -51,7 +51,11 @@ func (r *running) free(most int) int {
 }
 
 func (r *running) freeLocked(most int) int {
-	return min(most, 2*most-r.handled) - r.taken
+	free := most - r.taken
+	if waiting := r.taken + r.handled - most; waiting > 0 { // most may be all that an int can be
+		free = min(free, most-waiting)
+	}
+	return free
 }
 
 // take takes room for up to n attempts, if there is room for most in all, and returns for

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"math"
 	"slices"
 	"testing"
 	"time"
@@ -203,6 +204,27 @@ func TestRoomIsGivenBackOnce(t *testing.T) {
 			t.Fatalf("at the end %d attempts with %d bytes, and room for %d of %d", n, bytes, r.free(most), most)
 		}
 	})
+}
+
+// What a claim has brought although its reply was lost is put back, however full the replica is.
+func TestRoomForLostReplies(t *testing.T) {
+	t.Parallel()
+	r := newRunning()
+	for fence := range int64(4) { // two have returned, two run
+		if r.take(1, 2) != 1 {
+			t.Fatal("there is no room")
+		}
+		r.start(fence, 0, func() bool { <-t.Context().Done(); return false }, func(bool) {})
+		if fence < 2 {
+			r.returned(fence)
+		}
+	}
+	if r.take(1, 2) != 0 {
+		t.Error("there is room in a replica that is full")
+	}
+	if r.take(1, math.MaxInt) != 1 || r.count() != 5 {
+		t.Errorf("%d attempts are under way, want 5", r.count())
+	}
 }
 
 // A heartbeat says how far the oldest handlers are, by Postgres' clock, and nothing of those
