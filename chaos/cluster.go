@@ -57,6 +57,8 @@ type cluster struct {
 	marks  atomic.Int64
 	helped atomic.Int64 // how often a person was called
 
+	poolerExits atomic.Int64 // that no fault caused
+
 	clock      sync.Mutex
 	clockSteps []checker.ClockStep // of Postgres
 

@@ -60,6 +60,25 @@ func (c *cluster) startPooler(ctx context.Context) (err error) {
 	return err
 }
 
+// mindPooler starts the pooler again when it has ended and no fault meant it to, as a service
+// manager would, until ctx ends.
+func (c *cluster) mindPooler(ctx context.Context) {
+	h := c.hosts[hostWithPooler]
+	for ; h.pooler != nil && ctx.Err() == nil; wait(ctx, time.Second) {
+		if !h.busy.TryLock() { // a fault has it
+			continue
+		}
+		if log, ended := h.pooler.Ended(); ended {
+			c.poolerExits.Add(1)
+			c.say("the pooler of %s has ended by itself: %s", h.name, log)
+			if err := h.pooler.Start(ctx); err != nil && ctx.Err() == nil {
+				c.say("%v", err)
+			}
+		}
+		h.busy.Unlock()
+	}
+}
+
 // makeCertificates makes those of the servers and of the replicas.
 func (c *cluster) makeCertificates() error {
 	dir := filepath.Join(c.dir, "tls")

@@ -54,6 +54,7 @@ type report struct {
 	InsertsFailed int      `json:"inserts_failed"`
 	Helped        int      `json:"helped"`           // how often a person ran onejob adopt-consul because no replica had a session
 	Exits         int      `json:"exits"`            // of replicas, by themselves
+	PoolerExits   int      `json:"pooler_exits"`     // that no fault caused
 	Crashes       int      `json:"postgres_crashes"` // that no fault caused
 	Unstopped     []string `json:"unstopped"`
 	Thin          []string `json:"thin"` // why the run proves too little
@@ -184,6 +185,7 @@ func (r *report) summary() string {
 	line("inserts_failed", r.InsertsFailed, fmt.Sprintf("of %d", r.Inserts))
 	line("helped", r.Helped, "times a person ran adopt-consul, as no replica had a session")
 	line("exits", r.Exits, "of replicas, by themselves")
+	line("pooler_exits", r.PoolerExits, "of pgbouncer, without a fault")
 	line("postgres_crashes", r.Crashes, "processes of Postgres that a signal ended, without a fault")
 	for _, what := range slices.Sorted(maps.Keys(r.Excused)) {
 		line("excused", r.Excused[what], what)

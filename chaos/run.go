@@ -85,6 +85,7 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 	defer leave()
 	if ours {
 		go c.attend(attending)
+		go c.mindPooler(attending)
 	}
 
 	steps := plan(s.Seed, s.Kinds, s.Duration)
@@ -150,7 +151,7 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 	}
 
 	r = newReport(s, began, faultRun, &evidence, checker.Check(evidence))
-	r.Build, r.Conditions, r.Helped = built, conditions, int(c.helped.Load())
+	r.Build, r.Conditions, r.Helped, r.PoolerExits = built, conditions, int(c.helped.Load()), int(c.poolerExits.Load())
 	r.Inserts, r.InsertsFailed, r.Unstopped = work.batches, work.errors, unstopped
 	for _, replica := range c.replicas {
 		if replica.exits > 0 {

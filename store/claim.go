@@ -193,7 +193,7 @@ func (s *Store) claimOnce(ctx context.Context, c tasks.Claim, l look, turn turn)
 	b.Queue(takeSQL, namedArgs{"session": c.Session, "replica": c.Replica, "fences_from": c.FencesFrom})
 	b.Queue(`COMMIT`)
 	b.Queue(indexesOnly)
-	b.Queue(readSQL, readArguments(nil, c.Session, maxFirstBytes))
+	b.Queue(readClaimedSQL, readArguments(c.Session, maxFirstBytes))
 	if linkOf(conn.Conn()).pooled {
 		b.Queue(forgetSQL)
 	}

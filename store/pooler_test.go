@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/url"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -345,5 +346,44 @@ func TestAPoolerAppearsAndDisappears(t *testing.T) {
 			}
 		}
 		equal(t, "whether there is a pooler", s.Pooled(), target == pooler)
+	}
+}
+
+// Payloads that do not come along with a claim are read from whichever connection is free:
+// behind a pooler one that has never claimed, or that has forgotten what.
+func TestLargePayloadsThroughAPooler(t *testing.T) {
+	t.Parallel()
+	for _, connections := range []int{1, 3} {
+		t.Run(strconv.Itoa(connections), func(t *testing.T) {
+			t.Parallel()
+			db := testenv.Postgres(t)
+			b := &bench{t: t, pool: db.Pool(t), dsn: db.DSN, session: "6f1ed002-ab59-42fb-a0b4-0123456789ab"}
+			b.Store = open(t, store.Config{DSN: testenv.Pooler(t, db, connections), ListenDSN: db.DSN})
+			if err := b.Migrate(t.Context(), nil); err != nil {
+				t.Fatal(err)
+			}
+			b.join()
+			const n = 8
+			b.sql(`INSERT INTO onejob.tasks (kind, payload) SELECT 'noop', to_jsonb((SELECT string_agg(md5(random()::text), '') FROM generate_series(1, 6000 + i)))
+                    FROM generate_series(1, $1) i`, n)
+			var all sync.WaitGroup
+			for range connections { // at once, so that all connections are there
+				all.Go(func() {
+					if _, err := b.CancelRequests(t.Context(), b.session); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			all.Wait()
+			claimed, err := b.Claim(t.Context(), tasks.Claim{Session: b.session, Replica: "one", Kinds: []string{"noop"}, Max: n})
+			if err != nil || len(claimed.Tasks) != n || len(claimed.Refused) > 0 {
+				t.Fatalf("%d tasks of %d, %v, %v", len(claimed.Tasks), n, claimed.Refused, err)
+			}
+			for _, task := range claimed.Tasks {
+				if len(task.Payload) < 6000*32 {
+					t.Errorf("task %d has %d bytes of its payload", task.ID, len(task.Payload))
+				}
+			}
+		})
 	}
 }

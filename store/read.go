@@ -28,21 +28,31 @@ const (
 	maxReadBytes  = 1 << 20
 )
 
-// readSQL reads rows that were claimed: those of @ids, or those that the claim in
-// the same round trip has left in onejob.claimed, the most urgent first, as many as
-// @bytes allow. Sizes are those of the stored values, which cost nothing to know.
-const readSQL = claimComment + `
+// readClaimedSQL reads the rows that the claim in the same round trip has left in
+// onejob.claimed, the most urgent first, as many as @bytes allow, and readSQL those of @ids.
+// Sizes are those of the stored values, which cost nothing to know.
+//
+// They are two statements because the planner evaluates current_setting for its estimates,
+// whether the executor would or not. A connection that has not claimed, or has forgotten what,
+// has no such array.
+const (
+	readClaimedSQL = readBegin + `current_setting('onejob.claimed')::bigint[]` + readEnd
+	readSQL        = readBegin + `@ids::bigint[]` + readEnd
+
+	readBegin = claimComment + `
 SELECT id, fence, kind, queue, priority, coalesce(lock_key, id::text), lock_key IS NOT NULL, attempt, max_attempts, crashes, stalls, timeout, run_at, created_at, started_at, coalesce(traceparent, ''),
        octet_length(body), CASE WHEN octet_length(body) <= @max_payload THEN body END
   FROM (SELECT *, sum(pg_column_size(payload)) OVER (ORDER BY priority DESC, run_at, id ROWS UNBOUNDED PRECEDING) AS bytes
           FROM onejob.tasks
-         WHERE id = ANY (coalesce(@ids, current_setting('onejob.claimed')::bigint[]))
+         WHERE id = ANY (`
+	readEnd = `)
            AND CASE WHEN status = 'running' THEN session = @session END) t
  CROSS JOIN LATERAL (SELECT payload::text AS body OFFSET 0) b
  WHERE bytes <= @bytes`
+)
 
-func readArguments(ids []int64, session string, bytes int) namedArgs {
-	return namedArgs{"ids": ids, "session": session, "bytes": bytes, "max_payload": maxPayload}
+func readArguments(session string, bytes int) namedArgs {
+	return namedArgs{"session": session, "bytes": bytes, "max_payload": maxPayload}
 }
 
 // claimed is a task as it was read, and where it stood in the order of claims.
@@ -166,7 +176,9 @@ func (s *Store) readPortion(ctx context.Context, c tasks.Claim, rows []taken, ou
 func (s *Store) read(ctx context.Context, c tasks.Claim, ids []int64) ([]claimed, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	return query(ctx, s.pool, scanClaimed(c), readSQL, readArguments(ids, c.Session, math.MaxInt32))
+	arguments := readArguments(c.Session, math.MaxInt32)
+	arguments["ids"] = ids
+	return query(ctx, s.pool, scanClaimed(c), readSQL, arguments)
 }
 
 // failUnread fails a claimed task that cannot be handed to anybody.

@@ -123,6 +123,16 @@ func (p *Pooler) ready(ctx context.Context) error {
 	return conn.Close(ctx)
 }
 
+// Ended returns what the pooler printed last, if it has ended, by itself or by Kill.
+func (p *Pooler) Ended() (log string, ended bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.process.running() {
+		return "", false
+	}
+	return p.process.log.tail(), true
+}
+
 // Kill ends the pooler with kill -9: all connections through it end at once.
 func (p *Pooler) Kill() {
 	p.mu.Lock()
