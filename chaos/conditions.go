@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -12,6 +13,8 @@ import (
 	"sync"
 	"time"
 
+	"onejob/chaos/checker"
+	"onejob/chaos/observer"
 	"onejob/internal/servers"
 )
 
@@ -71,7 +74,9 @@ func (c *cluster) mindPooler(ctx context.Context) {
 		if log, ended := h.pooler.Ended(); ended {
 			c.poolerExits.Add(1)
 			c.say("the pooler of %s has ended by itself: %s", h.name, log)
-			if err := h.pooler.Start(ctx); err != nil && ctx.Err() == nil {
+			m := observer.Mark{ID: c.nextMark(), Kind: checker.PoolerKill, Target: h.name} // it harms as much
+			err := errors.Join(c.markClient.Begin(m), h.pooler.Start(ctx), c.markClient.End(m))
+			if err != nil && ctx.Err() == nil {
 				c.say("%v", err)
 			}
 		}
