@@ -49,8 +49,8 @@ func chooseKinds(names []string, s settings) ([]*kind, error) {
 			return "there is no standby without STANDBY=async or STANDBY=sync"
 		case k.versions && s.Old == "":
 			return "there is no other version without OLD=<commit>"
-		case k.partitions && s.Whole != nil:
-			return s.Whole.Error()
+		case k.partitions && s.Unparted != nil:
+			return s.Unparted.Error()
 		case k.forgets && s.Standby != async:
 			return "Postgres may forget what it has acknowledged only with STANDBY=async"
 		}

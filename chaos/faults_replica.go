@@ -21,8 +21,8 @@ var killed = &kind{name: "kill", what: "kill -9 of a replica", weight: 4, least:
 // Faults of replicas as processes.
 var replicaFaults = []*kind{
 	killed,
-	{name: "freeze", what: "SIGSTOP of a replica, and SIGCONT", weight: 5, least: time.Second, most: 60 * time.Second, run: freezeReplica},
-	{name: "suspend", what: "SIGSTOP of a replica with its guards and commands, and SIGCONT, as of a virtual machine", weight: 2, least: time.Second, most: 60 * time.Second, run: suspendReplica},
+	{name: "freeze", what: "SIGSTOP of a replica, and SIGCONT", weight: 5, least: time.Second, most: 60 * time.Second, run: stopping((*replica).freeze)},
+	{name: "suspend", what: "SIGSTOP of a replica with its guards and commands, and SIGCONT, as of a virtual machine", weight: 2, least: time.Second, most: 60 * time.Second, run: stopping((*replica).suspend)},
 	{name: "term", what: "SIGTERM of a replica", weight: 2, least: time.Second, most: 5 * time.Second, run: stopReplica},
 	{name: checker.GracefulRestart, what: "SIGTERM of a replica, which is started again at once", weight: 2, run: restartGracefully},
 	{name: "upgrade", what: "SIGTERM of a replica, which is started again at once, as the other version", weight: 3, versions: true, run: changeVersion},
@@ -44,30 +44,20 @@ func killReplica(ctx context.Context, h *fault) error {
 	return letGo()
 }
 
-func freezeReplica(ctx context.Context, h *fault) error {
-	r := h.replica()
-	if !r.freeze() {
-		return errNothing
+// stopping stops a replica in the given way, which reports whether it could, and continues it.
+func stopping(stop func(*replica) bool) func(context.Context, *fault) error {
+	return func(ctx context.Context, h *fault) error {
+		r := h.replica()
+		if !stop(r) {
+			return errNothing
+		}
+		defer r.thaw()
+		if err := h.begins(r.name); err != nil {
+			return err
+		}
+		h.lasts(ctx)
+		return nil
 	}
-	defer r.thaw()
-	if err := h.begins(r.name); err != nil {
-		return err
-	}
-	h.lasts(ctx)
-	return nil
-}
-
-func suspendReplica(ctx context.Context, h *fault) error {
-	r := h.replica()
-	if !r.suspend() {
-		return errNothing
-	}
-	defer r.thaw()
-	if err := h.begins(r.name); err != nil {
-		return err
-	}
-	h.lasts(ctx)
-	return nil
 }
 
 func stopReplica(ctx context.Context, h *fault) error {

@@ -145,14 +145,14 @@ type settings struct {
 	RabbitMQ bool   // limits are kept there
 	Standby  string // of Postgres: none if empty, or how it follows
 	Liveness string // consul.liveness; empty for its default
-	Whole    error  // why Consul's servers cannot be cut off from each other; nil if they can
+	Unparted error  // why Consul's servers cannot be cut off from each other; nil if they can
 	Old      string // a commit, which half of the daemons are of at first; none if empty
 	Report   string
 	Keep     string
 }
 
 func readSettings() (settings, error) {
-	s := settings{Report: os.Getenv("REPORT"), Keep: os.Getenv("KEEP"), Old: os.Getenv("OLD"), Whole: servers.CanPartition()}
+	s := settings{Report: os.Getenv("REPORT"), Keep: os.Getenv("KEEP"), Old: os.Getenv("OLD"), Unparted: servers.CanPartition()}
 	var errs []error
 	read := func(name, otherwise string, parse func(string) error) {
 		text := os.Getenv(name)

@@ -181,13 +181,15 @@ func newHistory(e Evidence) *history {
 		}
 	}
 	for _, m := range e.Marks {
-		which := map[string]map[string][]span{Frozen: h.frozen, Suspended: h.suspended}[m.Kind]
-		if which != nil {
-			end := m.End
-			if end == 0 {
-				end = never
-			}
-			which[m.Target] = append(which[m.Target], span{m.Begin, end.Add(thawing)})
+		end := m.End
+		if end == 0 {
+			end = never
+		}
+		switch s := (span{m.Begin, end.Add(thawing)}); m.Kind {
+		case Frozen:
+			h.frozen[m.Target] = append(h.frozen[m.Target], s)
+		case Suspended:
+			h.suspended[m.Target] = append(h.suspended[m.Target], s)
 		}
 	}
 	for _, s := range e.Stays {
