@@ -94,7 +94,7 @@ func (c *cluster) makeCertificates() error {
 	return err
 }
 
-// aYear is by how much the boot-time clocks of two replicas of a host differ.
+// aYear is the unit by which boot-time clocks differ.
 const aYear = 365 * 24 * time.Hour
 
 // withClock is a command whose boot-time clock is so far ahead of the machine's.
@@ -111,7 +111,7 @@ func withClock(cmd *exec.Cmd, ahead time.Duration) *exec.Cmd {
 // clocksCanDiffer reports whether programs can have a boot-time clock of their own: that needs
 // root, and a kernel that gives it to a program, and not only to its children.
 var clocksCanDiffer = sync.OnceValue(func() bool {
-	out, err := withClock(exec.Command("/usr/bin/cat", "/proc/uptime"), aYear).Output()
+	out, err := withClock(exec.Command("cat", "/proc/uptime"), aYear).Output()
 	if err != nil {
 		return false
 	}
