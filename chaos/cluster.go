@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -35,6 +36,7 @@ type cluster struct {
 	liveness string // consul.liveness of all replicas and outsiders; the default if empty
 	ours     bool   // the replicas are onejob's
 	old      string // a commit, which half of the daemons are of at first; none if empty
+	unable   map[need]error
 
 	serverTLS, clientTLS servers.TLS
 
@@ -78,12 +80,29 @@ func (c *cluster) dsn(application string) string {
 	return c.postgres.dsn(application)
 }
 
+// logs is the folder of logs that are on no host, and of all logs in the end if they are kept.
+func (c *cluster) logs() string { return filepath.Join(c.dir, "logs") }
+
+// keepLogs copies those that would go with the disks of hosts.
+func (c *cluster) keepLogs() error {
+	var errs []error
+	for _, h := range c.hosts {
+		if exists(h.logs()) {
+			errs = append(errs, os.CopyFS(c.logs(), os.DirFS(h.logs())))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // startCluster starts all but the replicas. What it returns must be closed, also
 // when there is an error.
 func startCluster(ctx context.Context, dir string, s settings, ours bool, say func(string, ...any)) (*cluster, error) {
-	c := &cluster{dir: dir, say: say, liveness: s.Liveness, ours: ours, old: s.Old}
+	c := &cluster{dir: dir, say: say, liveness: s.Liveness, ours: ours, old: s.Old, unable: s.Unable}
 	var err error
 	if c.self, err = os.Executable(); err != nil {
+		return c, err
+	}
+	if err := os.Mkdir(c.logs(), 0o755); err != nil {
 		return c, err
 	}
 	if err := c.makeCertificates(); err != nil {
@@ -99,13 +118,15 @@ func startCluster(ctx context.Context, dir string, s settings, ours bool, say fu
 		c.postgres, pgErr = startDatabase(ctx, dir, &c.serverTLS, s)
 	})
 	all.Go(func() {
-		config := servers.ConsulConfig{Dir: dir, ManagementToken: managementToken, Extra: consulSettings}
+		config := servers.ConsulConfig{Dir: dir, DiskBytes: diskBytes(s.Kinds, consulDisk), ManagementToken: managementToken, Extra: consulSettings}
 		if c.consul, consulErr = servers.StartConsulCluster(ctx, config); consulErr == nil {
 			consulErr = c.startHosts(ctx)
 		}
 	})
 	if s.RabbitMQ {
-		all.Go(func() { c.rabbitmq, rabbitErr = servers.StartRabbitMQ(ctx, servers.RabbitMQConfig{Dir: dir}) })
+		all.Go(func() {
+			c.rabbitmq, rabbitErr = servers.StartRabbitMQ(ctx, servers.RabbitMQConfig{Dir: dir, TLS: &c.serverTLS})
+		})
 	}
 	all.Wait()
 	if err := errors.Join(pgErr, consulErr, rabbitErr); err != nil {
@@ -185,15 +206,31 @@ func (c *cluster) addReplicas(ctx context.Context, s subject, name string, n int
 			r.place.ahead = time.Duration(len(c.replicas)) * aYear
 		}
 		if c.rabbitmq != nil {
-			if r.rabbitmq, err = proxy.New(c.rabbitmq.Addr()); err != nil {
+			if err := r.addWayToRabbitMQ(); err != nil {
 				return err
 			}
-			r.place.rabbitmq = strings.Replace(c.rabbitmq.URL(""), c.rabbitmq.Addr(), r.rabbitmq.Addr(), 1)
 		}
 		if err := r.start(); err != nil {
 			return err
 		}
 	}
+	return nil
+}
+
+// addWayToRabbitMQ gives a replica its own.
+func (r *replica) addWayToRabbitMQ() error {
+	broker := r.c.rabbitmq.URL("")
+	if tls := r.host.tls; tls != nil {
+		broker = r.c.rabbitmq.TLSURL("", *tls)
+	}
+	at, err := url.Parse(broker)
+	if err != nil {
+		return err
+	}
+	if r.rabbitmq, err = proxy.New(at.Host); err != nil {
+		return err
+	}
+	r.place.rabbitmq = strings.Replace(broker, at.Host, r.rabbitmq.Addr(), 1)
 	return nil
 }
 

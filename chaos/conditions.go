@@ -24,7 +24,7 @@ import (
 //     as machines have.
 //   - The replicas of the second one reach Postgres through a pgbouncer in transaction mode.
 //   - On the third one Consul's agent takes TLS alone, and only with a certificate, and the
-//     replicas speak TLS to Postgres too.
+//     replicas speak TLS to Postgres and RabbitMQ too.
 const (
 	hostWithClocks = iota
 	hostWithPooler
@@ -130,6 +130,9 @@ func (c *cluster) conditions() (all []string) {
 			what = "Postgres through pgbouncer"
 		case h.tls != nil:
 			what = "TLS to Consul and Postgres"
+			if c.rabbitmq != nil {
+				what = "TLS to Consul, Postgres and RabbitMQ"
+			}
 		default:
 			continue
 		}
@@ -142,8 +145,10 @@ func (c *cluster) conditions() (all []string) {
 	if c.old != "" {
 		all = append(all, "daemon-2, daemon-4: at first of commit "+c.old)
 	}
-	if err := servers.CanPartition(); err != nil {
-		all = append(all, "Consul's servers are never cut off from each other: "+err.Error())
+	for _, n := range []need{partitions, disks, memory} {
+		if why := c.unable[n]; why != nil {
+			all = append(all, string(n)+": "+why.Error())
+		}
 	}
 	if c.ours && !clocksCanDiffer() {
 		all = append(all, "all have the machine's boot-time clock: unshare --time does not work here")

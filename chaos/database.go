@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"onejob/internal/proxy"
@@ -27,6 +28,7 @@ type database struct {
 	servers []*servers.Postgres
 	waits   bool         // commits wait for the standby
 	front   *proxy.Proxy // leads the operator to the primary; nil without a standby
+	meant   atomic.Int64 // how many processes ended by a signal because of a fault
 
 	mu    sync.Mutex
 	first int // which one is the primary
@@ -34,7 +36,7 @@ type database struct {
 
 func startDatabase(ctx context.Context, dir string, tls *servers.TLS, s settings) (*database, error) {
 	d := &database{waits: s.Standby == synchronous}
-	p, err := servers.StartPostgres(ctx, servers.PostgresConfig{Dir: dir, Durable: true, TLS: tls, Clock: slices.Contains(s.Kinds, clockJump),
+	p, err := servers.StartPostgres(ctx, servers.PostgresConfig{Dir: dir, Durable: true, TLS: tls, Clock: slices.Contains(s.Kinds, clockJump), DiskBytes: diskBytes(s.Kinds, postgresDisk),
 		Settings: map[string]string{"max_connections": "200", "log_min_messages": "log", "wal_keep_size": "512MB"}})
 	if err != nil {
 		return d, err
@@ -54,9 +56,16 @@ func startDatabase(ctx context.Context, dir string, tls *servers.TLS, s settings
 	return d, d.wait(ctx)
 }
 
-// crashes returns how many processes of the servers were ended by a signal, as their postmasters
-// say. No fault does that: a postmaster that is killed says nothing.
-func (d *database) crashes() (n int, err error) {
+// crashes returns how many processes of the servers were ended by a signal that no fault
+// caused.
+func (d *database) crashes() (int, error) {
+	n, err := d.logged()
+	return n - int(d.meant.Load()), err
+}
+
+// logged returns how many were ended by a signal, as the postmasters say. One that is killed
+// says nothing.
+func (d *database) logged() (n int, err error) {
 	for _, s := range d.servers {
 		log, err := os.ReadFile(s.LogFile())
 		if err != nil {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"onejob/chaos/observer"
+	"onejob/internal/servers"
 )
 
 // A kind of fault. Its run does harm, goes on for as long as the step says or
@@ -25,16 +26,30 @@ type kind struct {
 	consulSlots bool // it is of slots in Consul, which are there only if limits do not use RabbitMQ
 	standby     bool // it needs a standby of Postgres
 	versions    bool // it needs replicas of another version
-	partitions  bool // it cuts Consul's servers off from each other
+	needs       need // what not every machine lets the harness do
 	forgets     bool // Postgres forgets what it had acknowledged
 	gentle      bool // it ends no attempt at a task that it does not touch
 	run         func(ctx context.Context, h *fault) error
 }
 
+// need is what only root may do, and not on every machine.
+type need string
+
+const (
+	partitions need = "Consul's servers are never cut off from each other"
+	disks      need = "no disk is ever full"
+	memory     need = "memory is never short"
+)
+
+// unable says which needs cannot be had on this machine, and why.
+func unable() map[need]error {
+	return map[need]error{partitions: servers.CanPartition(), disks: servers.CanFillDisks(), memory: canSqueeze()}
+}
+
 var errNothing = errors.New("there is nothing to hit just now")
 
 // kinds are all that there are.
-var kinds = slices.Concat(replicaFaults, clusterFaults, linkFaults, consulFaults, hostFaults, aclFaults, postgresFaults, standbyFaults, rowFaults, scheduleFaults, processFaults, outsiderFaults, rabbitmqFaults)
+var kinds = slices.Concat(replicaFaults, clusterFaults, linkFaults, consulFaults, hostFaults, aclFaults, postgresFaults, resourceFaults, standbyFaults, rowFaults, scheduleFaults, processFaults, outsiderFaults, rabbitmqFaults)
 
 // chooseKinds returns the kinds of these names; "all" and "none" are names too.
 func chooseKinds(names []string, s settings) ([]*kind, error) {
@@ -49,8 +64,8 @@ func chooseKinds(names []string, s settings) ([]*kind, error) {
 			return "there is no standby without STANDBY=async or STANDBY=sync"
 		case k.versions && s.Old == "":
 			return "there is no other version without OLD=<commit>"
-		case k.partitions && s.Unparted != nil:
-			return s.Unparted.Error()
+		case s.Unable[k.needs] != nil:
+			return s.Unable[k.needs].Error()
 		case k.forgets && s.Standby != async:
 			return "Postgres may forget what it has acknowledged only with STANDBY=async"
 		}

@@ -19,7 +19,7 @@ import (
 var consulFaults = []*kind{
 	{name: "consul-kill", what: "kill -9 of the Consul leader", weight: 2, least: time.Second, most: 20 * time.Second, run: onLeader(killConsul)},
 	{name: "consul-freeze", what: "the Consul leader is frozen", weight: 2, least: time.Second, most: 30 * time.Second, run: onLeader(freezeConsul)},
-	{name: "consul-partition", what: "the Consul leader is cut off from the other servers, and from no client", weight: 2, least: time.Second, most: 30 * time.Second, partitions: true, run: onLeader(isolateConsul)},
+	{name: "consul-partition", what: "the Consul leader is cut off from the other servers, and from no client", weight: 2, least: time.Second, most: 30 * time.Second, needs: partitions, run: onLeader(isolateConsul)},
 	{name: "consul-restart", what: "the Consul leader is restarted", weight: 1, least: 0, most: 5 * time.Second, run: onLeader(restartConsul)},
 	{name: "consul-follower", what: "kill -9 of another Consul server", weight: 1, least: time.Second, most: 20 * time.Second, run: onFollower(killConsul)},
 	{name: "consul-away", what: "all of Consul away", weight: 1, least: 5 * time.Second, most: 60 * time.Second, run: consulAway},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"sync"
 
 	"onejob/internal/servers"
@@ -22,6 +23,9 @@ type host struct {
 
 // hostCount is how many hosts there are. Six replicas make two on each.
 const hostCount = 3
+
+// logs is the folder of its replicas' logs, on its disk.
+func (h *host) logs() string { return filepath.Join(h.agent.Dir(), "logs") }
 
 // startHosts starts the agent of each host.
 func (c *cluster) startHosts(ctx context.Context) error {

@@ -51,7 +51,6 @@ import (
 	"time"
 
 	"onejob/chaos/observer"
-	"onejob/internal/servers"
 )
 
 // The program is started again in these parts, by its first argument.
@@ -142,17 +141,17 @@ type settings struct {
 	Subjects []string
 	Rate     int // tasks a second
 	Drain    time.Duration
-	RabbitMQ bool   // limits are kept there
-	Standby  string // of Postgres: none if empty, or how it follows
-	Liveness string // consul.liveness; empty for its default
-	Unparted error  // why Consul's servers cannot be cut off from each other; nil if they can
-	Old      string // a commit, which half of the daemons are of at first; none if empty
+	RabbitMQ bool           // limits are kept there
+	Standby  string         // of Postgres: none if empty, or how it follows
+	Liveness string         // consul.liveness; empty for its default
+	Unable   map[need]error // why what some faults need cannot be had
+	Old      string         // a commit, which half of the daemons are of at first; none if empty
 	Report   string
 	Keep     string
 }
 
 func readSettings() (settings, error) {
-	s := settings{Report: os.Getenv("REPORT"), Keep: os.Getenv("KEEP"), Old: os.Getenv("OLD"), Unparted: servers.CanPartition()}
+	s := settings{Report: os.Getenv("REPORT"), Keep: os.Getenv("KEEP"), Old: os.Getenv("OLD"), Unable: unable()}
 	var errs []error
 	read := func(name, otherwise string, parse func(string) error) {
 		text := os.Getenv(name)

@@ -122,7 +122,7 @@ func (o *outsider) once(ctx context.Context) error {
 	}
 	cmd.Env = append(o.environ(), "CONSUL_HTTP_ADDR="+o.consul, envObserver+"="+o.c.where.Tasks, envOutsider+"="+name, envStarter+"="+o.name, envKey+"="+key)
 	cmd.Stdin = strings.NewReader(string(payload))
-	p, err := start(withClock(cmd, o.ahead), filepath.Join(o.c.dir, "logs", o.name+".log"))
+	p, err := start(withClock(cmd, o.ahead), filepath.Join(o.c.logs(), o.name+".log"))
 	if err != nil {
 		return err
 	}

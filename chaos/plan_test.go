@@ -88,7 +88,7 @@ func TestChooseKinds(t *testing.T) {
 	if some, err := chooseKinds([]string{"all"}, settings{}); err != nil || len(some) != len(kinds)-len(rabbitmqFaults)-len(standbyFaults)-1 { // and upgrade
 		t.Errorf("without RabbitMQ and a standby all are %d, %v", len(some), err)
 	}
-	if fewer, err := chooseKinds([]string{"all"}, settings{Unparted: errors.New("no root")}); err != nil || len(fewer) != len(kinds)-len(rabbitmqFaults)-len(standbyFaults)-2 {
+	if fewer, err := chooseKinds([]string{"all"}, settings{Unable: map[need]error{partitions: errors.New("no root")}}); err != nil || len(fewer) != len(kinds)-len(rabbitmqFaults)-len(standbyFaults)-2 {
 		t.Errorf("without iptables all are %d, %v", len(fewer), err)
 	}
 	if _, err := chooseKinds([]string{"slot-destroy"}, everything); err == nil { // there are no such slots

@@ -51,7 +51,7 @@ func (r *replica) toPostgres() []*proxy.Proxy {
 }
 
 // log is where everything goes that it prints.
-func (r *replica) log() string { return filepath.Join(r.c.dir, "logs", r.name+".log") }
+func (r *replica) log() string { return filepath.Join(r.host.logs(), r.name+".log") }
 
 // start starts it, unless it runs or somebody wants it down.
 func (r *replica) start() error {

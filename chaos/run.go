@@ -14,7 +14,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"onejob/chaos/checker"
-	"onejob/internal/mutant"
 )
 
 // run is the plot, once for each subject: start everything, enqueue and break
@@ -44,7 +43,12 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 	}()
 
 	c, err := startCluster(ctx, dir, s, ours, say)
-	defer c.close()
+	defer func() {
+		if keep() {
+			err = errors.Join(err, c.keepLogs())
+		}
+		c.close()
+	}()
 	if err != nil {
 		return nil, err
 	}
@@ -200,11 +204,7 @@ func (c *cluster) startSubjects(ctx context.Context, name string) error {
 			return err
 		}
 	}
-	sql := schema()
-	if mutant.Index {
-		sql += notUniqueSQL
-	}
-	if _, err := c.operator.Exec(ctx, sql); err != nil {
+	if _, err := c.operator.Exec(ctx, schema()); err != nil {
 		return fmt.Errorf("let the database take notes: %w", err)
 	}
 	for _, r := range all {

@@ -37,11 +37,12 @@ var takeOverBounds = map[string]time.Duration{
 // others hear nothing of it in Postgres and Consul. A replica that loses its session, or
 // Postgres, or both with all others, must give its tasks back.
 var deadly = []string{Kill, WorkerKill, HostLoss, Frozen, ClaimFreeze, "freeze", "oom", "term", "rolling", "upgrade", GracefulRestart, "consul-wiped",
-	"cut-postgres", PoolerKill, "cut-both", "cut-up", "cut-down", "slow", "reset", "postgres-kill", "postgres-blackhole", "postgres-failover", "split-brain"}
+	"cut-postgres", PoolerKill, "cut-both", "cut-up", "cut-down", "slow", "reset", "postgres-kill", "postgres-blackhole", "postgres-failover", "split-brain",
+	"postgres-disk-full", "postgres-memory", "replica-memory"}
 
 // Faults that may make a handler of a kind fail.
 var failing = map[string][]string{
-	kindExec: {"child-kill", "guard-kill", "oom", Frozen},
+	kindExec: {"child-kill", "guard-kill", "oom", "replica-memory", Frozen},
 	kindHTTP: {Frozen},
 	"go":     {Frozen},
 	"capped": {Frozen},

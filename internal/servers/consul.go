@@ -35,6 +35,9 @@ type ConsulConfig struct {
 	Client     TLS
 	ServerName string
 
+	// DiskBytes is like that of [PostgresConfig].
+	DiskBytes int64
+
 	// Env is added to the environment of the process, as os/exec takes it.
 	Env []string
 
@@ -96,7 +99,7 @@ func startConsulAgent(ctx context.Context, change func(*ConsulConfig), servers .
 // startConsul starts c on free ports, in a folder of its own.
 func startConsul(ctx context.Context, c *Consul) (*Consul, error) {
 	var err error
-	if c.folder, err = makeFolder(c.config.Dir, "consul"); err != nil {
+	if c.folder, err = makeFolder(c.config.Dir, "consul", c.config.DiskBytes); err != nil {
 		return nil, err
 	}
 	err = startOnFreePorts(ctx, 3, func(ports []int) error {

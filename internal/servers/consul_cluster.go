@@ -30,7 +30,7 @@ func StartConsulCluster(ctx context.Context, config ConsulConfig) (*ConsulCluste
 	}
 	k := &ConsulCluster{}
 	for _, host := range clusterHosts {
-		folder, err := makeFolder(config.Dir, "consul")
+		folder, err := makeFolder(config.Dir, "consul", config.DiskBytes)
 		if err != nil {
 			return nil, errors.Join(err, k.Close())
 		}

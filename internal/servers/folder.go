@@ -18,14 +18,16 @@ const newFolder = time.Minute
 // which the kernel drops when the owner dies: a folder that can be locked is
 // litter.
 type folder struct {
-	path string
-	lock *os.File
+	path    string
+	lock    *os.File
+	mounted bool // it has a file system of its own
 }
 
 // makeFolder makes a folder under base, or under /tmp when base is empty, that
 // every user can enter. It does not honour TMPDIR, which often lies where
-// the user that PostgreSQL runs as cannot go.
-func makeFolder(base, server string) (*folder, error) {
+// the user that PostgreSQL runs as cannot go. If disk is not zero, the folder is a file system
+// of its own, of so many bytes; that needs root.
+func makeFolder(base, server string, disk int64) (*folder, error) {
 	if base == "" {
 		base = "/tmp"
 	}
@@ -39,6 +41,11 @@ func makeFolder(base, server string) (*folder, error) {
 		return nil, fmt.Errorf("make a folder for %s: %w", server, err)
 	}
 	f := &folder{path: path}
+	if disk > 0 {
+		if err := f.mount(disk); err != nil {
+			return nil, f.abandon(err)
+		}
+	}
 	if err := os.Chmod(path, 0o755); err != nil {
 		return nil, f.abandon(err)
 	}
@@ -56,11 +63,11 @@ func (f *folder) abandon(err error) error {
 
 // remove deletes the folder and all it holds.
 func (f *folder) remove() error {
-	err := os.RemoveAll(f.path)
 	if f.lock != nil {
-		f.lock.Close()
+		defer f.lock.Close()
 	}
-	return err
+	f.unmount()
+	return os.RemoveAll(f.path)
 }
 
 // sub makes a folder within the folder that belongs to user, and only to it.
@@ -104,8 +111,7 @@ func sweep(base string) {
 			continue
 		}
 		if lock, err := lockFolder(path); err == nil {
-			os.RemoveAll(path)
-			lock.Close()
+			(&folder{path: path, lock: lock}).remove()
 		}
 	}
 }

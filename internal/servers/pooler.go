@@ -37,7 +37,7 @@ func StartPooler(ctx context.Context, dir, target string, connections int) (*Poo
 			return nil, errors.New("there is no pgbouncer here: run scripts/postgres.sh, or install your distribution's package")
 		}
 	}
-	folder, err := makeFolder(dir, "pgbouncer")
+	folder, err := makeFolder(dir, "pgbouncer", 0)
 	if err != nil {
 		return nil, err
 	}

@@ -39,6 +39,10 @@ type PostgresConfig struct {
 	// compiler.
 	Clock bool
 
+	// DiskBytes, if not zero, gives the server a file system of its own of that size, which
+	// FillDisk makes full; see CanFillDisks.
+	DiskBytes int64
+
 	// Durable makes commits wait for the disk, as they do by default in
 	// PostgreSQL itself. Without it they do not, and tests are quicker.
 	Durable bool
@@ -88,7 +92,7 @@ func StartPostgres(ctx context.Context, config PostgresConfig) (*Postgres, error
 	if err != nil {
 		return nil, err
 	}
-	folder, err := makeFolder(config.Dir, "postgres")
+	folder, err := makeFolder(config.Dir, "postgres", config.DiskBytes)
 	if err != nil {
 		return nil, err
 	}
@@ -101,7 +105,7 @@ func StartPostgres(ctx context.Context, config PostgresConfig) (*Postgres, error
 
 // StartStandby makes a server that follows p, and returns when it answers.
 func (p *Postgres) StartStandby(ctx context.Context) (*Postgres, error) {
-	folder, err := makeFolder(p.config.Dir, "postgres")
+	folder, err := makeFolder(p.config.Dir, "postgres", p.config.DiskBytes)
 	if err != nil {
 		return nil, err
 	}
@@ -151,6 +155,13 @@ func (p *Postgres) Follow(ctx context.Context, primary *Postgres) error {
 	}
 	p.data = data
 	return p.Start(ctx)
+}
+
+// PID is that of the server's first process, also when it has ended.
+func (p *Postgres) PID() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.process.cmd.Process.Pid
 }
 
 // Addr is where the server listens: host and port.
@@ -271,12 +282,15 @@ func (p *Postgres) Start(ctx context.Context) error {
 	cmd := exec.Command(filepath.Join(p.bin, "postgres"), p.arguments()...)
 	cmd.Dir = p.folder.path
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: p.account.credential()}
+	// As packages set it up: who protects the first process from the kernel's OOM killer, by
+	// its oom_score_adj, does not protect the others.
+	cmd.Env = append(os.Environ(), "PG_OOM_ADJUST_FILE=/proc/self/oom_score_adj", "PG_OOM_ADJUST_VALUE=0")
 	if p.config.Clock {
 		environment, err := makeClock(p.folder.path)
 		if err != nil {
 			return fmt.Errorf("start PostgreSQL: %w", err)
 		}
-		cmd.Env = append(os.Environ(), environment...)
+		cmd.Env = append(cmd.Env, environment...)
 	}
 	process, err := startProcess("PostgreSQL", cmd, p.LogFile(), syscall.SIGQUIT)
 	if err != nil {

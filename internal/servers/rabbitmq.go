@@ -70,7 +70,7 @@ func startRabbitMQ(ctx context.Context, config RabbitMQConfig, first *RabbitMQ) 
 	if err != nil {
 		return nil, err
 	}
-	folder, err := makeFolder(config.Dir, "rabbitmq")
+	folder, err := makeFolder(config.Dir, "rabbitmq", 0)
 	if err != nil {
 		return nil, err
 	}

@@ -290,7 +290,7 @@ func beParent() {
 func TestSweepSparesTheLiving(t *testing.T) {
 	t.Parallel()
 	base := t.TempDir()
-	kept, err := makeFolder(base, "test")
+	kept, err := makeFolder(base, "test", 0)
 	if err != nil {
 		t.Fatal(err)
 	}
