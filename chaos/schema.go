@@ -104,11 +104,6 @@ BEGIN
     RETURN chaos.clock();
 END $$;`
 
-// notUniqueSQL makes the mutant whose index keeps nothing out.
-const notUniqueSQL = `
-DROP INDEX onejob.one_running_task_per_lock_key;
-CREATE INDEX one_running_task_per_lock_key ON onejob.tasks ((coalesce(lock_key, id::text))) WHERE status = 'running';`
-
 // effectSQL is the statement of sql tasks. Nothing in the table keeps a second
 // effect out: that is for onejob to see to.
 const effectSQL = `

@@ -10,7 +10,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"onejob/internal/mutant"
 	"onejob/tasks"
 )
 
@@ -65,25 +64,15 @@ import (
 // lines that end in "-- marks": for a claim of one row, most of the cost is that Postgres
 // prepares the nodes of the plan.
 func chooseSQL(limit string, plain bool) string {
-	var sql string
 	switch {
 	case limit == "" && plain:
-		sql = chooseUnlimitedPlain
+		return chooseUnlimitedPlain
 	case limit == "":
-		sql = chooseUnlimited
+		return chooseUnlimited
 	case plain:
-		sql = chooseLimitedPlain
-	default:
-		sql = chooseLimited
+		return chooseLimitedPlain
 	}
-	if mutant.RunAt {
-		sql = strings.NewReplacer(
-			"next.run_at <= statement_timestamp()", "next.run_at < 'infinity'",
-			"AND run_at <= statement_timestamp()\n", "AND run_at < 'infinity'\n",
-			"t.run_at <= statement_timestamp()", "t.run_at < 'infinity'",
-			"OR run_at > statement_timestamp() OR", "OR run_at = 'infinity' OR").Replace(sql)
-	}
-	return sql
+	return chooseLimited
 }
 
 var (

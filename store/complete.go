@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -14,7 +13,6 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"onejob/boottime"
-	"onejob/internal/mutant"
 	"onejob/tasks"
 )
 
@@ -298,9 +296,6 @@ func (s *Store) completeOrSettle(ctx context.Context, completions []*completion)
 // complete writes completions, all or none of those that are accepted, and returns
 // the others.
 func complete(ctx context.Context, db sender, sql string, completions []*completion) (rest []*completion, err error) {
-	if mutant.Fence {
-		sql = strings.NewReplacer("THEN fence = ANY (@fences) AND session = ANY (@sessions) END", "THEN true END", "AND b.fence = g.fence AND b.session = g.by", "", "RETURNING t.fence", "RETURNING g.fence").Replace(sql)
-	}
 	fences, err := queryAfter(ctx, db, rowTo[int64](), hashJoins, nil, sql, arguments(completions))
 	if err != nil {
 		return nil, err
@@ -505,11 +500,7 @@ func (s *Store) commitReturns(list []*requeue) {
 	for i, r := range list {
 		ids[i], fences[i], delays[i], sessions[i] = r.id, r.fence, r.delay.Microseconds(), r.session
 	}
-	sql := returnSQL
-	if mutant.Returns {
-		sql = strings.NewReplacer("THEN fence = ANY ($2) AND session = ANY ($4) END", "THEN true END", "AND t.fence = g.fence", "", "AND t.session = g.by", "").Replace(sql)
-	}
-	locked, err := query(ctx, s.pool, pgx.RowTo[int64], sql, ids, fences, delays, sessions)
+	locked, err := query(ctx, s.pool, pgx.RowTo[int64], returnSQL, ids, fences, delays, sessions)
 	if err != nil && list[0].gone() {
 		s.commitReturns(list)
 		return

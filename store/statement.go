@@ -7,7 +7,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"onejob/internal/mutant"
 	"onejob/tasks"
 )
 
@@ -65,7 +64,7 @@ SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text,
 		return before, err
 	}
 	switch {
-	case !ours && !mutant.Statement:
+	case !ours:
 		return before, tasks.ErrRefused
 	case !marked:
 		return before, tasks.Requeue(0, errMarked)

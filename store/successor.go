@@ -9,7 +9,6 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"onejob/internal/mutant"
 	"onejob/tasks"
 )
 
@@ -44,7 +43,7 @@ type lookout struct {
 // A look takes [lookAtHost] at most. With load_balance_hosts=random the next connection
 // may as well lead to the old primary.
 func (s *Store) Follow(ctx context.Context, server tasks.Server) bool {
-	if server.System == tasks.UnknownSystem || mutant.Successor {
+	if server.System == tasks.UnknownSystem {
 		return false
 	}
 	s.lookouts.mu.Lock()

@@ -4,13 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"onejob/internal/mutant"
 	"onejob/tasks"
 )
 
@@ -206,23 +204,13 @@ RETURNING t.id, t.kind, coalesce(t.lock_key, t.id::text), v.attempt, t.crashes, 
 func (s *Store) takeOver(ctx context.Context, dead []string, ids, except []int64, maxCrashes int) ([]tasks.Abandoned, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	sql := takeOverSQL
-	if mutant.Begun {
-		sql = strings.Replace(sql, "coalesce(begun_at >= started_at, false) AS begun", "true AS begun", 1)
-	}
-	if mutant.Others {
-		sql = strings.Replace(sql, "AND begun AND NOT others_died", "AND begun", 1)
-	}
-	if mutant.Witness {
-		sql = strings.Replace(sql, "AND r.ended_at IS NULL LIMIT 1) IS NULL", "AND false) IS NULL", 1)
-	}
 	abandoned, err := query(ctx, s.pool, func(row pgx.CollectableRow) (tasks.Abandoned, error) {
 		var o tasks.Abandoned
 		var micros int64
 		err := row.Scan(&o.ID, &o.Kind, &o.LockKey, &o.Attempt, &o.Crashes, &o.Stalls, &o.Fence, &o.Replica, &o.Next, &micros)
 		o.Since = time.Duration(micros) * time.Microsecond
 		return o, err
-	}, sql, dead, maxCrashes, except, ids, tasks.SuspectTime.Microseconds())
+	}, takeOverSQL, dead, maxCrashes, except, ids, tasks.SuspectTime.Microseconds())
 	if err != nil {
 		return nil, fmt.Errorf("take over tasks: %w", err)
 	}

@@ -12,7 +12,6 @@ import (
 	"go.uber.org/zap"
 
 	"onejob/boottime"
-	"onejob/internal/mutant"
 	"onejob/lock"
 	"onejob/tasks"
 )
@@ -226,7 +225,7 @@ func (w *Worker) run(lease lock.Lease, t *tasks.Task, trace Trace) (completion t
 	if timeout == 0 {
 		timeout = w.cfg.Timeout
 	}
-	if timeout > 0 && !mutant.Timeouts {
+	if timeout > 0 {
 		var stop context.CancelFunc
 		ctx, stop = context.WithTimeoutCause(ctx, timeout, tasks.ErrTimeout)
 		defer stop()
@@ -330,7 +329,7 @@ func (w *Worker) judge(t *tasks.Task, result tasks.Result, err, cause error) tas
 	delay, requeue := tasks.RequeueDelay(err)
 	again := func(o tasks.Outcome) {
 		e.Outcome, e.Next = o, tasks.StatusFailed
-		if t.Attempt < t.MaxAttempts && !tasks.IsPermanent(err) && !mutant.Retries {
+		if t.Attempt < t.MaxAttempts && !tasks.IsPermanent(err) {
 			e.Next, e.Delay = tasks.StatusPending, w.retryDelay(t.Attempt)
 			if d, ok := tasks.RetryDelay(err); ok {
 				e.Delay = max(e.Delay, d)
@@ -341,12 +340,9 @@ func (w *Worker) judge(t *tasks.Task, result tasks.Result, err, cause error) tas
 	switch {
 	case is(lock.ErrLost), is(lock.ErrRevoked), is(tasks.ErrLeaseEnded):
 		e.Outcome, e.Next, e.Requeue, e.Delay = tasks.LeaseLost, tasks.StatusPending, true, w.cfg.LockDelay
-		if e.Stalled = w.stalls.lately() && !mutant.Stalls; e.Stalled && t.Crashes+t.Stalls+1 >= w.cfg.MaxCrashes && (w.cfg.MaxCrashes == 1 || w.suspects.only(t.Fence)) {
+		if e.Stalled = w.stalls.lately(); e.Stalled && t.Crashes+t.Stalls+1 >= w.cfg.MaxCrashes && (w.cfg.MaxCrashes == 1 || w.suspects.only(t.Fence)) {
 			e.Next, e.Requeue = tasks.StatusFailed, false
 			e.Error = fmt.Sprintf("quarantined: %d replicas died or stalled while they worked on it, the last was %s; see what it does to them, then onejob tasks retry %d", t.Crashes+t.Stalls+1, w.cfg.Replica, t.ID)
-		}
-		if mutant.Lost {
-			e.Next, e.Requeue = tasks.StatusFailed, false
 		}
 	case is(tasks.ErrCancelled):
 		e.Outcome, e.Next = tasks.Cancelled, tasks.StatusCancelled
@@ -434,9 +430,6 @@ func (w *Worker) logOutcome(t *tasks.Task, e tasks.Completion, took time.Duratio
 // fifth, so that tasks that failed together do not retry together.
 func (w *Worker) retryDelay(attempt int) time.Duration {
 	d := w.cfg.RetryMax
-	if mutant.Doubling {
-		attempt = 1
-	}
 	if shift := attempt - 1; shift < 40 && w.cfg.RetryBase<<shift > 0 {
 		d = min(d, w.cfg.RetryBase<<shift)
 	}

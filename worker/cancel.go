@@ -4,7 +4,6 @@ import (
 	"context"
 	"time"
 
-	"onejob/internal/mutant"
 	"onejob/tasks"
 )
 
@@ -23,7 +22,7 @@ func (w *Worker) watchCancels(ctx context.Context) {
 			return
 		}
 		session := w.cfg.Locks.Session()
-		if session == "" || w.running.count() == 0 || mutant.Cancels {
+		if session == "" || w.running.count() == 0 {
 			continue
 		}
 		ids, err := w.cfg.Store.CancelRequests(ctx, session)

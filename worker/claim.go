@@ -7,7 +7,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"onejob/internal/mutant"
 	"onejob/tasks"
 )
 
@@ -113,7 +112,7 @@ func (w *Worker) claimSome(ctx context.Context) (more, asked bool, err error) {
 		w.running.leave(room)
 		return false, false, nil // a free slot, a session or a database wakes this loop
 	}
-	if pass := w.lockGate.pass(room); pass < room && !mutant.LockGate {
+	if pass := w.lockGate.pass(room); pass < room {
 		w.running.leave(room - pass)
 		if room = pass; room == 0 {
 			return false, false, nil // the next tick tries again
@@ -123,9 +122,6 @@ func (w *Worker) claimSome(ctx context.Context) (more, asked bool, err error) {
 	defer w.claiming.RUnlock()
 	c = tasks.Claim{Server: c.Server, FencesFrom: c.FencesFrom, Session: session, Replica: w.cfg.Replica, Kinds: w.serving.Load().none, Queues: w.cfg.Queues, Max: w.payloads.fit(room, bytes), MaxBytes: bytes}
 	whole := context.WithoutCancel(ctx)
-	if mutant.Claims {
-		whole = ctx
-	}
 	var ahead ahead
 	c.Taken = func(rows []tasks.Taken) { ahead.lock(w, c, rows) }
 	began := time.Now()

@@ -7,7 +7,6 @@ import (
 	"go.uber.org/zap"
 
 	"onejob/boottime"
-	"onejob/internal/mutant"
 	"onejob/tasks/schedule"
 )
 
@@ -59,7 +58,7 @@ func (c *postgresClock) run(ctx context.Context) {
 			repair = true
 		}
 		ahead, of = is, started
-		if repair && !mutant.SetBack {
+		if repair {
 			repair = c.afterSetBack(ctx) != nil
 		}
 	}

@@ -10,7 +10,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"onejob/internal/mutant"
 	"onejob/lock"
 	"onejob/tasks"
 )
@@ -463,9 +462,6 @@ func settleDatabase(ctx context.Context, store DatabaseStore, locks DatabaseLock
 	}
 	if version != 0 || server.FencesFrom >= 0 { // else all fences that were ever used are the sequence's own
 		now.FencesFrom = max(r.FencesTo, server.FencesFrom+fenceBlock, server.Now.Unix()*fencesPerSecond)
-	}
-	if mutant.Fences {
-		now.FencesFrom = 0
 	}
 	now.last = now.FencesFrom + server.LastFence
 	now.FencesTo = now.last + fenceBlock

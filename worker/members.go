@@ -11,7 +11,6 @@ import (
 	"go.uber.org/zap"
 
 	"onejob/boottime"
-	"onejob/internal/mutant"
 	"onejob/internal/procfs"
 	"onejob/lock"
 	"onejob/tasks"
@@ -222,7 +221,7 @@ func (w *Worker) beatOnce(ctx context.Context) {
 	for _, r := range w.members.silent(lock.Silence) {
 		switch {
 		case r.Session == session:
-		case r.Here || mutant.Silence:
+		case r.Here:
 			w.reportDeath(ctx, r)
 		default:
 			w.reportDeathElsewhere(ctx, r)

@@ -7,7 +7,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"onejob/internal/mutant"
 	"onejob/lock"
 	"onejob/tasks"
 )
@@ -74,9 +73,6 @@ func (w *Worker) takeOver(ctx context.Context) (took time.Duration, none bool) {
 			silent[r.Name] = long
 		}
 	}
-	if mutant.Late {
-		sleep(ctx, 20*time.Second)
-	}
 	abandoned, refused, err := w.cfg.Store.TakeOver(ctx, dead, w.cfg.MaxCrashes)
 	logRefusedRows(w.cfg.Log, refused)
 	if err != nil && ctx.Err() == nil {
@@ -106,7 +102,7 @@ func (w *Worker) dead(ctx context.Context, sessions []string) (dead []string, er
 	var strangers []string
 	for _, s := range sessions {
 		switch r, _, known := w.members.of(s); {
-		case !known || mutant.Witness: // of an older version, or gone from the list long ago
+		case !known: // of an older version, or gone from the list long ago
 			strangers = append(strangers, s)
 		case r.State.Final():
 			end, e := w.cfg.Locks.End(ctx, s, 0)

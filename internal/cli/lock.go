@@ -17,7 +17,6 @@ import (
 
 	"onejob/boottime"
 	"onejob/internal/guard"
-	"onejob/internal/mutant"
 	"onejob/lock"
 	"onejob/lock/consul"
 	"onejob/lock/rabbitmq"
@@ -141,9 +140,6 @@ func lockOn(key, prefix, liveness string) (lockTarget, error) {
 	locks, err := consul.New(lockConfig)
 	if err != nil {
 		return nil, usage(problemList("lock", "", nil, err))
-	}
-	if mutant.LockKey {
-		key += " of nobody"
 	}
 	return wholeLock{locks, key}, nil
 }

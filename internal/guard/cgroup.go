@@ -16,8 +16,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"onejob/internal/mutant"
 )
 
 // Every command has a cgroup of its own, where cgroup v2 can be written:
@@ -342,7 +340,7 @@ func (g *cgroup) outOfMemory() bool {
 
 // kill kills every process, those that are being forked included.
 func (g *cgroup) kill() {
-	if g == nil || mutant.Cgroup {
+	if g == nil {
 		return
 	}
 	if err := write(filepath.Join(g.dir, "cgroup.kill"), "1"); err != nil {
@@ -392,7 +390,7 @@ func (g *cgroup) remove() {
 // killAll kills until nothing is left, or until a moment has passed unless that
 // is zero. It reports whether nothing is left.
 func (g *cgroup) killAll(until time.Time) bool {
-	for pause := time.Millisecond; g.populated() && !mutant.Cgroup; pause = min(2*pause, 50*time.Millisecond) {
+	for pause := time.Millisecond; g.populated(); pause = min(2*pause, 50*time.Millisecond) {
 		if !until.IsZero() && time.Now().After(until) {
 			return false
 		}

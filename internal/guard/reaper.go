@@ -18,7 +18,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"onejob/boottime"
-	"onejob/internal/mutant"
 )
 
 // The guard runs in an init function because it must be available in every
@@ -281,11 +280,7 @@ func (k *reaper) act() {
 		k.phase = killing
 	}
 	if k.phase == running && k.deadline.Passed() {
-		until := lapse
-		if mutant.Lapse {
-			until = 3 * time.Second
-		}
-		k.stop(LeaseEnded, k.deadline.Add(min(k.grace, until)))
+		k.stop(LeaseEnded, k.deadline.Add(min(k.grace, lapse)))
 	}
 	if k.phase == stopping && k.killAt.Passed() {
 		k.phase = killing
@@ -341,7 +336,7 @@ func (k *reaper) daemonDied() {
 // counts as the command's own.
 func (k *reaper) stop(reason Reason, killAt boottime.Instant) {
 	k.reap()
-	if k.phase != running || k.gone || mutant.Guard {
+	if k.phase != running || k.gone {
 		return
 	}
 	k.phase, k.reason, k.killAt = stopping, reason, killAt

@@ -51,7 +51,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"onejob/internal/guard"
-	"onejob/internal/mutant"
 	"onejob/internal/procfs"
 )
 
@@ -357,7 +356,7 @@ func (s *supervisor) step(atMost time.Duration) {
 func (s *supervisor) forward(sig unix.Signal) {
 	s.stopping = s.stopping || forwarded[sig]
 	if w := s.worker; w != nil && !w.gone {
-		if w.here || mutant.Early {
+		if w.here {
 			_ = unix.Kill(w.pid, sig)
 		} else {
 			w.waiting = append(w.waiting, sig)
@@ -463,9 +462,6 @@ func (s *supervisor) checkBurial() {
 // killed, those that do not die, and whether nothing is left.
 func (s *supervisor) killAll() (killed int, left []int, clean bool) {
 	defer func() { s.killing = false }()
-	if mutant.Burial {
-		return 0, nil, true
-	}
 	for end := time.Now().Add(shutdownTimeout); time.Now().Before(end) && !s.alone(); {
 		s.step(5 * time.Millisecond)
 	}

@@ -15,7 +15,6 @@ import (
 
 	"onejob/boottime"
 	"onejob/internal/batch"
-	"onejob/internal/mutant"
 	"onejob/lock"
 	"onejob/lock/internal/retry"
 )
@@ -239,7 +238,7 @@ func (b *txnBody) add(owner int, op []byte) {
 // preamble returns a body that checks the record of the database, if that matters.
 func (k *locks) preamble(list []*lease) txnBody {
 	b := newTxnBody(len(list)+1, 256)
-	if version := list[0].database; version != 0 && !mutant.Record {
+	if version := list[0].database; version != 0 {
 		b.add(ofRecord, appendOp(nil, api.KVCheckIndex, k.databaseKey(), "", nil, version))
 	}
 	return b

@@ -10,7 +10,6 @@ import (
 	"github.com/hashicorp/consul/api"
 
 	"onejob/boottime"
-	"onejob/internal/mutant"
 )
 
 // keyNames makes the names of keys from what all of them begin with.
@@ -116,9 +115,6 @@ func appendReusedValue(b []byte, key string, rest []byte) []byte {
 // the one with this key has it. A value that is not understood does not.
 func namesAnother(value []byte, key string) bool {
 	holder, _, ok := bytes.Cut(value, []byte(" "))
-	if mutant.Names {
-		return true
-	}
 	if _, err := strconv.ParseUint(string(holder), 10, 63); err != nil || !ok {
 		return false
 	}

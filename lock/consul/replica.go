@@ -18,7 +18,6 @@ import (
 	"go.uber.org/zap"
 
 	"onejob/boottime"
-	"onejob/internal/mutant"
 	"onejob/lock"
 	"onejob/lock/internal/hold"
 	"onejob/lock/internal/retry"
@@ -333,7 +332,7 @@ func (t *session) end(ctx context.Context) {
 	}
 	t.endDead(ctx)
 	if t.cluster != "" && !held {
-		if t.leave(ctx, false) != nil && !mutant.Stopped { // the others will hear no heartbeat
+		if t.leave(ctx, false) != nil { // the others will hear no heartbeat
 			ctx, cancel := context.WithTimeout(ctx, shutdownTimeout)
 			defer cancel()
 			_, _ = t.heartbeats.KV().Put(&api.KVPair{Key: t.stoppedKey(t.id), Value: t.card()}, t.write(ctx))

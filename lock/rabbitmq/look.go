@@ -5,8 +5,6 @@ import (
 	"slices"
 
 	amqp "github.com/rabbitmq/amqp091-go"
-
-	"onejob/internal/mutant"
 )
 
 // overshoot is how far beyond the last slot to look for what should not be there:
@@ -91,7 +89,7 @@ func shut(ctx context.Context, o observer, n names, held []bool) ([]int, error) 
 			without = append(without, i+1)
 		}
 	}
-	if len(without) == 0 || mutant.Delay {
+	if len(without) == 0 {
 		return nil, nil
 	}
 	found, err := exist(ctx, o, n.ds(without))
@@ -171,7 +169,7 @@ func settled(ctx context.Context, o observer, n names, v view, mine []int) (bool
 			inside++
 		}
 	}
-	delayed := slices.Contains(found[:len(mine)], true) && !mutant.Delay
+	delayed := slices.Contains(found[:len(mine)], true)
 	stand := !slices.Contains(found[len(mine):limits], false)
 	raised := slices.Contains(found[limits:], true)
 	return inside <= v.slots && !delayed && stand && !raised, nil

@@ -21,17 +21,18 @@
 package overlay
 
 import (
-	"encoding/json"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+
+	"onejob/internal/mutants"
 )
 
-// A patch replaces a text of a file of Go's own, which has it once.
+// A patch is one of these, without the names of its fields.
 type patch struct{ file, old, new string }
 
+// patches are those of Go's own files.
 var patches = []patch{
 	{"math/rand/v2/rand.go", "//go:linkname runtime_rand runtime.rand\n", "//go:linkname runtime_rand runtime.simulationRand\n"},
 	{"runtime/rand.go", "func maps_rand() uint64 {\n", `func maps_rand() uint64 {
@@ -155,61 +156,26 @@ func simulationRandn(n uint32) uint32 {
 
 // Write writes the replaced files into a folder, and the file that -overlay takes. It returns
 // the path of that. A mutant replaces a part of the product as well.
-func Write(folder string, m Mutant) (string, error) {
-	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "onejob").Output()
+func Write(folder string, m mutants.Mutant) (string, error) {
+	product, err := mutants.Root()
 	if err != nil {
-		return "", fmt.Errorf("go list: %w", err)
+		return "", err
 	}
-	product := strings.TrimSpace(string(out))
-	out, err = exec.Command("go", "env", "GOROOT").Output()
+	out, err := exec.Command("go", "env", "GOROOT").Output()
 	if err != nil {
 		return "", fmt.Errorf("go env GOROOT: %w", err)
 	}
 	src := filepath.Join(strings.TrimSpace(string(out)), "src")
-
-	files := map[string]string{}
-	apply := func(root string, p patch) error {
-		path := filepath.Join(root, p.file)
-		text, ok := files[path]
-		if !ok {
-			b, err := os.ReadFile(path)
-			if err != nil {
-				return err
-			}
-			text = string(b)
-		}
-		if n := strings.Count(text, p.old); n != 1 {
-			return fmt.Errorf("%s has %d times, not once: %q", path, n, p.old)
-		}
-		files[path] = strings.Replace(text, p.old, p.new, 1)
-		return nil
-	}
-	for _, p := range patches {
-		if err := apply(src, p); err != nil {
-			return "", err
-		}
-	}
-	for _, p := range append(still, m.patches...) {
-		if err := apply(product, p); err != nil {
-			return "", fmt.Errorf("mutant %s: %w", m.Name, err)
-		}
-	}
-	files[filepath.Join(src, "runtime/simulation.go")] = added
-
-	replace := map[string]string{}
-	for file, text := range files {
-		path := filepath.Join(folder, strings.ReplaceAll(strings.TrimPrefix(file, "/"), "/", "_"))
-		if old, err := os.ReadFile(path); err != nil || string(old) != text {
-			if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+	files := mutants.Overlay{filepath.Join(src, "runtime/simulation.go"): added}
+	for root, all := range map[string][]patch{src: patches, product: still} {
+		for _, p := range all {
+			if err := files.Apply(root, mutants.Patch{File: p.file, Old: p.old, New: p.new}); err != nil {
 				return "", err
 			}
 		}
-		replace[file] = path
 	}
-	b, err := json.MarshalIndent(struct{ Replace map[string]string }{replace}, "", "  ")
-	if err != nil {
+	if err := m.Apply(product, files); err != nil {
 		return "", err
 	}
-	path := filepath.Join(folder, "overlay.json")
-	return path, os.WriteFile(path, b, 0o600)
+	return files.Write(folder)
 }

@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"time"
 
+	"onejob/internal/mutants"
 	"onejob/simulate/overlay"
 )
 
@@ -31,7 +32,7 @@ func run() error {
 	n := flag.Int("n", 0, "how many schedules; 0 means as many as fit into the time")
 	trace := flag.Bool("trace", false, "write down everything that happens, of one schedule unless -n says how many")
 	goOn := flag.Bool("go-on", false, "do not stop at a schedule that fails, nor minimise it")
-	mutants := flag.Bool("mutants", false, "run builds in which one protection is broken: each must be caught")
+	broken := flag.Bool("mutants", false, "run builds in which one protection is broken: each must be caught")
 	only := flag.String("only", "", "with -mutants, the name of one of them")
 	tests := flag.String("run", "TestSchedules", "which tests, as go test takes them")
 	procs := flag.Int("procs", 0, "how many processes, each of which uses one processor; 0 means one for each processor")
@@ -41,10 +42,10 @@ func run() error {
 		*procs = runtime.NumCPU()
 	}
 
-	if *mutants {
+	if *broken {
 		return runMutants(*only, *duration, *seed, *procs)
 	}
-	binary, err := build(overlay.Nothing)
+	binary, err := build(mutants.Nothing)
 	if err != nil {
 		return err
 	}
@@ -75,7 +76,7 @@ func run() error {
 
 // build builds the simulation, with a part of the product replaced, and returns the path of
 // the binary.
-func build(m overlay.Mutant) (string, error) {
+func build(m mutants.Mutant) (string, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		return "", err

@@ -8,7 +8,7 @@ import (
 	"regexp"
 	"time"
 
-	"onejob/simulate/overlay"
+	"onejob/internal/mutants"
 )
 
 var caught = regexp.MustCompile(`seed (\d+) fails: (.*)`)
@@ -17,8 +17,8 @@ var caught = regexp.MustCompile(`seed (\d+) fails: (.*)`)
 func runMutants(only string, duration time.Duration, seed uint64, procs int) error {
 	missed := 0
 	fmt.Printf("%-26s %8s  %s\n", "mutant", "after", "caught by")
-	for _, m := range overlay.Mutants {
-		if only != "" && m.Name != only {
+	for _, m := range mutants.All {
+		if m.Name != only && (only != "" || !m.Simulated) {
 			continue
 		}
 		binary, err := build(m)

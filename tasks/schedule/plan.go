@@ -3,8 +3,6 @@ package schedule
 import (
 	"errors"
 	"time"
-
-	"onejob/internal/mutant"
 )
 
 // What becomes of due times that nobody made in time.
@@ -119,7 +117,7 @@ func (d Due) Plan(c Cron, now time.Time) Plan {
 			p.UnknownZones = append(p.UnknownZones, f.Zone)
 			continue
 		}
-		if err == nil && !mutant.Edits {
+		if err == nil {
 			var next time.Time
 			if f.Next != nil {
 				next = *f.Next
@@ -161,9 +159,6 @@ func (d Due) Plan(c Cron, now time.Time) Plan {
 			}
 		case d.OnMissed == MissedOne && i == len(dues)-1:
 		default:
-			o.Skipped = SkippedMissed
-		}
-		if mutant.Schedules {
 			o.Skipped = SkippedMissed
 		}
 		if o.Skipped == NotSkipped && d.OnOverlap == OverlapSkip {

@@ -1,0 +1,290 @@
+package mutants
+
+import (
+	"slices"
+)
+
+// All are the mutants, each name once.
+var All = slices.Concat(inSimulation(), others)
+
+// inSimulation are those that the simulation must catch.
+func inSimulation() []Mutant {
+	all := slices.Clone(simulated)
+	for i := range all {
+		all[i].Simulated = true
+	}
+	return all
+}
+
+// simulated are mutants of what the simulation runs.
+var simulated = []Mutant{
+	one("heartbeat-answer", "the lease counts from the answer to a heartbeat, not from before it was sent",
+		"lock/consul/replica.go", "t.extend(hold.Check, timing, sent)", "t.extend(hold.Check, timing, max(sent, boottime.Now()))"),
+	one("renewal-answer", "the lease counts from the answer to a renewal",
+		"lock/consul/session.go", "s.extend(hold.TTL, timing, sent)", "s.extend(hold.TTL, timing, max(sent, boottime.Now()))"),
+	one("creation-answer", "the lease counts from the answer to the creation of the session",
+		"lock/consul/session.go", "s.Begin(hold.TTL, s.cfg.session(), sent)", "s.Begin(hold.TTL, s.cfg.session(), max(sent, boottime.Now()))"),
+	one("revival", "a heartbeat that is acknowledged late revives a lease that has ended",
+		"lock/internal/hold/session.go", "	if s.until() <= now {\n		return false\n	}\n", ""),
+	one("no-margin", "a lease ends when the session does, not a margin earlier",
+		"lock/lock.go", "return sent.Add(t.TTL - t.Margin)", "return sent.Add(t.TTL)"),
+	one("half-margin", "a lease ends half a margin before the session",
+		"lock/lock.go", "return sent.Add(t.TTL - t.Margin)", "return sent.Add(t.TTL - t.Margin/2)"),
+	one("no-deadline", "a lease has no deadline of its own",
+		"lock/internal/hold/session.go", "return min(s.deadlines[Check], s.deadlines[TTL], s.deadlines[Silence])", "return never").
+		under("cut-both", "overlaps", "late_ends"),
+	one("no-check-deadline", "a lease does not end when heartbeats are not acknowledged",
+		"lock/internal/hold/session.go", "return min(s.deadlines[Check], s.deadlines[TTL], s.deadlines[Silence])", "return min(s.deadlines[TTL], s.deadlines[Silence])"),
+	one("no-session-deadline", "a lease does not end when renewals are not acknowledged",
+		"lock/internal/hold/session.go", "return min(s.deadlines[Check], s.deadlines[TTL], s.deadlines[Silence])", "return min(s.deadlines[Check], s.deadlines[Silence])"),
+	one("slow-end", "contexts end seconds after the deadline",
+		"lock/consul/replica.go", "retry.Pause(ctx, min(left, t.slots.expire(), 500*time.Millisecond))", "_ = min(left, t.slots.expire()); retry.Pause(ctx, 3*time.Second)"),
+	one("no-verify", "nobody looks whether held keys are still held",
+		"lock/consul/verify.go", "func (k *locks) verify(ctx context.Context, in *leases) {\n", "func (k *locks) verify(ctx context.Context, in *leases) {\n	if ctx != nil {\n		return\n	}\n"),
+	one("no-list", "a key may be taken twice within one session",
+		"lock/consul/lease.go", "_, taken := in.own[ls.own]; taken {", "_, taken := in.own[ls.own]; taken && in == nil {").
+		under("row-reset", "overlaps"),
+	one("held-is-mine", "a key that somebody holds is taken for one's own",
+		"lock/consul/commit.go", "	case strings.Contains(what, \"lock is already held\"):\n		return fmt.Errorf(\"%s: %w\", ls.key, lock.ErrHeld)\n", "	case strings.Contains(what, \"lock is already held\"):\n		return nil\n"),
+	one("holder-is-another", "a task's reused name that somebody holds is taken to be another task's",
+		"lock/consul/names.go", "return string(holder) != key", "return true").
+		failing("lock/consul.TestNoTaskIsHeldTwice"),
+	one("no-marker", "nobody looks whether tasks of a group are held under their own names",
+		"lock/consul/commit.go", "if marked[g] || slices.Contains(b.marks, g) {", "if marked[g] || len(b.marks) >= 0 {"),
+	one("divert-blind", "a task is locked under its own name, whatever has become of the reused one",
+		"lock/consul/commit.go", "			b.add(i, check)\n", "			_ = check\n"),
+	one("bare-delete", "a release deletes the key, no matter who holds it",
+		"lock/consul/commit.go", `appendOp(b, api.KVDeleteCAS, ls.path, "", nil, ls.index)`, `appendOp(b, api.KVDelete, ls.path, "", nil, 0)`),
+	one("no-release", "a release deletes nothing",
+		"lock/consul/lease.go", "ls.in.release(ls)", "_ = 0"),
+	one("no-leak-scan", "nobody looks for keys that a restored snapshot has brought back",
+		"lock/consul/verify.go", "if pair.Session == in.id && leases[pair.Key] == nil {", "if pair.Session == in.id && leases[pair.Key] == nil && leases == nil {"),
+	one("no-doubt", "a request that was given up on is forgotten, though it may be applied late",
+		"lock/consul/lease.go", "return doubt != 0 && boottime.Now().Sub(doubt) < lateness", "return false"),
+	one("no-jumps", "nobody notices that the machine was paused",
+		"lock/internal/hold/session.go", "jump := c.jumps.Since()", "jump := min(c.jumps.Since(), 0)"),
+	one("stale-heartbeat", "a heartbeat that was sent before a pause extends the lease after it",
+		"lock/internal/hold/session.go", "stale := sent <= s.clock.jumped", "stale := false"),
+	one("deaf", "an ended session is not noticed before a renewal",
+		"lock/consul/session.go", `	entry, err := s.lookAt(ctx, s.heartbeats, s.id)
+	if err == nil && entry == nil {
+		s.lose(fmt.Errorf("%s %s was ended from outside", s.kind, s.id))
+	}
+	return entry != nil, err`, `	_, err := s.lookAt(ctx, s.heartbeats, s.id)
+	return true, err`),
+
+	// Of the worker, and what it rests on.
+	one("begins-late", "a handler begins without a look at the deadline",
+		"worker/attempt.go", "	if lease.Deadline().Passed() {\n		return tasks.Result{}, lock.ErrLost\n	}\n	if ctx.Err() != nil {\n		return tasks.Result{}, context.Cause(ctx)\n	}\n", ""),
+	one("early-release", "the lock is released before the outcome is durable",
+		"worker/attempt.go", "		ended = w.run(lease, t, trace)\n", "		_ = lease.Release(context.Background())\n		ended = w.run(lease, t, trace)\n"),
+	one("deaf-to-the-lease", "a handler's context does not end with the lease",
+		"worker/attempt.go", "context.WithCancelCause(lease.Context())", "context.WithCancelCause(context.WithoutCancel(lease.Context()))"),
+	one("hasty-burial", "replicas are called dead after a quarter of the silence",
+		"worker/members.go", "	for _, r := range w.members.silent(lock.Silence) {\n		switch {", "	for _, r := range w.members.silent(lock.Silence / 4) {\n		switch {").
+		and("worker/members.go", "how, err := w.cfg.Locks.End(ctx, r.Session, lock.Silence)", "how, err := w.cfg.Locks.End(ctx, r.Session, lock.Silence/4)"),
+	one("one-second-early", "replicas are called dead two seconds early",
+		"worker/members.go", "	for _, r := range w.members.silent(lock.Silence) {\n		switch {", "	for _, r := range w.members.silent(lock.Silence - 2*time.Second) {\n		switch {").
+		and("worker/members.go", "how, err := w.cfg.Locks.End(ctx, r.Session, lock.Silence)", "how, err := w.cfg.Locks.End(ctx, r.Session, lock.Silence-2*time.Second)"),
+	one("one-silence", "silence on the list is death, whatever Consul has heard",
+		"lock/consul/end.go", "if l.membership.quiet(session, index) < silence {", "if l.membership.quiet(session, index) < 0 {"),
+	one("heard-at-the-answer", "the list's word counts from its answer",
+		"worker/members.go", "w.cfg.Locks.Heard(session, sent)", "w.cfg.Locks.Heard(session, max(sent, boottime.Now()))"),
+	one("no-silence-deadline", "a lease does not end when nobody hears of its replica",
+		"lock/internal/hold/session.go", "return min(s.deadlines[Check], s.deadlines[TTL], s.deadlines[Silence])", "return min(s.deadlines[Check], s.deadlines[TTL])"),
+	one("no-audit", "claims whose answers are lost are never given back",
+		"worker/audit.go", "	if !w.replyLost.Load() {\n		return\n	}\n", "	if !w.replyLost.Load() || w.cfg.MaxCrashes > 0 {\n		return\n	}\n"),
+	one("claims-are-dropped", "a claim is given up when the replica stops",
+		"worker/claim.go", "whole := context.WithoutCancel(ctx)", "whole := ctx").
+		and("worker/claim.go", "			w.audit(last)\n", "			_ = last\n"),
+	one("audit-beside-claims", "the audit of claims runs beside those under a limit",
+		"worker/claim.go", "	w.claiming.RLock()\n	defer w.claiming.RUnlock()\n	c.Session,", "	c.Session,"),
+	one("fences-begin-anew", "another server's fences do not begin above those of its predecessor",
+		"worker/database.go", "	now.last = now.FencesFrom + server.LastFence\n", "	now.FencesFrom = 0\n	now.last = server.LastFence\n").
+		failing("worker.TestFencesRiseThroughARestore"),
+	one("any-server", "a claim is taken by whatever server answers",
+		"worker/database.go", "c.Server, c.FencesFrom = d.record.Started, d.record.FencesFrom", "c.FencesFrom = d.record.FencesFrom").
+		and("worker/database.go", "ours := d.trusted && d.record.Started.Equal(t.Server) && t.Fence > d.record.FencesFrom", "ours := true").
+		and("lock/consul/commit.go", "if version := list[0].database; version != 0 {", "if version := list[0].database; version < 0 {"),
+	one("stops-cost-attempts", "a stop uses up an attempt",
+		"worker/attempt.go", "e.Outcome, e.Next, e.Requeue = tasks.Shutdown, tasks.StatusPending, true", "e.Outcome, e.Next, e.Requeue = tasks.Shutdown, tasks.StatusPending, false"),
+	one("suspects-together", "several suspects begin at once, and each crash is charged to all",
+		"worker/suspects.go", "	case s.left == 0, s.alone, prime && s.left < s.batch:\n		return false\n", "	case s.left < -1000:\n		return false\n").
+		and("simulate/fakestore/database.go", "v.proven = suspects == 1 && mine", "v.proven = mine"),
+	one("no-limits", "a slot is had though all are taken",
+		"lock/consul/semaphore_view.go", "	case held+n <= v.limit && !v.lockMissing:\n		return nil\n", "	case held+n <= v.limit+1:\n		return nil\n"),
+
+	// Defects that were, with both witnesses of a death where there was one.
+	one("other-consul", "a Consul is believed whose cluster is another one",
+		anyConsul[0], anyConsul[1], anyConsul[2]).and(anyConsul[3:]...).and(oneSource...),
+	one("filtered-is-ended", "an answer that leaves out what the token may not see is believed",
+		"lock/consul/client.go", "	case entry == nil && meta.ResultsFilteredByACLs:\n		return nil, fmt.Errorf(\"look at session %s: %w\", session, errBlind)\n", "").
+		and("lock/consul/client.go", "	entry, meta, err := client.Session()", "	entry, _, err := client.Session()").
+		and("lock/consul/client.go", "var errBlind = ", "var _ = ").
+		and(oneSource...),
+	one("planted-key", "a key that no session holds shows that its replica lives",
+		"lock/consul/membership.go", "session := strings.TrimPrefix(pair.Key, prefix); session == pair.Session {", "session := strings.TrimPrefix(pair.Key, prefix); session != \"\" {").
+		and(oneSource...),
+}
+
+// anyConsul makes replicas work with any Consul.
+var anyConsul = []string{
+	"lock/consul/cluster.go", "	case pair == nil:\n		return fmt.Errorf(\"%w: the key %s is gone\"", "	case id != \"\":\n		return nil\n	case pair == nil:\n		return fmt.Errorf(\"%w: the key %s is gone\"",
+	"lock/consul/cluster.go", "		if err := cluster.Adopt(ctx, id, known", "		if id != \"\" {\n			return id, nil\n		}\n		if err := cluster.Adopt(ctx, id, known",
+}
+
+// oneSource makes Consul's word all that a takeover needs.
+var oneSource = []string{
+	"worker/takeover.go", "case !known:", "case !known, s != \"\":",
+	"simulate/fakestore/database.go", "|| listed && m.EndedAt.IsZero() {", "{",
+}
+
+// others are mutants of what the simulation does not run, or does not break.
+var others = []Mutant{
+	// Fences and sessions in statements.
+	one("fence", "the status is written under any fence",
+		"store/complete.go", "THEN fence = ANY (@fences) AND session = ANY (@sessions) END", "THEN true END").
+		and("store/complete.go", "JOIN before b ON b.id = g.id AND b.fence = g.fence AND b.session = g.by\n", "JOIN before b ON b.id = g.id\n",
+			"store/complete.go", " RETURNING t.fence\n), history AS (", " RETURNING g.fence\n), history AS (").
+		under("freeze", "stale_accepted", "double_success"),
+	one("requeue-fence", "a task is requeued under any fence",
+		"store/complete.go", "THEN fence = ANY ($2) AND session = ANY ($4) END\n       FOR NO KEY UPDATE SKIP LOCKED", "THEN true END\n       FOR NO KEY UPDATE SKIP LOCKED").
+		and("store/complete.go", "       AND t.fence = g.fence\n       AND t.session = g.by\n", "").
+		failing("store.TestRequeue"),
+	one("statement-fence", "a statement begins under any fence, and those of who died go on",
+		"store/statement.go", "case !ours:", "case !ours && ctx == nil:").
+		and("store/backends.go", "	for wait := 2 * time.Millisecond; ; wait *= 2 {\n		left, err := query(", "	if s != nil {\n		return nil, nil\n	}\n	for wait := 2 * time.Millisecond; ; wait *= 2 {\n		left, err := query(").
+		under("worker-kill", "double_statements"),
+	one("record", "locks are had whatever the record of the database says",
+		"lock/consul/commit.go", "if version := list[0].database; version != 0 {", "if version := list[0].database; version < 0 {").
+		failing("lock/consul.TestLocksNeedTheRecord"),
+	one("successor", "replicas stay with an old primary that lives on",
+		"store/successor.go", "if server.System == tasks.UnknownSystem {", "if server.System != \"\" {").
+		failing("worker.TestSplitBrain"),
+	one("set-back", "what was written ahead of Postgres' clock stays so",
+		"worker/clock.go", "if repair {", "if repair = false; repair {").
+		failing("worker.TestPostgresClockIsSet"),
+
+	// Indexes.
+	one("index", "two rows of one lock key may be running",
+		"migrations/001_tasks.sql", "CREATE UNIQUE INDEX one_running_task_per_lock_key", "CREATE INDEX one_running_task_per_lock_key").
+		under("none", "double_running"),
+
+	// How a death is found.
+	one("ended-is-dead", "an ended session is all it takes to take tasks over",
+		"lock/consul/membership.go", "if ended && boottime.Now().Sub(e.at) >= c.wait(e) {", "if ended && c.wait(e) >= 0 {").
+		and("worker/takeover.go", "case !known:", "case !known, s != \"\":",
+			"store/takeover.go", "AND r.ended_at IS NULL LIMIT 1) IS NULL", "AND false) IS NULL").
+		under("session-unheard", "overlaps", "limit_excesses"),
+	one("any-consul", "a replica works with any Consul", anyConsul[0], anyConsul[1], anyConsul[2]).and(anyConsul[3:]...).
+		under("wrong-consul", "limit_excesses", "overlaps"),
+	one("silence", "silence on one server is death, whatever another one hears",
+		"worker/members.go", "case r.Here:", "case r.Here, !r.Here:").
+		failing("worker.TestSilenceBesideASplitBrainIsNoDeath"),
+	one("wrong-verdict", "a session that was found dead stays so, whatever it does",
+		"lock/consul/membership.go", "		delete(c.ended, s) // it is held", "		if c.ended[s].buried {\n			continue\n		}\n		delete(c.ended, s) // it is held").
+		failing("lock/consul.TestWrongDeathIsTakenBack"),
+	one("stopped", "a replica that stops tells nobody but Postgres",
+		"lock/consul/replica.go", "if t.leave(ctx, false) != nil {", "if t.leave(ctx, false); false {").
+		failing("worker.TestStopWithoutPostgres"),
+	one("late", "takeovers begin 20 s late",
+		"worker/takeover.go", "	abandoned, refused, err := w.cfg.Store.TakeOver(", "	sleep(ctx, 20*time.Second)\n	abandoned, refused, err := w.cfg.Store.TakeOver(").
+		under("kill", "late_takeovers"),
+
+	// Blame for a death.
+	one("begun", "tasks are charged with the deaths of replicas where they had not begun",
+		"store/takeover.go", "coalesce(begun_at >= started_at, false) AS begun", "true AS begun").
+		failing("store.TestOnlyTheLikelyCauseIsQuarantined"),
+	one("charged-together", "a task is charged with the deaths of several replicas at once",
+		"store/takeover.go", "AND begun AND NOT others_died", "AND begun").
+		failing("store.TestWhoIsToBlame"),
+	one("stalls", "tasks that stall replicas are not charged",
+		"worker/attempt.go", "if e.Stalled = w.stalls.lately(); e.Stalled", "if e.Stalled = false; e.Stalled").
+		failing("worker.TestStallsAreHeldAgainstTheTask"),
+
+	// Claims.
+	one("claims-are-given-up", "a claim is given up when the replica is told to stop",
+		"worker/claim.go", "whole := context.WithoutCancel(ctx)", "whole := ctx").
+		failing("worker.TestStopsLoseNoClaim"),
+	one("lock-gate", "claims go on while locks cannot be had",
+		"worker/claim.go", "if pass := w.lockGate.pass(room); pass < room {", "if pass := w.lockGate.pass(room); pass < 0 {").
+		failing("worker.TestFencesAreNotUsedUpWhileLocksFail"),
+	one("run-at", "tasks are claimed before they are due",
+		"store/choose.go", `strings.ReplaceAll(choose, "{limit}", "limit_name IS NULL")`, "mutantRunAt.Replace(strings.ReplaceAll(choose, `{limit}`, `limit_name IS NULL`))").
+		and("store/choose.go", `strings.ReplaceAll(choose, "{limit}", "limit_name = @limit")`, "mutantRunAt.Replace(strings.ReplaceAll(choose, `{limit}`, `limit_name = @limit`))",
+			"store/choose.go", "// withoutMarks finds", `var mutantRunAt = strings.NewReplacer(
+	"next.run_at <= statement_timestamp()", "next.run_at < 'infinity'",
+	"AND run_at <= statement_timestamp()\n", "AND run_at < 'infinity'\n",
+	"t.run_at <= statement_timestamp()", "t.run_at < 'infinity'",
+	"OR run_at > statement_timestamp() OR", "OR run_at = 'infinity' OR")
+
+// withoutMarks finds`).
+		under("none", "illegal_steps"),
+
+	// Leases.
+	one("pause", "nobody notices that the machine was paused",
+		"boottime/jumps.go", "if first || jump <= Noise {", "if first || jump <= Noise || jump > 0 {").
+		failing("lock/consul.TestPause"),
+	one("lock-key", "onejob lock has keys of its own",
+		"internal/cli/lock.go", "return wholeLock{locks, key}, nil", `return wholeLock{locks, key + " of nobody"}, nil`).
+		under("outsider-cut", "overlaps"),
+	one("delay", "slots in RabbitMQ are free as soon as their holder has died",
+		"lock/rabbitmq/look.go", "	if len(without) == 0 {\n		return nil, nil\n	}\n	found, err", "	if len(without) >= 0 {\n		return nil, nil\n	}\n	found, err").
+		and("lock/rabbitmq/look.go", "delayed := slices.Contains(found[:len(mine)], true)", "delayed := slices.Contains(found[:0], true)").
+		failing("lock/rabbitmq.TestNeverBesideADyingCommand"),
+
+	// Processes.
+	one("guard", "nobody stops commands",
+		"internal/guard/reaper.go", "if k.phase != running || k.gone {\n		return\n	}\n	k.phase, k.reason", "if k.phase != running || k.gone || k != nil {\n		return\n	}\n	k.phase, k.reason").
+		and("internal/guard/process.go", "	late := 0\n	for {\n", "	late := 0\n	for p == nil {\n").
+		under("kill,freeze", "overlaps"),
+	one("lapse", "a command is killed 3 s after its lease, not 0.5 s",
+		"internal/guard/reaper.go", "k.deadline.Add(min(k.grace, lapse))", "k.deadline.Add(min(k.grace, 3*time.Second))").
+		under("freeze,cut-consul", "late_ends"),
+	one("cgroup", "what is in a command's cgroup is not killed",
+		"internal/guard/cgroup.go", "	if g == nil {\n		return\n	}\n	if err := write(filepath.Join(g.dir, \"cgroup.kill\")", "	if g != nil {\n		return\n	}\n	if err := write(filepath.Join(g.dir, \"cgroup.kill\")").
+		and("internal/guard/cgroup.go", "for pause := time.Millisecond; g.populated(); pause = min(2*pause, 50*time.Millisecond) {", "for pause := time.Millisecond; g.populated() && g == nil; pause = min(2*pause, 50*time.Millisecond) {").
+		failing("internal/guard.TestSwarmIsDeadBeforeWaitReturns"),
+	one("burial", "a death is made known before all that the process left is dead",
+		"internal/supervisor/supervisor.go", "	for end := time.Now().Add(shutdownTimeout); time.Now().Before(end) && !s.alone(); {", "	if s.worker != nil || s.worker == nil {\n		return 0, nil, true\n	}\n	for end := time.Now().Add(shutdownTimeout); time.Now().Before(end) && !s.alone(); {").
+		under("worker-kill", "overlaps"),
+	one("early-signal", "a working process that has just begun gets signals at once",
+		"internal/supervisor/supervisor.go", "		if w.here {\n			_ = unix.Kill(w.pid, sig)", "		if w.here || !w.gone {\n			_ = unix.Kill(w.pid, sig)").
+		failing("internal/supervisor.TestSignalAtTheStart"),
+
+	// They do less than they should, or other things, and never two things at once.
+	one("schedules", "due times make no tasks",
+		"tasks/schedule/plan.go", "		p.Occurrences[i] = o\n", "		o.Skipped = SkippedMissed\n		p.Occurrences[i] = o\n").
+		under("none", "occurrences_missing"),
+	one("edits", "what was due before an edit of a schedule is dropped",
+		"tasks/schedule/plan.go", "		if err == nil {\n			var next time.Time\n			if f.Next", "		if err == nil && f.ID < 0 {\n			var next time.Time\n			if f.Next").
+		under("schedule-edit", "occurrences_missing"),
+	one("overlap-skip", "a due time makes a task though the one before it runs",
+		"tasks/schedule/plan.go", "			busy = true\n", "			busy = false\n").
+		and("tasks/schedule/plan.go", "			if busy {\n", "			if busy && waiting < 0 {\n").
+		failing("tasks/schedule.TestPlan"),
+	one("overlap-queue", "due times make more tasks that wait than queue_cap says",
+		"tasks/schedule/plan.go", "if waiting >= d.QueueCap {", "if waiting > d.QueueCap {").
+		failing("tasks/schedule.TestPlan"),
+	one("missed-one", "of missed due times the last one is not made up for",
+		"tasks/schedule/plan.go", "d.OnMissed == MissedOne && i == len(dues)-1", "d.OnMissed == MissedOne && i == len(dues)").
+		failing("tasks/schedule.TestPlan"),
+	one("missed-cap", "more missed due times are made up for than missed_cap says",
+		"tasks/schedule/plan.go", "missed > d.MissedCap", "missed > d.MissedCap+1").
+		failing("tasks/schedule.TestPlan"),
+	one("retries", "the first failure is the last",
+		"worker/attempt.go", "if t.Attempt < t.MaxAttempts && !tasks.IsPermanent(err) {", "if t.Attempt < 0 && !tasks.IsPermanent(err) {").
+		under("none", "illegal_steps"),
+	one("doubling", "the delay of retries stays the same",
+		"worker/attempt.go", "if shift := attempt - 1; shift < 40", "if shift := min(attempt-1, 0); shift < 40").
+		failing("worker.TestRetryDelayDoubles").under("none", "illegal_steps"),
+	one("lost-fails", "a task fails when its lease is lost",
+		"worker/attempt.go", "e.Outcome, e.Next, e.Requeue, e.Delay = tasks.LeaseLost, tasks.StatusPending, true, w.cfg.LockDelay", "e.Outcome, e.Next, e.Requeue, e.Delay = tasks.LeaseLost, tasks.StatusFailed, false, w.cfg.LockDelay").
+		under("session-destroy", "illegal_steps"),
+	one("cancels", "nobody hears that a running task is to be cancelled",
+		"worker/cancel.go", "if session == \"\" || w.running.count() == 0 {", "if session == \"\" || w.running.count() >= 0 {").
+		under("none", "overstays"),
+	one("timeouts", "a task's timeout ends nothing",
+		"worker/attempt.go", "	if timeout > 0 {\n		var stop", "	if timeout < 0 {\n		var stop").
+		under("none", "unexpected_ends", "overstays"),
+}
