@@ -51,7 +51,7 @@ func (f *folder) mount(bytes int64) error {
 
 // unmount takes a file system away again, if there is one, whoever has mounted it there.
 func (f *folder) unmount() {
-	_ = syscall.Unmount(f.path, syscall.MNT_DETACH)
+	_ = unmountLazily(f.path)
 	_ = os.Remove(f.image())
 }
 
@@ -75,7 +75,7 @@ func (f *folder) fill() error {
 	}
 	size := info.Size()
 	for more := int64(1 << 30); more >= 4096; {
-		switch err := syscall.Fallocate(int(filler.Fd()), 0, size, more); err {
+		switch err := allocate(filler, size, more); err {
 		case nil:
 			size += more
 		case syscall.ENOSPC:
