@@ -107,6 +107,46 @@ func (b *bench) gathered(completions []tasks.Completion) []error {
 	return answers
 }
 
+// A replica that was frozen, and has claimed its own row again, may end both attempts at once.
+func TestTwoFencesOfATaskInOneBatch(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	again := func() (stale, task *tasks.Task) {
+		stale = b.claimed()
+		if err := b.Requeue(t.Context(), stale, 0); err != nil {
+			t.Fatal(err)
+		}
+		return stale, b.claimMax(1)[0]
+	}
+	for _, staleFirst := range []bool{true, false} {
+		stale, task := again()
+		both := []tasks.Completion{failed(stale, tasks.StatusFailed), succeeded(task)}
+		if !staleFirst {
+			both[0], both[1] = both[1], both[0]
+		}
+		for i, err := range b.CompleteTogether(t.Context(), both...) {
+			if isStale := both[i].Fence == stale.Fence; isStale != errors.Is(err, tasks.ErrRefused) || !isStale && err != nil {
+				t.Errorf("completion %d, the stale one being first %v, was answered with %v", i, staleFirst, err)
+			}
+		}
+		equal(t, "the row", b.row(task, "status, error IS NULL"), "succeeded t")
+
+		stale, task = again()
+		delays := map[bool][]time.Duration{true: {time.Hour, 0}, false: {0, time.Hour}}[staleFirst]
+		first, second := stale, task
+		if !staleFirst {
+			first, second = task, stale
+		}
+		for i, err := range b.RequeueTogether(t.Context(), first, second, delays[0], delays[1]) {
+			if err != nil {
+				t.Errorf("requeue %d: %v", i, err)
+			}
+		}
+		equal(t, "the row", b.row(task, "status, run_at <= now()"), "pending t")
+		b.sql(`TRUNCATE onejob.tasks, onejob.attempts`)
+	}
+}
+
 func TestOneBadCompletionTakesNoneAlong(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)

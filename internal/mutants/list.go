@@ -151,6 +151,12 @@ var others = []Mutant{
 		"store/complete.go", "THEN fence = ANY ($2) AND session = ANY ($4) END\n       FOR NO KEY UPDATE SKIP LOCKED", "THEN true END\n       FOR NO KEY UPDATE SKIP LOCKED").
 		and("store/complete.go", "       AND t.fence = g.fence\n       AND t.session = g.by\n", "").
 		failing("store.TestRequeue"),
+	one("fence-in-the-join", "of two completions of a task in one batch the stale one may be written",
+		"store/complete.go", "AND b.fence = g.fence AND b.session = g.by\n     WHERE t.id = g.id\n", "AND b.session = g.by\n     WHERE t.id = g.id\n").
+		failing("store.TestTwoFencesOfATaskInOneBatch"),
+	one("requeue-fence-in-the-join", "of two requeues of a task in one batch the stale one may be written",
+		"store/complete.go", "       AND t.fence = g.fence\n       AND t.session = g.by\n       AND t.id", "       AND t.session = g.by\n       AND t.id").
+		failing("store.TestTwoFencesOfATaskInOneBatch"),
 	one("statement-fence", "a statement begins under any fence, and those of who died go on",
 		"store/statement.go", "case !ours:", "case !ours && ctx == nil:").
 		and("store/backends.go", "	for wait := 2 * time.Millisecond; ; wait *= 2 {\n		left, err := query(", "	if s != nil {\n		return nil, nil\n	}\n	for wait := 2 * time.Millisecond; ; wait *= 2 {\n		left, err := query(").
@@ -233,7 +239,14 @@ var others = []Mutant{
 		and("lock/rabbitmq/look.go", "delayed := slices.Contains(found[:len(mine)], true)", "delayed := slices.Contains(found[:0], true)").
 		failing("lock/rabbitmq.TestNeverBesideADyingCommand"),
 
+	one("early-slot", "a slot is free 50 ms after its work began",
+		"worker/attempt.go", "		lease = newUnderSlot(lease, slot)\n", "		lease = newUnderSlot(lease, slot)\n		time.AfterFunc(50*time.Millisecond, func() { _ = slot.Release(context.Background()) })\n").
+		under("none", "limit_excesses"),
+
 	// Processes.
+	one("exits", "a replica ends by itself in one of 150 attempts",
+		"worker/attempt.go", "	return handler(trace.Running(ctx, a), a)\n", "	if a.Fence%150 == 0 {\n		go panic(\"it ends by itself\")\n	}\n	return handler(trace.Running(ctx, a), a)\n").
+		under("none", "unexpected_ends", "exits"),
 	one("guard", "nobody stops commands",
 		"internal/guard/reaper.go", "if k.phase != running || k.gone {\n		return\n	}\n	k.phase, k.reason", "if k.phase != running || k.gone || k != nil {\n		return\n	}\n	k.phase, k.reason").
 		and("internal/guard/process.go", "	late := 0\n	for {\n", "	late := 0\n	for p == nil {\n").

@@ -136,6 +136,12 @@ func (s *result) simulate(ctx context.Context) error {
 	return nil
 }
 
+// How a run of chaos exits that worked.
+const (
+	violated     = 1
+	inconclusive = 3
+)
+
 // chaos lets a run with the mutant's faults judge it, or one with faults of all sorts. What is lost for
 // want of time does not count.
 func (s *result) chaos(ctx context.Context, m mutants.Mutant, overlay, folder string) error {
@@ -150,7 +156,7 @@ func (s *result) chaos(ctx context.Context, m mutants.Mutant, overlay, folder st
 	cmd := command(ctx, overlay, binary)
 	cmd.Env = append(cmd.Env, "DURATION="+duration, "DRAIN=30s", "SEED="+strconv.Itoa(s.Seed), "FAULTS="+faults, "KEEP=0", "REPORT="+path)
 	out, err := cmd.CombinedOutput()
-	if exit, ok := errors.AsType[*exec.ExitError](err); ctx.Err() != nil || err != nil && (!ok || exit.ExitCode() != 1) {
+	if exit, ok := errors.AsType[*exec.ExitError](err); ctx.Err() != nil || err != nil && (!ok || exit.ExitCode() != violated && exit.ExitCode() != inconclusive) {
 		return fmt.Errorf("the run did not work: %w\n%s", err, out)
 	}
 	text, err := os.ReadFile(path)
