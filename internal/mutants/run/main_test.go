@@ -1,0 +1,65 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"testing"
+
+	"onejob/internal/mutants"
+)
+
+func TestSteps(t *testing.T) {
+	fence, err := mutants.Named("fence")
+	if err != nil {
+		t.Fatal(err)
+	}
+	deadline, err := mutants.Named("no-deadline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	count := func(p plan, m mutants.Mutant) map[string]int {
+		n := map[string]int{}
+		for _, s := range p.steps(m) {
+			n[s.By]++
+		}
+		return n
+	}
+	all := plan{all: true, by: []string{byTests, bySimulation, byChaos}, seeds: 3}
+	for _, test := range []struct {
+		name string
+		plan plan
+		of   mutants.Mutant
+		want map[string]int
+	}{
+		{"who must", plan{}, fence, map[string]int{byChaos: 1}},
+		{"who must, of one that is simulated", plan{}, deadline, map[string]int{byChaos: 1, bySimulation: 1}},
+		{"all, of one in SQL, which is not simulated", all, fence, map[string]int{byTests: 1, byChaos: 3}},
+		{"all", all, deadline, map[string]int{byTests: 1, bySimulation: 3, byChaos: 3}},
+	} {
+		if got := count(test.plan, test.of); !reflect.DeepEqual(got, test.want) {
+			t.Errorf("%s: %v, not %v", test.name, got, test.want)
+		}
+	}
+}
+
+// A table that is continued has what it had.
+func TestTableIsKept(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "table.json")
+	if empty, err := load(path); err != nil || len(empty.Results) > 0 {
+		t.Errorf("of no file: %v, %v", empty, err)
+	}
+	was := table{Commit: "c", Results: []result{{Mutant: "a", By: byTests, Caught: true, How: `store.TestX says "no"`, Seconds: 1.5}, {Mutant: "a", By: byChaos, Seed: 2, Seconds: 60}}}
+	if err := was.save(path); err != nil {
+		t.Fatal(err)
+	}
+	if is, err := load(path); err != nil || !reflect.DeepEqual(is, was) {
+		t.Errorf("it is %v, %v", is, err)
+	}
+	if err := os.WriteFile(path, []byte("{"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := load(path); err == nil {
+		t.Error("half a file is taken for a table")
+	}
+}
