@@ -98,10 +98,14 @@ func (p plan) steps(m mutants.Mutant) (steps []result) {
 		}
 	}
 	if !p.all {
-		for by, must := range map[string]bool{byTests: m.Test != "", bySimulation: m.Simulated, byChaos: m.Faults != ""} {
-			if must {
-				add(by, 1)
-			}
+		if m.Test != "" {
+			add(byTests, 1)
+		}
+		if m.Simulated {
+			add(bySimulation, 1)
+		}
+		if m.Faults != "" {
+			add(byChaos, 1)
 		}
 		return steps
 	}
