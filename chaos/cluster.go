@@ -38,6 +38,10 @@ type cluster struct {
 	old      string // a commit, which half of the daemons are of at first; none if empty
 	unable   map[need]error
 
+	midway   bool           // the schema of old is older, and is migrated in the middle of the run
+	migrated atomic.Bool    // it has been
+	waiting  []func() error // let those replicas start that need the new schema
+
 	serverTLS, clientTLS servers.TLS
 
 	say func(format string, a ...any)
@@ -201,7 +205,10 @@ func (c *cluster) addReplicas(ctx context.Context, s subject, name string, n int
 			return err
 		}
 		_, isDaemon := s.(*daemon)
-		r.place.old = isDaemon && c.old != "" && i%2 == 1
+		r.place.old = isDaemon && c.old != "" && (i%2 == 1 || c.midway)
+		if !isDaemon && c.midway {
+			c.waiting = append(c.waiting, r.hold())
+		}
 		if r.place.tls = r.host.tls; r.host.clocks {
 			r.place.ahead = time.Duration(len(c.replicas)) * aYear
 		}
@@ -236,10 +243,11 @@ func (r *replica) addWayToRabbitMQ() error {
 
 // awaitReplicas returns when every replica has a session.
 func (c *cluster) awaitReplicas(ctx context.Context) error {
+	started := len(c.replicas) - len(c.waiting)
 	return eventually(ctx, time.Minute, "every replica has a session", func() error {
 		n, err := c.inSession(ctx)
-		if err == nil && n < len(c.replicas) {
-			err = fmt.Errorf("%d of %d have one", n, len(c.replicas))
+		if err == nil && n < started {
+			err = fmt.Errorf("%d of %d have one", n, started)
 		}
 		return err
 	})

@@ -142,7 +142,10 @@ func (c *cluster) conditions() (all []string) {
 		}
 		all = append(all, fmt.Sprintf("%s: %s", strings.Join(names, ", "), what))
 	}
-	if c.old != "" {
+	switch {
+	case c.midway:
+		all = append(all, "all daemons: at first of commit "+c.old+", with its schema; the others begin when that is migrated, after a third of the time")
+	case c.old != "":
 		all = append(all, "daemon-2, daemon-4: at first of commit "+c.old)
 	}
 	for _, n := range []need{partitions, disks, memory} {

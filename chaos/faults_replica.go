@@ -89,32 +89,6 @@ func restartGracefully(_ context.Context, h *fault) error {
 	return letGo()
 }
 
-// changeVersion upgrades a replica, or goes back.
-func changeVersion(_ context.Context, h *fault) error {
-	r := h.replica()
-	proc := r.process()
-	if _, ok := r.subject.(*daemon); !ok || !proc.running() {
-		return errNothing
-	}
-	letGo := r.hold()
-	r.mu.Lock()
-	h.about = ", to the old version"
-	if r.place.old {
-		h.about = ", to the new version"
-	}
-	r.mu.Unlock()
-	if err := h.begins(r.name); err != nil {
-		return err
-	}
-	if proc.stop(stopMaxWait) {
-		h.c.say("%s: %s had not stopped after %v and was killed", h.Kind.name, r.name, stopMaxWait)
-	}
-	r.mu.Lock()
-	r.place.old = !r.place.old
-	r.mu.Unlock()
-	return letGo()
-}
-
 func rollReplicas(ctx context.Context, h *fault) error {
 	if !h.c.rolling.TryLock() {
 		return errNothing

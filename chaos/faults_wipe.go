@@ -152,7 +152,11 @@ func (c *cluster) adoptConsul(ctx context.Context) (string, error) {
 		}
 		ctx, cancel := context.WithTimeout(ctx, time.Minute)
 		defer cancel()
-		cmd := exec.CommandContext(ctx, d.binary, "adopt-consul", "--yes", "--config", d.config)
+		binary := d.binary
+		if c.midway && !c.migrated.Load() {
+			binary = d.old
+		}
+		cmd := exec.CommandContext(ctx, binary, "adopt-consul", "--yes", "--config", d.config)
 		cmd.Env = place{name: "operator", consul: c.consul.Servers[0].Addr(), dsn: c.dsn("operator"), token: managementToken}.environ()
 		out, err := cmd.CombinedOutput()
 		return strings.ReplaceAll(strings.TrimSpace(string(out)), "\n", "; "), err

@@ -8,6 +8,8 @@
 //	LIMITS=consul  where limits are kept: consul or rabbitmq
 //	LIVENESS=check how Consul sees that replicas live: check or ttl
 //	STANDBY=       of Postgres: async or sync, how its standby follows; none if empty
+//	OLD=           a commit of another version, which half of the daemons are of at
+//	               first, or all if its schema is older; none if empty
 //	DRAIN=5m       how long everything may take to come to an end when nothing is
 //	               broken any more; what has not by then is lost
 //	SUBJECTS=      who is put to the test, one after the other: onejob, naive,

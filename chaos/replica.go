@@ -33,6 +33,8 @@ type replica struct {
 	exits  int  // how often it ended by itself
 	ended  bool // it is not to be started any more
 
+	runsOld bool // it was started as the old version
+
 	suspended int   // the mark's ID; zero if its guards and commands go on
 	stopped   []int // they, if not
 }
@@ -67,7 +69,7 @@ func (r *replica) start() error {
 	if err != nil {
 		return err
 	}
-	r.proc = proc
+	r.proc, r.runsOld = proc, r.place.old
 	go r.mind(proc)
 	return nil
 }

@@ -233,10 +233,12 @@ func (c *cluster) storm(ctx context.Context, long time.Duration, work *workload,
 	if work.limits {
 		wg.Go(func() { work.resizes.run(storm) })
 	}
+	var migration error
+	wg.Go(func() { migration = c.migrateMidway(storm, long/3) })
 	err := faultRun.run(storm)
 	cancel()
 	wg.Wait()
-	if err := errors.Join(append(errs, err)...); err != nil {
+	if err := errors.Join(append(errs, err, migration)...); err != nil {
 		return err
 	}
 	return ctx.Err()

@@ -153,44 +153,20 @@ func (d *daemon) prepare(ctx context.Context, c *cluster) error {
 	if err := os.WriteFile(d.config, b, 0o600); err != nil {
 		return err
 	}
-	migrate := exec.CommandContext(ctx, d.binary, "migrate", "up")
-	migrate.Env = place{name: "migrate", dsn: c.dsn("migrate")}.environ()
-	if out, err := migrate.CombinedOutput(); err != nil {
-		return fmt.Errorf("onejob migrate up: %w\n%s", err, out)
-	}
-	if c.old == "" {
-		return nil
-	}
-	return d.prepareOld(ctx, c)
-}
-
-// prepareOld builds the other version.
-func (d *daemon) prepareOld(ctx context.Context, c *cluster) error {
-	source := filepath.Join(c.dir, "old")
-	if err := os.Mkdir(source, 0o755); err != nil {
-		return err
-	}
-	root, err := exec.CommandContext(ctx, "git", "rev-parse", "--show-toplevel").Output()
-	if err != nil {
-		return fmt.Errorf("find the repository that has OLD=%s: %w", c.old, err)
-	}
-	archive := exec.CommandContext(ctx, "git", "archive", "--output", source+".tar", c.old)
-	archive.Dir = strings.TrimSpace(string(root))
-	d.old = filepath.Join(c.dir, "onejob-old")
-	for _, cmd := range []*exec.Cmd{archive,
-		exec.CommandContext(ctx, "tar", "-xf", source+".tar", "-C", source),
-		exec.CommandContext(ctx, "go", "build", "-C", source, "-o", d.old, "./cmd/onejob"),
-	} {
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("build OLD=%s: %w\n%s", c.old, err, out)
+	if c.old != "" {
+		if err := d.prepareOld(ctx, c); err != nil {
+			return err
+		}
+		if c.midway {
+			return nil
 		}
 	}
-	status := exec.CommandContext(ctx, d.old, "migrate", "status")
-	status.Env = place{name: "migrate", dsn: c.dsn("migrate")}.environ()
-	if out, err := status.CombinedOutput(); err != nil {
-		return fmt.Errorf("OLD=%s has another schema, so replicas of it refuse to start: take a later commit: %w\n%s", c.old, err, out)
-	}
-	return nil
+	return d.migrate(ctx, c)
+}
+
+// migrate brings the schema up to date.
+func (d *daemon) migrate(ctx context.Context, c *cluster) error {
+	return migrateBy(ctx, c, d.binary)
 }
 
 // goReplica is a main of one's own with Go handlers: this program, as a replica.

@@ -124,7 +124,7 @@ func TestTwoFencesOfATaskInOneBatch(t *testing.T) {
 		if !staleFirst {
 			both[0], both[1] = both[1], both[0]
 		}
-		for i, err := range b.CompleteTogether(t.Context(), both...) {
+		for i, err := range store.CompleteTogether(t.Context(), b.Store, both...) {
 			if isStale := both[i].Fence == stale.Fence; isStale != errors.Is(err, tasks.ErrRefused) || !isStale && err != nil {
 				t.Errorf("completion %d, the stale one being first %v, was answered with %v", i, staleFirst, err)
 			}
@@ -137,7 +137,7 @@ func TestTwoFencesOfATaskInOneBatch(t *testing.T) {
 		if !staleFirst {
 			first, second = task, stale
 		}
-		for i, err := range b.RequeueTogether(t.Context(), first, second, delays[0], delays[1]) {
+		for i, err := range store.RequeueTogether(t.Context(), b.Store, first, second, delays[0], delays[1]) {
 			if err != nil {
 				t.Errorf("requeue %d: %v", i, err)
 			}

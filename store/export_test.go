@@ -120,7 +120,7 @@ func WriteAtAGlance(ctx context.Context, s *Store) error {
 }
 
 // CompleteTogether writes completions by one statement, in this order.
-func (s *Store) CompleteTogether(ctx context.Context, all ...tasks.Completion) (errs []error) {
+func CompleteTogether(ctx context.Context, s *Store, all ...tasks.Completion) (errs []error) {
 	var list []*completion
 	for _, e := range all {
 		list = append(list, &completion{Completion: e, ctx: ctx})
@@ -133,7 +133,7 @@ func (s *Store) CompleteTogether(ctx context.Context, all ...tasks.Completion) (
 }
 
 // RequeueTogether requeues two holds of one task by one statement, with these delays.
-func (s *Store) RequeueTogether(ctx context.Context, a, b *tasks.Task, delayA, delayB time.Duration) (errs []error) {
+func RequeueTogether(ctx context.Context, s *Store, a, b *tasks.Task, delayA, delayB time.Duration) (errs []error) {
 	list := []*requeue{{id: a.ID, fence: a.Fence, session: a.Session, delay: delayA, ctx: ctx}, {id: b.ID, fence: b.Fence, session: b.Session, delay: delayB, ctx: ctx}}
 	s.commitReturns(list)
 	return []error{list[0].err, list[1].err}
