@@ -80,6 +80,7 @@ func startLeaks(ctx context.Context, c *cluster, countGoroutines bool) (*leaks, 
 		wait(ctx, idleness) // the dead ones' sessions end
 	}
 	l.sessions, err = c.countSessions(ctx)
+	l.sessions += len(c.waiting) // each will have one
 	return l, err
 }
 

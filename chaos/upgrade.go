@@ -77,17 +77,17 @@ func (c *cluster) migrateMidway(ctx context.Context, after time.Duration) error 
 	wait(ctx, after)
 	d := c.replicas[0].subject.(*daemon)
 	c.say("migrating the schema under the old version")
+	for _, r := range c.replicas { // the old version refuses to start on the new schema
+		r.mu.Lock()
+		r.place.old = false
+		r.mu.Unlock()
+	}
 	ctx = context.WithoutCancel(ctx)
 	began := time.Now()
 	if err := eventually(ctx, 3*time.Minute, "the schema is migrated", func() error { return d.migrate(ctx, c) }); err != nil {
 		return err
 	}
 	c.say("the schema is migrated after %.1f s", time.Since(began).Seconds())
-	for _, r := range c.replicas { // the old version would refuse to start now
-		r.mu.Lock()
-		r.place.old = false
-		r.mu.Unlock()
-	}
 	c.migrated.Store(true)
 	for _, letGo := range c.waiting {
 		if err := letGo(); err != nil {
