@@ -250,7 +250,7 @@ var others = []Mutant{
 	one("guard", "nobody stops commands",
 		"internal/guard/reaper.go", "if k.phase != running || k.gone {\n		return\n	}\n	k.phase, k.reason", "if k.phase != running || k.gone || k != nil {\n		return\n	}\n	k.phase, k.reason").
 		and("internal/guard/process.go", "	late := 0\n	for {\n", "	late := 0\n	for p == nil {\n").
-		under("kill,freeze", "overlaps"),
+		under("kill,freeze", "overlaps", "late_ends"),
 	one("lapse", "a command is killed 3 s after its lease, not 0.5 s",
 		"internal/guard/reaper.go", "k.deadline.Add(min(k.grace, lapse))", "k.deadline.Add(min(k.grace, 3*time.Second))").
 		under("freeze,cut-consul", "late_ends"),
