@@ -76,12 +76,17 @@ func TestWatchPicture(t *testing.T) {
 	s.Stale = nil // its time has the zone of this machine
 	term := testenv.NewTerminal(t, 100, 38)
 	ctx, stop := context.WithCancel(t.Context())
-	defer stop()
 	ended := make(chan error, 1)
+	defer func() { // also if it fails: nothing of it may go on beside other tests
+		stop()
+		for range ended {
+		}
+	}()
 	t.Setenv("TERM", "xterm-256color")
 	t.Setenv("COLORTERM", "")
 	t.Setenv("NO_COLOR", "")
 	go func() {
+		defer close(ended)
 		ended <- watch.Run(ctx, watch.Config{
 			Source: oneSnapshot{s}, Screen: screenOf, In: term.File, Out: term.File, Colour: true, Now: func() time.Time { return at },
 			Story: func(context.Context, int64) (string, error) { return "", nil },

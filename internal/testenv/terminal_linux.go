@@ -189,12 +189,24 @@ func (term *Terminal) SVG() string {
 	fmt.Fprintf(&b, `<rect width="100%%" height="100%%" rx="6" fill="%s"/>`+"\n", back)
 	for y := range rows {
 		for x := 0; x < columns; {
-			c := term.screen.CellAt(x, y)
-			style, from := styleOf(c), x
-			var text strings.Builder
-			for x < columns && styleOf(term.screen.CellAt(x, y)) == style {
-				text.WriteString(textOf(term.screen.CellAt(x, y)))
+			// Blank cells have whatever style they were drawn with last, which depends on when:
+			// they go on with that of the text before them, and end none.
+			style, from := styleOf(term.screen.CellAt(x, y)), x
+			if isBlank(term.screen.CellAt(x, y)) {
 				x++
+				continue
+			}
+			var text strings.Builder
+			for end := x; end < columns; end++ {
+				c := term.screen.CellAt(end, y)
+				if !isBlank(c) && styleOf(c) != style {
+					break
+				}
+				if !isBlank(c) {
+					for ; x <= end; x++ {
+						text.WriteString(textOf(term.screen.CellAt(x, y)))
+					}
+				}
 			}
 			fill, ground := front, ""
 			if style.colour != "" {
@@ -208,9 +220,6 @@ func (term *Terminal) SVG() string {
 				fmt.Fprintf(&b, `<rect x="%d" y="%d" width="%d" height="%d" fill="%s"/>`+"\n", left, top, width, cellHeight, ground)
 			}
 			shown := text.String()
-			if strings.TrimSpace(shown) == "" {
-				continue
-			}
 			more := ""
 			if style.attrs&uv.AttrBold != 0 {
 				more += ` font-weight="bold"`
@@ -224,6 +233,11 @@ func (term *Terminal) SVG() string {
 	}
 	b.WriteString("</svg>\n")
 	return b.String()
+}
+
+// isBlank reports whether a cell shows nothing, not even a ground.
+func isBlank(c *uv.Cell) bool {
+	return strings.TrimSpace(textOf(c)) == "" && styleOf(c).attrs&uv.AttrReverse == 0
 }
 
 type cellStyle struct {
