@@ -96,7 +96,7 @@ func wrongConsul(ctx context.Context, h *fault) error {
 	if err := h.begins(stranger.name); err != nil {
 		return err
 	}
-	proc, err := start(r.subject.command(stranger), filepath.Join(filepath.Dir(r.log()), stranger.name+".log"))
+	proc, err := start(r.subject.command(stranger), filepath.Join(h.c.logs(), stranger.name+".log"))
 	if err != nil {
 		return err
 	}

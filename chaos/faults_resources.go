@@ -56,7 +56,7 @@ func fillPostgres(ctx context.Context, h *fault) error {
 	return h.crashing(ctx, func(s *servers.Postgres) error { return h.fill(ctx, s) })
 }
 
-// crashing does harm to one of Postgres' servers by which its processes may end, and mends it.
+// crashing does harm to one of Postgres' servers by which its processes may end, and repairs it.
 func (h *fault) crashing(ctx context.Context, harm func(*servers.Postgres) error) error {
 	d := h.c.postgres
 	s := d.servers[h.rand.IntN(len(d.servers))]

@@ -45,7 +45,9 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 	c, err := startCluster(ctx, dir, s, ours, say)
 	defer func() {
 		if keep() {
-			err = errors.Join(err, c.keepLogs())
+			if err := c.keepLogs(); err != nil { // what the run has found is worth more
+				say("keep the logs: %v", err)
+			}
 		}
 		c.close()
 	}()

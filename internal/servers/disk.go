@@ -49,7 +49,7 @@ func (f *folder) mount(bytes int64) error {
 	return nil
 }
 
-// unmount takes a file system away again, if there is one, whoever has mounted it there.
+// unmount takes a file system away again, if there is one, also one that another process has mounted.
 func (f *folder) unmount() {
 	_ = unmountLazily(f.path)
 	_ = os.Remove(f.image())
