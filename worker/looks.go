@@ -13,7 +13,8 @@ import (
 //
 // A dead replica is named two looks later than a whole list would show it, and that costs no
 // time: its silence counts from that earlier look, which is when its last heartbeat would have
-// been seen on a whole list.
+// been seen on a whole list. Only after an outage, or where another server answers, it may
+// count from the first answer that comes then.
 
 // looks are the last two answers to heartbeats, the older one first. A zero value is none.
 type looks struct {
