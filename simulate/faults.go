@@ -44,6 +44,7 @@ func (w *world) begin(f *Fault) {
 		w.db.Restart()
 	case Failover:
 		backup, failovers := w.db.Backup(), w.failovers
+		w.addTasks(6, f.For) // or else nothing may be claimed that the standby will not know
 		time.AfterFunc(f.For, func() {
 			// A standby of a timeline that was left has rows whose ids were given out again
 			// since, to other tasks: it cannot follow, and nobody makes it the primary.

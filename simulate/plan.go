@@ -200,11 +200,42 @@ func NewPlan(seed uint64) Plan {
 		}
 		p.Faults = append(p.Faults, f)
 	}
-	if r.IntN(4) > 0 {
+	switch quiet := rand.New(rand.NewPCG(seed, 3)); {
+	case p.Mode == Workers && quiet.IntN(12) == 0:
+		p.quieten(quiet)
+	case r.IntN(4) > 0:
 		p.Faults = append(p.Faults, death(r, p)...)
 	}
 	slices.SortStableFunc(p.Faults, func(a, b Fault) int { return int(a.At - b.At) })
 	return p
+}
+
+// calmDelay is how long a statement, or its answer, takes at most in a calm plan.
+const calmDelay = 200 * time.Millisecond
+
+// quieten makes a plan calm: what a stop may leave behind nothing else excuses. Statements take
+// so long that many stops meet one.
+func (p *Plan) quieten(r *rand.Rand) {
+	p.Faults = nil
+	for who := range p.Replicas {
+		p.Faults = append(p.Faults, Fault{Kind: SlowDB, Who: who, For: p.Length, Size: between(r, time.Millisecond, calmDelay-1), Part: 100})
+	}
+	for range 1 + r.IntN(9) {
+		p.Faults = append(p.Faults, Fault{Kind: Restart, Who: r.IntN(p.Replicas), At: between(r, time.Second, p.Length), For: short(r, 5*time.Second)})
+	}
+}
+
+// calm reports whether all that happens are stops, and delays of milliseconds.
+func (p *Plan) calm() bool {
+	for _, f := range p.Faults {
+		switch {
+		case f.Kind == Restart, f.Kind == Election:
+		case f.Kind == SlowDB && f.Size < calmDelay:
+		default:
+			return false
+		}
+	}
+	return true
 }
 
 // death disturbs a replica, and then keeps Consul from hearing of it for longer than a session

@@ -47,7 +47,7 @@ func (w *world) run() {
 		w.replicas = append(w.replicas, w.start(m))
 	}
 	if w.plan.Mode == Workers {
-		w.addTasks()
+		w.addTasks(w.plan.Tasks, w.plan.Length)
 	}
 	for i := range w.plan.Faults {
 		f := w.plan.Faults[i]

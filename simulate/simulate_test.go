@@ -156,15 +156,3 @@ func TestSameSeedSameSchedule(t *testing.T) {
 		t.Fatalf("seed %d: two digests", seed)
 	}
 }
-
-// TestFound runs schedules that have shown a defect of the product.
-func TestFound(t *testing.T) {
-	warm(t)
-	for seed, what := range map[uint64]string{
-		3145: "a replica used the fences of before, when the cluster came back from another Consul",
-	} {
-		for _, v := range Run(t, NewPlan(seed), nil).Violations {
-			t.Errorf("%s: seed %d: %v", what, seed, v)
-		}
-	}
-}

@@ -320,6 +320,9 @@ func (w *world) rowChanged(before, after fakestore.Row, by string) {
 	case "claim":
 		w.claimed[after.Fence] = j
 	case "takeover":
+		if w.plan.calm() {
+			w.violate("I11 stop", "task %d is taken over from a replica that has stopped", after.ID)
+		}
 		for _, h := range w.handlers {
 			if h.id == after.ID && h.fence == before.Fence && !h.excused() {
 				w.violate("I4 takeover", "task %d is taken from replica %d (session %s), which works on it", h.id, h.m.id, h.session)
@@ -377,9 +380,9 @@ func (r *replica) sessionWas(session string) bool {
 	return r.w.consul.Node(session) == r.m.agent.Node()
 }
 
-// addTasks inserts tasks, at the beginning and later.
-func (w *world) addTasks() {
-	for range w.plan.Tasks {
+// addTasks inserts so many tasks, in the time that follows: half of them at once.
+func (w *world) addTasks(n int, during time.Duration) {
+	for range n {
 		row := fakestore.Row{Kind: "k", Priority: int16(w.rand.IntN(2)), MaxAttempts: 1 + w.rand.IntN(5)}
 		if w.rand.IntN(3) > 0 {
 			row.LockKey = fmt.Sprintf("k%d", w.rand.IntN(w.plan.Keys))
@@ -389,7 +392,7 @@ func (w *world) addTasks() {
 		}
 		at := time.Duration(0)
 		if w.rand.IntN(2) == 0 {
-			at = between(w.rand, 0, w.plan.Length)
+			at = between(w.rand, 0, during)
 		}
 		takes := short(w.rand, 20*time.Second)
 		time.AfterFunc(at, func() {
@@ -418,17 +421,4 @@ func (w *world) checkTasks() {
 // open reports whether a task has not ended.
 func open(r *fakestore.Row) bool {
 	return r.Status == tasks.StatusPending || r.Status == tasks.StatusRunning
-}
-
-// calm reports whether all that happens are stops, and delays of milliseconds.
-func (p Plan) calm() bool {
-	for _, f := range p.Faults {
-		switch {
-		case f.Kind == Restart, f.Kind == Election:
-		case f.Kind == SlowDB && f.Size < 200*time.Millisecond:
-		default:
-			return false
-		}
-	}
-	return true
 }

@@ -63,7 +63,9 @@ func (v Violation) String() string {
 func newWorld(plan Plan, trace io.Writer) *world {
 	w := &world{plan: plan, rand: rand.New(rand.NewPCG(plan.Seed, 2)), began: time.Now(), trace: trace, digest: fnv.New64a()}
 	w.consul = fakeconsul.New(fakeconsul.Config{
-		Expiry: func(ttl time.Duration) time.Duration { return ttl + time.Duration(w.rand.Int64N(int64(ttl)+1)) },
+		Expiry: func(ttl time.Duration) time.Duration { // a third of the sessions end as soon as they may
+			return ttl + max(0, time.Duration(w.rand.Int64N(int64(3*ttl/2)+1))-ttl/2)
+		},
 		Commit: func() time.Duration { return between(w.rand, 100*time.Microsecond, 3*time.Millisecond) },
 		Sync:   func() time.Duration { return between(w.rand, 100*time.Microsecond, 3*time.Millisecond) },
 		NewID:  w.newID,
