@@ -65,13 +65,6 @@ var simulated = []Mutant{
 		"lock/internal/hold/session.go", "jump := c.jumps.Since()", "jump := min(c.jumps.Since(), 0)"),
 	one("stale-heartbeat", "a heartbeat that was sent before a pause extends the lease after it",
 		"lock/internal/hold/session.go", "stale := sent <= s.clock.jumped", "stale := false"),
-	one("deaf", "an ended session is not noticed before a renewal",
-		"lock/consul/session.go", `	entry, err := s.lookAt(ctx, s.heartbeats, s.id)
-	if err == nil && entry == nil {
-		s.lose(fmt.Errorf("%s %s was ended from outside", s.kind, s.id))
-	}
-	return entry != nil, err`, `	_, err := s.lookAt(ctx, s.heartbeats, s.id)
-	return true, err`),
 
 	// Of the worker, and what it rests on.
 	one("begins-late", "a handler begins without a look at the deadline",
@@ -167,6 +160,9 @@ var others = []Mutant{
 	one("successor", "replicas stay with an old primary that lives on",
 		"store/successor.go", "if server.System == tasks.UnknownSystem {", "if server.System != \"\" {").
 		failing("worker.TestSplitBrain"),
+	one("record-of-another-session", "what was found of the database during another session is believed",
+		"worker/database.go", "return d.highest, d.trusted && d.session == session", "return d.highest, d.trusted").
+		failing("worker.TestRecordIsLookedAtForEachSession"),
 	one("set-back", "what was written ahead of Postgres' clock stays so",
 		"worker/clock.go", "if repair {", "if repair = false; repair {").
 		failing("worker.TestPostgresClockIsSet"),
@@ -196,6 +192,15 @@ var others = []Mutant{
 	one("late", "takeovers begin 20 s late",
 		"worker/takeover.go", "	abandoned, refused, err := w.cfg.Store.TakeOver(", "	sleep(ctx, 20*time.Second)\n	abandoned, refused, err := w.cfg.Store.TakeOver(").
 		under("kill", "late_takeovers"),
+
+	one("deaf", "nobody sees that a session has ended when its key goes",
+		"lock/consul/session.go", `	entry, err := s.lookAt(ctx, s.heartbeats, s.id)
+	if err == nil && entry == nil {
+		s.lose(fmt.Errorf("%s %s was ended from outside", s.kind, s.id))
+	}
+	return entry != nil, err`, `	_, err := s.lookAt(ctx, s.heartbeats, s.id)
+	return true, err`).
+		failing("lock/consul.TestNarrowedTokenLosesNoSession"),
 
 	// Blame for a death.
 	one("begun", "tasks are charged with the deaths of replicas where they had not begun",
