@@ -159,10 +159,13 @@ func (r *replica) work(ctx context.Context, life int, alone bool) {
 			continue
 		}
 		key := fmt.Sprintf("k%d", w.rand.IntN(w.plan.Keys))
-		if alone {
-			key = fmt.Sprintf("own%d", r.m.id)
-		}
 		w.serial++
+		switch {
+		case alone:
+			key = fmt.Sprintf("own%d", r.m.id)
+		case w.rand.IntN(4) == 0: // nobody asks for it again, and so finds what is left of it
+			key = fmt.Sprintf("once%d", w.serial)
+		}
 		value := fmt.Sprintf("{\"n\":%d}", w.serial)
 		asked := w.now()
 		lease, err := r.locker.Acquire(ctx, lock.Request{Session: session, Key: key, Value: []byte(value)})

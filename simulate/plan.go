@@ -250,6 +250,9 @@ func death(r *rand.Rand, p Plan) []Fault {
 	at, who := between(r, time.Second, p.Length/2), r.IntN(p.Replicas)
 	lasts := between(r, time.Second, 6*time.Second)
 	a := Fault{Kind: before[r.IntN(len(before))], At: at, For: lasts, Who: who, Part: 50 + r.IntN(51)}
+	if r.IntN(6) == 0 { // while it creates its session
+		at, a.At, a.Kind = 0, 0, SlowAnswers
+	}
 	switch a.Kind {
 	case Slow, SlowAnswers, Repeat, SlowDB:
 		a.Size = between(r, 100*time.Millisecond, 4*time.Second)

@@ -384,7 +384,7 @@ func (r *replica) sessionWas(session string) bool {
 func (w *world) addTasks(n int, during time.Duration) {
 	for range n {
 		row := fakestore.Row{Kind: "k", Priority: int16(w.rand.IntN(2)), MaxAttempts: 1 + w.rand.IntN(5)}
-		if w.rand.IntN(3) > 0 {
+		if w.rand.IntN(2) == 0 {
 			row.LockKey = fmt.Sprintf("k%d", w.rand.IntN(w.plan.Keys))
 		}
 		if w.rand.IntN(4) == 0 {
