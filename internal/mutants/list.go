@@ -19,13 +19,11 @@ func inSimulation() []Mutant {
 // simulated are mutants of what the simulation runs.
 var simulated = []Mutant{
 	one("heartbeat-answer", "the lease counts from the answer to a heartbeat, not from before it was sent",
-		"lock/consul/replica.go", "t.extend(hold.Check, timing, sent)", "t.extend(hold.Check, timing, max(sent, boottime.Now()))"),
+		"lock/consul/replica.go", "t.extend(hold.Check, timing, sent)", "t.extend(hold.Check, timing, max(sent, boottime.Now()))").
+		failing("lock/consul.TestDeadlinesCountFromTheRequest"),
 	one("renewal-answer", "the lease counts from the answer to a renewal",
-		"lock/consul/session.go", "s.extend(hold.TTL, timing, sent)", "s.extend(hold.TTL, timing, max(sent, boottime.Now()))"),
-	one("creation-answer", "the lease counts from the answer to the creation of the session",
-		"lock/consul/session.go", "s.Begin(hold.TTL, s.cfg.session(), sent)", "s.Begin(hold.TTL, s.cfg.session(), max(sent, boottime.Now()))"),
-	one("revival", "a heartbeat that is acknowledged late revives a lease that has ended",
-		"lock/internal/hold/session.go", "	if s.until() <= now {\n		return false\n	}\n", ""),
+		"lock/consul/session.go", "s.extend(hold.TTL, timing, sent)", "s.extend(hold.TTL, timing, max(sent, boottime.Now()))").
+		failing("lock/consul.TestDeadlinesCountFromTheRequest"),
 	one("no-margin", "a lease ends when the session does, not a margin earlier",
 		"lock/lock.go", "return sent.Add(t.TTL - t.Margin)", "return sent.Add(t.TTL)"),
 	one("half-margin", "a lease ends half a margin before the session",
@@ -233,6 +231,12 @@ var others = []Mutant{
 		under("none", "illegal_steps"),
 
 	// Leases.
+	one("creation-answer", "the lease counts from the answer to the creation of the session",
+		"lock/consul/session.go", "s.Begin(hold.TTL, s.cfg.session(), sent)", "s.Begin(hold.TTL, s.cfg.session(), max(sent, boottime.Now()))").
+		failing("lock/consul.TestDeadlinesCountFromTheRequest"),
+	one("revival", "a heartbeat that is acknowledged late revives a lease that has ended",
+		"lock/internal/hold/session.go", "	if s.until() <= now {\n		return false\n	}\n", "").
+		failing("lock/internal/hold.TestDeadlines"),
 	one("pause", "nobody notices that the machine was paused",
 		"boottime/jumps.go", "if first || jump <= Noise {", "if first || jump <= Noise || jump > 0 {").
 		failing("lock/consul.TestPause"),

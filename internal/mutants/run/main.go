@@ -4,6 +4,7 @@
 //	go run ./internal/mutants/run                    each by those who must catch it ("make mutants")
 //	go run ./internal/mutants/run -all -out FILE     each by all three, with three seeds: a table; hours
 //	go run ./internal/mutants/run -only fence,index
+//	go run ./internal/mutants/run -show -out FILE    what FILE has, in Markdown
 //
 // What FILE has already is not done again, so that a table can be made in parts. With -all
 // nobody must catch anything.
@@ -57,9 +58,14 @@ func main() {
 	seeds := flag.Int("seeds", 3, "with -all, how many seeds for the simulation and for chaos")
 	only := flag.String("only", "", "names of mutants, separated by commas")
 	out := flag.String("out", "", "file for the results; what it has already is not done again")
+	show := flag.Bool("show", false, "print what the file has, as a table in Markdown, and do nothing")
 	flag.Parse()
 	t, err := load(*out)
-	if err == nil {
+	switch {
+	case err != nil:
+	case *show:
+		t.markdown(os.Stdout)
+	default:
 		err = t.fill(ctx, choose(*only), plan{*all, strings.Split(*by, ","), *seeds}, *out)
 	}
 	if err != nil {

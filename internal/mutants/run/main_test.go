@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"testing"
 
 	"onejob/internal/mutants"
@@ -61,5 +62,26 @@ func TestTableIsKept(t *testing.T) {
 	}
 	if _, err := load(path); err == nil {
 		t.Error("half a file is taken for a table")
+	}
+}
+
+func TestMarkdown(t *testing.T) {
+	table := table{Results: []result{
+		{Mutant: "fence", By: byTests, Caught: true, How: "store.TestX", Seconds: 3},
+		{Mutant: "fence", By: byChaos, Seed: 1, Caught: true, How: "stale_accepted: 4", Seconds: 70},
+		{Mutant: "fence", By: byChaos, Seed: 2, Seconds: 90},
+		{Mutant: "fence", By: byChaos, Seed: 3, Caught: true, How: "double_success: 1", Seconds: 80},
+		{Mutant: "no-deadline", By: bySimulation, Seed: 1, Caught: true, How: "seed 7: I2 two inside at 18.983s: replicas 1 and 2", Seconds: 1},
+		{Mutant: "no-deadline", By: byTests},
+	}}
+	var out strings.Builder
+	table.markdown(&out)
+	for _, want := range []string{
+		"| `fence` | the status is written under any fence | `store.TestX`, 3 s | — | 2 of 3: `stale_accepted`, 80 s |\n",
+		"| `no-deadline` | a lease has no deadline of its own | not caught | `I2 two inside`, 1 s | — |\n",
+	} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("it lacks %q:\n%s", want, &out)
+		}
 	}
 }

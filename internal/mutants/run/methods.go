@@ -172,7 +172,12 @@ func (s *result) chaos(ctx context.Context, m mutants.Mutant, overlay, folder st
 		if !ok {
 			return fmt.Errorf("the report has no %s", number)
 		}
-		s.Caught = s.Caught || n > 0
+		if n > 0 && !s.Caught {
+			s.Caught, s.How = true, fmt.Sprintf("%s: %.0f", number, n)
+		}
+	}
+	if s.Caught {
+		return nil
 	}
 	violations, _ := report["violations"].([]any)
 	for _, v := range violations {
