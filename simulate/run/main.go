@@ -45,7 +45,12 @@ func run() error {
 	if *broken {
 		return runMutants(*only, *duration, *seed, *procs)
 	}
-	binary, err := build(mutants.Nothing)
+	folder, err := os.MkdirTemp("", "onejob-simulate-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(folder)
+	binary, err := build(mutants.Nothing, folder)
 	if err != nil {
 		return err
 	}
@@ -75,19 +80,8 @@ func run() error {
 }
 
 // build builds the simulation, with a part of the product replaced, and returns the path of
-// the binary.
-func build(m mutants.Mutant) (string, error) {
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		return "", err
-	}
-	folder := filepath.Join(cache, "onejob", "simulate", "real")
-	if m.Name != "" {
-		folder = filepath.Join(cache, "onejob", "simulate", "mutant")
-	}
-	if err := os.MkdirAll(folder, 0o700); err != nil {
-		return "", err
-	}
+// the binary, which is in the folder.
+func build(m mutants.Mutant, folder string) (string, error) {
 	file, err := overlay.Write(folder, m)
 	if err != nil {
 		return "", err

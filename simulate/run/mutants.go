@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"regexp"
 	"time"
@@ -15,13 +16,18 @@ var caught = regexp.MustCompile(`seed (\d+) fails: (.*)`)
 
 // runMutants runs each mutant until it is caught. It is an error if one is not, within the time.
 func runMutants(only string, duration time.Duration, seed uint64, procs int) error {
+	folder, err := os.MkdirTemp("", "onejob-simulate-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(folder)
 	missed := 0
 	fmt.Printf("%-26s %8s  %s\n", "mutant", "after", "caught by")
 	for _, m := range mutants.All {
 		if m.Name != only && (only != "" || !m.Simulated) {
 			continue
 		}
-		binary, err := build(m)
+		binary, err := build(m, folder)
 		if err != nil {
 			return fmt.Errorf("%s: %w", m.Name, err)
 		}
