@@ -60,7 +60,7 @@ type workload struct {
 	enqueued map[int64]*checker.Enqueued
 	recent   []int64
 	doubtful map[string]checker.Enqueued // by token, those whose INSERT was not answered
-	crowded  bool                        // so many rows wait for the narrow limit that more would not be done in time
+	crowded  bool                        // so many rows wait for narrow limits that more would not be done in time
 	tokens   []string                    // of the last tasks
 	declined []checker.Declined          // INSERTs that made no task, because their unique_key was taken
 	resizes  resizes
@@ -172,6 +172,9 @@ func (w *workload) next() row {
 	if !w.limits || w.crowded && t.limit != nil && *t.limit != "wide" {
 		t.limit, d.Limit = nil, ""
 	}
+	if w.crowded && t.kind == capped {
+		t.kind = "go"
+	}
 	if w.limits {
 		w.unusual(&t, &d)
 	}
@@ -274,7 +277,7 @@ RETURNING id, chaos.clock()`, t.kind, t.payload, t.key, t.limit, t.token, t.maxA
 	// busy.
 	pending.Queue(`
 SELECT count(*) = 200
-  FROM (SELECT FROM onejob.tasks WHERE status = 'pending' AND limit_name IN ('narrow', 'elastic') LIMIT 200) waiting`)
+  FROM (SELECT FROM onejob.tasks WHERE status = 'pending' AND (limit_name IN ('narrow', 'elastic') OR kind = $1) LIMIT 200) waiting`, capped)
 	var ids []int64
 	var inserted []time.Time
 	err := pgx.BeginFunc(ctx, w.c.operator, func(tx pgx.Tx) error {

@@ -74,9 +74,6 @@ func isActive(status string) bool { return status == pending || status == runnin
 // retention looks for tasks that were deleted before their time. Those of which the row says
 // for how long it is kept are judged by that, and package lifecycle does the others.
 func (h *history) retention(v *Report) {
-	if len(h.ClockSteps) > 0 { // their ends are by the clock of Postgres
-		return
-	}
 	keep := map[int64]time.Duration{}
 	for _, q := range h.Enqueued {
 		keep[q.Task] = q.KeepFor
@@ -87,7 +84,11 @@ func (h *history) retention(v *Report) {
 			continue
 		}
 		v.Expired++
-		if kept := moment(s.At).Sub(moment(s.Was.FinishedAt)); kept < keep[s.Task]-skew {
+		deleted := s.At
+		if len(h.ClockSteps) > 0 { // by the same clock as its end
+			deleted = s.Statement
+		}
+		if kept := moment(deleted).Sub(moment(s.Was.FinishedAt)); kept < keep[s.Task]-skew {
 			v.violation(&v.Lost, "lost: task %d was deleted %v after its end, at %s, and is to be kept for %v", s.Task, kept, clock(moment(s.At)), keep[s.Task])
 		}
 	}

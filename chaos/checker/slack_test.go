@@ -214,8 +214,18 @@ func TestSlack(t *testing.T) {
 			s.Declined = []Declined{{"u", at(53), at(53.2)}}
 		}, map[string]int{"unique_broken": 1}},
 
-		"a task that was kept for long enough":               {func(s *story) { s.kept(58, "b") }, map[string]int{"expired": 1}},
-		"a task that was not kept for long enough":           {func(s *story) { s.kept(55, "b") }, map[string]int{"expired": 1, "lost": 1}},
+		"a task that was kept for long enough":     {func(s *story) { s.kept(58, "b") }, map[string]int{"expired": 1}},
+		"a task that was not kept for long enough": {func(s *story) { s.kept(55, "b") }, map[string]int{"expired": 1, "lost": 1}},
+		"a task that was not kept for long enough, with another clock": {func(s *story) {
+			s.kept(55, "b")
+			s.ClockSteps = []ClockStep{{at(99), time.Minute}}
+		}, map[string]int{"expired": 1, "lost": 1}},
+		"a task that the clock of Postgres says was kept for long enough": {func(s *story) {
+			s.kept(55, "b")
+			s.ClockSteps = []ClockStep{{at(53), time.Minute}}
+			deletion := &s.Steps[len(s.Steps)-1]
+			deletion.Began, deletion.Statement, deletion.Noted = tick(115), tick(115), tick(115)
+		}, map[string]int{"expired": 1}},
 		"a task without keep_for that a replica deleted":     {func(s *story) { s.kept(58, "b"); s.Enqueued[len(s.Enqueued)-1].KeepFor = 0 }, map[string]int{"lost": 1}},
 		"an output without its tail":                         {func(s *story) { s.BadOutputs = []int64{1} }, map[string]int{"outputs_wrong": 1}},
 		"four under a limit that was raised before":          {func(s *story) { s.resize(4, 45, true); inElastic(s, 4) }, map[string]int{}},
