@@ -196,9 +196,13 @@ func (k kind) Prepare(json.RawMessage) (tasks.Handler, error) { return k.run, ni
 
 func (k kind) run(ctx context.Context, a *tasks.Attempt) (tasks.Result, error) {
 	w := k.w
+	began := k.m.clockAt(w.now()) // the worker has just looked at the deadline
 	w.gate()
 	if k.m.life != k.life {
 		return tasks.Result{}, errors.New("dead")
+	}
+	if d := a.Deadline(); d <= began && k.m.behind == 0 {
+		w.violate("late", "task %d begins on replica %d %v after its lease", a.ID, k.m.id, began.Sub(d))
 	}
 	j := w.claimed[a.Fence]
 	h := &handler{m: k.m, life: k.life, id: a.ID, job: j, key: a.LockKey, fence: a.Fence, session: a.Session, began: w.now(), ctx: ctx}
