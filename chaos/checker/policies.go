@@ -39,8 +39,8 @@ const (
 // reason that its policy gives. What the leader dealt with together, in one transaction, has
 // one moment: the last due time of that is in time, and all others were missed.
 //
-// While the clock of Postgres is set, due times are dealt with that have been already. Then
-// only that each is there is asked.
+// While the clock of Postgres is wrong, due times are dealt with too early, or that have been
+// already. Of those only that each is there is asked.
 func (h *history) policy(v *Report, b *book, s Schedule) {
 	plans := map[observer.Time][]Occurrence{}
 	for at := s.First; at <= s.Last; at = at.Add(s.Every) {
@@ -54,7 +54,7 @@ func (h *history) policy(v *Report, b *book, s Schedule) {
 		}
 		plans[o.Made] = append(plans[o.Made], o)
 	}
-	if len(h.ClockSteps) > 0 || h.Forgetful {
+	if h.Forgetful {
 		return
 	}
 	// What is dealt with together may go on after the last one that is asked for.
@@ -68,9 +68,31 @@ func (h *history) policy(v *Report, b *book, s Schedule) {
 	tasks := h.activeTasks(s)
 	for made, plan := range plans {
 		slices.SortFunc(plan, func(a, b Occurrence) int { return cmp.Compare(a.Due, b.Due) })
+		if h.clockWasWrong(span{plan[0].Due.Add(-onTime - aboutOnTime), made.Add(planning)}, made) {
+			continue
+		}
 		plan := planned{h, s, made, plan, tasks}
 		plan.checkAll(v)
 	}
+}
+
+// clockWasWrong reports whether the clock of Postgres was wrong within a span, or when it
+// showed a moment.
+func (h *history) clockWasWrong(s span, shown observer.Time) bool {
+	for i, c := range h.ClockSteps {
+		if c.Ahead == 0 {
+			continue
+		}
+		wrong := span{c.At.Add(-editing), never}
+		if i+1 < len(h.ClockSteps) {
+			wrong.end = h.ClockSteps[i+1].At.Add(time.Second)
+		}
+		at := shown.Add(-c.Ahead)
+		if wrong.meets(s) || wrong.begin <= at && at < wrong.end {
+			return true
+		}
+	}
+	return false
 }
 
 // planned is what the leader made of some due times at once.

@@ -92,6 +92,14 @@ func TestPolicies(t *testing.T) {
 			s.ClockSteps = []ClockStep{{at(99), time.Minute}}
 			s.scheduled(policy("skip", 9), append(made(100, 101, 102, 103), skipped(missed, 104))...)
 		}, nil},
+		"the clock was set, and was right again long before": {func(s *story) {
+			s.ClockSteps = []ClockStep{{at(5), time.Minute}, {at(10), 0}}
+			s.scheduled(policy("skip", 9), append(made(100, 101, 102, 103), skipped(missed, 104))...)
+		}, wrong},
+		"the clock was set ahead, and showed what is shown again now": {func(s *story) {
+			s.ClockSteps = []ClockStep{{at(-16), 2 * time.Minute}, {at(-14), 0}}
+			s.scheduled(policy("skip", 9), append(made(100, 101, 102, 103), skipped(missed, 104))...)
+		}, nil},
 
 		"others are skipped while one runs": {func(s *story) {
 			s.scheduled(skips, s.task(200, 100, 100.1, 103.5), skipped(overlap, 101), skipped(overlap, 102), skipped(overlap, 103), s.task(204, 104, 104.1, 105))
