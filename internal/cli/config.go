@@ -387,6 +387,28 @@ func (c *Config) consulConfig() consul.Config {
 	}
 }
 
+func (c *Config) workerConfig() worker.Config {
+	return worker.Config{
+		Replica:       c.Replica,
+		Version:       version(),
+		Concurrency:   c.Worker.Concurrency,
+		PayloadMemory: c.Worker.PayloadMemory,
+		Queues:        c.Worker.Queues,
+		Poll:          c.Worker.Poll,
+		PollOnly:      !c.Postgres.Listen,
+		Timeout:       c.Worker.Timeout,
+		MaxCrashes:    c.Worker.MaxCrashes,
+		RetryBase:     c.Worker.RetryBase,
+		RetryMax:      c.Worker.RetryMax,
+		LockDelay:     c.Consul.LockDelay,
+		ShutdownGrace: c.Worker.ShutdownGrace,
+		LimitSlots:    c.Limits.Slots,
+		KindLimits:    c.Limits.Kinds,
+		KeepSucceeded: c.Retention.Succeeded,
+		KeepFailed:    c.Retention.Failed,
+	}
+}
+
 func (c *Config) rabbitmqConfig() rabbitmq.Config {
 	names := slices.Concat(slices.Collect(maps.Keys(c.Limits.Slots)), slices.Collect(maps.Values(c.Limits.Kinds)))
 	slices.Sort(names)

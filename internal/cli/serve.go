@@ -151,33 +151,11 @@ func serve(ctx context.Context, path string, cfg Config, handlers tasks.Kinds, o
 		return usage(err)
 	}
 	defer stopTracing()
-	replica, err := worker.New(worker.Config{
-		Store:         db,
-		Locks:         locks,
-		Kinds:         kinds,
-		Replica:       cfg.Replica,
-		Version:       version(),
-		Process:       self.Process,
-		Concurrency:   cfg.Worker.Concurrency,
-		PayloadMemory: cfg.Worker.PayloadMemory,
-		Queues:        cfg.Worker.Queues,
-		Poll:          cfg.Worker.Poll,
-		PollOnly:      !cfg.Postgres.Listen,
-		Timeout:       cfg.Worker.Timeout,
-		MaxCrashes:    cfg.Worker.MaxCrashes,
-		RetryBase:     cfg.Worker.RetryBase,
-		RetryMax:      cfg.Worker.RetryMax,
-		LockDelay:     cfg.Consul.LockDelay,
-		ShutdownGrace: cfg.Worker.ShutdownGrace,
-		Limits:        limits,
-		LimitSlots:    cfg.Limits.Slots,
-		KindLimits:    cfg.Limits.Kinds,
-		KeepSucceeded: cfg.Retention.Succeeded,
-		KeepFailed:    cfg.Retention.Failed,
-		Measure:       shown.Worker,
-		Tracer:        tracer,
-		Log:           log,
-	})
+	workerConfig := cfg.workerConfig()
+	workerConfig.Store, workerConfig.Locks, workerConfig.Kinds, workerConfig.Limits = db, locks, kinds, limits
+	workerConfig.Process = self.Process
+	workerConfig.Measure, workerConfig.Tracer, workerConfig.Log = shown.Worker, tracer, log
+	replica, err := worker.New(workerConfig)
 	if err != nil {
 		return usage(err)
 	}
@@ -207,13 +185,10 @@ func serve(ctx context.Context, path string, cfg Config, handlers tasks.Kinds, o
 	defer starting.Wait()
 	defer stop(nil)
 	starting.Go(func() {
-		ready, cancel := context.WithTimeout(run, cfg.StartTimeout)
-		defer cancel()
-		switch err := locks.Ready(ready); {
-		case err == nil:
+		if err := getSession(run, locks, cfg.StartTimeout); err == nil {
 			self.Ready()
-		case run.Err() == nil:
-			stop(fmt.Errorf("no session within start_timeout (%v): %w", cfg.StartTimeout, err))
+		} else if run.Err() == nil {
+			stop(err)
 		}
 	})
 	done := make(chan error, 1)
@@ -233,6 +208,16 @@ func serve(ctx context.Context, path string, cfg Config, handlers tasks.Kinds, o
 			return err
 		}
 	}
+}
+
+// getSession waits for a session in Consul.
+func getSession(ctx context.Context, locks *consul.Locker, within time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	if err := locks.Ready(ctx); err != nil {
+		return fmt.Errorf("no session within start_timeout (%v): %w", within, err)
+	}
+	return nil
 }
 
 // prepare waits for Postgres and sees to the schema.
