@@ -42,11 +42,11 @@ type result struct {
 	Caught  bool    `json:"caught"`
 	How     string  `json:"how,omitempty"` // the test, or what was found
 	Seconds float64 `json:"seconds"`       // builds included
+	Commit  string  `json:"commit"`
 }
 
 // table is what is kept.
 type table struct {
-	Commit  string   `json:"commit"` // of the last result
 	Results []result `json:"results"`
 }
 
@@ -139,11 +139,10 @@ func load(path string) (t table, err error) {
 }
 
 func (t *table) fill(ctx context.Context, names []string, p plan, path string) error {
-	commit, err := exec.CommandContext(ctx, "git", "describe", "--always", "--dirty").Output()
+	commit, err := exec.CommandContext(ctx, "git", "describe", "--always", "--dirty", "--abbrev=12").Output()
 	if err != nil {
 		return fmt.Errorf("git describe: %w", err)
 	}
-	t.Commit = strings.TrimSpace(string(commit))
 	fmt.Printf("%-22s %-10s %4s %7s  %s\n", "mutant", "by", "seed", "after", "caught by")
 	var missed []string
 	for _, name := range names {
@@ -155,6 +154,7 @@ func (t *table) fill(ctx context.Context, names []string, p plan, path string) e
 			if slices.ContainsFunc(t.Results, func(r result) bool { return r.Mutant == s.Mutant && r.By == s.By && r.Seed == s.Seed }) {
 				continue
 			}
+			s.Commit = strings.TrimSpace(string(commit))
 			if err := s.look(ctx, m, p.all); err != nil {
 				return fmt.Errorf("%s, by %s: %w", m.Name, s.By, err)
 			}
@@ -181,7 +181,7 @@ func (t *table) save(path string) error {
 		return nil
 	}
 	// One line each, so that two tables can be compared.
-	text := fmt.Sprintf("{\"commit\": %q, \"results\": [", t.Commit)
+	text := "{\"results\": ["
 	for i, r := range t.Results {
 		line, err := json.Marshal(r)
 		if err != nil {

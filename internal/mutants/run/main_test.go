@@ -50,7 +50,7 @@ func TestTableIsKept(t *testing.T) {
 	if empty, err := load(path); err != nil || len(empty.Results) > 0 {
 		t.Errorf("of no file: %v, %v", empty, err)
 	}
-	was := table{Commit: "c", Results: []result{{Mutant: "a", By: byTests, Caught: true, How: `store.TestX says "no"`, Seconds: 1.5}, {Mutant: "a", By: byChaos, Seed: 2, Seconds: 60}}}
+	was := table{Results: []result{{Mutant: "a", By: byTests, Caught: true, How: `store.TestX says "no"`, Seconds: 1.5, Commit: "c"}, {Mutant: "a", By: byChaos, Seed: 2, Seconds: 60}}}
 	if err := was.save(path); err != nil {
 		t.Fatal(err)
 	}
