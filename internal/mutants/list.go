@@ -57,13 +57,6 @@ var simulated = []Mutant{
 		"lock/consul/lease.go", "ls.in.release(ls)", "_ = 0"),
 	one("no-leak-scan", "nobody looks for keys that a restored snapshot has brought back",
 		"lock/consul/verify.go", "if pair.Session == in.id && leases[pair.Key] == nil {", "if pair.Session == in.id && leases[pair.Key] == nil && leases == nil {"),
-	one("no-doubt", "a request that was given up on is forgotten, though it may be applied late",
-		"lock/consul/lease.go", "return doubt != 0 && boottime.Now().Sub(doubt) < lateness", "return false"),
-	one("no-jumps", "nobody notices that the machine was paused",
-		"lock/internal/hold/session.go", "jump := c.jumps.Since()", "jump := min(c.jumps.Since(), 0)"),
-	one("stale-heartbeat", "a heartbeat that was sent before a pause extends the lease after it",
-		"lock/internal/hold/session.go", "stale := sent <= s.clock.jumped", "stale := false"),
-
 	// Of the worker, and what it rests on.
 	one("begins-late", "a handler begins without a look at the deadline",
 		"worker/attempt.go", "	if lease.Deadline().Passed() {\n		return tasks.Result{}, lock.ErrLost\n	}\n	if ctx.Err() != nil {\n		return tasks.Result{}, context.Cause(ctx)\n	}\n", ""),
@@ -237,6 +230,15 @@ var others = []Mutant{
 	one("revival", "a heartbeat that is acknowledged late revives a lease that has ended",
 		"lock/internal/hold/session.go", "	if s.until() <= now {\n		return false\n	}\n", "").
 		failing("lock/internal/hold.TestDeadlines"),
+	one("no-doubt", "a request that was given up on is forgotten, though it may be applied late",
+		"lock/consul/lease.go", "return doubt != 0 && boottime.Now().Sub(doubt) < lateness", "return false").
+		failing("lock/consul.TestDoubt"),
+	one("no-jumps", "nobody notices that the machine was paused",
+		"lock/internal/hold/session.go", "jump := c.jumps.Since()", "jump := min(c.jumps.Since(), 0)").
+		failing("lock/internal/hold.TestJump"),
+	one("stale-heartbeat", "a heartbeat that was sent before a pause extends the lease after it",
+		"lock/internal/hold/session.go", "stale := sent <= s.clock.jumped", "stale := false").
+		failing("lock/internal/hold.TestJump"),
 	one("pause", "nobody notices that the machine was paused",
 		"boottime/jumps.go", "if first || jump <= Noise {", "if first || jump <= Noise || jump > 0 {").
 		failing("lock/consul.TestPause"),
