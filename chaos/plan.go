@@ -32,7 +32,7 @@ func plan(seed uint64, kinds []*kind, total time.Duration) []step {
 		return nil
 	}
 	r := rand.New(rand.NewPCG(seed, 1))
-	choose := deck(r, kinds)
+	cards := &deck{rand: r, kinds: kinds}
 	// Short ones are more frequent than long ones.
 	between := func(least, most time.Duration) time.Duration {
 		f := r.Float64()
@@ -42,7 +42,7 @@ func plan(seed uint64, kinds []*kind, total time.Duration) []step {
 	for at := time.Duration(0); at < total; {
 		began, last := at, at // last is when the storm's last fault is over
 		for at < began+15*time.Second || at < last {
-			s := step{After: between(500*time.Millisecond, 8*time.Second), Kind: choose(), Pick: r.Uint64()}
+			s := step{After: between(500*time.Millisecond, 8*time.Second), Kind: cards.top(), Pick: r.Uint64()}
 			s.For = between(s.Kind.least, s.Kind.most)
 			at += s.After
 			if at > began+25*time.Second { // what comes now only fills the time until then
@@ -53,11 +53,13 @@ func plan(seed uint64, kinds []*kind, total time.Duration) []step {
 			}
 			last = max(last, at+s.For)
 			steps = append(steps, s)
+			cards.take()
 		}
 		at = max(at, last)
-		s := step{Kind: choose(), Pick: r.Uint64(), Alone: true}
-		if slices.Contains(kinds, killed) && r.IntN(2) == 0 {
-			s.Kind = killed
+		s := step{Kind: killed, Pick: r.Uint64(), Alone: true}
+		if !slices.Contains(kinds, killed) || r.IntN(2) == 0 {
+			s.Kind = cards.top()
+			cards.take()
 		}
 		s.For = between(s.Kind.least, s.Kind.most)
 		steps = append(steps, s)
@@ -66,25 +68,30 @@ func plan(seed uint64, kinds []*kind, total time.Duration) []step {
 	return steps
 }
 
-// deck returns a func that draws from a shuffled deck: first one of each kind, then the
-// rest, in which each kind is as often as its weight says. An empty deck is filled again.
-// So every kind has its turn, and a short run does not do the same few for ever.
-func deck(r *rand.Rand, kinds []*kind) (draw func() *kind) {
-	var left []*kind
-	shuffled := func(cards []*kind) []*kind {
-		r.Shuffle(len(cards), func(i, j int) { cards[i], cards[j] = cards[j], cards[i] })
-		return cards
-	}
-	return func() *kind {
-		if len(left) == 0 {
-			var more []*kind
-			for _, k := range kinds {
-				more = append(more, slices.Repeat([]*kind{k}, k.weight-1)...)
-			}
-			left = append(shuffled(slices.Clone(kinds)), shuffled(more)...)
+// A deck is shuffled cards: first one of each kind, then the rest, in which each kind is as
+// often as its weight says. An empty deck is filled again. So every kind has its turn, and a
+// short run does not do the same few for ever.
+type deck struct {
+	rand  *rand.Rand
+	kinds []*kind
+	left  []*kind
+}
+
+// top returns the kind of the next card, which stays there until it is taken.
+func (d *deck) top() *kind {
+	if len(d.left) == 0 {
+		var more []*kind
+		for _, k := range d.kinds {
+			more = append(more, slices.Repeat([]*kind{k}, k.weight-1)...)
 		}
-		k := left[0]
-		left = left[1:]
-		return k
+		d.left = append(d.shuffled(slices.Clone(d.kinds)), d.shuffled(more)...)
 	}
+	return d.left[0]
+}
+
+func (d *deck) take() { d.left = d.left[1:] }
+
+func (d *deck) shuffled(cards []*kind) []*kind {
+	d.rand.Shuffle(len(cards), func(i, j int) { cards[i], cards[j] = cards[j], cards[i] })
+	return cards
 }

@@ -42,7 +42,11 @@ func TestAPlanHasEverythingInIt(t *testing.T) {
 
 // Of as many faults as there are kinds, each is another one.
 func TestADeckHasEachKindFirst(t *testing.T) {
-	draw := deck(rand.New(rand.NewPCG(1, 1)), kinds)
+	cards := &deck{rand: rand.New(rand.NewPCG(1, 1)), kinds: kinds}
+	draw := func() *kind {
+		defer cards.take()
+		return cards.top()
+	}
 	weights := 0
 	for range 2 {
 		drawn := map[*kind]int{}
@@ -62,6 +66,27 @@ func TestADeckHasEachKindFirst(t *testing.T) {
 		for _, k := range kinds {
 			if drawn[k] != k.weight {
 				t.Errorf("%s was drawn %d times, and weighs %d", k.name, drawn[k], k.weight)
+			}
+		}
+	}
+}
+
+// A kind that is dealt comes: none is seldom because its cards were put aside.
+func TestNoCardIsLost(t *testing.T) {
+	weights := 0
+	for _, k := range kinds {
+		weights += k.weight
+	}
+	for seed := range uint64(50) {
+		count := map[*kind]int{}
+		steps := plan(seed, kinds, 2*time.Hour)
+		for _, s := range steps {
+			count[s.Kind]++
+		}
+		decks := (len(steps) - count[killed]) / weights
+		for _, k := range kinds {
+			if count[k] < decks*k.weight {
+				t.Errorf("seed %d: %s comes %d times, in %d decks with %d of it each", seed, k.name, count[k], decks, k.weight)
 			}
 		}
 	}
