@@ -57,6 +57,7 @@ var simulated = []Mutant{
 		"lock/consul/lease.go", "ls.in.release(ls)", "_ = 0"),
 	one("no-leak-scan", "nobody looks for keys that a restored snapshot has brought back",
 		"lock/consul/verify.go", "if pair.Session == in.id && leases[pair.Key] == nil {", "if pair.Session == in.id && leases[pair.Key] == nil && leases == nil {"),
+
 	// Of the worker, and what it rests on.
 	one("begins-late", "a handler begins without a look at the deadline",
 		"worker/attempt.go", "	if lease.Deadline().Passed() {\n		return tasks.Result{}, lock.ErrLost\n	}\n	if ctx.Err() != nil {\n		return tasks.Result{}, context.Cause(ctx)\n	}\n", ""),

@@ -31,7 +31,12 @@ func (s *slowAnswers) RoundTrip(r *http.Request) (*http.Response, error) {
 	sent := boottime.Now()
 	answer, err := http.DefaultTransport.RoundTrip(r)
 	if err == nil && strings.HasPrefix(r.URL.Path, s.path) {
-		time.Sleep(s.by)
+		select {
+		case <-time.After(s.by):
+		case <-r.Context().Done():
+			_ = answer.Body.Close()
+			return nil, r.Context().Err()
+		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.sent = sent

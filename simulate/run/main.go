@@ -10,9 +10,11 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"syscall"
 	"time"
 
 	"onejob/internal/mutants"
@@ -45,11 +47,11 @@ func run() error {
 	if *broken {
 		return runMutants(*only, *duration, *seed, *procs)
 	}
-	folder, err := os.MkdirTemp("", "onejob-simulate-")
+	folder, remove, err := temporary()
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(folder)
+	defer remove()
 	binary, err := build(mutants.Nothing, folder)
 	if err != nil {
 		return err
@@ -77,6 +79,23 @@ func run() error {
 	cmd := exec.Command(binary, args...)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	return cmd.Run()
+}
+
+// temporary makes a folder for what is built. It is removed when somebody ends the run, too.
+func temporary() (folder string, remove func(), err error) {
+	folder, err = os.MkdirTemp("", "onejob-simulate-")
+	if err != nil {
+		return "", nil, err
+	}
+	remove = func() { _ = os.RemoveAll(folder) }
+	ended := make(chan os.Signal, 1)
+	signal.Notify(ended, syscall.SIGINT, syscall.SIGTERM)
+	go func() {
+		<-ended
+		remove()
+		os.Exit(1)
+	}()
+	return folder, remove, nil
 }
 
 // build builds the simulation, with a part of the product replaced, and returns the path of

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"regexp"
 	"time"
@@ -16,11 +15,11 @@ var caught = regexp.MustCompile(`seed (\d+) fails: (.*)`)
 
 // runMutants runs each mutant until it is caught. It is an error if one is not, within the time.
 func runMutants(only string, duration time.Duration, seed uint64, procs int) error {
-	folder, err := os.MkdirTemp("", "onejob-simulate-")
+	folder, remove, err := temporary()
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(folder)
+	defer remove()
 	missed := 0
 	fmt.Printf("%-26s %8s  %s\n", "mutant", "after", "caught by")
 	for _, m := range mutants.All {

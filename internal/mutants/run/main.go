@@ -63,6 +63,8 @@ func main() {
 	t, err := load(*out)
 	switch {
 	case err != nil:
+	case *show && len(t.Results) == 0:
+		err = fmt.Errorf("there are no results in %q: make some with -all -out FILE", *out)
 	case *show:
 		t.markdown(os.Stdout)
 	default:
