@@ -2,7 +2,6 @@ package worker
 
 import (
 	"context"
-	"math"
 	"slices"
 	"time"
 
@@ -37,8 +36,7 @@ func (w *Worker) audit(ctx context.Context) {
 	for _, t := range held {
 		if _, heard := known[t.Fence]; !heard {
 			w.cfg.Log.Warn("claim_reply_lost", fields(t)...)
-			w.running.take(1, math.MaxInt)
-			w.running.start(t.Fence, 0, func() bool { w.requeue(t, errReplyLost); return true }, func(bool) { w.claimSoon() })
+			w.giveBack(t, errReplyLost)
 		}
 	}
 }

@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"errors"
+	"math"
 	"time"
 
 	"go.uber.org/zap"
@@ -37,7 +38,7 @@ func (w *Worker) claim(ctx context.Context) {
 		case <-w.wake:
 		}
 		w.wakeups.idle.Store(0) // before free slots are counted: who leaves from here on wakes this loop
-		w.audit(context.WithoutCancel(ctx))
+		w.audit(ctx)
 		limited := w.limits.due
 		if limited { // first: they need few slots, and would get none after the others
 			w.limits.serve(ctx)
@@ -188,13 +189,19 @@ func (w *Worker) claimOne(ctx context.Context, limit string, c tasks.Claim) (t *
 	if t = claimed.Tasks[0]; w.cfg.Tracer != nil {
 		w.cfg.Tracer.Claimed(claimed.Tasks, time.Since(began))
 	}
-	w.running.begin(t.Fence, len(t.Payload))
 	if ctx.Err() != nil {
-		w.requeue(t, tasks.ErrShutdown)
-		w.running.end(t.Fence)
+		w.giveBack(t, tasks.ErrShutdown)
 		return nil, false
 	}
+	w.running.begin(t.Fence, len(t.Payload))
 	return t, false
+}
+
+// giveBack requeues a task of this replica that nothing has begun of, in the background: it is
+// tried until Postgres answers, and a shutdown bounds only what it does not wait for itself.
+func (w *Worker) giveBack(t *tasks.Task, why error) {
+	w.running.take(1, math.MaxInt)
+	w.running.start(t.Fence, len(t.Payload), func() bool { w.requeue(t, why); return true }, w.left)
 }
 
 // usable reports whether the claimed tasks may run. They may not if the claim reached
@@ -209,7 +216,7 @@ func (w *Worker) usable(claimed *tasks.Claimed, before int64, err error) bool {
 		return true
 	}
 	for _, t := range claimed.Tasks {
-		w.requeue(t, errFenceBack)
+		w.giveBack(t, errFenceBack)
 	}
 	return false
 }

@@ -146,7 +146,8 @@ type replica struct {
 	locks  *consul.Locker
 	store  *store.Store
 	events *observer.ObservedLogs
-	stop   func() error // ends Run and waits for it; twice is once
+	cancel func()       // ends Run
+	stop   func() error // and waits for it; twice is once
 }
 
 // lockConfig has short times, so that tests see sessions end.
@@ -192,6 +193,7 @@ func (c *cluster) begin(t *testing.T, name string, kinds tasks.Kinds, change fun
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- r.Run(ctx) }()
+	r.cancel = cancel
 	r.stop = sync.OnceValue(func() error {
 		cancel()
 		err := <-done

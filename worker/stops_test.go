@@ -2,13 +2,18 @@ package worker_test
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"os"
 	"os/exec"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
 	"onejob/internal/testenv"
+	"onejob/tasks"
+	"onejob/worker"
 )
 
 // serveBriefly runs onejob serve and sends SIGTERM after a delay. It returns what the replica
@@ -75,6 +80,93 @@ func TestStopWithoutPostgres(t *testing.T) {
 	c.wantNone(t, "tasks used up an attempt", "SELECT count(*) FROM onejob.tasks WHERE attempt <> 1")
 	c.noneIsBlamed(t)
 	c.noOverlaps(t)
+}
+
+// silentStore is a Postgres that falls silent when it has answered a claim, at the moment at
+// which the replica is told to stop. That moment cannot be had from a real one.
+type silentStore struct {
+	worker.Store
+	answered func(*tasks.Claimed) // is called with the first tasks
+	silent   atomic.Bool
+}
+
+func (s *silentStore) Claim(ctx context.Context, c tasks.Claim) (tasks.Claimed, error) {
+	if s.silent.Load() {
+		<-ctx.Done()
+		return tasks.Claimed{}, ctx.Err()
+	}
+	claimed, err := s.Store.Claim(ctx, c)
+	if len(claimed.Tasks) == 0 {
+		return claimed, err
+	}
+	s.silent.Store(true)
+	s.answered(&claimed)
+	return claimed, errors.New("the connection was reset") // so that an audit is due
+}
+
+func (s *silentStore) Requeue(ctx context.Context, t *tasks.Task, after time.Duration) error {
+	if s.silent.Load() {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return s.Store.Requeue(ctx, t, after)
+}
+
+func (s *silentStore) Held(ctx context.Context, session string) ([]*tasks.Task, error) {
+	if s.silent.Load() {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	return s.Store.Held(ctx, session)
+}
+
+// A replica stops in its time if Postgres falls silent between a claim and the stop, whatever
+// has to be put back then.
+func TestStopWithClaimedTasksAndNoPostgres(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		limit  any
+		change func(*tasks.Claimed)
+	}{
+		"claimed":                 {nil, func(*tasks.Claimed) {}},
+		"claimed under a limit":   {"one", func(*tasks.Claimed) {}},
+		"its fence has gone back": {nil, func(c *tasks.Claimed) { c.Tasks[0].Fence = -1 }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t)
+			s := &silentStore{}
+			stopping := make(chan struct{})
+			ready := make(chan struct{})
+			var a *replica
+			s.answered = func(claimed *tasks.Claimed) {
+				<-ready
+				a.cancel()
+				test.change(claimed)
+				close(stopping)
+			}
+			a = c.limited(t, "a", tasks.Kinds{"k": tasks.Noop{}}, func(w *worker.Config) {
+				s.Store, w.Store = w.Store, s
+				w.ShutdownGrace, w.LimitSlots = 10*time.Millisecond, map[string]int{"one": 1}
+			})
+			close(ready)
+			c.insert(t, "kind, limit_name", "k", test.limit)
+			testenv.Eventually(t, maxWait, "the task was claimed", func() bool { return s.silent.Load() })
+			<-stopping
+			stopped := make(chan error, 1)
+			stop := a.stop
+			go func() { stopped <- stop() }()
+			a.stop = func() error { return nil }
+			select {
+			case err := <-stopped:
+				if err != nil {
+					t.Errorf("Run returned %v", err)
+				}
+			case <-time.After(maxWait):
+				t.Fatalf("Run has not returned within %v", maxWait)
+			}
+		})
+	}
 }
 
 // Tasks that the next crash would quarantine begin one at a time. Those that wait for
