@@ -28,7 +28,8 @@ var timings = []consul.Config{
 
 // leases is what the world knows of leases.
 type leases struct {
-	replicas  []*replica
+	replicas  []*replica // the last process of each machine
+	started   []*replica // all processes
 	holders   []*holder
 	revoked   map[string]time.Duration // sessions that were ended by hand, or by a restore
 	deleted   map[string]time.Duration // keys that were deleted by hand
@@ -86,6 +87,7 @@ func (w *world) start(m *machine) *replica {
 	}
 	m.life++
 	r := &replica{w: w, m: m, life: m.life, done: make(chan struct{})}
+	w.started = append(w.started, r)
 	running, stop := context.WithCancel(context.Background())
 	working, stopWork := context.WithCancel(running)
 	abrupt := w.rand.IntN(3) == 0

@@ -200,11 +200,19 @@ func NewPlan(seed uint64) Plan {
 		}
 		p.Faults = append(p.Faults, f)
 	}
-	switch quiet := rand.New(rand.NewPCG(seed, 3)); {
-	case p.Mode == Workers && quiet.IntN(12) == 0:
-		p.quieten(quiet)
+	special := rand.New(rand.NewPCG(seed, 3))
+	kind := special.IntN(12)
+	switch {
+	case p.Mode == Workers && kind == 0:
+		p.quieten(special)
 	case r.IntN(4) > 0:
 		p.Faults = append(p.Faults, death(r, p)...)
+	}
+	switch {
+	case p.Mode == Workers && kind == 1:
+		p.Faults = append(p.Faults, vanish(special, p)...)
+	case p.Mode == Workers && kind == 2:
+		p.Faults = append(p.Faults, plant(special, p)...)
 	}
 	slices.SortStableFunc(p.Faults, func(a, b Fault) int { return int(a.At - b.At) })
 	return p
@@ -262,6 +270,32 @@ func death(r *rand.Rand, p Plan) []Fault {
 		b.Part = 100
 	}
 	return []Fault{a, b}
+}
+
+// vanish lets the key of a replica that lives vanish, again and again, while the others may see
+// no session. It is slow to make the key anew.
+func vanish(r *rand.Rand, p Plan) (all []Fault) {
+	at, who, lasts := between(r, time.Second, p.Length/2), r.IntN(p.Replicas), between(r, 5*time.Second, 14*time.Second)
+	all = append(all, Fault{Kind: SlowAnswers, Who: who, At: at, For: lasts, Size: between(r, 100*time.Millisecond, 3*time.Second), Part: 50 + r.IntN(51)})
+	for other := range p.Replicas {
+		if other != who {
+			all = append(all, Fault{Kind: Blind, Who: other, At: at, For: lasts})
+		}
+	}
+	for end := at + lasts; at < end; at += between(r, 100*time.Millisecond, 3*time.Second) {
+		all = append(all, Fault{Kind: DeleteReplica, Who: who, At: at})
+	}
+	return all
+}
+
+// plant lets replicas die, and somebody copy their keys back.
+func plant(r *rand.Rand, p Plan) (all []Fault) {
+	for who := range p.Replicas - 1 {
+		at := between(r, time.Second, p.Length-time.Second)
+		all = append(all, Fault{Kind: Crash, Who: who, At: at, For: between(r, time.Second, 20*time.Second)},
+			Fault{Kind: PlantKey, At: at + short(r, p.Length-at-time.Millisecond)})
+	}
+	return all
 }
 
 func between(r *rand.Rand, from, to time.Duration) time.Duration {

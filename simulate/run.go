@@ -30,6 +30,12 @@ func Run(t *testing.T, plan Plan, trace io.Writer) (result Result) {
 	if runs++; runs%4 == 0 {
 		runtime.GC() // it is done when this returns
 	}
+	defer func() {
+		// What has not stopped is a violation already, and blocks the end of the bubble.
+		if p := recover(); p != nil && len(result.Violations) == 0 {
+			panic(p)
+		}
+	}()
 	synctest.Test(t, func(*testing.T) {
 		runtime.Simulate(plan.Seed)
 		uuid.SetRand(newReader(plan.Seed))
@@ -89,6 +95,13 @@ func (w *world) run() {
 		r.kill()
 	}
 	time.Sleep(time.Minute) // for what is left of processes that died
+	for _, r := range w.started {
+		select {
+		case <-r.done:
+		default: // nothing has answered it since
+			w.violate("stop", "process %d of replica %d, which died, has not stopped a minute after it was told to", r.life, r.m.id)
+		}
+	}
 }
 
 func (w *world) settleLeases() {

@@ -78,6 +78,7 @@ func (w *world) startWorker(m *machine) *replica {
 	life := m.life
 	running, stop := context.WithCancel(context.Background())
 	r := &replica{w: w, m: m, life: life, done: make(chan struct{}), stop: stop, kill: stop, process: w.newID()}
+	w.started = append(w.started, r)
 	grace := short(w.rand, 6*time.Second)
 	go func() {
 		m.process()

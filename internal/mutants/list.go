@@ -206,6 +206,9 @@ var others = []Mutant{
 		failing("worker.TestSuspects"),
 
 	// Claims.
+	one("waits-to-put-back", "claims wait for what they put back, as long as Postgres is away",
+		"worker/claim.go", "	w.running.start(t.Fence, len(t.Payload), func() bool { w.requeue(t, why); return true }, w.left)\n}", "	w.running.begin(t.Fence, len(t.Payload))\n	w.requeue(t, why)\n	w.running.end(t.Fence)\n	w.running.leave(1)\n	w.left(true)\n}").
+		failing("worker.TestStopWithClaimedTasksAndNoPostgres"),
 	one("claims-are-given-up", "a claim is given up when the replica is told to stop",
 		"worker/claim.go", "whole := context.WithoutCancel(ctx)", "whole := ctx").
 		failing("worker.TestStopsLoseNoClaim"),
