@@ -60,19 +60,31 @@ var fakeServer = tasks.ServerReport{Server: tasks.Server{System: "1", Timeline: 
 
 type fakeStore struct {
 	worker.Store // what is not overridden is not called
-	task         *tasks.Task
-	once         sync.Once
+	mu           sync.Mutex
+	task         tasks.Task
+	claimed      bool
 	completions  chan tasks.Completion
 	complete     func(tries int) error
 	tries        int
 }
 
-func (s *fakeStore) Claim(_ context.Context, c tasks.Claim) (claimed tasks.Claimed, err error) {
-	s.once.Do(func() {
-		s.task.Server = c.Server
-		claimed.Tasks = []*tasks.Task{s.task}
-	})
-	return claimed, nil
+func (s *fakeStore) Claim(_ context.Context, c tasks.Claim) (tasks.Claimed, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.claimed {
+		return tasks.Claimed{}, nil
+	}
+	s.claimed = true
+	s.task.Fence++
+	t := s.task
+	t.Server = c.Server
+	return tasks.Claimed{Tasks: []*tasks.Task{&t}}, nil
+}
+func (s *fakeStore) Requeue(context.Context, *tasks.Task, time.Duration) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.claimed = false
+	return nil
 }
 func (s *fakeStore) Complete(_ context.Context, e tasks.Completion) error {
 	s.tries++
@@ -110,7 +122,7 @@ func (s *fakeStore) WakeAll(context.Context) error { return nil }
 // run runs a worker on one task until its completion is written.
 func run(t *testing.T, locks *fakeLocker, db *fakeStore, kind tasks.Kind) tasks.Completion {
 	t.Helper()
-	db.task = &tasks.Task{ID: 1, Kind: "k", LockKey: "1", Attempt: 1, MaxAttempts: 5, Fence: 1, Session: "session"}
+	db.task = tasks.Task{ID: 1, Kind: "k", LockKey: "1", Attempt: 1, MaxAttempts: 5, Session: "session"}
 	db.completions = make(chan tasks.Completion, 1)
 	w, err := worker.New(worker.Config{Store: db, Locks: locks, Kinds: tasks.Kinds{"k": kind}, Replica: "r"})
 	if err != nil {
