@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -160,6 +161,14 @@ func (w *world) disturbed(who int, from, to time.Duration) bool {
 		}
 	}
 	return false
+}
+
+// repeated reports whether a request of who may be heard a second time now. One for a lock makes
+// one that nobody works under, until the replica finds it.
+func (w *world) repeated(who int) bool {
+	return slices.ContainsFunc(append(w.past, pointees(w.active)...), func(f Fault) bool {
+		return f.Kind == Repeat && f.Who == who && w.now() <= f.At+f.For+f.Size
+	})
 }
 
 func pointees(list []*Fault) (out []Fault) {
