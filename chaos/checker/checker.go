@@ -455,11 +455,32 @@ func (h *history) limits(v *Report) {
 			if len(inside) <= slots && len(h.Resizes) == 0 {
 				continue
 			}
-			if most := h.slotsAt(name, slots, s.at); len(inside) > most {
+			if most := h.slotsAt(name, slots, s.at); len(inside) > most && !h.slotsLost(v, inside, most, s.at) {
 				v.violation(&v.LimitExcesses, "limit %s: %d inside of %d at %s: %v", name, len(inside), most, clock(s.at), slices.Collect(maps.Keys(inside)))
 			}
 		}
 	}
+}
+
+// slotsLost reports whether no more than most are inside but for those whose slots Consul may
+// have forgotten, and notes how long it took. A limit has no other guard than Consul: who had a
+// slot works on until it notices.
+func (h *history) slotsLost(v *Report, inside map[*attempt]bool, most int, at observer.Time) bool {
+	const bound = longestLease + killing
+	sure, first := len(inside), at
+	for a := range inside {
+		lost := slices.IndexFunc(h.Marks, func(m observer.Mark) bool {
+			return (m.Kind == ConsulRestore || m.Kind == ConsulWiped) && m.Begin <= at && (m.End == 0 || a.begin <= m.End && at <= m.End.Add(bound))
+		})
+		if lost >= 0 {
+			sure, first = sure-1, min(first, max(h.Marks[lost].Begin, a.begin))
+		}
+	}
+	if sure > most {
+		return false
+	}
+	v.measure("lost_slot", at.Sub(first), bound)
+	return true
 }
 
 // awake returns when an attempt was inside, without the times for which a frozen

@@ -226,18 +226,21 @@ func TestSlack(t *testing.T) {
 			deletion := &s.Steps[len(s.Steps)-1]
 			deletion.Began, deletion.Statement, deletion.Noted = tick(115), tick(115), tick(115)
 		}, map[string]int{"expired": 1}},
-		"a task without keep_for that a replica deleted":     {func(s *story) { s.kept(58, "b"); s.Enqueued[len(s.Enqueued)-1].KeepFor = 0 }, map[string]int{"lost": 1}},
-		"an output without its tail":                         {func(s *story) { s.BadOutputs = []int64{1} }, map[string]int{"outputs_wrong": 1}},
-		"four under a limit that was raised before":          {func(s *story) { s.resize(4, 45, true); inElastic(s, 4) }, map[string]int{}},
-		"four under a limit that was raised to three":        {func(s *story) { s.resize(3, 45, true); inElastic(s, 4) }, map[string]int{"limit_excesses": 1}},
-		"four under a limit that was raised too late":        {func(s *story) { s.resize(4, 54, true); inElastic(s, 4) }, map[string]int{"limit_excesses": 2}},
-		"two under a limit that was lowered long before":     {func(s *story) { s.resize(1, 40, true); inElastic(s, 2) }, map[string]int{"limit_excesses": 1}},
-		"two under a limit that was lowered a moment ago":    {func(s *story) { s.resize(1, 49.5, true); inElastic(s, 2) }, map[string]int{}},
-		"four under a limit that may have been raised":       {func(s *story) { s.resize(4, 45, false); inElastic(s, 4) }, map[string]int{}},
-		"two, when Consul forgot that a limit was lowered":   {func(s *story) { s.resize(1, 40, true); s.harm(ConsulRestore, "of before", 45, 46); inElastic(s, 2) }, map[string]int{}},
-		"two, long after a restored limit was lowered":       {func(s *story) { s.harm(ConsulRestore, "of before", 1, 2); s.resize(1, 40, true); inElastic(s, 2) }, map[string]int{"limit_excesses": 1}},
-		"two, when a limit that was lowered may not be":      {func(s *story) { s.resize(1, 40, false); inElastic(s, 2) }, map[string]int{}},
-		"three under a limit that was lowered to what it is": {func(s *story) { s.resize(2, 40, true); inElastic(s, 3) }, map[string]int{"limit_excesses": 1}},
+		"a task without keep_for that a replica deleted":          {func(s *story) { s.kept(58, "b"); s.Enqueued[len(s.Enqueued)-1].KeepFor = 0 }, map[string]int{"lost": 1}},
+		"an output without its tail":                              {func(s *story) { s.BadOutputs = []int64{1} }, map[string]int{"outputs_wrong": 1}},
+		"four under a limit that was raised before":               {func(s *story) { s.resize(4, 45, true); inElastic(s, 4) }, map[string]int{}},
+		"four under a limit that was raised to three":             {func(s *story) { s.resize(3, 45, true); inElastic(s, 4) }, map[string]int{"limit_excesses": 1}},
+		"four under a limit that was raised too late":             {func(s *story) { s.resize(4, 54, true); inElastic(s, 4) }, map[string]int{"limit_excesses": 2}},
+		"two under a limit that was lowered long before":          {func(s *story) { s.resize(1, 40, true); inElastic(s, 2) }, map[string]int{"limit_excesses": 1}},
+		"two under a limit that was lowered a moment ago":         {func(s *story) { s.resize(1, 49.5, true); inElastic(s, 2) }, map[string]int{}},
+		"four under a limit that may have been raised":            {func(s *story) { s.resize(4, 45, false); inElastic(s, 4) }, map[string]int{}},
+		"two, when Consul forgot that a limit was lowered":        {func(s *story) { s.resize(1, 40, true); s.harm(ConsulRestore, "of before", 45, 46); inElastic(s, 2) }, map[string]int{}},
+		"two, long after a restored limit was lowered":            {func(s *story) { s.harm(ConsulRestore, "of before", 1, 2); s.resize(1, 40, true); inElastic(s, 2) }, map[string]int{"limit_excesses": 1}},
+		"three inside of two, when Consul may have forgotten one": {func(s *story) { s.harm(ConsulRestore, "of before", 50.5, 51); inElastic(s, 3) }, map[string]int{}},
+		"three inside of two, long after a restore":               {func(s *story) { s.harm(ConsulRestore, "of before", 30, 31); inElastic(s, 3) }, map[string]int{"limit_excesses": 1}},
+		"three inside of two, just before a restore":              {func(s *story) { s.harm(ConsulRestore, "of before", 53, 54); inElastic(s, 3) }, map[string]int{"limit_excesses": 1}},
+		"two, when a limit that was lowered may not be":           {func(s *story) { s.resize(1, 40, false); inElastic(s, 2) }, map[string]int{}},
+		"three under a limit that was lowered to what it is":      {func(s *story) { s.resize(2, 40, true); inElastic(s, 3) }, map[string]int{"limit_excesses": 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := good()
@@ -329,8 +332,9 @@ func TestExcusesAreMeasured(t *testing.T) {
 			s.stay(claim(7, 20, "http", "7", "a"), 50, 55.5, observer.Succeeded)
 			s.change(claim(7, 20, "http", "7", "a"), running, succeeded, 55, "")
 		}, "leaving", Excuse{1, 0.5, 1}},
-		"two hands": {func(s *story) { handsOn(s, SessionUnheard, "b") }, "two_hands", Excuse{1, 9, 15.5}},
-		"one hand":  {func(s *story) { beside(s); s.harm(KeyDelete, "locks", 52, 52.5) }, "one_hand", Excuse{1, 7.5, 15.5}},
+		"two hands":   {func(s *story) { handsOn(s, SessionUnheard, "b") }, "two_hands", Excuse{1, 9, 15.5}},
+		"a lost slot": {func(s *story) { s.harm(ConsulRestore, "of before", 50.5, 51); inElastic(s, 3) }, "lost_slot", Excuse{1, 1.5, 15.5}},
+		"one hand":    {func(s *story) { beside(s); s.harm(KeyDelete, "locks", 52, 52.5) }, "one_hand", Excuse{1, 7.5, 15.5}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := good()

@@ -69,7 +69,7 @@ func (s *semaphore) done() {
 	s.users--
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.users == 0 && len(s.missed) == 0 {
+	if s.users == 0 && len(s.missed) == 0 && s.index == 0 { // what was there may come back older
 		delete(s.in.semaphores, s.name)
 	}
 }

@@ -28,8 +28,14 @@ type viewer struct {
 
 	mu sync.Mutex
 	// missed tells since when a holder had no entry; under noLock, since when
-	// there were entries and no .lock.
+	// there were entries and no .lock, or that is an earlier one again.
 	missed map[string]boottime.Instant
+
+	// Consul's index of the latest .lock, and when it was last seen to have gone back, as it
+	// does when a snapshot is restored. All that is written later has a higher one (Consul
+	// continues its index after a restore).
+	index uint64
+	back  boottime.Instant
 }
 
 // view is a semaphore at one moment.
@@ -45,7 +51,7 @@ type view struct {
 	// Of the holders without an entry, those that count no longer, and those
 	// that do because they might still be working.
 	gone, dying map[string]bool
-	lockMissing bool          // there is no .lock, and who was in it may still be working
+	lockMissing bool          // who was in the .lock that was lost may still be working
 	next        time.Duration // when one that is dying may be gone, without a word of Consul's; zero if none is
 }
 
@@ -78,11 +84,14 @@ func (v *view) full(held, n int) error {
 
 // look reads a semaphore and judges its holders.
 func (s *viewer) look(ctx context.Context) (*view, error) {
+	s.mu.Lock()
+	before := s.index
+	s.mu.Unlock()
 	v, err := s.read(ctx)
 	if err != nil {
 		return nil, err
 	}
-	s.judge(ctx, v)
+	s.judge(ctx, v, before)
 	return v, nil
 }
 
@@ -126,8 +135,8 @@ func (s *viewer) read(ctx context.Context) (*view, error) {
 // judge says which holders without an entry count no longer. One whose session
 // has ended is given the lock-delay from when Consul first told us; one whose
 // session lives, or cannot be judged, has lost its entry to others, and is given
-// the time to notice on top of that.
-func (s *viewer) judge(ctx context.Context, v *view) {
+// the time to notice on top of that. before is the index that was known before v was read.
+func (s *viewer) judge(ctx context.Context, v *view, before uint64) {
 	v.gone, v.dying = map[string]bool{}, map[string]bool{}
 	missing := map[string]bool{}
 	for session := range v.content.Holders.set {
@@ -144,6 +153,17 @@ func (s *viewer) judge(ctx context.Context, v *view) {
 	now := boottime.Now()
 	maxWait := max(s.cfg.Verify+s.cfg.LockDelay, s.members.wait(end{}))
 	s.mu.Lock()
+	switch {
+	case v.lock == nil:
+	case v.lock.ModifyIndex < before: // and not below what a read that overtook this one saw
+		s.index, s.back = v.lock.ModifyIndex, now
+		delete(s.missed, noLock)
+	default:
+		s.index = max(s.index, v.lock.ModifyIndex)
+	}
+	if s.back != 0 && now.Sub(s.back) < maxWait {
+		missing[noLock] = true
+	}
 	maps.DeleteFunc(s.missed, func(session string, _ boottime.Instant) bool { return !missing[session] })
 	var dying []string
 	for session := range missing {

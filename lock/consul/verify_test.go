@@ -7,6 +7,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hashicorp/consul/api"
+
+	"onejob/boottime"
 	"onejob/internal/servers"
 	"onejob/internal/testenv"
 	"onejob/lock"
@@ -60,5 +63,49 @@ func TestLeakedLocksOfARestoredSnapshotAreReleased(t *testing.T) {
 			t.Errorf("what was kept has ended: %v", lease.Context().Err())
 		}
 		release(t, lease)
+	}
+}
+
+// A restored snapshot has forgotten who took a slot since. Nobody else takes that as long as its
+// holder may not have noticed: the .lock is an earlier one than was seen before.
+func TestSlotThatARestoredSnapshotForgets(t *testing.T) {
+	t.Parallel()
+	_, kv := testenv.OwnConsul(t, servers.ConsulConfig{})
+	other := start(t, config(t, kv))
+	if err := other.Semaphores().Create(t.Context(), "k", 1); err != nil {
+		t.Fatal(err)
+	}
+	session, _, err := kv.Client.Session().Create(&api.SessionEntry{TTL: "1m"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A holder that changes nothing by itself when it loses its slot.
+	holder, err := kv.Client.SemaphoreOpts(&api.SemaphoreOptions{Prefix: other.limitFolder("k"), Limit: 1, Session: session})
+	if err != nil {
+		t.Fatal(err)
+	}
+	snapshot, _, err := kv.Client.Snapshot().Save(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	saved, err := io.ReadAll(snapshot)
+	if err := errors.Join(err, snapshot.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := holder.Acquire(nil); err != nil {
+		t.Fatal(err)
+	}
+	notOne(t, other, "k", lock.ErrFull)
+	if err := kv.Client.Snapshot().Restore(nil, bytes.NewReader(saved)); err != nil {
+		t.Fatal(err)
+	}
+	began := boottime.Now()
+	notOne(t, other, "k", lock.ErrDelayed)
+	if n := len(look(t, other, "k").Holders); n != 0 {
+		t.Errorf("the restored .lock has %d holders", n)
+	}
+	release(t, awaitOne(t, other, "k"))
+	if took, least := boottime.Now().Sub(began), other.membership.wait(end{}); took < least {
+		t.Errorf("the slot was had %v after the restore, and its holder may have believed in it for %v", took, least)
 	}
 }
