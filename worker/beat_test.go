@@ -2,6 +2,8 @@ package worker
 
 import (
 	"context"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,9 +20,12 @@ type beatLocks struct {
 	heard       boottime.Instant
 }
 
-func (l *beatLocks) Session() string                                  { return l.kept.session }
-func (l *beatLocks) Heard(_ string, sent boottime.Instant)            { l.heard = sent }
-func (l *beatLocks) Dead(context.Context, []string) ([]string, error) { return nil, nil }
+func (l *beatLocks) Session() string                       { return l.kept.session }
+func (l *beatLocks) Heard(_ string, sent boottime.Instant) { l.heard = sent }
+func (l *beatLocks) Dead(ctx context.Context, _ []string) ([]string, error) {
+	<-ctx.Done() // as a Consul that does not answer
+	return nil, ctx.Err()
+}
 func (l *beatLocks) Database(ctx context.Context) ([]byte, uint64, error) {
 	return l.kept.Database(ctx)
 }
@@ -32,6 +37,7 @@ type beatStore struct {
 	Store   // what is not overridden is not called
 	kept    *recordKept
 	arrived boottime.Instant
+	beats   atomic.Int32
 }
 
 func (s *beatStore) Server(ctx context.Context) (tasks.ServerReport, error) {
@@ -42,6 +48,7 @@ func (s *beatStore) Recorded(ctx context.Context, from int64) error {
 }
 func (s *beatStore) Refuse(tasks.Server) {}
 func (s *beatStore) Beat(_ context.Context, r tasks.Replica, _ tasks.Known) (tasks.Answer, error) {
+	s.beats.Add(1)
 	for s.arrived = boottime.Now(); boottime.Now() <= s.arrived; { // the answer comes later, if by a moment
 	}
 	return tasks.Answer{Server: s.kept.report.Started, Whole: true, Replicas: []tasks.Replica{r}}, nil
@@ -66,4 +73,30 @@ func TestSilenceCountsFromTheHeartbeat(t *testing.T) {
 	case locks.heard > store.arrived:
 		t.Errorf("the lease counts from %v after Postgres had the heartbeat", locks.heard.Sub(store.arrived))
 	}
+}
+
+// A heartbeat does not wait until Consul has said what it knows of other replicas: others would
+// hear nothing of this one meanwhile.
+func TestHeartbeatsDoNotWaitForConsul(t *testing.T) {
+	t.Parallel()
+	server := tasks.Server{System: "1", Timeline: 1, Started: time.Unix(1_700_000_000, 0)}
+	kept := &recordKept{session: "session", report: tasks.ServerReport{Server: server, Now: time.Now(), FencesFrom: -1}}
+	store := &beatStore{kept: kept}
+	w, err := New(Config{Store: store, Locks: &beatLocks{kept: kept}, Kinds: tasks.Kinds{"noop": tasks.Noop{}}, Replica: "r"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.database.look(t.Context())
+	ctx, cancel := context.WithCancel(t.Context())
+	var both sync.WaitGroup
+	both.Go(func() { w.beat(ctx) })
+	both.Go(func() { w.watchSilence(ctx) })
+	for i := 0; store.beats.Load() < 4; i++ {
+		if i > 600 {
+			t.Fatalf("%d heartbeats in a minute", store.beats.Load())
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	cancel()
+	both.Wait()
 }

@@ -159,8 +159,8 @@ func (m *members) ended(session string, how tasks.ReplicaState) {
 // doubt is after how much silence Consul is asked about a replica.
 const doubt = 2 * time.Second
 
-// beat writes heartbeats of the present session and watches those of others, until
-// ctx ends.
+// beat writes heartbeats of the present session until ctx ends. A heartbeat waits for Postgres
+// and for nothing else: one that is late is silence for the others.
 func (w *Worker) beat(ctx context.Context) {
 	for ctx.Err() == nil {
 		began := time.Now()
@@ -212,6 +212,23 @@ func (w *Worker) beatOnce(ctx context.Context) {
 	}
 	w.measure(Measurement{What: MeasureHeartbeat, Took: boottime.Now().Sub(sent)})
 	w.cfg.Locks.Heard(session, sent)
+	notify(w.listed)
+}
+
+// watchSilence looks for replicas that give no sign of life, each time that the list was had,
+// until ctx ends.
+func (w *Worker) watchSilence(ctx context.Context) {
+	for {
+		select {
+		case <-w.listed:
+			w.lookForDeaths(ctx)
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (w *Worker) lookForDeaths(ctx context.Context) {
 	// Consul's silence counts from when we first asked: not after that of the list.
 	var doubtful []string
 	for _, r := range w.members.silent(doubt) {
@@ -220,7 +237,7 @@ func (w *Worker) beatOnce(ctx context.Context) {
 	_, _ = w.cfg.Locks.Dead(ctx, doubtful)
 	for _, r := range w.members.silent(lock.Silence) {
 		switch {
-		case r.Session == session:
+		case r.Session == w.cfg.Locks.Session():
 		case r.Here:
 			w.reportDeath(ctx, r)
 		default:

@@ -51,6 +51,7 @@ type Worker struct {
 	wake     chan struct{} // tasks may be due
 	look     chan struct{} // there may be cancel requests
 	bereaved chan struct{} // another replica is dead
+	listed   chan struct{} // a heartbeat has had the list of replicas
 	full     chan struct{} // tasks are due, and there is no free slot for them
 	shutdown shutdown
 	leader   leader
@@ -80,7 +81,7 @@ func New(cfg Config) (*Worker, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	w := &Worker{cfg: cfg, wake: make(chan struct{}, 1), look: make(chan struct{}, 1), bereaved: make(chan struct{}, 1), full: make(chan struct{}, 1)}
+	w := &Worker{cfg: cfg, wake: make(chan struct{}, 1), look: make(chan struct{}, 1), bereaved: make(chan struct{}, 1), listed: make(chan struct{}, 1), full: make(chan struct{}, 1)}
 	w.schedule, _ = ParsePoll(cfg.Poll) // was validated
 	w.shutdown.forced = make(chan struct{})
 	host, _ := os.Hostname()
@@ -133,6 +134,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	helping.Go(func() { w.tick(intake) })
 	helping.Go(func() { w.watchSessions(intake) })
 	holding.Go(func() { w.beat(locks) })
+	holding.Go(func() { w.watchSilence(locks) })
 	helping.Go(func() { w.leader.run(intake, w.cfg.Locks) })
 	helping.Go(func() { w.lookBehind(intake) })
 	helping.Go(func() { w.suspect(intake) })
