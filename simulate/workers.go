@@ -358,7 +358,7 @@ func (w *world) checkDurable(r fakestore.Row) {
 		return
 	}
 	for _, m := range w.machines {
-		if w.replicas[m.id].sessionWas(r.Session) && (m.stood() || w.disturbed(m.id, w.now()-40*time.Second, w.now())) {
+		if w.replicas[m.id].sessionWas(r.Session) && (m.stood() || w.repeated(m.id) || w.disturbed(m.id, w.now()-40*time.Second, w.now())) {
 			return
 		}
 	}

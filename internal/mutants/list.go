@@ -209,6 +209,12 @@ var others = []Mutant{
 	one("waits-to-put-back", "claims wait for what they put back, as long as Postgres is away",
 		"worker/claim.go", "	w.running.start(t.Fence, len(t.Payload), func() bool { w.requeue(t, why); return true }, w.left)\n}", "	w.running.begin(t.Fence, len(t.Payload))\n	w.requeue(t, why)\n	w.running.end(t.Fence)\n	w.running.leave(1)\n	w.left(true)\n}").
 		failing("worker.TestStopWithClaimedTasksAndNoPostgres"),
+	one("heartbeats-wait", "heartbeats wait until Consul has said what it knows of others",
+		"worker/members.go", "	notify(w.listed)\n", "	w.lookForDeaths(ctx)\n").
+		failing("worker.TestHeartbeatsDoNotWaitForConsul"),
+	one("never-blind", "silence counts while Consul did not answer the observer",
+		"lock/consul/membership.go", "			c.blind()\n", "").
+		failing("lock/consul.TestSilenceThatCouldNotBeHeard"),
 	one("claims-are-given-up", "a claim is given up when the replica is told to stop",
 		"worker/claim.go", "whole := context.WithoutCancel(ctx)", "whole := ctx").
 		failing("worker.TestStopsLoseNoClaim"),

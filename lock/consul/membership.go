@@ -63,6 +63,7 @@ func (c *membership) watch(ctx context.Context) {
 		pairs, meta, err := c.keys.KV().List(prefix, q)
 		cancel()
 		if err != nil {
+			c.blind()
 			failures++
 			index = 0
 			retry.Pause(ctx, retry.Backoff(failures))
@@ -135,6 +136,19 @@ func (c *membership) update(ctx context.Context, alive map[string]uint64) {
 	}
 	if changed {
 		c.changed()
+	}
+}
+
+// blind is called when the replicas' keys cannot be had: the silence of those that had one counts
+// from anew. A snapshot that is restored may take back a sign that was given meanwhile.
+func (c *membership) blind() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := boottime.Now()
+	for session, s := range c.signs {
+		if s.index != 0 {
+			c.signs[session] = sign{s.index, now}
+		}
 	}
 }
 

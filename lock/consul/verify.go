@@ -108,16 +108,17 @@ const (
 
 // findLeaked looks for leaked locks and slots from time to time, until ctx ends.
 func findLeaked(ctx context.Context, k *locks, leases *leases, slots *slots) {
-	var took time.Duration
+	var took, before time.Duration
 	for {
-		retry.Pause(ctx, max(leakScanInterval*k.cfg.Verify, leakScanShare*took))
+		// One that took long may have waited for a leader. Two have read much.
+		retry.Pause(ctx, max(leakScanInterval*k.cfg.Verify, leakScanShare*min(took, before)))
 		if ctx.Err() != nil {
 			return
 		}
 		began := time.Now()
 		k.findLeaked(ctx, leases)
 		slots.findLeaked(ctx)
-		took = time.Since(began)
+		took, before = time.Since(began), took
 	}
 }
 

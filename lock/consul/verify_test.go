@@ -2,6 +2,7 @@ package consul
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"testing"
@@ -107,5 +108,28 @@ func TestSlotThatARestoredSnapshotForgets(t *testing.T) {
 	release(t, awaitOne(t, other, "k"))
 	if took, least := boottime.Now().Sub(began), other.membership.wait(end{}); took < least {
 		t.Errorf("the slot was had %v after the restore, and its holder may have believed in it for %v", took, least)
+	}
+}
+
+// A sign of life that could not be seen may have been given: silence counts from when the keys
+// of the replicas could not be had last.
+func TestSilenceThatCouldNotBeHeard(t *testing.T) {
+	t.Parallel()
+	cfg := config(t, testenv.Consul(t))
+	cfg.Client.Address = "127.0.0.1:1" // nothing listens there
+	l, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	long := boottime.Now().Add(-time.Hour)
+	l.membership.signs = map[string]sign{"held": {5, long}, "gone": {0, long}}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { defer close(ended); l.membership.watch(ctx) }()
+	testenv.Eventually(t, 30*time.Second, "the silence of a held key counts from anew", func() bool { return l.membership.quiet("held", 5) < time.Minute })
+	cancel()
+	<-ended
+	if quiet := l.membership.quiet("gone", 0); quiet < time.Hour {
+		t.Errorf("the session whose key has gone has been silent for %v", quiet)
 	}
 }
