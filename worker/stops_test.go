@@ -158,10 +158,7 @@ func TestStopWithClaimedTasksAndNoPostgres(t *testing.T) {
 			go func() { stopped <- stop() }()
 			a.stop = func() error { return nil }
 			select {
-			case err := <-stopped:
-				if err != nil {
-					t.Errorf("Run returned %v", err)
-				}
+			case <-stopped: // with an error perhaps: nothing could be put back
 			case <-time.After(maxWait):
 				t.Fatalf("Run has not returned within %v", maxWait)
 			}
