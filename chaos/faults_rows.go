@@ -178,7 +178,7 @@ func freezeClaim(ctx context.Context, h *fault) error {
 		names = append(names, r.name)
 	}
 	var enqueued time.Time
-	for end := time.Now().Add(15 * time.Second); time.Now().Before(end) && ctx.Err() == nil; {
+	for end := time.Now().Add(45 * time.Second); time.Now().Before(end) && ctx.Err() == nil; {
 		if time.Since(enqueued) > 2*time.Second {
 			enqueued = time.Now()
 			if err := h.sql(ctx, `
@@ -188,7 +188,8 @@ WITH made AS (
  RETURNING id, kind
 )
 INSERT INTO chaos.added (task, kind, hostile) SELECT id, kind, false FROM made`); err != nil {
-				return err
+				wait(ctx, time.Second) // another fault has Postgres
+				continue
 			}
 		}
 		name, _ := h.c.claiming(ctx, names, true)
@@ -198,8 +199,9 @@ INSERT INTO chaos.added (task, kind, hostile) SELECT id, kind, false FROM made`)
 			continue
 		}
 		r := h.c.replicas[i]
-		if !r.freeze() {
-			return errNothing // somebody else froze it
+		if !r.freeze() { // somebody else has
+			wait(ctx, time.Millisecond)
+			continue
 		}
 		// Postgres goes on for as long as it can without the client.
 		var doing string
