@@ -3,7 +3,6 @@ package worker
 import (
 	"context"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -37,7 +36,7 @@ type beatStore struct {
 	Store   // what is not overridden is not called
 	kept    *recordKept
 	arrived boottime.Instant
-	beats   atomic.Int32
+	beats   chan struct{} // has each heartbeat, or is nil
 }
 
 func (s *beatStore) Server(ctx context.Context) (tasks.ServerReport, error) {
@@ -48,7 +47,10 @@ func (s *beatStore) Recorded(ctx context.Context, from int64) error {
 }
 func (s *beatStore) Refuse(tasks.Server) {}
 func (s *beatStore) Beat(_ context.Context, r tasks.Replica, _ tasks.Known) (tasks.Answer, error) {
-	s.beats.Add(1)
+	select {
+	case s.beats <- struct{}{}:
+	default:
+	}
 	for s.arrived = boottime.Now(); boottime.Now() <= s.arrived; { // the answer comes later, if by a moment
 	}
 	return tasks.Answer{Server: s.kept.report.Started, Whole: true, Replicas: []tasks.Replica{r}}, nil
@@ -81,7 +83,7 @@ func TestHeartbeatsDoNotWaitForConsul(t *testing.T) {
 	t.Parallel()
 	server := tasks.Server{System: "1", Timeline: 1, Started: time.Unix(1_700_000_000, 0)}
 	kept := &recordKept{session: "session", report: tasks.ServerReport{Server: server, Now: time.Now(), FencesFrom: -1}}
-	store := &beatStore{kept: kept}
+	store := &beatStore{kept: kept, beats: make(chan struct{}, 1)}
 	w, err := New(Config{Store: store, Locks: &beatLocks{kept: kept}, Kinds: tasks.Kinds{"noop": tasks.Noop{}}, Replica: "r"})
 	if err != nil {
 		t.Fatal(err)
@@ -91,12 +93,14 @@ func TestHeartbeatsDoNotWaitForConsul(t *testing.T) {
 	var both sync.WaitGroup
 	both.Go(func() { w.beat(ctx) })
 	both.Go(func() { w.watchSilence(ctx) })
-	for i := 0; store.beats.Load() < 4; i++ {
-		if i > 600 {
-			t.Fatalf("%d heartbeats in a minute", store.beats.Load())
+	defer both.Wait()
+	defer cancel()
+	limit := time.After(time.Minute)
+	for n := range 4 {
+		select {
+		case <-store.beats:
+		case <-limit:
+			t.Fatalf("%d heartbeats in a minute", n)
 		}
-		time.Sleep(100 * time.Millisecond)
 	}
-	cancel()
-	both.Wait()
 }

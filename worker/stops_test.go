@@ -82,8 +82,8 @@ func TestStopWithoutPostgres(t *testing.T) {
 	c.noOverlaps(t)
 }
 
-// silentStore is a Postgres that falls silent when it has answered a claim, at the moment at
-// which the replica is told to stop. That moment cannot be had from a real one.
+// silentStore is a Postgres that stops answering after a claim, at the moment at which the
+// replica begins to stop. A real one cannot be stopped at that moment.
 type silentStore struct {
 	worker.Store
 	answered func(*tasks.Claimed) // is called with the first tasks
@@ -120,8 +120,8 @@ func (s *silentStore) Held(ctx context.Context, session string) ([]*tasks.Task, 
 	return s.Store.Held(ctx, session)
 }
 
-// A replica stops in its time if Postgres falls silent between a claim and the stop, whatever
-// has to be put back then.
+// A replica stops even if Postgres stops answering between a claim and the stop, when claimed
+// tasks have to be requeued.
 func TestStopWithClaimedTasksAndNoPostgres(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {

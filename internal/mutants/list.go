@@ -206,7 +206,7 @@ var others = []Mutant{
 		failing("worker.TestSuspects"),
 
 	// Claims.
-	one("waits-to-put-back", "claims wait for what they put back, as long as Postgres is away",
+	one("waits-to-put-back", "claims wait until their tasks are requeued, as long as Postgres is unavailable",
 		"worker/claim.go", "	w.running.start(t.Fence, len(t.Payload), func() bool { w.requeue(t, why); return true }, w.left)\n}", "	w.running.begin(t.Fence, len(t.Payload))\n	w.requeue(t, why)\n	w.running.end(t.Fence)\n	w.running.leave(1)\n	w.left(true)\n}").
 		failing("worker.TestStopWithClaimedTasksAndNoPostgres"),
 	one("heartbeats-wait", "heartbeats wait until Consul has said what it knows of others",

@@ -322,17 +322,11 @@ func TestConsulRebuilt(t *testing.T) {
 func TestSnapshotRestored(t *testing.T) {
 	t.Parallel()
 	_, kv := testenv.OwnConsul(t, servers.ConsulConfig{})
-	snapshot, _, err := kv.Client.Snapshot().Save(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer snapshot.Close()
+	restore := takeSnapshot(t, kv)
 	l := start(t, config(t, kv))
 	session := l.Session()
 	lease := acquire(t, l, "k")
-	if err := kv.Client.Snapshot().Restore(nil, snapshot); err != nil {
-		t.Fatal(err)
-	}
+	restore()
 	ended(t, lease, lock.ErrLost)
 	_ = lease.Release(t.Context())
 	again(t, l, session)

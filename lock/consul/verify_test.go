@@ -16,6 +16,25 @@ import (
 	"onejob/lock"
 )
 
+// takeSnapshot takes a snapshot of a Consul, and returns what restores it.
+func takeSnapshot(t *testing.T, kv *testenv.KV) (restore func()) {
+	t.Helper()
+	snapshot, _, err := kv.Client.Snapshot().Save(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	saved, err := io.ReadAll(snapshot)
+	if err := errors.Join(err, snapshot.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		t.Helper()
+		if err := kv.Client.Snapshot().Restore(nil, bytes.NewReader(saved)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // A snapshot brings back a lock and a slot that were held when it was taken, and
 // have been given back since. Their session lives on, so nobody but its replica
 // may release them, and it does. What is held now and was held then stays held.
@@ -32,19 +51,10 @@ func TestLeakedLocksOfARestoredSnapshotAreReleased(t *testing.T) {
 	before, stays := acquire(t, holder, "given-back"), acquire(t, holder, "kept")
 	slotBefore, slotStays := takeOne(t, holder, "k"), takeOne(t, holder, "busy")
 
-	snapshot, _, err := kv.Client.Snapshot().Save(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	saved, err := io.ReadAll(snapshot)
-	if err := errors.Join(err, snapshot.Close()); err != nil {
-		t.Fatal(err)
-	}
+	restore := takeSnapshot(t, kv)
 	release(t, before)
 	release(t, slotBefore)
-	if err := kv.Client.Snapshot().Restore(nil, bytes.NewReader(saved)); err != nil {
-		t.Fatal(err)
-	}
+	restore()
 	if pair := get(t, kv, "tasks/given-back"); pair == nil || pair.Session != holder.Session() {
 		t.Fatalf("after the restore the key is %+v, not the holder's", pair)
 	}
@@ -85,21 +95,12 @@ func TestSlotThatARestoredSnapshotForgets(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	snapshot, _, err := kv.Client.Snapshot().Save(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	saved, err := io.ReadAll(snapshot)
-	if err := errors.Join(err, snapshot.Close()); err != nil {
-		t.Fatal(err)
-	}
+	restore := takeSnapshot(t, kv)
 	if _, err := holder.Acquire(nil); err != nil {
 		t.Fatal(err)
 	}
 	notOne(t, other, "k", lock.ErrFull)
-	if err := kv.Client.Snapshot().Restore(nil, bytes.NewReader(saved)); err != nil {
-		t.Fatal(err)
-	}
+	restore()
 	began := boottime.Now()
 	notOne(t, other, "k", lock.ErrDelayed)
 	if n := len(look(t, other, "k").Holders); n != 0 {
