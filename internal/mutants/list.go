@@ -215,6 +215,9 @@ var others = []Mutant{
 	one("never-blind", "silence counts while Consul did not answer the observer",
 		"lock/consul/membership.go", "			c.blind()\n", "").
 		failing("lock/consul.TestSilenceThatCouldNotBeHeard"),
+	one("forgotten-slots", "slots of a limit that a restored snapshot forgot are free at once",
+		"lock/consul/semaphore_view.go", "	case v.lock.ModifyIndex < before:", "	case v.lock.ModifyIndex < 0:").
+		failing("lock/consul.TestSlotThatARestoredSnapshotForgets"),
 	one("claims-are-given-up", "a claim is given up when the replica is told to stop",
 		"worker/claim.go", "whole := context.WithoutCancel(ctx)", "whole := ctx").
 		failing("worker.TestStopsLoseNoClaim"),

@@ -110,8 +110,7 @@ const (
 func findLeaked(ctx context.Context, k *locks, leases *leases, slots *slots) {
 	var took, before time.Duration
 	for {
-		// One that took long may have waited for a leader. Two have read much.
-		retry.Pause(ctx, max(leakScanInterval*k.cfg.Verify, leakScanShare*min(took, before)))
+		retry.Pause(ctx, nextLeakScan(k.cfg.Verify, took, before))
 		if ctx.Err() != nil {
 			return
 		}
@@ -120,6 +119,12 @@ func findLeaked(ctx context.Context, k *locks, leases *leases, slots *slots) {
 		slots.findLeaked(ctx)
 		took, before = time.Since(began), took
 	}
+}
+
+// nextLeakScan returns when to look again after the last two looks took so long. One that
+// took long may have waited for a leader. Two have read much.
+func nextLeakScan(verify, took, before time.Duration) time.Duration {
+	return max(leakScanInterval*verify, leakScanShare*min(took, before))
 }
 
 // findLeaked puts leaked locks on the list of a session, where verify finds them and sees

@@ -77,6 +77,22 @@ func TestLeakedLocksOfARestoredSnapshotAreReleased(t *testing.T) {
 	}
 }
 
+// One look for leaked locks that took long puts off nothing: it may have waited for a leader.
+func TestNextLeakScan(t *testing.T) {
+	t.Parallel()
+	const verify = 3 * time.Second
+	for _, test := range []struct{ took, before, want time.Duration }{
+		{0, 0, time.Minute},
+		{10 * time.Second, 0, time.Minute},
+		{10 * time.Millisecond, 10 * time.Second, time.Minute},
+		{time.Second, 2 * time.Second, 500 * time.Second},
+	} {
+		if got := nextLeakScan(verify, test.took, test.before); got != test.want {
+			t.Errorf("after %v and %v: %v, want %v", test.before, test.took, got, test.want)
+		}
+	}
+}
+
 // A restored snapshot has forgotten who took a slot since. Nobody else takes that as long as its
 // holder may not have noticed: the .lock is an earlier one than was seen before.
 func TestSlotThatARestoredSnapshotForgets(t *testing.T) {

@@ -1,0 +1,46 @@
+package main
+
+import (
+	"testing"
+	"time"
+
+	"onejob/chaos/checker"
+)
+
+// What makes a run inconclusive, one thing at a time; and the short run, of which less is asked.
+func TestThin(t *testing.T) {
+	kill := &kind{name: "kill"}
+	short := settings{Duration: time.Minute, Kinds: []*kind{kill}}
+	some := settings{Duration: longEnough, Kinds: []*kind{kill}}
+	all := settings{Duration: longEnough, Kinds: []*kind{kill}, All: true}
+	for _, test := range []struct {
+		name   string
+		of     settings
+		change func(*report)
+		want   int // reasons
+	}{
+		{"all is there", all, func(*report) {}, 0},
+		{"unstopped", short, func(r *report) { r.Unstopped = []string{"daemon-1"} }, 1},
+		{"exits", short, func(r *report) { r.Exits = thinExits + 1 }, 1},
+		{"a crash of Postgres", short, func(r *report) { r.Crashes = 1 }, 1},
+		{"half of the INSERTs failed, in a short run", short, func(r *report) { r.InsertsFailed = 50 }, 0},
+		{"half of the INSERTs failed", some, func(r *report) { r.InsertsFailed = 50 }, 1},
+		{"most INSERTs failed, in a short run", short, func(r *report) { r.InsertsFailed = 61 }, 1},
+		{"a fault hit nothing, in a short run", short, func(r *report) { r.FaultKinds = nil }, 0},
+		{"a fault hit nothing", some, func(r *report) { r.FaultKinds = nil }, 1},
+		{"nothing refused, with some faults", some, func(r *report) { r.Refused = 0 }, 0},
+		{"nothing refused", all, func(r *report) { r.Refused = 0 }, 1},
+		{"few outsiders", all, func(r *report) { r.Outsiders = thinOutsiders - 1 }, 1},
+		{"nothing expired", all, func(r *report) { r.Expired = 0 }, 1},
+		{"no lease ended during work", all, func(r *report) { r.Lateness = checker.Lateness{} }, 1},
+		{"few takeovers", all, func(r *report) { r.TakeOvers = thinTakeOvers - 1 }, 1},
+		{"two things", all, func(r *report) { r.Refused, r.TakeOvers = 0, 0 }, 2},
+	} {
+		r := &report{FaultKinds: map[string]int{"kill": 5}, Inserts: 100, TakeOvers: thinTakeOvers,
+			Report: &checker.Report{Refused: thinRefused, Outsiders: thinOutsiders, Expired: 1, Lateness: checker.Lateness{After: 1}}}
+		test.change(r)
+		if why := r.thin(test.of); len(why) != test.want {
+			t.Errorf("%s: %q", test.name, why)
+		}
+	}
+}
