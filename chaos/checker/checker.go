@@ -51,6 +51,8 @@ type Report struct {
 	RowsOfTheDead      int        `json:"rows_of_the_dead"`      // that were in the hands of a replica when it was killed alone
 	TakeOvers          []TakeOver `json:"-"`
 
+	Slowest []SlowTakeOver `json:"slowest_takeovers"`
+
 	Steps   map[string]int `json:"steps"`   // by rules of package lifecycle
 	Excused map[string]int `json:"excused"` // what would be a violation but for a fault that explains it
 
@@ -68,6 +70,19 @@ type TakeOver struct {
 	Cause string // the kind of mark
 	Alone bool   // nothing else was going on
 	Took  time.Duration
+
+	mark     observer.Mark
+	from, to *attempt
+}
+
+// SlowTakeOver is one of the slowest takeovers.
+type SlowTakeOver struct {
+	Took   float64  `json:"took_s"`
+	Key    string   `json:"key"`
+	After  string   `json:"after"` // the fault that ended the predecessor's hold
+	From   string   `json:"from"`
+	To     string   `json:"to"`
+	Faults []string `json:"faults"` // that went on until the successor began
 }
 
 // Violated reports whether something happened that must not.

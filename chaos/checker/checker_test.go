@@ -761,6 +761,9 @@ func TestTakeOvers(t *testing.T) {
 	if want := []time.Duration{8 * time.Second}; !slices.Equal(freezes, want) {
 		t.Errorf("takeovers after the freeze: %v, want %v", freezes, want)
 	}
+	if len(v.Slowest) != 1 || v.Slowest[0].Took != 8 || !strings.HasPrefix(v.Slowest[0].After, Frozen+" of ") || len(v.Slowest[0].Faults) == 0 {
+		t.Errorf("the slowest takeovers are %+v", v.Slowest)
+	}
 	s := good()
 	s.Stays[slices.IndexFunc(s.Stays, func(s observer.Stay) bool { return s.Fence == 4 })].End = at(7.001)
 	v = Check(s.Evidence)

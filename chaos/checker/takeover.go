@@ -1,6 +1,7 @@
 package checker
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"time"
@@ -18,6 +19,9 @@ var ends = map[string]time.Duration{
 	"cut-both":        6 * time.Second,
 	"session-destroy": 0,
 }
+
+// slowest is how many of the slowest takeovers are reported.
+const slowest = 5
 
 // takeOvers measures how long it took, when a replica's hold ended, until
 // somebody else was inside in the place of a task of its own: from the beginning
@@ -39,10 +43,25 @@ func (h *history) takeOvers(v *Report) {
 				continue
 			}
 			if b := h.next(a); b != nil {
-				v.TakeOvers = append(v.TakeOvers, TakeOver{Task: a.Task, Cause: m.Kind, Alone: m.Alone, Took: b.begin.Sub(m.Begin)})
+				v.TakeOvers = append(v.TakeOvers, TakeOver{Task: a.Task, Cause: m.Kind, Alone: m.Alone, Took: b.begin.Sub(m.Begin), mark: m, from: a, to: b})
 			}
 		}
 	}
+	v.Slowest = h.slowest(v.TakeOvers)
+}
+
+// slowest returns the slowest takeovers, with what else was broken meanwhile.
+func (h *history) slowest(all []TakeOver) []SlowTakeOver {
+	sorted := slices.SortedStableFunc(slices.Values(all), func(a, b TakeOver) int { return cmp.Compare(b.Took, a.Took) })
+	some := []SlowTakeOver{}
+	for _, t := range sorted[:min(slowest, len(sorted))] {
+		some = append(some, SlowTakeOver{
+			Took: inSeconds(t.Took), Key: t.from.Key, From: t.from.String(), To: t.to.String(),
+			After:  t.mark.Kind + " of " + t.mark.Target + " at " + clock(t.mark.Begin),
+			Faults: h.faultsAround(span{t.mark.Begin, t.to.begin}),
+		})
+	}
+	return some
 }
 
 // next returns the attempt that came after a under its lock key.
