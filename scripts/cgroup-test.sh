@@ -5,13 +5,14 @@
 # and skip there. Nothing of this machine changes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. scripts/debian.sh
 
 if ! kernel=$(command -v linux.uml); then
-    if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
-        echo "cgroup-test.sh: there is no linux.uml; install the package user-mode-linux" >&2
+    if ! can_install; then
+        say "there is no linux.uml; install the package user-mode-linux"
         exit 1
     fi
-    apt-get install -y user-mode-linux >&2
+    install_packages user-mode-linux
     kernel=$(command -v linux.uml)
 fi
 

@@ -5,7 +5,7 @@
 # The path is the last line of stdout; what is happening goes to stderr.
 set -euo pipefail
 
-say() { echo "chromium.sh: $*" >&2; }
+. "$(dirname "$0")/debian.sh"
 
 # find_chromium prints the path.
 find_chromium() {
@@ -28,27 +28,13 @@ if find_chromium; then
   exit
 fi
 
-can_install=false
-as_root=()
-if [[ $(id -u) == 0 ]]; then
-  can_install=true
-elif sudo -n true 2>/dev/null; then
-  can_install=true
-  as_root=(sudo -n)
-fi
-if ! $can_install || ! command -v apt-get >/dev/null; then
+if ! can_install; then
   say "there is no Chromium here and this script cannot install it: install your distribution's" \
     "chromium, or set ONEJOB_CHROMIUM_BIN to the path of one"
   exit 1
 fi
 
-# apt ARGUMENTS...: apt-get without questions, and with its chatter on stderr.
-apt() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -y "$@" >&2; }
-
-say "installing chromium-headless-shell, or chromium, and fonts"
-apt update || say "apt-get update failed; trying with the package lists that are there"
-apt install --no-install-recommends chromium-headless-shell fonts-dejavu-core ||
-  apt install --no-install-recommends chromium fonts-dejavu-core || say "apt-get install failed"
+install_packages chromium-headless-shell fonts-dejavu-core || install_packages chromium fonts-dejavu-core || true
 
 if ! find_chromium; then
   say "still there is no Chromium: set ONEJOB_CHROMIUM_BIN to the path of one"

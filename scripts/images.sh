@@ -20,7 +20,7 @@ base=onejob-stand-in-base
 archive=$cache/$suite-$(uname -m).tar
 work= # a folder of the stand-in at work, gone at the end
 
-say() { echo "images.sh: $*" >&2; }
+. "$(dirname "$0")/debian.sh"
 die() { say "$@"; exit 1; }
 
 # named prints the images that the tree names, but for those that it builds:
@@ -60,10 +60,7 @@ build() {
 debian_tar() {
   [[ ! -s $archive ]] || return 0
   [[ $(id -u) == 0 ]] || die "making the base system takes root: run scripts/images.sh as root, once"
-  if ! command -v debootstrap >/dev/null; then
-    say "installing debootstrap"
-    { apt-get update -q && apt-get install -q -y --no-install-recommends debootstrap; } >&2
-  fi
+  command -v debootstrap >/dev/null || install_packages debootstrap
   local mirror
   mirror=$(apt-get indextargets --format '$(LABEL) $(COMPONENT) $(REPO_URI)' 'Created-By: Packages' 2>/dev/null |
     awk '$1 == "Debian" && $2 == "main" { print $3; exit }')

@@ -15,26 +15,16 @@ set -euo pipefail
 export LC_ALL=C
 cd "$(dirname "$0")/.."
 
-say() { echo "model.sh: $*" >&2; }
+. scripts/debian.sh
 die() {
   say "$@"
   exit 2
 }
 
-# install_spin installs Debian's package if there is none.
-install_spin() {
-  local as_root=()
-  if [[ $(id -u) != 0 ]]; then
-    sudo -n true 2>/dev/null || die "there is no spin here, and this script cannot install it: install your distribution's package (spin on Debian and Ubuntu)"
-    as_root=(sudo -n)
-  fi
-  command -v apt-get >/dev/null || die "there is no spin here: install your distribution's package, or https://spinroot.com"
-  say "installing spin"
-  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -y update >&2 || say "apt-get update failed; trying with the package lists that are there"
-  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -y install --no-install-recommends spin >&2 || true
-  command -v spin >/dev/null || die "spin could not be installed"
-}
-command -v spin >/dev/null || install_spin
+if ! command -v spin >/dev/null; then
+  can_install || die "there is no spin here, and this script cannot install it: install your distribution's package (spin on Debian and Ubuntu), or https://spinroot.com"
+  install_packages spin || die "spin could not be installed"
+fi
 command -v gcc >/dev/null || die "there is no gcc, which compiles what spin makes"
 
 model=$PWD/model/onejob.pml

@@ -6,7 +6,7 @@
 # The folder is all of stdout; what is happening goes to stderr.
 set -euo pipefail
 
-say() { echo "postgres.sh: $*" >&2; }
+. "$(dirname "$0")/debian.sh"
 
 # holds_postgres FOLDER: are the server binaries there?
 holds_postgres() { [[ -x $1/postgres && -x $1/initdb ]]; }
@@ -54,15 +54,7 @@ if ((${#packages[@]} == 0)); then
   exit
 fi
 
-can_install=false
-as_root=()
-if [[ $(id -u) == 0 ]]; then
-  can_install=true
-elif sudo -n true 2>/dev/null; then
-  can_install=true
-  as_root=(sudo -n)
-fi
-if ! $can_install || ! command -v apt-get >/dev/null; then
+if ! can_install; then
   found && exit # the tests that want pgbouncer or a C compiler will say so
   say "this script cannot install what is missing here, ${packages[*]}: install your distribution's" \
     "packages (postgresql on Debian, Ubuntu, Alpine and Arch, postgresql-server on Fedora; pgbouncer and gcc" \
@@ -70,29 +62,14 @@ if ! $can_install || ! command -v apt-get >/dev/null; then
   exit 1
 fi
 
-# root COMMAND...: runs it as root.
-root() { "${as_root[@]}" "$@"; }
-
-# apt ARGUMENTS...: apt-get without questions, and with its chatter on stderr.
-apt() { root env DEBIAN_FRONTEND=noninteractive apt-get -q -y "$@" >&2; }
-
 # Debian's packages make a cluster and start it, unless told not to, and start
 # pgbouncer. Nobody wants those: only the binaries are needed.
 settings=/etc/postgresql-common/createcluster.d/onejob.conf
-policy=/usr/sbin/policy-rc.d
-trap 'root rm -f "$settings"; ! $policy_is_ours || root rm -f "$policy"' EXIT
-policy_is_ours=false
+trap 'root rm -f "$settings"; allow_servers' EXIT
 root mkdir -p "$(dirname "$settings")"
 echo 'create_main_cluster = false' | root tee "$settings" >/dev/null
-if [[ ! -e $policy ]]; then
-  policy_is_ours=true
-  printf '#!/bin/sh\nexit 101\n' | root tee "$policy" >/dev/null
-  root chmod 0755 "$policy"
-fi
-
-say "installing the packages that are missing here: ${packages[*]}"
-apt update || say "apt-get update failed; trying with the package lists that are there"
-apt install --no-install-recommends "${packages[@]}" || say "apt-get install failed"
+forbid_servers
+install_packages "${packages[@]}" || true
 
 if ! found; then
   say "still there is no postgres with initdb: set ONEJOB_POSTGRES_BIN to the folder that holds them"

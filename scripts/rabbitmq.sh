@@ -6,7 +6,7 @@
 # The path is the last line of stdout; what is happening goes to stderr.
 set -euo pipefail
 
-say() { echo "rabbitmq.sh: $*" >&2; }
+. "$(dirname "$0")/debian.sh"
 
 # usable PATH: can this be run, and is rabbitmqctl there as well?
 usable() { [[ -x $1 && -x $(dirname "$1")/rabbitmqctl ]]; }
@@ -38,39 +38,16 @@ if find_rabbitmq; then
   exit
 fi
 
-can_install=false
-as_root=()
-if [[ $(id -u) == 0 ]]; then
-  can_install=true
-elif sudo -n true 2>/dev/null; then
-  can_install=true
-  as_root=(sudo -n)
-fi
-if ! $can_install || ! command -v apt-get >/dev/null; then
+if ! can_install; then
   say "there is no RabbitMQ here and this script cannot install it: install your distribution's" \
     "rabbitmq-server, or set ONEJOB_RABBITMQ_BIN to the path of one that has rabbitmqctl beside it"
   exit 1
 fi
 
-# root COMMAND...: runs it as root.
-root() { "${as_root[@]}" "$@"; }
-
-# apt ARGUMENTS...: apt-get without questions, and with its chatter on stderr.
-apt() { root env DEBIAN_FRONTEND=noninteractive apt-get -q -y "$@" >&2; }
-
 # Debian's packages start a broker, and epmd, unless told not to.
-policy=/usr/sbin/policy-rc.d
-policy_is_ours=false
-trap '! $policy_is_ours || root rm -f "$policy"' EXIT
-if [[ ! -e $policy ]]; then
-  policy_is_ours=true
-  printf '#!/bin/sh\nexit 101\n' | root tee "$policy" >/dev/null
-  root chmod 0755 "$policy"
-fi
-
-say "installing rabbitmq-server and the parts of Erlang it needs"
-apt update || say "apt-get update failed; trying with the package lists that are there"
-apt install --no-install-recommends rabbitmq-server || say "apt-get install failed"
+trap allow_servers EXIT
+forbid_servers
+install_packages rabbitmq-server || true
 
 if ! find_rabbitmq; then
   say "still there is no rabbitmq-server: set ONEJOB_RABBITMQ_BIN to the path of one"
