@@ -40,9 +40,9 @@ func (m *members) known() (k tasks.Known, lists int) {
 	return k, m.looks.lists
 }
 
-// answered takes in the answer to the heartbeat for which known was called. It reports whether
-// a replica has ended since the last answer.
-func (m *members) answered(a tasks.Answer, lists int) (ended bool) {
+// answered takes in the answer to the heartbeat for which known was called, and which was sent
+// then. It reports whether a replica has ended since the last answer.
+func (m *members) answered(a tasks.Answer, lists int, sent boottime.Instant) (ended bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := boottime.Now()
@@ -51,6 +51,7 @@ func (m *members) answered(a tasks.Answer, lists int) (ended bool) {
 		m.looks = looks{} // it is no answer, or to another question
 		return false
 	}
+	m.heard = max(m.heard, sent)
 	if a.Whole {
 		ended = m.sawLocked(a.Replicas, now)
 	}

@@ -75,7 +75,7 @@ func TestSilenceIsCountedFromTheLastHeartbeat(t *testing.T) {
 			clear(last) // the next answer shows all heartbeats
 			continue
 		case 1:
-			m.saw(whole())
+			m.saw(whole(), boottime.Now())
 		case 2:
 			list["r0"].Running++
 		case 3:
@@ -85,9 +85,9 @@ func TestSilenceIsCountedFromTheLastHeartbeat(t *testing.T) {
 		known, lists := m.known()
 		a := answer(known)
 		if r.IntN(40) == 0 {
-			m.saw(whole())
+			m.saw(whole(), boottime.Now())
 		}
-		m.answered(a, lists)
+		m.answered(a, lists, boottime.Now())
 		if !a.Whole && len(a.Replicas) == 0 {
 			untold++
 		}

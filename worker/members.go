@@ -30,6 +30,7 @@ type members struct {
 
 	mu    sync.Mutex
 	seen  map[string]member // by session
+	heard boottime.Instant  // when the list was asked for that was had last; what came after it nobody has looked at
 	looks looks
 }
 
@@ -92,10 +93,12 @@ func translated(err error) error {
 	return err
 }
 
-// saw takes in the whole list, and reports whether a replica has ended since the last one.
-func (m *members) saw(list []tasks.Replica) (ended bool) {
+// saw takes in the whole list, which was asked for at sent, and reports whether a replica has
+// ended since the last one.
+func (m *members) saw(list []tasks.Replica, sent boottime.Instant) (ended bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.heard = max(m.heard, sent)
 	m.looks.lists++ // an answer that is on its way may be newer, and the next one is to be whole
 	m.looks.last.Digest = ""
 	return m.sawLocked(list, boottime.Now())
@@ -126,12 +129,13 @@ func (m *members) blind() {
 	}
 }
 
-// of returns what is known of a session, and for how long it has been silent.
+// of returns what is known of a session, and for how long it has been silent, as far as
+// anybody has looked.
 func (m *members) of(session string) (r tasks.Replica, silent time.Duration, known bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s, known := m.seen[session]
-	return s.Replica, boottime.Now().Sub(s.since), known
+	return s.Replica, m.heard.Sub(s.since), known
 }
 
 // silent returns those that have not ended and have been silent for so long. Those whose
@@ -140,11 +144,29 @@ func (m *members) silent(long time.Duration) (list []tasks.Replica) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, r := range m.seen {
-		if !r.State.Final() && boottime.Now().Sub(r.since) >= long {
+		if !r.State.Final() && m.heard.Sub(r.since) >= long {
 			list = append(list, r.Replica)
 		}
 	}
 	return list
+}
+
+// sameMoment is for how long silence on the list may go together with silence in Consul. A
+// replica that Postgres hears again does not speak to Consul any more; it has done so every
+// second until then. So its silence there is not long enough before this time is over, by
+// three seconds.
+const sameMoment = lock.Silence - 3*time.Second
+
+// stillSilent returns for how long the list's word that a session has been silent for
+// lock.Silence may be used; zero or less if it does not say so any more.
+func (m *members) stillSilent(session string) (left time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	r, known := m.seen[session]
+	if !known || r.State.Final() || m.heard.Sub(r.since) < lock.Silence {
+		return 0
+	}
+	return sameMoment - boottime.Now().Sub(m.heard)
 }
 
 // ended notes how a session has ended.
@@ -198,7 +220,7 @@ func (w *Worker) beatOnce(ctx context.Context) {
 		return
 	}
 	w.members.told = tell
-	if w.members.answered(answer, lists) {
+	if w.members.answered(answer, lists, sent) {
 		notify(w.bereaved)
 	}
 	if answer.Ended {
@@ -250,12 +272,13 @@ func (w *Worker) lookForDeaths(ctx context.Context) {
 // silent for long. It is for when there is no session, and nobody to ask: a Consul that
 // was wiped is adopted only if no replica can be at work elsewhere.
 func (w *Worker) watchReplicas(ctx context.Context) {
+	sent := boottime.Now()
 	list, err := w.cfg.Store.Replicas(ctx)
 	if err != nil {
 		w.members.blind()
 		return
 	}
-	w.members.saw(list)
+	w.members.saw(list, sent)
 	for _, r := range w.members.silent(lock.Silence) {
 		if r.Machine != "" && r.Machine == w.members.me.Machine && procfs.Gone(r.PID, r.Started) {
 			w.declareDead(ctx, r, lock.Dead)
@@ -269,7 +292,14 @@ func (w *Worker) reportDeath(ctx context.Context, r tasks.Replica) {
 	if !w.database.unchanged(ctx, r.Server) {
 		return // it may have moved to another server, where its heartbeats count
 	}
-	how, err := w.cfg.Locks.End(ctx, r.Session, lock.Silence)
+	// The others that were silent may have taken long.
+	left := w.members.stillSilent(r.Session)
+	if left <= 0 {
+		return
+	}
+	short, cancel := context.WithTimeout(ctx, left)
+	defer cancel()
+	how, err := w.cfg.Locks.End(short, r.Session, lock.Silence)
 	if err != nil {
 		w.cfg.Log.Debug("replica_lookup_failed", zap.String("other", r.Name), zap.String("session", r.Session), zap.Error(err))
 	}
@@ -295,6 +325,9 @@ func (w *Worker) declareDead(ctx context.Context, r tasks.Replica, end lock.End)
 		return // the next heartbeat tells
 	}
 	w.members.ended(r.Session, how)
+	if end == lock.Stopped {
+		_, _ = w.cfg.Locks.End(ctx, r.Session, 0) // what it said in Consul is on the list now
+	}
 	if how == tasks.ReplicaDead {
 		w.cfg.Log.Warn("replica_dead", zap.String("other", r.Name), zap.String("session", r.Session), zap.String("host", r.Host), zap.Int("running", r.Running))
 	}

@@ -82,6 +82,32 @@ func TestStopWithoutPostgres(t *testing.T) {
 	c.noOverlaps(t)
 }
 
+// What a replica without work says in Consul when it stops, because Postgres cannot be reached,
+// goes to the list, and is not kept.
+func TestStopWithoutPostgresLeavesNothing(t *testing.T) {
+	t.Parallel()
+	c, w := newCluster(t), newRecorder(t)
+	behind, toPostgres, _ := c.behind(t)
+	far := behind.process(t, "far", w.long())
+	testenv.Eventually(t, maxWait, "the replica is on the list", func() bool { return c.states(t, "far") == "working" })
+	c.process(t, "near", w.long())
+	toPostgres.Cut()
+	far.signal(t, syscall.SIGTERM)
+	<-far.exited
+	stopped := func() int {
+		keys, _, err := c.kv.Client.KV().Keys(c.kv.Prefix+"/stopped/", "", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(keys)
+	}
+	if n := stopped(); n != 1 {
+		t.Errorf("%d replicas said that they stopped", n)
+	}
+	testenv.Eventually(t, maxWait, "the list says that it has stopped", func() bool { return c.states(t, "far") == "stopped" })
+	testenv.Eventually(t, maxWait, "Consul has forgotten it", func() bool { return stopped() == 0 })
+}
+
 // silentStore is a Postgres that stops answering after a claim, at the moment at which the
 // replica begins to stop. A real one cannot be stopped at that moment.
 type silentStore struct {

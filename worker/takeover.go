@@ -7,6 +7,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"onejob/boottime"
 	"onejob/lock"
 	"onejob/tasks"
 )
@@ -26,8 +27,9 @@ func (w *Worker) watchSessions(ctx context.Context) {
 		changed := w.cfg.Locks.Changed()
 		w.claimSoon()
 		if news { // the last heartbeat's list may be a second old
+			sent := boottime.Now()
 			if list, err := w.cfg.Store.Replicas(ctx); err == nil {
-				w.members.saw(list)
+				w.members.saw(list, sent)
 			}
 		}
 		again := time.Second
