@@ -69,7 +69,7 @@ func (s *semaphore) done() {
 	s.users--
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.users == 0 && len(s.missed) == 0 && s.index == 0 { // what was there may come back older
+	if s.users == 0 && len(s.missed) == 0 && s.index == 0 && s.back == 0 { // what was there may come back older
 		delete(s.in.semaphores, s.name)
 	}
 }
@@ -197,7 +197,8 @@ func (p *plan) add(st step) bool {
 }
 
 // planLeave takes a session out of the holders, and its entry away: whichever of
-// them is still there.
+// them is still there. While nobody may enter, it takes away the entry alone: others
+// that have read a later .lock are to see that this is an earlier one.
 func (s *semaphore) planLeave(p *plan, c *change) {
 	id := c.leave
 	holds := p.v.content.Holders.set[id]
@@ -207,7 +208,7 @@ func (s *semaphore) planLeave(p *plan, c *change) {
 	if !(holds && entry) && !c.doubt {
 		st.answer = fmt.Errorf("limit %s: %w", s.name, lock.ErrRevoked)
 	}
-	if !holds && !entry {
+	if !entry && (!holds || p.v.shut) {
 		c.answer(st.answer)
 		return
 	}
@@ -217,7 +218,7 @@ func (s *semaphore) planLeave(p *plan, c *change) {
 			op(api.KVDelete, api.KVTxnOp{Key: key}),
 		}
 	}
-	if p.add(st) && holds {
+	if p.add(st) && holds && !p.v.shut {
 		delete(p.holders, id)
 		p.rewrite = true
 	}

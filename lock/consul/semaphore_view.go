@@ -28,14 +28,15 @@ type viewer struct {
 
 	mu sync.Mutex
 	// missed tells since when a holder had no entry; under noLock, since when
-	// there were entries and no .lock, or that is an earlier one again.
+	// there were entries and no .lock.
 	missed map[string]boottime.Instant
 
 	// Consul's index of the latest .lock, and when it was last seen to have gone back, as it
-	// does when a snapshot is restored. All that is written later has a higher one (Consul
-	// continues its index after a restore).
-	index uint64
-	back  boottime.Instant
+	// does when a snapshot is restored, or to be gone although it had holders. All that is
+	// written later has a higher one (Consul continues its index after a restore).
+	index   uint64
+	holders int // in that .lock
+	back    boottime.Instant
 }
 
 // view is a semaphore at one moment.
@@ -51,7 +52,7 @@ type view struct {
 	// Of the holders without an entry, those that count no longer, and those
 	// that do because they might still be working.
 	gone, dying map[string]bool
-	lockMissing bool          // who was in the .lock that was lost may still be working
+	shut        bool          // who was in a .lock that was lost may still be working
 	next        time.Duration // when one that is dying may be gone, without a word of Consul's; zero if none is
 }
 
@@ -74,7 +75,7 @@ func (v *view) held() int { return len(v.content.Holders.set) - len(v.gone) }
 // full returns why n slots cannot be taken now when so many are held, or nil.
 func (v *view) full(held, n int) error {
 	switch {
-	case held+n <= v.limit && !v.lockMissing:
+	case held+n <= v.limit && !v.shut:
 		return nil
 	case held+n <= v.limit+len(v.dying):
 		return fmt.Errorf("limit %s: %w", v.name, lock.ErrDelayed)
@@ -155,28 +156,36 @@ func (s *viewer) judge(ctx context.Context, v *view, before uint64) {
 	s.mu.Lock()
 	switch {
 	case v.lock == nil:
+		if before != 0 && s.holders > 0 {
+			s.back = now
+		}
+		s.index, s.holders = 0, 0
 	case v.lock.ModifyIndex < before: // and not below what a read that overtook this one saw
-		s.index, s.back = v.lock.ModifyIndex, now
-		delete(s.missed, noLock)
-	default:
-		s.index = max(s.index, v.lock.ModifyIndex)
+		s.index, s.holders, s.back = v.lock.ModifyIndex, len(v.content.Holders.set), now
+	case v.lock.ModifyIndex >= s.index:
+		s.index, s.holders = v.lock.ModifyIndex, len(v.content.Holders.set)
 	}
-	if s.back != 0 && now.Sub(s.back) < maxWait {
-		missing[noLock] = true
+	wait := func(since boottime.Instant) time.Duration {
+		left := maxWait - now.Sub(since)
+		if left > 0 && (v.next == 0 || left < v.next) {
+			v.next = left
+		}
+		return left
 	}
+	if s.back != 0 && wait(s.back) <= 0 {
+		s.back = 0
+	}
+	v.shut = s.back != 0
 	maps.DeleteFunc(s.missed, func(session string, _ boottime.Instant) bool { return !missing[session] })
 	var dying []string
 	for session := range missing {
 		if _, known := s.missed[session]; !known {
 			s.missed[session] = now
 		}
-		left := maxWait - now.Sub(s.missed[session])
-		if left > 0 && (v.next == 0 || left < v.next) {
-			v.next = left
-		}
+		left := wait(s.missed[session])
 		switch {
 		case session == noLock:
-			v.lockMissing = left > 0
+			v.shut = v.shut || left > 0
 		case left > 0:
 			dying = append(dying, session)
 		default:
@@ -197,11 +206,15 @@ func (s *viewer) judge(ctx context.Context, v *view, before uint64) {
 
 // setLimit returns the operations that make the limit so many slots, if nothing
 // has changed since. Where there was no .lock it makes one, for others to see
-// the limit too, unless that would hide that slots are held.
+// the limit too, unless that would hide that slots are held. For the same reason it
+// leaves a .lock alone that a restored snapshot brought back.
 func (v *view) setLimit(k keyNames, slots int) api.TxnOps {
 	ops := api.TxnOps{op(api.KVCAS, api.KVTxnOp{Key: k.limitSetting(v.name), Index: index(v.setting), Value: encode(setting{&slots})})}
-	if v.lock == nil && v.lockMissing {
+	switch {
+	case v.shut && v.lock == nil:
 		return append(ops, op(api.KVCheckNotExists, api.KVTxnOp{Key: k.limitLock(v.name)}))
+	case v.shut:
+		return append(ops, op(api.KVCheckIndex, api.KVTxnOp{Key: k.limitLock(v.name), Index: v.lock.ModifyIndex}))
 	}
 	return append(ops, v.writeLock(k, content{Limit: slots, Holders: v.content.Holders}))
 }

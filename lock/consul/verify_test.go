@@ -77,6 +77,82 @@ func TestLeakedLocksOfARestoredSnapshotAreReleased(t *testing.T) {
 	}
 }
 
+// A limit that a restored snapshot does not know at all: who has seen its holders lets nobody in,
+// though the limit is made anew.
+func TestLimitThatARestoredSnapshotForgets(t *testing.T) {
+	t.Parallel()
+	_, kv := testenv.OwnConsul(t, servers.ConsulConfig{})
+	other := start(t, config(t, kv))
+	restore := takeSnapshot(t, kv)
+	if err := other.Semaphores().Create(t.Context(), "k", 1); err != nil {
+		t.Fatal(err)
+	}
+	session, _, err := kv.Client.Session().Create(&api.SessionEntry{TTL: "1m"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	holder, err := kv.Client.SemaphoreOpts(&api.SemaphoreOptions{Prefix: other.limitFolder("k"), Limit: 1, Session: session})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := holder.Acquire(nil); err != nil {
+		t.Fatal(err)
+	}
+	notOne(t, other, "k", lock.ErrFull)
+	restore()
+	began := boottime.Now()
+	notOne(t, other, "k", lock.ErrNoSemaphore)
+	if err := other.Semaphores().Create(t.Context(), "k", 1); err != nil {
+		t.Fatal(err)
+	}
+	notOne(t, other, "k", lock.ErrDelayed)
+	release(t, awaitOne(t, other, "k"))
+	if took, least := boottime.Now().Sub(began), other.membership.wait(end{}); took < least {
+		t.Errorf("the slot was had %v after the restore, and its holder may have believed in it for %v", took, least)
+	}
+}
+
+// Who gives back a slot that a restored snapshot has brought back, or changes the limit, does
+// not hide from others that it was restored.
+func TestSlotThatIsGivenBackAfterARestore(t *testing.T) {
+	t.Parallel()
+	_, kv := testenv.OwnConsul(t, servers.ConsulConfig{})
+	first, second := start(t, config(t, kv)), start(t, config(t, kv))
+	if err := first.Semaphores().Create(t.Context(), "k", 2); err != nil {
+		t.Fatal(err)
+	}
+	mine := awaitOne(t, first, "k")
+	session, _, err := kv.Client.Session().Create(&api.SessionEntry{TTL: "1m"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	holder, err := kv.Client.SemaphoreOpts(&api.SemaphoreOptions{Prefix: first.limitFolder("k"), Limit: 2, Session: session})
+	if err != nil {
+		t.Fatal(err)
+	}
+	restore := takeSnapshot(t, kv)
+	if _, err := holder.Acquire(nil); err != nil {
+		t.Fatal(err)
+	}
+	notOne(t, first, "k", lock.ErrFull)
+	notOne(t, second, "k", lock.ErrFull)
+	restore()
+	if err := mine.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := first.Semaphores().Resize(t.Context(), "k", 1); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(look(t, second, "k").Holders); n != 1 {
+		t.Errorf("the .lock has %d holders, not the one of the snapshot", n)
+	}
+	notOne(t, second, "k", lock.ErrDelayed)
+	release(t, awaitOne(t, second, "k"))
+	if s := look(t, second, "k"); s.Slots != 1 {
+		t.Errorf("the limit is %d", s.Slots)
+	}
+}
+
 // One look for leaked locks that took long puts off nothing: it may have waited for a leader.
 func TestNextLeakScan(t *testing.T) {
 	t.Parallel()
@@ -86,6 +162,7 @@ func TestNextLeakScan(t *testing.T) {
 		{10 * time.Second, 0, time.Minute},
 		{10 * time.Millisecond, 10 * time.Second, time.Minute},
 		{time.Second, 2 * time.Second, 500 * time.Second},
+		{8 * time.Second, 9 * time.Second, 10 * time.Minute},
 	} {
 		if got := nextLeakScan(verify, test.took, test.before); got != test.want {
 			t.Errorf("after %v and %v: %v, want %v", test.before, test.took, got, test.want)
