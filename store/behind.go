@@ -117,11 +117,11 @@ func (l *lanes) lookBehind() (end func()) {
 func (l *lanes) toLookBehind(began time.Time) (marks map[int64]mark, from, to time.Time, due bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.expensive || l.since.Before(began) && time.Since(l.since) < restFactor*l.cost {
+	if !l.expensive || l.since.Before(began) && time.Since(l.since) < l.rest() {
 		return nil, from, to, false
 	}
 	if l.since.Before(began) {
-		l.since, l.cost = time.Now(), 0
+		l.since, l.cost, l.earlier = time.Now(), 0, l.cost
 	}
 	from, to = l.behind.next()
 	return maps.Clone(l.marks), from, to, true

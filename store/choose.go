@@ -348,6 +348,7 @@ type lanes struct {
 	marks     map[int64]mark
 	since     time.Time     // when a claim last began without marks
 	cost      time.Duration // of looking in vain: of that one, and of those after it that found nothing
+	earlier   time.Duration // what it was the time before
 	walk      int           // what it was in the last look
 	empty     bool          // the last claim found nothing, and there is more to look at
 	expensive bool          // beginning without marks costs much
@@ -357,13 +358,17 @@ type lanes struct {
 	behind    portions      // in which it looks
 }
 
+// rest is for how long nobody looks again. A look that took long may have waited for a
+// processor, or for a disk; two have looked at much.
+func (l *lanes) rest() time.Duration { return restFactor * min(l.cost, l.earlier) }
+
 // watched reports whether LookBehind looks after them, so that claims need not begin without
 // marks. Nobody calls it for claims under a limit, for one.
 func (l *lanes) watched() bool { return l.looking > 0 || time.Since(l.lookedAt) < watchFor }
 
 const (
 	// From a claim that began without marks to the next one so many times its cost
-	// passes at least, so that looking at rows that cannot be had, or at what is left
+	// passes, if that was no less the time before, so that looking at rows that cannot be had, or at what is left
 	// in the index of those that are gone, never takes more than a twentieth.
 	restFactor = 20
 
@@ -417,8 +422,9 @@ func (l *lanes) look(most int) look {
 	defer l.mu.Unlock()
 	base := max(16, most)
 	now := time.Now()
-	rested := !l.empty && !(l.expensive && l.watched()) && now.Sub(l.since) > restFactor*l.cost
+	rested := !l.empty && !(l.expensive && l.watched()) && now.Sub(l.since) > l.rest()
 	if rested || len(l.marks) == 0 {
+		l.earlier = l.cost
 		l.marks, l.since, l.cost, l.expensive, l.empty = nil, now, 0, false, false
 	}
 	k := look{max: most, show: base, walk: base, marks: maps.Clone(l.marks), margin: margin}

@@ -61,3 +61,29 @@ func TestPortions(t *testing.T) {
 		t.Errorf("in the end: %d looks, %v", looks, total)
 	}
 }
+
+// One look that takes long, as on a machine that does not get to run, puts no other off. Two do.
+func TestRestAfterLongLooks(t *testing.T) {
+	l := &lanes{}
+	due := func() bool {
+		_, _, _, due := l.toLookBehind(time.Now())
+		return due
+	}
+	l.looked(l.look(10), chosen{took: 2 * time.Second})
+	l.lookBehind()()
+	if !l.expensive || !due() {
+		t.Error("a claim that took long puts off the look behind")
+	}
+	l.lookedBehind(nil, 2*time.Second)
+	if due() {
+		t.Error("there is no rest after two looks that took long")
+	}
+	l.since = l.since.Add(-restFactor * maxCharge)
+	if !due() {
+		t.Error("the rest does not end")
+	}
+	l.lookedBehind(nil, 0)
+	if !due() {
+		t.Error("the look before the last one took long, and puts off the next one")
+	}
+}
