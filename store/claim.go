@@ -121,6 +121,9 @@ func (s *Store) Claim(ctx context.Context, c tasks.Claim) (tasks.Claimed, error)
 				s.pool.renew()
 				return tasks.Claimed{}, fmt.Errorf("claim tasks: %w", tasks.ErrOtherServer)
 			}
+			if r.chosen.picked > 0 {
+				s.refusals.Store(0)
+			}
 			lanes.looked(look, r.chosen)
 			if r.chosen.picked == 0 && r.chosen.more && time.Since(began) < searchTime {
 				look = lanes.look(c.Max)
@@ -139,15 +142,21 @@ func (s *Store) Claim(ctx context.Context, c tasks.Claim) (tasks.Claimed, error)
 			look.max /= 2
 		case pg.ConstraintName == "one_running_task_per_lock_key", pg.Code == deadlock:
 			tries++
-		case unfit(pg) && look.max > 1:
+		case aboutARow(pg) && look.max > 1:
 			look.max /= 2 // until it is one row that Postgres refuses
-		case unfit(pg):
-			return s.refuse(ctx, c, look, turn, pg)
+		case aboutARow(pg):
+			refused, err := s.refuse(ctx, c, look, turn, pg)
+			refused.More = refused.More && s.refusals.Add(1) < maxRefusals
+			return refused, err
 		default:
 			return tasks.Claimed{}, fmt.Errorf("claim tasks: %w", err)
 		}
 	}
 }
+
+// maxRefusals is how many rows Postgres may refuse one after the other, before each one more waits
+// for the next poll: it may be that it refuses all.
+const maxRefusals = 100
 
 // turn says whose turn a claim waits for, and for how long; zero means not at all.
 type turn struct {
@@ -234,8 +243,8 @@ func (s *Store) claimOnce(ctx context.Context, c tasks.Claim, l look, turn turn)
 }
 
 // refuse finds the one row for which a claim of one fails, and fails it with
-// Postgres' words. Where those cannot be written either, the row is left alone from
-// now on.
+// Postgres' words. Where those cannot be written either, or are not about its data,
+// so that they may be others soon, the row is left alone for some minutes.
 func (s *Store) refuse(ctx context.Context, c tasks.Claim, l look, turn turn, why *pgconn.PgError) (tasks.Claimed, error) {
 	id, err := s.firstChoice(ctx, c, l, turn)
 	if err != nil || id == 0 { // it is gone, or cannot be had any more
@@ -243,6 +252,10 @@ func (s *Store) refuse(ctx context.Context, c tasks.Claim, l look, turn turn, wh
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
+	if !unfit(why) {
+		s.avoid.add(id)
+		return tasks.Claimed{More: true, Refused: []tasks.RowError{{ID: id, Err: errors.New(words(why))}}}, nil
+	}
 	failed, err := query(ctx, s.pool, pgx.RowTo[int64], `
 UPDATE onejob.tasks
    SET status      = 'failed',
@@ -251,7 +264,7 @@ UPDATE onejob.tasks
  WHERE id = $1
    AND status = 'pending'
 RETURNING id`, id, "Postgres refuses to make this task running: "+words(why))
-	if err != nil && !unfit(err) {
+	if err != nil && !aboutARow(err) {
 		return tasks.Claimed{}, fmt.Errorf("claim tasks: fail task %d: %w", id, err)
 	}
 	if len(failed) == 0 {

@@ -259,13 +259,17 @@ func (s *Store) writeCompletions(completions []*completion) {
 	case e.gone():
 		s.writeCompletions(completions)
 		return
-	case !unfit(err) || !errors.As(err, &pg):
+	case !aboutARow(err) || !errors.As(err, &pg):
 	case len(completions) > 1:
 		// One of them is to blame; it must not take the others along.
 		for _, e := range completions {
 			s.writeCompletions([]*completion{e})
 		}
 		return
+	case !unfit(err):
+		if _, other := complete(ctx, s.pool, completeSQL, nil); other == nil { // or else it is about no row
+			err = fmt.Errorf("%w: %w", tasks.ErrUnwritable, err)
+		}
 	case e.Result != nil:
 		e.Completion = withoutResult(e.Completion, pg.Message)
 		s.writeCompletions(completions)
@@ -505,7 +509,7 @@ func (s *Store) commitReturns(list []*requeue) {
 		s.commitReturns(list)
 		return
 	}
-	if unfit(err) && len(list) > 1 { // one of them is to blame
+	if aboutARow(err) && len(list) > 1 { // one of them is to blame
 		for _, r := range list {
 			s.commitReturns([]*requeue{r})
 		}

@@ -155,9 +155,12 @@ func (s *Store) readPortion(ctx context.Context, c tasks.Claim, rows []taken, ou
 	switch {
 	case err == nil:
 		return read, nil
-	case !unfit(err):
+	case !aboutARow(err):
 		return nil, fmt.Errorf("read claimed tasks: %w", err)
 	case len(rows) == 1:
+		if _, other := s.read(ctx, c, []int64{}); other != nil { // it is about no row
+			return nil, fmt.Errorf("read claimed tasks: %w", other)
+		}
 		errors.As(err, &pg)
 		s.failUnread(ctx, rows[0].id, rows[0].fence, c.Session, "the payload cannot be read: "+words(pg), out)
 		return nil, nil

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -20,7 +21,24 @@ import (
 // refusing plants a trigger that refuses some changes of rows of kind "other".
 func (b *bench) refusing(condition string) {
 	b.t.Helper()
-	b.sql(`CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE numeric_value_out_of_range USING MESSAGE = 'not this one'; END $$`)
+	b.refusingBy(condition, `RAISE numeric_value_out_of_range USING MESSAGE = 'not this one'`)
+}
+
+// otherRefusals are what triggers do that says nothing of the data of a row: a table that is not
+// on their search path, a right that the role lacks, an error code of their own, a mistake, a row
+// that they change themselves.
+var otherRefusals = map[string]string{
+	"42P01": `INSERT INTO alerts VALUES (1)`,
+	"42501": `RAISE insufficient_privilege`,
+	"AB001": `RAISE 'on hold' USING ERRCODE = 'AB001'`,
+	"21000": `NEW.priority := (SELECT n FROM pg_catalog.generate_series(1, 2) n)`,
+	"42883": `PERFORM notify_somebody(NEW.id)`,
+}
+
+// refusingBy is refusing with a trigger that does this.
+func (b *bench) refusingBy(condition, statement string) {
+	b.t.Helper()
+	b.sql(`CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN ` + statement + `; RETURN NEW; END $$`)
 	b.sql(`CREATE TRIGGER refuse BEFORE UPDATE ON onejob.tasks FOR EACH ROW WHEN (NEW.kind = 'other' AND ` + condition + `) EXECUTE FUNCTION public.refuse()`)
 }
 
@@ -61,6 +79,71 @@ func TestOneRefusedRowStopsNoClaim(t *testing.T) {
 		equal(t, "what was refused", strings.Join(refused, "; "), bad+" true true")
 		equal(t, "the row", b.one(`SELECT status || ': ' || error FROM onejob.tasks WHERE id = $1::text::bigint`, bad),
 			"failed: Postgres refuses to make this task running: not this one (SQLSTATE 22003)")
+	}
+}
+
+// A trigger that fails for some rows stops neither claims, nor completions, requeues and takeovers of
+// others, whatever it says.
+func TestATriggerStopsNoOthers(t *testing.T) {
+	t.Parallel()
+	for code, statement := range otherRefusals {
+		t.Run(code, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			bad, good := b.claimed("kind='other'"), b.claimed()
+			back, kept := b.claimed(), b.claimed("kind='other'")
+			other := *b
+			other.session = "6f1ed002-ab59-42fb-a0b4-0123456789ab"
+			left, taken := other.claimed("kind='other'"), other.claimed()
+			waits, first := b.insert("kind='other'", "priority=5"), b.insert()
+			b.refusingBy(`true`, statement)
+
+			claimed, refused := "", ""
+			for range 5 {
+				c, err := b.Claim(t.Context(), tasks.Claim{Session: b.session, Replica: "one", Kinds: []string{"noop", "other"}, Max: 9})
+				if err != nil {
+					t.Fatal(err)
+				}
+				claimed += ids(c.Tasks)
+				for _, r := range c.Refused {
+					refused += fmt.Sprint(r.ID, r.Failed, strings.Contains(r.Err.Error(), code))
+				}
+			}
+			equal(t, "what was claimed", claimed, first)
+			equal(t, "what was refused", refused, waits+" false true")
+
+			var together sync.WaitGroup
+			var errs [4]error
+			together.Go(func() { errs[0] = b.Complete(t.Context(), succeeded(bad)) })
+			together.Go(func() { errs[1] = b.Complete(t.Context(), succeeded(good)) })
+			together.Go(func() { errs[2] = b.Requeue(t.Context(), back, 0) })
+			together.Go(func() { errs[3] = b.Requeue(t.Context(), kept, 0) })
+			together.Wait()
+			if !errors.Is(errs[0], tasks.ErrUnwritable) || errs[1] != nil || errs[2] != nil || errs[3] == nil {
+				t.Errorf("errors %v", errs)
+			}
+			equal(t, "the row that is complete", b.row(good, "status"), "succeeded")
+
+			abandoned, rows, err := b.TakeOver(t.Context(), []string{other.session}, 3)
+			if err != nil || len(abandoned) != 1 || abandoned[0].ID != taken.ID || len(rows) != 1 || rows[0].ID != left.ID {
+				t.Errorf("taken over: %v, refused: %v, %v", abandoned, rows, err)
+			}
+		})
+	}
+}
+
+// What is about no row blames none.
+func TestWhatIsAboutNoRow(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	task := b.claimed()
+	b.sql(`CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE insufficient_privilege; END $$`)
+	b.sql(`CREATE TRIGGER refuse BEFORE UPDATE ON onejob.tasks FOR EACH STATEMENT EXECUTE FUNCTION public.refuse()`)
+	if err := b.Complete(t.Context(), succeeded(task)); err == nil || errors.Is(err, tasks.ErrUnwritable) {
+		t.Errorf("a completion: %v", err)
+	}
+	if _, rows, err := b.TakeOver(t.Context(), []string{b.session}, 3); err == nil || len(rows) > 0 {
+		t.Errorf("a takeover refused %v: %v", rows, err)
 	}
 }
 
@@ -339,11 +422,31 @@ func TestUnknownLimitsComeInTurn(t *testing.T) {
 	equal(t, "the names", strings.Join(names, " "), strings.Join(want, " "))
 }
 
-// A finished task to which a table of the user's refers cannot be deleted.
+// A finished task to which a table of the user's refers cannot be deleted, nor one that a trigger
+// keeps.
 func TestOneReferencedRowStopsNoRetention(t *testing.T) {
 	t.Parallel()
-	b := newBench(t)
-	b.sql(`CREATE TABLE public.mine (task bigint REFERENCES onejob.tasks)`)
+	for _, why := range []string{"a foreign key", "a trigger"} {
+		t.Run(why, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			b.sql(`CREATE TABLE public.mine (task bigint)`)
+			if why == "a trigger" {
+				b.sql(`CREATE FUNCTION public.hold() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF EXISTS (SELECT FROM public.mine WHERE task = OLD.id) THEN RAISE insufficient_privilege; END IF;
+    RETURN OLD;
+END $$`)
+				b.sql(`CREATE TRIGGER hold BEFORE DELETE ON onejob.tasks FOR EACH ROW EXECUTE FUNCTION public.hold()`)
+			} else {
+				b.sql(`ALTER TABLE public.mine ADD FOREIGN KEY (task) REFERENCES onejob.tasks`)
+			}
+			retainsTheOthers(t, b)
+		})
+	}
+}
+
+func retainsTheOthers(t *testing.T, b *bench) {
+	t.Helper()
 	b.sql(`INSERT INTO onejob.tasks (kind, status, finished_at, keep_for)
 SELECT 'noop', 'succeeded', now() - i * interval '1 hour', CASE WHEN i % 3 = 0 THEN interval '1 minute' END FROM generate_series(1, 30) i`)
 	b.sql(`INSERT INTO public.mine SELECT id FROM onejob.tasks WHERE id IN (3, 10, 30)`)

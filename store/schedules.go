@@ -246,10 +246,13 @@ func (s *Store) Purge(ctx context.Context, status tasks.Status, keep time.Durati
 		switch {
 		case err == nil:
 			return deleted, deleted == most, nil, nil
-		case !unfit(err) || !errors.As(err, &pg):
+		case !aboutARow(err) || !errors.As(err, &pg):
 			return 0, false, nil, fmt.Errorf("delete old tasks: %w", err)
 		case most > 1:
 			continue
+		}
+		if _, err := s.purge(ctx, status, keep, 0); err != nil { // it is about no row
+			return 0, false, nil, fmt.Errorf("delete old tasks: %w", err)
 		}
 		id, err := s.passOver(ctx, status, keep)
 		if err != nil || id == 0 {

@@ -15,7 +15,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -76,6 +75,7 @@ type Store struct {
 	lookouts  lookouts
 	turnStuck atomic.Bool               // the last claim waited for its turn in vain
 	avoid     idSet                     // rows that Postgres refuses to change
+	refusals  atomic.Int32              // rows that were refused since the last claim that took some
 	remember  memory                    // where claims go on
 	kept      kept                      // where retention goes on
 	unknown   walk                      // where the search for unknown limits goes on
@@ -309,27 +309,57 @@ func unfit(err error) bool {
 	return false
 }
 
-// idSet is a set of rows, those that came last of a thousand.
+// aboutARow reports whether one row alone may be why Postgres refuses a statement: its data
+// (see unfit), or whatever else a trigger of the user's raises, a missing table or a missing right
+// for example. The same may be wrong for all rows. So the others are tried without it, and
+// the statement without any row, before that row is to blame.
+func aboutARow(err error) bool {
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) || len(pg.Code) != 5 {
+		return false
+	}
+	switch pg.Code[:2] {
+	case "08", "0A", "25", "26", "28", "3D", "40", "53", "57", "58": // connections, transactions, the server
+		return false
+	}
+	return pg.Code != lockTimeout && pg.Code != duplicateStatement
+}
+
+// avoidFor is for how long a row is left alone that Postgres refuses to change. Its trigger may
+// be repaired by then.
+const avoidFor = 5 * time.Minute
+
+// idSet is a set of rows to avoid, those that came last of a thousand.
 type idSet struct {
-	mu  sync.Mutex
-	ids []int64
+	mu    sync.Mutex
+	ids   []int64
+	until map[int64]time.Time
 }
 
 func (s *idSet) add(id int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if slices.Contains(s.ids, id) {
+	if s.until == nil {
+		s.until = map[int64]time.Time{}
+	}
+	if _, known := s.until[id]; known {
 		return
 	}
 	if len(s.ids) == 1000 {
+		delete(s.until, s.ids[0])
 		s.ids = s.ids[1:]
 	}
 	s.ids = append(s.ids, id)
+	s.until[id] = time.Now().Add(avoidFor)
 }
 
 func (s *idSet) list() []int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	for len(s.ids) > 0 && time.Now().After(s.until[s.ids[0]]) { // the oldest are first
+		delete(s.until, s.ids[0])
+		s.ids = s.ids[1:]
+	}
 	return append([]int64{}, s.ids...)
 }
 

@@ -44,7 +44,7 @@ SELECT DISTINCT session::text
 //     tasks.SuspectTime.
 //
 // A row that Postgres refuses to change does not keep the others: it stays as it is,
-// is among the refused, and is left alone from then on.
+// is among the refused, and is left alone for some minutes.
 //
 // Statements of theirs that still run are ended first. A task whose statement cannot be
 // ended keeps its row; the error says so, and the others are taken none the less.
@@ -68,8 +68,11 @@ func (s *Store) TakeOver(ctx context.Context, dead []string, maxCrashes int) (ab
 // does not refuse one by one.
 func (s *Store) takeOverAll(ctx context.Context, dead []string, except []int64, maxCrashes int) (abandoned []tasks.Abandoned, refused []tasks.RowError, err error) {
 	abandoned, err = s.takeOver(ctx, dead, nil, except, maxCrashes)
-	if !unfit(err) {
+	if !aboutARow(err) {
 		return abandoned, nil, err
+	}
+	if _, err := s.takeOver(ctx, dead, []int64{}, except, maxCrashes); err != nil {
+		return nil, nil, err // it is about no row
 	}
 	ids, err := s.heldBy(ctx, dead, except)
 	if err != nil {
@@ -79,7 +82,7 @@ func (s *Store) takeOverAll(ctx context.Context, dead []string, except []int64, 
 		one, err := s.takeOver(ctx, dead, []int64{id}, []int64{}, maxCrashes)
 		var pg *pgconn.PgError
 		switch {
-		case unfit(err) && errors.As(err, &pg):
+		case aboutARow(err) && errors.As(err, &pg):
 			s.avoid.add(id)
 			refused = append(refused, tasks.RowError{ID: id, Err: errors.New(words(pg))})
 		case err != nil:

@@ -361,6 +361,10 @@ func (w *Worker) judge(t *tasks.Task, result tasks.Result, err, cause error) tas
 	return e
 }
 
+// unwritableTries is how often an outcome is written whose row Postgres refuses to change, within
+// some seconds: the trigger that refuses it may be of an application that is being deployed.
+const unwritableTries = 8
+
 // complete makes the completion durable. While Postgres is unavailable it retries as long
 // as the process lives. Once the lease has ended other replicas may take the task over;
 // the fence then refuses a late completion.
@@ -379,7 +383,7 @@ func (w *Worker) complete(t *tasks.Task, e tasks.Completion, took time.Duration)
 		case errors.Is(err, tasks.ErrRefused):
 			w.logRefused(t, e.Outcome)
 			return
-		case last, errors.Is(err, tasks.ErrUnwritable):
+		case last, errors.Is(err, tasks.ErrUnwritable) && tries == unwritableTries:
 			w.cfg.Log.Error("completion_abandoned", fields(t, zap.String("outcome", string(e.Outcome)), zap.Error(err))...)
 			return
 		case tries == 1:

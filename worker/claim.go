@@ -221,8 +221,8 @@ func (w *Worker) usable(claimed *tasks.Claimed, before int64, err error) bool {
 	return false
 }
 
-// logRefusedRows logs rows that Postgres refuses to change. Each is reported once: the
-// row has failed, or is skipped from now on.
+// logRefusedRows logs rows that Postgres refuses to change. Each is reported each time that it was
+// tried: the row has failed, or is left alone for some minutes.
 func logRefusedRows(log *zap.Logger, rows []tasks.RowError) {
 	for _, r := range rows {
 		log.Error("row_refused", zap.Int64("task_id", r.ID), zap.Bool("failed", r.Failed), zap.Error(r.Err))
