@@ -218,6 +218,23 @@ var others = []Mutant{
 	one("forgotten-slots", "slots of a limit that a restored snapshot forgot are free at once",
 		"lock/consul/semaphore_view.go", "	case v.lock.ModifyIndex < before:", "	case v.lock.ModifyIndex < 0:").
 		failing("lock/consul.TestSlotThatARestoredSnapshotForgets"),
+	one("limit-anew", "a limit that a restored snapshot does not know is made anew and entered",
+		"lock/consul/semaphore_view.go", "if before != 0 && s.holders > 0 {", "if before == 1 {").
+		failing("lock/consul.TestLimitThatARestoredSnapshotForgets"),
+	one("hidden-restore", "who gives back a slot of a restored snapshot hides the restore from others",
+		"lock/consul/semaphore_change.go", "if p.add(st) && holds && !p.v.shut {", "if p.add(st) && holds {").
+		failing("lock/consul.TestSlotThatIsGivenBackAfterARestore"),
+	one("two-moments", "silence on the list and in Consul count though they are of two moments",
+		"worker/members.go", "	left := w.members.stillSilent(r.Session)\n", "	left := sameMoment\n").
+		failing("worker.TestAHeartbeatMeanwhileSavesASession"),
+	one("unheard-silence", "silence counts up to now, not up to the last answer",
+		"worker/members.go", "	return sameMoment - boottime.Now().Sub(m.heard)\n", "	return sameMoment\n").
+		and("worker/members.go", "if !known || r.State.Final() || m.heard.Sub(r.since) < lock.Silence {", "if !known || r.State.Final() || boottime.Now().Sub(r.since) < lock.Silence {",
+			"worker/members.go", "if !r.State.Final() && m.heard.Sub(r.since) >= long {", "if !r.State.Final() && boottime.Now().Sub(r.since) >= long {").
+		failing("worker.TestSilenceThatNobodyLookedAt"),
+	one("data-alone", "only data errors count as those of one row",
+		"store/store.go", "	return pg.Code != lockTimeout && pg.Code != duplicateStatement\n", "	return unfit(err)\n").
+		failing("store.TestATriggerStopsNoOthers"),
 	one("claims-are-given-up", "a claim is given up when the replica is told to stop",
 		"worker/claim.go", "whole := context.WithoutCancel(ctx)", "whole := ctx").
 		failing("worker.TestStopsLoseNoClaim"),
