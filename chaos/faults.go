@@ -150,6 +150,19 @@ type faultRun struct {
 	mu     sync.Mutex
 	counts map[string]int // of what was done, by kind
 	missed int            // because there was nothing to hit
+	unmet  []*kind        // the kinds of those that have hit nothing at all
+}
+
+// second returns a kind that has hit nothing yet, for a second try while nothing else goes on:
+// what takes all hosts finds one of them busy in most storms.
+func (v *faultRun) second(s step) step {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if len(v.unmet) > 0 {
+		s.Kind, v.unmet = v.unmet[0], v.unmet[1:]
+		s.For = min(max(s.For, s.Kind.least), s.Kind.most)
+	}
+	return s
 }
 
 func (v *faultRun) run(ctx context.Context) error {
@@ -161,6 +174,7 @@ func (v *faultRun) run(ctx context.Context) error {
 		if s.Alone {
 			going.Wait()
 			wait(ctx, calm)
+			s = v.second(s)
 		} else {
 			wait(ctx, s.After)
 		}
@@ -198,8 +212,12 @@ func (v *faultRun) do(ctx context.Context, s step) error {
 	defer v.mu.Unlock()
 	if errors.Is(err, errNothing) {
 		v.missed++
+		if v.counts[s.Kind.name] == 0 && !s.Alone && !slices.Contains(v.unmet, s.Kind) {
+			v.unmet = append(v.unmet, s.Kind)
+		}
 		return nil
 	}
 	v.counts[s.Kind.name]++
+	v.unmet = slices.DeleteFunc(v.unmet, func(k *kind) bool { return k == s.Kind })
 	return err
 }
