@@ -71,7 +71,8 @@ type BulkResult struct {
 }
 
 // Left is how many tasks the filter chose to which it was not done: others had locked them,
-// they had changed, or they could not be pending beside another task with their unique_key.
+// they had changed, they could not be pending beside another task with their unique_key, or
+// Postgres refused to change them, because of a foreign key of another table for instance.
 func (r BulkResult) Left() int64 { return r.Matched - r.Affected }
 
 // How many tasks one transaction changes, and how many it counts. Other commits wait while
@@ -154,7 +155,7 @@ func filterError(err error) error {
 }
 
 // Delete deletes a task that is not running, and its attempts. It reports whether there was
-// such a task, and nobody had locked it.
+// such a task, nobody had locked it, and Postgres did not refuse it.
 func (s *Store) Delete(ctx context.Context, id int64) (bool, error) {
 	r, err := s.Bulk(ctx, Bulk{Action: ActionDelete, Filter: TaskFilter{IDs: []int64{id}}}, nil)
 	return r.Affected > 0, err

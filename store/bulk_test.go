@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"pgregory.net/rapid"
 
 	"onejob/store"
@@ -241,6 +242,119 @@ func TestBulkBesideAnOpenTransaction(t *testing.T) {
 	equal(t, "retried afterwards", b.bulk(store.ActionRetry, store.TaskFilter{Kind: "noop"}), "2 of 2")
 }
 
+// Rows that Postgres refuses to change are left and counted; the action reaches all others.
+func TestBulkGoesOnBehindRefusedRows(t *testing.T) {
+	t.Parallel()
+	failed := func(t *testing.T) *bench {
+		b := newBareBench(t)
+		b.sql(`INSERT INTO onejob.tasks (kind, status, finished_at) SELECT 'noop', 'failed', now() FROM generate_series(1, 30)`)
+		return b
+	}
+	all := store.TaskFilter{Status: "failed", Kind: "noop"}
+	const left = `SELECT string_agg(id::text, ' ' ORDER BY id) FROM onejob.tasks WHERE status = 'failed'`
+	onRecord := func(b *bench) string {
+		b.t.Helper()
+		return b.one(`SELECT string_agg(concat_ws(' ', action, affected), ', ') FROM onejob.actions`)
+	}
+
+	t.Run("ForeignKey", func(t *testing.T) {
+		t.Parallel()
+		b := failed(t)
+		b.sql(`CREATE TABLE public.invoices (task_id bigint REFERENCES onejob.tasks)`)
+		b.sql(`INSERT INTO public.invoices VALUES (1), (2), (20)`)
+		equal(t, "deleted", b.bulk(store.ActionDelete, all), "27 of 30")
+		equal(t, "left", b.one(left), "1 2 20")
+		equal(t, "on record", onRecord(b), "delete 27")
+		equal(t, "once more", b.bulk(store.ActionDelete, all), "0 of 3")
+
+		// In calls of two, the first of which changes nothing.
+		b.sql(`INSERT INTO onejob.tasks (kind, status, finished_at) SELECT 'noop', 'failed', now() FROM generate_series(1, 3)`)
+		b.sql(`
+DO $$
+DECLARE r onejob.bulk_result; calls int := 0;
+BEGIN
+    r.next_id := 0;
+    WHILE r.next_id IS NOT NULL LOOP
+        r := onejob.bulk('delete', '{"status": "failed"}', r.next_id, 2, action_id => r.action_id);
+        COMMIT;
+        calls := calls + 1;
+        ASSERT calls < 10;
+    END LOOP;
+END $$`)
+		equal(t, "left by small calls", b.one(left), "1 2 20")
+		equal(t, "on record", onRecord(b), "delete 27, delete 3")
+	})
+	t.Run("CascadeIntoALockedTable", func(t *testing.T) {
+		t.Parallel()
+		b := failed(t)
+		b.sql(`CREATE TABLE public.lines (task_id bigint REFERENCES onejob.tasks ON DELETE CASCADE, n int)`)
+		b.sql(`INSERT INTO public.lines SELECT i, 1 FROM generate_series(1, 25) i`)
+		tx, err := b.pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = tx.Rollback(t.Context()) }()
+		// An update of another column: the tasks themselves are not locked.
+		if _, err := tx.Exec(t.Context(), `UPDATE public.lines SET n = 2`); err != nil {
+			t.Fatal(err)
+		}
+		equal(t, "deleted beside it", b.bulk(store.ActionDelete, all), "5 of 30") // those after the 20 waits, too
+		if err := tx.Rollback(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		equal(t, "deleted afterwards", b.bulk(store.ActionDelete, all), "25 of 25")
+	})
+	for action, from := range map[store.Action]string{store.ActionRetry: "failed", store.ActionCancel: "pending", store.ActionDelete: "failed"} {
+		t.Run("Trigger/"+string(action), func(t *testing.T) {
+			t.Parallel()
+			b := failed(t)
+			b.sql(`UPDATE onejob.tasks SET status = $1, finished_at = CASE $1 WHEN 'failed' THEN now() END`, from)
+			b.sql(`CREATE FUNCTION public.keep() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF OLD.id = 7 THEN RAISE 'not this one'; END IF;
+    ASSERT OLD.id <> 8;
+    RETURN coalesce(NEW, OLD);
+END $$`)
+			b.sql(`CREATE TRIGGER keep BEFORE UPDATE OR DELETE ON onejob.tasks FOR EACH ROW EXECUTE FUNCTION public.keep()`)
+			equal(t, "done", b.bulk(action, store.TaskFilter{Status: from, Kind: "noop"}), "28 of 30")
+			equal(t, "left", b.one(`SELECT string_agg(id::text, ' ' ORDER BY id) FROM onejob.tasks WHERE status = $1 AND NOT cancel_requested AND ($2 <> 'retry' OR status <> 'pending')`, from, string(action)), "7 8")
+			equal(t, "on record", onRecord(b), string(action)+" 28")
+		})
+	}
+	// What is about the transaction or the server is an error: no other row would fare better.
+	for name, state := range map[string]string{"QueryCanceled": "57014", "SerializationFailure": "40001", "Deadlock": "40P01", "ReadOnly": "25006", "DiskFull": "53100"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := failed(t)
+			b.sql(`CREATE FUNCTION public.keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'stop' USING ERRCODE = '` + state + `'; END $$`)
+			b.sql(`CREATE TRIGGER keep BEFORE DELETE ON onejob.tasks FOR EACH ROW WHEN (OLD.id = 7) EXECUTE FUNCTION public.keep()`)
+			_, err := b.Bulk(t.Context(), store.Bulk{Action: store.ActionDelete, Filter: all}, nil)
+			var pg *pgconn.PgError
+			if !errors.As(err, &pg) || pg.Code != state {
+				t.Errorf("%v", err)
+			}
+			equal(t, "tasks", b.one(`SELECT count(*) FROM onejob.tasks`), "30")
+		})
+	}
+}
+
+// A call continues no record but that of its own action.
+func TestBulkContinuesOnlyItsOwnRecord(t *testing.T) {
+	t.Parallel()
+	b := newBareBench(t)
+	b.sql(`INSERT INTO onejob.tasks (kind, status, finished_at) SELECT 'noop', 'failed', now() FROM generate_series(1, 10)`)
+	b.sql(`INSERT INTO onejob.actions (who, action, target, affected) SELECT session_user, 'retry', 'tasks {"kind": "noop"}', 0`)             // 1
+	b.sql(`INSERT INTO onejob.actions (who, action, target, affected) SELECT session_user, 'delete', 'tasks {"kind": "noop"}', 0`)            // 2
+	b.sql(`INSERT INTO onejob.actions (who, action, target, affected) SELECT session_user, 'retry', 'tasks {"kind": "other"}', 0`)            // 3
+	b.sql(`INSERT INTO onejob.actions (who, action, target, affected) SELECT session_user || ' (bob)', 'retry', 'tasks {"kind": "noop"}', 0`) // 4
+	equal(t, "its own", b.one(`SELECT (onejob.bulk('retry', '{"kind": "noop"}', max_tasks => 1, action_id => 1)).action_id`), "1")
+	for i, foreign := range []string{"2", "3", "4", "-1", "NULL"} {
+		equal(t, "the record after "+foreign, b.one(`SELECT (onejob.bulk('retry', '{"kind": "noop"}', max_tasks => 1, action_id => `+foreign+`)).action_id`), fmt.Sprint(5+i))
+	}
+	equal(t, "on record", b.one(`SELECT string_agg(affected::text, ' ' ORDER BY id) FROM onejob.actions`), "1 0 0 0 1 1 1 1 1")
+	equal(t, "whose the new ones are", b.one(`SELECT count(*) FROM onejob.actions WHERE id > 4 AND who = session_user AND action = 'retry' AND target = 'tasks {"kind": "noop"}'`), "5")
+}
+
 func TestBulkRefusesWhatItCannotMean(t *testing.T) {
 	t.Parallel()
 	b := newBareBench(t)
@@ -255,7 +369,14 @@ func TestBulkRefusesWhatItCannotMean(t *testing.T) {
 		`'delete', '{"kind": "a"}'`:                            "tasks of which status shall be deleted?",
 		`'delete', '{"status": "running"}'`:                    "the status is 'running', and delete is for tasks that are pending, succeeded, failed or cancelled",
 		`'cancel', '{"status": "failed"}'`:                     "the status is 'failed', and cancel is for tasks that are pending or running",
-		`'cancel', '{"status": null}'`:                         "the status is NULL",
+		`'cancel', '{"status": null}'`:                         "the field 'status' of the filter is null",
+		`'cancel', '{"since": null}'`:                          "the field 'since' of the filter is null",
+		`'cancel', '{"until": null}'`:                          "the field 'until' of the filter is null",
+		`'cancel', '{"error": null}'`:                          "the field 'error' of the filter is null",
+		`'cancel', '{"kind": "noop", "ids": null}'`:            "the field 'ids' of the filter is null",
+		`'cancel', jsonb_build_object('queue', NULL)`:          "the field 'queue' of the filter is null",
+		`'cancel', '{"ids": 1}'`:                               "the field 'ids' of the filter is of type number; it must be an array of task IDs",
+		`'cancel', '{"ids": {"1": 1}}'`:                        "the field 'ids' of the filter is of type object",
 		`'retry', '{"schedule": "x"}'`:                         "there is no schedule 'x'",
 		`'retry', '{"since": "soon"}'`:                         "invalid input syntax",
 		`'retry', '{"kind": "a"}', max_tasks => 0`:             "max_tasks must be between 1 and 10000",
@@ -266,7 +387,12 @@ func TestBulkRefusesWhatItCannotMean(t *testing.T) {
 			t.Errorf("%s: %v, want %s", sql, err, want)
 		}
 	}
-	_, err := b.Bulk(t.Context(), store.Bulk{Action: store.ActionRetry, Filter: store.TaskFilter{Schedule: "x"}}, nil)
+	_, err := b.try(`SELECT onejob.bulk('cancel', '{"since": null}')`)
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) || pg.Code != "22023" || pg.Hint != "Leave the field out, or give it a value." {
+		t.Errorf("of a null: %+v", pg)
+	}
+	_, err = b.Bulk(t.Context(), store.Bulk{Action: store.ActionRetry, Filter: store.TaskFilter{Schedule: "x"}}, nil)
 	if !errors.Is(err, store.ErrFilter) || !strings.Contains(err.Error(), "there is no schedule 'x'") {
 		t.Error(err)
 	}

@@ -6,7 +6,52 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"onejob/store"
 )
+
+// docs/operate/security.md names the functions that run with their owner's rights and the
+// columns that an enqueuer may set, and no others.
+func TestSecurityReference(t *testing.T) {
+	t.Parallel()
+	raw, err := os.ReadFile("../docs/operate/security.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := newBareBench(t)
+	names := func(from, to string) []string {
+		_, rest, found := strings.Cut(string(raw), from)
+		text, _, ended := strings.Cut(rest, to)
+		if !found || !ended {
+			t.Errorf("the page has no text from %q to %q", from, to)
+		}
+		var names []string
+		for _, m := range regexp.MustCompile("`(?:onejob\\.)?([a-z_]+)`").FindAllStringSubmatch(text, -1) {
+			names = append(names, m[1])
+		}
+		slices.Sort(names)
+		return names
+	}
+	const definers = `SELECT proname FROM pg_proc WHERE pronamespace = 'onejob'::regnamespace AND prosecdef AND (prorettype = 'trigger'::regtype) = $1 ORDER BY proname COLLATE "C"`
+	for _, part := range []struct {
+		what      string
+		page, has []string
+	}{
+		{"functions", names("(`SECURITY DEFINER`)", "\n- "), b.sql(definers, false)},
+		{"triggers", slices.DeleteFunc(names("So do three triggers", "\n- "), func(s string) bool { return s == "former_schedules" }), b.sql(definers, true)},
+	} {
+		if !slices.Equal(part.page, part.has) {
+			t.Errorf("the page says that these %s run with their owner's rights: %v; it is %v", part.what, part.page, part.has)
+		}
+	}
+	_, input, _ := strings.Cut(store.RolesSQL(store.Roles{Enqueuer: "e", Observer: "o", Operator: "p", Worker: "w"}), "GRANT INSERT (")
+	input, _, _ = strings.Cut(input, ")")
+	may := strings.Split(input, ", ")
+	slices.Sort(may)
+	if page := names("An enqueuer may set", "\n"); !slices.Equal(page, may) {
+		t.Errorf("the page says that an enqueuer may set %v; it is %v", page, may)
+	}
+}
 
 // docs/reference/sql.md has the columns with their types, the functions and the
 // constraints that a migrated database has, and no others.

@@ -45,6 +45,7 @@ note goes to stderr, and the exit code is 0.`,
 	f.DurationVar(&n.Timeout, "timeout", 0, "`duration` after which an attempt is stopped (default: none)")
 	f.DurationVar(&n.KeepFor, "keep-for", 0, "`duration` for which the finished task is kept (default: as retention says)")
 	f.StringVar(&n.Traceparent, "traceparent", "", "the `span` that enqueues it, as the HTTP header traceparent has it")
+	allowEmpty(c, "traceparent") // a command that is not traced has no TRACEPARENT
 	complete(c, "queue", completeValue(queueNames))
 	complete(c, "limit", completeValue(limitNames))
 	return withStore(c, func(c *cobra.Command, args []string, db *store.Store) error {
@@ -52,6 +53,7 @@ note goes to stderr, and the exit code is 0.`,
 			return err
 		}
 		n.Kind, n.Priority, n.MaxAttempts = args[0], int(priority), int(maxAttempts)
+		zeroes(c, &n)
 		raw, err := readPayload(payload, c.InOrStdin())
 		if err != nil {
 			return usage(err)
@@ -73,6 +75,19 @@ note goes to stderr, and the exit code is 0.`,
 		fmt.Fprintln(c.OutOrStdout(), id)
 		return nil
 	})
+}
+
+// zeroes keeps apart flags that were given as zero, and those that were not given: to a NewTask
+// both are the same.
+func zeroes(c *cobra.Command, n *store.NewTask) {
+	for flag, d := range map[string]*time.Duration{"timeout": &n.Timeout, "keep-for": &n.KeepFor} {
+		if c.Flags().Changed(flag) && *d == 0 {
+			*d = time.Nanosecond // is zero to Postgres, which counts microseconds
+		}
+	}
+	if c.Flags().Changed("max-attempts") && n.MaxAttempts == 0 {
+		n.MaxAttempts = -1 // is refused as 0 is, by the same constraint
+	}
 }
 
 func readPayload(arg string, stdin io.Reader) (json.RawMessage, error) {

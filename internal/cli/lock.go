@@ -55,11 +55,12 @@ it), or:
 		DisableFlagsInUseLine: true,
 	}
 	c.Flags().SetInterspersed(false)
-	wait := c.Flags().Duration("wait", 0, "wait at most this `duration` for the lock (default: wait forever)")
+	wait := c.Flags().Duration("wait", 0, "wait at most this `duration` for the lock, 0 like --no-wait (default: wait forever)")
 	noWait := c.Flags().Bool("no-wait", false, "do not wait if the lock is held")
 	grace := c.Flags().Duration("grace", 5*time.Second, "`duration` between SIGTERM and SIGKILL when the command must end")
 	slots := c.Flags().IntP("slots", "n", 0, "KEY is the name of a limit with `N` slots")
-	config := c.Flags().StringP("config", "c", os.Getenv("ONEJOB_CONFIG"), "with -n: YAML `file` with settings")
+	config := configFlag(c)
+	c.Flag("config").Usage = "with -n: YAML `file` with settings"
 	prefix := c.Flags().String("prefix", envOr("ONEJOB_CONSUL_PREFIX", "service/onejob"), "`prefix` of the keys in Consul")
 	liveness := c.Flags().String("liveness", envOr("ONEJOB_CONSUL_LIVENESS", "check"), "how Consul sees that this process is alive: check or ttl")
 	c.ValidArgsFunction = func(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
@@ -108,7 +109,7 @@ it), or:
 			return err
 		}
 		maxWait := *wait
-		if *noWait {
+		if *noWait || c.Flags().Changed("wait") && *wait == 0 {
 			maxWait = -1
 		}
 		return runLocked(c, p, maxWait, guard.Spec{Path: path, Args: command[1:], Env: os.Environ(), Grace: *grace,

@@ -15,6 +15,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"onejob/internal/plaintext"
 	"onejob/tasks"
@@ -123,6 +124,9 @@ more; see its help.`,
 		Version:       version(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
+
+		// No other command may have one: cobra runs only the nearest.
+		PersistentPreRunE: func(c *cobra.Command, _ []string) error { return refuseEmpty(c) },
 	}
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return usage(fmt.Errorf("%w; see %s --help", err, c.CommandPath()))
@@ -177,6 +181,28 @@ func wrapArgs(c *cobra.Command) {
 	}
 	for _, sub := range c.Commands() {
 		wrapArgs(sub)
+	}
+}
+
+// refuseEmpty returns a usage error if a text flag was given as "". Most likely a variable of a
+// script is unset; taken for a flag that was not given, it would widen a filter to all tasks,
+// or drop a lock key.
+func refuseEmpty(c *cobra.Command) (err error) {
+	c.Flags().Visit(func(f *pflag.Flag) {
+		if _, fine := f.Annotations[emptyAllowed]; err == nil && !fine && f.Value.Type() == "string" && f.Value.String() == "" {
+			err = usage(fmt.Errorf("--%s: the value is empty; give one, or leave the flag out; see %s --help", f.Name, c.CommandPath()))
+		}
+	})
+	return err
+}
+
+// emptyAllowed marks text flags that may be given as "".
+const emptyAllowed = "empty allowed"
+
+// allowEmpty lets a flag of c be given as "".
+func allowEmpty(c *cobra.Command, flag string) {
+	if err := c.Flags().SetAnnotation(flag, emptyAllowed, []string{}); err != nil {
+		panic(err) // there is no such flag
 	}
 }
 

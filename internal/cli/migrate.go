@@ -54,6 +54,7 @@ The roles cannot log in. Grant them to users that can:
 		Args: cobra.NoArgs,
 	}
 	prefix := c.Flags().String("prefix", "onejob_", "`prefix` of the names of the roles")
+	allowEmpty(c, "prefix")
 	var names [4]*string
 	for i, role := range []string{"enqueuer", "observer", "operator", "worker"} {
 		names[i] = c.Flags().String(role, "", "`name` of this role (default: the prefix and "+role+")")

@@ -13,9 +13,12 @@ import (
 
 // What leads from a command line to Postgres and Consul.
 
-// configFlag adds --config to a command.
+// configFlag adds --config to a command. If it is empty there is no file, whatever
+// ONEJOB_CONFIG says; the supervisor passes it on so.
 func configFlag(c *cobra.Command) *string {
-	return c.Flags().StringP("config", "c", os.Getenv("ONEJOB_CONFIG"), "YAML `file` with settings")
+	path := c.Flags().StringP("config", "c", os.Getenv("ONEJOB_CONFIG"), "YAML `file` with settings")
+	allowEmpty(c, "config")
+	return path
 }
 
 // withStore makes run what c does, with the store that the configuration names.

@@ -52,7 +52,7 @@ var (
 		action: store.ActionDelete, done: "deleted", statuses: []string{"failed", "cancelled", "succeeded", "pending"},
 		short: "Delete tasks that are not running, and their attempts",
 		long:  "Delete tasks that are not running, and their attempts. By a filter, --status is needed.",
-		one:   (*store.Store).Delete, became: "deleted", refused: "running, or locked by somebody, or does not exist",
+		one:   (*store.Store).Delete, became: "deleted", refused: "running, or locked by somebody, or does not exist, or Postgres refuses it",
 		offered: []string{"failed", "cancelled", "succeeded", "pending"},
 	}
 )
@@ -69,7 +69,8 @@ A filter needs one of them at least, and a task must match all of them. On a ter
 you are asked before anything happens; elsewhere --yes is needed. onejob.actions
 records who did it, the filter, and to how many tasks.
 
-Many tasks are ` + ch.done + ` 200 at a time, with pauses. Rows that somebody has locked are left.
+Many tasks are ` + ch.done + ` 200 at a time, with pauses. Rows that somebody has locked are left,
+and those that Postgres refuses to change, because of a foreign key for instance.
 Interrupt it whenever you like: what was done is done, and the same command goes on.
 
 Exit codes: 0 done, or nothing matched; 1 not to all of them; 2 usage error.`,
@@ -203,6 +204,7 @@ func (ch change) many(c *cobra.Command, db *store.Store, b store.Bulk, yes bool)
 		if ch.action == store.ActionRetry {
 			why += ", or another task has their unique key"
 		}
+		why += ", or Postgres refuses it"
 		fmt.Fprintf(stderr, "onejob: %s left: %s\n", plural(int(left), "task"), why)
 		return &exitError{exitFailure, nil}
 	}
