@@ -298,7 +298,7 @@ func (p *page) retryFailures(r *http.Request) result {
 	}
 	res.More = []string{of}
 	if left := n.Left(); left > 0 {
-		res.More = append(res.More, fmt.Sprintf("%s not retried: locked by others, changed meanwhile, or another task has the unique key.", tasksOf(left)))
+		res.More = append(res.More, fmt.Sprintf("%s not retried: locked by others, changed meanwhile, or Postgres refuses it (another task has the unique key, for example).", tasksOf(left)))
 	}
 	return res
 }
