@@ -7,7 +7,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"onejob/internal/testenv"
+	"onejob/migrations"
 	"onejob/store"
 )
 
@@ -96,5 +99,68 @@ func TestServeWaitsForPostgresThatGoesAwayAgain(t *testing.T) {
 	}
 	if events.FilterMessage("migration_applied").Len() == 0 {
 		t.Error("it went on without the schema")
+	}
+}
+
+// A replica that cannot lock the tables for a migration says who is in the way, and
+// gives up.
+func TestServeWaitsForALongTransactionUntilStartTimeout(t *testing.T) {
+	t.Parallel()
+	db := testenv.Postgres(t)
+	pool := db.Pool(t)
+	for _, sql := range []string{"CREATE SCHEMA onejob", "CREATE TABLE onejob.schema_version (version int NOT NULL)", "INSERT INTO onejob.schema_version VALUES (2)", "001_tasks.sql", "002_schedules.sql"} {
+		if strings.HasSuffix(sql, ".sql") {
+			file, err := migrations.Files.ReadFile(sql)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sql = string(file)
+		}
+		if _, err := pool.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cfg := defaults()
+	cfg.Postgres.DSN, cfg.StartTimeout = db.DSN, 10*time.Second
+	s, err := store.Open(cfg.storeConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	reader, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Rollback(context.Background())
+	if _, err := reader.Exec(t.Context(), "TABLE onejob.tasks"); err != nil {
+		t.Fatal(err)
+	}
+	pid := int(reader.Conn().PgConn().PID())
+
+	log, events := testenv.Logger(t)
+	err = prepare(t.Context(), cfg, s, log)
+	if want := fmt.Sprintf("end them: SELECT pg_terminate_backend(%d)", pid); err == nil || !strings.HasSuffix(err.Error(), want) {
+		t.Errorf("it returned %v, want an error that ends with %s", err, want)
+	}
+	blocked := events.FilterMessage("migration_blocked").All()
+	if len(blocked) == 0 || fmt.Sprint(blocked[0].ContextMap()["pids"]) != fmt.Sprintf("[%d]", pid) {
+		t.Errorf("the events are %v, want process %d", blocked, pid)
+	}
+	if applied := events.FilterMessage("migration_applied").All(); len(applied) != 0 {
+		t.Errorf("migrations that were not applied are reported: %v", applied)
+	}
+
+	if err := reader.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := prepare(t.Context(), cfg, s, log); err != nil {
+		t.Fatal(err)
+	}
+	v, err := s.SchemaVersion(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if applied := events.FilterMessage("migration_applied").Len(); applied != v.Want-2 {
+		t.Errorf("%d migrations are reported, want %d", applied, v.Want-2)
 	}
 }
