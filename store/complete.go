@@ -209,7 +209,7 @@ func untilUnlocked(f func() error) error {
 
 // maxResult is the longest result that is kept: one statement carries those of
 // several who end together, and Postgres takes no more than 1 GiB.
-const maxResult = 4 << 20
+const maxResult = tasks.MaxResult
 
 // maxCompletions and maxCompletionBytes are how many completions one statement carries, and
 // how much of their results and outputs unless it is one alone.

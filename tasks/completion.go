@@ -34,6 +34,10 @@ const (
 	StatusCancelled Status = "cancelled"
 )
 
+// MaxResult is the longest result, in bytes of its JSON, that a store keeps. A task
+// whose result is longer fails, so a handler that can cut its result should.
+const MaxResult = 4 << 20
+
 // A Completion is how an attempt ended, and what becomes of its task.
 type Completion struct {
 	ID      int64

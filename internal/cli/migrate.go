@@ -3,6 +3,7 @@ package cli
 import (
 	"cmp"
 	"fmt"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -76,6 +77,12 @@ func migrateUp(c *cobra.Command, _ []string, db *store.Store) error {
 		Applying: func(number int, name string) { printf(c.OutOrStdout(), "applying %s\n", name) },
 		Waiting: func(pid int, name string) {
 			printf(c.ErrOrStderr(), "waiting for another migration: server process %d (application %q) holds the lock\n", pid, name)
+		},
+		Blocked: func(name string, waited time.Duration, by []store.Blocker) {
+			printf(c.ErrOrStderr(), "%s has tried for %v to lock the tables of schema onejob; it is tried again every few seconds\n", name, waited.Round(time.Second))
+			for _, b := range by {
+				printf(c.ErrOrStderr(), "  in use by %s; to end it: %s\n", b, b.Ending())
+			}
 		},
 		Changed: func(what string) { printf(c.ErrOrStderr(), "  %s\n", what) },
 	}); err != nil {

@@ -1,13 +1,17 @@
 package cli
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"onejob/internal/testenv"
+	"onejob/migrations"
 	"onejob/store"
 )
 
@@ -97,4 +101,112 @@ func TestServeWaitsForPostgresThatGoesAwayAgain(t *testing.T) {
 	if events.FilterMessage("migration_applied").Len() == 0 {
 		t.Error("it went on without the schema")
 	}
+}
+
+// A replica that cannot lock the tables for a migration says who is in the way, and
+// gives up.
+func TestServeWaitsForALongTransactionUntilStartTimeout(t *testing.T) {
+	t.Parallel()
+	db := testenv.Postgres(t)
+	reader := oldSchemaInUse(t, db)
+	cfg := defaults()
+	cfg.Postgres.DSN, cfg.StartTimeout = db.DSN, 10*time.Second
+	s, err := store.Open(cfg.storeConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	pid := int(reader.Conn().PgConn().PID())
+
+	log, events := testenv.Logger(t)
+	err = prepare(t.Context(), cfg, s, log)
+	if want := fmt.Sprintf("end them: SELECT pg_terminate_backend(%d)", pid); err == nil || !strings.HasSuffix(err.Error(), want) {
+		t.Errorf("it returned %v, want an error that ends with %s", err, want)
+	}
+	blocked := events.FilterMessage("migration_blocked").All()
+	if len(blocked) == 0 || fmt.Sprint(blocked[0].ContextMap()["pids"]) != fmt.Sprintf("[%d]", pid) {
+		t.Errorf("the events are %v, want process %d", blocked, pid)
+	}
+	if applied := events.FilterMessage("migration_applied").All(); len(applied) != 0 {
+		t.Errorf("migrations that were not applied are reported: %v", applied)
+	}
+
+	if err := reader.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := prepare(t.Context(), cfg, s, log); err != nil {
+		t.Fatal(err)
+	}
+	v, err := s.SchemaVersion(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if applied := events.FilterMessage("migration_applied").Len(); applied != v.Want-2 {
+		t.Errorf("%d migrations are reported, want %d", applied, v.Want-2)
+	}
+}
+
+func TestMigrateUpSaysWhatIsInItsWay(t *testing.T) {
+	t.Parallel()
+	db := testenv.Postgres(t)
+	reader := oldSchemaInUse(t, db)
+	s, err := store.Open(store.Config{DSN: db.DSN})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	var stdout, stderr strings.Builder
+	c := migrateCommand()
+	c.SetContext(t.Context())
+	c.SetOut(&stdout)
+	c.SetErr(writeFunc(func(p []byte) (int, error) {
+		if bytes.Contains(p, []byte("to end it")) { // and then it ends
+			if err := reader.Rollback(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+		return stderr.Write(p)
+	}))
+	pid := reader.Conn().PgConn().PID()
+	if err := migrateUp(c, nil, s); err != nil {
+		t.Fatal(err)
+	}
+	if want := fmt.Sprintf("to end it: SELECT pg_terminate_backend(%d)\n", pid); !strings.HasPrefix(stderr.String(), "003_claim.sql has tried for ") || !strings.HasSuffix(stderr.String(), want) {
+		t.Errorf("it wrote %q, want the end %q", stderr.String(), want)
+	}
+	if n := strings.Count(stdout.String(), "applying 003_claim.sql\n"); n != 1 {
+		t.Errorf("it says %d times that it applies the migration:\n%s", n, stdout.String())
+	}
+}
+
+type writeFunc func(p []byte) (int, error)
+
+func (f writeFunc) Write(p []byte) (int, error) { return f(p) }
+
+// oldSchemaInUse makes a schema of version 2, and returns a transaction that has read
+// its tasks.
+func oldSchemaInUse(t *testing.T, db *testenv.DB) pgx.Tx {
+	t.Helper()
+	pool := db.Pool(t)
+	for _, sql := range []string{"CREATE SCHEMA onejob", "CREATE TABLE onejob.schema_version (version int NOT NULL)", "INSERT INTO onejob.schema_version VALUES (2)", "001_tasks.sql", "002_schedules.sql"} {
+		if strings.HasSuffix(sql, ".sql") {
+			file, err := migrations.Files.ReadFile(sql)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sql = string(file)
+		}
+		if _, err := pool.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol); err != nil {
+			t.Fatal(err)
+		}
+	}
+	reader, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = reader.Rollback(context.Background()) })
+	if _, err := reader.Exec(t.Context(), "TABLE onejob.tasks"); err != nil {
+		t.Fatal(err)
+	}
+	return reader
 }

@@ -259,19 +259,31 @@ func prepare(ctx context.Context, cfg Config, db *store.Store, log *zap.Logger) 
 	}
 }
 
-// migrate sees to the schema. It waits for another migration until the deadline.
+// migrate sees to the schema. It waits for another migration, and for transactions that
+// keep it from locking the tables, until the deadline.
 func migrate(ctx context.Context, deadline time.Time, cfg Config, db *store.Store, log *zap.Logger) error {
 	if !cfg.Postgres.Migrate {
 		return db.CheckSchema(ctx)
 	}
 	return db.Migrate(ctx, &store.Progress{
 		WaitAtMost: max(time.Until(deadline), time.Second),
-		Applying: func(number int, name string) {
+		Applied: func(number int, name string) {
 			log.Info("migration_applied", zap.Int("number", number), zap.String("name", name))
 		},
 		Changed: func(what string) { log.Warn("migration_changed_rows", zap.String("what", what)) },
 		Waiting: func(pid int, name string) {
 			log.Warn("migration_waiting", zap.Int("holder_pid", pid), zap.String("holder_application", name))
+		},
+		Blocked: func(name string, waited time.Duration, by []store.Blocker) {
+			var pids []int
+			var blockers []string
+			for _, b := range by {
+				if b.PID != 0 {
+					pids = append(pids, b.PID)
+				}
+				blockers = append(blockers, b.String())
+			}
+			log.Warn("migration_blocked", zap.String("name", name), zap.Duration("waited", waited), zap.Ints("pids", pids), zap.Strings("blockers", blockers))
 		},
 	})
 }

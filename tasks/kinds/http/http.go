@@ -44,7 +44,8 @@ type Config struct {
 	Allow []string `koanf:"allow"`
 
 	// ResponseLimit is how many bytes of a response's body are kept as the
-	// task's result, at most tasks.MaxKept. Zero means DefaultResponseLimit.
+	// task's result, at most tasks.MaxKept. Zero means DefaultResponseLimit. Fewer
+	// are kept if the JSON of the result would exceed tasks.MaxResult.
 	ResponseLimit int `koanf:"response_limit"`
 
 	// Timeout bounds the request of a task that has no timeout of its own,

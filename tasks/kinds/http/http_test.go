@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"onejob/boottime"
 	"onejob/internal/quiet"
@@ -154,6 +155,66 @@ func TestKeepsTheResponse(t *testing.T) {
 			}
 			if want := fmt.Sprintf("HTTP/1.1 %d %s\n\n%s", test.status, http.StatusText(test.status), tasks.Text(test.body)); a.Output.String() != want {
 				t.Errorf("output %q, want %q", a.Output, want)
+			}
+		})
+	}
+}
+
+// A request that succeeded does not fail its task because the answer is too long for a
+// store, whatever JSON makes of the answer's bytes.
+func TestCutsAResponseToWhatAStoreKeeps(t *testing.T) {
+	var body []byte
+	server := serveHTTP(t, func(w http.ResponseWriter, r *http.Request) { w.Write(body) })
+	kind := newKind(t, Config{Allow: []string{server.URL}, ResponseLimit: 16 << 20})
+
+	for _, test := range []struct {
+		name      string
+		body      string
+		truncated bool
+		atLeast   int // bytes of the body that are kept
+	}{
+		{"text", strings.Repeat("Prüfung 12345\n", 5<<20/15), true, 3 << 20},
+		{"bytes that are not UTF-8", strings.Repeat("\xff", 2<<20), true, 4 << 20 / 5 * 99 / 100},
+		{"halves of characters", strings.Repeat("€\xe2\x82", 2<<20/5), true, 1 << 20},
+		{"control characters", strings.Repeat("\x01", 1<<20), true, 4 << 20 / 6 * 99 / 100},
+		{"text, then control characters", strings.Repeat("a", 3<<20) + strings.Repeat("\x01", 1<<20), true, 3 << 20},
+		{"JSON", `["` + strings.Repeat("abc", 5<<20/3) + `"]`, true, 4 << 20 * 99 / 100},
+		{"JSON that grows", `["` + strings.Repeat("<", 1<<20) + `"]`, true, 4 << 20 / 6 * 99 / 100},
+		{"text that just fits", strings.Repeat("a", tasks.MaxResult-len(`{"status":200,"body":""}`)), false, tasks.MaxResult - len(`{"status":200,"body":""}`)},
+		{"text that just does not fit", strings.Repeat("a", tasks.MaxResult-len(`{"status":200,"body":""}`)+1), true, 4 << 20 * 99 / 100},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			body = []byte(test.body)
+			result, err := run(t.Context(), kind, httpAttempt(t, object{"url": server.URL}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(result.Value) > tasks.MaxResult {
+				t.Errorf("the result has %d bytes, of at most %d", len(result.Value), tasks.MaxResult)
+			}
+			if !utf8.Valid(result.Value) {
+				t.Error("the result is not UTF-8")
+			}
+			var got struct {
+				Status    int    `json:"status"`
+				Body      string `json:"body"`
+				Truncated bool   `json:"truncated"`
+			}
+			if err := json.Unmarshal(result.Value, &got); err != nil {
+				t.Fatal(err)
+			}
+			if got.Status != 200 || got.Truncated != test.truncated {
+				t.Errorf("status %d, truncated %v, want 200, %v", got.Status, got.Truncated, test.truncated)
+			}
+			whole := tasks.Text(test.body)
+			if !strings.HasPrefix(whole, got.Body) {
+				t.Errorf("the %d bytes kept are not the beginning of the body", len(got.Body))
+			}
+			if least := len(tasks.Text(test.body[:test.atLeast])); len(got.Body) < least {
+				t.Errorf("%d bytes of text are kept, want at least %d", len(got.Body), least)
+			}
+			if strings.HasSuffix(got.Body, `\`) || strings.HasSuffix(got.Body, `\x`) {
+				t.Error("the text ends within an escape")
 			}
 		})
 	}

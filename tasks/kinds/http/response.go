@@ -30,13 +30,50 @@ func (in *incoming) read(r io.Reader, limit int, output io.Writer) error {
 	return err
 }
 
-// result returns the response as a task's result.
+// result returns the response as a task's result. If its JSON would be too long for
+// a store, it cuts the body: the request has succeeded, so the task must not fail for
+// what it answered.
 func (in *incoming) result() (json.RawMessage, error) {
+	result, err := in.encode(in.value())
+	if err != nil || len(result) <= tasks.MaxResult {
+		return result, err
+	}
+	in.truncated = true
+	empty, err := in.encode("")
+	if err != nil {
+		return nil, err
+	}
+	in.body = in.body[:in.fitting(tasks.MaxResult-len(empty))]
+	return in.encode(in.text(len(in.body)))
+}
+
+func (in *incoming) encode(body any) (json.RawMessage, error) {
 	return json.Marshal(struct {
 		Status    int  `json:"status"`
 		Body      any  `json:"body,omitempty"`
 		Truncated bool `json:"truncated,omitempty"`
-	}{in.status, in.value(), in.truncated})
+	}{in.status, body, in.truncated})
+}
+
+// fitting returns how many bytes of the body, as text in a JSON string, take at most
+// room bytes. It stops at the end of a piece, so a part of one more might fit. It asks
+// the encoder about each piece, because a byte of the body can take six in JSON: a
+// control character does, and a byte that is not UTF-8 takes five.
+func (in *incoming) fitting(room int) int {
+	const piece = 1 << 10
+	n := 0
+	for n < len(in.body) {
+		next := in.body[n:]
+		if len(next) > piece {
+			next = whole(next[:piece])
+		}
+		encoded, err := json.Marshal(tasks.Text(string(next)))
+		if room -= len(encoded) - len(`""`); err != nil || room < 0 {
+			break
+		}
+		n += len(next)
+	}
+	return n
 }
 
 // value returns the body as Postgres can keep it: as JSON if it is some, else
@@ -63,16 +100,22 @@ func (in *incoming) value() any {
 func (in *incoming) text(n int) string {
 	b := in.body[:min(n, len(in.body))]
 	if len(b) < len(in.body) || in.truncated {
-		for i := 1; i < utf8.UTFMax && i <= len(b); i++ {
-			if start := len(b) - i; utf8.RuneStart(b[start]) {
-				if !utf8.FullRune(b[start:]) {
-					b = b[:start]
-				}
-				break
-			}
-		}
+		b = whole(b)
 	}
 	return tasks.Text(string(b))
+}
+
+// whole returns b without half a character at the end.
+func whole(b []byte) []byte {
+	for i := 1; i < utf8.UTFMax && i <= len(b); i++ {
+		if start := len(b) - i; utf8.RuneStart(b[start]) {
+			if !utf8.FullRune(b[start:]) {
+				return b[:start]
+			}
+			break
+		}
+	}
+	return b
 }
 
 // excerpt returns the beginning of the body, to end an error's message with.
