@@ -153,16 +153,17 @@ type faultRun struct {
 	unmet  []*kind        // the kinds of those that have hit nothing at all
 }
 
-// second returns a kind that has hit nothing yet, for a second try while nothing else goes on:
-// what takes all hosts finds one of them busy in most storms.
-func (v *faultRun) second(s step) step {
+// second returns a second try of a kind that has hit nothing yet, while nothing else goes on:
+// what takes all hosts finds one of them busy in most storms. It comes before s.
+func (v *faultRun) second(s step) (again step, is bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if len(v.unmet) > 0 {
-		s.Kind, v.unmet = v.unmet[0], v.unmet[1:]
-		s.For = min(max(s.For, s.Kind.least), s.Kind.most)
+	if len(v.unmet) == 0 {
+		return s, false
 	}
-	return s
+	s.Kind, v.unmet = v.unmet[0], v.unmet[1:]
+	s.For = min(max(s.For, s.Kind.least), s.Kind.most)
+	return s, true
 }
 
 func (v *faultRun) run(ctx context.Context) error {
@@ -170,16 +171,15 @@ func (v *faultRun) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var going sync.WaitGroup
-	for _, s := range v.plan {
+	begin := func(s step) {
 		if s.Alone {
 			going.Wait()
 			wait(ctx, calm)
-			s = v.second(s)
 		} else {
 			wait(ctx, s.After)
 		}
 		if ctx.Err() != nil {
-			break
+			return
 		}
 		going.Go(func() {
 			if err := v.do(ctx, s); err != nil {
@@ -190,6 +190,15 @@ func (v *faultRun) run(ctx context.Context) error {
 			going.Wait()
 			wait(ctx, aftermath)
 		}
+	}
+	for _, s := range v.plan {
+		if s.Alone {
+			going.Wait()
+			if again, is := v.second(s); is {
+				begin(again)
+			}
+		}
+		begin(s)
 	}
 	if ctx.Err() == nil {
 		<-ctx.Done() // the plan is longer than the run, unless it has no faults

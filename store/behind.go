@@ -121,7 +121,7 @@ func (l *lanes) toLookBehind(began time.Time) (marks map[int64]mark, from, to ti
 		return nil, from, to, false
 	}
 	if l.since.Before(began) {
-		l.since, l.cost, l.earlier = time.Now(), 0, l.cost
+		l.again(time.Now())
 	}
 	from, to = l.behind.next()
 	return maps.Clone(l.marks), from, to, true

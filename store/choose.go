@@ -348,7 +348,7 @@ type lanes struct {
 	marks     map[int64]mark
 	since     time.Time     // when a claim last began without marks
 	cost      time.Duration // of looking in vain: of that one, and of those after it that found nothing
-	earlier   time.Duration // what it was the time before
+	earlier   time.Duration // the most that it was the times before, of which each one counts a quarter less than the next
 	walk      int           // what it was in the last look
 	empty     bool          // the last claim found nothing, and there is more to look at
 	expensive bool          // beginning without marks costs much
@@ -358,8 +358,13 @@ type lanes struct {
 	behind    portions      // in which it looks
 }
 
+// again notes that a look begins.
+func (l *lanes) again(now time.Time) {
+	l.since, l.cost, l.earlier = now, 0, max(l.cost, l.earlier*3/4)
+}
+
 // rest is for how long nobody looks again. A look that took long may have waited for a
-// processor, or for a disk; two have looked at much.
+// processor, or for a disk; two of a few have looked at much.
 func (l *lanes) rest() time.Duration { return restFactor * min(l.cost, l.earlier) }
 
 // watched reports whether LookBehind looks after them, so that claims need not begin without
@@ -368,7 +373,7 @@ func (l *lanes) watched() bool { return l.looking > 0 || time.Since(l.lookedAt) 
 
 const (
 	// From a claim that began without marks to the next one so many times its cost
-	// passes, if that was no less the time before, so that looking at rows that cannot be had, or at what is left
+	// passes, if one of the few before it cost as much, so that looking at rows that cannot be had, or at what is left
 	// in the index of those that are gone, never takes more than a twentieth.
 	restFactor = 20
 
@@ -424,8 +429,8 @@ func (l *lanes) look(most int) look {
 	now := time.Now()
 	rested := !l.empty && !(l.expensive && l.watched()) && now.Sub(l.since) > l.rest()
 	if rested || len(l.marks) == 0 {
-		l.earlier = l.cost
-		l.marks, l.since, l.cost, l.expensive, l.empty = nil, now, 0, false, false
+		l.again(now)
+		l.marks, l.expensive, l.empty = nil, false, false
 	}
 	k := look{max: most, show: base, walk: base, marks: maps.Clone(l.marks), margin: margin}
 	if l.empty { // it goes on where the last one ended

@@ -145,18 +145,19 @@ func (s *Store) Claim(ctx context.Context, c tasks.Claim) (tasks.Claimed, error)
 		case aboutARow(pg) && look.max > 1:
 			look.max /= 2 // until it is one row that Postgres refuses
 		case aboutARow(pg):
-			refused, err := s.refuse(ctx, c, look, turn, pg)
-			refused.More = refused.More && s.refusals.Add(1) < maxRefusals
-			return refused, err
+			return s.refuse(ctx, c, look, turn, pg)
 		default:
 			return tasks.Claimed{}, fmt.Errorf("claim tasks: %w", err)
 		}
 	}
 }
 
-// maxRefusals is how many rows Postgres may refuse one after the other, before each one more waits
-// for the next poll: it may be that it refuses all.
-const maxRefusals = 100
+// maxRefusals is how many rows Postgres may refuse one after the other, each for another reason
+// than its data, before every one more takes refusalPause: it may be that it refuses all.
+const (
+	maxRefusals  = 100
+	refusalPause = 100 * time.Millisecond
+)
 
 // turn says whose turn a claim waits for, and for how long; zero means not at all.
 type turn struct {
@@ -253,6 +254,12 @@ func (s *Store) refuse(ctx context.Context, c tasks.Claim, l look, turn turn, wh
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	if !unfit(why) {
+		if err := s.takeNothing(ctx, c); err != nil {
+			return tasks.Claimed{}, fmt.Errorf("claim tasks: %w", err)
+		}
+		if s.refusals.Add(1) > maxRefusals {
+			time.Sleep(refusalPause)
+		}
 		s.avoid.add(id)
 		return tasks.Claimed{More: true, Refused: []tasks.RowError{{ID: id, Err: errors.New(words(why))}}}, nil
 	}
@@ -271,6 +278,28 @@ RETURNING id`, id, "Postgres refuses to make this task running: "+words(why))
 		s.avoid.add(id)
 	}
 	return tasks.Claimed{More: true, Refused: []tasks.RowError{{ID: id, Failed: len(failed) > 0, Err: errors.New(words(why))}}}, nil
+}
+
+// takeNothing does what a claim does, with no row. If that fails, no row is to blame.
+func (s *Store) takeNothing(ctx context.Context, c tasks.Claim) error {
+	conn, err := s.pool.acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { s.pool.release(conn, err) }()
+	b := &pgx.Batch{}
+	b.Queue(beginSQL)
+	b.Queue(`SELECT pg_catalog.set_config('onejob.tuples', '{}', true)`)
+	b.Queue(takeSQL, namedArgs{"session": c.Session, "replica": c.Replica, "fences_from": c.FencesFrom})
+	b.Queue(`ROLLBACK`)
+	results := conn.SendBatch(ctx, b)
+	defer results.Close()
+	for range b.Len() {
+		if _, err = results.Exec(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // words are what Postgres says of a row.

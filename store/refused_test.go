@@ -145,6 +145,38 @@ func TestWhatIsAboutNoRow(t *testing.T) {
 	if _, rows, err := b.TakeOver(t.Context(), []string{b.session}, 3); err == nil || len(rows) > 0 {
 		t.Errorf("a takeover refused %v: %v", rows, err)
 	}
+	b.insert()
+	if c, err := b.Claim(t.Context(), tasks.Claim{Session: b.session, Replica: "one", Kinds: []string{"noop"}, Max: 9}); err == nil || len(c.Refused) > 0 {
+		t.Errorf("a claim refused %v: %v", c.Refused, err)
+	}
+}
+
+// Many rows of one kind that a trigger keeps, for whatever reason, do not keep claims from those
+// behind them.
+func TestManyRefusedRowsStopNoClaim(t *testing.T) {
+	t.Parallel()
+	for code, statement := range map[string]string{"P0001": `RAISE 'on hold'`, "42P01": otherRefusals["42P01"]} {
+		t.Run(code, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			b.sql(`INSERT INTO onejob.tasks (kind, priority) SELECT 'other', 5 FROM generate_series(1, 150)`)
+			good := b.insert()
+			b.refusingBy(`NEW.status = 'running'`, statement)
+			for {
+				c, err := b.Claim(t.Context(), tasks.Claim{Session: b.session, Replica: "one", Kinds: []string{"noop", "other"}, Max: 9})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if len(c.Tasks) > 0 {
+					equal(t, "what was claimed", ids(c.Tasks), good)
+					return
+				}
+				if !c.More {
+					t.Fatal("a claim says that there is no more")
+				}
+			}
+		})
+	}
 }
 
 // A row that cannot even be failed is left alone.

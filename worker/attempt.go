@@ -369,9 +369,13 @@ const unwritableTries = 8
 // as the process lives. Once the lease has ended other replicas may take the task over;
 // the fence then refuses a late completion.
 func (w *Worker) complete(t *tasks.Task, e tasks.Completion, took time.Duration) {
+	refused := 0
 	for tries := 1; ; tries++ {
 		last := w.shutdown.giveUp.Err() != nil
 		err := w.cfg.Store.Complete(w.shutdown.writing, e)
+		if errors.Is(err, tasks.ErrUnwritable) {
+			refused++
+		}
 		var unstorable *tasks.ResultError
 		switch {
 		case err == nil:
@@ -383,7 +387,7 @@ func (w *Worker) complete(t *tasks.Task, e tasks.Completion, took time.Duration)
 		case errors.Is(err, tasks.ErrRefused):
 			w.logRefused(t, e.Outcome)
 			return
-		case last, errors.Is(err, tasks.ErrUnwritable) && tries == unwritableTries:
+		case last, refused == unwritableTries:
 			w.cfg.Log.Error("completion_abandoned", fields(t, zap.String("outcome", string(e.Outcome)), zap.Error(err))...)
 			return
 		case tries == 1:

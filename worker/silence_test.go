@@ -69,15 +69,28 @@ func TestAHeartbeatMeanwhileSavesASession(t *testing.T) {
 	}
 }
 
-// What nobody has looked at is no silence: the list that was had last is some seconds old.
+// What nobody has looked at is no silence, and the list's word is used for some seconds only.
 func TestSilenceThatNobodyLookedAt(t *testing.T) {
 	w, locks, _ := silence(t)
 	locks.end = func(context.Context, string) {}
-	w.members.heard = w.members.heard.Add(-10*time.Second + lock.Silence - time.Second)
-	w.lookForDeaths(t.Context())
-	w.members.heard = w.members.heard.Add(time.Second) // they were silent for long enough, but that was some time ago
-	w.lookForDeaths(t.Context())
-	if len(locks.ended) > 0 {
-		t.Errorf("the sessions %v were ended", locks.ended)
+	now := boottime.Now()
+	look := func(silent, ago time.Duration) int {
+		locks.ended = nil
+		w.members.heard = now.Add(-ago)
+		for s, m := range w.members.seen {
+			m.since = w.members.heard.Add(-silent)
+			w.members.seen[s] = m
+		}
+		w.lookForDeaths(t.Context())
+		return len(locks.ended)
+	}
+	if n := look(lock.Silence-time.Second, 3*time.Second); n != 0 {
+		t.Errorf("%d sessions were ended that had been silent for 6 s when somebody looked, 3 s ago", n)
+	}
+	if n := look(20*time.Second, sameMoment+time.Second); n != 0 {
+		t.Errorf("%d sessions were ended that had been silent some time ago", n)
+	}
+	if n := look(20*time.Second, 0); n != 2 {
+		t.Errorf("%d sessions of two were ended that are silent", n)
 	}
 }

@@ -68,10 +68,12 @@ var simulated = []Mutant{
 		"worker/attempt.go", "context.WithCancelCause(lease.Context())", "context.WithCancelCause(context.WithoutCancel(lease.Context()))"),
 	one("hasty-burial", "replicas are called dead after a quarter of the silence",
 		"worker/members.go", "	for _, r := range w.members.silent(lock.Silence) {\n		switch {", "	for _, r := range w.members.silent(lock.Silence / 4) {\n		switch {").
-		and("worker/members.go", "how, err := w.cfg.Locks.End(ctx, r.Session, lock.Silence)", "how, err := w.cfg.Locks.End(ctx, r.Session, lock.Silence/4)"),
+		and("worker/members.go", "how, err := w.cfg.Locks.End(short, r.Session, lock.Silence)", "how, err := w.cfg.Locks.End(short, r.Session, lock.Silence/4)",
+			"worker/members.go", "m.heard.Sub(r.since) < lock.Silence {", "m.heard.Sub(r.since) < lock.Silence/4 {"),
 	one("one-second-early", "replicas are called dead two seconds early",
 		"worker/members.go", "	for _, r := range w.members.silent(lock.Silence) {\n		switch {", "	for _, r := range w.members.silent(lock.Silence - 2*time.Second) {\n		switch {").
-		and("worker/members.go", "how, err := w.cfg.Locks.End(ctx, r.Session, lock.Silence)", "how, err := w.cfg.Locks.End(ctx, r.Session, lock.Silence-2*time.Second)"),
+		and("worker/members.go", "how, err := w.cfg.Locks.End(short, r.Session, lock.Silence)", "how, err := w.cfg.Locks.End(short, r.Session, lock.Silence-2*time.Second)",
+			"worker/members.go", "m.heard.Sub(r.since) < lock.Silence {", "m.heard.Sub(r.since) < lock.Silence-2*time.Second {"),
 	one("one-silence", "silence on the list is death, whatever Consul has heard",
 		"lock/consul/end.go", "if l.membership.quiet(session, index) < silence {", "if l.membership.quiet(session, index) < 0 {"),
 	one("no-silence-deadline", "a lease does not end when nobody hears of its replica",
@@ -93,7 +95,7 @@ var simulated = []Mutant{
 	one("stops-cost-attempts", "a stop uses up an attempt",
 		"worker/attempt.go", "e.Outcome, e.Next, e.Requeue = tasks.Shutdown, tasks.StatusPending, true", "e.Outcome, e.Next, e.Requeue = tasks.Shutdown, tasks.StatusPending, false"),
 	one("no-limits", "a slot is had though all are taken",
-		"lock/consul/semaphore_view.go", "	case held+n <= v.limit && !v.lockMissing:\n		return nil\n", "	case held+n <= v.limit+1:\n		return nil\n"),
+		"lock/consul/semaphore_view.go", "	case held+n <= v.limit && !v.shut:\n		return nil\n", "	case held+n <= v.limit+1:\n		return nil\n"),
 
 	// Defects that were, with both witnesses of a death where there was one.
 	one("other-consul", "a Consul is believed whose cluster is another one",
@@ -219,7 +221,7 @@ var others = []Mutant{
 		"lock/consul/semaphore_view.go", "	case v.lock.ModifyIndex < before:", "	case v.lock.ModifyIndex < 0:").
 		failing("lock/consul.TestSlotThatARestoredSnapshotForgets"),
 	one("limit-anew", "a limit that a restored snapshot does not know is made anew and entered",
-		"lock/consul/semaphore_view.go", "if before != 0 && s.holders > 0 {", "if before == 1 {").
+		"lock/consul/semaphore_view.go", "if before != 0 && s.recorded && s.holders > 0 && v.setting == nil {", "if before == 1 {").
 		failing("lock/consul.TestLimitThatARestoredSnapshotForgets"),
 	one("hidden-restore", "who gives back a slot of a restored snapshot hides the restore from others",
 		"lock/consul/semaphore_change.go", "if p.add(st) && holds && !p.v.shut {", "if p.add(st) && holds {").

@@ -32,11 +32,13 @@ type viewer struct {
 	missed map[string]boottime.Instant
 
 	// Consul's index of the latest .lock, and when it was last seen to have gone back, as it
-	// does when a snapshot is restored, or to be gone although it had holders. All that is
-	// written later has a higher one (Consul continues its index after a restore).
-	index   uint64
-	holders int // in that .lock
-	back    boottime.Instant
+	// does when a snapshot is restored. All that is written later has a higher one (Consul
+	// continues its index after a restore). A snapshot from before the limit was made takes
+	// its record away as well, which the end of a "consul lock" does not.
+	index    uint64
+	holders  int  // in that .lock
+	recorded bool // there was a record then
+	back     boottime.Instant
 }
 
 // view is a semaphore at one moment.
@@ -156,14 +158,16 @@ func (s *viewer) judge(ctx context.Context, v *view, before uint64) {
 	s.mu.Lock()
 	switch {
 	case v.lock == nil:
-		if before != 0 && s.holders > 0 {
+		if before != 0 && s.recorded && s.holders > 0 && v.setting == nil {
 			s.back = now
 		}
-		s.index, s.holders = 0, 0
+		if v.setting == nil {
+			s.index, s.holders, s.recorded = 0, 0, false
+		}
 	case v.lock.ModifyIndex < before: // and not below what a read that overtook this one saw
-		s.index, s.holders, s.back = v.lock.ModifyIndex, len(v.content.Holders.set), now
+		s.index, s.holders, s.recorded, s.back = v.lock.ModifyIndex, len(v.content.Holders.set), v.setting != nil, now
 	case v.lock.ModifyIndex >= s.index:
-		s.index, s.holders = v.lock.ModifyIndex, len(v.content.Holders.set)
+		s.index, s.holders, s.recorded = v.lock.ModifyIndex, len(v.content.Holders.set), v.setting != nil
 	}
 	wait := func(since boottime.Instant) time.Duration {
 		left := maxWait - now.Sub(since)

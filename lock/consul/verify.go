@@ -118,34 +118,31 @@ func findLeaked(ctx context.Context, k *locks, leases *leases, slots *slots) {
 			return
 		}
 		began := time.Now()
-		all := k.findLeaked(ctx, leases)
-		if slots.findLeaked(ctx) && all {
-			took, before = time.Since(began), took
-		}
+		k.findLeaked(ctx, leases)
+		slots.findLeaked(ctx)
+		took, before = time.Since(began), took
 	}
 }
 
-// nextLeakScan returns when to look again after the last two looks that read everything took
-// so long. One that took long may have waited for a leader. Two have read much.
+// nextLeakScan returns when to look again after the last two looks took so long. One that took long may have waited for a leader. Two have read much.
 func nextLeakScan(verify, took, before time.Duration) time.Duration {
 	least := leakScanInterval * verify
 	return max(least, min(leakScanShare*min(took, before), leakScanMax))
 }
 
 // findLeaked puts leaked locks on the list of a session, where verify finds them and sees
-// to them. What is on the list before Consul is asked, or after, is no leaked. It reports
-// whether everything was read.
-func (k *locks) findLeaked(ctx context.Context, in *leases) (all bool) {
+// to them. What is on the list before Consul is asked, or after, is no leaked.
+func (k *locks) findLeaked(ctx context.Context, in *leases) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	in.mu.Lock()
 	leases, names := maps.Clone(in.own), maps.Clone(in.names)
 	in.mu.Unlock()
 
-	markers, failed := k.scan(ctx, k.markersFolder())
+	markers, _ := k.scan(ctx, k.markersFolder())
 	held, err := k.scan(ctx, k.taskKey(""))
 	if err != nil {
-		return false
+		return
 	}
 	for _, pair := range held {
 		if pair.Session == in.id && leases[pair.Key] == nil {
@@ -154,9 +151,9 @@ func (k *locks) findLeaked(ctx context.Context, in *leases) (all bool) {
 	}
 	k.sweepMarkers(ctx, markers, held)
 	if !k.reuses.Load() {
-		return failed == nil // saves reading thousands of names
+		return // saves reading thousands of names
 	}
-	reused, err := k.scan(ctx, k.reusedFolder())
+	reused, _ := k.scan(ctx, k.reusedFolder())
 	for _, pair := range reused {
 		if pair.Session != in.id || names[pair.Key] != nil {
 			continue
@@ -168,11 +165,10 @@ func (k *locks) findLeaked(ctx context.Context, in *leases) (all bool) {
 			in.adopt(&lease{key: key, own: pair.Key, path: pair.Key, reused: pair.Key})
 		}
 	}
-	return failed == nil && err == nil
 }
 
 // findLeaked does the same for slots.
-func (in *slots) findLeaked(ctx context.Context) (all bool) {
+func (in *slots) findLeaked(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	in.mu.Lock()
@@ -186,16 +182,15 @@ func (in *slots) findLeaked(ctx context.Context) (all bool) {
 	}
 	in.mu.Unlock()
 	if len(pool) == 0 {
-		return true
+		return
 	}
-	pairs, err := in.scan(ctx, in.limitsFolder())
+	pairs, _ := in.scan(ctx, in.limitsFolder())
 	for _, pair := range pairs {
 		if s := pool[pair.Session]; s != nil && !known[pair.Key] {
 			name, _, _ := strings.Cut(strings.TrimPrefix(pair.Key, in.limitsFolder()), "/")
 			in.adopt(s, name)
 		}
 	}
-	return err == nil
 }
 
 // scan is list. It logs the error, as the next look may do better.
