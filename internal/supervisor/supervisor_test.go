@@ -436,6 +436,34 @@ func TestWorkerDoesNotOutliveItsSupervisor(t *testing.T) {
 	testEventually(t, "the worker is gone", func() bool { return syscall.Kill(pid, 0) == syscall.ESRCH })
 }
 
+// With a /proc that hides hidden processes from their own user, nothing begins: a working process
+// would take the guards of others for dead.
+func TestProcThatHidesProcesses(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	dir, err := os.MkdirTemp("/tmp", "hidepid") // which everybody may look into
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	program := filepath.Join(dir, "supervise")
+	if out, err := exec.Command("/bin/sh", "-c", `chmod 755 "$0" && install -m 755 "$1" "$2"`, dir, self, program).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for _, option := range []string{"hidepid=0", "hidepid=1", "hidepid=2"} {
+		script := `mount -t proc -o ` + option + ` proc /proc && cd / && exec setpriv --reuid 65534 --regid 65534 --clear-groups "$0" supervise "ready ending exit=0"`
+		out, err := exec.Command("unshare", "-m", "/bin/sh", "-c", script, program).CombinedOutput()
+		if refused := strings.Contains(string(out), "mount it without hidepid"); refused != (option != "hidepid=0") || (err == nil) == refused {
+			t.Errorf("with %s: %v: %s", option, err, out)
+		}
+	}
+}
+
 func TestVariableByHand(t *testing.T) {
 	t.Parallel()
 	r := start(t, []string{variable + "=nonsense"}, "ready")

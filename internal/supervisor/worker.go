@@ -4,6 +4,7 @@ package supervisor
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"onejob/internal/guard"
+	"onejob/internal/procfs"
 )
 
 // What a worker says, a line each.
@@ -36,7 +38,8 @@ type Worker struct {
 
 // Adopt returns the Worker that this process is, or nil if it has no supervisor. It
 // removes the variable from the environment, and hides the process from others of its
-// user, as Run does. Handlers of signals must be installed before.
+// user, as Run does. Handlers of signals must be installed before. It fails if /proc
+// does not show this user processes that are hidden in this way.
 func Adopt(variable string) (*Worker, error) {
 	id, there := os.LookupEnv(variable)
 	if !there {
@@ -54,6 +57,10 @@ func Adopt(variable string) (*Worker, error) {
 	_ = os.WriteFile("/proc/self/comm", []byte(filepath.Base(os.Args[0])), 0)
 	if err := guard.Conceal(); err != nil {
 		return nil, err
+	}
+	// What cannot be seen would be taken for dead, and what works under it killed.
+	if _, err := procfs.Read(os.Getppid()); err != nil && !errors.Is(err, procfs.ErrOdd) {
+		return nil, errors.New("/proc does not show this user the processes of onejob, which are hidden from others: mount it without hidepid, leave ProtectProc out of the unit, or give onejob the capability CAP_SYS_PTRACE")
 	}
 	w := &Worker{Process: id, pipe: os.NewFile(pipeFD, "supervisor")}
 	w.say(wordHere)
