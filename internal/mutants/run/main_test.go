@@ -1,6 +1,7 @@
 package main
 
 import (
+	"flag"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -83,5 +84,41 @@ func TestMarkdown(t *testing.T) {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("it lacks %q:\n%s", want, &out)
 		}
+	}
+}
+
+var update = flag.Bool("update", false, "write the table of docs/why/mutants.md instead of comparing it")
+
+// The page has the table of the results that are kept, and those are of mutants that there are.
+func TestPage(t *testing.T) {
+	const page, begin = "../../../docs/why/mutants.md", "| mutant | "
+	kept, err := load("../results.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(kept.Results) == 0 {
+		t.Fatal("there are no results")
+	}
+	for _, r := range kept.Results {
+		if _, err := mutants.Named(r.Mutant); err != nil {
+			t.Error(err)
+		}
+	}
+	var table strings.Builder
+	kept.markdown(&table)
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, _, found := strings.Cut(string(text), begin)
+	if !found {
+		t.Fatalf("%s has no table", page)
+	}
+	if want := before + table.String(); *update {
+		if err := os.WriteFile(page, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	} else if string(text) != want {
+		t.Errorf("%s does not end with the table of results.json: go test ./internal/mutants/run -run TestPage -update", page)
 	}
 }

@@ -10,10 +10,14 @@ import (
 	"onejob/internal/mutants"
 )
 
-// markdown writes the table for people: a line for each mutant, and who caught it.
+// markdown writes the table for people: a line for each mutant that somebody has looked at,
+// and who caught it.
 func (t *table) markdown(out io.Writer) {
 	fmt.Fprintf(out, "| mutant | what is broken | tests | simulation | chaos |\n|---|---|---|---|---|\n")
 	for _, m := range mutants.All {
+		if !slices.ContainsFunc(t.Results, func(r result) bool { return r.Mutant == m.Name }) {
+			continue
+		}
 		line := []string{"`" + m.Name + "`", m.What}
 		for _, by := range []string{byTests, bySimulation, byChaos} {
 			line = append(line, t.summary(m.Name, by))
