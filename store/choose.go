@@ -373,8 +373,9 @@ func (l *lanes) watched() bool { return l.looking > 0 || time.Since(l.lookedAt) 
 
 const (
 	// From a claim that began without marks to the next one so many times its cost
-	// passes, if one of the few before it cost as much, so that looking at rows that cannot be had, or at what is left
-	// in the index of those that are gone, never takes more than a twentieth.
+	// passes, if one of the few before it cost as much. So looking at rows that cannot be
+	// had, or at what is left in the index of those that are gone, takes hardly more than
+	// a twentieth.
 	restFactor = 20
 
 	// A claim that takes longer than this is not repeated for the sake of looking

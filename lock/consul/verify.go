@@ -124,7 +124,8 @@ func findLeaked(ctx context.Context, k *locks, leases *leases, slots *slots) {
 	}
 }
 
-// nextLeakScan returns when to look again after the last two looks took so long. One that took long may have waited for a leader. Two have read much.
+// nextLeakScan returns when to look again after the last two looks took so long. One that
+// took long may have waited for a leader. Two have read much.
 func nextLeakScan(verify, took, before time.Duration) time.Duration {
 	least := leakScanInterval * verify
 	return max(least, min(leakScanShare*min(took, before), leakScanMax))

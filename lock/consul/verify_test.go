@@ -87,14 +87,7 @@ func TestLimitThatARestoredSnapshotForgets(t *testing.T) {
 	if err := other.Semaphores().Create(t.Context(), "k", 1); err != nil {
 		t.Fatal(err)
 	}
-	session, _, err := kv.Client.Session().Create(&api.SessionEntry{TTL: "1m"}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	holder, err := kv.Client.SemaphoreOpts(&api.SemaphoreOptions{Prefix: other.limitFolder("k"), Limit: 1, Session: session})
-	if err != nil {
-		t.Fatal(err)
-	}
+	holder := stranger(t, kv, other.limitFolder("k"), 1)
 	if _, err := holder.Acquire(nil); err != nil {
 		t.Fatal(err)
 	}
@@ -122,14 +115,7 @@ func TestSlotThatIsGivenBackAfterARestore(t *testing.T) {
 		t.Fatal(err)
 	}
 	mine := awaitOne(t, first, "k")
-	session, _, err := kv.Client.Session().Create(&api.SessionEntry{TTL: "1m"}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	holder, err := kv.Client.SemaphoreOpts(&api.SemaphoreOptions{Prefix: first.limitFolder("k"), Limit: 2, Session: session})
-	if err != nil {
-		t.Fatal(err)
-	}
+	holder := stranger(t, kv, first.limitFolder("k"), 2)
 	restore := takeSnapshot(t, kv)
 	if _, err := holder.Acquire(nil); err != nil {
 		t.Fatal(err)
@@ -170,6 +156,21 @@ func TestNextLeakScan(t *testing.T) {
 	}
 }
 
+// stranger is a program of HashiCorp's at a limit: as a holder it changes nothing by itself when it
+// loses its slot.
+func stranger(t *testing.T, kv *testenv.KV, folder string, slots int) *api.Semaphore {
+	t.Helper()
+	session, _, err := kv.Client.Session().Create(&api.SessionEntry{TTL: "1m"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := kv.Client.SemaphoreOpts(&api.SemaphoreOptions{Prefix: folder, Limit: slots, Session: session})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
 // A restored snapshot has forgotten who took a slot since. Nobody else takes that as long as its
 // holder may not have noticed: the .lock is an earlier one than was seen before.
 func TestSlotThatARestoredSnapshotForgets(t *testing.T) {
@@ -179,15 +180,7 @@ func TestSlotThatARestoredSnapshotForgets(t *testing.T) {
 	if err := other.Semaphores().Create(t.Context(), "k", 1); err != nil {
 		t.Fatal(err)
 	}
-	session, _, err := kv.Client.Session().Create(&api.SessionEntry{TTL: "1m"}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	// A holder that changes nothing by itself when it loses its slot.
-	holder, err := kv.Client.SemaphoreOpts(&api.SemaphoreOptions{Prefix: other.limitFolder("k"), Limit: 1, Session: session})
-	if err != nil {
-		t.Fatal(err)
-	}
+	holder := stranger(t, kv, other.limitFolder("k"), 1)
 	restore := takeSnapshot(t, kv)
 	if _, err := holder.Acquire(nil); err != nil {
 		t.Fatal(err)
