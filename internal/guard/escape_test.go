@@ -165,6 +165,40 @@ func TestGuardKilled(t *testing.T) {
 	}
 }
 
+// What has ended its main thread looks like a zombie, and has neither an environment nor
+// a command line. It is found by its other threads.
+func TestGuardOfAProcessWithoutMainThread(t *testing.T) {
+	t.Parallel()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out buffer
+	path := t.TempDir() + "/pid"
+	s, mark := script(t, `setsid -f "$SELF"; while [ ! -s "$GUARD_TEST_HEADLESS" ]; do sleep 0.01; done; `+stubborn, &out)
+	s.NoCgroup, s.Env = true, append(s.Env, "SELF="+self, "GUARD_TEST_HEADLESS="+path)
+	p := mustStart(t, s)
+	untilReady(t, &out)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, _ := strconv.Atoi(string(text))
+	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL) })
+	if left := marked(t, mark); !slices.Contains(left, pid) {
+		t.Fatalf("process %d is not seen among %v", pid, left)
+	}
+	if err := syscall.Kill(p.guard.Pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Wait(); !errors.Is(err, ErrGuardDied) {
+		t.Errorf("error %v", err)
+	}
+	if q, err := procfs.Read(pid); err == nil && !q.Dead {
+		t.Errorf("%+v is left", q)
+	}
+}
+
 func TestGuardFrozen(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(*Process){

@@ -8,8 +8,11 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"strconv"
+	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -22,6 +25,9 @@ import (
 // TestMain lets the test binary be a daemon that tests can kill and freeze,
 // and makes sure that the tests leave neither goroutines nor processes.
 func TestMain(m *testing.M) {
+	if path := os.Getenv("GUARD_TEST_HEADLESS"); path != "" {
+		headless(path)
+	}
 	if os.Getenv("GUARD_TEST_DAEMON") != "" {
 		daemon()
 		return
@@ -36,6 +42,28 @@ func TestMain(m *testing.M) {
 		code = 1
 	}
 	os.Exit(code)
+}
+
+func init() {
+	if os.Getenv("GUARD_TEST_HEADLESS") != "" {
+		runtime.LockOSThread() // main is called by the main thread
+	}
+}
+
+// headless ends the main thread alone, writes the process's number to a file, and
+// lives on.
+func headless(path string) {
+	go func() {
+		stat := fmt.Sprintf("/proc/%d/task/%[1]d/stat", os.Getpid())
+		for line := ""; !strings.Contains(line, ") Z "); line = readLine(stat) {
+			time.Sleep(time.Millisecond)
+		}
+		if err := os.WriteFile(path, []byte(itoa(os.Getpid())), 0o600); err != nil {
+			panic(err)
+		}
+		time.Sleep(time.Hour)
+	}()
+	_, _, _ = syscall.Syscall(syscall.SYS_EXIT, 0, 0, 0)
 }
 
 // daemon runs a shell script under guard, extending its lease all the time. It
@@ -172,8 +200,7 @@ func untilReady(t *testing.T, out *buffer) {
 
 // hasVariable reports whether a process was given the variable "NAME=value".
 func hasVariable(pid int, variable string) bool {
-	environ, _ := os.ReadFile("/proc/" + itoa(pid) + "/environ")
-	for entry := range bytes.SplitSeq(environ, []byte{0}) {
+	for entry := range bytes.SplitSeq(procfs.Environ(pid), []byte{0}) {
 		if string(entry) == variable {
 			return true
 		}

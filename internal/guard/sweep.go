@@ -210,11 +210,7 @@ func startOf(pid int) uint64 {
 
 // markOf returns the mark that a process was given, "NAME=value", or "".
 func markOf(pid int) string {
-	environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
-	if err != nil {
-		return ""
-	}
-	for entry := range bytes.SplitSeq(environ, []byte{0}) {
+	for entry := range bytes.SplitSeq(procfs.Environ(pid), []byte{0}) {
 		if bytes.HasPrefix(entry, []byte(envKey+"=")) {
 			return string(entry)
 		}

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -55,9 +56,11 @@ func Status(pid int, name string) (float64, error) {
 // A Process is a line of /proc/PID/stat.
 type Process struct {
 	PID, Parent, Group, Session int
-	Dead                        bool   // a zombie, or on the way to be one
+	Dead                        bool   // a zombie, or on the way to be one, with all its threads
 	Stopped                     bool   // by SIGSTOP or the like
 	Start                       uint64 // in clock ticks since the machine was started
+
+	threads int
 }
 
 // Processes returns the machine's processes, as far as this user may see them. It is
@@ -101,7 +104,26 @@ func Read(pid int) (Process, error) {
 	if err != nil {
 		return Process{}, err
 	}
-	return parse(pid, stat)
+	p, err := parse(pid, stat)
+	p.Dead = p.Dead && p.threads <= 1 // the main thread may end before the others
+	return p, err
+}
+
+// Environ returns the environment that a process was started with, as in
+// /proc/PID/environ; nothing if this user may not read it. Once the main thread has
+// ended, it is there for the other threads alone.
+func Environ(pid int) []byte {
+	environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+	if len(environ) > 0 || errors.Is(err, fs.ErrPermission) {
+		return environ
+	}
+	others, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/environ", pid))
+	for _, path := range others {
+		if environ, _ = os.ReadFile(path); len(environ) > 0 {
+			break
+		}
+	}
+	return environ
 }
 
 // Frozen reports whether each thread of a process stands still, by SIGSTOP or the like,
@@ -118,8 +140,9 @@ func Frozen(pid int) bool {
 	return true
 }
 
-// parse reads "pid (name) state parent group session ..."; the name may contain
-// anything, parentheses too. The start is the 22nd field.
+// parse reads "pid (name) state parent group session ..." of a thread; the name may
+// contain anything, parentheses too. The number of threads is the 20th field, the start
+// the 22nd.
 func parse(pid int, stat []byte) (Process, error) {
 	p := Process{PID: pid}
 	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
@@ -128,9 +151,9 @@ func parse(pid int, stat []byte) (Process, error) {
 	}
 	p.Dead = bytes.ContainsAny(fields[0], "ZXx")
 	p.Stopped = bytes.ContainsAny(fields[0], "T")
-	for i, n := range []*int{&p.Parent, &p.Group, &p.Session} {
+	for i, n := range map[int]*int{1: &p.Parent, 2: &p.Group, 3: &p.Session, 17: &p.threads} {
 		var err error
-		if *n, err = strconv.Atoi(string(fields[i+1])); err != nil {
+		if *n, err = strconv.Atoi(string(fields[i])); err != nil {
 			return p, fmt.Errorf("%w: /proc/%d/stat: %w", ErrOdd, pid, err)
 		}
 	}
