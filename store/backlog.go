@@ -13,7 +13,7 @@ type Backlog struct {
 	Queue string
 	Kind  string
 	Due   int           // how many are due; MaxBacklog stands for that many or more
-	Age   time.Duration // for how long the first of them has been due
+	Age   time.Duration // for how long the first of them has been due; 0 if the queue is paused
 }
 
 // MaxBacklog is where Backlog stops counting.
@@ -73,7 +73,7 @@ const backlogSQL = lanesSQL + `, limited AS (
                     LIMIT @most) first_rows) c
      WHERE l.run_at <= statement_timestamp()
 ), totals AS (
-    SELECT queue, kind, least(sum(due), @most)::int AS due, min(run_at) AS since
+    SELECT queue, kind, least(sum(due), @most)::int AS due, min(run_at) FILTER (WHERE queue <> ALL (` + pausedSQL + `)) AS since
       FROM counted
      GROUP BY queue, kind
 ), ranked AS (
@@ -83,7 +83,7 @@ const backlogSQL = lanesSQL + `, limited AS (
 SELECT CASE WHEN shown THEN queue ELSE 'other' END,
        CASE WHEN shown THEN kind  ELSE 'other' END,
        least(sum(due), @most)::int,
-       least(extract(epoch FROM statement_timestamp() - greatest(min(since), '0001-01-01 UTC')), 9e9)::float8
+       coalesce(least(extract(epoch FROM statement_timestamp() - greatest(min(since), '0001-01-01 UTC')), 9e9), 0)::float8
   FROM ranked
  GROUP BY shown, CASE WHEN shown THEN queue ELSE 'other' END, CASE WHEN shown THEN kind ELSE 'other' END`
 

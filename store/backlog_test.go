@@ -46,6 +46,12 @@ func TestBacklog(t *testing.T) {
 		t.Errorf("the first due task of mail in a waits for %v, want 2 h", age)
 	}
 
+	b.sql(`SELECT onejob.pause_queue('a')`)
+	if list := backlog(); len(list) != 2 || list[0].Due != 4 || list[0].Age != 0 || list[1].Age < time.Minute {
+		t.Errorf("with queue a paused the backlog is %+v, want the 4 of a without an age", list)
+	}
+	b.sql(`SELECT onejob.resume_queue('a')`)
+
 	b.sql(fmt.Sprintf(`INSERT INTO onejob.tasks (kind, queue) SELECT 'mail', 'b' FROM generate_series(1, %d)`, store.MaxBacklog+10))
 	if list := backlog(); list[1].Due != store.MaxBacklog {
 		t.Errorf("%d rows are counted, want %d at most", list[1].Due, store.MaxBacklog)

@@ -16,9 +16,9 @@ func (s *Store) Overlaps(ctx context.Context, max int) (list []tasks.Overlap, to
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	found, err := query(ctx, s.pool, func(row pgx.CollectableRow) (o tasks.Overlap, err error) {
-		return o, row.Scan(&total, &o.LockKey, &o.Task, &o.Fence, &o.Replica, &o.OtherTask, &o.OtherFence, &o.OtherReplica, &o.Began, &o.Ended)
+		return o, row.Scan(&total, &o.LockKey, &o.Task, &o.Fence, &o.Replica, &o.OtherTask, &o.OtherFence, &o.OtherReplica, &o.Began, &o.Ended, &o.Age)
 	}, `
-SELECT count(*) OVER (), lock_key, task_id, fence, coalesce(replica, ''), other_task_id, other_fence, coalesce(other_replica, ''), overlap_began, overlap_ended
+SELECT count(*) OVER (), lock_key, task_id, fence, coalesce(replica, ''), other_task_id, other_fence, coalesce(other_replica, ''), overlap_began, overlap_ended, clock_timestamp() - overlap_ended
   FROM onejob.overlaps
  ORDER BY other_fence DESC, fence DESC
  LIMIT $1`, max)

@@ -10,5 +10,6 @@ type Overlap struct {
 	Fence, OtherFence int64 // that of the other is higher
 	Replica           string
 	OtherReplica      string
-	Began, Ended      time.Time // by Postgres' clock
+	Began, Ended      time.Time     // by Postgres' clock
+	Age               time.Duration // since Ended, by that clock, when it was found
 }

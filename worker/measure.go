@@ -55,7 +55,8 @@ const (
 	// a task, or else why they were skipped.
 	MeasureOccurrence
 
-	// MeasureOverlap is Count pairs of attempts that overlapped, found by the leader.
+	// MeasureOverlap is Count pairs of attempts that overlapped within the last hour,
+	// found by the leader.
 	MeasureOverlap
 )
 

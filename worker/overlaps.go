@@ -24,6 +24,9 @@ type overlapStore interface {
 // maxOverlaps bounds how many overlaps are logged at once.
 const maxOverlaps = 100
 
+// overlapIsNew is for how long an overlap is counted by who finds it.
+const overlapIsNew = time.Hour
+
 // run logs overlaps, each once while this replica leads.
 func (o *overlaps) run(ctx context.Context) {
 	said := map[[2]int64]bool{} // by their fences
@@ -38,7 +41,9 @@ func (o *overlaps) run(ctx context.Context) {
 			if now[id] = true; said[id] {
 				continue
 			}
-			o.measure(Measurement{What: MeasureOverlap, Count: 1})
+			if found.Age < overlapIsNew { // or each new leader would count the history again
+				o.measure(Measurement{What: MeasureOverlap, Count: 1})
+			}
 			o.log.Error("overlap_found", zap.String("lock_key", found.LockKey), zap.Int64("task_id", found.Task), zap.Int64("fence", found.Fence), zap.String("by", found.Replica),
 				zap.Int64("other_task_id", found.OtherTask), zap.Int64("other_fence", found.OtherFence), zap.String("other_by", found.OtherReplica),
 				zap.Time("began", found.Began), zap.Duration("took", found.Ended.Sub(found.Began)), zap.Int("total", total))

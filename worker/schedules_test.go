@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -475,23 +476,34 @@ func TestHeldSnapshotsAreLogged(t *testing.T) {
 func TestOverlapsAreLogged(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	overlap := func(key string, fence int) {
+	overlap := func(key string, fence int, ago string) {
 		t.Helper()
 		c.exec(t, `
 INSERT INTO onejob.attempts (fence, task_id, attempt, lock_key, replica, session, started_at, begun_at, stopped_at, stopped_fence, finished_at, outcome)
-SELECT $2::int + i, $2::int + i, 1, $1, 'r' || i, gen_random_uuid(), now(), now() - interval '1 min' * (2 - i), now(), CASE i WHEN 0 THEN $2::int + 1 END, now(), 'refused'
-  FROM generate_series(0, 1) i`, key, fence)
+SELECT $2::int + i, $2::int + i, 1, $1, 'r' || i, gen_random_uuid(), at, at - interval '1 min' * (2 - i), at, CASE i WHEN 0 THEN $2::int + 1 END, at, 'refused'
+  FROM generate_series(0, 1) i, (SELECT now() - $3::interval AS at) moment`, key, fence, ago)
 	}
-	overlap("k", 1000)
-	r := c.replica(t, "a", kinds(nil), func(w *worker.Config) { w.OverlapsEvery = 50 * time.Millisecond })
+	overlap("k", 1000, "59 min")
+	var counted atomic.Int64
+	r := c.replica(t, "a", kinds(nil), func(w *worker.Config) {
+		w.OverlapsEvery = 50 * time.Millisecond
+		w.Measure = func(m worker.Measurement) {
+			if m.What == worker.MeasureOverlap {
+				counted.Add(int64(m.Count))
+			}
+		}
+	})
 	found := func() *observer.ObservedLogs { return r.events.FilterMessage("overlap_found") }
 	testenv.Eventually(t, maxWait, "the overlap is found", func() bool { return found().Len() > 0 })
 	if f := found().All()[0].ContextMap(); f["lock_key"] != "k" || f["fence"] != int64(1000) || f["by"] != "r0" || f["other_fence"] != int64(1001) || f["other_by"] != "r1" || f["total"] != int64(1) {
 		t.Errorf("the fields are %v", f)
 	}
-	overlap("l", 2000)
+	overlap("l", 2000, "1 day") // as a new leader finds them
 	testenv.Eventually(t, maxWait, "the second is found", func() bool { return found().Len() > 1 })
 	if n := found().Len(); n != 2 {
 		t.Errorf("two overlaps were logged %d times", n)
+	}
+	if n := counted.Load(); n != 1 {
+		t.Errorf("%d new overlaps were counted, want 1", n)
 	}
 }

@@ -155,6 +155,11 @@ func replicaName() string {
 // loadConfig reads the file, if path is not empty, and the environment over it.
 // It returns all problems at once.
 func loadConfig(path string, environ []string) (Config, error) {
+	return readConfig(path, environ, (*Config).validate)
+}
+
+// readConfig is loadConfig that lets validate look at the settings.
+func readConfig(path string, environ []string, validate func(*Config) error) (Config, error) {
 	const delimiter = "\x00" // names of commands and statements may hold dots
 	k := koanf.New(delimiter)
 	if path != "" {
@@ -173,7 +178,7 @@ func loadConfig(path string, environ []string) (Config, error) {
 	if c.Replica == "" {
 		c.Replica = replicaName()
 	}
-	problems = append(problems, c.validate())
+	problems = append(problems, validate(&c))
 	if err := errors.Join(problems...); err != nil {
 		return Config{}, usage(problemList("configuration", path, origin, err))
 	}

@@ -163,8 +163,12 @@ func (h *health) check(ctx context.Context) (status int, answer map[string]strin
 		}
 	}
 	if answer["schema"] == "unknown" {
-		// nobody can be asked
-	} else if err := h.store.CheckSchema(ctx); err != nil {
+		return status, answer // nobody can be asked
+	}
+	v, err := h.store.SchemaVersion(ctx)
+	if err == nil && v.Have > v.Want && h.replica.Load() != nil {
+		answer["schema"] = fmt.Sprintf("version %d, newer than the %d of this replica, which goes on; upgrade it", v.Have, v.Want)
+	} else if err = h.store.CheckSchema(ctx); err != nil {
 		answer["schema"], status = err.Error(), http.StatusServiceUnavailable
 	}
 	return status, answer

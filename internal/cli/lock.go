@@ -8,12 +8,12 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
-	"go.uber.org/zap"
 
 	"onejob/boottime"
 	"onejob/internal/guard"
@@ -27,8 +27,9 @@ func lockCommand() *cobra.Command {
 		Use:   "lock [flags] KEY -- COMMAND [ARG...]",
 		Short: "Run any command under a lock; needs only Consul",
 		Long: `Run any command while holding a lock, for existing crontabs. It needs only Consul: no
-Postgres and no configuration file. KEY is a lock key, as tasks have it in lock_key:
-the command and such a task never run at the same time.
+Postgres, and no configuration file unless --config or ONEJOB_CONFIG names one. KEY is
+a lock key, as tasks have it in lock_key: the command and such a task never run at the
+same time, if both have the same Consul and the same consul.prefix.
 
 With -n N, KEY is the name of a limit with N slots, as tasks have it in limit_name: at
 most N run at the same time, commands and tasks together. If the limit does not exist
@@ -60,9 +61,8 @@ it), or:
 	grace := c.Flags().Duration("grace", 5*time.Second, "`duration` between SIGTERM and SIGKILL when the command must end")
 	slots := c.Flags().IntP("slots", "n", 0, "KEY is the name of a limit with `N` slots")
 	config := configFlag(c)
-	c.Flag("config").Usage = "with -n: YAML `file` with settings"
-	prefix := c.Flags().String("prefix", envOr("ONEJOB_CONSUL_PREFIX", "service/onejob"), "`prefix` of the keys in Consul")
-	liveness := c.Flags().String("liveness", envOr("ONEJOB_CONSUL_LIVENESS", "check"), "how Consul sees that this process is alive: check or ttl")
+	c.Flags().String("prefix", "", "`prefix` of the keys in Consul (default: consul.prefix)")
+	c.Flags().String("liveness", "", "how Consul sees that this process is alive: check or ttl (default: consul.liveness)")
 	c.ValidArgsFunction = func(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		if len(args) == 0 {
 			return nil, cobra.ShellCompDirectiveNoFileComp
@@ -103,7 +103,7 @@ it), or:
 		if *slots > 0 {
 			p, err = slotOf(c, *config, key, *slots)
 		} else {
-			p, err = lockOn(key, *prefix, *liveness)
+			p, err = lockOn(c, *config, key)
 		}
 		if err != nil {
 			return err
@@ -118,20 +118,14 @@ it), or:
 	return c
 }
 
-// lockOn returns the lock on a key. It looks at no configuration file.
-func lockOn(key, prefix, liveness string) (lockTarget, error) {
-	var cfg Config
-	for name, value := range map[string]*string{
-		"ADDRESS": &cfg.Consul.Address, "TOKEN": &cfg.Consul.Token, "TOKEN_FILE": &cfg.Consul.TokenFile,
-		"CA_FILE": &cfg.Consul.CAFile, "CA_PATH": &cfg.Consul.CAPath, "CERT_FILE": &cfg.Consul.CertFile,
-		"KEY_FILE": &cfg.Consul.KeyFile, "TLS_SERVER_NAME": &cfg.Consul.ServerName,
-	} {
-		*value = os.Getenv("ONEJOB_CONSUL_" + name)
+// lockOn returns the lock on a key.
+func lockOn(c *cobra.Command, configPath, key string) (lockTarget, error) {
+	cfg, err := lockSettings(c, configPath)
+	if err != nil {
+		return nil, err
 	}
-	lockConfig := consul.Config{
-		Client: cfg.consulClient(), Prefix: prefix, Liveness: consul.Liveness(liveness),
-		Replica: consul.Replica{Name: "onejob lock " + key, Version: version()}, Log: zap.NewNop(),
-	}.WithDefaults()
+	lockConfig := cfg.consulConfig()
+	lockConfig.Replica.Name = "onejob lock " + key
 	// The lock-delay is all that keeps others from the key when the session is
 	// destroyed and we cannot hear of it: it must be as long as the lease.
 	lockConfig.LockDelay = lockConfig.CheckTTL
@@ -145,17 +139,30 @@ func lockOn(key, prefix, liveness string) (lockTarget, error) {
 	return wholeLock{locks, key}, nil
 }
 
-// slotOf returns a slot of a limit, kept where the configuration says. The flags
-// --prefix and --liveness override it.
-func slotOf(c *cobra.Command, configPath, name string, slots int) (lockTarget, error) {
-	cfg, err := loadConfig(configPath, os.Environ())
-	if err != nil {
-		return nil, err
+// lockSettings returns the configuration, with the flags --prefix and --liveness over it.
+// For a lock without a configuration file it is that of Consul alone: what the environment
+// says of Postgres or of tasks may be wrong for all that it matters.
+func lockSettings(c *cobra.Command, configPath string) (cfg Config, err error) {
+	environ := os.Environ()
+	if configPath != "" || c.Flags().Changed("slots") {
+		cfg, err = loadConfig(configPath, environ)
+	} else {
+		environ = slices.DeleteFunc(environ, func(entry string) bool { return !strings.HasPrefix(entry, "ONEJOB_CONSUL_") })
+		cfg, err = readConfig("", environ, (*Config).validateConsul)
 	}
 	for flag, setting := range map[string]*string{"prefix": &cfg.Consul.Prefix, "liveness": &cfg.Consul.Liveness} {
 		if c.Flags().Changed(flag) {
 			*setting = c.Flag(flag).Value.String()
 		}
+	}
+	return cfg, err
+}
+
+// slotOf returns a slot of a limit, kept where the configuration says.
+func slotOf(c *cobra.Command, configPath, name string, slots int) (lockTarget, error) {
+	cfg, err := lockSettings(c, configPath)
+	if err != nil {
+		return nil, err
 	}
 	if cfg.Limits.Backend == "rabbitmq" {
 		limits, err := rabbitmq.New(cfg.rabbitmqConfig())

@@ -95,11 +95,3 @@ func hostname() string {
 	}
 	return h
 }
-
-// envOr returns a variable of the environment, or otherwise if it is empty.
-func envOr(name, otherwise string) string {
-	if v := os.Getenv(name); v != "" {
-		return v
-	}
-	return otherwise
-}

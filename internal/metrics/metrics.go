@@ -84,7 +84,7 @@ func New(version string) *Replica {
 	m.silence = histogram("onejob_takeover_silence_seconds", "Time from the last heartbeat of a dead replica until this one took over a task of it.", []float64{.25, .5, 1, 2, 3, 5, 7, 9, 11, 13, 15, 20, 30, 60})
 	m.quarantined = counters("onejob_quarantined_total", "Tasks that failed because replicas died or stalled while they ran.", "kind")
 	m.occurrences = counters("onejob_occurrences_total", "Due times of schedules, by what became of them: enqueued, missed, overlap or capped. Counted by the leader.", "result")
-	m.overlaps = counter("onejob_overlaps_found_total", "Pairs of attempts on one lock key that overlapped in time, found by the leader. Any value above 0 is a broken guarantee.")
+	m.overlaps = counter("onejob_overlaps_found_total", "Pairs of attempts on one lock key that overlapped within the hour before the leader found them. Expected only of Go handlers and HTTP requests of a replica that was frozen.")
 	m.late = histogram("onejob_timer_lateness_seconds", "How late a timer of this process was, measured five times a second. Leases are lost when it comes near consul.check_ttl.", []float64{.001, .005, .01, .05, .1, .25, .5, 1, 2, 3, 5, 7, 10, 15, 30})
 	m.heartbeats = histograms("onejob_heartbeat_duration_seconds", "Time until a heartbeat was acknowledged: by the agent, by Consul's servers or by Postgres.", trips, "target")
 	m.lost = counter("onejob_sessions_lost_total", "Consul sessions that this replica lost.")
