@@ -83,7 +83,7 @@ const backlogSQL = lanesSQL + `, limited AS (
 SELECT CASE WHEN shown THEN queue ELSE 'other' END,
        CASE WHEN shown THEN kind  ELSE 'other' END,
        least(sum(due), @most)::int,
-       coalesce(least(extract(epoch FROM statement_timestamp() - greatest(min(since), '0001-01-01 UTC')), 9e9), 0)::float8
+       CASE WHEN min(since) IS NULL THEN 0 ELSE least(extract(epoch FROM statement_timestamp() - greatest(min(since), '0001-01-01 UTC')), 9e9) END::float8
   FROM ranked
  GROUP BY shown, CASE WHEN shown THEN queue ELSE 'other' END, CASE WHEN shown THEN kind ELSE 'other' END`
 

@@ -25,6 +25,8 @@ import (
 // no row is passed over: what is claimed ends where a lane that has more to show
 // stops, or where one begins that shows nothing because as many as are wanted come
 // before it (bound). Their first rows may not be had.
+// Where nothing could be had, the next look lets more lanes show some than are wanted
+// (@heads), for there may be one for each priority.
 //
 // Rows are then locked in order until there are @max. What others have locked is
 // skipped. A lock_key is reserved before a row with it is taken, see
@@ -131,7 +133,7 @@ lanes AS (
                       AND next.kind = ANY (@kinds)
                       AND (cardinality(@queues::text[]) = 0 OR next.queue = ANY (@queues))
                       AND next.queue <> ALL ((SELECT queues FROM paused)::text[]), false) AS served) s
-     WHERE l.above < @max
+     WHERE l.above < @heads
 ), heads AS MATERIALIZED (
     SELECT *, row_number() OVER urgency AS rank,
            CASE WHEN marked THEN @walk::bigint ELSE @show::bigint END * 2 / greatest(row_number() OVER urgency, 2) AS allotted
@@ -139,7 +141,7 @@ lanes AS (
      WHERE served
     WINDOW urgency AS (ORDER BY lane >> 52, run_at, id)
      ORDER BY lane >> 52, run_at, id
-     LIMIT @max::bigint + 1
+     LIMIT @heads::bigint + 1
 ), shown AS MATERIALIZED (
     SELECT h.lane, h.lane >> 52 AS urgency, t.run_at, t.id, t.tuple, t.lock_key, t.place = h.allotted AS last, coalesce(h.busy ? t.lock_key, false) AS known
       FROM heads h
@@ -153,12 +155,12 @@ lanes AS (
               AND run_at <= statement_timestamp()
             ORDER BY run_at, id
             LIMIT h.allotted) t
-     WHERE h.rank <= @max
+     WHERE h.rank <= @heads
 ), bound AS MATERIALIZED (
     SELECT urgency, run_at, id
       FROM (SELECT urgency, run_at, id FROM shown WHERE last
          UNION ALL
-            SELECT lane >> 52, run_at, id - 1 FROM heads WHERE rank > @max) ends_of_what_is_shown
+            SELECT lane >> 52, run_at, id - 1 FROM heads WHERE rank > @heads) ends_of_what_is_shown
      ORDER BY urgency, run_at, id
      LIMIT 1
 ), freed AS (  -- marks
@@ -229,17 +231,17 @@ lanes AS (
     SELECT DISTINCT ON (lane) lane, run_at, id  -- marks
       FROM dealt_with  -- marks
      ORDER BY lane, run_at DESC, id DESC  -- marks
-     LIMIT 32  -- marks
+     LIMIT 128  -- marks
 ), busy AS (  -- marks
     SELECT lane, array_agg(busy) AS keys  -- marks
-      FROM (SELECT DISTINCT lane, busy FROM dealt_with WHERE busy IS NOT NULL LIMIT 64) few  -- marks
+      FROM (SELECT DISTINCT lane, busy FROM dealt_with WHERE busy IS NOT NULL LIMIT 256) few  -- marks
      GROUP BY lane  -- marks
 )
 SELECT set_config('onejob.claimed', p.ids::text, false),
        set_config('onejob.tuples', p.tuples::text, true),
        set_config('enable_indexscan', 'off', true),
        cardinality(p.ids),
-       EXISTS (SELECT FROM bound) OR (SELECT count(*) FROM heads) >= @max,
+       EXISTS (SELECT FROM bound) OR (SELECT count(*) FROM heads) >= @heads,
        coalesce(pg_postmaster_start_time() <> @server::timestamptz, false),
        (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::bigint,
        (SELECT count(*) FROM shown) > cardinality(p.ids)
@@ -398,6 +400,10 @@ const (
 	// urgent than what it has not yet seen.
 	maxWalk = 4096
 
+	// Of so many rows that it passes over, a lane more shows some. There may be one for
+	// each priority.
+	maxWalkHeads = 32
+
 	// A look from the beginning is plain after one that took no more rows than this and
 	// left none: there will hardly be marks worth having.
 	plainRows = 32
@@ -407,13 +413,14 @@ const (
 	margin = time.Second
 
 	maxSorts    = 256 // of claims: limits, that is
-	maxMarks    = 64
+	maxMarks    = 1024
 	maxBusyKeys = 256 // in one lane
 )
 
 // A look is one use of what is remembered.
 type look struct {
 	max      int
+	heads    int // lanes that show rows
 	show     int // rows of the first lane
 	walk     int // the same, for a lane in which it goes on
 	strictly bool
@@ -433,10 +440,11 @@ func (l *lanes) look(most int) look {
 		l.again(now)
 		l.marks, l.expensive, l.empty = nil, false, false
 	}
-	k := look{max: most, show: base, walk: base, marks: maps.Clone(l.marks), margin: margin}
+	k := look{max: most, heads: most, show: base, walk: base, marks: maps.Clone(l.marks), margin: margin}
 	if l.empty { // it goes on where the last one ended
 		k.margin = 0
 		k.walk = min(maxWalk, max(base, l.walk*8))
+		k.heads = max(most, k.walk/maxWalkHeads)
 	}
 	k.strictly = k.walk < maxWalk
 	k.plain = rested && l.idle
@@ -481,7 +489,7 @@ func (m mark) before(o mark) bool {
 func (k look) arguments(c tasks.Claim, avoid []int64) namedArgs {
 	arguments := markArguments(k.marks)
 	maps.Copy(arguments, namedArgs{
-		"limit": c.Limit, "kinds": c.Kinds, "queues": notNil(c.Queues), "max": k.max, "show": k.show, "walk": k.walk, "strictly": k.strictly,
+		"limit": c.Limit, "kinds": c.Kinds, "queues": notNil(c.Queues), "max": k.max, "heads": k.heads, "show": k.show, "walk": k.walk, "strictly": k.strictly,
 		"margin": k.margin.Microseconds(), "avoid": avoid, "server": moment(c.Server),
 	})
 	return arguments

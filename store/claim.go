@@ -61,6 +61,9 @@ RETURNING id, fence, pg_column_size(payload), lock_key IS NULL AND crashes = 0 A
 // forgetSQL leaves the connection as it was: behind a pooler somebody else may be next.
 const forgetSQL = `SELECT pg_catalog.set_config('onejob.claimed', '', false)`
 
+// runningKey is the unique index on the lock keys of running rows.
+const runningKey = "one_running_task_per_lock_key"
+
 // How long a claim waits for its turn before it goes without. Claims take
 // milliseconds, and those of many busy replicas on a slow server a second
 // until all had their turn. A longer one is that of a replica that was frozen in
@@ -136,16 +139,16 @@ func (s *Store) Claim(ctx context.Context, c tasks.Claim) (tasks.Claimed, error)
 			s.turnStuck.Store(true)
 			turn.wait = 0
 			tries++
-		case pg.ConstraintName == "one_running_task_per_lock_key" && look.max > 1:
+		case pg.ConstraintName == runningKey && look.max > 1:
 			// A row without a lock_key and one whose lock_key is that row's id: no
 			// statement can make both running. Fewer rows hold only one of them.
 			look.max /= 2
-		case pg.ConstraintName == "one_running_task_per_lock_key", pg.Code == deadlock:
+		case pg.ConstraintName == runningKey, pg.Code == deadlock:
 			tries++
 		case aboutARow(pg) && look.max > 1:
 			look.max /= 2 // until it is one row that Postgres refuses
 		case aboutARow(pg):
-			return s.refuse(ctx, c, look, turn, pg)
+			return s.claimOne(ctx, c, look, turn)
 		default:
 			return tasks.Claimed{}, fmt.Errorf("claim tasks: %w", err)
 		}
@@ -243,93 +246,132 @@ func (s *Store) claimOnce(ctx context.Context, c tasks.Claim, l look, turn turn)
 	return r, nil
 }
 
-// refuse finds the one row for which a claim of one fails, and fails it with
-// Postgres' words. Where those cannot be written either, or are not about its data,
-// so that they may be others soon, the row is left alone for some minutes.
-func (s *Store) refuse(ctx context.Context, c tasks.Claim, l look, turn turn, why *pgconn.PgError) (tasks.Claimed, error) {
-	id, err := s.firstChoice(ctx, c, l, turn)
-	if err != nil || id == 0 { // it is gone, or cannot be had any more
-		return tasks.Claimed{More: err == nil}, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	if !unfit(why) {
-		if err := s.takeNothing(ctx, c); err != nil {
-			return tasks.Claimed{}, fmt.Errorf("claim tasks: %w", err)
-		}
+// claimOne is a claim of one row, after one has failed. What Postgres refuses to make
+// running fails with Postgres' words. If those cannot be written either, or are not about
+// its data, so that they may be others soon, it is left alone for some minutes.
+func (s *Store) claimOne(ctx context.Context, c tasks.Claim, l look, turn turn) (tasks.Claimed, error) {
+	r, refused, err := s.tryOne(ctx, c, l, turn)
+	switch {
+	case err != nil:
+		return tasks.Claimed{}, fmt.Errorf("claim tasks: %w", err)
+	case refused == nil:
+		r.chosen.more = true // than one
+		return s.readRest(ctx, c, r)
+	case !refused.Failed:
+		s.avoid.add(refused.ID)
 		if s.refusals.Add(1) > maxRefusals {
 			time.Sleep(refusalPause)
 		}
-		s.avoid.add(id)
-		return tasks.Claimed{More: true, Refused: []tasks.RowError{{ID: id, Err: errors.New(words(why))}}}, nil
 	}
-	failed, err := query(ctx, s.pool, pgx.RowTo[int64], `
+	return tasks.Claimed{More: true, Refused: []tasks.RowError{*refused}}, nil
+}
+
+// tryOne does step by step what claimOnce does, so that what Postgres says is about the row
+// that is locked meanwhile. It takes that row, or none, or says which one is refused.
+func (s *Store) tryOne(ctx context.Context, c tasks.Claim, l look, turn turn) (r round, refused *tasks.RowError, err error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	conn, err := s.pool.acquire(ctx)
+	if err != nil {
+		return r, nil, err
+	}
+	defer func() { s.pool.release(conn, err) }() // which ends the transaction, too
+
+	var id int64
+	if r.chosen, id, err = s.chooseOne(ctx, conn, c, l, turn); err != nil || id == 0 {
+		return r, nil, err
+	}
+	take := func() (err error) {
+		rows, _ := conn.Query(ctx, takeSQL, namedArgs{"session": c.Session, "replica": c.Replica, "fences_from": c.FencesFrom})
+		r.unread, err = pgx.CollectRows(rows, scanTaken())
+		return err
+	}
+	const (
+		keep  = `SAVEPOINT one`
+		check = `SET CONSTRAINTS ALL IMMEDIATE` // or the commit would
+	)
+	var why *pgconn.PgError
+	switch err = inOrder(do(ctx, conn, keep), take, do(ctx, conn, check)); {
+	case err == nil:
+		return r, nil, do(ctx, conn, forgetSQL, `COMMIT`)()
+	case !aboutARow(err) || !errors.As(err, &why):
+		return r, nil, err
+	case why.ConstraintName == runningKey: // as in Claim
+		return r, nil, nil
+	}
+	// If it fails with no row, or there is no fence, none is to blame.
+	none := `SELECT pg_catalog.set_config('onejob.tuples', '{}', true)`
+	fence := fmt.Sprintf(`SELECT %d::bigint + nextval('onejob.fences'::regclass)`, c.FencesFrom)
+	if err = inOrder(do(ctx, conn, `ROLLBACK TO SAVEPOINT one`, none), take, do(ctx, conn, fence)); err != nil {
+		return r, nil, err
+	}
+	refused = &tasks.RowError{ID: id, Err: errors.New(words(why))}
+	if !unfit(why) {
+		return r, refused, nil
+	}
+	fail := func() error {
+		tag, err := conn.Exec(ctx, `
 UPDATE onejob.tasks
    SET status      = 'failed',
        finished_at = statement_timestamp(),
        error       = $2
  WHERE id = $1
-   AND status = 'pending'
-RETURNING id`, id, "Postgres refuses to make this task running: "+words(why))
-	if err != nil && !aboutARow(err) {
-		return tasks.Claimed{}, fmt.Errorf("claim tasks: fail task %d: %w", id, err)
-	}
-	if len(failed) == 0 {
-		s.avoid.add(id)
-	}
-	return tasks.Claimed{More: true, Refused: []tasks.RowError{{ID: id, Failed: len(failed) > 0, Err: errors.New(words(why))}}}, nil
-}
-
-// takeNothing does what a claim does, with no row. If that fails, no row is to blame.
-func (s *Store) takeNothing(ctx context.Context, c tasks.Claim) error {
-	conn, err := s.pool.acquire(ctx)
-	if err != nil {
+   AND status = 'pending'`, id, "Postgres refuses to make this task running: "+words(why))
+		refused.Failed = tag.RowsAffected() == 1
 		return err
 	}
-	defer func() { s.pool.release(conn, err) }()
-	b := &pgx.Batch{}
-	b.Queue(beginSQL)
-	b.Queue(`SELECT pg_catalog.set_config('onejob.tuples', '{}', true)`)
-	b.Queue(takeSQL, namedArgs{"session": c.Session, "replica": c.Replica, "fences_from": c.FencesFrom})
-	b.Queue(`ROLLBACK`)
-	results := conn.SendBatch(ctx, b)
-	defer results.Close()
-	for range b.Len() {
-		if _, err = results.Exec(); err != nil {
+	if err = inOrder(fail, do(ctx, conn, check, forgetSQL, `COMMIT`)); err != nil {
+		if refused.Failed = false; !aboutARow(err) {
+			return r, nil, fmt.Errorf("fail task %d: %w", id, err)
+		}
+	}
+	return r, refused, nil
+}
+
+// inOrder calls one after the other until one fails.
+func inOrder(steps ...func() error) error {
+	for _, step := range steps {
+		if err := step(); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// words are what Postgres says of a row.
-func words(why *pgconn.PgError) string {
-	return fmt.Sprintf("%s (SQLSTATE %s)", tasks.Text(why.Message), why.Code)
+// do executes statements.
+func do(ctx context.Context, conn *pgxpool.Conn, statements ...string) func() error {
+	return func() error {
+		for _, sql := range statements {
+			if _, err := conn.Exec(ctx, sql); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 }
 
-// firstChoice returns the row that a claim of one would take, and takes nothing.
-func (s *Store) firstChoice(ctx context.Context, c tasks.Claim, l look, turn turn) (id int64, err error) {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	conn, err := s.pool.acquire(ctx)
-	if err != nil {
-		return 0, fmt.Errorf("claim tasks: %w", err)
-	}
-	defer func() { s.pool.release(conn, err) }()
+// chooseOne begins the transaction of a claim of one, and returns the row that it has
+// locked; 0 if there is none.
+func (s *Store) chooseOne(ctx context.Context, conn *pgxpool.Conn, c tasks.Claim, l look, turn turn) (found chosen, id int64, err error) {
 	l.max = 1
 	b, begun := beginClaim(conn, turn)
 	b.Queue(chooseSQL(c.Limit, l.plain), l.arguments(c, s.avoid.list()))
 	b.Queue(`SELECT coalesce((current_setting('onejob.claimed')::bigint[])[1], 0)`)
-	b.Queue(`ROLLBACK`)
 	results := conn.SendBatch(ctx, b)
-	defer results.Close()
-	for range begun + 1 {
+	defer func() { err = errors.Join(err, results.Close()) }()
+	for range begun {
 		if _, err := results.Exec(); err != nil {
-			return 0, fmt.Errorf("claim tasks: %w", err)
+			return found, 0, err
 		}
 	}
-	if err := results.QueryRow().Scan(&id); err != nil {
-		return 0, fmt.Errorf("claim tasks: %w", err)
+	if found, err = readChosen(results.QueryRow(), l.plain); err != nil {
+		return found, 0, err
 	}
-	return id, nil
+	err = results.QueryRow().Scan(&id)
+	return found, id, err
+}
+
+// words are what Postgres says of a row.
+func words(why *pgconn.PgError) string {
+	return fmt.Sprintf("%s (SQLSTATE %s)", tasks.Text(why.Message), why.Code)
 }

@@ -42,6 +42,10 @@ var errLocked = errors.New("the row is locked by another transaction")
 // In a batch it skips rows that are locked. So it never waits with rows of its
 // own locked, nobody's long UPDATE holds up the others of the batch, and no
 // deadlock is possible, in whatever order other people lock.
+//
+// A change of the row that was committed after the statement's snapshot moves the row:
+// before has the place of the new version, where the snapshot has none. Then the
+// completion is not accepted, and is asked for again.
 const (
 	completeSQL     = completeBegin + " SKIP LOCKED" + completeEnd
 	completeWaitSQL = completeBegin + completeEnd
@@ -83,7 +87,8 @@ WITH given AS (
            statement_timestamp() - g.begun * interval '1 microsecond',
            greatest(coalesce(g.stopped, statement_timestamp()), statement_timestamp() - g.begun * interval '1 microsecond'), statement_timestamp(),
            g.outcome, nullif(g.error, ''), g.code, nullif(g.output, '')
-      FROM before b
+      FROM accepted a
+      JOIN before b ON b.fence = a.fence
       JOIN given g ON g.id = b.id AND g.fence = b.fence AND g.by = b.session
         ON CONFLICT (task_id, fence) DO NOTHING
 )
@@ -266,11 +271,8 @@ func (s *Store) writeCompletions(completions []*completion) {
 			s.writeCompletions([]*completion{e})
 		}
 		return
-	case !unfit(err):
-		if _, other := complete(ctx, s.pool, completeSQL, nil); other == nil { // or else it is about no row
-			err = fmt.Errorf("%w: %w", tasks.ErrUnwritable, err)
-		}
-	case e.Result != nil:
+	case s.canComplete(ctx) != nil: // it is about no row
+	case unfit(err) && e.Result != nil:
 		e.Completion = withoutResult(e.Completion, pg.Message)
 		s.writeCompletions(completions)
 		return
@@ -280,6 +282,12 @@ func (s *Store) writeCompletions(completions []*completion) {
 	for _, e := range completions {
 		e.err = fmt.Errorf("complete task %d: %w", e.ID, err)
 	}
+}
+
+// canComplete returns why no completion at all can be written, if so.
+func (s *Store) canComplete(ctx context.Context) error {
+	_, err := complete(ctx, s.pool, completeSQL, nil)
+	return err
 }
 
 // withoutResult is how a completion is written whose result cannot be.
@@ -409,6 +417,9 @@ func (s *Store) CompleteWith(ctx context.Context, t *tasks.Task, fn func(ctx con
 			return fmt.Errorf("complete task %d: %w", t.ID, err)
 		}
 		rest, err := complete(ctx, tx, completeWaitSQL, []*completion{e})
+		if err == nil && len(rest) > 0 { // what it waited for may have moved the row, which is locked by now
+			rest, err = complete(ctx, tx, completeWaitSQL, rest)
+		}
 		if err != nil {
 			return fmt.Errorf("complete task %d: %w", t.ID, err)
 		}

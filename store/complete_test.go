@@ -400,6 +400,70 @@ func TestCompleteWith(t *testing.T) {
 	equal(t, "the effects", strings.Join(b.sql(`SELECT what FROM effect OFFSET 1`), " "), "mended")
 }
 
+// An edit of the row that is committed while a statement's completion waits for it moves the
+// row to another place, and changes nothing about whose it is.
+func TestCompleteWithBesideAnEdit(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.join()
+	task := b.claimed()
+	tx, err := b.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(t.Context())
+	done := make(chan error, 1)
+	edited := make(chan struct{})
+	go func() {
+		done <- b.CompleteWith(t.Context(), task, func(context.Context, pgx.Tx) (json.RawMessage, error) {
+			_, err := tx.Exec(t.Context(), `UPDATE onejob.tasks SET keep_for = '1 year' WHERE id = $1`, task.ID)
+			close(edited)
+			return jsonOf(`1`), err
+		})
+	}()
+	<-edited
+	b.eventually("the completion waits for the row", func() bool {
+		return b.one(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`) == "1"
+	})
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	equal(t, "the row", b.row(task, "status, result, keep_for"), "succeeded 1 1 year")
+	equal(t, "the history", b.history(task), "succeeded")
+}
+
+// The history has an attempt from when its completion was accepted on, and not before, also
+// while others edit the row.
+func TestHistoryBesideEdits(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	var list []tasks.Completion
+	for range 300 {
+		list = append(list, succeeded(b.claimed()))
+	}
+	editing, stop := context.WithCancel(t.Context())
+	var editors sync.WaitGroup
+	for i := range 4 {
+		editors.Go(func() {
+			for editing.Err() == nil {
+				_, _ = b.pool.Exec(t.Context(), `UPDATE onejob.tasks SET keep_for = '1 year' WHERE id IN (SELECT id FROM onejob.tasks WHERE status = 'running' AND id % 4 = $1 ORDER BY random() LIMIT 3)`, i)
+			}
+		})
+	}
+	for i, err := range b.gathered(list) {
+		if err != nil && !strings.Contains(err.Error(), "locked by another transaction") {
+			t.Errorf("completion %d: %v", i, err)
+		}
+	}
+	stop()
+	editors.Wait()
+	equal(t, "attempts that the history has, and the row does not or at another moment",
+		b.one(`SELECT count(*) FROM onejob.attempts a JOIN onejob.tasks t ON t.id = a.task_id WHERE t.finished_at IS DISTINCT FROM a.finished_at`), "0")
+}
+
 // A replica that others called dead comes back: that its completion is refused proves that it
 // lived, and the task does not pay for it. What has failed stays failed.
 func TestWhoIsRefusedHasLived(t *testing.T) {

@@ -132,22 +132,96 @@ func TestATriggerStopsNoOthers(t *testing.T) {
 	}
 }
 
-// What is about no row blames none.
+// What is about no row blames none, whatever it says.
 func TestWhatIsAboutNoRow(t *testing.T) {
 	t.Parallel()
+	for _, raise := range []string{`insufficient_privilege`, `'closed for today'`, `numeric_value_out_of_range`} {
+		t.Run(raise, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			task := b.claimed()
+			b.sql(`CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE ` + raise + `; END $$`)
+			b.sql(`CREATE TRIGGER refuse BEFORE UPDATE ON onejob.tasks FOR EACH STATEMENT EXECUTE FUNCTION public.refuse()`)
+			done := succeeded(task)
+			done.Result = jsonOf(`1`)
+			if err := b.Complete(t.Context(), done); err == nil || errors.Is(err, tasks.ErrUnwritable) || errors.As(err, new(*tasks.ResultError)) {
+				t.Errorf("a completion: %v", err)
+			}
+			if _, rows, err := b.TakeOver(t.Context(), []string{b.session}, 3); err == nil || len(rows) > 0 {
+				t.Errorf("a takeover refused %v: %v", rows, err)
+			}
+			b.insert()
+			b.wantNothingClaimed()
+		})
+	}
+}
+
+func (b *bench) wantNothingClaimed() {
+	b.t.Helper()
+	c, err := b.Claim(b.t.Context(), tasks.Claim{Session: b.session, Replica: "one", Kinds: []string{"noop"}, Max: 9})
+	if err == nil || len(c.Refused) > 0 {
+		b.t.Errorf("a claim refused %v: %v", c.Refused, err)
+	}
+	equal(b.t, "failed rows", b.one(`SELECT count(*) FROM onejob.tasks WHERE status = 'failed'`), "0")
+}
+
+// Without fences there are no claims, and no row is to blame.
+func TestNoMoreFences(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
-	task := b.claimed()
-	b.sql(`CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE insufficient_privilege; END $$`)
-	b.sql(`CREATE TRIGGER refuse BEFORE UPDATE ON onejob.tasks FOR EACH STATEMENT EXECUTE FUNCTION public.refuse()`)
-	if err := b.Complete(t.Context(), succeeded(task)); err == nil || errors.Is(err, tasks.ErrUnwritable) {
-		t.Errorf("a completion: %v", err)
-	}
-	if _, rows, err := b.TakeOver(t.Context(), []string{b.session}, 3); err == nil || len(rows) > 0 {
-		t.Errorf("a takeover refused %v: %v", rows, err)
-	}
 	b.insert()
-	if c, err := b.Claim(t.Context(), tasks.Claim{Session: b.session, Replica: "one", Kinds: []string{"noop"}, Max: 9}); err == nil || len(c.Refused) > 0 {
+	b.sql(`SELECT setval('onejob.fences', 9223372036854775807)`)
+	b.wantNothingClaimed()
+	b.sql(`UPDATE onejob.cluster SET fences_from = 1000`)
+	b.sql(`SELECT setval('onejob.fences', 9223372036854775000)`)
+	c, err := b.Claim(t.Context(), tasks.Claim{Session: b.session, Replica: "one", Kinds: []string{"noop"}, Max: 9, FencesFrom: 1000})
+	if err == nil || len(c.Refused) > 0 {
 		t.Errorf("a claim refused %v: %v", c.Refused, err)
+	}
+}
+
+// Several who claim side by side meet a row that is refused, and one of them fails it: the
+// others do not blame the next one.
+func TestOnlyTheRefusedRowIsBlamed(t *testing.T) {
+	t.Parallel()
+	for _, statement := range []string{`RAISE 'not this one'`, otherRefusals["42P01"]} {
+		t.Run(statement, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			b.refusingBy(`NEW.status = 'running'`, statement)
+			b.sql(`INSERT INTO onejob.tasks (kind, limit_name, priority) SELECT CASE WHEN i % 2 = 0 THEN 'other' ELSE 'noop' END, 'l', -i FROM generate_series(1, 200) i`)
+			var claimers sync.WaitGroup
+			var mu sync.Mutex
+			claimed, blamed := map[int64]bool{}, map[int64]bool{}
+			for range 6 {
+				claimers.Go(func() {
+					for done := false; !done; {
+						c, err := b.Claim(t.Context(), tasks.Claim{Session: b.session, Replica: "one", Kinds: []string{"noop", "other"}, Limit: "l", Max: 1})
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						mu.Lock()
+						for _, task := range c.Tasks {
+							claimed[task.ID] = true
+						}
+						for _, r := range c.Refused {
+							blamed[r.ID] = true
+						}
+						done = len(claimed) == 100 || !c.More && len(c.Tasks) == 0
+						mu.Unlock()
+					}
+				})
+			}
+			claimers.Wait()
+			for id := range blamed {
+				if id%2 != 0 {
+					t.Errorf("task %d is blamed: %s", id, b.one(`SELECT coalesce(error, 'no error') FROM onejob.tasks WHERE id = $1`, id))
+				}
+			}
+			equal(t, "how many were claimed", len(claimed), 100)
+			equal(t, "healthy rows that are not running", b.one(`SELECT count(*) FROM onejob.tasks WHERE kind = 'noop' AND status <> 'running'`), "0")
+		})
 	}
 }
 
