@@ -94,9 +94,9 @@ var ErrFilter = errors.New("invalid filter")
 // used: then nothing was done.
 func (s *Store) Bulk(ctx context.Context, b Bulk, progress func(BulkResult)) (total BulkResult, err error) {
 	if b.Filter.IDs == nil && b.Filter.Until == nil {
-		var now time.Time
-		if err := s.pool.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&now); err != nil {
-			return total, fmt.Errorf("%s tasks: %w", b.Action, sanitized(err))
+		now, err := s.Now(ctx)
+		if err != nil {
+			return total, fmt.Errorf("%s tasks: %w", b.Action, err)
 		}
 		b.Filter.Until = &now
 	}
@@ -143,6 +143,14 @@ SELECT matched, affected, next_id, action_id
 		case <-time.After(time.Since(began)):
 		}
 	}
+}
+
+// Now returns the time by Postgres' clock, which is the one that the times in rows come from.
+func (s *Store) Now(ctx context.Context) (now time.Time, err error) {
+	if err := s.pool.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&now); err != nil {
+		return now, fmt.Errorf("read the time: %w", sanitized(err))
+	}
+	return now, nil
 }
 
 // filterError makes ErrFilter of what onejob.bulk says of its arguments.

@@ -434,6 +434,8 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 	ok("Record", b.Record(ctx, "an action", "a target"))
 	_, err = b.Bulk(ctx, store.Bulk{Action: store.ActionRetry, Filter: store.TaskFilter{Queue: "nowhere", Error: "x"}, Spread: time.Second}, nil)
 	ok("Bulk", err)
+	_, err = b.Now(ctx)
+	ok("Now", err)
 	_, err = b.Delete(ctx, math.MaxInt64)
 	ok("Delete", err)
 	_, err = b.RunSchedule(ctx, "none")

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -54,7 +55,10 @@ note goes to stderr, and the exit code is 0.`,
 		}
 		n.Kind, n.Priority, n.MaxAttempts = args[0], int(priority), int(maxAttempts)
 		zeroes(c, &n)
-		raw, err := readPayload(payload, c.InOrStdin())
+		raw, err := readPayload(c.Context(), payload, c.InOrStdin())
+		if c.Context().Err() != nil {
+			return errors.New("interrupted; nothing was enqueued")
+		}
 		if err != nil {
 			return usage(err)
 		}
@@ -90,13 +94,24 @@ func zeroes(c *cobra.Command, n *store.NewTask) {
 	}
 }
 
-func readPayload(arg string, stdin io.Reader) (json.RawMessage, error) {
+// readPayload reads the payload of a flag. stdin, and a FILE that is a pipe, may never end, so
+// it returns when ctx ends; its goroutine lasts until the process does.
+func readPayload(ctx context.Context, arg string, stdin io.Reader) (json.RawMessage, error) {
 	raw, err := []byte(arg), error(nil)
-	switch {
-	case arg == "-":
-		raw, err = io.ReadAll(stdin)
-	case strings.HasPrefix(arg, "@"):
-		raw, err = os.ReadFile(arg[1:])
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		switch {
+		case arg == "-":
+			raw, err = io.ReadAll(stdin)
+		case strings.HasPrefix(arg, "@"):
+			raw, err = os.ReadFile(arg[1:])
+		}
+	}()
+	select {
+	case <-read:
+	case <-ctx.Done():
+		return nil, ctx.Err()
 	}
 	if err != nil {
 		return nil, fmt.Errorf("--payload: %w", err)

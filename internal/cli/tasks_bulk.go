@@ -100,14 +100,17 @@ Exit codes: 0 done, or nothing matched; 1 not to all of them; 2 usage error.`,
 	complete(c, "schedule", completeValue(scheduleNames))
 	return withStore(c, func(c *cobra.Command, args []string, db *store.Store) error {
 		f.Status, b.Action = *status, ch.action
-		now := time.Now()
+		ago := map[*time.Time]time.Duration{} // before Postgres' clock, which is not this machine's
 		for flag, at := range map[string]**time.Time{"since": &f.Since, "until": &f.Until} {
-			if text := c.Flag(flag).Value.String(); text != "" {
-				t, err := timeOrAgo(text, now)
-				if err != nil {
-					return usage(fmt.Errorf("--%s: %w", flag, err))
-				}
-				*at = &t
+			text := c.Flag(flag).Value.String()
+			if text == "" {
+				continue
+			}
+			*at = new(time.Time)
+			if d, err := time.ParseDuration(text); err == nil && d >= 0 {
+				ago[*at] = d
+			} else if **at, err = time.Parse(time.RFC3339, text); err != nil {
+				return usage(fmt.Errorf("--%s: invalid time %q; write it as 2006-01-02T15:04:05Z, or as 2h for two hours ago", flag, text))
 			}
 		}
 		chosen := !reflect.ValueOf(*f).IsZero()
@@ -123,19 +126,17 @@ Exit codes: 0 done, or nothing matched; 1 not to all of them; 2 usage error.`,
 		case ch.action == store.ActionDelete && f.Status == "":
 			return usage(fmt.Errorf("--status is needed: %s", strings.Join(ch.statuses, ", ")))
 		}
+		if len(ago) > 0 {
+			now, err := db.Now(c.Context())
+			if err != nil {
+				return err
+			}
+			for at, d := range ago {
+				*at = now.Add(-d)
+			}
+		}
 		return ch.many(c, db, b, *yes)
 	})
-}
-
-// timeOrAgo parses a time, or a duration before now.
-func timeOrAgo(text string, now time.Time) (time.Time, error) {
-	if t, err := time.Parse(time.RFC3339, text); err == nil {
-		return t, nil
-	}
-	if d, err := time.ParseDuration(text); err == nil && d >= 0 {
-		return now.Add(-d), nil
-	}
-	return time.Time{}, fmt.Errorf("invalid time %q; write it as 2006-01-02T15:04:05Z, or as 2h for two hours ago", text)
 }
 
 // each does it to the tasks named.
