@@ -219,7 +219,8 @@ func newHistory(e Evidence) *history {
 		if t.From != running { // the status was written apart from the effect
 			end = f.Ended
 		}
-		h.add(observer.Stay{Claim: observer.Claim{Task: f.Task, Fence: f.Fence, Key: f.Key, Kind: kindSQL}, Begin: f.Began, End: end, How: observer.Succeeded})
+		begin := min(f.Began.Add(cutOff), end)
+		h.add(observer.Stay{Claim: observer.Claim{Task: f.Task, Fence: f.Fence, Key: f.Key, Kind: kindSQL}, Begin: begin, End: end, How: observer.Succeeded})
 	}
 	for _, a := range h.byFence {
 		a.Replica = cmp.Or(a.Replica, h.holder[a.Fence])
@@ -745,7 +746,9 @@ func (h *history) onlyRestarted(claim, end Transition) bool {
 // starved looks for tasks that were due, and free, for too long while nothing but
 // mild faults went on: there were replicas to claim them. What the harness was late by
 // meanwhile counts twice: a claim takes several processes, each of which is as late. What a fault itself locked
-// or edited does not count.
+// or edited does not count. Nor does a task that waited in a queue: after an outage it takes a
+// while until all that came due meanwhile is done, and tasks that were due before it are
+// claimed all the time.
 func (h *history) starved(v *Report) {
 	claimed := map[int64]observer.Time{} // or otherwise made something else than pending
 	for _, t := range h.Transitions {
@@ -775,6 +778,10 @@ func (h *history) starved(v *Report) {
 		if q.Due == 0 || known && at <= wait.end.Add(2*h.late(span{wait.begin, at})) || h.touched[q.Task] != nil || h.deleted[q.Task] {
 			continue
 		}
+		if known && h.queued(span{q.Due, at}, claimed) {
+			v.excuse("tasks that waited in a queue")
+			continue
+		}
 		meets := func(all []span) (n int) {
 			for _, s := range all {
 				if s.meets(wait) {
@@ -792,6 +799,26 @@ func (h *history) starved(v *Report) {
 		}
 		v.violation(&v.Starved, "starved: task %d (%s) was due at %s and was not claimed %s", q.Task, q.Kind, clock(q.Due), took)
 	}
+}
+
+// queued reports whether tasks that were due before a moment were claimed for the first time
+// all the while until a task was claimed that came due then.
+func (h *history) queued(wait span, claimed map[int64]observer.Time) bool {
+	moments := []observer.Time{wait.end}
+	for _, q := range h.Enqueued {
+		if at, known := claimed[q.Task]; known && q.Due != 0 && q.Due < wait.begin && at > wait.begin && at < wait.end {
+			moments = append(moments, at)
+		}
+	}
+	slices.Sort(moments)
+	last := wait.begin
+	for _, at := range moments {
+		if at.Sub(last) > queueing+h.late(span{last, at}) {
+			return false
+		}
+		last = at
+	}
+	return true
 }
 
 func (a *attempt) String() string {

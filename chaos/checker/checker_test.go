@@ -2,6 +2,7 @@ package checker
 
 import (
 	"encoding/json"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -340,6 +341,17 @@ func TestEveryViolationIsFound(t *testing.T) {
 			starve(s, ClaimFreeze)
 			s.Final[7] = Final{Status: failed}
 		}, map[string]int{"starved": 1}},
+		"a due task that claims passed over, while tasks that came due later were claimed": {func(s *story) {
+			starve(s, OpenTransaction)
+			s.queue(51, 53)
+			s.queue(53, 54, 56, 58, 60, 62, 64, 66, 68)
+			s.works(claim(7, 20, "exec", "7", "a"), 70, 71, observer.Succeeded, succeeded)
+		}, map[string]int{"starved": 1}},
+		"a due task behind a queue that stood still": {func(s *story) {
+			starve(s, OpenTransaction)
+			s.queue(51, 54, 56, 60, 62, 64, 66, 68)
+			s.works(claim(7, 20, "exec", "7", "a"), 70, 71, observer.Succeeded, succeeded)
+		}, map[string]int{"starved": 1}},
 		"a healthy task that failed among hostile rows": {func(s *story) {
 			s.Gentle = true
 			s.enqueue(7, "exec")
@@ -596,6 +608,18 @@ func TestExcuses(t *testing.T) {
 			s.works(claim(7, 20, "exec", "7", "a"), 55, 56, observer.Failed, pending)
 			s.works(claim(7, 21, "exec", "7", "a"), 70, 71, observer.Succeeded, succeeded)
 		}, map[string]int{}},
+		"a task that waited behind those that were due before it": {func(s *story) {
+			starve(s, OpenTransaction)
+			s.queue(51, 54, 56, 58, 60, 62, 64, 66, 68)
+			s.works(claim(7, 20, "exec", "7", "a"), 70, 71, observer.Succeeded, succeeded)
+		}, map[string]int{}},
+		"a statement that began in the hundredth of a second in which the attempt before it ended": {func(s *story) {
+			s.enqueue(7, "http")
+			s.enqueue(8, "sql")
+			s.works(claim(7, 20, "http", "k4", "a"), 50, 51.009, observer.Succeeded, succeeded)
+			s.Effects = append(s.Effects, Effect{Task: 8, Fence: 21, Key: "k4", Began: at(51), Ended: at(51.02)})
+			s.change(claim(8, 21, "sql", "k4", "b"), running, succeeded, 51.03, "")
+		}, map[string]int{}},
 		"a task that waited through a fault that takes a server away": {func(s *story) {
 			starve(s, "consul-away")
 			s.works(claim(7, 20, "exec", "7", "a"), 70, 71, observer.Succeeded, succeeded)
@@ -723,6 +747,19 @@ func starve(s *story, kinds ...string) {
 	}
 	s.Enqueued = append(s.Enqueued, Enqueued{Task: 7, Kind: "exec", Due: at(52)})
 	s.Final[7] = Final{Status: pending}
+}
+
+// queue adds tasks that came due at one moment, within 8 s of their claims as far as anybody
+// is to care, and were claimed at others.
+func (s *story) queue(due float64, claimed ...float64) {
+	for _, when := range claimed {
+		task := int64(900 + len(s.Enqueued))
+		s.Enqueued = append(s.Enqueued, Enqueued{Task: task, Kind: "noop", Due: at(due)})
+		s.touch(task, Locked)
+		c := claim(task, task, "noop", fmt.Sprint(task), "a")
+		s.claim(c, when)
+		s.change(c, running, succeeded, when+0.1, "")
+	}
 }
 
 // handsOn lets an operator reset the row of an attempt on replica a, and do

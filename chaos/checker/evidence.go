@@ -280,6 +280,12 @@ const (
 	// are this machine's, but the observer's does not follow its steps.
 	skew = 100 * time.Millisecond
 
+	// cutOff is how much later a moment may be than the database notes it (chaos.clock).
+	cutOff = 10 * time.Millisecond
+
+	// queueing is how long a queue may stand still while tasks wait in it.
+	queueing = 3 * time.Second
+
 	// leaving is how long after a row was given up its work may still be seen: a
 	// target notices a closed connection late when the machine is busy.
 	leaving = time.Second
