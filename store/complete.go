@@ -117,7 +117,8 @@ const hashJoins = indexesOnly + `, pg_catalog.set_config('enable_nestloop', 'off
 // has been claimed again. It gets none if the task is gone: with the task its attempts
 // were deleted, and nobody would delete this one. If others have taken the task over, the
 // row that they wrote is replaced by one that also says when the work stopped. And if they
-// have called its replica dead, it lives: the attempt did not crash, and does not count.
+// have called its replica dead, it lives: the attempt did not crash, and does not count, if
+// it was charged (NULL: by a version that did not note that).
 const settleSQL = `
 WITH given AS (
     SELECT id, fence, by, outcome, stalled, statement_timestamp() - begun * interval '1 microsecond' AS begun_at, stopped AS stopped_at, error, code, output,
@@ -151,7 +152,7 @@ WITH given AS (
        AND a.task_id = v.id
        AND a.fence = v.fence
        AND (a.outcome = 'crashed' AND v.verdict = 'refused' OR a.outcome = 'lease_lost' AND a.stopped_at IS NULL)
- RETURNING a.fence, a.task_id, a.attempt, a.lock_key, a.replica, a.session, a.started_at, a.finished_at, a.outcome, a.error, v.begun_at, v.stopped_at, v.last_fence, v.stalled
+ RETURNING a.fence, a.task_id, a.attempt, a.lock_key, a.replica, a.session, a.started_at, a.finished_at, a.outcome, a.charged, a.error, v.begun_at, v.stopped_at, v.last_fence, v.stalled
 ), alive AS (
     INSERT INTO onejob.attempts (fence, task_id, attempt, lock_key, replica, session, started_at, begun_at, stopped_at, stopped_fence, finished_at, outcome, error)
     SELECT fence, task_id, attempt, lock_key, replica, session, started_at, begun_at, stopped_at, last_fence, finished_at, 'lease_lost',
@@ -160,7 +161,7 @@ WITH given AS (
 ), blamed AS (
     SELECT id
       FROM onejob.tasks
-     WHERE id = ANY (ARRAY(SELECT task_id FROM wrong WHERE outcome = 'crashed'))
+     WHERE id = ANY (ARRAY(SELECT task_id FROM wrong WHERE outcome = 'crashed' AND charged IS NOT FALSE))
        AND CASE WHEN status IN ('pending', 'running') THEN crashes > 0 END
        FOR NO KEY UPDATE SKIP LOCKED
 ), pardoned AS (
@@ -171,6 +172,7 @@ WITH given AS (
       FROM wrong w
      WHERE t.id = w.task_id
        AND w.outcome = 'crashed'
+       AND w.charged IS NOT FALSE
        AND t.id = ANY (ARRAY(SELECT id FROM blamed))
 )
 SELECT fence, verdict FROM verdicts`

@@ -473,11 +473,13 @@ func TestWhoIsRefusedHasLived(t *testing.T) {
 		stalled     bool
 		row, before string // status, attempt, crashes, stalls
 	}{
-		"waiting":                {"SELECT 1", false, "pending 0 0 0", "pending 1 1 0"},
-		"waiting after a stall":  {"SELECT 1", true, "pending 0 0 1", "pending 1 1 0"},
-		"blamed by another, too": {"UPDATE onejob.tasks SET crashes = 2", false, "pending 0 1 0", "pending 1 2 0"},
-		"retried by hand":        {"SELECT onejob.retry(id) FROM onejob.tasks", false, "pending 0 0 0", "pending 0 0 0"},
-		"failed":                 {"UPDATE onejob.tasks SET status = 'failed', finished_at = now()", true, "failed 1 1 0", "failed 1 1 0"},
+		"waiting":                      {"SELECT 1", false, "pending 0 0 0", "pending 1 1 0"},
+		"waiting after a stall":        {"SELECT 1", true, "pending 0 0 1", "pending 1 1 0"},
+		"blamed by another, too":       {"UPDATE onejob.tasks SET crashes = 2", false, "pending 0 1 0", "pending 1 2 0"},
+		"not charged, but another was": {"UPDATE onejob.attempts SET charged = false", false, "pending 1 1 0", "pending 1 1 0"},
+		"charged by an older version":  {"UPDATE onejob.attempts SET charged = NULL", false, "pending 0 0 0", "pending 1 1 0"},
+		"retried by hand":              {"SELECT onejob.retry(id) FROM onejob.tasks", false, "pending 0 0 0", "pending 0 0 0"},
+		"failed":                       {"UPDATE onejob.tasks SET status = 'failed', finished_at = now()", true, "failed 1 1 0", "failed 1 1 0"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()

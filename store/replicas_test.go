@@ -165,6 +165,7 @@ func TestWhoIsToBlame(t *testing.T) {
 		b.sql(`UPDATE onejob.replicas SET heartbeat_at = heartbeat_at - interval '1 minute'`) // long ago
 	}
 	equal(t, "the bystander of three power cuts", b.one(`SELECT status || ' ' || crashes FROM onejob.tasks WHERE id = $1`, bystander), "pending 0")
+	equal(t, "whether its crashes were charged", b.one(`SELECT string_agg(DISTINCT charged::text, ' ') FROM onejob.attempts WHERE outcome = 'crashed'`), "false")
 
 	b.sql(`DELETE FROM onejob.tasks`)
 	poison := b.insert()
@@ -174,6 +175,7 @@ func TestWhoIsToBlame(t *testing.T) {
 		dies(r)
 	}
 	equal(t, "what ended three replicas, one after the other", b.one(`SELECT status || ' ' || crashes FROM onejob.tasks WHERE id = $1`, poison), "failed 3")
+	equal(t, "whether they were charged", b.one(`SELECT string_agg(charged::text, ' ') FROM onejob.attempts WHERE outcome = 'crashed' AND task_id = $1`, poison), "true true true")
 }
 
 // Of the tasks that a death would quarantine, the death says something only of one that

@@ -162,9 +162,10 @@ WITH abandoned AS (
      LIMIT 1000
        FOR NO KEY UPDATE SKIP LOCKED
 ), history AS (
-    INSERT INTO onejob.attempts (fence, task_id, attempt, lock_key, replica, session, started_at, finished_at, outcome, error)
+    INSERT INTO onejob.attempts (fence, task_id, attempt, lock_key, replica, session, started_at, finished_at, outcome, charged, error)
     SELECT fence, id, attempt, coalesce(lock_key, id::text), replica, session, started_at, now(),
            CASE WHEN died THEN 'crashed' ELSE 'lease_lost' END,
+           CASE WHEN died THEN begun AND NOT others_died END,
            format(CASE WHEN died THEN 'replica %s died' ELSE 'the session of replica %s ended' END, replica)
       FROM abandoned
         ON CONFLICT (task_id, fence) DO NOTHING

@@ -778,10 +778,6 @@ func (h *history) starved(v *Report) {
 		if q.Due == 0 || known && at <= wait.end.Add(2*h.late(span{wait.begin, at})) || h.touched[q.Task] != nil || h.deleted[q.Task] {
 			continue
 		}
-		if known && h.queued(span{q.Due, at}, claimed) {
-			v.excuse("tasks that waited in a queue")
-			continue
-		}
 		meets := func(all []span) (n int) {
 			for _, s := range all {
 				if s.meets(wait) {
@@ -791,6 +787,10 @@ func (h *history) starved(v *Report) {
 			return n
 		}
 		if meets(disturbed) > 0 || meets(frozen) > mostFrozen {
+			continue
+		}
+		if known && h.queued(span{q.Due, at}, claimed) {
+			v.excuse("tasks that waited in a queue")
 			continue
 		}
 		took := "at all"
