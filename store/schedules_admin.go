@@ -42,7 +42,7 @@ type ScheduleRow struct {
 	MissedCap   int             `json:"missed_cap" db:"missed_cap"`
 	OnOverlap   string          `json:"on_overlap" db:"on_overlap"`
 	QueueCap    int             `json:"queue_cap" db:"queue_cap"`
-	NextAt      *time.Time      `json:"next_at" db:"next_at"`     // nil if it has yet to be worked out, or never comes
+	NextAt      *Time           `json:"next_at" db:"next_at"`     // nil if it has yet to be worked out, or never comes
 	NeverDue    bool            `json:"never_due" db:"never_due"` // next_at is infinity
 	LastAt      *Time           `json:"last_at" db:"last_at"`
 	Error       *string         `json:"error" db:"error"`
