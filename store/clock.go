@@ -72,7 +72,6 @@ func (s *Store) SchedulesAhead(ctx context.Context) ([]schedule.Ahead, error) {
 SELECT id, name, cron, time_zone, next_at, clock_timestamp(), CASE WHEN isfinite(paused_until) THEN paused_until END
   FROM onejob.schedules
  WHERE enabled
-   AND error IS NULL
    AND isfinite(next_at)
    AND next_at > clock_timestamp()
    AND (last_at > clock_timestamp() AND isfinite(last_at) OR changed_at > clock_timestamp() AND isfinite(changed_at))`)

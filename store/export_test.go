@@ -21,6 +21,15 @@ var ErrLocked = errLocked
 // Forget lets the next claim begin at the first row of each lane.
 func (s *Store) Forget() { s.remember.forget() }
 
+// TryAgain ends the time for which schedules are put off.
+func TryAgain(s *Store) {
+	s.putOff.mu.Lock()
+	defer s.putOff.mu.Unlock()
+	for id, r := range s.putOff.rows {
+		s.putOff.rows[id] = putOffRow{version: r.version}
+	}
+}
+
 // Idle makes the next claim of this sort begin with a plain look.
 func Idle(s *Store, c tasks.Claim) {
 	l := s.lanesOf(c)

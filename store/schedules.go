@@ -17,8 +17,8 @@ import (
 // DueSchedules returns the schedules whose next due time has come, or has yet
 // to be worked out, or that were edited when due times had not been made, and what
 // Postgres' clock says. Schedules that are disabled, or paused without an end, are there
-// only for such due times; those that are marked with an error are left out. So are those in one of the
-// zones that the caller does not know.
+// only for such due times. Left out are those in one of the zones that the caller does not
+// know, and those that were put off, see MakeOccurrences and MarkSchedule.
 //
 // A person may have written anything into the times: -infinity, which no Go time is,
 // counts as not worked out. A time that the clock has not reached is from before it
@@ -26,6 +26,7 @@ import (
 func (s *Store) DueSchedules(ctx context.Context, unknownZones []string) (now time.Time, due []schedule.Due, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
+	ids, versions := s.putOff.list()
 	rows, err := s.pool.Query(ctx, `
 WITH former AS (
     SELECT DISTINCT schedule_id
@@ -56,10 +57,10 @@ SELECT now(), id, name, cron, time_zone, on_missed, missed_cap, on_overlap,
   FROM onejob.schedules s
  CROSS JOIN LATERAL (
        SELECT enabled AND paused_until IS DISTINCT FROM 'infinity' AND (next_at IS NULL OR next_at <= now()) AND time_zone <> ALL (coalesce($1, '{}'::text[]))) AS x(is_due)
- WHERE error IS NULL
-   AND (is_due OR id IN (SELECT schedule_id FROM former))
+ WHERE (is_due OR id IN (SELECT schedule_id FROM former))
+   AND `+notPutOff+`
  ORDER BY next_at, id
- LIMIT 1000`, unknownZones)
+ LIMIT 1000`, unknownZones, ids, versions)
 	if err != nil {
 		return now, nil, fmt.Errorf("look for due schedules: %w", err)
 	}
@@ -116,19 +117,25 @@ SELECT schedule_id, id, cron, time_zone, next_at, begun_at, until
 // the schedule is not as it was when it was planned: somebody changed it, or another
 // leader was here. An occurrence that is there already makes no second task.
 //
-// An edit waits for this statement, or this statement for the edit. So what an edit
-// notes as not made is not made, and a new edit makes the plan void: changed_at is
-// another.
+// An edit waits for this statement. This statement does not wait for an edit, or for
+// another transaction that has the row: that may be open for hours, and the other schedules
+// wait behind this one. So what an edit notes as not made is not made, and a new edit makes
+// the plan void: changed_at is another. The conditions are those of the row as it is when it
+// is locked.
 const makeSQL = `
 WITH schedule AS (
     UPDATE onejob.schedules
        SET next_at = CASE WHEN @keep THEN next_at ELSE coalesce(@next, 'infinity'::timestamptz) END,
-           last_at = coalesce(@last, last_at)
-     WHERE id        = @id
-       AND cron      = @cron
-       AND time_zone = @zone
-       AND CASE WHEN isfinite(changed_at) THEN changed_at END IS NOT DISTINCT FROM @changed
-       AND (@keep OR enabled AND nullif(next_at, '-infinity') IS NOT DISTINCT FROM @old)
+           last_at = coalesce(@last, last_at),
+           error   = CASE WHEN @keep AND enabled THEN error END
+     WHERE id = (SELECT id
+                   FROM onejob.schedules
+                  WHERE id        = @id
+                    AND cron      = @cron
+                    AND time_zone = @zone
+                    AND CASE WHEN isfinite(changed_at) THEN changed_at END IS NOT DISTINCT FROM @changed
+                    AND (@keep OR enabled AND nullif(next_at, '-infinity') IS NOT DISTINCT FROM @old)
+                    FOR NO KEY UPDATE SKIP LOCKED)
  RETURNING *
 ), done AS (
     DELETE FROM onejob.former_schedules f
@@ -166,10 +173,14 @@ const insertTasks = `
       JOIN schedule s ON s.id = o.schedule_id
      WHERE o.task_id IS NOT NULL`
 
-// MakeOccurrences writes what was planned for a schedule, all or nothing. It
-// reports whether the schedule was still as d says, and how many tasks there
-// are that were not there before. It returns tasks.ErrUnwritable if Postgres refuses
-// these tasks for what they hold.
+// MakeOccurrences writes what was planned for a schedule, all or nothing, and clears its
+// error. It reports whether the schedule was still as d says, and how many tasks there are
+// that were not there before. It returns tasks.ErrUnwritable if Postgres refuses these tasks
+// for what they hold.
+//
+// If another transaction has locked the row, nothing is written either, and the schedule
+// counts as not current. DueSchedules leaves one that is not current out for half a second,
+// so that the caller does not ask again without a pause.
 func (s *Store) MakeOccurrences(ctx context.Context, d schedule.Due, p schedule.Plan) (current bool, made int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
@@ -194,38 +205,113 @@ func (s *Store) MakeOccurrences(ctx context.Context, d schedule.Due, p schedule.
 		}
 		return false, 0, fmt.Errorf("make occurrences of schedule %s: %w", d.Name, err)
 	}
+	if !current {
+		s.putOff.add(d.ID, anyVersion, lockedFor)
+	}
 	return current, made, nil
 }
 
-// MarkSchedule keeps a schedule that cannot be understood from being looked at
-// again until somebody changes it.
-func (s *Store) MarkSchedule(ctx context.Context, d schedule.Due, message string) error {
+// MarkSchedule notes on a schedule why it creates no tasks. DueSchedules then leaves it out
+// for half a minute, or until its row is changed in any way. MarkSchedule reports whether
+// this is news: the schedule was not marked with the same message.
+//
+// It notes nothing if the schedule was edited since d was read, or if another transaction has
+// locked its row. DueSchedules then leaves it out for half a second.
+func (s *Store) MarkSchedule(ctx context.Context, d schedule.Due, message string) (news bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	_, err := s.pool.Exec(ctx, `
-UPDATE onejob.schedules
-   SET error = $4
- WHERE id = $1
-   AND cron = $2
-   AND time_zone = $3`, d.ID, d.Cron, d.Zone, tasks.Text(message))
-	if err != nil {
-		return fmt.Errorf("mark schedule %s: %w", d.Name, err)
+	var version string
+	err = s.pool.QueryRow(ctx, `
+UPDATE onejob.schedules s
+   SET error = $5
+  FROM (SELECT id, error
+          FROM onejob.schedules
+         WHERE id        = $1
+           AND cron      = $2
+           AND time_zone = $3
+           AND CASE WHEN isfinite(changed_at) THEN changed_at END IS NOT DISTINCT FROM $4
+           FOR NO KEY UPDATE SKIP LOCKED) was
+ WHERE s.id = was.id
+RETURNING was.error IS DISTINCT FROM s.error, s.xmin::text`, d.ID, d.Cron, d.Zone, d.Changed, tasks.Text(message)).Scan(&news, &version)
+	if errors.Is(err, pgx.ErrNoRows) {
+		s.putOff.add(d.ID, anyVersion, lockedFor)
+		return false, nil
 	}
-	return nil
+	if err != nil {
+		return false, fmt.Errorf("mark schedule %s: %w", d.Name, err)
+	}
+	s.putOff.add(d.ID, version, markedFor)
+	return news, nil
+}
+
+const (
+	// lockedFor is for how long a schedule is put off that is locked, or was changed since
+	// it was read.
+	lockedFor = 500 * time.Millisecond
+
+	// markedFor is for how long a schedule is put off that creates no tasks for another
+	// reason. It is shorter than schedule.OnTime: a due time that is refused once is not a
+	// missed one.
+	markedFor = 30 * time.Second
+
+	anyVersion = ""
+
+	// notPutOff leaves out rows of schedules that are put off. $2 has their ids, $3 their
+	// versions.
+	notPutOff = `NOT EXISTS (SELECT
+                     FROM unnest($2::bigint[], $3::text[]) AS p(id, version)
+                    WHERE p.id = s.id
+                      AND p.version IN ('', s.xmin::text))`
+)
+
+// putOff has the schedules to leave alone for a while. A row that is not of the version
+// (xmin) noted is another since: somebody has repaired the schedule, perhaps.
+type putOff struct {
+	mu   sync.Mutex
+	rows map[int64]putOffRow
+}
+
+type putOffRow struct {
+	version string
+	until   time.Time
+}
+
+func (p *putOff) add(id int64, version string, d time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.rows == nil {
+		p.rows = map[int64]putOffRow{}
+	}
+	p.rows[id] = putOffRow{version, time.Now().Add(d)}
+}
+
+func (p *putOff) list() (ids []int64, versions []string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for id, r := range p.rows {
+		if time.Now().After(r.until) {
+			delete(p.rows, id)
+			continue
+		}
+		ids, versions = append(ids, id), append(versions, r.version)
+	}
+	return ids, versions
 }
 
 // UntilNextSchedule returns how long it is, by Postgres' clock, until a
-// schedule comes due, and at most d. Schedules in the zones given are left out.
+// schedule comes due, and at most d. Schedules in the zones given are left out, and those
+// that DueSchedules leaves out.
 func (s *Store) UntilNextSchedule(ctx context.Context, d time.Duration, unknownZones []string) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
+	ids, versions := s.putOff.list()
 	var micros int64
 	err := s.pool.QueryRow(ctx, `
-SELECT least((extract(epoch FROM min(next_at) FILTER (WHERE isfinite(next_at)) - clock_timestamp()) * 1000000)::bigint, $1)
-  FROM onejob.schedules
+SELECT least((extract(epoch FROM min(next_at) FILTER (WHERE isfinite(next_at)) - clock_timestamp()) * 1000000)::bigint, $4)
+  FROM onejob.schedules s
  WHERE enabled
-   AND error IS NULL
-   AND time_zone <> ALL (coalesce($2, '{}'::text[]))`, d.Microseconds(), unknownZones).Scan(&micros)
+   AND time_zone <> ALL (coalesce($1, '{}'::text[]))
+   AND `+notPutOff, unknownZones, ids, versions, d.Microseconds()).Scan(&micros)
 	if err != nil {
 		return 0, fmt.Errorf("look for the next schedule: %w", err)
 	}

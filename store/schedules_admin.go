@@ -42,7 +42,7 @@ type ScheduleRow struct {
 	MissedCap   int             `json:"missed_cap" db:"missed_cap"`
 	OnOverlap   string          `json:"on_overlap" db:"on_overlap"`
 	QueueCap    int             `json:"queue_cap" db:"queue_cap"`
-	NextAt      *time.Time      `json:"next_at" db:"next_at"`     // nil if it has yet to be worked out, or never comes
+	NextAt      *Time           `json:"next_at" db:"next_at"`     // nil if it has yet to be worked out, or never comes
 	NeverDue    bool            `json:"never_due" db:"never_due"` // next_at is infinity
 	LastAt      *Time           `json:"last_at" db:"last_at"`
 	Error       *string         `json:"error" db:"error"`
@@ -209,9 +209,8 @@ type MadeTask struct {
 // all or nothing, and returns them. It returns ErrScheduleChanged if the line or
 // the zone are not those by which the due times were worked out.
 //
-// The leader may be at the same due times. The lock on the schedule's row, which
-// the leader's statement takes first too, makes one wait for the other; the
-// primary key of occurrences lets only one of them make a task. A due time that
+// The leader may be at the same due times. The lock on the schedule's row makes this
+// statement wait for the leader's, and the leader's do nothing for now; the primary key of occurrences lets only one of them make a task. A due time that
 // was skipped becomes one with a task. The schedule itself is not changed.
 func (s *Store) Backfill(ctx context.Context, row ScheduleRow, dues []time.Time) ([]MadeTask, error) {
 	rows, err := s.pool.Query(ctx, `

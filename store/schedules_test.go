@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -149,7 +150,7 @@ func TestDueSchedules(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.sql(`INSERT INTO onejob.schedules (name, cron, kind, enabled)
-           SELECT name, '* * * * *', 'noop', name <> 'disabled' FROM unnest(ARRAY['past', 'now', 'soon', 'never', 'always', 'unknown', 'disabled', 'marked']) AS name`)
+           SELECT name, '* * * * *', 'noop', name <> 'disabled' FROM unnest(ARRAY['past', 'now', 'soon', 'never', 'always', 'unknown', 'disabled', 'marked']) AS name`) // 'marked' by another leader
 	// By Postgres' clock alone: at the end of the transaction "now" is past and "soon" is not.
 	b.sql(`UPDATE onejob.schedules s SET next_at = v.next_at, error = v.error
              FROM (VALUES ('past', now() - interval '1 h', NULL), ('now', now(), NULL), ('soon', now() + interval '1 min', NULL), ('never', 'infinity', NULL),
@@ -164,13 +165,13 @@ func TestDueSchedules(t *testing.T) {
 		due[d.Name] = true
 		equal(t, d.Name+": to be worked out", d.Next == nil, d.Name == "unknown" || d.Name == "always")
 	}
-	equal(t, "what is due", fmt.Sprint(due), "map[always:true now:true past:true unknown:true]")
+	equal(t, "what is due", fmt.Sprint(due), "map[always:true marked:true now:true past:true unknown:true]")
 	equal(t, "the clock is Postgres'", b.one(`SELECT now() - $1 BETWEEN interval '0' AND interval '1 min'`, now), "true")
 	wait, err := b.UntilNextSchedule(t.Context(), time.Hour, nil)
 	if err != nil || wait != 0 {
 		t.Errorf("one that is overdue is %v away, %v", wait, err)
 	}
-	for _, name := range []string{"past", "now", "always", "unknown"} {
+	for _, name := range []string{"past", "now", "always", "unknown", "marked"} {
 		if current, _ := b.make(b.due(name)); !current {
 			t.Errorf("%s is not as it was", name)
 		}
@@ -179,6 +180,130 @@ func TestDueSchedules(t *testing.T) {
 	if wait, err := b.UntilNextSchedule(t.Context(), time.Hour, nil); err != nil || wait > 10*time.Second {
 		t.Errorf("the next one is %v away, %v", wait, err)
 	}
+}
+
+// isDue reports whether DueSchedules returns the schedule of that name.
+func (b *bench) isDue(name string) bool {
+	b.t.Helper()
+	_, list, err := b.DueSchedules(b.t.Context(), nil)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return slices.ContainsFunc(list, func(d schedule.Due) bool { return d.Name == name })
+}
+
+// What Postgres refuses for a while is made when it does not any more. Until then the
+// schedule says why, and does not keep the leader from sleeping.
+func TestRefusedSchedules(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	mark := func(d schedule.Due, message string) (news bool) {
+		t.Helper()
+		news, err := b.MarkSchedule(t.Context(), d, message)
+		if err != nil {
+			t.Error(err)
+		}
+		return news
+	}
+	says := func(name string) string {
+		return b.one(`SELECT coalesce(error, '') FROM onejob.schedules WHERE name = $1`, name)
+	}
+
+	t.Run("ForAWhile", func(t *testing.T) {
+		b.schedule("a", hoursAgo(2), "on_missed = 'all'")
+		b.sql(`INSERT INTO onejob.tasks (id, kind, run_at) OVERRIDING SYSTEM VALUE SELECT i, 'noop', 'infinity' FROM generate_series(1, 9) i`) // as after a logical replication, which leaves sequences behind
+		for i := range 2 {
+			d, p := b.due("a")
+			if _, _, err := b.MakeOccurrences(t.Context(), d, p); !errors.Is(err, tasks.ErrUnwritable) {
+				t.Fatalf("a key that is there already: %v", err)
+			}
+			equal(t, fmt.Sprintf("mark %d is news", i+1), mark(d, "duplicate key"), i == 0)
+			equal(t, "it is due just after", b.isDue("a"), false)
+			if wait, err := b.UntilNextSchedule(t.Context(), time.Minute, nil); err != nil || wait != time.Minute {
+				t.Errorf("the next one is %v away, %v", wait, err)
+			}
+			store.TryAgain(b.Store)
+			equal(t, "it is due after a while", b.isDue("a"), true)
+		}
+		equal(t, "it says why", says("a"), "duplicate key")
+		b.sql(`SELECT setval(pg_get_serial_sequence('onejob.tasks', 'id'), 9)`)
+		d, p := b.due("a")
+		_, made := b.make(d, p)
+		equal(t, "tasks made", made, len(p.Occurrences))
+		equal(t, "it says nothing any more", says("a"), "")
+	})
+
+	t.Run("UntilTheRowIsRepaired", func(t *testing.T) {
+		for _, repair := range []string{"payload = '[]'", "queue = 'other'", "error = NULL"} {
+			b.schedule(repair, hoursAgo(1))
+			d, _ := b.due(repair)
+			mark(d, "refused")
+			equal(t, repair+": it is due before", b.isDue(repair), false)
+			b.sql(`UPDATE onejob.schedules SET `+repair+` WHERE name = $1`, repair)
+			equal(t, repair+": it is due", b.isDue(repair), true)
+		}
+	})
+
+	t.Run("EditedMeanwhile", func(t *testing.T) {
+		b.schedule("edited", hoursAgo(1))
+		d, _ := b.due("edited")
+		b.sql(`UPDATE onejob.schedules SET enabled = false WHERE name = 'edited'`)
+		b.sql(`UPDATE onejob.schedules SET enabled = true WHERE name = 'edited'`)
+		equal(t, "it is news", mark(d, "wrong"), false)
+		equal(t, "it says", says("edited"), "")
+		store.TryAgain(b.Store)
+		equal(t, "it is due after a while", b.isDue("edited"), true)
+	})
+
+	t.Run("OfADisabledOne", func(t *testing.T) {
+		b.schedule("off", hoursAgo(1))
+		b.sql(`UPDATE onejob.schedules SET enabled = false WHERE name = 'off'`)
+		d, _ := b.due("off")
+		equal(t, "it is news", mark(d, "refused"), true)
+		store.TryAgain(b.Store)
+		d, p := b.due("off")
+		b.make(d, p)
+		equal(t, "it says", says("off"), "")
+	})
+}
+
+// A transaction that has locked the row of a schedule makes no statement about schedules
+// wait.
+func TestLockedSchedules(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.schedule("locked", hoursAgo(2), "on_missed = 'all'")
+	d, p := b.due("locked")
+	tx, err := b.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	if _, err := tx.Exec(t.Context(), `UPDATE onejob.schedules SET payload = '{}' WHERE name = 'locked'`); err != nil {
+		t.Fatal(err)
+	}
+	current, made := b.make(d, p)
+	equal(t, "current", current, false)
+	equal(t, "tasks made", made, 0)
+	equal(t, "it is due just after", b.isDue("locked"), false)
+	store.TryAgain(b.Store)
+	equal(t, "it is due after a while", b.isDue("locked"), true)
+	if news, err := b.MarkSchedule(t.Context(), d, "wrong"); err != nil || news {
+		t.Errorf("a mark is %v, %v", news, err)
+	}
+	equal(t, "it is due just after a mark", b.isDue("locked"), false)
+	if wait, err := b.UntilNextSchedule(t.Context(), time.Minute, nil); err != nil || wait != time.Minute {
+		t.Errorf("the next one is %v away, %v", wait, err)
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	store.TryAgain(b.Store)
+	equal(t, "it is due after a while", b.isDue("locked"), true)
+	current, made = b.make(d, p)
+	equal(t, "current", current, true)
+	equal(t, "tasks made", made, len(p.Occurrences))
+	b.consistent()
 }
 
 // Schedules in a zone that the leader does not know are left out, and do not keep it
@@ -416,7 +541,11 @@ func TestBackfill(t *testing.T) {
 			}
 			var wg sync.WaitGroup
 			makers := 0
-			wg.Go(func() { _, makers = b.make(d, p) })
+			wg.Go(func() {
+				for current := false; !current && !t.Failed(); { // a backfill may have the row
+					current, makers = b.make(d, p)
+				}
+			})
 			fills := make([][]store.MadeTask, 2)
 			for i := range fills {
 				wg.Go(func() {

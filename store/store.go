@@ -75,6 +75,7 @@ type Store struct {
 	lookouts  lookouts
 	turnStuck atomic.Bool               // the last claim waited for its turn in vain
 	avoid     idSet                     // rows that Postgres refuses to change
+	putOff    putOff                    // schedules to leave alone for a while
 	refusals  atomic.Int32              // rows that were refused since the last claim that took some
 	remember  memory                    // where claims go on
 	kept      kept                      // where retention goes on

@@ -23,7 +23,7 @@ type schedules struct {
 type scheduleStore interface {
 	DueSchedules(ctx context.Context, unknownZones []string) (now time.Time, due []schedule.Due, err error)
 	MakeOccurrences(context.Context, schedule.Due, schedule.Plan) (current bool, made int, err error)
-	MarkSchedule(ctx context.Context, d schedule.Due, message string) error
+	MarkSchedule(ctx context.Context, d schedule.Due, message string) (news bool, err error)
 	UntilNextSchedule(ctx context.Context, atMost time.Duration, unknownZones []string) (time.Duration, error)
 }
 
@@ -92,14 +92,17 @@ func (s *schedules) makeDue(ctx context.Context, unknown []string) ([]string, er
 		}
 		if !d.Off || len(p.Done) > 0 || p.Cut != 0 {
 			err := s.makePlan(ctx, d, p)
-			if errors.Is(err, tasks.ErrUnwritable) { // a retry would fail the same way
+			if errors.Is(err, tasks.ErrUnwritable) { // the reason may pass, so this is tried again later
 				invalid, err = err, nil
 			}
 			errs = append(errs, err)
 		}
 		if invalid != nil {
-			s.log.Error("schedule_invalid", zap.String("schedule", d.Name), zap.Error(invalid))
-			errs = append(errs, s.store.MarkSchedule(ctx, d, invalid.Error()))
+			news, err := s.store.MarkSchedule(ctx, d, invalid.Error())
+			if news {
+				s.log.Error("schedule_invalid", zap.String("schedule", d.Name), zap.Error(invalid))
+			}
+			errs = append(errs, err)
 		}
 	}
 	return unknown, errors.Join(errs...)

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"onejob/internal/testenv"
+	"onejob/store"
 	"onejob/worker"
 )
 
@@ -73,6 +74,13 @@ func TestSchedules(t *testing.T) {
 		})
 		testenv.Eventually(t, maxWait, "the other goes on", func() bool {
 			return get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE schedule_id = $1 AND status = 'succeeded'", good) >= 2
+		})
+		if n := r.events.FilterMessage("schedule_invalid").Len(); n != 1 {
+			t.Errorf("schedule_invalid was logged %d times, want once", n)
+		}
+		c.exec(t, `UPDATE onejob.schedules SET payload = '"repaired"' WHERE id = $1`, bad)
+		testenv.Eventually(t, maxWait, "the repaired one creates tasks and has no error", func() bool {
+			return get[bool](t, c, "SELECT error IS NULL AND EXISTS (SELECT FROM onejob.tasks t WHERE t.schedule_id = s.id) FROM onejob.schedules s WHERE id = $1", bad)
 		})
 		c.exec(t, "DELETE FROM onejob.schedules WHERE id IN ($1, $2)", bad, good)
 	})
@@ -167,8 +175,8 @@ func TestSchedules(t *testing.T) {
 			t.Error("30 February has a due time")
 		}
 		r.logged(t, "schedule_never_due")
-		if n := r.events.FilterMessage("schedule_invalid").Len(); n != 2 {
-			t.Errorf("schedule_invalid was logged %d times, want once for each of two", n)
+		if n := r.events.FilterMessage("schedule_invalid").FilterField(zap.String("schedule", "bad line")).Len(); n != 1 {
+			t.Errorf("schedule_invalid was logged %d times, want once", n)
 		}
 		c.exec(t, "UPDATE onejob.schedules SET cron = '* * * * * *' WHERE id = $1", line)
 		testenv.Eventually(t, maxWait, "the mended one is made", func() bool {
@@ -186,6 +194,49 @@ func TestSchedules(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A transaction that has locked the row of one schedule, and stays open for longer than a
+// statement may take, delays no other schedule. When it ends, all is made that was due.
+func TestLockedScheduleDelaysNoOther(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	locked := c.schedule(t, "name, cron, kind, on_missed, missed_cap", "locked", "* * * * * *", "noop", "all", 10000)
+	invalid := c.schedule(t, "name, cron, kind", "invalid", "99 * * * *", "noop")
+	other := c.schedule(t, "name, cron, kind", "other", "* * * * * *", "noop")
+	made := func(id int64) int {
+		return get[int](t, c, "SELECT count(*) FROM onejob.occurrences WHERE schedule_id = $1", id)
+	}
+	tx, err := c.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	if _, err := tx.Exec(t.Context(), "UPDATE onejob.schedules SET payload = '{}' WHERE id IN ($1, $2)", locked, invalid); err != nil {
+		t.Fatal(err)
+	}
+	r := c.replica(t, "a", kinds(nil), nil)
+	r.logged(t, "leadership_acquired")
+	leads := time.Now()
+	testenv.Eventually(t, maxWait, "the other goes on", func() bool { return time.Since(leads) > store.DefaultTimeout+2*time.Second && made(other) > 5 })
+	if n := r.events.FilterMessage("schedules_failed").Len(); n != 0 {
+		t.Error("the leader waited for the lock:", r.logged(t, "schedules_failed"))
+	}
+	if n := made(locked); n != 0 {
+		t.Errorf("%d due times of the locked one were made", n)
+	}
+	if n := r.events.FilterMessage("schedule_invalid").Len(); n != 0 {
+		t.Errorf("schedule_invalid was logged %d times before the row could be marked", n)
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r.logged(t, "schedule_invalid")
+	testenv.Eventually(t, maxWait, "it has caught up", func() bool { return made(locked) > 5 })
+	if n := get[int](t, c, `SELECT count(*) FROM (SELECT due_at - lag(due_at) OVER (ORDER BY due_at) AS gap FROM onejob.occurrences WHERE schedule_id = $1) g
+                             WHERE gap <> interval '1 second'`, locked); n != 0 {
+		t.Errorf("%d due times are missing", n)
+	}
 }
 
 // A schedule is edited at random moments. Each second from the first edit to the end

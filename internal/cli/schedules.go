@@ -282,7 +282,7 @@ func next(r store.ScheduleRow) string {
 	if r.NeverDue {
 		return "never"
 	}
-	return inZone(r.NextAt, r.TimeZone)
+	return inZoneStored(r.NextAt, r.TimeZone)
 }
 
 // parseMoment parses a time: with its offset or, without one, a local time of a zone.

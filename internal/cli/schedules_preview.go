@@ -8,13 +8,14 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/spf13/cobra"
 
+	"onejob/store"
 	"onejob/tasks/schedule"
 )
 
 // dueTime is a due time as "preview" shows it.
 type dueTime struct {
-	DueAt time.Time `json:"due_at"`
-	Note  string    `json:"note,omitempty"` // what a clock change does to it
+	DueAt store.Time `json:"due_at"`
+	Note  string     `json:"note,omitempty"` // what a clock change does to it
 }
 
 func schedulesPreview() *cobra.Command {
@@ -69,7 +70,10 @@ zone. @every counts from there.`,
 				printf(c.ErrOrStderr(), "onejob: schedule %s is paused until %s; then it is due at:\n", row.Name, inZoneStored(end, row.TimeZone))
 				now = end.At
 			}
-			*line, *zone, start, known = row.Cron, row.TimeZone, now, row.NextAt
+			*line, *zone, start = row.Cron, row.TimeZone, now
+			if row.NextAt != nil {
+				known = &row.NextAt.At
+			}
 		}
 		s, err := schedule.Parse(*line, *zone)
 		if err != nil {
@@ -91,7 +95,7 @@ zone. @every counts from there.`,
 		}
 		var t table
 		for _, d := range dues {
-			t.row(d.DueAt.Format("Mon 2006-01-02 15:04:05 -07:00"), d.Note)
+			t.row(d.DueAt.At.Format("Mon 2006-01-02 15:04:05 -07:00"), d.Note)
 		}
 		return t.printLines(c.OutOrStdout())
 	}
@@ -117,7 +121,7 @@ func nextDueTimes(s schedule.Cron, line, zone string, start time.Time, known *ti
 	note := clockNotes(line, loc)
 	for ; len(dues) < n && !due.IsZero(); due = s.Next(due) {
 		due := due.In(loc)
-		dues = append(dues, dueTime{due, note(due)})
+		dues = append(dues, dueTime{store.Time{At: due}, note(due)})
 	}
 	return dues
 }

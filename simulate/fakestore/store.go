@@ -276,7 +276,7 @@ func (s *Store) MakeOccurrences(context.Context, schedule.Due, schedule.Plan) (b
 }
 
 // MarkSchedule implements worker.Store.
-func (s *Store) MarkSchedule(context.Context, schedule.Due, string) error { return nil }
+func (s *Store) MarkSchedule(context.Context, schedule.Due, string) (bool, error) { return false, nil }
 
 // UntilNextSchedule implements worker.Store.
 func (s *Store) UntilNextSchedule(_ context.Context, atMost time.Duration, _ []string) (time.Duration, error) {
