@@ -15,6 +15,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -120,6 +121,12 @@ func Open(cfg Config) (*Store, error) {
 		if c.RuntimeParams["application_name"] == "" {
 			c.RuntimeParams["application_name"] = "onejob"
 		}
+		for name := range c.RuntimeParams {
+			if strings.EqualFold(name, "client_encoding") { // no other will do
+				delete(c.RuntimeParams, name)
+			}
+		}
+		c.RuntimeParams["client_encoding"] = "UTF8"
 		c.DialFunc = network.dialer(c.ConnectTimeout)
 	}
 	// Few statements, and perhaps another way than the pool's: not worth finding
@@ -257,11 +264,13 @@ func query[T any](ctx context.Context, db sender, scan pgx.RowToFunc[T], sql str
 	return queryAfter(ctx, db, scan, indexesOnly, nil, sql, args...)
 }
 
-// The first statement also fixes search_path (see pool). It is not in force yet
-// while that statement runs, which therefore leaves no name to the path.
+// The first statement also sets what every statement needs (see pool). search_path is
+// not in force yet while it runs, and so it leaves no name to the path.
 const (
 	indexesOnly = `SELECT ` + settings
-	settings    = `pg_catalog.set_config(` + safePath + `, true), pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('plan_cache_mode', 'force_generic_plan', true), pg_catalog.set_config('jit', 'off', true)`
+	settings    = safe + `,
+       pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('plan_cache_mode', 'force_generic_plan', true), pg_catalog.set_config('jit', 'off', true),
+       ` + usable
 )
 
 // queryAfter is query after another statement than indexesOnly.
