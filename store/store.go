@@ -74,13 +74,14 @@ type Store struct {
 	actor   string
 
 	lookouts  lookouts
-	turnStuck atomic.Bool               // the last claim waited for its turn in vain
-	avoid     idSet                     // rows that Postgres refuses to change
-	refusals  atomic.Int32              // rows that were refused since the last claim that took some
-	remember  memory                    // where claims go on
-	kept      kept                      // where retention goes on
-	unknown   walk                      // where the search for unknown limits goes on
-	deafAt    atomic.Pointer[time.Time] // when Listen found out that it hears nothing
+	turnStuck atomic.Bool                // the last claim waited for its turn in vain
+	avoid     idSet                      // rows that Postgres refuses to change
+	refusals  atomic.Int32               // rows that were refused since the last claim that took some
+	remember  memory                     // where claims go on
+	kept      kept                       // where retention goes on
+	unknown   walk                       // where the search for unknown limits goes on
+	deafAt    atomic.Pointer[time.Time]  // when Listen found out that it hears nothing
+	server    atomic.Pointer[serverTerm] // ends when connections are to lead to another one
 
 	completions batch.Group[*completion]
 	returns     batch.Group[*requeue]
@@ -149,6 +150,7 @@ func Open(cfg Config) (*Store, error) {
 		return nil, fmt.Errorf("postgres.dsn: %w", sanitized(err))
 	}
 	s := &Store{pool: pool, list: list, glances: glances, listen: lc.ConnConfig, hosts: near, timeout: DefaultTimeout, actor: cfg.Actor}
+	s.server.Store(newServerTerm())
 	if cfg.Timeout > 0 {
 		s.timeout = cfg.Timeout
 	}
@@ -188,10 +190,18 @@ func (s *Store) Refuse(older tasks.Server) {
 	}
 	s.remember.forget() // another server's rows may be behind where claims from that one go on
 	if older.Timeline > 1 {
-		s.pool.inner.Reset()
-		s.list.inner.Reset()
-		s.glances.inner.Reset()
+		s.leaveServer()
 	}
+}
+
+// leaveServer ends all connections, those in use as soon as they are given back. New ones
+// lead to whichever server is the right one now.
+func (s *Store) leaveServer() {
+	for _, p := range []*pool{s.pool, s.list, s.glances} {
+		p.inner.Reset()
+	}
+	s.deafAt.Store(nil) // the way to another server may be another one
+	s.server.Swap(newServerTerm()).end()
 }
 
 // Pool returns the pool, for statements of the caller's own. The search_path of
