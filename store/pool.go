@@ -35,9 +35,9 @@ import (
 //   - A backslash in a string is a backslash, as the migrations mean it.
 //
 // Startup parameters would be the simplest way, but a pooler refuses a connection
-// that asks for parameters it does not know ("unsupported startup parameter"). All know
-// client_encoding, which most drivers ask for (Open). SET after connecting would be the
-// next, but through a transaction pooler it sets what strangers find in their
+// that asks for parameters it does not know ("unsupported startup parameter"). Only
+// client_encoding is one (Open): most drivers ask for it. SET after connecting would be
+// the next, but through a transaction pooler it sets what strangers find in their
 // connection. So:
 //
 //   - The store finds out for each connection whether a pooler is in the way: the
@@ -50,10 +50,10 @@ import (
 //     transaction (const fixed), so that it holds even if a proxy hides a pooler.
 //     That alone would not do for direct connections: the names in a prepared
 //     statement are resolved when it is prepared, which is before the batch runs.
-//   - The same statement sets the other things, where they are not as they must be
-//     (const usable). The sql kind's RESET ALL and a changed postgresql.conf are no
-//     matter then, and a user's statement has what its role has (beginStatement). No
-//     statement that is prepared has a backslash in a plain string.
+//   - The same statement sets the rest, where it is not as it must be (const usable). So
+//     a RESET ALL of the sql kind or a changed postgresql.conf changes nothing, and a
+//     user's statement has the settings of its role (beginStatement). For prepared
+//     statements that is too late for backslashes: they have none in plain strings.
 const (
 	safePath = `'search_path', 'pg_catalog, pg_temp'`
 
