@@ -35,6 +35,12 @@ import (
 // number; if that becomes busy just now, or both are picked, the unique index on
 // running lock keys refuses, and Claim asks again for fewer.
 //
+// A reservation takes a place in Postgres' table of locks, which all sessions share, until
+// the claim ends. So a key is reserved only when its row is locked: there may be tens of
+// thousands of rows that others have locked. OFFSET 0 keeps the reservation above the
+// lock. And a row whose key is running is not locked at all: the statement's snapshot shows
+// all that have been running for a moment.
+//
 // Nothing is picked on another server than @server, and nothing of a queue that is paused
 // when the statement begins (paused). Lanes of paused queues are passed over like those of
 // kinds that this replica does not know, so they are in nobody's way.
@@ -198,17 +204,18 @@ lanes AS (
                AND (NOT @strictly OR b.id IS NULL OR (c.urgency, c.run_at, c.id) <= (b.urgency, b.run_at, b.id))
              ORDER BY c.urgency, c.run_at, c.id) c
      CROSS JOIN LATERAL (
-           SELECT ctid AS tuple
+           SELECT ctid AS tuple, lock_key
              FROM onejob.tasks p
             WHERE ctid = c.tuple
               AND id = c.id
               AND CASE WHEN status <> 'pending' OR run_at > statement_timestamp() OR id = ANY (@avoid)
                          OR ({limit}) IS NOT TRUE OR kind <> ALL (@kinds) OR cardinality(@queues) > 0 AND queue <> ALL (@queues)
                          OR queue = ANY ((SELECT queues FROM paused)::text[]) THEN false
-                       WHEN lock_key IS NOT NULL THEN onejob.reserve_lock_key(lock_key)
                        ELSE (SELECT true FROM onejob.tasks r
-                              WHERE r.status = 'running' AND coalesce(r.lock_key, r.id::text) = p.id::text LIMIT 1) IS NULL END
+                              WHERE r.status = 'running' AND coalesce(r.lock_key, r.id::text) = coalesce(p.lock_key, p.id::text) LIMIT 1) IS NULL END
+           OFFSET 0
               FOR NO KEY UPDATE SKIP LOCKED) t
+     WHERE CASE WHEN t.lock_key IS NULL THEN true ELSE onejob.reserve_lock_key(t.lock_key) END
      LIMIT @max
 ), reached AS MATERIALIZED (  -- marks
     SELECT urgency, run_at, id  -- marks

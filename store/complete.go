@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -274,6 +276,10 @@ func (s *Store) writeCompletions(completions []*completion) {
 		}
 		return
 	case s.canComplete(ctx) != nil: // it is about no row
+	case pg.Code == untranslatable && ascii(e.Error)+ascii(e.Output) != e.Error+e.Output:
+		e.Error, e.Output = ascii(e.Error), ascii(e.Output)
+		s.writeCompletions(completions)
+		return
 	case unfit(err) && e.Result != nil:
 		e.Completion = withoutResult(e.Completion, pg.Message)
 		s.writeCompletions(completions)
@@ -290,6 +296,20 @@ func (s *Store) writeCompletions(completions []*completion) {
 func (s *Store) canComplete(ctx context.Context) error {
 	_, err := complete(ctx, s.pool, completeSQL, nil)
 	return err
+}
+
+// untranslatable is the SQLSTATE of a character that the encoding of the database, which is
+// not UTF8 then, does not have.
+const untranslatable = "22P05"
+
+// ascii returns text that every encoding has.
+func ascii(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r >= utf8.RuneSelf {
+			return '?'
+		}
+		return r
+	}, s)
 }
 
 // withoutResult is how a completion is written whose result cannot be.

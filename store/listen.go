@@ -38,19 +38,48 @@ const (
 // that was sent over the pool has been heard; Listen returns ErrDeaf if it was not.
 // Notifications only save waiting: without them the next poll finds everything.
 //
+// When Refuse or Follow leads connections to another server, Listen opens a new one too,
+// and calls wake with SignalListening again.
+//
 // With SignalDue comes the notification's word: that of the transaction that enqueued tasks,
 // or "" if all replicas are asked to claim.
 func (s *Store) Listen(ctx context.Context, wake func(tasks.Signal, string)) error {
+	for {
+		server := s.server.Load() // before the connection, which may be on its way to the server that is left
+		listening, cancel := context.WithCancel(ctx)
+		stop := context.AfterFunc(server.ctx, cancel)
+		err := s.listenOn(listening, wake)
+		stop()
+		cancel()
+		if server.ctx.Err() == nil || ctx.Err() != nil {
+			return fmt.Errorf("listen: %w", err)
+		}
+	}
+}
+
+// serverTerm is for how long connections lead to one server.
+type serverTerm struct {
+	ctx context.Context
+	end context.CancelFunc
+}
+
+func newServerTerm() *serverTerm {
+	ctx, end := context.WithCancel(context.Background())
+	return &serverTerm{ctx, end}
+}
+
+// listenOn listens over one connection.
+func (s *Store) listenOn(ctx context.Context, wake func(tasks.Signal, string)) error {
 	if at := s.deafAt.Load(); at != nil {
 		select {
 		case <-time.After(deafPause - time.Since(*at)):
 		case <-ctx.Done():
-			return fmt.Errorf("listen: %w", ctx.Err())
+			return ctx.Err()
 		}
 	}
 	conn, err := s.connect(ctx, nil)
 	if err != nil {
-		return fmt.Errorf("listen: %w", err)
+		return err
 	}
 	defer closeConn(conn)
 	if err := s.hear(ctx, conn); err != nil {
@@ -58,14 +87,14 @@ func (s *Store) Listen(ctx context.Context, wake func(tasks.Signal, string)) err
 			now := time.Now()
 			s.deafAt.Store(&now)
 		}
-		return fmt.Errorf("listen: %w", err)
+		return err
 	}
 	s.deafAt.Store(nil)
 	wake(tasks.SignalListening, "")
 	for {
 		n, err := nextNotification(ctx, conn)
 		if err != nil {
-			return fmt.Errorf("listen: %w", err)
+			return err
 		}
 		switch n.Channel {
 		case "onejob_due":

@@ -14,7 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Every statement of the store needs four things, whatever the defaults of the
+// Every statement of the store needs some things, whatever the defaults of the
 // database and the role are, and whether or not a connection pooler is in the way:
 //
 //   - search_path is "pg_catalog, pg_temp". A role that may CREATE in a schema on
@@ -26,11 +26,19 @@ import (
 //     it the row locks, of a client that the network has cut off.
 //   - No named prepared statements through a transaction pooler: each transaction
 //     may run on another connection of the server.
+//   - client_encoding is UTF8, which is what Go's strings are.
+//   - What is committed is durable: the lock of a task is released then, and the next
+//     attempt begins. So synchronous_commit is not off. All other values keep what is
+//     committed through a crash of the server; which standbys have it is the user's choice.
+//   - Times and intervals are written as pgx reads them. It matters where results are
+//     text, which they are when statements are not prepared.
+//   - A backslash in a string is a backslash, as the migrations mean it.
 //
 // Startup parameters would be the simplest way, but a pooler refuses a connection
-// that asks for parameters it does not know ("unsupported startup parameter"). SET
-// after connecting would be the next, but through a transaction pooler it sets what
-// strangers find in their connection. So:
+// that asks for parameters it does not know ("unsupported startup parameter"). Only
+// client_encoding is one (Open): most drivers ask for it. SET after connecting would be
+// the next, but through a transaction pooler it sets what strangers find in their
+// connection. So:
 //
 //   - The store finds out for each connection whether a pooler is in the way: the
 //     key for cancel requests, which comes with the greeting, holds the process ID
@@ -42,12 +50,29 @@ import (
 //     transaction (const fixed), so that it holds even if a proxy hides a pooler.
 //     That alone would not do for direct connections: the names in a prepared
 //     statement are resolved when it is prepared, which is before the batch runs.
+//   - The same statement sets the rest, where it is not as it must be (const usable). So
+//     a RESET ALL of the sql kind or a changed postgresql.conf changes nothing, and a
+//     user's statement has the settings of its role (beginStatement). For prepared
+//     statements that is too late for backslashes: they have none in plain strings.
 const (
 	safePath = `'search_path', 'pg_catalog, pg_temp'`
 
-	// fixed precedes the statements that do not go by query. It runs before the
-	// path is safe, and so leaves nothing to the path.
-	fixed = `SELECT pg_catalog.set_config(` + safePath + `, true)`
+	// safe sets search_path for the transaction, and client_encoding, which a statement of
+	// the sql kind may have changed. It runs before the path is safe, and so leaves nothing
+	// to the path. That is true of usable, too.
+	safe = `pg_catalog.set_config(` + safePath + `, true),
+       CASE WHEN pg_catalog.current_setting('client_encoding') OPERATOR(pg_catalog.<>) 'UTF8' THEN pg_catalog.set_config('client_encoding', 'UTF8', true) END`
+
+	// usable sets what else a transaction of ours needs. It leaves the order of day and
+	// month (DateStyle) as it is: nothing of ours depends on it.
+	usable = `CASE WHEN NOT pg_catalog.starts_with(pg_catalog.current_setting('DateStyle'), 'ISO') THEN pg_catalog.set_config('DateStyle', 'ISO', true) END,
+       CASE WHEN pg_catalog.current_setting('IntervalStyle') OPERATOR(pg_catalog.<>) 'postgres' THEN pg_catalog.set_config('IntervalStyle', 'postgres', true) END,
+       CASE WHEN pg_catalog.current_setting('standard_conforming_strings') OPERATOR(pg_catalog.<>) 'on' THEN pg_catalog.set_config('standard_conforming_strings', 'on', true) END,
+       CASE WHEN pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off' THEN pg_catalog.set_config('synchronous_commit', 'on', true) END`
+
+	// fixed precedes the statements that do not go by query.
+	fixed = `SELECT ` + safe + `,
+       ` + usable
 
 	// cutOff is after how long of unacknowledged data a connection ends, on the
 	// server's side and on ours. It must be longer than a short network outage, and
@@ -146,7 +171,7 @@ SELECT pg_catalog.pg_backend_pid(),
 }
 
 // acquire returns a connection for a batch that holds its own transactions. Each of
-// them must set search_path first. Give it back with release.
+// them must begin as a batch for SendBatch does. Give it back with release.
 func (p *pool) acquire(ctx context.Context) (*pgxpool.Conn, error) { return p.inner.Acquire(ctx) }
 
 // release gives a connection back, which may be in a transaction that failed with
@@ -164,7 +189,8 @@ func (p *pool) release(conn *pgxpool.Conn, err error) {
 	conn.Release()
 }
 
-// SendBatch is that of pgxpool.Pool. The first statement of b must set search_path.
+// SendBatch is that of pgxpool.Pool. The first statement of b must be fixed, indexesOnly,
+// or begin with one of them.
 func (p *pool) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 	conn, err := p.inner.Acquire(ctx)
 	if err != nil {
@@ -320,8 +346,8 @@ func (p *pool) Exec(ctx context.Context, sql string, args ...any) (pgconn.Comman
 	return rows.CommandTag(), rows.Err()
 }
 
-// Begin is that of pgxpool.Pool. Until the first statement of the transaction sets
-// it, search_path is safe on direct connections only.
+// Begin is that of pgxpool.Pool. The first statement of the transaction must be the
+// same as that of a batch. Until then search_path is safe on direct connections only.
 func (p *pool) Begin(ctx context.Context) (pgx.Tx, error) {
 	tx, err := p.inner.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	p.heal(err)

@@ -37,7 +37,8 @@ func bothWays(t *testing.T, settings []string, test func(t *testing.T, db *teste
 }
 
 func TestSettingsDoNotDependOnTheDatabase(t *testing.T) {
-	settings := []string{`default_transaction_isolation = serializable`, `search_path = public, pg_catalog`}
+	settings := []string{`default_transaction_isolation = serializable`, `search_path = public, pg_catalog`, `synchronous_commit = off`,
+		`DateStyle = 'SQL, DMY'`, `IntervalStyle = iso_8601`, `standard_conforming_strings = off`, `client_encoding = LATIN1`}
 	bothWays(t, settings, func(t *testing.T, db *testenv.DB, cfg store.Config) {
 		s := open(t, cfg)
 		for range 3 { // a pooler's connections, too
@@ -45,6 +46,12 @@ func TestSettingsDoNotDependOnTheDatabase(t *testing.T) {
 				"transaction_isolation": "read committed",
 				"search_path":           "pg_catalog, pg_temp",
 				"tcp_user_timeout":      "5000",
+
+				"synchronous_commit":          "on",
+				"DateStyle":                   "ISO, DMY",
+				"IntervalStyle":               "postgres",
+				"standard_conforming_strings": "on",
+				"client_encoding":             "UTF8",
 			} {
 				values, err := store.SettingsOf(t.Context(), s, setting)
 				if err != nil {
@@ -72,10 +79,12 @@ func TestSettingsDoNotDependOnTheDatabase(t *testing.T) {
 		}
 		for range 10 {
 			var left string
-			if err := others.QueryRow(t.Context(), `SELECT current_setting('default_transaction_isolation') || ' ' || current_setting('search_path')`).Scan(&left); err != nil {
+			if err := others.QueryRow(t.Context(), `
+SELECT concat_ws(' ', current_setting('default_transaction_isolation'), current_setting('search_path'), current_setting('synchronous_commit'),
+                      current_setting('DateStyle'), current_setting('IntervalStyle'), current_setting('standard_conforming_strings'), current_setting('client_encoding'))`).Scan(&left); err != nil {
 				t.Fatal(err)
 			}
-			equal(t, "what others find", left, "serializable public, pg_catalog")
+			equal(t, "what others find", left, "serializable public, pg_catalog off SQL, DMY iso_8601 off LATIN1")
 		}
 	})
 }

@@ -34,7 +34,7 @@ type transaction struct {
 // task is not the attempt's any more.
 func beginStatement(ctx context.Context, tx pgx.Tx, t *tasks.Task) (before transaction, err error) {
 	var b pgx.Batch
-	b.Queue(fixed)
+	b.Queue(`SELECT ` + safe) // no more: the statement has the DateStyle of its role, and so on
 	b.Queue(markSQL, t.Session, t.Fence)
 	b.Queue(oursSQL, t.ID, t.Fence, t.Session)
 	b.Queue(`

@@ -15,6 +15,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -73,14 +74,15 @@ type Store struct {
 	actor   string
 
 	lookouts  lookouts
-	turnStuck atomic.Bool               // the last claim waited for its turn in vain
-	avoid     idSet                     // rows that Postgres refuses to change
-	putOff    putOff                    // schedules to leave alone for a while
-	refusals  atomic.Int32              // rows that were refused since the last claim that took some
-	remember  memory                    // where claims go on
-	kept      kept                      // where retention goes on
-	unknown   walk                      // where the search for unknown limits goes on
-	deafAt    atomic.Pointer[time.Time] // when Listen found out that it hears nothing
+	turnStuck atomic.Bool                // the last claim waited for its turn in vain
+	avoid     idSet                      // rows that Postgres refuses to change
+	putOff    putOff                     // schedules to leave alone for a while
+	refusals  atomic.Int32               // rows that were refused since the last claim that took some
+	remember  memory                     // where claims go on
+	kept      kept                       // where retention goes on
+	unknown   walk                       // where the search for unknown limits goes on
+	deafAt    atomic.Pointer[time.Time]  // when Listen found out that it hears nothing
+	server    atomic.Pointer[serverTerm] // ends when connections are to lead to another one
 
 	completions batch.Group[*completion]
 	returns     batch.Group[*requeue]
@@ -121,6 +123,12 @@ func Open(cfg Config) (*Store, error) {
 		if c.RuntimeParams["application_name"] == "" {
 			c.RuntimeParams["application_name"] = "onejob"
 		}
+		for name := range c.RuntimeParams {
+			if strings.EqualFold(name, "client_encoding") { // no other will do
+				delete(c.RuntimeParams, name)
+			}
+		}
+		c.RuntimeParams["client_encoding"] = "UTF8"
 		c.DialFunc = network.dialer(c.ConnectTimeout)
 	}
 	// Few statements, and perhaps another way than the pool's: not worth finding
@@ -143,6 +151,7 @@ func Open(cfg Config) (*Store, error) {
 		return nil, fmt.Errorf("postgres.dsn: %w", sanitized(err))
 	}
 	s := &Store{pool: pool, list: list, glances: glances, listen: lc.ConnConfig, hosts: near, timeout: DefaultTimeout, actor: cfg.Actor}
+	s.server.Store(newServerTerm())
 	if cfg.Timeout > 0 {
 		s.timeout = cfg.Timeout
 	}
@@ -182,10 +191,18 @@ func (s *Store) Refuse(older tasks.Server) {
 	}
 	s.remember.forget() // another server's rows may be behind where claims from that one go on
 	if older.Timeline > 1 {
-		s.pool.inner.Reset()
-		s.list.inner.Reset()
-		s.glances.inner.Reset()
+		s.leaveServer()
 	}
+}
+
+// leaveServer ends all connections, those in use as soon as they are given back. New ones
+// lead to whichever server is the right one now.
+func (s *Store) leaveServer() {
+	for _, p := range []*pool{s.pool, s.list, s.glances} {
+		p.inner.Reset()
+	}
+	s.deafAt.Store(nil) // the way to another server may be another one
+	s.server.Swap(newServerTerm()).end()
 }
 
 // Pool returns the pool, for statements of the caller's own. The search_path of
@@ -258,11 +275,13 @@ func query[T any](ctx context.Context, db sender, scan pgx.RowToFunc[T], sql str
 	return queryAfter(ctx, db, scan, indexesOnly, nil, sql, args...)
 }
 
-// The first statement also fixes search_path (see pool). It is not in force yet
-// while that statement runs, which therefore leaves no name to the path.
+// The first statement also sets what every statement needs (see pool). search_path is
+// not in force yet while it runs, and so it leaves no name to the path.
 const (
 	indexesOnly = `SELECT ` + settings
-	settings    = `pg_catalog.set_config(` + safePath + `, true), pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('plan_cache_mode', 'force_generic_plan', true), pg_catalog.set_config('jit', 'off', true)`
+	settings    = safe + `,
+       pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('plan_cache_mode', 'force_generic_plan', true), pg_catalog.set_config('jit', 'off', true),
+       ` + usable
 )
 
 // queryAfter is query after another statement than indexesOnly.

@@ -79,8 +79,7 @@ func (s *Store) Follow(ctx context.Context, server tasks.Server) bool {
 		return false
 	}
 	s.hosts.prefer(newest.Host, newest.Port)
-	s.pool.inner.Reset()
-	s.list.inner.Reset()
+	s.leaveServer()
 	return true
 }
 
