@@ -38,7 +38,7 @@ func (v *view) needs() {
 	for _, s := range v.Schedules {
 		switch {
 		case s.Error != "":
-			v.need(Bad, 0, "correct the schedule, then: onejob schedules enable "+s.Name, "schedule %s creates no tasks: %s", s.Name, s.Error)
+			v.need(Bad, 0, "correct the schedule, or what refuses its tasks", "schedule %s creates no tasks: %s", s.Name, s.Error)
 		case s.Behind:
 			v.need(Warning, 0, "see the log of the leader", "schedule %s was due more than a minute ago, and nobody has dealt with that", s.Name)
 		}
