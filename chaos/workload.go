@@ -37,7 +37,7 @@ const taskTimeout = time.Second
 
 // enqueued is what the checker knows of the task.
 func (t row) enqueued() checker.Enqueued {
-	q := checker.Enqueued{Kind: t.kind, Doomed: t.timeout != nil, Once: t.once, MaxAttempts: t.maxAttempts, Failures: t.failures}
+	q := checker.Enqueued{Kind: t.kind, Doomed: t.timeout != nil, Once: t.once, MaxAttempts: t.maxAttempts, Failures: t.failures, Priority: t.priority}
 	q.KeepFor = t.keepFor
 	if t.timeout != nil {
 		q.Timeout = taskTimeout

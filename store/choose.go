@@ -241,14 +241,14 @@ lanes AS (
      LIMIT 128  -- marks
 ), busy AS (  -- marks
     SELECT lane, array_agg(busy) AS keys  -- marks
-      FROM (SELECT DISTINCT lane, busy FROM dealt_with WHERE busy IS NOT NULL LIMIT 256) few  -- marks
+      FROM (SELECT DISTINCT lane, busy FROM dealt_with WHERE busy IS NOT NULL LIMIT 64) few  -- marks
      GROUP BY lane  -- marks
 )
 SELECT set_config('onejob.claimed', p.ids::text, false),
        set_config('onejob.tuples', p.tuples::text, true),
        set_config('enable_indexscan', 'off', true),
        cardinality(p.ids),
-       EXISTS (SELECT FROM bound) OR (SELECT count(*) FROM heads) >= @heads,
+       EXISTS (SELECT FROM bound) OR (SELECT count(*) FROM heads) >= @heads OR cardinality(p.ids) >= @max,
        coalesce(pg_postmaster_start_time() <> @server::timestamptz, false),
        (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::bigint,
        (SELECT count(*) FROM shown) > cardinality(p.ids)
@@ -421,7 +421,8 @@ const (
 
 	maxSorts    = 256 // of claims: limits, that is
 	maxMarks    = 1024
-	maxBusyKeys = 256 // in one lane
+	maxBusyKeys = 256  // in one lane
+	maxKeys     = 4096 // in all; those that become free are found when a claim begins anew otherwise
 )
 
 // A look is one use of what is remembered.
@@ -472,8 +473,13 @@ func (l *lanes) looked(k look, c chosen) {
 	if l.marks == nil {
 		l.marks = map[int64]mark{}
 	}
+	keys := 0
+	for _, m := range l.marks {
+		keys += len(m.busy)
+	}
 	for lane, m := range c.ends {
 		old := l.marks[lane]
+		keys += len(m.busy)
 		maps.Copy(m.busy, old.busy)
 		if m.before(old) { // two claims at once
 			m.runAt, m.id = old.runAt, old.id
@@ -484,9 +490,21 @@ func (l *lanes) looked(k look, c chosen) {
 		}
 		l.marks[lane] = m
 	}
-	if len(l.marks) > maxMarks {
+	switch {
+	case len(l.marks) > maxMarks:
 		l.marks, l.empty = nil, false
+	case keys > maxKeys: // each of which a claim asks for
+		for lane, m := range l.marks { // looks read the old ones
+			l.marks[lane] = mark{m.runAt, m.id, map[string]bool{}}
+		}
 	}
+}
+
+// restart lets the next look begin at the first row of each lane.
+func (l *lanes) restart() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.marks, l.empty = nil, false
 }
 
 func (m mark) before(o mark) bool {

@@ -134,6 +134,7 @@ func (s *Store) Claim(ctx context.Context, c tasks.Claim) (tasks.Claimed, error)
 			}
 			return s.readRest(ctx, c, r)
 		case pg == nil || tries == 5:
+			lanes.restart() // the marks may be what took so long
 			return tasks.Claimed{}, fmt.Errorf("claim tasks: %w", err)
 		case pg.Code == lockTimeout:
 			s.turnStuck.Store(true)
@@ -355,11 +356,13 @@ func do(ctx context.Context, conn *pgxpool.Conn, statements ...string) func() er
 func (s *Store) chooseOne(ctx context.Context, conn *pgxpool.Conn, c tasks.Claim, l look, turn turn) (found chosen, id int64, err error) {
 	l.max = 1
 	b, begun := beginClaim(conn, turn)
+	// Who is frozen between two of the statements that follow is in the way of others.
+	b.Queue(`SELECT pg_catalog.set_config('idle_in_transaction_session_timeout', '5s', true)`)
 	b.Queue(chooseSQL(c.Limit, l.plain), l.arguments(c, s.avoid.list()))
 	b.Queue(`SELECT coalesce((current_setting('onejob.claimed')::bigint[])[1], 0)`)
 	results := conn.SendBatch(ctx, b)
 	defer func() { err = errors.Join(err, results.Close()) }()
-	for range begun {
+	for range begun + 1 {
 		if _, err := results.Exec(); err != nil {
 			return found, 0, err
 		}

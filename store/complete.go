@@ -119,8 +119,8 @@ const hashJoins = indexesOnly + `, pg_catalog.set_config('enable_nestloop', 'off
 // has been claimed again. It gets none if the task is gone: with the task its attempts
 // were deleted, and nobody would delete this one. If others have taken the task over, the
 // row that they wrote is replaced by one that also says when the work stopped. And if they
-// have called its replica dead, it lives: the attempt did not crash, and does not count, if
-// it was charged (NULL: by a version that did not note that).
+// have called its replica dead, it lives: a crash that was charged is given back, with the
+// attempt (charged is NULL if a version wrote that did not note it).
 const settleSQL = `
 WITH given AS (
     SELECT id, fence, by, outcome, stalled, statement_timestamp() - begun * interval '1 microsecond' AS begun_at, stopped AS stopped_at, error, code, output,
@@ -276,7 +276,7 @@ func (s *Store) writeCompletions(completions []*completion) {
 		}
 		return
 	case s.canComplete(ctx) != nil: // it is about no row
-	case pg.Code == untranslatable && ascii(e.Error)+ascii(e.Output) != e.Error+e.Output:
+	case pg.Code == untranslatable && ascii(e.Error)+ascii(e.Output) != e.Error+e.Output && !s.isUTF8(ctx):
 		e.Error, e.Output = ascii(e.Error), ascii(e.Output)
 		s.writeCompletions(completions)
 		return
@@ -301,6 +301,13 @@ func (s *Store) canComplete(ctx context.Context) error {
 // untranslatable is the SQLSTATE of a character that the encoding of the database, which is
 // not UTF8 then, does not have.
 const untranslatable = "22P05"
+
+// isUTF8 reports whether the database is known to have every character.
+func (s *Store) isUTF8(ctx context.Context) bool {
+	var encoding string
+	err := s.pool.QueryRow(ctx, `SELECT pg_catalog.current_setting('server_encoding')`).Scan(&encoding)
+	return err != nil || encoding == "UTF8"
+}
 
 // ascii returns text that every encoding has.
 func ascii(s string) string {

@@ -166,7 +166,7 @@ func TestOneBadCompletionTakesNoneAlong(t *testing.T) {
 				completions = append(completions, succeeded(task))
 			}
 			bad, stale := &completions[7], &completions[9]
-			bad.Result, bad.Output = jsonOf(result), "what it said"
+			bad.Result, bad.Output = jsonOf(result), "what it säid"
 			stale.Fence = -stale.Fence
 			for i, err := range b.gathered(completions) {
 				var withoutResult *tasks.ResultError
@@ -181,7 +181,7 @@ func TestOneBadCompletionTakesNoneAlong(t *testing.T) {
 			equal(t, "the number of successes", b.one(`SELECT count(*) FROM onejob.attempts WHERE outcome = 'succeeded'`), "28")
 			task := &tasks.Task{ID: bad.ID}
 			equal(t, "the bad one", b.row(task, "status, left(error, 27)"), "failed the result cannot be stored")
-			equal(t, "its attempt", b.one(`SELECT concat_ws(' ', outcome, output) FROM onejob.attempts WHERE task_id = $1`, bad.ID), "failed what it said")
+			equal(t, "its attempt", b.one(`SELECT concat_ws(' ', outcome, output) FROM onejob.attempts WHERE task_id = $1`, bad.ID), "failed what it säid")
 			b.sql(`TRUNCATE onejob.tasks, onejob.attempts`)
 		})
 	}

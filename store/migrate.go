@@ -312,8 +312,8 @@ func blockedError(name string, waited time.Duration, by []Blocker) error {
 
 // blockers returns the oldest transactions that hold locks on what is in the schema
 // onejob. One that began during the migration's wait was not in its way: it waited
-// itself. Of other users' transactions a role sees the beginning only with the rights of
-// pg_read_all_stats.
+// itself. Of other users' transactions a role sees the beginning, and the state, only with the
+// rights of pg_read_all_stats; of one's own that has no beginning, the end has just come.
 func blockers(ctx context.Context, tx pgx.Tx) ([]Blocker, error) {
 	rows, err := tx.Query(ctx, `
 SELECT coalesce(l.pid, 0), coalesce(p.gid, ''), coalesce(a.usename, p.owner, '')::text, coalesce(a.application_name, ''),
@@ -329,6 +329,7 @@ SELECT coalesce(l.pid, 0), coalesce(p.gid, ''), coalesce(a.usename, p.owner, '')
   LEFT JOIN pg_prepared_xacts p
     ON EXISTS (SELECT FROM pg_locks x WHERE x.locktype = 'transactionid' AND x.pid IS NULL AND x.virtualtransaction = l.prepared AND x.transactionid = p.transaction)
  WHERE coalesce(a.xact_start, p.prepared, '-infinity') < clock_timestamp() - $1 * interval '1 microsecond'
+   AND (a.xact_start IS NOT NULL OR a.state IS NULL)
    AND a.backend_type IS DISTINCT FROM 'parallel worker'
  ORDER BY coalesce(a.xact_start, p.prepared) NULLS LAST, l.pid
  LIMIT 5`, migrationLockTimeout.Microseconds())

@@ -127,7 +127,7 @@ WITH schedule AS (
     UPDATE onejob.schedules
        SET next_at = CASE WHEN @keep THEN next_at ELSE coalesce(@next, 'infinity'::timestamptz) END,
            last_at = coalesce(@last, last_at),
-           error   = CASE WHEN @keep AND enabled THEN error END
+           error   = CASE WHEN (@keep OR '' <> ALL (@reasons::text[])) AND enabled THEN error END
      WHERE id = (SELECT id
                    FROM onejob.schedules
                   WHERE id        = @id
@@ -174,7 +174,7 @@ const insertTasks = `
      WHERE o.task_id IS NOT NULL`
 
 // MakeOccurrences writes what was planned for a schedule, all or nothing, and clears its
-// error. It reports whether the schedule was still as d says, and how many tasks there are
+// error if there is a task among it. It reports whether the schedule was still as d says, and how many tasks there are
 // that were not there before. It returns tasks.ErrUnwritable if Postgres refuses these tasks
 // for what they hold.
 //
@@ -212,27 +212,35 @@ func (s *Store) MakeOccurrences(ctx context.Context, d schedule.Due, p schedule.
 }
 
 // MarkSchedule notes on a schedule why it creates no tasks. DueSchedules then leaves it out
-// for half a minute, or until its row is changed in any way. MarkSchedule reports whether
-// this is news: the schedule was not marked with the same message.
+// for half a minute, and twice as long each time that follows, up to ten minutes, or until
+// its row is changed in any way. MarkSchedule reports whether this is news: the schedule was
+// not marked with the same message.
 //
 // It notes nothing if the schedule was edited since d was read, or if another transaction has
 // locked its row. DueSchedules then leaves it out for half a second.
 func (s *Store) MarkSchedule(ctx context.Context, d schedule.Due, message string) (news bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	var version string
+	var before, version string
 	err = s.pool.QueryRow(ctx, `
-UPDATE onejob.schedules s
-   SET error = $5
-  FROM (SELECT id, error
-          FROM onejob.schedules
-         WHERE id        = $1
-           AND cron      = $2
-           AND time_zone = $3
-           AND CASE WHEN isfinite(changed_at) THEN changed_at END IS NOT DISTINCT FROM $4
-           FOR NO KEY UPDATE SKIP LOCKED) was
- WHERE s.id = was.id
-RETURNING was.error IS DISTINCT FROM s.error, s.xmin::text`, d.ID, d.Cron, d.Zone, d.Changed, tasks.Text(message)).Scan(&news, &version)
+WITH was AS (
+    SELECT id, error, xmin::text AS version
+      FROM onejob.schedules
+     WHERE id        = $1
+       AND cron      = $2
+       AND time_zone = $3
+       AND CASE WHEN isfinite(changed_at) THEN changed_at END IS NOT DISTINCT FROM $4
+       FOR NO KEY UPDATE SKIP LOCKED
+), marked AS (
+    UPDATE onejob.schedules s
+       SET error = $5
+      FROM was
+     WHERE s.id = was.id
+       AND was.error IS DISTINCT FROM $5
+ RETURNING s.xmin::text AS version
+)
+SELECT EXISTS (SELECT FROM marked), version, coalesce((SELECT version FROM marked), version) FROM was`,
+		d.ID, d.Cron, d.Zone, d.Changed, tasks.Text(message)).Scan(&news, &before, &version)
 	if errors.Is(err, pgx.ErrNoRows) {
 		s.putOff.add(d.ID, anyVersion, lockedFor)
 		return false, nil
@@ -240,7 +248,7 @@ RETURNING was.error IS DISTINCT FROM s.error, s.xmin::text`, d.ID, d.Cron, d.Zon
 	if err != nil {
 		return false, fmt.Errorf("mark schedule %s: %w", d.Name, err)
 	}
-	s.putOff.add(d.ID, version, markedFor)
+	s.putOff.mark(d.ID, before, version)
 	return news, nil
 }
 
@@ -251,8 +259,10 @@ const (
 
 	// markedFor is for how long a schedule is put off that creates no tasks for another
 	// reason. It is shorter than schedule.OnTime: a due time that is refused once is not a
-	// missed one.
-	markedFor = 30 * time.Second
+	// missed one. Each time that follows it is twice as long, since the due times of the
+	// meantime are more and more.
+	markedFor     = 30 * time.Second
+	markedForLong = 10 * time.Minute
 
 	anyVersion = ""
 
@@ -274,23 +284,41 @@ type putOff struct {
 type putOffRow struct {
 	version string
 	until   time.Time
+	wait    time.Duration
 }
 
 func (p *putOff) add(id int64, version string, d time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.put(id, version, d)
+}
+
+func (p *putOff) put(id int64, version string, d time.Duration) {
 	if p.rows == nil {
 		p.rows = map[int64]putOffRow{}
 	}
-	p.rows[id] = putOffRow{version, time.Now().Add(d)}
+	p.rows[id] = putOffRow{version, time.Now().Add(d), d}
+}
+
+// mark puts off a schedule that was marked. before is the version that the row had.
+func (p *putOff) mark(id int64, before, version string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	wait := markedFor
+	if last, known := p.rows[id]; known && last.version == before {
+		wait = min(2*last.wait, markedForLong)
+	}
+	p.put(id, version, wait)
 }
 
 func (p *putOff) list() (ids []int64, versions []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for id, r := range p.rows {
-		if time.Now().After(r.until) {
-			delete(p.rows, id)
+		if now := time.Now(); now.After(r.until) {
+			if now.After(r.until.Add(r.wait)) {
+				delete(p.rows, id)
+			}
 			continue
 		}
 		ids, versions = append(ids, id), append(versions, r.version)

@@ -233,6 +233,18 @@ func TestRefusedSchedules(t *testing.T) {
 		equal(t, "it says nothing any more", says("a"), "")
 	})
 
+	t.Run("UntilThereIsATask", func(t *testing.T) {
+		b.schedule("skips", hoursAgo(3), "on_missed = 'skip'")
+		d, _ := b.due("skips")
+		mark(d, "refused")
+		store.TryAgain(b.Store)
+		d, p := b.due("skips") // all of them are missed
+		if _, made := b.make(d, p); made != 0 || len(p.Occurrences) == 0 {
+			t.Fatalf("%d tasks were made of %v", made, p.Occurrences)
+		}
+		equal(t, "it says why", says("skips"), "refused")
+	})
+
 	t.Run("UntilTheRowIsRepaired", func(t *testing.T) {
 		for _, repair := range []string{"payload = '[]'", "queue = 'other'", "error = NULL"} {
 			b.schedule(repair, hoursAgo(1))

@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"go.uber.org/zap"
@@ -75,6 +76,7 @@ func (c *postgresClock) afterSetBack(ctx context.Context) error {
 		return err
 	}
 	pulled, forgotten := 0, 0
+	var errs []error
 	for _, a := range list {
 		s, err := schedule.Parse(a.Cron, a.Zone)
 		if err != nil {
@@ -85,8 +87,8 @@ func (c *postgresClock) afterSetBack(ctx context.Context) error {
 			continue
 		}
 		set, n, err := c.store.SetNext(ctx, a, next)
-		if err != nil {
-			return err
+		if err != nil { // somebody has locked the row, perhaps: the others do not wait for that
+			errs = append(errs, err)
 		}
 		if set {
 			pulled++
@@ -96,5 +98,5 @@ func (c *postgresClock) afterSetBack(ctx context.Context) error {
 	if due+forgotten+pulled > 0 {
 		c.log.Warn("clock_set_back_repaired", zap.Int("tasks", due), zap.Int("due_times", forgotten), zap.Int("schedules", pulled))
 	}
-	return nil
+	return errors.Join(errs...)
 }

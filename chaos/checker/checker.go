@@ -751,9 +751,12 @@ func (h *history) onlyRestarted(claim, end Transition) bool {
 // claimed all the time.
 func (h *history) starved(v *Report) {
 	claimed := map[int64]observer.Time{} // or otherwise made something else than pending
+	begun := map[int64]observer.Time{}   // made running
 	for _, t := range h.Transitions {
 		if _, known := claimed[t.Task]; !known && t.From == pending {
-			claimed[t.Task] = t.At
+			if claimed[t.Task] = t.At; t.To == running {
+				begun[t.Task] = t.At
+			}
 		}
 	}
 	var disturbed, frozen []span
@@ -789,7 +792,7 @@ func (h *history) starved(v *Report) {
 		if meets(disturbed) > 0 || meets(frozen) > mostFrozen {
 			continue
 		}
-		if known && h.queued(span{q.Due, at}, claimed) {
+		if h.queued(q, begun) {
 			v.excuse("tasks that waited in a queue")
 			continue
 		}
@@ -801,17 +804,21 @@ func (h *history) starved(v *Report) {
 	}
 }
 
-// queued reports whether tasks that were due before a moment were claimed for the first time
-// all the while until a task was claimed that came due then.
-func (h *history) queued(wait span, claimed map[int64]observer.Time) bool {
-	moments := []observer.Time{wait.end}
-	for _, q := range h.Enqueued {
-		if at, known := claimed[q.Task]; known && q.Due != 0 && q.Due < wait.begin && at > wait.begin && at < wait.end {
+// queued reports whether a task waited behind others until it was claimed: all the while
+// some were claimed for the first time that were due before it and no less urgent.
+func (h *history) queued(q Enqueued, begun map[int64]observer.Time) bool {
+	end, known := begun[q.Task]
+	if !known || end.Sub(q.Due) > queued {
+		return false
+	}
+	moments := []observer.Time{end}
+	for _, o := range h.Enqueued {
+		if at, known := begun[o.Task]; known && o.Due != 0 && o.Due < q.Due && o.Priority >= q.Priority && h.touched[o.Task] == nil && at > q.Due && at < end {
 			moments = append(moments, at)
 		}
 	}
 	slices.Sort(moments)
-	last := wait.begin
+	last := q.Due
 	for _, at := range moments {
 		if at.Sub(last) > queueing+h.late(span{last, at}) {
 			return false

@@ -351,7 +351,22 @@ func TestEveryViolationIsFound(t *testing.T) {
 			starve(s, OpenTransaction)
 			s.queue(51, 54, 56, 60, 62, 64, 66, 68)
 			s.works(claim(7, 20, "exec", "7", "a"), 70, 71, observer.Succeeded, succeeded)
+		}, map[string]int{"starved": 6}}, // itself, and the last five of the queue
+		"a due task behind others that are less urgent": {func(s *story) {
+			starve(s, OpenTransaction)
+			s.Enqueued[len(s.Enqueued)-1].Priority = 1
+			s.queue(51, 54, 56, 58, 60, 62, 64, 66, 68)
+			s.works(claim(7, 20, "exec", "7", "a"), 70, 71, observer.Succeeded, succeeded)
 		}, map[string]int{"starved": 1}},
+		"a due task behind a queue for more than a minute": {func(s *story) {
+			starve(s, OpenTransaction)
+			var claimed []float64
+			for when := 54.0; when < 120; when += 2 {
+				claimed = append(claimed, when)
+			}
+			s.queue(51, claimed...)
+			s.works(claim(7, 20, "exec", "7", "a"), 120, 121, observer.Succeeded, succeeded)
+		}, map[string]int{"starved": 5}}, // itself, and the last four of the queue
 		"a healthy task that failed among hostile rows": {func(s *story) {
 			s.Gentle = true
 			s.enqueue(7, "exec")
@@ -749,13 +764,12 @@ func starve(s *story, kinds ...string) {
 	s.Final[7] = Final{Status: pending}
 }
 
-// queue adds tasks that came due at one moment, within 8 s of their claims as far as anybody
-// is to care, and were claimed at others.
+// queue adds tasks that came due one after the other, from one moment on, and were claimed at
+// others.
 func (s *story) queue(due float64, claimed ...float64) {
-	for _, when := range claimed {
+	for i, when := range claimed {
 		task := int64(900 + len(s.Enqueued))
-		s.Enqueued = append(s.Enqueued, Enqueued{Task: task, Kind: "noop", Due: at(due)})
-		s.touch(task, Locked)
+		s.Enqueued = append(s.Enqueued, Enqueued{Task: task, Kind: "noop", Due: at(due + float64(i)/1000)})
 		c := claim(task, task, "noop", fmt.Sprint(task), "a")
 		s.claim(c, when)
 		s.change(c, running, succeeded, when+0.1, "")

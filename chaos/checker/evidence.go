@@ -86,8 +86,10 @@ type Enqueued struct {
 	KeepFor     time.Duration `json:"keep_for,omitempty"`     // after its end; zero for as long as the configuration says
 
 	// Due is when the task became due, if nothing but a claim was missing from then
-	// on: it shares its lock key with no other task and has no limit. Zero otherwise.
-	Due observer.Time `json:"due"`
+	// on: it shares its lock key with no other task, has no limit, and is in the queue that all
+	// serve. Zero otherwise.
+	Due      observer.Time `json:"due"`
+	Priority int           `json:"priority,omitempty"`
 }
 
 // Declined is an INSERT that made no task, as a pending or running one was to have its
@@ -283,8 +285,10 @@ const (
 	// cutOff is how much later a moment may be than the database notes it (chaos.clock).
 	cutOff = 10 * time.Millisecond
 
-	// queueing is how long a queue may stand still while tasks wait in it.
+	// queueing is how long a queue may stand still while tasks wait in it, and queued how
+	// long they may wait.
 	queueing = 3 * time.Second
+	queued   = time.Minute
 
 	// leaving is how long after a row was given up its work may still be seen: a
 	// target notices a closed connection late when the machine is busy.

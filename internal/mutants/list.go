@@ -137,6 +137,22 @@ var others = []Mutant{
 	one("fence-in-the-join", "of two completions of a task in one batch the stale one may be written",
 		"store/complete.go", "AND b.fence = g.fence AND b.session = g.by\n     WHERE t.id = g.id\n", "AND b.session = g.by\n     WHERE t.id = g.id\n").
 		failing("store.TestTwoFencesOfATaskInOneBatch"),
+	one("history-before", "the history has attempts whose completions were not accepted",
+		"store/complete.go", "      FROM accepted a\n      JOIN before b ON b.fence = a.fence\n", "      FROM before b\n").
+		failing("store.TestHistoryBesideEdits"),
+	one("asked-once", "a statement's completion is refused if an edit of the row was committed while it waited",
+		"store/complete.go", "if err == nil && len(rest) > 0 { // what it waited for", "if err == nil && len(rest) > 999 { // what it waited for").
+		failing("store.TestCompleteWithBesideAnEdit"),
+	one("any-crash-is-mine", "who was called dead takes back a crash that another replica was charged",
+		"store/complete.go", "       AND w.charged IS NOT FALSE\n", "").
+		and("store/complete.go", "WHERE outcome = 'crashed' AND charged IS NOT FALSE))", "WHERE outcome = 'crashed'))").
+		failing("store.TestWhoIsRefusedHasLived"),
+	one("not-durable", "outcomes are written as the role's synchronous_commit says",
+		"store/pool.go", "THEN pg_catalog.set_config('synchronous_commit', 'on', true) END", "THEN 'off' END").
+		failing("store.TestWhatIsCommittedIsDurable"),
+	one("few-lanes", "claims remember what they have passed of 64 lanes alone",
+		"store/choose.go", "	maxMarks    = 1024\n", "	maxMarks    = 64\n").
+		failing("store.TestManyBusyLanesHideNothing"),
 	one("requeue-fence-in-the-join", "of two requeues of a task in one batch the stale one may be written",
 		"store/complete.go", "       AND t.fence = g.fence\n       AND t.session = g.by\n       AND t.id", "       AND t.session = g.by\n       AND t.id").
 		failing("store.TestTwoFencesOfATaskInOneBatch"),
