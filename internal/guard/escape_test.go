@@ -300,7 +300,8 @@ func TestDaemonKilled(t *testing.T) {
 func TestDaemonKilledGivesTheGrace(t *testing.T) {
 	t.Parallel()
 	mark := t.TempDir() + "/mark"
-	d, _, _, _ := startDaemon(t, time.Minute, `trap "head -c 200000 /dev/zero; echo >`+mark+`; exit" TERM; echo ready; while :; do sleep 0.01; done`)
+	d, _, _, _ := startDaemon(t, time.Minute, `trap "head -c 200000 /dev/zero; echo >`+mark+`; exit" TERM; echo ready; while :; do sleep 0.01; done`,
+		[]string{"GUARD_TEST_GRACE=1m"})
 	sendSignal(t, d.Process.Pid, syscall.SIGKILL)
 	until(t, "the command has cleaned up", func() bool {
 		_, err := os.Stat(mark)
