@@ -132,6 +132,9 @@ func lockOn(c *cobra.Command, configPath, key string) (lockTarget, error) {
 	if lockConfig.Liveness == consul.TTL {
 		lockConfig.LockDelay = lockConfig.SessionTTL
 	}
+	if err := checkTimes(lockConfig.Margin, lockConfig.LockDelay); err != nil {
+		return nil, usage(problemList("lock", configPath, nil, err))
+	}
 	locks, err := consul.New(lockConfig)
 	if err != nil {
 		return nil, usage(problemList("lock", "", nil, err))
