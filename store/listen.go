@@ -38,8 +38,8 @@ const (
 // that was sent over the pool has been heard; Listen returns ErrDeaf if it was not.
 // Notifications only save waiting: without them the next poll finds everything.
 //
-// When Refuse or Follow leads connections to another server, Listen opens a new one too,
-// and calls wake with SignalListening again.
+// When Refuse or Follow leads connections to another server, Listen calls wake with
+// SignalDeaf, opens a new one too, and calls wake with SignalListening again.
 //
 // With SignalDue comes the notification's word: that of the transaction that enqueued tasks,
 // or "" if all replicas are asked to claim.
@@ -54,6 +54,7 @@ func (s *Store) Listen(ctx context.Context, wake func(tasks.Signal, string)) err
 		if server.ctx.Err() == nil || ctx.Err() != nil {
 			return fmt.Errorf("listen: %w", err)
 		}
+		wake(tasks.SignalDeaf, "")
 	}
 }
 

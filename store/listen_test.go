@@ -60,6 +60,7 @@ func TestListenLeavesAnOldPrimary(t *testing.T) {
 				t.Fatal(err)
 			}
 			leave(s, old, now)
+			heard(tasks.SignalDeaf)
 			heard(tasks.SignalListening)
 			if _, err := copied.Pool(t).Exec(t.Context(), `INSERT INTO onejob.tasks (kind) VALUES ('noop')`); err != nil {
 				t.Fatal(err)

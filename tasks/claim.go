@@ -75,4 +75,5 @@ const (
 	SignalListening Signal = iota // signals come from now on; what was before went unheard
 	SignalDue                     // tasks were enqueued
 	SignalCancel                  // somebody wants tasks cancelled
+	SignalDeaf                    // no signals come until the next SignalListening
 )

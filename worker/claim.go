@@ -287,7 +287,7 @@ func (w *Worker) tick(ctx context.Context) {
 func (w *Worker) listen(ctx context.Context) {
 	for failures := 0; ctx.Err() == nil; {
 		err := w.cfg.Store.Listen(ctx, func(s tasks.Signal, word string) {
-			w.wakeups.hears.Store(true)
+			w.wakeups.hears.Store(s != tasks.SignalDeaf)
 			if s == tasks.SignalListening && failures > 0 {
 				w.cfg.Log.Info("listen_recovered")
 				failures = 0
