@@ -245,7 +245,7 @@ func (s *Store) commitAll(completions []*completion) {
 func fitting(completions []*completion) int {
 	size := 0
 	for i, e := range completions {
-		if size += len(e.Result) + len(e.Output); i > 0 && size > maxCompletionBytes {
+		if size += len(e.Result) + len(e.Output) + len(e.Error); i > 0 && size > maxCompletionBytes {
 			return i
 		}
 	}
@@ -433,7 +433,7 @@ func text(s string) pgtype.Text   { return pgtype.Text{String: s, Valid: true} }
 func (s *Store) CompleteWith(ctx context.Context, t *tasks.Task, fn func(ctx context.Context, tx pgx.Tx) (json.RawMessage, error)) error {
 	e := &completion{Completion: tasks.Completion{ID: t.ID, Fence: t.Fence, Session: t.Session, Outcome: tasks.Succeeded, Next: tasks.StatusSucceeded}, ctx: ctx}
 	sent := false
-	err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+	err := pgx.BeginFunc(ctx, s.works, func(tx pgx.Tx) error {
 		before, err := beginStatement(ctx, tx, t)
 		if err != nil {
 			return fmt.Errorf("begin task %d: %w", t.ID, err)
@@ -457,7 +457,7 @@ func (s *Store) CompleteWith(ctx context.Context, t *tasks.Task, fn func(ctx con
 		}
 		return nil
 	})
-	s.pool.heal(err)
+	s.works.heal(err)
 	if pg := (*pgconn.PgError)(nil); sent && err != nil && !errors.As(err, &pg) { // nobody has said that it ended
 		s.unended.add(t)
 	}

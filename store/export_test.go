@@ -56,6 +56,9 @@ func Portions(s *Store) (n int) {
 // Glances returns the pool of Overview, Story and Find.
 func Glances(s *Store) *pgxpool.Pool { return s.glances.inner }
 
+// Works returns the pool of CompleteWith.
+func Works(s *Store) *pgxpool.Pool { return s.works.inner }
+
 // Duration is what a row's timeout is for Go.
 var Duration = duration
 
@@ -73,6 +76,10 @@ func SettingsOf(ctx context.Context, s *Store, name string) (map[string]string, 
 		return nil, err
 	}
 	values["QueryRow"] = v
+	if err := s.works.QueryRow(ctx, sql, name).Scan(&v); err != nil {
+		return nil, err
+	}
+	values["QueryRow after a statement"] = v
 	conn, err := s.connect(ctx, nil)
 	if err != nil {
 		return nil, err

@@ -102,6 +102,60 @@ func TestStatementsCannotHurtTheCompletion(t *testing.T) {
 	})
 }
 
+// I8: statements of tasks that wait, for a row that somebody has locked, keep no other task
+// waiting, whether there are few of them or many.
+func TestStatementsThatWaitStopNoOthers(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.join()
+	b.sql(`CREATE TABLE effects (n int)`)
+	b.sql(`INSERT INTO effects VALUES (0)`)
+	s := open(t, store.Config{DSN: b.dsn, MaxConns: 2})
+	holder, err := b.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = holder.Rollback(context.WithoutCancel(t.Context())) }()
+	if _, err := holder.Exec(t.Context(), `SELECT FROM effects FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error)
+	const statements = 5
+	for range statements {
+		task := b.claimed()
+		task.Payload = jsonOf(`{"statement": "it"}`)
+		go func() { ended <- runStatement(t.Context(), s, task, `UPDATE effects SET n = n + 1`) }()
+	}
+	b.eventually("the statements wait", func() bool {
+		return b.one(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE 'UPDATE effects%'`) == "2"
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	b.insert()
+	for what, do := range map[string]func() error{
+		"Ping":           func() error { return s.Ping(ctx) },
+		"CancelRequests": func() error { _, err := s.CancelRequests(ctx, b.session); return err },
+		"Complete":       func() error { return s.Complete(ctx, failed(b.claimed(), tasks.StatusFailed)) },
+		"Claim": func() error {
+			_, err := s.Claim(ctx, tasks.Claim{Session: b.session, Replica: "one", Kinds: []string{"noop"}, Max: 1})
+			return err
+		},
+	} {
+		if err := do(); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if err := holder.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for range statements {
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+	equal(t, "the effects", b.one(`SELECT n FROM effects`), "5")
+}
+
 // What is not the task's fault does not use up an attempt.
 func TestUnavailableDatabaseRequeues(t *testing.T) {
 	t.Parallel()
@@ -122,7 +176,7 @@ func TestUnavailableDatabaseRequeues(t *testing.T) {
 		{"IdleInTransaction", nil, nil, `DO 'BEGIN RAISE EXCEPTION USING errcode = ''25P03''; END'`, true},
 		{"DiskFull", nil, nil, `DO 'BEGIN RAISE EXCEPTION USING errcode = ''53100''; END'`, true},
 		{"PreparedStatementsGone", nil, func(s *store.Store) {
-			if _, err := s.Pool().Exec(t.Context(), `DEALLOCATE ALL`); err != nil {
+			if _, err := store.Works(s).Exec(t.Context(), `DEALLOCATE ALL`); err != nil {
 				t.Error(err)
 			}
 		}, `SELECT 1`, true},

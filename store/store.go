@@ -46,9 +46,9 @@ type Config struct {
 	// cannot carry. Migrations take this way, too. Empty means DSN.
 	ListenDSN string
 
-	// MaxConns is the most connections the pool opens; zero means DefaultMaxConns. One more
-	// is opened for LISTEN, one for heartbeats, and one while somebody watches
-	// (Overview, Story, Find).
+	// MaxConns is the most connections the pool opens; zero means DefaultMaxConns. As many
+	// more are opened for statements of tasks while they run (CompleteWith), one for LISTEN,
+	// one for heartbeats, and one while somebody watches (Overview, Story, Find).
 	MaxConns int
 
 	// Measure is called with each round of completions that were written together: how many,
@@ -66,6 +66,7 @@ type Config struct {
 // Store is a connection pool to the tables of onejob.
 type Store struct {
 	pool    *pool
+	works   *pool // as many connections again, for the statements of tasks (CompleteWith), which take as long as they like
 	list    *pool // one connection, for the list of replicas: no task may keep a heartbeat waiting
 	glances *pool // one connection, opened when somebody looks: nobody who looks may keep a task waiting
 	listen  *pgx.ConnConfig
@@ -138,6 +139,12 @@ func Open(cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("postgres.dsn: %w", sanitized(err))
 	}
+	wc := pc.Copy()
+	wc.MinConns, wc.MinIdleConns, wc.MaxConnIdleTime = 0, 0, time.Minute
+	works, err := newPool(wc, near)
+	if err != nil {
+		return nil, fmt.Errorf("postgres.dsn: %w", sanitized(err))
+	}
 	oc := pc.Copy()
 	oc.MaxConns, oc.MinConns, oc.MinIdleConns = 1, 0, 0
 	list, err := newPool(oc, near)
@@ -150,7 +157,7 @@ func Open(cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("postgres.dsn: %w", sanitized(err))
 	}
-	s := &Store{pool: pool, list: list, glances: glances, listen: lc.ConnConfig, hosts: near, timeout: DefaultTimeout, actor: cfg.Actor}
+	s := &Store{pool: pool, works: works, list: list, glances: glances, listen: lc.ConnConfig, hosts: near, timeout: DefaultTimeout, actor: cfg.Actor}
 	s.server.Store(newServerTerm())
 	if cfg.Timeout > 0 {
 		s.timeout = cfg.Timeout
@@ -173,6 +180,7 @@ func (s *Store) Close() {
 	go func() {
 		defer close(closed)
 		s.pool.Close()
+		s.works.Close()
 		s.list.Close()
 		s.glances.Close()
 		s.lookouts.close()
@@ -198,7 +206,7 @@ func (s *Store) Refuse(older tasks.Server) {
 // leaveServer ends all connections, those in use as soon as they are given back. New ones
 // lead to whichever server is the right one now.
 func (s *Store) leaveServer() {
-	for _, p := range []*pool{s.pool, s.list, s.glances} {
+	for _, p := range []*pool{s.pool, s.works, s.list, s.glances} {
 		p.inner.Reset()
 	}
 	s.deafAt.Store(nil) // the way to another server may be another one

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -77,14 +78,16 @@ func (w *Worker) attemptUnder(t *tasks.Task, slot lock.Lease, early <-chan locke
 			err = errNotNoted{err}
 		}
 	}
-	if err == nil {
-		ended = w.run(lease, t, trace)
-	} else {
+	defer func() {
+		if err := lease.Release(context.Background()); err != nil && lease.Context().Err() == nil {
+			w.cfg.Log.Warn("release_failed", fields(t, zap.Error(err))...)
+		}
+	}()
+	if err != nil {
 		w.requeue(t, err)
+		return false
 	}
-	if err := lease.Release(context.Background()); err != nil && lease.Context().Err() == nil {
-		w.cfg.Log.Warn("release_failed", fields(t, zap.Error(err))...)
-	}
+	w.run(lease, t, trace, &ended)
 	return ended.Next != "" && ended.Next != tasks.StatusPending
 }
 
@@ -214,9 +217,13 @@ func (w *Worker) requeue(t *tasks.Task, why error) {
 	}
 }
 
-// run runs the handler under the lease, makes the outcome durable and returns it. It has
-// none if the handler did not begin.
-func (w *Worker) run(lease lock.Lease, t *tasks.Task, trace Trace) (completion tasks.Completion) {
+// errGoexit is the error of a handler that did not return.
+var errGoexit = errors.New("the handler ended its goroutine (runtime.Goexit, as FailNow of the package testing does) and returned nothing")
+
+// run runs the handler under the lease, makes the outcome durable and notes it in ended. It has
+// none if the handler did not begin. A handler may end the goroutine: what comes after it is in
+// deferred functions, here and in the callers.
+func (w *Worker) run(lease lock.Lease, t *tasks.Task, trace Trace, ended *tasks.Completion) {
 	ctx, cancel := context.WithCancelCause(lease.Context())
 	defer cancel(nil)
 	a := &tasks.Attempt{Task: *t, Deadline: lease.Deadline, Output: tasks.NewOutput(0)}
@@ -233,7 +240,14 @@ func (w *Worker) run(lease lock.Lease, t *tasks.Task, trace Trace) (completion t
 
 	a.Timeout = timeout
 	began := boottime.Now()
-	result, err := w.handle(ctx, lease, a, trace)
+	var result tasks.Result
+	err := errGoexit
+	defer func() { *ended = w.returned(ctx, t, a, result, err, began, trace) }()
+	result, err = w.handle(ctx, lease, a, trace)
+}
+
+// returned makes durable what became of an attempt whose handler has returned.
+func (w *Worker) returned(ctx context.Context, t *tasks.Task, a *tasks.Attempt, result tasks.Result, err error, began boottime.Instant, trace Trace) (completion tasks.Completion) {
 	trace.Ran(err)
 	if a.Stopped == 0 {
 		a.Stopped = boottime.Now()
@@ -302,7 +316,12 @@ func (w *Worker) handle(ctx context.Context, lease lock.Lease, a *tasks.Attempt,
 		long := time.AfterFunc(sayRunning, func() { w.cfg.Log.Info("task_running", fields(&a.Task)...) })
 		defer long.Stop()
 	}
-	return handler(trace.Running(ctx, a), a)
+	result, err = handler(trace.Running(ctx, a), a)
+	if err != nil { // its methods may panic, as those of a nil pointer do: better here
+		_ = err.Error()
+		_ = errors.Is(err, tasks.ErrRefused) || errors.As(err, new(*tasks.ExitError))
+	}
+	return result, err
 }
 
 // waited returns how long a task was due, and there, before it was claimed.
@@ -321,7 +340,7 @@ func (w *Worker) judge(t *tasks.Task, result tasks.Result, err, cause error) tas
 	if err == nil {
 		return e
 	}
-	e.Result, e.Error = nil, err.Error()
+	e.Result, e.Error = nil, shortened(err.Error())
 	var exit *tasks.ExitError
 	if errors.As(err, &exit) {
 		e.ExitCode = &exit.Code
@@ -359,6 +378,17 @@ func (w *Worker) judge(t *tasks.Task, result tasks.Result, err, cause error) tas
 		again(tasks.Failed)
 	}
 	return e
+}
+
+// maxError is how many bytes of a handler's error are kept. All errors of a round of completions
+// travel in one statement.
+const maxError = 64 << 10
+
+func shortened(text string) string {
+	if len(text) <= maxError {
+		return text
+	}
+	return fmt.Sprintf("%s ... (%d bytes more)", strings.ToValidUTF8(text[:maxError], ""), len(text)-maxError)
 }
 
 // unwritableTries is how often an outcome is written whose row Postgres refuses to change, within

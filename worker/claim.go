@@ -43,10 +43,15 @@ func (w *Worker) claim(ctx context.Context) {
 		if limited { // first: they need few slots, and would get none after the others
 			w.limits.serve(ctx)
 		}
+		served := time.Now()
 		nothing := false // is left that is due
 		for more := true; more && ctx.Err() == nil; {
 			if behind {
 				w.gather(ctx)
+				if time.Since(served) >= serveEvery { // or they would wait until all others are done
+					w.limits.serve(ctx)
+					served = time.Now()
+				}
 			}
 			var asked bool
 			var err error
@@ -78,6 +83,10 @@ const (
 	gatherFor  = 10 * time.Millisecond
 )
 
+// serveEvery is how often rows with a limit are looked for, if there is news, while there are
+// more tasks without one than run.
+const serveEvery = 100 * time.Millisecond
+
 // gather waits for slots to come free together.
 func (w *Worker) gather(ctx context.Context) {
 	enough := min(maxClaim, w.cfg.Concurrency/gatherPart)
@@ -105,7 +114,11 @@ func (w *Worker) gather(ctx context.Context) {
 func (w *Worker) claimSome(ctx context.Context) (more, asked bool, err error) {
 	session := w.cfg.Locks.Session()
 	room := w.running.take(maxClaim, w.cfg.Concurrency)
-	bytes := w.running.reserve(w.cfg.PayloadMemory, MaxPayload, w.cfg.PayloadMemory)
+	most := w.cfg.PayloadMemory
+	if most >= 4*MaxPayload {
+		most -= most / 4 // for claims under limits, meanwhile
+	}
+	bytes := w.running.reserve(most, MaxPayload, most)
 	defer w.running.unreserve(bytes)
 	c := tasks.Claim{}
 	before, known := w.database.put(&c, session)

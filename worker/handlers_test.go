@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -316,4 +317,53 @@ func memoryCgroup(t *testing.T, bytes int) (dir string, kills func() int) {
 		}
 		return n
 	}
+}
+
+// nilError is an error whose nil pointer is no nil error.
+type nilError struct{ text string }
+
+func (e *nilError) Error() string { return e.text }
+
+// unwraps is an error whose nil pointer fails when it is asked for another one.
+type unwraps struct{ inner error }
+
+func (*unwraps) Error() string   { return "it unwraps" }
+func (e *unwraps) Unwrap() error { return e.inner }
+
+// I8: however a handler of an application ends, the attempt has an outcome, and its lock key
+// is free for the next task.
+func TestHandlersThatEndInOddWays(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	k := kinds(nil)
+	odd := map[string]struct {
+		handler func(context.Context, *tasks.Attempt, none) (none, error)
+		says    string
+	}{
+		"nil-error": {func(context.Context, *tasks.Attempt, none) (none, error) { var e *nilError; return none{}, e }, "nil pointer"},
+		"unwraps":   {func(context.Context, *tasks.Attempt, none) (none, error) { var e *unwraps; return none{}, e }, "nil pointer"},
+		"goexit":    {func(context.Context, *tasks.Attempt, none) (none, error) { runtime.Goexit(); return none{}, nil }, "ended its goroutine"},
+		"wordy": {func(context.Context, *tasks.Attempt, none) (none, error) {
+			return none{}, errors.New(strings.Repeat("word ", 1<<20))
+		}, "(5177344 bytes more)"},
+	}
+	for name, h := range odd {
+		tasks.Handle(k, name, h.handler)
+	}
+	r := c.replica(t, "r", k, nil)
+	for name, h := range odd {
+		id := c.insert(t, "kind, max_attempts, lock_key", name, 2, name)
+		c.await(t, id, "failed")
+		if got := c.outcomes(t, id); got != "failed failed" {
+			t.Errorf("%s: the outcomes are %q", name, got)
+		}
+		if text := get[string](t, c, "SELECT error FROM onejob.tasks WHERE id = $1", id); !strings.Contains(text, h.says) || len(text) > 70_000 {
+			t.Errorf("%s: the error has %d bytes: %.200s", name, len(text), text)
+		}
+		c.await(t, c.insert(t, "kind, lock_key", "noop", name), "succeeded")
+	}
+	if err := r.stop(); err != nil {
+		t.Error(err)
+	}
+	c.noOverlaps(t)
 }

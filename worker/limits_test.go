@@ -467,3 +467,54 @@ func TestHandlerThatNeverReturns(t *testing.T) {
 		})
 	}
 }
+
+// I8: rows with a limit are served in their turn beside a backlog of rows without one.
+func TestLimitsBesideABacklog(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.limited(t, "r", tasks.Kinds{"noop": tasks.Noop{}}, func(w *worker.Config) { w.LimitSlots = map[string]int{"idle": 1} })
+	const n = 8000
+	c.exec(t, `INSERT INTO onejob.tasks (kind) SELECT 'noop' FROM generate_series(1, $1)`, n)
+	testenv.Eventually(t, maxWait, "some are done", func() bool {
+		return get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status = 'succeeded'") > 300
+	})
+	for range 3 {
+		id := c.insert(t, "kind, priority, limit_name", "noop", 1000, "idle")
+		c.await(t, id, "succeeded")
+	}
+	if left := get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status = 'pending'"); left < n/4 {
+		t.Errorf("three urgent rows with a limit were done when %d of %d others were left", left, n)
+	}
+	c.exec(t, "DELETE FROM onejob.tasks WHERE status = 'pending'")
+	c.awaitAll(t, maxWait)
+}
+
+// silentLimits are limits whose server does not answer. No real one is silent for one
+// request alone, and quick for all others.
+type silentLimits struct {
+	lock.Semaphores
+	asked atomic.Int32
+}
+
+func (l *silentLimits) List(context.Context) ([]string, error) { return []string{"a", "b", "c", "d"}, nil }
+
+func (l *silentLimits) Take(ctx context.Context, _ string, _ int, _ []byte) ([]lock.Lease, error) {
+	l.asked.Add(1)
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// I8: limits whose server does not answer keep no room from rows without one.
+func TestLimitsThatDoNotAnswer(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	silent := &silentLimits{}
+	c.replica(t, "r", tasks.Kinds{"noop": tasks.Noop{}}, func(w *worker.Config) { w.Limits, w.Concurrency = silent, 2 })
+	for _, name := range []string{"a", "b", "c", "d"} {
+		c.insert(t, "kind, limit_name", "noop", name)
+	}
+	testenv.Eventually(t, maxWait, "slots of all limits were asked for", func() bool { return silent.asked.Load() == 4 })
+	for range 5 {
+		c.await(t, c.insert(t, "kind", "noop"), "succeeded")
+	}
+}

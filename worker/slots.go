@@ -17,13 +17,28 @@ import (
 // some of whom are no replicas.
 const maxSlotHold = time.Second
 
+// slotPatience is for how long room is kept for a slot that was asked for. A server that does not
+// answer must not keep tasks waiting that have no limit.
+const slotPatience = 500 * time.Millisecond
+
 // serveOne takes slots of a limit and starts tasks under them, until none is
 // due, there is no room, or ctx ends. Room for the first is taken already.
 func (l *limits) serveOne(ctx context.Context, name string) {
 	for room := 1; room == 1; room = l.running.take(1, l.concurrency) {
-		slot, err := l.takeSlot(ctx, name)
-		if err != nil {
+		late := time.AfterFunc(slotPatience, func() {
 			l.running.leave(1)
+			l.wake()
+		})
+		slot, err := l.takeSlot(ctx, name)
+		kept := late.Stop()
+		if err == nil && !kept && l.running.take(1, l.concurrency) == 0 {
+			l.release(name, slot)
+			break
+		}
+		if err != nil {
+			if kept {
+				l.running.leave(1)
+			}
 			if !errors.Is(err, lock.ErrFull) && !errors.Is(err, lock.ErrDelayed) || l.semaphores.Await(ctx, name) != nil {
 				return // the next tick tries again
 			}

@@ -152,10 +152,17 @@ func replicaName() string {
 	return cmp.Or(hostname(), "replica") + "-" + strings.ToLower(rand.Text()[:5])
 }
 
-// loadConfig reads the file, if path is not empty, and the environment over it.
-// It returns all problems at once.
+// loadConfig reads the file, if path is not empty, and the environment over it, for a
+// replica: what it needs to run tasks must be there. It returns all problems at once.
 func loadConfig(path string, environ []string) (Config, error) {
 	return readConfig(path, environ, (*Config).validate)
+}
+
+// loadSettings is loadConfig for a command that runs no tasks, such as onejob tasks list. Its
+// user may be another one than the replica's, and its machine too: commands, users and keys
+// that the settings name need not be there.
+func loadSettings(path string, environ []string) (Config, error) {
+	return readConfig(path, environ, (*Config).validateSettings)
 }
 
 // readConfig is loadConfig that lets validate look at the settings.
@@ -169,6 +176,11 @@ func readConfig(path string, environ []string, validate func(*Config) error) (Co
 	}
 	tree, origin, err := environment(environ)
 	problems := []error{err}
+	for _, s := range settings(reflect.TypeFor[Config](), nil) {
+		if origin[s.key()] != "" { // or a map would be merged into that of the file
+			k.Delete(strings.Join(s.path, delimiter))
+		}
+	}
 	if err := k.Load(confmap.Provider(tree, delimiter), nil); err != nil {
 		problems = append(problems, err)
 	}
@@ -197,6 +209,29 @@ func readable(err error) error {
 // validate returns all that is wrong with c, each problem with the setting's
 // name in front.
 func (c *Config) validate() error {
+	errs := []error{c.validateSettings()}
+	if c.validateConsulSettings() == nil { // or its errors would be there twice
+		errs = append(errs, c.validateConsul())
+	}
+	if len(c.Kinds.Exec.Commands) > 0 {
+		errs = append(errs, checkTimes(c.Consul.Margin, c.Consul.LockDelay))
+	}
+	join := func(prefix string, err error) {
+		for _, e := range flatten(err) {
+			errs = append(errs, fmt.Errorf("%s%w", prefix, e))
+		}
+	}
+	_, err := execkind.New(c.Kinds.Exec)
+	join("kinds.exec: ", err)
+	_, err = httpkind.New(c.Kinds.HTTP)
+	join("kinds.http.", err)
+	_, err = sqlkind.New(c.Kinds.SQL, nil)
+	join("kinds.sql: ", err)
+	return errors.Join(errs...)
+}
+
+// validateSettings is validate without what only this machine can tell, and its user.
+func (c *Config) validateSettings() error {
 	var errs []error
 	add := func(format string, a ...any) { errs = append(errs, fmt.Errorf(format, a...)) }
 	join := func(prefix string, err error) {
@@ -221,10 +256,7 @@ func (c *Config) validate() error {
 	if c.Postgres.Timeout < time.Second || c.Postgres.Timeout > time.Minute {
 		add("postgres.timeout: %v is not between 1s and 1m", c.Postgres.Timeout)
 	}
-	join("", c.validateConsul())
-	if len(c.Kinds.Exec.Commands) > 0 {
-		join("", checkTimes(c.Consul.Margin, c.Consul.LockDelay))
-	}
+	join("", c.validateConsulSettings())
 	if c.Worker.PayloadMemory < worker.MaxPayload {
 		add("worker.payload_memory: %d bytes are less than %d, the longest payload", c.Worker.PayloadMemory, worker.MaxPayload)
 	}
@@ -304,18 +336,21 @@ func (c *Config) validate() error {
 	if !slices.Contains([]string{"auto", "json", "console"}, c.Log.Format) {
 		add("log.format: must be auto, json or console, not %q", c.Log.Format)
 	}
-	_, err := execkind.New(c.Kinds.Exec)
-	join("kinds.exec: ", err)
-	_, err = httpkind.New(c.Kinds.HTTP)
-	join("kinds.http.", err)
-	_, err = sqlkind.New(c.Kinds.SQL, nil)
-	join("kinds.sql: ", err)
 	return errors.Join(errs...)
 }
 
 // validateConsul returns what is wrong with the settings of Consul, and with
 // Consul's own variables.
 func (c *Config) validateConsul() error {
+	if err := c.validateConsulSettings(); err != nil {
+		return err // the rest would be read from defaults in their place
+	}
+	_, err := consul.New(c.consulConfig())
+	return err
+}
+
+// validateConsulSettings returns what is wrong with the settings of Consul, each by itself.
+func (c *Config) validateConsulSettings() error {
 	var errs []error
 	for _, d := range []struct {
 		key   string
@@ -336,11 +371,7 @@ func (c *Config) validateConsul() error {
 	if c.Consul.CAFile != "" && c.Consul.CAPath != "" {
 		errs = append(errs, errors.New("consul.ca_path: cannot be used together with consul.ca_file"))
 	}
-	if errs != nil {
-		return errors.Join(errs...) // the rest would be read from defaults in their place
-	}
-	_, err := consul.New(c.consulConfig())
-	return err
+	return errors.Join(errs...)
 }
 
 func (c *Config) storeConfig() store.Config {

@@ -355,3 +355,33 @@ func TestSettingsAreLeaves(t *testing.T) {
 		}
 	}
 }
+
+// A variable takes the place of a setting, also of one with names of its own: what the file has
+// there is not there any more.
+func TestAVariableReplacesTheWholeSetting(t *testing.T) {
+	t.Parallel()
+	const file = "kinds: {exec: {commands: {a: {path: /bin/true, allow_args: true}, b: {path: /bin/true}}}}\nlimits: {slots: {x: 1, y: 2}}"
+	c := mustLoad(t, file, "ONEJOB_KINDS_EXEC_COMMANDS={a: {path: /bin/false}}", "ONEJOB_LIMITS_SLOTS={}")
+	if want := map[string]execkind.Command{"a": {Path: "/bin/false"}}; !reflect.DeepEqual(c.Kinds.Exec.Commands, want) {
+		t.Errorf("the commands are %+v, want %+v", c.Kinds.Exec.Commands, want)
+	}
+	if len(c.Limits.Slots) > 0 {
+		t.Errorf("the limits are %v", c.Limits.Slots)
+	}
+}
+
+// A command that runs no tasks takes a configuration whose commands, users and keys are those of
+// another machine.
+func TestSettingsOfAnotherMachine(t *testing.T) {
+	t.Parallel()
+	path := fileWith(t, "kinds: {exec: {commands: {a: {path: /nowhere/to/be/found, user: nobody-here}}}}\nconsul: {cert_file: /nowhere/cert.pem, key_file: /nowhere/key.pem}")
+	if _, err := loadConfig(path, nil); err == nil || !strings.Contains(err.Error(), "/nowhere/to/be/found") || !strings.Contains(err.Error(), "/nowhere/cert.pem") {
+		t.Errorf("a replica's configuration: %v", err)
+	}
+	if _, err := loadSettings(path, nil); err != nil {
+		t.Error(err)
+	}
+	if _, err := loadSettings(fileWith(t, "worker: {concurrency: 0}"), nil); err == nil || !strings.Contains(err.Error(), "worker.concurrency") {
+		t.Errorf("no concurrency: %v", err)
+	}
+}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
+	"golang.org/x/net/netutil"
 
 	"onejob/internal/plaintext"
 	"onejob/internal/web"
@@ -42,8 +43,11 @@ type health struct {
 	answer  map[string]string
 }
 
-// readyFor is for how long an answer of /readyz is given again.
-const readyFor = time.Second
+const (
+	readyFor    = time.Second     // for how long an answer of /readyz is given again
+	bodyTimeout = 5 * time.Second // how long the body of a request may take to arrive
+	maxClients  = 512             // connections at once: they share files and memory with the tasks
+)
 
 // listen answers until stop is called, and returns where that is.
 func (h *health) listen(cfg Config, log *zap.Logger) (where string, stop func(), err error) {
@@ -72,7 +76,7 @@ func (h *health) listen(cfg Config, log *zap.Logger) (where string, stop func(),
 
 	running, end := context.WithCancel(context.Background())
 	server := &http.Server{
-		Handler:           mux,
+		Handler:           arriving(mux),
 		ReadHeaderTimeout: 5 * time.Second,
 		WriteTimeout:      30 * time.Second,
 		IdleTimeout:       time.Minute,
@@ -82,7 +86,7 @@ func (h *health) listen(cfg Config, log *zap.Logger) (where string, stop func(),
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = server.Serve(l)
+		_ = server.Serve(netutil.LimitListener(l, maxClients))
 	}()
 	return l.Addr().String(), func() {
 		end() // of those who follow the page
@@ -93,6 +97,18 @@ func (h *health) listen(cfg Config, log *zap.Logger) (where string, stop func(),
 		}
 		<-done
 	}, nil
+}
+
+// arriving bounds how long the body of a request may take. Without that, whoever announces one
+// that does not come keeps the connection: the server reads it to its end before it answers.
+func arriving(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.ContentLength != 0 {
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTimeout))
+			w.Header().Set("Connection", "close")
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 // page returns the web page for a listener at an address.
@@ -184,7 +200,7 @@ func healthCommand() *cobra.Command {
 	}
 	path := configFlag(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		cfg, err := loadConfig(*path, os.Environ())
+		cfg, err := loadSettings(*path, os.Environ())
 		if err != nil {
 			return err
 		}

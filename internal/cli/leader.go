@@ -31,7 +31,7 @@ Consul is unavailable; 2 usage or configuration error.`,
 	watch := c.Flags().BoolP("watch", "w", false, "print every change until Ctrl-C")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		asJSON := *output == formatJSON
-		cfg, err := loadConfig(*path, os.Environ())
+		cfg, err := loadSettings(*path, os.Environ())
 		if err != nil {
 			return err
 		}

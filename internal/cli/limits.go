@@ -34,7 +34,7 @@ Postgres is available.`,
 
 // limitsOf returns the limits that the configuration leads to, and the configuration.
 func limitsOf(configPath string) (lock.Semaphores, Config, error) {
-	cfg, err := loadConfig(configPath, os.Environ())
+	cfg, err := loadSettings(configPath, os.Environ())
 	if err != nil {
 		return nil, cfg, err
 	}

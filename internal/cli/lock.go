@@ -148,7 +148,7 @@ func lockOn(c *cobra.Command, configPath, key string) (lockTarget, error) {
 func lockSettings(c *cobra.Command, configPath string) (cfg Config, err error) {
 	environ := os.Environ()
 	if configPath != "" || c.Flags().Changed("slots") {
-		cfg, err = loadConfig(configPath, environ)
+		cfg, err = loadSettings(configPath, environ)
 	} else {
 		environ = slices.DeleteFunc(environ, func(entry string) bool { return !strings.HasPrefix(entry, "ONEJOB_CONSUL_") })
 		cfg, err = readConfig("", environ, (*Config).validateConsul)
@@ -245,7 +245,7 @@ func (p *oneSlot) ask(ctx context.Context, value []byte) (lock.Lease, error) {
 			}
 		case err != nil:
 			return nil, limitError(ctx, p.limits, p.name, err)
-		case s.Slots != p.slots:
+		case s.Slots != p.slots && s.Slots != 0: // or else it is paused
 			return nil, fmt.Errorf("limit %s has %s, not %d; use -n %d, or change the limit with: onejob limits set %[1]s %[3]d", p.name, plural(s.Slots, "slot"), p.slots, s.Slots)
 		}
 		p.there = true
@@ -335,6 +335,9 @@ func runLocked(c *cobra.Command, lockTarget lockTarget, maxWait time.Duration, s
 	return nil
 }
 
+// notHadTimeout is how long a command that has not got its lock looks for who holds it.
+const notHadTimeout = 5 * time.Second
+
 // obtain waits for p.
 func obtain(ctx context.Context, p lockTarget, maxWait time.Duration) (lock.Lease, error) {
 	ready, cancel := context.WithTimeout(ctx, 15*time.Second)
@@ -365,6 +368,7 @@ func obtain(ctx context.Context, p lockTarget, maxWait time.Duration) (lock.Leas
 			return lease, nil
 		case errors.Is(err, lock.ErrHeld), errors.Is(err, lock.ErrFull), errors.Is(err, lock.ErrDelayed):
 		case errors.Is(err, lock.ErrLost) && maxWait >= 0: // another session will come
+		case errors.Is(err, rabbitmq.ErrUnconfirmed) && maxWait >= 0: // and alarms end
 		case until.Err() == nil:
 			return nil, &exitError{exitLockError, err}
 		}
@@ -375,7 +379,9 @@ func obtain(ctx context.Context, p lockTarget, maxWait time.Duration) (lock.Leas
 		case ctx.Err() != nil:
 			return nil, errStopped
 		case maxWait < 0 || until.Err() != nil:
-			return nil, &exitError{exitNotLocked, p.notHad(ctx, err)}
+			look, cancel := context.WithTimeout(ctx, notHadTimeout)
+			defer cancel()
+			return nil, &exitError{exitNotLocked, p.notHad(look, err)}
 		}
 	}
 }

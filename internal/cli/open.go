@@ -43,7 +43,7 @@ func openStore(configPath string) (*store.Store, error) {
 
 // openConfigured also returns the configuration.
 func openConfigured(configPath string) (*store.Store, Config, error) {
-	cfg, err := loadConfig(configPath, os.Environ())
+	cfg, err := loadSettings(configPath, os.Environ())
 	if err != nil {
 		return nil, cfg, err
 	}

@@ -7,6 +7,7 @@ package payload
 import (
 	"bytes"
 	"cmp"
+	"encoding"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -49,7 +50,8 @@ func CheckFields(payload json.RawMessage, allowed ...string) error {
 }
 
 // Decode decodes a payload and refuses fields that into has no place for, at
-// every depth. What a type's own UnmarshalJSON accepts, it accepts.
+// every depth, and null for a struct. Names of the payload's own fields are compared
+// exactly. What a type's own UnmarshalJSON accepts, it accepts.
 func Decode(payload json.RawMessage, into any) error {
 	d := json.NewDecoder(bytes.NewReader(payload))
 	d.DisallowUnknownFields()
@@ -58,12 +60,30 @@ func Decode(payload json.RawMessage, into any) error {
 		if _, err := d.Token(); !errors.Is(err, io.EOF) {
 			return errors.New("payload: something follows the JSON value")
 		}
-		return nil
+		return checkNames(payload, into)
 	}
 	if quoted, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
 		return fmt.Errorf("payload: unknown field %.100s%s", quoted, allowedAt(payload, quoted, into))
 	}
 	return fmt.Errorf("payload: %w", err)
+}
+
+// checkNames refuses what encoding/json takes for a struct and is none of its fields: null,
+// and names in another case.
+func checkNames(payload json.RawMessage, into any) error {
+	t := reflect.TypeOf(into)
+	for ; t.Kind() == reflect.Pointer; t = t.Elem() {
+		if t.Implements(reflect.TypeFor[json.Unmarshaler]()) || t.Implements(reflect.TypeFor[encoding.TextUnmarshaler]()) {
+			return nil
+		}
+	}
+	switch {
+	case t.Kind() != reflect.Struct:
+		return nil
+	case string(bytes.TrimSpace(payload)) == "null":
+		return errors.New("payload: null is no object; for one without fields write {}")
+	}
+	return CheckFields(payload, fieldNames(t)...)
 }
 
 // allowedAt returns the end of a sentence about an unknown field: which fields

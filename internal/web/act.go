@@ -171,7 +171,9 @@ func (p *page) act(w http.ResponseWriter, r *http.Request, do func(*http.Request
 	_ = conn.SetReadDeadline(time.Now().Add(formTimeout)) // a ResponseWriter without deadlines has no connection
 	r.Body = http.MaxBytesReader(w, r.Body, maxForm)
 	err := r.ParseForm()
-	_ = conn.SetReadDeadline(time.Time{}) // or the context would end with it
+	if err == nil {
+		_ = conn.SetReadDeadline(time.Time{}) // or the context would end with it
+	}
 	if tooLong, ok := errors.AsType[*http.MaxBytesError](err); ok {
 		return failed(http.StatusRequestEntityTooLarge, "The form has more than %d bytes. Nothing was done.", tooLong.Limit)
 	}

@@ -373,7 +373,7 @@ func (p *page) story(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	v := p.storyOf(s)
-	if p.cfg.Why != nil {
+	if p.cfg.Why != nil && !p.hides(s.Kind) { // it has the error, or the command
 		if v.Why, err = p.cfg.Why(r.Context(), id); err != nil {
 			v.Why = "Not known: " + err.Error()
 		}
@@ -391,7 +391,7 @@ type findings struct {
 func (p *page) find(w http.ResponseWriter, r *http.Request) {
 	text := strings.TrimSpace(r.URL.Query().Get("q"))
 	if text == "" {
-		http.Redirect(w, r, "./", http.StatusSeeOther)
+		seeOther(w, "./")
 		return
 	}
 	if len(text) > 512 || strings.ContainsRune(text, 0) {
@@ -400,7 +400,7 @@ func (p *page) find(w http.ResponseWriter, r *http.Request) {
 	}
 	found, err := p.cfg.Tasks.Find(r.Context(), strings.ToValidUTF8(text, "\ufffd"))
 	if err == nil && len(found) == 1 && found[0].By == "id" {
-		http.Redirect(w, r, fmt.Sprintf("tasks/%d", found[0].ID), http.StatusSeeOther)
+		seeOther(w, fmt.Sprintf("tasks/%d", found[0].ID))
 		return
 	}
 	f := findings{Text: text, Found: found}
@@ -408,6 +408,13 @@ func (p *page) find(w http.ResponseWriter, r *http.Request) {
 		f.Error = err.Error()
 	}
 	p.show(w, http.StatusOK, "find", layout{Title: "Find " + text, Query: text, Content: f})
+}
+
+// seeOther leads on to a relative address. http.Redirect would make it an absolute one, which
+// is another one before a proxy that serves the page under a prefix.
+func seeOther(w http.ResponseWriter, address string) {
+	w.Header().Set("Location", address)
+	w.WriteHeader(http.StatusSeeOther)
 }
 
 // fail shows a sentence in place of a view.

@@ -255,8 +255,12 @@ func TestATokenThatCannotBeReadLetsNobodyIn(t *testing.T) {
 
 func TestHiddenPayloads(t *testing.T) {
 	t.Parallel()
-	url := serve(t, &cluster{text: "secret"}, func(cfg *web.Config) { cfg.HidePayloads = []string{"secret"} })
+	why := func(context.Context, int64) (string, error) { return "Task 5 failed: the-error.", nil }
+	url := serve(t, &cluster{text: "secret"}, func(cfg *web.Config) { cfg.HidePayloads, cfg.Why = []string{"secret"}, why })
 	_, body := get(t, url+"/tasks/5")
+	if strings.Contains(body, "the-error") {
+		t.Errorf("the error is in the sentence that says why:\n%s", body)
+	}
 	for _, section := range []string{"payload", "result", "attempts"} {
 		_, part, _ := strings.Cut(body, `<section id="`+section+`">`)
 		part, _, ok := strings.Cut(part, "</section>")
@@ -275,8 +279,8 @@ func TestHiddenPayloads(t *testing.T) {
 	if strings.Contains(body, "<code>secret</code></td><td data-label=\"Lock key\"") || strings.Count(body, "hidden by http.hide_payloads") != 3 || !strings.Contains(body, "40.5 %, hidden by http.hide_payloads") {
 		t.Errorf("the overview:\n%s", body)
 	}
-	url = serve(t, &cluster{text: "secret"}, func(cfg *web.Config) { cfg.HidePayloads = []string{"another"} })
-	if _, body := get(t, url+"/tasks/5"); strings.Contains(body, "hidden by") {
+	url = serve(t, &cluster{text: "secret"}, func(cfg *web.Config) { cfg.HidePayloads, cfg.Why = []string{"another"}, why })
+	if _, body := get(t, url+"/tasks/5"); strings.Contains(body, "hidden by") || !strings.Contains(body, "the-error") {
 		t.Error("payloads of a kind are hidden that is not named")
 	}
 }
@@ -290,7 +294,7 @@ func TestPages(t *testing.T) {
 			t.Errorf("%s: %d\n%s", path, resp.StatusCode, body)
 		}
 	}
-	if resp, _ := get(t, url+"/find?q=17"); resp.Header.Get("Location") != "/tasks/17" {
+	if resp, _ := get(t, url+"/find?q=17"); resp.Header.Get("Location") != "tasks/17" { // relative, for a proxy with a prefix
 		t.Errorf("an ID leads to %s", resp.Header.Get("Location"))
 	}
 	resp, err := http.Post(url+"/tasks/5", "text/plain", nil)

@@ -29,6 +29,13 @@ const (
 
 	// pollWait is how often a key is looked at that cannot be watched.
 	pollWait = 300 * time.Millisecond
+
+	// maxWaiting is how many queries of a replica wait for a change of a key at a time. Each
+	// has a connection, and an agent takes 200 of all replicas behind one address
+	// (limits.http_max_conns_per_client); more than that, and it answers no request of theirs.
+	// Those beyond look every crowdedWait.
+	maxWaiting  = 16
+	crowdedWait = 2 * time.Second
 )
 
 // A client sends requests to Consul. It knows no session and no lock.
@@ -41,10 +48,12 @@ type client struct {
 	heartbeats *api.Client // for what keeps the session alive: nothing else may hold it up
 
 	transports [2]*http.Transport // of both
+
+	waiting chan struct{} // has an entry for each query that waits for a change of a key
 }
 
 func newClient(cfg *Config, secure *tls.Config) (*client, error) {
-	c := &client{keyNames: keyNames(cfg.Prefix), cfg: cfg}
+	c := &client{keyNames: keyNames(cfg.Prefix), cfg: cfg, waiting: make(chan struct{}, maxWaiting)}
 
 	// As in the library, a token file goes before a token.
 	clientConfig := *cfg.Client
@@ -158,7 +167,7 @@ func nextIndex(before uint64, meta *api.QueryMeta) uint64 {
 
 // watch reads a key, and waits before for a change since index, unless that is zero. It
 // also returns from which index to go on watching. A key whose name Consul does not take
-// as it is in the path of a request is polled.
+// as it is in the path of a request is polled, and so is one beyond maxWaiting.
 func (c *client) watch(ctx context.Context, path string, index uint64) (*api.KVPair, uint64, error) {
 	if !plain(path) {
 		if index != 0 {
@@ -166,6 +175,15 @@ func (c *client) watch(ctx context.Context, path string, index uint64) (*api.KVP
 		}
 		pair, err := c.get(ctx, path)
 		return pair, 1, err
+	}
+	if index != 0 {
+		select {
+		case c.waiting <- struct{}{}:
+			defer func() { <-c.waiting }()
+		default:
+			retry.Pause(ctx, crowdedWait+rand.N(crowdedWait/4))
+			index = 0
+		}
 	}
 	q, cancel := c.watching(ctx, index)
 	defer cancel()

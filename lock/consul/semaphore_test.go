@@ -1,6 +1,11 @@
 package consul
 
 import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/hashicorp/consul/api"
@@ -63,4 +68,59 @@ func get(t testing.TB, kv *testenv.KV, key string) *api.KVPair {
 		t.Fatal(err)
 	}
 	return pair
+}
+
+// waitingQueries counts the queries that wait for a change of a limit.
+type waitingQueries struct {
+	http.RoundTripper
+	now, most atomic.Int32
+}
+
+func (w *waitingQueries) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.URL.Query().Get("index") == "" || !strings.Contains(r.URL.Path, "/limits/") {
+		return w.RoundTripper.RoundTrip(r)
+	}
+	n := w.now.Add(1)
+	defer w.now.Add(-1)
+	for m := w.most.Load(); n > m && !w.most.CompareAndSwap(m, n); m = w.most.Load() {
+	}
+	return w.RoundTripper.RoundTrip(r)
+}
+
+// However many limits are full, a replica has few connections that wait for them, and
+// notices when one has a slot again.
+func TestManyFullLimits(t *testing.T) {
+	t.Parallel()
+	kv := testenv.Consul(t)
+	cfg := config(t, kv)
+	queries := &waitingQueries{RoundTripper: http.DefaultTransport.(*http.Transport).Clone()}
+	cfg.RoundTripper = queries
+	l := create(t, cfg)
+	run(t, l)
+	limits := l.Semaphores()
+	const n = 3 * maxWaiting
+	ctx, cancel := context.WithTimeout(t.Context(), maxWait)
+	defer cancel()
+	freed := make(chan error, n)
+	for i := range n {
+		name := fmt.Sprint("full", i)
+		if err := limits.Create(ctx, name, 0); err != nil {
+			t.Fatal(err)
+		}
+		go func() { freed <- limits.Await(ctx, name) }()
+	}
+	testenv.Eventually(t, maxWait, "queries wait", func() bool { return queries.now.Load() == maxWaiting })
+	for i := range n {
+		if err := limits.Resize(ctx, fmt.Sprint("full", i), 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range n {
+		if err := <-freed; err != nil {
+			t.Error(err)
+		}
+	}
+	if most := queries.most.Load(); most != maxWaiting {
+		t.Errorf("%d queries waited at once", most)
+	}
 }

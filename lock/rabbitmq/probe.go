@@ -17,6 +17,10 @@ const window = 256
 // requestTimeout bounds one look at any number of queues.
 const requestTimeout = 15 * time.Second
 
+// ErrUnconfirmed says that the broker has confirmed no message in time. Most often it has an
+// alarm, of memory or of its disk, and takes no messages until that is over.
+var ErrUnconfirmed = fmt.Errorf("the broker confirmed no probe within %v; it takes no messages while it has an alarm", requestTimeout)
+
 // An observer sends messages, and tells for which of them there is a queue. The broker
 // looks in their order.
 type observer interface {
@@ -88,6 +92,8 @@ func (p *probeChannel) send(ctx context.Context, messages []message) ([]bool, er
 
 // sendSome returns to which queues there was no way.
 func (p *probeChannel) sendSome(ctx context.Context, messages []message) (missing map[string]bool, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, requestTimeout, ErrUnconfirmed)
+	defer cancel()
 	confirmations := make([]*amqp.DeferredConfirmation, len(messages))
 	for i, l := range messages {
 		confirmations[i], err = p.ch.PublishWithDeferredConfirm("", l.to, true, false, l.message)
@@ -144,8 +150,7 @@ func newProbeSession(cfg Config) *probeSession {
 
 // send implements observer, for any number of callers.
 func (s *probeSession) send(ctx context.Context, messages []message) ([]bool, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, requestTimeout,
-		fmt.Errorf("the broker confirmed no probe within %v; it takes no messages while it has an alarm", requestTimeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, requestTimeout, ErrUnconfirmed)
 	defer cancel()
 	select {
 	case s.turn <- struct{}{}:

@@ -68,8 +68,22 @@ func Parse(line, zone string) (Cron, error) {
 	}
 	if s, ok := spec.(*cron.SpecSchedule); ok {
 		s.Location = time.UTC // wall clocks are handed over as if they were UTC
+		if fields := strings.Fields(line); len(fields) >= 5 {
+			s.Dom |= star(fields[len(fields)-3])
+			s.Dow |= star(fields[len(fields)-1])
+		}
 	}
 	return Cron{spec, loc}, nil
+}
+
+// star returns the parser's mark of a field that leaves the choice to the other one, of day and
+// weekday: one that begins with a star, as in the crontabs of Vixie and cronie. The parser itself
+// takes */2 for a choice.
+func star(field string) uint64 {
+	if strings.HasPrefix(field, "*") {
+		return 1 << 63
+	}
+	return 0
 }
 
 // sundayIsZero returns the line with every weekday 7 written as 0: crontabs have
