@@ -70,7 +70,8 @@
 //
 // All clients of a semaphore should reach the same node. The queues here are classic
 // queues, and each lives on one node: A queues and reaches on the node to which the
-// administrator was connected, B and delay queues on that of the holder. So a cluster
+// administrator was connected, B and delay queues on that of the holder (unless a policy or
+// queue_leader_locator moves others than B queues, which makes clusters worse). So a cluster
 // makes limits no more available than one node does. If the node of the A queues is
 // down, Take says that there is no such semaphore, and Create fails: "home node ... of
 // durable queue ... is down". The slot of a holder whose node is down stays taken until
