@@ -23,7 +23,9 @@ func enqueueCommand() *cobra.Command {
 
 The payload is JSON: the argument itself, the content of a file with @FILE, or stdin
 with -. If a pending or running task has the same unique key, nothing is enqueued, a
-note goes to stderr, and the exit code is 0.`,
+note goes to stderr, and the exit code is 0.
+
+With --wait the command ends when the task has, and exits as onejob tasks wait does.`,
 		Example: `  onejob enqueue noop
   onejob enqueue exec --payload '{"command": "backup"}' --lock-key db1 --in 10m`,
 		Args:              cobra.ExactArgs(1),
@@ -46,6 +48,7 @@ note goes to stderr, and the exit code is 0.`,
 	f.DurationVar(&n.Timeout, "timeout", 0, "`duration` after which an attempt is stopped (default: none)")
 	f.DurationVar(&n.KeepFor, "keep-for", 0, "`duration` for which the finished task is kept (default: as retention says)")
 	f.StringVar(&n.Traceparent, "traceparent", "", "the `span` that enqueues it, as the HTTP header traceparent has it")
+	wait := f.Bool("wait", false, "wait until the task has ended; exit 0 if it succeeded")
 	allowEmpty(c, "traceparent") // a command that is not traced has no TRACEPARENT
 	complete(c, "queue", completeValue(queueNames))
 	complete(c, "limit", completeValue(limitNames))
@@ -77,6 +80,9 @@ note goes to stderr, and the exit code is 0.`,
 			return nil
 		}
 		fmt.Fprintln(c.OutOrStdout(), id)
+		if *wait {
+			return waitForTask(c.Context(), db, id, 0, c.ErrOrStderr())
+		}
 		return nil
 	})
 }

@@ -26,6 +26,8 @@ const (
 	exitFailure = 1 // failure; the error says what to do
 	exitUsage   = 2 // usage or configuration error; nothing was started
 
+	exitNotYet = 75 // of "onejob tasks wait": the task has not ended
+
 	// Of "onejob lock" only; its other codes are the command's own.
 	exitNotLocked = 75  // the lock was not available
 	exitLockLost  = 124 // the lock was lost, and the command was killed

@@ -18,8 +18,8 @@ import (
 )
 
 func tasksCommand() *cobra.Command {
-	c := &cobra.Command{Use: "tasks", Short: "List, show, explain, cancel, retry and delete tasks"}
-	c.AddCommand(tasksList(), tasksShow(), tasksExplain(), taskCancel.command(), taskRetry.command(), taskDelete.command())
+	c := &cobra.Command{Use: "tasks", Short: "List, show, explain, wait for, cancel, retry and delete tasks"}
+	c.AddCommand(tasksList(), tasksShow(), tasksExplain(), tasksLogs(), tasksWait(), taskCancel.command(), taskRetry.command(), taskDelete.command())
 	return c
 }
 

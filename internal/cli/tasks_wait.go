@@ -1,0 +1,131 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"onejob/internal/plaintext"
+	"onejob/store"
+)
+
+const (
+	waitLook    = 500 * time.Millisecond // how often a task is looked at that is waited for
+	lookTimeout = 10 * time.Second       // and how long a look may take
+)
+
+const waitCodes = `Exit codes: 0 it succeeded; 1 it failed, was cancelled or is not there; 2 usage or
+configuration error; 75 --timeout is over.`
+
+func tasksWait() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "wait ID",
+		Short: "Wait until a task has ended; exit 0 if it succeeded",
+		Long: `Wait until a task has succeeded, failed or been cancelled. The error of one that failed
+goes to stderr. It waits through an outage of Postgres, and while a task is pending,
+however long that is; --timeout bounds it.
+
+` + waitCodes,
+		Example: `  onejob tasks wait 17 && echo done
+  onejob tasks wait 17 --timeout 10m && onejob tasks logs 17`,
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: completeNames(taskIDs("")),
+	}
+	timeout := c.Flags().Duration("timeout", 0, "`duration` to wait at most (default: for ever)")
+	return withStore(c, func(c *cobra.Command, args []string, db *store.Store) error {
+		id, err := taskID(args[0])
+		if err != nil {
+			return err
+		}
+		if c.Flags().Changed("timeout") && *timeout <= 0 {
+			return usage(fmt.Errorf("--timeout: %v is not above zero", *timeout))
+		}
+		return waitForTask(c.Context(), db, id, *timeout, c.ErrOrStderr())
+	})
+}
+
+// waitForTask returns when a task has ended: nil if it succeeded. timeout is zero for none.
+func waitForTask(ctx context.Context, db *store.Store, id int64, timeout time.Duration, stderr io.Writer) error {
+	waiting, cancel := ctx, func() {}
+	if timeout > 0 {
+		waiting, cancel = context.WithTimeout(ctx, timeout)
+	}
+	defer cancel()
+	status, said := "", false
+	for {
+		look, done := context.WithTimeout(waiting, lookTimeout)
+		row, _, err := db.Show(look, id)
+		done()
+		switch {
+		case waiting.Err() != nil:
+		case errors.Is(err, store.ErrNoTask) && status != "":
+			return fmt.Errorf("task %d is not there any more: it was deleted, by somebody or by retention", id)
+		case errors.Is(err, store.ErrNoTask):
+			return err
+		case err != nil && !said:
+			printf(stderr, "onejob: %v; waiting on\n", err)
+			said = true
+		case err != nil:
+		case row.Status == "succeeded":
+			return nil
+		case row.Status == "cancelled":
+			return fmt.Errorf("task %d was cancelled", id)
+		case row.Status == "failed":
+			return fmt.Errorf("task %d failed: %s", id, or(row.Error))
+		default:
+			status, said = row.Status, false
+		}
+		select {
+		case <-time.After(waitLook):
+		case <-waiting.Done():
+		}
+		if ctx.Err() != nil {
+			return errors.New("interrupted while waiting for the task")
+		}
+		if waiting.Err() != nil {
+			return &exitError{exitNotYet, fmt.Errorf("task %d has not ended within %v; onejob tasks explain %[1]d says why", id, timeout)}
+		}
+	}
+}
+
+func tasksLogs() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "logs ID",
+		Short: "Print the output of a task's attempts",
+		Long: `Print the output of a task's last attempt that has ended, or of all with --all. It is
+kept when an attempt ends; what a running one says meanwhile is its progress (onejob tasks
+show). Control characters are replaced; tasks show -o json has the output as it is.`,
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: completeNames(taskIDs("")),
+	}
+	all := c.Flags().BoolP("all", "a", false, "of all attempts, each after a line that names it")
+	return withStore(c, func(c *cobra.Command, args []string, db *store.Store) error {
+		id, err := taskID(args[0])
+		if err != nil {
+			return err
+		}
+		_, attempts, err := db.Show(c.Context(), id)
+		if err != nil {
+			return err
+		}
+		if len(attempts) == 0 {
+			printf(c.ErrOrStderr(), "onejob: no attempt of task %d has ended\n", id)
+		}
+		if !*all {
+			attempts = attempts[max(0, len(attempts)-1):]
+		}
+		for _, a := range attempts {
+			if *all {
+				printf(c.OutOrStdout(), "==> attempt %d: %s on %s, %s <==\n", a.Attempt, a.Outcome, a.Replica, whenStored(&a.StartedAt))
+			}
+			if a.Output != nil {
+				fmt.Fprint(c.OutOrStdout(), plaintext.Lines(*a.Output))
+			}
+		}
+		return nil
+	})
+}
