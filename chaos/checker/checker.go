@@ -792,7 +792,7 @@ func (h *history) starved(v *Report) {
 		if meets(disturbed) > 0 || meets(frozen) > mostFrozen {
 			continue
 		}
-		if h.queued(q, begun) {
+		if h.queued(q, begun, disturbed) {
 			v.excuse("tasks that waited in a queue")
 			continue
 		}
@@ -805,22 +805,29 @@ func (h *history) starved(v *Report) {
 }
 
 // queued reports whether a task waited behind others until it was claimed: all the while
-// some were claimed for the first time that were due before it and no less urgent.
-func (h *history) queued(q Enqueued, begun map[int64]observer.Time) bool {
+// some were claimed for the first time that were due before it and no less urgent. It may wait
+// for as long as the first of them had waited when it came due: if nobody has served a kind for
+// a while, it takes about as long until those that serve it have caught up. Where a fault
+// disturbs claims the queue may stand still.
+func (h *history) queued(q Enqueued, begun map[int64]observer.Time, disturbed []span) bool {
 	end, known := begun[q.Task]
-	if !known || end.Sub(q.Due) > queued {
+	if !known {
 		return false
 	}
-	moments := []observer.Time{end}
+	moments, head := []observer.Time{end}, q.Due
 	for _, o := range h.Enqueued {
 		if at, known := begun[o.Task]; known && o.Due != 0 && o.Due < q.Due && o.Priority >= q.Priority && h.touched[o.Task] == nil && at > q.Due && at < end {
-			moments = append(moments, at)
+			moments, head = append(moments, at), min(head, o.Due)
 		}
+	}
+	if end.Sub(q.Due) > max(queued, q.Due.Sub(head)) {
+		return false
 	}
 	slices.Sort(moments)
 	last := q.Due
 	for _, at := range moments {
-		if at.Sub(last) > queueing+h.late(span{last, at}) {
+		gap := span{last, at}
+		if at.Sub(last) > queueing+h.late(gap) && !slices.ContainsFunc(disturbed, gap.meets) {
 			return false
 		}
 		last = at

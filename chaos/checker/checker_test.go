@@ -628,6 +628,22 @@ func TestExcuses(t *testing.T) {
 			s.queue(51, 54, 56, 58, 60, 62, 64, 66, 68)
 			s.works(claim(7, 20, "exec", "7", "a"), 70, 71, observer.Succeeded, succeeded)
 		}, map[string]int{}},
+		"a task that waited for two minutes behind a queue whose head had waited for longer": {func(s *story) {
+			starve(s, OpenTransaction)
+			var claimed []float64
+			for when := 53.0; when < 170; when += 2 {
+				claimed = append(claimed, when)
+			}
+			s.queue(-100, claimed...)
+			s.Marks = append(s.Marks, observer.Mark{ID: 300, Kind: "consul-away", Target: "x", Begin: at(-100), End: at(-90)})
+			s.works(claim(7, 20, "exec", "7", "a"), 170, 171, observer.Succeeded, succeeded)
+		}, map[string]int{}},
+		"a task behind a queue that stood still during an outage": {func(s *story) {
+			starve(s, OpenTransaction)
+			s.Marks = append(s.Marks, observer.Mark{ID: 300, Kind: "consul-away", Target: "x", Begin: at(61), End: at(66)})
+			s.queue(51, 54, 56, 58, 60, 76)
+			s.works(claim(7, 20, "exec", "7", "a"), 77, 78, observer.Succeeded, succeeded)
+		}, map[string]int{}},
 		"a statement that began in the hundredth of a second in which the attempt before it ended": {func(s *story) {
 			s.enqueue(7, "http")
 			s.enqueue(8, "sql")

@@ -286,7 +286,7 @@ const (
 	cutOff = 10 * time.Millisecond
 
 	// queueing is how long a queue may stand still while tasks wait in it, and queued how
-	// long they may wait.
+	// long they may wait, or as long as its head has.
 	queueing = 3 * time.Second
 	queued   = time.Minute
 
