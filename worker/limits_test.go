@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/zap"
+
 	"onejob/internal/testenv"
 	"onejob/lock"
 	"onejob/lock/consul"
@@ -472,8 +474,10 @@ func TestHandlerThatNeverReturns(t *testing.T) {
 func TestLimitsBesideABacklog(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	c.limited(t, "r", tasks.Kinds{"noop": tasks.Noop{}}, func(w *worker.Config) { w.LimitSlots = map[string]int{"idle": 1} })
-	const n = 8000
+	c.limited(t, "r", tasks.Kinds{"noop": tasks.Noop{}}, func(w *worker.Config) {
+		w.LimitSlots, w.Concurrency, w.Log = map[string]int{"idle": 1}, 1000, zap.NewNop()
+	})
+	const n = 20_000
 	c.exec(t, `INSERT INTO onejob.tasks (kind) SELECT 'noop' FROM generate_series(1, $1)`, n)
 	testenv.Eventually(t, maxWait, "some are done", func() bool {
 		return get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status = 'succeeded'") > 300
@@ -496,7 +500,9 @@ type silentLimits struct {
 	asked atomic.Int32
 }
 
-func (l *silentLimits) List(context.Context) ([]string, error) { return []string{"a", "b", "c", "d"}, nil }
+func (l *silentLimits) List(context.Context) ([]string, error) {
+	return []string{"a", "b", "c", "d"}, nil
+}
 
 func (l *silentLimits) Take(ctx context.Context, _ string, _ int, _ []byte) ([]lock.Lease, error) {
 	l.asked.Add(1)

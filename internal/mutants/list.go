@@ -63,7 +63,7 @@ var simulated = []Mutant{
 		"worker/attempt.go", "	if lease.Deadline().Passed() {\n		return tasks.Result{}, lock.ErrLost\n	}\n	if ctx.Err() != nil {\n		return tasks.Result{}, context.Cause(ctx)\n	}\n", "").
 		failing("worker.TestHandlerDoesNotBeginAfterTheDeadline"),
 	one("early-release", "the lock is released before the outcome is durable",
-		"worker/attempt.go", "		ended = w.run(lease, t, trace)\n", "		_ = lease.Release(context.Background())\n		ended = w.run(lease, t, trace)\n"),
+		"worker/attempt.go", "	w.run(lease, t, trace, &ended)\n", "	_ = lease.Release(context.Background())\n	w.run(lease, t, trace, &ended)\n"),
 	one("deaf-to-the-lease", "a handler's context does not end with the lease",
 		"worker/attempt.go", "context.WithCancelCause(lease.Context())", "context.WithCancelCause(context.WithoutCancel(lease.Context()))"),
 	one("hasty-burial", "replicas are called dead after a quarter of the silence",
@@ -307,7 +307,7 @@ var others = []Mutant{
 
 	// Processes.
 	one("exits", "a replica ends by itself in one of 150 attempts",
-		"worker/attempt.go", "	return handler(trace.Running(ctx, a), a)\n", "	if a.Fence%150 == 0 {\n		go panic(\"it ends by itself\")\n	}\n	return handler(trace.Running(ctx, a), a)\n").
+		"worker/attempt.go", "	result, err = handler(trace.Running(ctx, a), a)\n", "	if a.Fence%150 == 0 {\n		go panic(\"it ends by itself\")\n	}\n	result, err = handler(trace.Running(ctx, a), a)\n").
 		under("none", "unexpected_ends", "exits"),
 	one("guard", "nobody stops commands",
 		"internal/guard/reaper.go", "if k.phase != running || k.gone {\n		return\n	}\n	k.phase, k.reason", "if k.phase != running || k.gone || k != nil {\n		return\n	}\n	k.phase, k.reason").
@@ -359,6 +359,19 @@ var others = []Mutant{
 	one("cancels", "nobody hears that a running task is to be cancelled",
 		"worker/cancel.go", "if session == \"\" || w.running.count() == 0 {", "if session == \"\" || w.running.count() >= 0 {").
 		under("none", "overstays"),
+	one("statements-in-the-pool", "statements of tasks take the connections of claims and completions",
+		"store/complete.go", "pgx.BeginFunc(ctx, s.works, ", "pgx.BeginFunc(ctx, s.pool, ").
+		failing("store.TestStatementsThatWaitStopNoOthers"),
+	one("backlog-first", "rows with a limit are looked for, and find memory for payloads, when no others are due",
+		"worker/claim.go", "if time.Since(served) >= serveEvery {", "if time.Since(served) < 0 {").
+		and("worker/claim.go", "		most -= most / 4 ", "		most -= most / 4 * 0 ").
+		failing("worker.TestLimitsBesideABacklog"),
+	one("room-for-the-silent", "room is kept for as long as a slot is asked for",
+		"worker/slots.go", "time.AfterFunc(slotPatience, func", "time.AfterFunc(time.Hour, func").
+		failing("worker.TestLimitsThatDoNotAnswer"),
+	one("all-wait", "each full limit has a query that waits",
+		"lock/consul/client.go", "			retry.Pause(ctx, crowdedWait+rand.N(crowdedWait/4))\n			index = 0\n", "").
+		failing("lock/consul.TestManyFullLimits"),
 	one("timeouts", "a task's timeout ends nothing",
 		"worker/attempt.go", "	if timeout > 0 {\n		var stop", "	if timeout < 0 {\n		var stop").
 		under("none", "unexpected_ends", "overstays"),
