@@ -23,6 +23,7 @@ const (
 	missingFor = 30 * time.Second
 	maxTold    = 1000
 	findFew    = 20 // how many are looked for at once
+	fewLimits  = 8  // more are asked for only if some row has a limit: each costs a look into an index
 )
 
 // limits serves the rows with a limit. Each limit that has due rows
@@ -181,7 +182,11 @@ func (l *limits) serve(ctx context.Context) {
 	s := l.config()
 	var due []string
 	var err error
-	if known := l.names(); len(known) > 0 {
+	known, some := l.names(), true
+	if len(known) > fewLimits {
+		some, err = l.store.Limited(ctx)
+	}
+	if err == nil && some && len(known) > 0 {
 		due, err = l.store.DueLimits(ctx, tasks.Claim{Kinds: s.kinds.Names(), Queues: l.queues}, known)
 	}
 	if err == nil && len(s.under) > 0 {

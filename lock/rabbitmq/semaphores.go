@@ -154,11 +154,15 @@ func (s *Semaphores) List(ctx context.Context) ([]string, error) {
 	if len(s.cfg.Names) == 0 {
 		return nil, ErrCannotList
 	}
-	o, err := s.visit(ctx, "")
-	if err != nil {
-		return nil, err
+	var o observer = s.probeSession
+	if s.current() == nil { // nobody runs it, and a connection of its own would stay open
+		visitor, err := s.visit(ctx, "")
+		if err != nil {
+			return nil, err
+		}
+		defer visitor.end()
+		o = visitor
 	}
-	defer o.end()
 	list := []string{}
 	for _, name := range s.cfg.Names {
 		v, err := count(ctx, o, s.cfg.names(name))
