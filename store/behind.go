@@ -13,7 +13,9 @@ import (
 )
 
 // behindSQL returns, for each mark, the first row before it in a portion of time that is
-// waiting for nothing that is known: it came after the claim had passed.
+// waiting for nothing that is known: it came after the claim had passed. The last row has, in
+// the place of an ID, how many microseconds Postgres took: what the network and this process
+// take is no reason to look at less.
 const behindSQL = `
 SELECT m.lane, greatest(t.run_at, '0001-01-01 UTC'), t.id
   FROM unnest(@lanes::bigint[], @run_ats::timestamptz[], @ids::bigint[], @busy::text[]) AS m(lane, run_at, id, busy)
@@ -28,7 +30,9 @@ SELECT m.lane, greatest(t.run_at, '0001-01-01 UTC'), t.id
           AND run_at <  coalesce(@to::timestamptz, 'infinity')
           AND NOT coalesce(m.busy::jsonb ? lock_key, false)
         ORDER BY run_at, id
-        LIMIT 1) t`
+        LIMIT 1) t
+UNION ALL
+SELECT -1, '0001-01-01 UTC', (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::bigint`
 
 const (
 	// lookFor is about how long one call of LookBehind looks. It is called every second.
@@ -37,10 +41,16 @@ const (
 	// A portion that takes longer than longPortion is split; one that takes less than
 	// shortPortion is joined with the one before it.
 	longPortion  = 10 * time.Millisecond
-	shortPortion = time.Millisecond
+	shortPortion = 3 * time.Millisecond
 
-	// leastPortion is not split.
+	// leastPortion is not split, and there are no more than maxPortions.
 	leastPortion = 10 * time.Millisecond
+	maxPortions  = 512
+
+	// slowLooks is how often a portion is looked at that takes longer than longPortion: the
+	// quickest look tells what it costs. The others may have waited for a processor, and the more
+	// portions there are, the longer it takes until all have been looked at.
+	slowLooks = 3
 )
 
 // LookBehind looks for due tasks that claims like c would pass over because they
@@ -52,33 +62,50 @@ const (
 //
 // Beside an old snapshot it has to pass millions of dead index entries, which takes
 // seconds. So it looks at portions of time, one after the other: no look keeps a
-// processor busy for long.
+// processor busy for long. Each call begins with the newest portion: most of what claims pass
+// over has just come.
 func (s *Store) LookBehind(ctx context.Context, c tasks.Claim) (some bool, err error) {
 	l := s.lanesOf(c)
 	defer l.lookBehind()()
 	began := time.Now()
-	for spent := time.Duration(0); spent < lookFor; spent = time.Since(began) {
-		marks, from, to, due := l.toLookBehind(began)
+	for portions := 0; portions < 2 || time.Since(began) < lookFor; portions++ {
+		p, due := l.toLookBehind(began, portions == 0)
 		if !due {
 			break
 		}
-		looked := time.Now()
-		found, err := s.lookBehind(ctx, marks, from, to)
+		found, took, err := s.lookBehind(ctx, p.marks, p.from, p.to)
+		p.took, p.looks = took, 1
+		for ; err == nil && len(found) == 0 && p.took > longPortion && p.looks < slowLooks; p.looks++ {
+			found, took, err = s.lookBehind(ctx, p.marks, p.from, p.to)
+			p.took = min(p.took, took)
+		}
 		if err != nil {
-			if took := time.Since(looked); took > longPortion { // or it would be too long again
-				l.lookedBehind(nil, took)
+			if p.took > longPortion { // or it would be too long again
+				l.lookedBehind(p, nil)
 			}
 			return some, fmt.Errorf("look behind claims: %w", err)
 		}
 		some = some || len(found) > 0
-		if l.lookedBehind(found, time.Since(looked)) {
+		if l.lookedBehind(p, found) {
 			break
 		}
 	}
 	return some, nil
 }
 
-func (s *Store) lookBehind(ctx context.Context, marks map[int64]mark, from, to time.Time) (map[int64]mark, error) {
+// lookBehind is what LookBehind looks at at a time.
+type lookBehind struct {
+	marks    map[int64]mark
+	from, to time.Time // the portion; zero for none
+	newest   bool      // out of turn
+
+	took  time.Duration // the quickest look
+	looks int
+}
+
+// lookBehind returns the first row of each lane, and how long Postgres took.
+func (s *Store) lookBehind(ctx context.Context, marks map[int64]mark, from, to time.Time) (found map[int64]mark, took time.Duration, err error) {
+	began := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	type row struct {
@@ -90,13 +117,17 @@ func (s *Store) lookBehind(ctx context.Context, marks map[int64]mark, from, to t
 	arguments["from"], arguments["to"] = moment(from), moment(to)
 	rows, err := query(ctx, s.pool, pgx.RowToStructByPos[row], behindSQL, arguments)
 	if err != nil {
-		return nil, err
+		return nil, time.Since(began), err
 	}
-	found := make(map[int64]mark, len(rows))
+	found = make(map[int64]mark, len(rows))
 	for _, r := range rows {
+		if r.Lane == -1 {
+			took = time.Duration(r.ID) * time.Microsecond
+			continue
+		}
 		found[r.Lane] = mark{runAt: r.RunAt, id: r.ID - 1}
 	}
-	return found, nil
+	return found, took, nil
 }
 
 // lookBehind notes that a call of LookBehind has begun, and end that it returns.
@@ -113,30 +144,41 @@ func (l *lanes) lookBehind() (end func()) {
 }
 
 // toLookBehind returns the marks to look behind, and the next portion, if it is time in a
-// call that began then.
-func (l *lanes) toLookBehind(began time.Time) (marks map[int64]mark, from, to time.Time, due bool) {
+// call that began then. The first one of a call is the newest, if there are several.
+func (l *lanes) toLookBehind(began time.Time, first bool) (p lookBehind, due bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.expensive || l.since.Before(began) && time.Since(l.since) < l.rest() {
-		return nil, from, to, false
+		return p, false
 	}
 	if l.since.Before(began) {
 		l.again(time.Now())
 	}
-	from, to = l.behind.next()
-	return maps.Clone(l.marks), from, to, true
+	p.marks = maps.Clone(l.marks)
+	if p.newest = first && len(l.behind.bounds) > 0; p.newest {
+		p.from = l.behind.bounds[len(l.behind.bounds)-1]
+	} else {
+		p.from, p.to = l.behind.next()
+	}
+	return p, true
 }
 
 // lookedBehind lets claims go on from what was found. Where looking was cheap they
 // do it themselves again. It reports whether all portions were looked at.
-func (l *lanes) lookedBehind(found map[int64]mark, took time.Duration) (all bool) {
+func (l *lanes) lookedBehind(p lookBehind, found map[int64]mark) (all bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.since, l.cost = time.Now(), l.cost+min(took, maxCharge)
-	total, all := l.behind.looked(took, time.Now())
-	if all && total < expensiveCost {
-		l.marks, l.expensive, l.empty, l.cost, l.behind = nil, false, false, took, portions{}
-		return all
+	l.since, l.cost = time.Now(), l.cost+min(p.took*time.Duration(p.looks), maxCharge)
+	if p.newest {
+		if p.took > longPortion {
+			l.behind.split(len(l.behind.bounds), p.took, l.since)
+		}
+	} else {
+		var total time.Duration
+		if total, all = l.behind.looked(p.took, l.since); all && total < expensiveCost {
+			l.marks, l.expensive, l.empty, l.cost, l.behind = nil, false, false, p.took, portions{}
+			return all
+		}
 	}
 	for lane, m := range found {
 		old, known := l.marks[lane]
@@ -170,11 +212,10 @@ func (p *portions) next() (from, to time.Time) {
 // begins anew.
 func (p *portions) looked(took time.Duration, now time.Time) (total time.Duration, all bool) {
 	p.spent += took
-	from, to := p.next()
 	parts := 0
 	switch {
 	case took > longPortion:
-		parts = p.split(from, to, int(took*2/longPortion), now)
+		parts = p.split(p.at, took, now)
 	case took < shortPortion && p.at > 0:
 		p.bounds = slices.Delete(p.bounds, p.at-1, p.at)
 		p.at--
@@ -188,21 +229,30 @@ func (p *portions) looked(took time.Duration, now time.Time) (total time.Duratio
 	return total, true
 }
 
-// split divides the present portion into parts, and returns how many there are more. Of
-// one that has no beginning it divides the last hour.
-func (p *portions) split(from, to time.Time, parts int, now time.Time) int {
-	if to.IsZero() {
-		to = now
+// split divides a portion that took so long, and returns how many there are more. Of one that
+// has no beginning it divides the last hour.
+func (p *portions) split(at int, took time.Duration, now time.Time) int {
+	var from time.Time
+	to := now
+	if at > 0 {
+		from = p.bounds[at-1]
+	}
+	if at < len(p.bounds) {
+		to = p.bounds[at]
+	}
+	parts := min(int(took*2/longPortion), 64, maxPortions-len(p.bounds))
+	if parts < 1 {
+		return 0
 	}
 	var bounds []time.Time
 	if from.IsZero() {
 		from = to.Add(-time.Hour)
 		bounds = append(bounds, from)
 	}
-	parts = min(parts, 64, int(to.Sub(from)/leastPortion))
+	parts = min(parts, int(to.Sub(from)/leastPortion))
 	for i := 1; i < parts; i++ {
 		bounds = append(bounds, from.Add(to.Sub(from)/time.Duration(parts)*time.Duration(i)))
 	}
-	p.bounds = slices.Insert(p.bounds, p.at, bounds...)
+	p.bounds = slices.Insert(p.bounds, at, bounds...)
 	return len(bounds)
 }

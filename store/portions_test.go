@@ -66,7 +66,7 @@ func TestPortions(t *testing.T) {
 func TestRestAfterLongLooks(t *testing.T) {
 	l := &lanes{}
 	due := func() bool {
-		_, _, _, due := l.toLookBehind(time.Now())
+		_, due := l.toLookBehind(time.Now(), true)
 		return due
 	}
 	l.looked(l.look(10), chosen{took: 2 * time.Second})
@@ -74,7 +74,7 @@ func TestRestAfterLongLooks(t *testing.T) {
 	if !l.expensive || !due() {
 		t.Error("a claim that took long puts off the look behind")
 	}
-	l.lookedBehind(nil, 2*time.Second)
+	l.lookedBehind(lookBehind{took: 2 * time.Second, looks: 1}, nil)
 	if due() {
 		t.Error("there is no rest after two looks that took long")
 	}
@@ -82,8 +82,46 @@ func TestRestAfterLongLooks(t *testing.T) {
 	if !due() {
 		t.Error("the rest does not end")
 	}
-	l.lookedBehind(nil, 0)
+	l.lookedBehind(lookBehind{looks: 1}, nil)
 	if !due() {
 		t.Error("the look before the last one took long, and puts off the next one")
+	}
+}
+
+// Looks that are slow because they wait for a processor, for minutes, do not leave so many
+// portions behind that those of a machine that is quick again take minutes. The newest portion is
+// looked at in each call.
+func TestPortionsAfterABusyTime(t *testing.T) {
+	t.Parallel()
+	l := &lanes{expensive: true}
+	call := func(took time.Duration) (portions int, all bool) {
+		l.since = time.Time{} // it has rested
+		began := time.Now()
+		for ; portions < 2 && !all; portions++ {
+			p, due := l.toLookBehind(began, portions == 0)
+			if !due {
+				t.Fatal("it is not time")
+			}
+			if portions == 0 && !p.to.IsZero() {
+				t.Fatalf("the first portion ends at %v", p.to)
+			}
+			p.took, p.looks = took, slowLooks
+			all = l.lookedBehind(p, nil)
+		}
+		return portions, all
+	}
+	for range 1000 {
+		call(300 * time.Millisecond)
+	}
+	if n := len(l.behind.bounds); n > maxPortions {
+		t.Errorf("there are %d portions", n+1)
+	}
+	calls := 0
+	for l.expensive && calls < 2*maxPortions+10 {
+		call(2 * time.Millisecond)
+		calls++
+	}
+	if l.expensive {
+		t.Errorf("after %d calls claims still do not look themselves", calls)
 	}
 }
