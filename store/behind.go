@@ -180,10 +180,13 @@ func (l *lanes) lookedBehind(p lookBehind, found map[int64]mark) (all bool) {
 			return all
 		}
 	}
+	if len(found) > 0 {
+		l.finds++
+	}
 	for lane, m := range found {
 		old, known := l.marks[lane]
 		if known && m.before(old) {
-			m.busy = old.busy
+			m.busy, m.found = old.busy, l.finds
 			l.marks[lane] = m
 		}
 	}

@@ -275,6 +275,7 @@ type mark struct {
 	runAt time.Time
 	id    int64
 	busy  map[string]bool
+	found uint64 // the number of the look behind that has moved it back; 0 if none has
 }
 
 func readChosen(row pgx.Row, plain bool) (c chosen, err error) {
@@ -365,6 +366,7 @@ type lanes struct {
 	looking   int           // calls of LookBehind for them that have not returned
 	lookedAt  time.Time     // when the last one returned
 	behind    portions      // in which it looks
+	finds     uint64        // how many of its looks have found rows
 }
 
 // again notes that a look begins.
@@ -435,6 +437,7 @@ type look struct {
 	plain    bool // without marks, and reports none
 	margin   time.Duration
 	marks    map[int64]mark
+	finds    uint64 // of LookBehind, until it began
 }
 
 // look returns what the next claim of up to most tasks begins with.
@@ -448,7 +451,7 @@ func (l *lanes) look(most int) look {
 		l.again(now)
 		l.marks, l.expensive, l.empty = nil, false, false
 	}
-	k := look{max: most, heads: most, show: base, walk: base, marks: maps.Clone(l.marks), margin: margin}
+	k := look{max: most, heads: most, show: base, walk: base, marks: maps.Clone(l.marks), margin: margin, finds: l.finds}
 	if l.empty { // it goes on where the last one ended
 		k.margin = 0
 		k.walk = min(maxWalk, max(base, l.walk*8))
@@ -481,8 +484,8 @@ func (l *lanes) looked(k look, c chosen) {
 		old := l.marks[lane]
 		keys += len(m.busy)
 		maps.Copy(m.busy, old.busy)
-		if m.before(old) { // two claims at once
-			m.runAt, m.id = old.runAt, old.id
+		if m.before(old) || old.found > k.finds { // two claims at once, or LookBehind has found a row since this one began
+			m.runAt, m.id, m.found = old.runAt, old.id, old.found
 		}
 		if len(m.busy) > maxBusyKeys {
 			delete(l.marks, lane)
@@ -495,7 +498,8 @@ func (l *lanes) looked(k look, c chosen) {
 		l.marks, l.empty = nil, false
 	case keys > maxKeys: // each of which a claim asks for
 		for lane, m := range l.marks { // looks read the old ones
-			l.marks[lane] = mark{m.runAt, m.id, map[string]bool{}}
+			m.busy = map[string]bool{}
+			l.marks[lane] = m
 		}
 	}
 }

@@ -125,3 +125,24 @@ func TestPortionsAfterABusyTime(t *testing.T) {
 		t.Errorf("after %d calls claims still do not look themselves", calls)
 	}
 }
+
+// What LookBehind finds while a claim is on its way is not forgotten when that ends further on.
+func TestAClaimOnItsWayForgetsNoFind(t *testing.T) {
+	t.Parallel()
+	at := func(second int) mark { return mark{runAt: time.Unix(int64(second), 0), busy: map[string]bool{}} }
+	for name, before := range map[string]map[int64]mark{"with marks": {7: at(10)}, "without": nil} {
+		l := &lanes{expensive: true, marks: before}
+		l.lookBehind()()
+		k := l.look(10)
+		l.marks = map[int64]mark{7: at(15)} // another claim has been quicker
+		l.lookedBehind(lookBehind{looks: 1, newest: true}, map[int64]mark{7: at(5)})
+		l.looked(k, chosen{picked: 10, took: time.Second, ends: map[int64]mark{7: at(20)}})
+		if got := l.look(10).marks[7]; !got.runAt.Equal(at(5).runAt) {
+			t.Errorf("%s: the next claim begins at %v", name, got.runAt)
+		}
+		l.looked(l.look(10), chosen{picked: 10, ends: map[int64]mark{7: at(21)}})
+		if got := l.look(10).marks[7]; !got.runAt.Equal(at(21).runAt) {
+			t.Errorf("%s: after that one claims go on at %v", name, got.runAt)
+		}
+	}
+}

@@ -372,6 +372,9 @@ var others = []Mutant{
 	one("all-wait", "each full limit has a query that waits",
 		"lock/consul/client.go", "			retry.Pause(ctx, crowdedWait+rand.N(crowdedWait/4))\n			index = 0\n", "").
 		failing("lock/consul.TestManyFullLimits"),
+	one("forgets-finds", "a claim that ends forgets what the look behind has found meanwhile",
+		"store/choose.go", "m.before(old) || old.found > k.finds", "m.before(old)").
+		failing("store.TestAClaimOnItsWayForgetsNoFind"),
 	one("timeouts", "a task's timeout ends nothing",
 		"worker/attempt.go", "	if timeout > 0 {\n		var stop", "	if timeout < 0 {\n		var stop").
 		under("none", "unexpected_ends", "overstays"),
