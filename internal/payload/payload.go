@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"reflect"
 	"slices"
 	"strconv"
@@ -50,8 +51,8 @@ func CheckFields(payload json.RawMessage, allowed ...string) error {
 }
 
 // Decode decodes a payload and refuses fields that into has no place for, at
-// every depth, and null for a struct. Names of the payload's own fields are compared
-// exactly. What a type's own UnmarshalJSON accepts, it accepts.
+// every depth, null for a struct, and two fields of the payload whose names differ in case
+// alone. What a type's own UnmarshalJSON accepts, it accepts.
 func Decode(payload json.RawMessage, into any) error {
 	d := json.NewDecoder(bytes.NewReader(payload))
 	d.DisallowUnknownFields()
@@ -68,8 +69,8 @@ func Decode(payload json.RawMessage, into any) error {
 	return fmt.Errorf("payload: %w", err)
 }
 
-// checkNames refuses what encoding/json takes for a struct and is none of its fields: null,
-// and names in another case.
+// checkNames refuses what encoding/json takes for a struct, and should not: null, and two names
+// for one field. A name in another case than the field's is taken, as encoding/json does.
 func checkNames(payload json.RawMessage, into any) error {
 	t := reflect.TypeOf(into)
 	for ; t.Kind() == reflect.Pointer; t = t.Elem() {
@@ -83,7 +84,19 @@ func checkNames(payload json.RawMessage, into any) error {
 	case string(bytes.TrimSpace(payload)) == "null":
 		return errors.New("payload: null is no object; for one without fields write {}")
 	}
-	return CheckFields(payload, fieldNames(t)...)
+	var top map[string]json.RawMessage
+	if json.Unmarshal(payload, &top) != nil {
+		return nil
+	}
+	fields, seen := fieldNames(t), map[string]string{}
+	for _, name := range slices.Sorted(maps.Keys(top)) {
+		folded := strings.ToLower(name)
+		if other, twice := seen[folded]; twice && !(slices.Contains(fields, name) && slices.Contains(fields, other)) {
+			return fmt.Errorf("payload: %.100q and %.100q are the same field", other, name)
+		}
+		seen[folded] = name
+	}
+	return nil
 }
 
 // allowedAt returns the end of a sentence about an unknown field: which fields
