@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"onejob/tasks"
 )
 
 // What people ask for, at the command line.
@@ -95,6 +97,18 @@ type AttemptRow struct {
 	Error      *string `json:"error" db:"error"`
 	ExitCode   *int    `json:"exit_code" db:"exit_code"`
 	Output     *string `json:"output" db:"output"`
+}
+
+// Status returns a task's status, and its error if it has one, or ErrNoTask.
+func (s *Store) Status(ctx context.Context, id int64) (status tasks.Status, message string, err error) {
+	err = s.pool.QueryRow(ctx, `SELECT status, coalesce(error, '') FROM onejob.tasks WHERE id = $1`, id).Scan(&status, &message)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return "", "", fmt.Errorf("task %d: %w", id, ErrNoTask)
+	}
+	if err != nil {
+		return "", "", fmt.Errorf("look at task %d: %w", id, err)
+	}
+	return status, message, nil
 }
 
 // Show returns one task and its attempts, the oldest first, or ErrNoTask.

@@ -419,6 +419,8 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 	ok("Backfill", err)
 	_, err = b.Story(ctx, ids[1])
 	ok("Story", err)
+	_, _, err = b.Status(ctx, ids[1])
+	ok("Status", err)
 	_, err = b.Find(ctx, "k")
 	ok("Find", err)
 	for _, id := range ids { // some wait, one runs, some have ended

@@ -81,7 +81,7 @@ With --wait the command ends when the task has, and exits as onejob tasks wait d
 		}
 		fmt.Fprintln(c.OutOrStdout(), id)
 		if *wait {
-			return waitForTask(c.Context(), db, id, 0, c.ErrOrStderr())
+			return waitForTask(c.Context(), db, id, true, 0, c.ErrOrStderr())
 		}
 		return nil
 	})

@@ -99,8 +99,8 @@ func (h *health) listen(cfg Config, log *zap.Logger) (where string, stop func(),
 	}, nil
 }
 
-// arriving bounds how long the body of a request may take. Without that, whoever announces one
-// that does not come keeps the connection: the server reads it to its end before it answers.
+// arriving bounds how long the body of a request may take. Without that, a client that
+// announces one and does not send it keeps the connection: the server reads it to its end before it answers.
 func arriving(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.ContentLength != 0 {

@@ -11,6 +11,7 @@ import (
 
 	"onejob/internal/plaintext"
 	"onejob/store"
+	"onejob/tasks"
 )
 
 const (
@@ -44,40 +45,40 @@ however long that is; --timeout bounds it.
 		if c.Flags().Changed("timeout") && *timeout <= 0 {
 			return usage(fmt.Errorf("--timeout: %v is not above zero", *timeout))
 		}
-		return waitForTask(c.Context(), db, id, *timeout, c.ErrOrStderr())
+		return waitForTask(c.Context(), db, id, false, *timeout, c.ErrOrStderr())
 	})
 }
 
-// waitForTask returns when a task has ended: nil if it succeeded. timeout is zero for none.
-func waitForTask(ctx context.Context, db *store.Store, id int64, timeout time.Duration, stderr io.Writer) error {
+// waitForTask returns when a task has ended: nil if it succeeded. seen says that it is known to
+// have been there; if not, an error of the first look ends the wait. timeout is zero for none.
+func waitForTask(ctx context.Context, db *store.Store, id int64, seen bool, timeout time.Duration, stderr io.Writer) error {
 	waiting, cancel := ctx, func() {}
 	if timeout > 0 {
 		waiting, cancel = context.WithTimeout(ctx, timeout)
 	}
 	defer cancel()
-	status, said := "", false
-	for {
+	for said := false; ; {
 		look, done := context.WithTimeout(waiting, lookTimeout)
-		row, _, err := db.Show(look, id)
+		status, message, err := db.Status(look, id)
 		done()
 		switch {
 		case waiting.Err() != nil:
-		case errors.Is(err, store.ErrNoTask) && status != "":
+		case errors.Is(err, store.ErrNoTask) && seen:
 			return fmt.Errorf("task %d is not there any more: it was deleted, by somebody or by retention", id)
-		case errors.Is(err, store.ErrNoTask):
+		case err != nil && !seen:
 			return err
 		case err != nil && !said:
 			printf(stderr, "onejob: %v; waiting on\n", err)
 			said = true
 		case err != nil:
-		case row.Status == "succeeded":
+		case status == tasks.StatusSucceeded:
 			return nil
-		case row.Status == "cancelled":
+		case status == tasks.StatusCancelled:
 			return fmt.Errorf("task %d was cancelled", id)
-		case row.Status == "failed":
-			return fmt.Errorf("task %d failed: %s", id, or(row.Error))
+		case status == tasks.StatusFailed:
+			return fmt.Errorf("task %d failed: %s", id, message)
 		default:
-			status, said = row.Status, false
+			seen, said = true, false
 		}
 		select {
 		case <-time.After(waitLook):
