@@ -35,7 +35,7 @@ type Config struct {
 	RetryMax      time.Duration // longest wait before an attempt; default 1 h
 	LockDelay     time.Duration // wait before a lock whose holder died is requested again; default lock.DefaultLockDelay
 	ShutdownGrace time.Duration // how long running work may continue after ctx ended; default 30 s
-	Log           *zap.Logger   // default: JSON on stderr, from level info on; zap.NewNop() for none
+	Log           *zap.Logger   // default: JSON on stderr, from level info on; zap.NewNop() for none. Attempts wait for it, so it must not block
 
 	// Measure is called with what the replica does, for metrics; nil for none. It is called
 	// on the hot path by many goroutines at once, and must not block.

@@ -30,12 +30,15 @@ const (
 // [Process.Run]. When the working process crashes, the supervisor kills everything that
 // it left behind, makes its death known, so that its tasks are taken over at once, and
 // starts the next one. It passes signals on; SIGINT and SIGTERM end the context of work.
-// log gets the supervisor's own lines; nil means JSON on stderr. All these processes are hidden
+// log gets the supervisor's own lines; nil means JSON on stderr. A reader of stdout or stderr
+// that has ended does not end them. All these processes are hidden
 // from others of the same user, who cannot read their environment or memory, nor trace
 // them; they leave no core dumps.
 //
 // Call it before anything else: what main has done before is done in each process.
 func Supervise(log *zap.Logger, work func(ctx context.Context, p *Process) error) (exitCode int) {
+	defer logging.SyncStderr()
+	logging.SurviveReaders()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	self, err := supervisor.Adopt(supervisedVariable)

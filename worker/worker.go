@@ -19,6 +19,7 @@ import (
 
 	"github.com/robfig/cron/v3"
 
+	"onejob/internal/logging"
 	"onejob/internal/procfs"
 	"onejob/lock"
 	"onejob/tasks"
@@ -116,6 +117,7 @@ func New(cfg Config) (*Worker, error) {
 // continue for ShutdownGrace, cancels the rest, requeues what was cancelled, and
 // releases the locks. It returns nil if all of that succeeded. Call it once.
 func (w *Worker) Run(ctx context.Context) error {
+	defer logging.SyncStderr()
 	// Three lifetimes, each longer than the one before: claiming tasks, running
 	// them, holding locks.
 	intake, stopIntake := context.WithCancelCause(ctx)

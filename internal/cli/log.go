@@ -19,27 +19,17 @@ import (
 	"onejob/internal/logging"
 )
 
-// newLogger writes JSON, or lines for people when it writes to a terminal.
-func newLogger(c Config, out io.Writer) *zap.Logger {
+// newLogger writes JSON, or lines for people when it writes to a terminal. The level is that
+// of c, and may change.
+func newLogger(c Config, out *logging.Queue) (*zap.Logger, zap.AtomicLevel) {
 	level, _ := zap.ParseAtomicLevel(c.Log.Level) // was validated
-	return newLoggerAt(level, c, out)
-}
-
-// newLoggerAt is newLogger with a level that may change.
-func newLoggerAt(level zap.AtomicLevel, c Config, out io.Writer) *zap.Logger {
-	format := c.Log.Format
-	if f, ok := out.(*os.File); format == "auto" && ok && term.IsTerminal(int(f.Fd())) {
-		format = "console"
+	f, ok := out.Out.(*os.File)
+	terminal := ok && term.IsTerminal(int(f.Fd()))
+	encoder := logging.JSON()
+	if c.Log.Format == "console" || c.Log.Format == "auto" && terminal {
+		encoder = newLineEncoder(terminal && os.Getenv("NO_COLOR") == "")
 	}
-	var encoder zapcore.Encoder
-	if format == "console" {
-		f, ok := out.(*os.File)
-		encoder = newLineEncoder(ok && term.IsTerminal(int(f.Fd())) && os.Getenv("NO_COLOR") == "")
-	} else {
-		encoder = logging.JSON()
-	}
-	core := zapcore.NewCore(encoder, zapcore.Lock(zapcore.AddSync(out)), level)
-	return zap.New(core, zap.ErrorOutput(zapcore.Lock(os.Stderr))).With(zap.String("replica", c.Replica))
+	return logging.New(encoder, out, level, zap.String("replica", c.Replica)), level
 }
 
 // lineEncoder writes an entry as a line for people:

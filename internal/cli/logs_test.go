@@ -18,6 +18,8 @@ import (
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+
+	"onejob/internal/logging"
 )
 
 // docs/reference/logs.md says of every event in the code, and of no other, which level and
@@ -295,10 +297,14 @@ func TestConsoleLines(t *testing.T) {
 	var out strings.Builder
 	c := defaults()
 	c.Log.Format, c.Replica = "console", "one"
-	log := newLogger(c, &out).WithOptions(zap.WithClock(fixedClock{}))
+	log, _ := newLogger(c, &logging.Queue{Out: &out})
+	log = log.WithOptions(zap.WithClock(fixedClock{}))
 	log.Info("task_succeeded", zap.Int64("task_id", 5), zap.Duration("took", 1234567*time.Nanosecond), zap.String("kind", ""))
 	log.Warn("listen_failed", zap.Error(fmt.Errorf("two\nlines and a %q", "quote")))
 	log.Debug("not_at_this_level")
+	if err := log.Sync(); err != nil {
+		t.Fatal(err)
+	}
 	want := `15:04:05.006 INFO  task_succeeded task_id=5 took=1.235ms kind="" replica=one
 15:04:05.006 WARN  listen_failed error="two\nlines and a \"quote\"" replica=one
 `

@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
+	"onejob/internal/logging"
 	"onejob/internal/metrics"
 	"onejob/internal/pgerror"
 	"onejob/internal/supervisor"
@@ -50,6 +51,7 @@ new one. Send signals to the supervisor, which passes them on.`,
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		reload := make(chan os.Signal, 1) // before Adopt, or SIGHUP would end the process
 		signal.Notify(reload, syscall.SIGHUP)
+		logging.SurviveReaders()
 		self, err := supervisor.Adopt(supervisedVariable)
 		if err != nil {
 			return usage(err)
@@ -99,8 +101,8 @@ func limitMemory(log *zap.Logger) {
 
 // serve wires a replica together and runs it until ctx ends.
 func serve(ctx context.Context, path string, cfg Config, handlers tasks.Kinds, out io.Writer, self *supervisor.Worker, reload <-chan os.Signal) error {
-	level, _ := zap.ParseAtomicLevel(cfg.Log.Level) // was validated
-	log := newLoggerAt(level, cfg, out)
+	lines := &logging.Queue{Out: out}
+	log, level := newLogger(cfg, lines)
 	defer func() { _ = log.Sync() }()
 	limitMemory(log)
 	if err := prepareCommands(cfg.Kinds.Exec, log); err != nil {
@@ -161,7 +163,7 @@ func serve(ctx context.Context, path string, cfg Config, handlers tasks.Kinds, o
 	}
 	leading := func() bool { return replica.Status().Leading }
 	shown.Watch(
-		metrics.Process{Status: replica.Status, LeaseLeft: locks.LeaseLeft, Pool: db.Pool().Stat},
+		metrics.Process{Status: replica.Status, LeaseLeft: locks.LeaseLeft, Pool: db.Pool().Stat, LinesDropped: lines.Lost},
 		&metrics.Backlog{Leading: leading, Store: db})
 	if limits != nil {
 		shown.Watch(&metrics.Limits{Leading: leading, Limits: limits})

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
+	"onejob/internal/logging"
 	"onejob/internal/supervisor"
 )
 
@@ -34,7 +35,9 @@ func (g greeting) String() string {
 // they crash.
 func supervise(ctx context.Context, path string, out io.Writer) error {
 	var greeted greeting
-	log := newLogger(defaults(), out)
+	lines := &logging.Queue{Out: out}
+	log, _ := newLogger(defaults(), lines)
+	defer func() { _ = lines.Sync() }()
 	reportDeath := func(processes []string) (args, env []string) {
 		args = []string{os.Args[0], "bury", "--config", path}
 		for _, p := range processes {
@@ -50,7 +53,7 @@ func supervise(ctx context.Context, path string, out io.Writer) error {
 			if json.Unmarshal([]byte(text), &greeted) == nil {
 				c := defaults()
 				c.Replica, c.Log.Level, c.Log.Format = greeted.Replica, greeted.Level, greeted.Format
-				log = newLogger(c, out)
+				log, _ = newLogger(c, lines)
 			}
 		},
 		Crashed:   func(c supervisor.Crash) { c.Log(log) },
@@ -72,6 +75,7 @@ func reportDeathCommand() *cobra.Command {
 	path := configFlag(c)
 	processes := c.Flags().StringArray("process", nil, "`uuid` of a dead working process")
 	c.RunE = func(c *cobra.Command, _ []string) error {
+		logging.SurviveReaders()
 		self, err := supervisor.Adopt(supervisedVariable)
 		if err != nil {
 			return usage(err)
@@ -86,7 +90,7 @@ func reportDeathCommand() *cobra.Command {
 			return err
 		}
 		defer db.Close()
-		log := newLogger(cfg, c.OutOrStdout())
+		log, _ := newLogger(cfg, &logging.Queue{Out: c.OutOrStdout()})
 		defer func() { _ = log.Sync() }()
 		supervisor.ReportDeath(c.Context(), log, *processes, db.DeclareProcessDead, locks.ReportDeath, self.Ready)
 		return nil

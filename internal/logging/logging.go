@@ -1,4 +1,4 @@
-// Package logging is the format of onejob's logs.
+// Package logging is the format of onejob's logs, and their way to a reader that may be slow.
 package logging
 
 import (
@@ -19,8 +19,19 @@ func JSON() zapcore.Encoder {
 	return zapcore.NewJSONEncoder(e)
 }
 
+// New returns a logger that hands its lines to out, whose Dropped it sets. Every line has
+// these fields.
+func New(e zapcore.Encoder, out *Queue, level zapcore.LevelEnabler, fields ...zap.Field) *zap.Logger {
+	log := zap.New(zapcore.NewCore(e, out, level)).With(fields...)
+	out.Dropped = func(lines int) { log.Warn("log_lines_dropped", zap.Int("lines", lines)) }
+	return log
+}
+
 // Stderr returns the logger of those who were given none: a replica that cannot reach its
 // servers must not be silent about it. It writes to stderr from level info on.
 var Stderr = sync.OnceValue(func() *zap.Logger {
-	return zap.New(zapcore.NewCore(JSON(), zapcore.Lock(os.Stderr), zapcore.InfoLevel))
+	return New(JSON(), &Queue{Out: os.Stderr}, zapcore.InfoLevel)
 })
+
+// SyncStderr waits for the lines of Stderr, as Queue.Sync does.
+func SyncStderr() { _ = Stderr().Sync() }

@@ -28,6 +28,8 @@ type Process struct {
 	Status    func() worker.Status
 	LeaseLeft func() time.Duration
 	Pool      func() *pgxpool.Stat
+
+	LinesDropped func() uint64
 }
 
 var (
@@ -40,11 +42,12 @@ var (
 	poolDesc        = prometheus.NewDesc("onejob_postgres_connections", "Connections of the pool to Postgres, by state.", []string{"state"}, nil)
 	poolMaxDesc     = prometheus.NewDesc("onejob_postgres_connections_max", "Connections that the pool may have.", nil, nil)
 	poolWaitDesc    = prometheus.NewDesc("onejob_postgres_acquire_wait_seconds_total", "Time that statements waited for a connection.", nil, nil)
+	linesDesc       = prometheus.NewDesc("onejob_log_lines_dropped_total", "Log lines that were dropped because nobody read them.", nil, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (p Process) Describe(c chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{runningDesc, concurrencyDesc, payloadDesc, leaderDesc, sessionDesc, leaseDesc, poolDesc, poolMaxDesc, poolWaitDesc} {
+	for _, d := range []*prometheus.Desc{runningDesc, concurrencyDesc, payloadDesc, leaderDesc, sessionDesc, leaseDesc, poolDesc, poolMaxDesc, poolWaitDesc, linesDesc} {
 		c <- d
 	}
 }
@@ -67,6 +70,7 @@ func (p Process) Collect(c chan<- prometheus.Metric) {
 	gauge(poolDesc, float64(pool.IdleConns()), "idle")
 	gauge(poolMaxDesc, float64(pool.MaxConns()))
 	c <- prometheus.MustNewConstMetric(poolWaitDesc, prometheus.CounterValue, pool.AcquireDuration().Seconds())
+	c <- prometheus.MustNewConstMetric(linesDesc, prometheus.CounterValue, float64(p.LinesDropped()))
 }
 
 func number(b bool) float64 {

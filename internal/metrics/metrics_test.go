@@ -55,7 +55,7 @@ func everything(t *testing.T, leading bool) *metrics.Replica {
 	t.Cleanup(pool.Close)
 	m.Watch(
 		metrics.Process{Status: func() worker.Status { return worker.Status{Running: 2, Concurrency: 32, Payload: 10, Leading: leading} },
-			LeaseLeft: func() time.Duration { return 8 * time.Second }, Pool: pool.Stat},
+			LeaseLeft: func() time.Duration { return 8 * time.Second }, Pool: pool.Stat, LinesDropped: func() uint64 { return 3 }},
 		&metrics.Backlog{Leading: lead, Store: backlog{{Queue: "default", Kind: "exec", Due: 7, Age: time.Minute}}},
 		&metrics.Limits{Leading: lead, Limits: limits{}})
 	for what := worker.MeasureClaim; what <= worker.MeasureOverlap; what++ {
