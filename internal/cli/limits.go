@@ -219,16 +219,16 @@ the new number. 0 pauses the limit.`,
 		if err := lock.CheckSemaphore(name, slots); err != nil {
 			return usage(err)
 		}
-		action := "resize limit"
+		action, note := "resize limit", ""
 		err = limits.Resize(c.Context(), name, slots)
 		if errors.Is(err, lock.ErrNoSemaphore) {
-			action = "create limit"
+			action, note = "create limit", " (it is new)"
 			err = limits.Create(c.Context(), name, slots)
 		}
 		if err != nil {
 			return err
 		}
-		printf(c.OutOrStdout(), "limit %s has %s\n", name, plural(slots, "slot"))
+		printf(c.OutOrStdout(), "limit %s has %s%s\n", name, plural(slots, "slot"), note)
 		recordLimit(c, cfg, action, fmt.Sprintf("limit %s to %d slots", name, slots))
 		return nil
 	})

@@ -121,8 +121,8 @@ Settings come from a YAML file (--config or ONEJOB_CONFIG) and from environment
 variables, which override the file: ONEJOB_POSTGRES_DSN is postgres.dsn. Consul's
 CONSUL_... variables and libpq's PG... variables are honoured.
 
-Exit codes: 0 success, 1 failure, 2 usage or configuration error. "onejob lock" has
-more; see its help.`,
+Exit codes: 0 success, 1 failure, 2 usage or configuration error. "onejob lock" and
+"onejob tasks wait" have more; see their help.`,
 		Version:       version(),
 		SilenceErrors: true,
 		SilenceUsage:  true,

@@ -44,7 +44,7 @@ func busyMorning(at time.Time) *snapshot.Snapshot {
 		},
 		Leader: &snapshot.Leader{Name: "web-2", Host: "web-2"},
 		Failures: []snapshot.Failure{
-			{Kind: "exec", Error: "exit status N", Count: 12, First: ago(192 * time.Minute), Last: ago(48 * time.Second), Recent: true, Sample: 311},
+			{Kind: "exec", Error: "command \"report\" exited with code N", Count: 12, First: ago(192 * time.Minute), Last: ago(48 * time.Second), Recent: true, Sample: 311},
 			{Kind: "mail", Error: "dial tcp N:N: connect: connection refused", Count: 2, First: ago(5 * time.Hour), Last: ago(4 * time.Hour), Sample: 187},
 		},
 		Running: snapshot.Running{Count: snapshot.Count{N: 3}, Tasks: []snapshot.RunningTask{
