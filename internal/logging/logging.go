@@ -19,11 +19,11 @@ func JSON() zapcore.Encoder {
 	return zapcore.NewJSONEncoder(e)
 }
 
-// New returns a logger that hands its lines to out, whose Dropped it sets. Every line has
-// these fields.
+// New returns a logger that hands its lines to out, which tells it of lines that were
+// dropped. Every line has these fields.
 func New(e zapcore.Encoder, out *Queue, level zapcore.LevelEnabler, fields ...zap.Field) *zap.Logger {
 	log := zap.New(zapcore.NewCore(e, out, level)).With(fields...)
-	out.Dropped = func(lines int) { log.Warn("log_lines_dropped", zap.Int("lines", lines)) }
+	out.OnDrop(func(lines int) { log.Warn("log_lines_dropped", zap.Int("lines", lines)) })
 	return log
 }
 

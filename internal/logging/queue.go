@@ -19,20 +19,27 @@ const (
 
 // A Queue hands lines on to Out in a goroutine of its own, so that a reader who has stopped
 // reading (Ctrl-S in a terminal, a stuck log driver) delays nobody who writes. Lines for which
-// there is no room are dropped and counted. It is a zapcore.WriteSyncer; set its fields before
-// the first Write.
+// there is no room are dropped and counted. It is a zapcore.WriteSyncer.
 type Queue struct {
-	Out     io.Writer
-	Dropped func(lines int) // may be nil; called after a Write to Out has succeeded again. It may write lines
+	Out io.Writer
 
 	mu       sync.Mutex
+	tell     func(lines int) // may be nil
 	waiting  []byte
 	spare    []byte
 	draining chan struct{} // nil unless a goroutine writes; closed when nothing waits any more
-	dropped  int           // since Dropped was called
+	dropped  int           // and not told yet
 	total    uint64
 
 	torn bool // Out ends in a part of a line; of the goroutine that writes
+}
+
+// OnDrop sets what is called after lines were dropped, once others can be written again. It may
+// write lines.
+func (q *Queue) OnDrop(f func(lines int)) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.tell = f
 }
 
 // Write takes a line, or drops it. It never waits for Out, and returns no error.
@@ -80,27 +87,54 @@ func (q *Queue) drain(done chan struct{}) {
 		} else {
 			dropped, q.dropped = q.dropped, 0
 		}
+		tell := q.tell
 		if cap(batch) <= keptBytes {
 			q.spare = batch
 		}
 		q.mu.Unlock()
-		if dropped > 0 && q.Dropped != nil {
-			q.Dropped(dropped)
+		if dropped > 0 && tell != nil {
+			tell(dropped)
 		}
 	}
 }
 
-// write writes lines to Out, the first at the beginning of a line.
-func (q *Queue) write(lines []byte) (n int, err error) {
-	if q.torn {
-		if _, err := q.Out.Write(newline); err != nil {
-			return 0, err
+// write writes lines to Out, the first at the beginning of a line, and returns how much it has
+// written. No more goes out at once than a pipe takes as a whole, or one line: this process may be
+// killed meanwhile, and others write to the same pipe.
+func (q *Queue) write(lines []byte) (written int, err error) {
+	for written < len(lines) {
+		if q.torn {
+			if _, err := q.Out.Write(newline); err != nil {
+				return written, err
+			}
+			q.torn = false
 		}
-		q.torn = false
+		some := firstLines(lines[written:], pipeBuf)
+		n, err := q.Out.Write(some)
+		written += n
+		if err != nil {
+			q.torn = n > 0 && some[n-1] != '\n'
+			return written, err
+		}
 	}
-	n, err = q.Out.Write(lines)
-	q.torn = err != nil && n > 0 && lines[n-1] != '\n'
-	return n, err
+	return written, nil
+}
+
+// pipeBuf is Linux' PIPE_BUF: a write of up to so many bytes to a pipe is not mixed with others.
+const pipeBuf = 4096
+
+// firstLines returns as many whole lines as most bytes hold, and one at least.
+func firstLines(lines []byte, most int) []byte {
+	if len(lines) <= most {
+		return lines
+	}
+	if end := bytes.LastIndexByte(lines[:most], '\n'); end >= 0 {
+		return lines[:end+1]
+	}
+	if end := bytes.IndexByte(lines, '\n'); end >= 0 {
+		return lines[:end+1]
+	}
+	return lines
 }
 
 var newline = []byte{'\n'}

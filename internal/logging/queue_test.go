@@ -21,7 +21,7 @@ func TestQueueWithoutAReader(t *testing.T) {
 	}
 	defer in.Close()
 	q := &Queue{Out: out}
-	q.Dropped = func(lines int) { fmt.Fprintf(q, "dropped %d\n", lines) }
+	q.OnDrop(func(lines int) { fmt.Fprintf(q, "dropped %d\n", lines) })
 	const lines, pad = 20_000, 1000 // some 20 MB
 	for i := range lines {
 		fmt.Fprintf(q, "%d%*s\n", i, pad, "end")
@@ -90,7 +90,7 @@ func TestQueueOnAFullDisk(t *testing.T) {
 	t.Parallel()
 	d := &fullDisk{room: 10}
 	q := &Queue{Out: d}
-	q.Dropped = func(lines int) { fmt.Fprintf(q, "dropped %d\n", lines) }
+	q.OnDrop(func(lines int) { fmt.Fprintf(q, "dropped %d\n", lines) })
 	write := func(lines ...string) {
 		for _, l := range lines {
 			fmt.Fprintln(q, l)
