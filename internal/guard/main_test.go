@@ -200,7 +200,8 @@ func untilReady(t *testing.T, out *buffer) {
 
 // hasVariable reports whether a process was given the variable "NAME=value".
 func hasVariable(pid int, variable string) bool {
-	for entry := range bytes.SplitSeq(procfs.Environ(pid), []byte{0}) {
+	environ, _ := procfs.Environ(pid)
+	for entry := range bytes.SplitSeq(environ, []byte{0}) {
 		if string(entry) == variable {
 			return true
 		}

@@ -3,6 +3,7 @@
 package guard
 
 import (
+	"errors"
 	"syscall"
 	"time"
 
@@ -46,16 +47,18 @@ func sweep(guard int, mark string) {
 	}
 }
 
+// killMarked reports whether there was something, or may have been: what cannot be read now,
+// because this process has too many files open for example, may be what it looks for.
 func killMarked(guard int, mark string) (found bool) {
 	all, err := procfs.Processes()
-	if err != nil {
-		return false
-	}
+	found = err != nil && !errors.Is(err, procfs.ErrOdd)
 	for _, p := range all {
 		if p.PID == guard || p.Dead {
 			continue
 		}
-		if p.Session == guard || markOf(p.PID) == mark {
+		its, err := markOf(p.PID)
+		found = found || err != nil
+		if p.Session == guard || its == mark {
 			found = true
 			_ = unix.Kill(p.PID, syscall.SIGKILL)
 		}

@@ -262,7 +262,7 @@ func TestSweepIsStrict(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer func() { _ = c.Process.Kill(); _ = c.Wait() }()
-			until(t, "it has its environment", func() bool { return markOf(c.Process.Pid) != "" })
+			until(t, "it has its environment", func() bool { mark, err := markOf(c.Process.Pid); return mark != "" && err == nil })
 			killed, err := Sweep()
 			if err != nil {
 				t.Error(err)

@@ -122,11 +122,17 @@ func killOwnerless(killed map[int]string) (left []int, err error) {
 		return ok && !p.Dead && p.Start == o.start
 	}
 	self := os.Getpid()
-	own := markOf(self)
+	own, err := markOf(self)
+	if err != nil {
+		return nil, err
+	}
 	ownerless := map[int]bool{}
 	sessions := map[int]bool{} // of dead guards
 	for _, p := range all {
-		text := markOf(p.PID)
+		text, err := markOf(p.PID)
+		if err != nil {
+			return left, err
+		}
 		m, ok := parseMark(text)
 		if p.Dead || !ok || text == own || m.place != here() || alive(m.daemon) {
 			continue
@@ -208,12 +214,14 @@ func startOf(pid int) uint64 {
 	return p.Start
 }
 
-// markOf returns the mark that a process was given, "NAME=value", or "".
-func markOf(pid int) string {
-	for entry := range bytes.SplitSeq(procfs.Environ(pid), []byte{0}) {
+// markOf returns the mark that a process was given, "NAME=value", or "". It fails if this
+// process cannot read files now.
+func markOf(pid int) (string, error) {
+	environ, err := procfs.Environ(pid)
+	for entry := range bytes.SplitSeq(environ, []byte{0}) {
 		if bytes.HasPrefix(entry, []byte(envKey+"=")) {
-			return string(entry)
+			return string(entry), nil
 		}
 	}
-	return ""
+	return "", err
 }

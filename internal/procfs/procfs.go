@@ -3,6 +3,7 @@ package procfs
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -64,8 +65,9 @@ type Process struct {
 }
 
 // Processes returns the machine's processes, as far as this user may see them. It is
-// no snapshot: what is forked while it reads may be missing. With an error that wraps
-// ErrOdd it returns the others.
+// no snapshot: what is forked while it reads may be missing. With an error it returns those that
+// it could read: it wraps ErrOdd if a line cannot be understood, and else this process cannot
+// read files now, as when it has too many open.
 func Processes() ([]Process, error) {
 	dir, err := os.Open("/proc")
 	if err != nil {
@@ -77,7 +79,7 @@ func Processes() ([]Process, error) {
 		return nil, err
 	}
 	var all []Process
-	var odd error
+	var odd, unread error
 	for _, name := range names {
 		pid, err := strconv.Atoi(name)
 		if err != nil {
@@ -89,16 +91,23 @@ func Processes() ([]Process, error) {
 			all = append(all, p)
 		case errors.Is(err, ErrOdd):
 			odd = err
-		default: // it is gone
+		case !hidden(err):
+			unread = err
 		}
 	}
-	return all, odd
+	return all, cmp.Or(unread, odd)
+}
+
+// hidden reports whether an error says that a process is gone, or not ours to see.
+func hidden(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) || errors.Is(err, fs.ErrPermission)
 }
 
 // ErrOdd says that a line of /proc cannot be understood.
 var ErrOdd = errors.New("a line of /proc cannot be understood")
 
-// Read returns one process. The error wraps ErrOdd, or says that there is none.
+// Read returns one process. The error wraps ErrOdd, or says that there is none, or is that of
+// reading a file.
 func Read(pid int) (Process, error) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -111,19 +120,29 @@ func Read(pid int) (Process, error) {
 
 // Environ returns the environment that a process was started with, as in
 // /proc/PID/environ; nothing if this user may not read it. Once the main thread has
-// ended, it is there for the other threads alone.
-func Environ(pid int) []byte {
+// ended, it is there for the other threads alone. It fails if this process cannot read files
+// now.
+func Environ(pid int) ([]byte, error) {
 	environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
 	if len(environ) > 0 || errors.Is(err, fs.ErrPermission) {
-		return environ
+		return environ, nil
 	}
-	others, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/environ", pid))
-	for _, path := range others {
-		if environ, _ = os.ReadFile(path); len(environ) > 0 {
-			break
+	if err != nil && !hidden(err) {
+		return nil, err
+	}
+	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	for _, thread := range threads {
+		if environ, err = os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/environ", pid, thread.Name())); len(environ) > 0 {
+			return environ, nil
+		}
+		if err != nil && !hidden(err) {
+			return nil, err
 		}
 	}
-	return environ
+	if err != nil && !hidden(err) {
+		return nil, err
+	}
+	return nil, nil
 }
 
 // Frozen reports whether each thread of a process stands still, by SIGSTOP or the like,

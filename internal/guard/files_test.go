@@ -1,0 +1,49 @@
+//go:build linux
+
+package guard
+
+import (
+	"os/exec"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"onejob/internal/procfs"
+)
+
+// A daemon that can open no file does not take what it cannot see for gone. Not parallel: the
+// limit is that of the whole process.
+func TestNoFileCanBeOpened(t *testing.T) {
+	c := exec.Command("/bin/sleep", "1000")
+	c.Env = []string{envKey + "=left behind"}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Process.Kill(); _ = c.Wait() }()
+	mark := envKey + "=left behind"
+	until(t, "it has its environment", func() bool { m, err := markOf(c.Process.Pid); return m == mark && err == nil })
+
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: limit.Max}); err != nil {
+		t.Fatal(err)
+	}
+	_, listed := procfs.Processes()
+	_, read := procfs.Environ(c.Process.Pid)
+	found := killMarked(-1, mark)
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	if listed == nil || read == nil || !found {
+		t.Errorf("without files: Processes says %v, Environ %v, something may be left: %t", listed, read, found)
+	}
+	if gone(c.Process.Pid) {
+		t.Error("it was killed all the same, so this test shows nothing")
+	}
+	if !killMarked(-1, mark) {
+		t.Error("it is not found once files can be opened")
+	}
+	until(t, "it is dead", func() bool { return gone(c.Process.Pid) })
+}
