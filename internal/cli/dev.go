@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,6 +23,7 @@ import (
 	"github.com/hashicorp/consul/api"
 	"github.com/spf13/cobra"
 
+	"onejob/internal/logging"
 	"onejob/internal/servers"
 	"onejob/store"
 )
@@ -50,6 +52,7 @@ is ready: ". FILE; psql $ONEJOB_POSTGRES_DSN".`,
 	replicas := c.Flags().Int("replicas", 3, "`number` of replicas")
 	envFile := c.Flags().String("env", "", "write the addresses to this `file`")
 	c.RunE = func(c *cobra.Command, _ []string) error {
+		logging.SurviveReaders() // there is much to clean up
 		if *replicas < 0 || *replicas > 50 {
 			return usage(fmt.Errorf("--replicas: %d is not between 0 and 50", *replicas))
 		}
@@ -65,11 +68,11 @@ is ready: ". FILE; psql $ONEJOB_POSTGRES_DSN".`,
 
 func dev(ctx context.Context, config string, replicas int, envFile string, stdout, stderr io.Writer) (err error) {
 	say := func(format string, a ...any) { fmt.Fprintf(stderr, format+"\n", a...) }
-	dir, err := os.MkdirTemp("", "onejob-dev-")
+	dir, remove, err := servers.MakeFolder(os.TempDir(), "dev")
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir)
+	defer func() { err = errors.Join(err, remove()) }()
 	if config != "" {
 		if config, err = filepath.Abs(config); err != nil { // others read it from other directories
 			return err
@@ -206,13 +209,15 @@ func startReplicas(n int, environ []string, stdout io.Writer) (*replicas, error)
 			return r, err
 		}
 		cmd.Stderr = cmd.Stdout
-		if err := cmd.Start(); err != nil {
-			return r, err
-		}
-		serving := make(chan string, 1)
-		r.cmds, r.serving = append(r.cmds, cmd), append(r.serving, serving)
+		servers.DieWithParent(cmd.SysProcAttr, syscall.SIGTERM)
+		serving, started := make(chan string, 1), make(chan error)
 		r.printed.Go(func() {
 			defer close(serving)
+			runtime.LockOSThread() // for the kernel this thread is the parent
+			err := cmd.Start()
+			if started <- err; err != nil {
+				return
+			}
 			lines := bufio.NewScanner(out)
 			lines.Buffer(nil, 1<<20)
 			for lines.Scan() {
@@ -227,7 +232,7 @@ func startReplicas(n int, environ []string, stdout io.Writer) (*replicas, error)
 				}
 			}
 			_, _ = io.Copy(io.Discard, out) // after a line that is too long
-			err := cmd.Wait()
+			err = cmd.Wait()
 			printing.Lock()
 			fmt.Fprintf(stdout, "%s has ended: %v\n", name, cmd.ProcessState)
 			printing.Unlock()
@@ -236,6 +241,10 @@ func startReplicas(n int, environ []string, stdout io.Writer) (*replicas, error)
 			default:
 			}
 		})
+		if err := <-started; err != nil {
+			return r, err
+		}
+		r.cmds, r.serving = append(r.cmds, cmd), append(r.serving, serving)
 	}
 	return r, nil
 }

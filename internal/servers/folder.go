@@ -1,6 +1,7 @@
 package servers
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -9,6 +10,10 @@ import (
 )
 
 const folderPrefix = "onejob-"
+
+// marker is a file in each folder that was made here. Nothing else is ever swept away, whatever
+// its name.
+const marker = ".made-by-onejob"
 
 // newFolder is the age below which folders are left alone by sweep,
 // as their owner may be about to lock them.
@@ -41,8 +46,11 @@ func makeFolder(base, server string, disk int64) (*folder, error) {
 		return nil, fmt.Errorf("make a folder for %s: %w", server, err)
 	}
 	f := &folder{path: path}
+	if err := f.mark(); err != nil {
+		return nil, f.abandon(err)
+	}
 	if disk > 0 {
-		if err := f.mount(disk); err != nil {
+		if err := errors.Join(f.mount(disk), f.mark()); err != nil {
 			return nil, f.abandon(err)
 		}
 	}
@@ -54,6 +62,19 @@ func makeFolder(base, server string, disk int64) (*folder, error) {
 	}
 	return f, nil
 }
+
+// MakeFolder makes a folder for the files of one process, under base, or under /tmp when base is
+// empty. If the process dies without remove, a later one that makes a folder there removes it.
+func MakeFolder(base, name string) (path string, remove func() error, err error) {
+	f, err := makeFolder(base, name, 0)
+	if err != nil {
+		return "", nil, err
+	}
+	return f.path, f.remove, nil
+}
+
+// mark notes that the folder was made here.
+func (f *folder) mark() error { return os.WriteFile(filepath.Join(f.path, marker), nil, 0o644) }
 
 // abandon removes a folder that is not going to be used, because of err.
 func (f *folder) abandon(err error) error {
@@ -105,6 +126,9 @@ func sweep(base string) {
 	for _, path := range paths {
 		info, err := os.Lstat(path)
 		if err != nil || !info.IsDir() || time.Since(info.ModTime()) < newFolder {
+			continue
+		}
+		if _, err := os.Lstat(filepath.Join(path, marker)); err != nil {
 			continue
 		}
 		if owner := info.Sys().(*syscall.Stat_t).Uid; int(owner) != os.Geteuid() {

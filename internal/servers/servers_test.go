@@ -307,6 +307,24 @@ func TestSweepSparesTheLiving(t *testing.T) {
 	}
 }
 
+// Folders of others may have such names, too.
+func TestSweepSparesWhatIsNotOurs(t *testing.T) {
+	t.Parallel()
+	base := t.TempDir()
+	work := filepath.Join(base, folderPrefix+"hot-fix")
+	if err := os.Mkdir(work, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	old := time.Now().Add(-2 * newFolder)
+	if err := os.Chtimes(work, old, old); err != nil {
+		t.Fatal(err)
+	}
+	sweep(base)
+	if _, err := os.Stat(work); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestPortThatIsTaken(t *testing.T) {
 	t.Parallel()
 	c, err := StartConsul(t.Context(), ConsulConfig{})
