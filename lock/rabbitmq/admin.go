@@ -82,8 +82,50 @@ func (s *Semaphores) Create(ctx context.Context, name string, slots int) error {
 		if err := v.seek(ctx, o, o.names); err != nil {
 			return err
 		}
-		return o.resize(ctx, v, slots)
+		return o.create(ctx, v, slots)
 	})
+}
+
+// create makes a limit that is not there; v says who holds slots of it all the same. The first
+// slot is made last, and with it all others count: cut short, it leaves no limit, or a whole one.
+func (o *reader) create(ctx context.Context, v view, slots int) error {
+	there, err := exist(ctx, o, o.as(1, lock.MaxSlots))
+	if err != nil {
+		return err
+	}
+	for slot := lock.MaxSlots; slot > slots; slot-- { // of one that was cut short
+		if there[slot-1] {
+			if err := o.delete(o.a(slot)); err != nil {
+				return err
+			}
+		}
+	}
+	for slot := slots; slot > 1; slot-- {
+		if !there[slot-1] {
+			if err := o.declare(o.a(slot)); err != nil {
+				return err
+			}
+		}
+	}
+	if slots == 0 || v.highest() > slots+overshoot { // those who look would not look that far
+		if err := o.declare(o.reach(reachFor(max(slots, v.highest())))); err != nil {
+			return err
+		}
+	}
+	if slots > 0 {
+		if err := o.declare(o.a(1)); err != nil {
+			return err
+		}
+	}
+	return o.announce(ctx, 1, slots)
+}
+
+// announce tells those who wait of new slots, and lowers or makes the reach.
+func (o *reader) announce(ctx context.Context, first, slots int) error {
+	if _, err := o.send(ctx, rings(o.wakeup(), first, slots)); err != nil {
+		return fmt.Errorf("tell those who wait: %w", err)
+	}
+	return o.lowerReach(ctx, slots)
 }
 
 // Resize implements lock.Semaphores. The limit moves slot by slot, and is there
@@ -132,10 +174,7 @@ func (o *reader) clear(ctx context.Context, v view, slots, edge int) error {
 			}
 		}
 	}
-	if _, err := o.send(ctx, rings(o.wakeup(), v.slots+1, slots)); err != nil {
-		return fmt.Errorf("tell those who wait: %w", err)
-	}
-	return o.lowerReach(ctx, slots)
+	return o.announce(ctx, v.slots+1, slots)
 }
 
 // lowerReach makes those who look spare what nobody holds any more. One who is

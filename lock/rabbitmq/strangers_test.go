@@ -62,7 +62,17 @@ func TestTooManyQueues(t *testing.T) {
 	}
 	allow(4) // the session, a mutex, and two more
 	refused("create", s.Create(t.Context(), "many", 5))
+	// What was made of it is no limit, of however many slots, and in nobody's way.
+	if l, err := s.Inspect(t.Context(), "many"); !errors.Is(err, lock.ErrNoSemaphore) {
+		t.Errorf("after it there is %+v (%v)", l, err)
+	}
 	allow(-1)
+	if err := s.Create(t.Context(), "many", 2); err != nil {
+		t.Fatal(err)
+	}
+	if l, err := s.Inspect(t.Context(), "many"); err != nil || l.Slots != 2 {
+		t.Errorf("it has %+v (%v), want 2 slots", l, err)
+	}
 	if err := s.Create(t.Context(), "k", 1); err != nil {
 		t.Fatal(err)
 	}
