@@ -106,7 +106,7 @@ func (d Due) Plan(c Cron, now time.Time) Plan {
 			dues = append(dues, next)
 			next = c.Next(next)
 		}
-		if len(dues) > began {
+		if len(dues) > began && (next.IsZero() || next.After(until)) {
 			lasts[len(dues)-1] = true
 		}
 		return next
@@ -147,6 +147,7 @@ func (d Due) Plan(c Cron, now time.Time) Plan {
 		p.Next = collect(c, next, now)
 	}
 	p.Occurrences = make([]Occurrence, len(dues))
+	more := p.Cut != 0 || !p.Keep && !p.Next.IsZero() && !p.Next.After(now) // than fits into this plan
 	missed, busy, waiting := 0, d.Busy, d.Waiting
 	for i, due := range dues {
 		o := Occurrence{Due: due}
@@ -157,7 +158,7 @@ func (d Due) Plan(c Cron, now time.Time) Plan {
 			if missed++; missed > d.MissedCap {
 				o.Skipped = SkippedCapped
 			}
-		case d.OnMissed == MissedOne && i == len(dues)-1:
+		case d.OnMissed == MissedOne && i == len(dues)-1 && !more:
 		default:
 			o.Skipped = SkippedMissed
 		}

@@ -169,4 +169,30 @@ func TestPlan(t *testing.T) {
 			t.Errorf("%d due times of three days", made)
 		}
 	})
+
+	// However many plans it takes, "one" is one task: that of the last due time.
+	t.Run("OneTaskOfMoreThanOnePlan", func(t *testing.T) {
+		s, _ := schedule.Parse("* * * * * *", "UTC")
+		next, now := clock(t, "12:00:00"), clock(t, "12:00:00").AddDate(0, 0, 3).Add(-time.Nanosecond)
+		d := schedule.Due{OnMissed: "one", Next: &next}
+		var made []time.Time
+		for plans := 1; ; plans++ {
+			p := d.Plan(s, now)
+			for _, o := range p.Occurrences {
+				if o.Skipped == schedule.NotSkipped {
+					made = append(made, o.Due)
+				}
+			}
+			if p.Next.After(now) {
+				if plans < 3 {
+					t.Errorf("it took %d plans", plans)
+				}
+				break
+			}
+			d.Next = &p.Next
+		}
+		if len(made) != 1 || now.Sub(made[0]) >= time.Second {
+			t.Errorf("it makes tasks for %v", made)
+		}
+	})
 }
