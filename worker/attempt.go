@@ -229,7 +229,7 @@ func (w *Worker) run(lease lock.Lease, t *tasks.Task, trace Trace, ended *tasks.
 	a := &tasks.Attempt{Task: *t, Deadline: lease.Deadline, Output: tasks.NewOutput(0)}
 	defer w.running.enter(a, cancel)()
 	timeout := t.Timeout
-	if timeout == 0 {
+	if timeout <= 0 { // an interval of years and days may be above zero for Postgres alone
 		timeout = w.cfg.Timeout
 	}
 	if timeout > 0 {

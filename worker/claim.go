@@ -147,6 +147,9 @@ func (w *Worker) claimSome(ctx context.Context) (more, asked bool, err error) {
 		w.running.leave(room)
 		return false, false, nil
 	}
+	if len(claimed.Tasks) == 0 {
+		w.lockGate.unused()
+	}
 	w.running.leave(room - len(claimed.Tasks))
 	logRefusedRows(w.cfg.Log, claimed.Refused)
 	if w.cfg.Tracer != nil && len(claimed.Tasks) > 0 {
@@ -180,7 +183,7 @@ func (w *Worker) claimOne(ctx context.Context, limit string, c tasks.Claim) (t *
 	bytes := w.running.reserve(MaxPayload, MaxPayload, w.cfg.PayloadMemory)
 	defer w.running.unreserve(bytes)
 	before, known := w.database.put(&c, session)
-	if session == "" || !known || bytes == 0 || ctx.Err() != nil {
+	if session == "" || !known || bytes == 0 || ctx.Err() != nil || w.lockGate.pass(1) == 0 {
 		return nil, false
 	}
 	w.claiming.RLock()
@@ -197,6 +200,7 @@ func (w *Worker) claimOne(ctx context.Context, limit string, c tasks.Claim) (t *
 		w.cfg.Log.Debug("claim_under_limit_failed", zap.String("limit", limit), zap.Error(err))
 	}
 	if len(claimed.Tasks) == 0 {
+		w.lockGate.unused()
 		return nil, claimed.More && err == nil
 	}
 	if t = claimed.Tasks[0]; w.cfg.Tracer != nil {

@@ -350,7 +350,7 @@ func TestHandlersThatEndInOddWays(t *testing.T) {
 	for name, h := range odd {
 		tasks.Handle(k, name, h.handler)
 	}
-	r := c.replica(t, "r", k, nil)
+	r := c.limited(t, "r", k, func(w *worker.Config) { w.LimitSlots = map[string]int{"few": 1} })
 	for name, h := range odd {
 		id := c.insert(t, "kind, max_attempts, lock_key", name, 2, name)
 		c.await(t, id, "failed")
@@ -361,7 +361,14 @@ func TestHandlersThatEndInOddWays(t *testing.T) {
 			t.Errorf("%s: the error has %d bytes: %.200s", name, len(text), text)
 		}
 		c.await(t, c.insert(t, "kind, lock_key", "noop", name), "succeeded")
+
+		// Under a limit nothing of it stays either: room, payload or slot.
+		c.await(t, c.insert(t, "kind, max_attempts, limit_name", name, 1, "few"), "failed")
 	}
+	testenv.Eventually(t, maxWait, "nothing is noted as running", func() bool {
+		s := r.Status()
+		return s.Running == 0 && s.Payload == 0
+	})
 	if err := r.stop(); err != nil {
 		t.Error(err)
 	}

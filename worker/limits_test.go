@@ -524,3 +524,30 @@ func TestLimitsThatDoNotAnswer(t *testing.T) {
 		c.await(t, c.insert(t, "kind", "noop"), "succeeded")
 	}
 }
+
+// denied refuses every lock, as a Consul does whose token lost a right; slots can be had.
+type denied struct{ lock.Locker }
+
+func (denied) Acquire(context.Context, lock.Request) (lock.Lease, error) {
+	return nil, errors.New("permission denied")
+}
+
+// While no lock can be had, tasks under a limit are claimed as seldom as others.
+func TestLimitsWithoutLocks(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	began := time.Now()
+	c.limited(t, "r", tasks.Kinds{"noop": tasks.Noop{}}, func(w *worker.Config) {
+		w.Locks, w.LimitSlots = denied{w.Locks}, map[string]int{"few": 3}
+	})
+	if _, err := c.pool.Exec(t.Context(), `INSERT INTO onejob.tasks (kind, limit_name) SELECT 'noop', 'few' FROM generate_series(1, 500)`); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, maxWait, "some were tried", func() bool {
+		return get[int](t, c, `SELECT count(*) FROM onejob.tasks WHERE fence IS NOT NULL`) >= 5
+	})
+	// One at a time passes the gate in a second; before it closed, three slots had one each.
+	if tried, most := get[int](t, c, `SELECT count(*) FROM onejob.tasks WHERE fence IS NOT NULL`), 10+int(time.Since(began).Seconds()); tried > most {
+		t.Errorf("%d tasks were claimed in %v", tried, time.Since(began))
+	}
+}

@@ -8,7 +8,7 @@ import (
 	"onejob/lock"
 )
 
-// lock gate lets tasks in only while locks can be had. When one fails for a reason that is
+// A lockGate lets tasks in only while locks can be had. When one fails for a reason that is
 // not the task's, because Consul is unavailable or refuses, all would, and each would be
 // claimed and requeued again and again. So from then on one task is claimed a second,
 // until Consul answers.
@@ -34,6 +34,14 @@ func (d *lockGate) pass(n int) int {
 		d.next = now.Add(probeEvery)
 		return 1
 	}
+}
+
+// unused says that a claim which passed has found no task: another may pass at once, so that claims
+// that find nothing, as those of a limit whose lock keys are all held, keep no others from asking.
+func (d *lockGate) unused() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.next = time.Now()
 }
 
 // close reports whether it was open.

@@ -25,6 +25,10 @@ func TestClaimsPauseWhileLocksFail(t *testing.T) {
 	if first, second := d.pass(10), d.pass(10); first != 1 || second != 0 {
 		t.Errorf("%d pass, and then %d", first, second)
 	}
+	d.unused()
+	if first, second := d.pass(10), d.pass(10); first != 1 || second != 0 {
+		t.Errorf("after a claim that found nothing %d pass, and then %d", first, second)
+	}
 	if d.seen(broken) || !d.seen(lock.ErrHeld) || d.seen(nil) {
 		t.Error("it opens once, when Consul answers")
 	}

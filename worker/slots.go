@@ -66,13 +66,19 @@ func (l *limits) serveOne(ctx context.Context, name string) {
 func (l *limits) useSlot(ctx context.Context, name string, slot lock.Lease, t *tasks.Task) {
 	defer l.release(name, slot)
 	for until := time.Now().Add(maxSlotHold); t != nil; t = l.claimUnder(ctx, name) {
-		l.attempt(t, slot)
-		l.running.end(t.Fence)
+		l.attemptNoted(t, slot)
 		l.stir()
 		if ctx.Err() != nil || slot.Context().Err() != nil || time.Now().After(until) {
 			return
 		}
 	}
+}
+
+// attemptNoted is attempt, of a task that claimUnder has noted as running. A handler may end the
+// goroutine.
+func (l *limits) attemptNoted(t *tasks.Task, slot lock.Lease) {
+	defer l.running.end(t.Fence)
+	l.attempt(t, slot)
 }
 
 // What is due may wait for a lock key that is held. A slot is then taken in vain, again after
