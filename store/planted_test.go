@@ -247,6 +247,7 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 	ok("CheckPool", b.CheckPool(ctx))
 	_, err = b.CheckPath(ctx)
 	ok("CheckPath", err)
+	ok("CheckStatement", b.CheckStatement(ctx, "SELECT 1"))
 	_, err = b.Version(ctx)
 	ok("Version", err)
 	_, err = b.HeldSnapshots(ctx, 0)

@@ -21,6 +21,18 @@ type transaction struct {
 	readOnly string
 }
 
+// CheckStatement lets Postgres parse a user's statement, with the search_path that it will run with,
+// and returns what is wrong with it. It does not run it.
+func (s *Store) CheckStatement(ctx context.Context, sql string) error {
+	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `SELECT pg_catalog.set_config('search_path', NULL, true)`); err != nil {
+			return err
+		}
+		_, err := tx.Conn().PgConn().Prepare(ctx, "", sql, nil)
+		return err
+	})
+}
+
 // beginStatement prepares a transaction for a user's statement: the settings that
 // the statement may read, and the search_path that the database or the role has,
 // because users' tables are most often in public.

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/spf13/cobra"
 
 	"onejob/internal/plaintext"
@@ -25,7 +27,7 @@ func checkCommand() *cobra.Command {
 		Use:   "check",
 		Short: "Check the configuration, the connections, the rights and the schema",
 		Long: `Check the configuration, Postgres, Consul, RabbitMQ if it keeps limits, the rights in
-Postgres and Consul, and the schema. Every
+Postgres and Consul, the schema, the statements of the sql kind, and schedules. Every
 problem comes with what to do. The exit code is 1 if a check fails; warnings do not
 count.
 
@@ -35,55 +37,115 @@ its process stood still and how long heartbeats took with what its leases allow.
 	}
 	path := configFlag(c)
 	leases := c.Flags().Bool("leases", false, "compare stalls and heartbeats of all replicas with what leases allow")
+	output := outputFlag(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		cfg, err := loadConfig(*path, os.Environ())
 		if err != nil {
 			return err
 		}
+		out := c.OutOrStdout()
 		if *leases {
-			return checkLeases(c.Context(), cfg, c.OutOrStdout())
-		}
-		out, failed := c.OutOrStdout(), 0
-		report := func(what string, err error, good string) bool {
-			if err != nil {
-				failed++
-				text := strings.TrimPrefix(err.Error(), what+": ")
-				fmt.Fprintf(out, "FAIL  %s: %s\n", what, strings.ReplaceAll(plaintext.Lines(text), "\n", "\n      "))
-				return false
+			if *output == formatJSON {
+				return usage(errors.New("--leases has no JSON; leave out --output"))
 			}
-			printf(out, "ok    %s: %s\n", what, good)
-			return true
+			return checkLeases(c.Context(), cfg, out)
 		}
-		report("configuration", nil, "no problems")
-		warn := func(what, text string) {
-			fmt.Fprintf(out, "warn  %s: %s\n", what, strings.ReplaceAll(plaintext.Lines(text), "\n", "\n      "))
+		var all findings
+		if *output != formatJSON {
+			all.print = func(f finding) {
+				fmt.Fprintf(out, "%-4s  %s: %s\n", f.Status.label(), f.Check, strings.ReplaceAll(plaintext.Lines(f.Text), "\n", "\n      "))
+			}
 		}
-		checkPostgres(c.Context(), cfg, report, warn)
-		if checkConsul(c.Context(), cfg, report) {
-			checkCluster(c.Context(), cfg, report)
+		all.ok("configuration", "no problems")
+		checkPostgres(c.Context(), cfg, &all)
+		if checkConsul(c.Context(), cfg, &all) {
+			checkCluster(c.Context(), cfg, &all)
 		}
 		if cfg.Limits.Backend == "rabbitmq" {
-			checkRabbitMQ(c.Context(), cfg, report)
+			checkRabbitMQ(c.Context(), cfg, &all)
 		}
-		if failed > 0 {
+		if *output == formatJSON {
+			if err := printJSON(out, all.list); err != nil {
+				return err
+			}
+		}
+		if failed := all.count(checkFailed); failed > 0 {
 			return fmt.Errorf("%s failed", plural(failed, "check"))
 		}
-		fmt.Fprintln(out, "ready to serve")
+		if *output != formatJSON {
+			fmt.Fprintln(out, "ready to serve")
+		}
 		return nil
 	}
 	return c
 }
 
-type reporter func(what string, err error, good string) bool
+// A finding is what came of one check.
+type finding struct {
+	Check  string      `json:"check"`
+	Status checkStatus `json:"status"`
+	Text   string      `json:"text"`
+}
+
+type checkStatus string
+
+const (
+	checkOK     checkStatus = "ok"
+	checkWarns  checkStatus = "warn" // replicas can work
+	checkFailed checkStatus = "fail"
+)
+
+// label makes failures stand out.
+func (s checkStatus) label() string {
+	if s == checkFailed {
+		return "FAIL"
+	}
+	return string(s)
+}
+
+// findings is what was found so far.
+type findings struct {
+	list  []finding
+	print func(finding) // may be nil
+}
+
+func (f *findings) add(check string, status checkStatus, text string) {
+	f.list = append(f.list, finding{check, status, text})
+	if f.print != nil {
+		f.print(f.list[len(f.list)-1])
+	}
+}
+
+func (f *findings) ok(check, text string)   { f.add(check, checkOK, text) }
+func (f *findings) warn(check, text string) { f.add(check, checkWarns, text) }
+
+// report adds a failure, or what is good if err is nil, and reports whether it is.
+func (f *findings) report(check string, err error, good string) bool {
+	if err != nil {
+		f.add(check, checkFailed, strings.TrimPrefix(err.Error(), check+": "))
+		return false
+	}
+	f.ok(check, good)
+	return true
+}
+
+func (f *findings) count(status checkStatus) (n int) {
+	for _, one := range f.list {
+		if one.Status == status {
+			n++
+		}
+	}
+	return n
+}
 
 // snapshotAge is from when on a transaction that holds back vacuum is worth a
 // warning. Ordinary ones take seconds.
 const snapshotAge = 5 * time.Minute
 
-func checkPostgres(ctx context.Context, cfg Config, report reporter, warn func(what, text string)) {
+func checkPostgres(ctx context.Context, cfg Config, all *findings) {
 	db, err := store.Open(cfg.storeConfig())
 	if err != nil {
-		report("postgres", err, "")
+		all.report("postgres", err, "")
 		return
 	}
 	defer db.Close()
@@ -100,35 +162,35 @@ func checkPostgres(ctx context.Context, cfg Config, report reporter, warn func(w
 	if err == nil && server.Standby {
 		err = fmt.Errorf("the server at %s is a standby; add target_session_attrs=read-write to postgres.dsn", server.Address)
 	}
-	if !report("postgres", err, fmt.Sprintf("version %s, %s", version, server)) {
+	if !all.report("postgres", err, fmt.Sprintf("version %s, %s", version, server)) {
 		return
 	}
-	checkHosts(ctx, db, server, report, warn)
+	checkHosts(ctx, db, server, all)
 	if err := db.CheckPool(ctx); err != nil {
 		if db.Pooled() {
 			err = fmt.Errorf("a connection pooler is in the way, and statements fail through it: %w; remove default_query_exec_mode from postgres.dsn", err)
 		}
-		report("connections", err, "")
+		all.report("connections", err, "")
 	} else if db.Pooled() {
-		report("connections", nil, "statements work through a connection pooler, unprepared")
+		all.ok("connections", "statements work through a connection pooler, unprepared")
 	}
 	err = db.CheckSchema(ctx)
 	if errors.Is(err, store.ErrSchema) && cfg.Postgres.Migrate {
 		if v, verr := db.SchemaVersion(ctx); verr == nil && v.Have < v.Want {
-			report("schema", nil, fmt.Sprintf("at version %d of %d; onejob serve will migrate it", v.Have, v.Want))
+			all.ok("schema", fmt.Sprintf("at version %d of %d; onejob serve will migrate it", v.Have, v.Want))
 			return
 		}
 	}
 	warnings, pathErr := db.CheckPath(ctx)
 	if pathErr != nil {
-		report("search_path", pathErr, "")
+		all.report("search_path", pathErr, "")
 	}
 	for _, w := range warnings {
-		warn("search_path", w+"; statements of the sql kind that call a function without its schema could run a planted one")
+		all.warn("search_path", w+"; statements of the sql kind that call a function without its schema could run a planted one")
 	}
-	schema := report("schema", err, "up to date")
+	schema := all.report("schema", err, "up to date")
 	if schema {
-		report("rights in postgres", db.CheckRights(ctx), "sufficient")
+		all.report("rights in postgres", db.CheckRights(ctx), "sufficient")
 	}
 	if cfg.Postgres.Listen {
 		listening, stop := context.WithCancel(ctx)
@@ -137,31 +199,69 @@ func checkPostgres(ctx context.Context, cfg Config, report reporter, warn func(w
 		err := db.Listen(listening, func(tasks.Signal, string) { heard = true; stop() })
 		switch {
 		case heard:
-			report("listen", nil, "notifications arrive")
+			all.ok("listen", "notifications arrive")
 		case errors.Is(err, store.ErrDeaf):
-			warn("listen", fmt.Sprintf("%v; tasks wait for the next poll (%s): set postgres.listen_dsn to an address that bypasses the pooler, or postgres.listen to false", store.ErrDeaf, cfg.Worker.Poll))
+			all.warn("listen", fmt.Sprintf("%v; tasks wait for the next poll (%s): set postgres.listen_dsn to an address that bypasses the pooler, or postgres.listen to false", store.ErrDeaf, cfg.Worker.Poll))
 		default:
-			report("listen", err, "")
+			all.report("listen", err, "")
 		}
 	}
-	checkSnapshots(ctx, db, snapshotAge, report, warn)
+	checkSnapshots(ctx, db, snapshotAge, all)
+	checkStatements(ctx, cfg, db, all)
 	if !schema {
 		return
 	}
+	checkSchedules(ctx, db, all)
 	switch found, total, err := db.Overlaps(ctx, 1); {
 	case err != nil:
-		report("overlaps", err, "")
+		all.report("overlaps", err, "")
 	case total > 0:
 		o := found[0]
-		warn("overlaps", fmt.Sprintf("%d pairs of attempts on the same lock key ran at the same time; the latest are tasks %d (on %s) and %d (on %s): see onejob.overlaps", total, o.Task, o.Replica, o.OtherTask, o.OtherReplica))
+		all.warn("overlaps", fmt.Sprintf("%d pairs of attempts on the same lock key ran at the same time; the latest are tasks %d (on %s) and %d (on %s): see onejob.overlaps", total, o.Task, o.Replica, o.OtherTask, o.OtherReplica))
 	default:
-		report("overlaps", nil, "none in the history")
+		all.ok("overlaps", "none in the history")
+	}
+}
+
+// checkStatements lets Postgres parse the statements of the sql kind.
+func checkStatements(ctx context.Context, cfg Config, db *store.Store, all *findings) {
+	statements := cfg.Kinds.SQL.Statements
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(statements)) {
+		if err := db.CheckStatement(ctx, statements[name].SQL); err != nil {
+			if pg := (*pgconn.PgError)(nil); errors.As(err, &pg) {
+				err = errors.New(pg.Message)
+			}
+			errs = append(errs, fmt.Errorf("kinds.sql: statement %q: %w", name, err))
+		}
+	}
+	if len(statements) > 0 {
+		all.report("statements", errors.Join(errs...), "Postgres accepts "+plural(len(statements), "statement")+" of kinds.sql")
+	}
+}
+
+// checkSchedules warns of schedules that have an error.
+func checkSchedules(ctx context.Context, db *store.Store, all *findings) {
+	list, err := db.Schedules(ctx)
+	if err != nil {
+		all.report("schedules", err, "")
+		return
+	}
+	wrong := 0
+	for _, s := range list {
+		if s.Enabled && s.Error != nil {
+			wrong++
+			all.warn("schedules", fmt.Sprintf("schedule %q: %s", s.Name, *s.Error))
+		}
+	}
+	if len(list) > 0 && wrong == 0 {
+		all.ok("schedules", plural(len(list), "schedule")+", none with an error")
 	}
 }
 
 // checkHosts reports each host of a DSN that names several: after a failover the one in
 // use should be the only primary, and the others should be its standbys.
-func checkHosts(ctx context.Context, db *store.Store, used tasks.Server, report reporter, warn func(what, text string)) {
+func checkHosts(ctx context.Context, db *store.Store, used tasks.Server, all *findings) {
 	hosts := db.Hosts(ctx)
 	if len(hosts) < 2 {
 		return
@@ -170,52 +270,52 @@ func checkHosts(ctx context.Context, db *store.Store, used tasks.Server, report 
 		what := "host " + h.Name
 		switch {
 		case h.Err != nil:
-			warn(what, h.Err.Error())
+			all.warn(what, h.Err.Error())
 		case h.Server.System != used.System && used.System != tasks.UnknownSystem && h.Server.System != tasks.UnknownSystem:
-			warn(what, fmt.Sprintf("a different database: its system identifier is %s, that of the one in use is %s", h.Server.System, used.System))
+			all.warn(what, fmt.Sprintf("a different database: its system identifier is %s, that of the one in use is %s", h.Server.System, used.System))
 		case h.Server.Started.Equal(used.Started):
-			report(what, nil, "in use: "+h.Server.String())
+			all.ok(what, "in use: "+h.Server.String())
 		case h.Server.Standby:
-			report(what, nil, "a standby")
+			all.ok(what, "a standby")
 		case h.Server.Timeline < used.Timeline:
-			warn(what, fmt.Sprintf("an old primary that is still running, %s: stop it and rebuild it as a standby; writes to it are lost", h.Server))
+			all.warn(what, fmt.Sprintf("an old primary that is still running, %s: stop it and rebuild it as a standby; writes to it are lost", h.Server))
 		default:
-			warn(what, fmt.Sprintf("also a primary, %s: stop one of the two", h.Server))
+			all.warn(what, fmt.Sprintf("also a primary, %s: stop one of the two", h.Server))
 		}
 	}
 }
 
 // checkSnapshots warns of transactions that hold back vacuum. They are no failure:
 // replicas continue, but get slower.
-func checkSnapshots(ctx context.Context, db *store.Store, longerThan time.Duration, report reporter, warn func(what, text string)) {
+func checkSnapshots(ctx context.Context, db *store.Store, longerThan time.Duration, all *findings) {
 	held, err := db.HeldSnapshots(ctx, longerThan)
 	if err != nil {
-		warn("vacuum", err.Error())
+		all.warn("vacuum", err.Error())
 		return
 	}
-	all, err := db.SeesAllBackends(ctx)
+	seen, err := db.SeesAllBackends(ctx)
 	others := ""
-	if err == nil && !all {
+	if err == nil && !seen {
 		others = "; this role cannot see other users' transactions: GRANT pg_read_all_stats to it"
 	}
 	if len(held) == 0 {
-		report("vacuum", nil, fmt.Sprintf("nothing older than %v holds it back%s", longerThan, others))
+		all.ok("vacuum", fmt.Sprintf("nothing older than %v holds it back%s", longerThan, others))
 		return
 	}
 	text := held[0].String() + ", holds back vacuum, so claims get slower"
 	if len(held) > 1 {
 		text += fmt.Sprintf("; so do %d more", len(held)-1)
 	}
-	warn("vacuum", text+"; end it if it is not needed"+others)
+	all.warn("vacuum", text+"; end it if it is not needed"+others)
 }
 
 // checkConsul starts a session, locks a key and releases it, as a replica does.
-func checkConsul(ctx context.Context, cfg Config, report reporter) (usable bool) {
+func checkConsul(ctx context.Context, cfg Config, all *findings) (usable bool) {
 	lockConfig := cfg.consulConfig()
 	lockConfig.Replica.Name += " (check)"
 	locks, err := consul.New(lockConfig)
 	if err != nil {
-		report("consul", err, "")
+		all.report("consul", err, "")
 		return false
 	}
 	run, stop := context.WithCancel(ctx)
@@ -225,22 +325,22 @@ func checkConsul(ctx context.Context, cfg Config, report reporter) (usable bool)
 
 	ready, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	if !report("consul", locks.Ready(ready), "sessions work at "+lockConfig.Client.Address) {
+	if !all.report("consul", locks.Ready(ready), "sessions work at "+lockConfig.Client.Address) {
 		return false
 	}
 	lease, err := locks.Acquire(ctx, lock.Request{Session: locks.Session(), Key: fmt.Sprintf(".check-%d-%d", os.Getpid(), time.Now().UnixNano()), Value: []byte(`{"check":true}`)})
 	if err == nil {
 		err = lease.Release(ctx)
 	}
-	report("lock", err, "keys below "+cfg.Consul.Prefix+" can be locked and released")
+	all.report("lock", err, "keys below "+cfg.Consul.Prefix+" can be locked and released")
 	return true
 }
 
 // checkRabbitMQ connects to RabbitMQ, as a replica does that keeps its limits there.
-func checkRabbitMQ(ctx context.Context, cfg Config, report reporter) {
+func checkRabbitMQ(ctx context.Context, cfg Config, all *findings) {
 	limits, err := rabbitmq.New(cfg.rabbitmqConfig())
 	if err != nil {
-		report("rabbitmq", err, "")
+		all.report("rabbitmq", err, "")
 		return
 	}
 	run, stop := context.WithCancel(ctx)
@@ -250,14 +350,14 @@ func checkRabbitMQ(ctx context.Context, cfg Config, report reporter) {
 	ready, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	if err := limits.Ready(ready); err != nil {
-		report("rabbitmq", fmt.Errorf("%w; check limits.rabbitmq_url (ONEJOB_LIMITS_RABBITMQ_URL), and that the server is running", err), "")
+		all.report("rabbitmq", fmt.Errorf("%w; check limits.rabbitmq_url (ONEJOB_LIMITS_RABBITMQ_URL), and that the server is running", err), "")
 		return
 	}
-	report("rabbitmq", nil, "connected")
+	all.ok("rabbitmq", "connected")
 }
 
 // checkCluster checks that this Consul and this database belong to the same cluster.
-func checkCluster(ctx context.Context, cfg Config, report reporter) {
+func checkCluster(ctx context.Context, cfg Config, all *findings) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	db, err := store.Open(cfg.storeConfig())
@@ -270,7 +370,7 @@ func checkCluster(ctx context.Context, cfg Config, report reporter) {
 	}
 	ours, err := db.ClusterID(ctx)
 	if err != nil {
-		report("cluster", err, "")
+		all.report("cluster", err, "")
 		return
 	}
 	locks, err := consul.New(cfg.consulConfig())
@@ -283,14 +383,14 @@ func checkCluster(ctx context.Context, cfg Config, report reporter) {
 	}
 	switch {
 	case err != nil:
-		report("cluster", err, "")
+		all.report("cluster", err, "")
 	case ours == "" || theirs == "":
-		report("cluster", nil, "this Consul has not been used with this database yet; the first replica decides whether it can be")
+		all.ok("cluster", "this Consul has not been used with this database yet; the first replica decides whether it can be")
 	case ours != theirs:
-		report("cluster", fmt.Errorf("this Consul belongs to cluster %.64q, the database to cluster %q; replicas will claim no tasks; check consul.address and consul.prefix", theirs, ours), "")
+		all.report("cluster", fmt.Errorf("this Consul belongs to cluster %.64q, the database to cluster %q; replicas will claim no tasks; check consul.address and consul.prefix", theirs, ours), "")
 	default:
-		report("cluster", nil, "Consul and Postgres belong to the same cluster ("+ours+")")
-		report("database", worker.CheckDatabase(ctx, db, locks), "the one recorded in Consul, or its legitimate successor")
+		all.ok("cluster", "Consul and Postgres belong to the same cluster ("+ours+")")
+		all.report("database", worker.CheckDatabase(ctx, db, locks), "the one recorded in Consul, or its legitimate successor")
 	}
 }
 

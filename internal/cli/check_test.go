@@ -28,13 +28,13 @@ func TestCheckWarnsOfAnOpenTransaction(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), `SELECT count(*) FROM pg_class`); err != nil {
 		t.Fatal(err)
 	}
-	var warned string
-	report := func(what string, err error, good string) bool {
-		t.Errorf("reported %s: %v, %s", what, err, good)
-		return true
+	var all findings
+	checkSnapshots(t.Context(), s, 0, &all)
+	if len(all.list) != 1 || all.list[0].Check != "vacuum" || all.list[0].Status != checkWarns {
+		t.Fatalf("found: %+v", all.list)
 	}
-	checkSnapshots(t.Context(), s, 0, report, func(what, text string) { warned += what + ": " + text })
-	for _, want := range []string{"vacuum: transaction of pid ", fmt.Sprint(tx.Conn().PgConn().PID()), "user ", "open for ", "end it"} {
+	warned := all.list[0].Text
+	for _, want := range []string{"transaction of pid ", fmt.Sprint(tx.Conn().PgConn().PID()), "user ", "open for ", "end it"} {
 		if !strings.Contains(warned, want) {
 			t.Errorf("%q is not in the warning: %s", want, warned)
 		}
@@ -61,13 +61,11 @@ func TestCheckReportsTheRoleOfEachHost(t *testing.T) {
 			t.Fatal(err)
 		}
 		lines := map[string]string{}
-		checkHosts(t.Context(), s, used, func(what string, err error, good string) bool {
-			if err != nil {
-				t.Errorf("%s: %v", what, err)
-			}
-			lines[what] = "ok: " + good
-			return true
-		}, func(what, text string) { lines[what] = "warning: " + text })
+		var all findings
+		checkHosts(t.Context(), s, used, &all)
+		for _, f := range all.list {
+			lines[f.Check] = string(f.Status) + ": " + f.Text
+		}
 		return lines
 	}
 	want := func(lines map[string]string, host, text string) {
@@ -77,7 +75,7 @@ func TestCheckReportsTheRoleOfEachHost(t *testing.T) {
 		}
 	}
 	lines := told("read-write")
-	want(lines, nobody, "warning: failed to connect")
+	want(lines, nobody, "warn: failed to connect")
 	want(lines, standby.Addr(), "ok: a standby")
 	want(lines, primary.Addr(), "ok: in use: timeline 1 at "+primary.Addr())
 
@@ -86,7 +84,7 @@ func TestCheckReportsTheRoleOfEachHost(t *testing.T) {
 	}
 	lines = told("read-write") // the promoted one comes first
 	want(lines, standby.Addr(), "ok: in use: timeline 2 at "+standby.Addr())
-	want(lines, primary.Addr(), "warning: an old primary that is still running")
+	want(lines, primary.Addr(), "warn: an old primary that is still running")
 	if len(lines) != 3 {
 		t.Errorf("the lines are %v", lines)
 	}
