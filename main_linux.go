@@ -1,11 +1,15 @@
 package onejob
 
 import (
+	_ "embed"
 	"os"
 	"path/filepath"
 
 	"onejob/internal/cli"
 )
+
+//go:embed config.example.yaml
+var exampleConfig string
 
 // Main is the main function of a program with handlers of its own. It has the commands,
 // the configuration, the environment, the health endpoint and the logs of the command
@@ -19,5 +23,5 @@ import (
 // Main panics if two handlers have the same name. Names of built-in kinds (exec, http,
 // sql, noop) are refused when a replica starts.
 func Main(kinds ...Kinds) {
-	cli.Main(cli.Program{Name: filepath.Base(os.Args[0]), Kinds: merge(kinds)})
+	cli.Main(cli.Program{Name: filepath.Base(os.Args[0]), Kinds: merge(kinds), Example: exampleConfig})
 }

@@ -2,6 +2,6 @@
 // worked on by exactly one of the replicas that run side by side.
 package main
 
-import "onejob/internal/cli"
+import "onejob"
 
-func main() { cli.Main(cli.Program{}) }
+func main() { onejob.Main() }

@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net"
 	"os"
@@ -15,10 +16,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/consul/api"
-	"github.com/knadh/koanf/parsers/yaml"
-	"github.com/knadh/koanf/providers/confmap"
-	"github.com/knadh/koanf/providers/file"
-	"github.com/knadh/koanf/v2"
+	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
 	"onejob/lock"
@@ -35,83 +33,97 @@ import (
 // Config is everything that can be set. Each key is also a variable: ONEJOB_
 // and the path, in capitals, with underscores, such as ONEJOB_WORKER_QUEUES.
 type Config struct {
-	Replica      string        `koanf:"replica"`
-	StartTimeout time.Duration `koanf:"start_timeout"`
+	Replica      string        `yaml:"replica"`
+	StartTimeout time.Duration `yaml:"start_timeout"`
 
 	Postgres struct {
-		DSN       string `koanf:"dsn"`
-		ListenDSN string `koanf:"listen_dsn"`
-		Listen    bool   `koanf:"listen"`
-		MaxConns  int    `koanf:"max_conns"`
-		Migrate   bool   `koanf:"migrate"`
+		DSN       string `yaml:"dsn"`
+		ListenDSN string `yaml:"listen_dsn"`
+		Listen    bool   `yaml:"listen"`
+		MaxConns  int    `yaml:"max_conns"`
+		Migrate   bool   `yaml:"migrate"`
 
-		Timeout time.Duration `koanf:"timeout"`
-	} `koanf:"postgres"`
+		Timeout time.Duration `yaml:"timeout"`
+	} `yaml:"postgres"`
 
 	Consul struct {
-		Address    string        `koanf:"address"`
-		Token      string        `koanf:"token"`
-		TokenFile  string        `koanf:"token_file"`
-		CAFile     string        `koanf:"ca_file"`
-		CAPath     string        `koanf:"ca_path"`
-		CertFile   string        `koanf:"cert_file"`
-		KeyFile    string        `koanf:"key_file"`
-		ServerName string        `koanf:"tls_server_name"`
-		Prefix     string        `koanf:"prefix"`
-		Service    string        `koanf:"service"`
-		Liveness   string        `koanf:"liveness"`
-		CheckTTL   time.Duration `koanf:"check_ttl"`
-		Heartbeat  time.Duration `koanf:"heartbeat"`
-		SessionTTL time.Duration `koanf:"session_ttl"`
-		Renew      time.Duration `koanf:"renew"`
-		Margin     time.Duration `koanf:"margin"`
-		LockDelay  time.Duration `koanf:"lock_delay"`
-		Verify     time.Duration `koanf:"verify"`
-	} `koanf:"consul"`
+		Address    string        `yaml:"address"`
+		Token      string        `yaml:"token"`
+		TokenFile  string        `yaml:"token_file"`
+		CAFile     string        `yaml:"ca_file"`
+		CAPath     string        `yaml:"ca_path"`
+		CertFile   string        `yaml:"cert_file"`
+		KeyFile    string        `yaml:"key_file"`
+		ServerName string        `yaml:"tls_server_name"`
+		Prefix     string        `yaml:"prefix"`
+		Service    string        `yaml:"service"`
+		Liveness   string        `yaml:"liveness"`
+		CheckTTL   time.Duration `yaml:"check_ttl"`
+		Heartbeat  time.Duration `yaml:"heartbeat"`
+		SessionTTL time.Duration `yaml:"session_ttl"`
+		Renew      time.Duration `yaml:"renew"`
+		Margin     time.Duration `yaml:"margin"`
+		LockDelay  time.Duration `yaml:"lock_delay"`
+		Verify     time.Duration `yaml:"verify"`
+	} `yaml:"consul"`
 
 	Worker struct {
-		Concurrency   int           `koanf:"concurrency"`
-		PayloadMemory int           `koanf:"payload_memory"`
-		Poll          string        `koanf:"poll"`
-		Queues        []string      `koanf:"queues"`
-		Timeout       time.Duration `koanf:"timeout"`
-		MaxCrashes    int           `koanf:"max_crashes"`
-		RetryBase     time.Duration `koanf:"retry_base"`
-		RetryMax      time.Duration `koanf:"retry_max"`
-		ShutdownGrace time.Duration `koanf:"shutdown_grace"`
-	} `koanf:"worker"`
+		Concurrency   int           `yaml:"concurrency"`
+		PayloadMemory int           `yaml:"payload_memory"`
+		Poll          string        `yaml:"poll"`
+		Queues        []string      `yaml:"queues"`
+		Timeout       time.Duration `yaml:"timeout"`
+		MaxCrashes    int           `yaml:"max_crashes"`
+		RetryBase     time.Duration `yaml:"retry_base"`
+		RetryMax      time.Duration `yaml:"retry_max"`
+		ShutdownGrace time.Duration `yaml:"shutdown_grace"`
+	} `yaml:"worker"`
 
 	Limits struct {
-		Backend     string            `koanf:"backend"`
-		RabbitMQURL string            `koanf:"rabbitmq_url"`
-		Slots       map[string]int    `koanf:"slots"`
-		Kinds       map[string]string `koanf:"kinds"`
-	} `koanf:"limits"`
+		Backend     string            `yaml:"backend"`
+		RabbitMQURL string            `yaml:"rabbitmq_url"`
+		Slots       map[string]int    `yaml:"slots"`
+		Kinds       map[string]string `yaml:"kinds"`
+	} `yaml:"limits"`
 
 	Retention struct {
-		Succeeded time.Duration `koanf:"succeeded"`
-		Failed    time.Duration `koanf:"failed"`
-	} `koanf:"retention"`
+		Succeeded time.Duration `yaml:"succeeded"`
+		Failed    time.Duration `yaml:"failed"`
+	} `yaml:"retention"`
 
 	HTTP struct {
-		Listen        string   `koanf:"listen"`
-		ReadToken     string   `koanf:"read_token"`
-		ReadTokenFile string   `koanf:"read_token_file"`
-		ActTokensFile string   `koanf:"act_tokens_file"`
-		Hosts         []string `koanf:"hosts"`
-		HidePayloads  []string `koanf:"hide_payloads"`
-	} `koanf:"http"`
+		Listen        string   `yaml:"listen"`
+		ReadToken     string   `yaml:"read_token"`
+		ReadTokenFile string   `yaml:"read_token_file"`
+		ActTokensFile string   `yaml:"act_tokens_file"`
+		Hosts         []string `yaml:"hosts"`
+		HidePayloads  []string `yaml:"hide_payloads"`
+	} `yaml:"http"`
 
 	Log struct {
-		Level  string `koanf:"level"`
-		Format string `koanf:"format"`
-	} `koanf:"log"`
+		Level  string `yaml:"level"`
+		Format string `yaml:"format"`
+	} `yaml:"log"`
 
 	Kinds struct {
-		Exec execkind.Config `koanf:"exec"`
-		HTTP httpkind.Config `koanf:"http"`
-		SQL  sqlkind.Config  `koanf:"sql"`
-	} `koanf:"kinds"`
+		Exec execkind.Config `yaml:"exec"`
+		HTTP httpkind.Config `yaml:"http"`
+		SQL  sqlkind.Config  `yaml:"sql"`
+	} `yaml:"kinds"`
+}
+
+// configCommand prints example, a file of all settings.
+func configCommand(example string) *cobra.Command {
+	return &cobra.Command{
+		Use:     "config",
+		Short:   "Print a configuration file with every setting, its default and a comment",
+		Example: `  onejob config >onejob.yaml`,
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			_, err := io.WriteString(c.OutOrStdout(), example)
+			return err
+		},
+	}
 }
 
 // minReadToken is how long a token of the web page is at least: one cannot be guessed.
@@ -167,43 +179,29 @@ func loadSettings(path string, environ []string) (Config, error) {
 
 // readConfig is loadConfig that lets validate look at the settings.
 func readConfig(path string, environ []string, validate func(*Config) error) (Config, error) {
-	const delimiter = "\x00" // names of commands and statements may hold dots
-	k := koanf.New(delimiter)
+	tree, lines := map[string]any{}, map[string]int{}
 	if path != "" {
-		if err := k.Load(file.Provider(path), yaml.Parser()); err != nil {
-			return Config{}, usage(fmt.Errorf("configuration %s: %w", path, readable(err)))
+		content, err := os.ReadFile(path)
+		if err == nil {
+			tree, lines, err = parseFile(content)
+		}
+		if err != nil {
+			return Config{}, usage(fmt.Errorf("configuration %s: %w", path, err))
 		}
 	}
-	tree, origin, err := environment(environ)
+	origin, err := addVariables(tree, environ)
 	problems := []error{err}
-	for _, s := range settings(reflect.TypeFor[Config](), nil) {
-		if origin[s.key()] != "" { // or a map would be merged into that of the file
-			k.Delete(strings.Join(s.path, delimiter))
-		}
-	}
-	if err := k.Load(confmap.Provider(tree, delimiter), nil); err != nil {
-		problems = append(problems, err)
-	}
 
 	c := defaults()
-	problems = append(problems, decode("", k.Raw(), reflect.ValueOf(&c).Elem())...)
+	problems = append(problems, decode("", tree, reflect.ValueOf(&c).Elem())...)
 	if c.Replica == "" {
 		c.Replica = replicaName()
 	}
 	problems = append(problems, validate(&c))
 	if err := errors.Join(problems...); err != nil {
-		return Config{}, usage(problemList("configuration", path, origin, err))
+		return Config{}, usage(problemList("configuration", path, origin, lines, err))
 	}
 	return c, nil
-}
-
-// readable replaces an error of the YAML parser that names Go types, and might repeat
-// the file.
-func readable(err error) error {
-	if strings.Contains(err.Error(), "cannot unmarshal") {
-		return errors.New("the file is not a block of settings such as worker: {concurrency: 8}")
-	}
-	return err
 }
 
 // validate returns all that is wrong with c, each problem with the setting's
@@ -525,23 +523,26 @@ func flatten(err error) []error {
 	return all
 }
 
-// problemList returns an error that lists what was joined into err, a line
-// each, under what it is about and the file's name. Settings that came from a
-// variable are given its name.
-func problemList(what, file string, origin map[string]string, err error) error {
-	var lines []string
+// problemList returns an error that lists what was joined into err, a line each, under what it is
+// about and the file's name. A setting that came from a variable is given its name, and one of
+// the file its line.
+func problemList(what, file string, origin map[string]string, lines map[string]int, err error) error {
+	var all []string
 	for _, e := range flatten(err) {
-		line := strings.ReplaceAll(e.Error(), "\n", "\n    ")
-		if key, rest, ok := strings.Cut(line, ":"); ok && origin[key] != "" {
-			line = key + " (" + origin[key] + "):" + rest
+		text := strings.ReplaceAll(e.Error(), "\n", "\n    ")
+		key, rest, _ := strings.Cut(text, ":")
+		if name := origin[key]; name != "" {
+			text = fmt.Sprintf("%s (%s):%s", key, name, rest)
+		} else if line := lines[key]; line > 0 {
+			text = fmt.Sprintf("line %d: %s", line, text)
 		}
-		lines = append(lines, line)
+		all = append(all, text)
 	}
 	if file != "" {
 		what += " " + file
 	}
-	if len(lines) == 1 {
-		return fmt.Errorf("%s: %s", what, lines[0])
+	if len(all) == 1 {
+		return fmt.Errorf("%s: %s", what, all[0])
 	}
-	return fmt.Errorf("%s: %d problems:\n  - %s", what, len(lines), strings.Join(lines, "\n  - "))
+	return fmt.Errorf("%s: %d problems:\n  - %s", what, len(all), strings.Join(all, "\n  - "))
 }

@@ -5,13 +5,12 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/knadh/koanf/parsers/yaml"
 
 	execkind "onejob/tasks/kinds/exec"
 	sqlkind "onejob/tasks/kinds/sql"
@@ -67,7 +66,7 @@ func TestExampleConfig(t *testing.T) {
 	})
 
 	t.Run("NamesEverySetting", func(t *testing.T) {
-		tree, err := yaml.Parser().Unmarshal(raw)
+		tree, _, err := parseFile(raw)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -95,7 +94,7 @@ func TestExampleConfig(t *testing.T) {
 		if len(c.Kinds.Exec.Commands) == 0 || len(c.Kinds.HTTP.Allow) == 0 || len(c.Kinds.SQL.Statements) == 0 {
 			t.Errorf("an example is missing: %+v", c.Kinds)
 		}
-		tree, err := yaml.Parser().Unmarshal([]byte(examples))
+		tree, _, err := parseFile([]byte(examples))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -172,7 +171,7 @@ func TestConfigProblems(t *testing.T) {
 		{"UnknownKeys", "nonsense: 1\nworker: {concurency: 2}\nkinds: {exec: {commands: {true: {path: /bin/true, shell: yes}}}}", nil, []string{
 			"kinds.exec.commands.true.shell: unknown setting; ...",
 			"nonsense: unknown setting; ...",
-			`worker.concurency: unknown setting; did you mean "concurrency"?; see config.example.yaml`,
+			`worker.concurency: unknown setting; did you mean "concurrency"?; see onejob config`,
 		}},
 		{"WrongTypes", "worker: {concurrency: 8.5, queues: mail, poll: 5}\npostgres: text\nkinds: {http: {allow: [1]}}\nhttp: [1]\nlog: {level: 2026-01-01}", nil, []string{
 			"http: must be a block of settings (found a list)",
@@ -235,7 +234,7 @@ func TestConfigProblems(t *testing.T) {
 			`log.format: must be auto, json or console, not "xml"`,
 		}},
 		{"UnknownVariables", "", []string{"ONEJOB_WORKER_CONCURENCY=1", "ONEJOB_WORKER=1", "ONEJOB_WORKER_CONCURRENCY=[1"}, []string{
-			`variable ONEJOB_WORKER_CONCURENCY: unknown setting; did you mean "ONEJOB_WORKER_CONCURRENCY"?; see config.example.yaml`,
+			`variable ONEJOB_WORKER_CONCURENCY: unknown setting; did you mean "ONEJOB_WORKER_CONCURRENCY"?; see onejob config`,
 			"variable ONEJOB_WORKER: unknown setting; ...",
 			"variable ONEJOB_WORKER_CONCURRENCY: invalid YAML: ...",
 		}},
@@ -265,6 +264,9 @@ func TestConfigProblems(t *testing.T) {
 			if head, list, ok := strings.Cut(rest, " problems:\n  - "); ok && len(head) < 3 {
 				problems = strings.Split(list, "\n  - ")
 			}
+			for i, p := range problems {
+				problems[i] = lineOfFile.ReplaceAllString(p, "")
+			}
 			for _, want := range test.want {
 				i := slices.IndexFunc(problems, func(p string) bool {
 					beginning, open := strings.CutSuffix(want, "...")
@@ -280,6 +282,45 @@ func TestConfigProblems(t *testing.T) {
 				t.Errorf("told as well: %q", problems)
 			}
 		})
+	}
+}
+
+var lineOfFile = regexp.MustCompile(`^line \d+: `)
+
+func TestLinesOfProblems(t *testing.T) {
+	t.Parallel()
+	const file = `# A comment.
+worker:
+  concurrency: many
+  queues:
+    - mail
+    - 5
+kinds:
+  exec:
+    commands:
+      1: {path: /bin/true, shell: x}
+      a.b: &true {path: /bin/true}
+      c: {<<: *true, shell: y}
+limits: {slots: {x: -1}}
+nonsense: 1
+`
+	_, err := loadConfig(fileWith(t, file), []string{"ONEJOB_LOG_LEVEL=loud"})
+	for _, want := range []string{
+		`line 3: worker.concurrency: must be`, `line 6: worker.queues[1]: must be`, `line 10: kinds.exec.commands.1.shell: unknown`,
+		`line 12: kinds.exec.commands.c.shell: unknown`, `line 13: limits.slots: limit x: -1`, `line 14: nonsense: unknown`, `log.level (ONEJOB_LOG_LEVEL): must be`,
+	} {
+		if err == nil || !strings.Contains(err.Error(), "\n  - "+want) {
+			t.Errorf("it does not say %q: %v", want, err)
+		}
+	}
+}
+
+// A variable below something that is no block changes nothing: the file's mistake is reported.
+func TestVariableBelowNoBlock(t *testing.T) {
+	t.Parallel()
+	_, err := loadConfig(fileWith(t, "worker: 5"), []string{"ONEJOB_WORKER_CONCURRENCY=3"})
+	if err == nil || !strings.Contains(err.Error(), "line 1: worker: must be a block of settings") {
+		t.Errorf("got %v", err)
 	}
 }
 

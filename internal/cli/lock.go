@@ -133,11 +133,11 @@ func lockOn(c *cobra.Command, configPath, key string) (lockTarget, error) {
 		lockConfig.LockDelay = lockConfig.SessionTTL
 	}
 	if err := checkTimes(lockConfig.Margin, lockConfig.LockDelay); err != nil {
-		return nil, usage(problemList("lock", configPath, nil, err))
+		return nil, usage(problemList("lock", configPath, nil, nil, err))
 	}
 	locks, err := consul.New(lockConfig)
 	if err != nil {
-		return nil, usage(problemList("lock", "", nil, err))
+		return nil, usage(problemList("lock", "", nil, nil, err))
 	}
 	return wholeLock{locks, key}, nil
 }
@@ -175,13 +175,13 @@ func slotOf(c *cobra.Command, configPath, name string, slots int) (lockTarget, e
 		return &oneSlot{limits: limits, name: name, slots: slots, run: limits.Run, ready: limits.Ready}, nil
 	}
 	if err := checkTimes(cfg.Consul.Margin, cfg.Consul.LockDelay); err != nil {
-		return nil, usage(problemList("lock", configPath, nil, err))
+		return nil, usage(problemList("lock", configPath, nil, nil, err))
 	}
 	lockConfig := cfg.consulConfig()
 	lockConfig.Replica.Name = "onejob lock " + name
 	locks, err := consul.New(lockConfig)
 	if err != nil {
-		return nil, usage(problemList("lock", "", nil, err))
+		return nil, usage(problemList("lock", "", nil, nil, err))
 	}
 	return &oneSlot{limits: locks.Semaphores(), name: name, slots: slots, run: func(ctx context.Context) error { return locks.Run(ctx, nil) }, ready: locks.Ready}, nil
 }

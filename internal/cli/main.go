@@ -48,8 +48,9 @@ func usage(err error) error { return &exitError{exitUsage, err} }
 
 // A Program is the command onejob, or another program with the same commands.
 type Program struct {
-	Name  string      // as in help texts; default onejob
-	Kinds tasks.Kinds // what its replicas run besides the kinds of the configuration
+	Name    string      // as in help texts; default onejob
+	Kinds   tasks.Kinds // what its replicas run besides the kinds of the configuration
+	Example string      // config.example.yaml
 }
 
 // Main runs the command line of this process, and ends the process.
@@ -118,8 +119,8 @@ func NewRoot(p Program) *cobra.Command {
 task is locked in Consul while it runs, so exactly one replica works on it.
 
 Settings come from a YAML file (--config or ONEJOB_CONFIG) and from environment
-variables, which override the file: ONEJOB_POSTGRES_DSN is postgres.dsn. Consul's
-CONSUL_... variables and libpq's PG... variables are honoured.
+variables, which override the file: ONEJOB_POSTGRES_DSN is postgres.dsn. "onejob config"
+prints them all. Consul's CONSUL_... variables and libpq's PG... variables are honoured.
 
 Exit codes: 0 success, 1 failure, 2 usage or configuration error. "onejob lock" and
 "onejob tasks wait" have more; see their help.`,
@@ -142,7 +143,7 @@ Exit codes: 0 success, 1 failure, 2 usage or configuration error. "onejob lock" 
 	}
 	group("Tasks:", enqueueCommand(), tasksCommand(), queuesCommand(), schedulesCommand(), limitsCommand(), lockCommand())
 	group("Replicas:", serveCommand(p.Kinds), devCommand(), statusCommand(), replicasCommand(), leaderCommand(), healthCommand())
-	group("Installation:", checkCommand(), migrateCommand(), adoptCommand(), adoptPostgresCommand())
+	group("Installation:", configCommand(p.Example), checkCommand(), migrateCommand(), adoptCommand(), adoptPostgresCommand())
 	group("Other:", versionCommand())
 	root.SetHelpCommandGroupID("Other:")
 	root.SetCompletionCommandGroupID("Other:")

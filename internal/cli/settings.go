@@ -12,10 +12,75 @@ import (
 	"strings"
 	"time"
 
-	"github.com/knadh/koanf/parsers/yaml"
+	"go.yaml.in/yaml/v3"
 )
 
 // How settings get from a file and from variables into a Config.
+
+// parseFile returns the settings of a file as a tree, and the line of each.
+func parseFile(content []byte) (tree map[string]any, lines map[string]int, err error) {
+	var file yaml.Node
+	if err := yaml.Unmarshal(content, &file); err != nil {
+		return nil, nil, err
+	}
+	if err := yaml.Unmarshal(content, &tree); err != nil {
+		if strings.Contains(err.Error(), "cannot unmarshal") { // it names Go types, and might repeat the file
+			err = errors.New("the file is not a block of settings such as worker: {concurrency: 8}")
+		}
+		return nil, nil, err
+	}
+	if tree == nil {
+		tree = map[string]any{}
+	}
+	lines = map[string]int{}
+	linesOf(&file, "", lines)
+	return named(tree).(map[string]any), lines, nil
+}
+
+// linesOf adds the lines of what is in a node of a file: keys as in the errors of decode.
+func linesOf(node *yaml.Node, path string, lines map[string]int) {
+	switch node.Kind {
+	case yaml.DocumentNode:
+		for _, block := range node.Content {
+			linesOf(block, path, lines)
+		}
+	case yaml.MappingNode:
+		for i := 0; i+1 < len(node.Content); i += 2 {
+			name := node.Content[i]
+			key := strings.TrimPrefix(path+"."+name.Value, ".")
+			lines[key] = name.Line
+			linesOf(node.Content[i+1], key, lines)
+		}
+	case yaml.SequenceNode:
+		for i, item := range node.Content {
+			key := fmt.Sprintf("%s[%d]", path, i)
+			lines[key] = item.Line
+			linesOf(item, key, lines)
+		}
+	}
+}
+
+// named returns a value of YAML whose maps all have names: YAML has numbers as keys, too.
+func named(value any) any {
+	switch value := value.(type) {
+	case map[string]any:
+		for name, item := range value {
+			value[name] = named(item)
+		}
+		return value
+	case map[any]any:
+		block := make(map[string]any, len(value))
+		for name, item := range value {
+			block[fmt.Sprint(name)] = named(item)
+		}
+		return block
+	case []any:
+		for i, item := range value {
+			value[i] = named(item)
+		}
+	}
+	return value
+}
 
 // decode puts what was read into a setting or a block of them, and returns what
 // does not fit. What is left empty keeps its default. A value is accepted only
@@ -86,14 +151,14 @@ func decode(key string, from any, to reflect.Value) []error {
 			errs = append(errs, decode(fmt.Sprintf("%s[%d]", key, i), item, to.Index(i))...)
 		}
 	case reflect.Map:
-		named, ok := from.(map[string]any)
+		block, ok := from.(map[string]any)
 		if !ok {
 			return problem("a block with a name for each")
 		}
 		to.Set(reflect.MakeMap(to.Type()))
-		for _, name := range slices.Sorted(maps.Keys(named)) {
+		for _, name := range slices.Sorted(maps.Keys(block)) {
 			item := reflect.New(to.Type().Elem()).Elem()
-			errs = append(errs, decode(key+"."+name, named[name], item)...)
+			errs = append(errs, decode(key+"."+name, block[name], item)...)
 			to.SetMapIndex(reflect.ValueOf(name), item)
 		}
 	case reflect.Struct:
@@ -106,7 +171,7 @@ func decode(key string, from any, to reflect.Value) []error {
 			if field, ok := fieldOf(to, name); ok {
 				errs = append(errs, decode(below, block[name], field)...)
 			} else {
-				errs = append(errs, fmt.Errorf("%s: unknown setting%s; see config.example.yaml", below, didYouMean(name, keysOf(to))))
+				errs = append(errs, fmt.Errorf("%s: unknown setting%s; see onejob config", below, didYouMean(name, keysOf(to))))
 			}
 		}
 	default:
@@ -118,7 +183,7 @@ func decode(key string, from any, to reflect.Value) []error {
 // keysOf returns the names of the settings in a block.
 func keysOf(block reflect.Value) (keys []string) {
 	for i := range block.NumField() {
-		if key := block.Type().Field(i).Tag.Get("koanf"); key != "" && key != "-" {
+		if key := block.Type().Field(i).Tag.Get("yaml"); key != "" && key != "-" {
 			keys = append(keys, key)
 		}
 	}
@@ -127,7 +192,7 @@ func keysOf(block reflect.Value) (keys []string) {
 
 func fieldOf(block reflect.Value, key string) (reflect.Value, bool) {
 	for i := range block.NumField() {
-		if tag := block.Type().Field(i).Tag.Get("koanf"); tag == key && tag != "-" {
+		if tag := block.Type().Field(i).Tag.Get("yaml"); tag == key && tag != "-" {
 			return block.Field(i), true
 		}
 	}
@@ -151,15 +216,14 @@ func written(value any) string {
 	return "a number"
 }
 
-// environment returns the settings among environ as a tree of their paths, and
-// the variables that they came from. A variable that is empty counts as not
-// there, but for texts.
-func environment(environ []string) (tree map[string]any, origin map[string]string, err error) {
+// addVariables puts the settings among environ in the place of those of tree, and returns the
+// variables that they came from. A variable that is empty counts as not there, but for texts.
+func addVariables(tree map[string]any, environ []string) (origin map[string]string, err error) {
 	known := map[string]setting{}
 	for _, s := range settings(reflect.TypeFor[Config](), nil) {
 		known[s.variable()] = s
 	}
-	tree, origin = map[string]any{}, map[string]string{}
+	origin = map[string]string{}
 	var errs []error
 	for _, entry := range environ {
 		name, text, _ := strings.Cut(entry, "=")
@@ -170,7 +234,7 @@ func environment(environ []string) (tree map[string]any, origin map[string]strin
 		case !ok && kubernetes.MatchString(name):
 			continue
 		case !ok:
-			errs = append(errs, fmt.Errorf("variable %s: unknown setting%s; see config.example.yaml", name, didYouMean(name, slices.Sorted(maps.Keys(known)))))
+			errs = append(errs, fmt.Errorf("variable %s: unknown setting%s; see onejob config", name, didYouMean(name, slices.Sorted(maps.Keys(known)))))
 			continue
 		case text == "" && s.kind.Kind() != reflect.String:
 			continue
@@ -180,17 +244,29 @@ func environment(environ []string) (tree map[string]any, origin map[string]strin
 			errs = append(errs, fmt.Errorf("variable %s: %w", name, err))
 			continue
 		}
-		origin[s.key()] = name
-		m := tree
-		for _, key := range s.path[:len(s.path)-1] {
-			if m[key] == nil {
-				m[key] = map[string]any{}
-			}
-			m = m[key].(map[string]any)
+		if set(tree, s.path, value) {
+			origin[s.key()] = name
 		}
-		m[s.path[len(s.path)-1]] = value
 	}
-	return tree, origin, errors.Join(errs...)
+	return origin, errors.Join(errs...)
+}
+
+// set puts a value into a tree. It reports false if something else than a block is in its way,
+// of which decode complains.
+func set(tree map[string]any, path []string, value any) bool {
+	last := len(path) - 1
+	for _, name := range path[:last] {
+		if tree[name] == nil {
+			tree[name] = map[string]any{}
+		}
+		block, ok := tree[name].(map[string]any)
+		if !ok {
+			return false
+		}
+		tree = block
+	}
+	tree[path[last]] = value
+	return true
 }
 
 // foreignVariables begin with ONEJOB_ and are no settings: those that a task's
@@ -229,11 +305,11 @@ func (s setting) parse(text string) (any, error) {
 		}
 		return list, nil
 	}
-	m, err := yaml.Parser().Unmarshal([]byte("value: " + text))
-	if err != nil {
+	var value any
+	if err := yaml.Unmarshal([]byte(text), &value); err != nil {
 		return nil, fmt.Errorf("invalid YAML: %w", err)
 	}
-	return m["value"], nil
+	return named(value), nil
 }
 
 // settings returns the leaves of a configuration's type. What a person names,
@@ -242,7 +318,7 @@ func settings(t reflect.Type, path []string) []setting {
 	var all []setting
 	for i := range t.NumField() {
 		f := t.Field(i)
-		key := f.Tag.Get("koanf")
+		key := f.Tag.Get("yaml")
 		if key == "" || key == "-" {
 			continue
 		}

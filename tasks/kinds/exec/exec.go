@@ -78,36 +78,36 @@ type Kind struct{ commands map[string]Command }
 
 // Config is what a [Kind] may do.
 type Config struct {
-	Commands map[string]Command `koanf:"commands"` // by the names that payloads choose
+	Commands map[string]Command `yaml:"commands"` // by the names that payloads choose
 }
 
 // Command is a program that payloads may choose.
 type Command struct {
-	Path             string            `koanf:"path"`       // absolute; never given to a shell
-	Args             []string          `koanf:"args"`       // come before those of the payload
-	AllowArgs        bool              `koanf:"allow_args"` // whether a payload may have any
-	Env              map[string]string `koanf:"env"`        // nothing else is inherited
-	Dir              string            `koanf:"dir"`        // absolute; the replica's own if empty
-	Timeout          time.Duration     `koanf:"timeout"`    // of an attempt, besides the task's; zero means none
-	Grace            time.Duration     `koanf:"grace"`      // zero means DefaultGrace
-	NoRetryExitCodes []int             `koanf:"no_retry_exit_codes"`
-	OutputLimit      int               `koanf:"output_limit"` // bytes, at most tasks.MaxKept; zero means the attempt's own
+	Path             string            `yaml:"path"`       // absolute; never given to a shell
+	Args             []string          `yaml:"args"`       // come before those of the payload
+	AllowArgs        bool              `yaml:"allow_args"` // whether a payload may have any
+	Env              map[string]string `yaml:"env"`        // nothing else is inherited
+	Dir              string            `yaml:"dir"`        // absolute; the replica's own if empty
+	Timeout          time.Duration     `yaml:"timeout"`    // of an attempt, besides the task's; zero means none
+	Grace            time.Duration     `yaml:"grace"`      // zero means DefaultGrace
+	NoRetryExitCodes []int             `yaml:"no_retry_exit_codes"`
+	OutputLimit      int               `yaml:"output_limit"` // bytes, at most tasks.MaxKept; zero means the attempt's own
 
 	// Who runs it: a name or a number; the daemon's own user if both are empty.
 	// The supplementary groups are those of the user. Only root can run a
 	// command as somebody else.
-	User  Name `koanf:"user"`
-	Group Name `koanf:"group"` // the user's own if empty
+	User  Name `yaml:"user"`
+	Group Name `yaml:"group"` // the user's own if empty
 
 	// NoNewPrivs keeps setuid programs and file capabilities, such as sudo and
 	// ping, from giving the command rights that it does not have.
-	NoNewPrivs bool `koanf:"no_new_privs"`
+	NoNewPrivs bool `yaml:"no_new_privs"`
 
 	// Limits of the command and all that it starts; zero means none. They need
 	// cgroup v2, see EnableLimits.
-	MemoryMax Size    `koanf:"memory_max"` // without swap; when it is exceeded, all are killed
-	PIDsMax   int     `koanf:"pids_max"`   // processes and threads
-	CPUMax    float64 `koanf:"cpu_max"`    // cores
+	MemoryMax Size    `yaml:"memory_max"` // without swap; when it is exceeded, all are killed
+	PIDsMax   int     `yaml:"pids_max"`   // processes and threads
+	CPUMax    float64 `yaml:"cpu_max"`    // cores
 }
 
 var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)

@@ -41,17 +41,17 @@ type Config struct {
 	// Allow lists where tasks may send requests, redirects included. An entry
 	// is a URL: "https://hooks.example.com/v1" opens that scheme, host and
 	// port, /v1 itself and every path below /v1/. An empty list opens nothing.
-	Allow []string `koanf:"allow"`
+	Allow []string `yaml:"allow"`
 
 	// ResponseLimit is how many bytes of a response's body are kept as the
 	// task's result, at most tasks.MaxKept. Zero means DefaultResponseLimit. Fewer
 	// are kept if the JSON of the result would exceed tasks.MaxResult.
-	ResponseLimit int `koanf:"response_limit"`
+	ResponseLimit int `yaml:"response_limit"`
 
 	// Timeout bounds the request of a task that has no timeout of its own,
 	// from connecting to the last byte of the response. Zero means
 	// DefaultTimeout.
-	Timeout time.Duration `koanf:"timeout"`
+	Timeout time.Duration `yaml:"timeout"`
 }
 
 // Kind sends one request for each task. Its payload is

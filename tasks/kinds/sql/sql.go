@@ -36,7 +36,7 @@ type Kind struct {
 
 // Config is what a [Kind] may do.
 type Config struct {
-	Statements map[string]Statement `koanf:"statements"` // by the names that payloads choose
+	Statements map[string]Statement `yaml:"statements"` // by the names that payloads choose
 }
 
 // Statement is one statement that rows may ask for.
@@ -44,12 +44,12 @@ type Statement struct {
 	// SQL is a single statement with $1, $2 and so on for parameters. It must not
 	// begin or end a transaction. It can read the settings onejob.task_id, onejob.attempt, onejob.fence and
 	// onejob.lock_key with current_setting.
-	SQL string `koanf:"sql"`
+	SQL string `yaml:"sql"`
 
 	// Params names the payload's parameters in the order of $1, $2 and so on.
 	// Each is given to Postgres as text, to be read as the type that the
 	// statement wants there; a JSON null is a NULL.
-	Params []string `koanf:"params"`
+	Params []string `yaml:"params"`
 }
 
 // Committer commits what fn does together with the success of the task, or
