@@ -121,12 +121,24 @@ func beginning(text string) string {
 	return text[:min(len(text), 60)]
 }
 
+// metAtWork says how many faults of a kind met work of each kind.
+func metAtWork(hits map[string]int) string {
+	var all []string
+	for _, kind := range slices.Sorted(maps.Keys(hits)) {
+		all = append(all, fmt.Sprintf("%d %s", hits[kind], kind))
+	}
+	if len(all) == 0 {
+		return "no work"
+	}
+	return "at work: " + strings.Join(all, ", ")
+}
+
 func (r *report) summary() string {
 	var b strings.Builder
 	line := func(name string, value any, note string) { fmt.Fprintf(&b, "  %-26s %8v  %s\n", name, value, note) }
 	fmt.Fprintf(&b, "\n%d faults of %d kinds in %.0f s, seed %d, %s\n", r.Faults, len(r.FaultKinds), r.DurationS, r.Seed, r.Build)
 	for _, k := range slices.Sorted(maps.Keys(r.FaultKinds)) {
-		fmt.Fprintf(&b, "  %4d %s\n", r.FaultKinds[k], k)
+		fmt.Fprintf(&b, "  %4d %-20s%s\n", r.FaultKinds[k], k, metAtWork(r.Hits[k]))
 	}
 	fmt.Fprintf(&b, "\n%d tasks: %v; %d attempts seen by the observer\n\nmust be zero:\n", r.Tasks, r.Statuses, r.Stays)
 	line("overlaps", r.Overlaps, "two attempts of one lock key inside at once")

@@ -58,6 +58,10 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 		return nil, err
 	}
 	evidence := checker.Evidence{Gentle: gentle(s.Kinds), Forgetful: s.Standby == async}
+	evidence.Hosts = map[string][]string{}
+	for _, r := range c.replicas {
+		evidence.Hosts[r.host.name] = append(evidence.Hosts[r.host.name], r.name)
+	}
 	if ours { // the others have neither schedules nor limits, and no leases
 		evidence.Limits, evidence.Lease, evidence.Queues = limitSlots, leaseLength(s.Liveness), restricted
 		if err := c.addOutsiders(ctx, s); err != nil {

@@ -53,6 +53,8 @@ type Report struct {
 
 	Slowest []SlowTakeOver `json:"slowest_takeovers"`
 
+	Hits map[string]map[string]int `json:"hits"` // by kinds of faults and of work: how many faults met some at work
+
 	Steps   map[string]int `json:"steps"`   // by rules of package lifecycle
 	Excused map[string]int `json:"excused"` // what would be a violation but for a fault that explains it
 
@@ -131,6 +133,7 @@ func Check(e Evidence) *Report {
 	h.occurrences(v)
 	h.starved(v)
 	h.takeOvers(v)
+	h.hits(v)
 	return v
 }
 

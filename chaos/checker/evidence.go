@@ -51,6 +51,7 @@ type Evidence struct {
 	// zero if there are no leases.
 	Lease time.Duration `json:"lease,omitempty"`
 
+	Hosts      map[string][]string `json:"hosts,omitempty"`       // the replicas of each
 	Queues     map[string][]string `json:"queues,omitempty"`      // by replica, of those that do not serve all
 	Declined   []Declined          `json:"declined,omitempty"`    // INSERTs that made no task
 	Resizes    []Resize            `json:"resizes,omitempty"`     // of limits, in order

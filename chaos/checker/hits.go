@@ -1,0 +1,71 @@
+package checker
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"onejob/chaos/observer"
+)
+
+// OfOutsiders is the kind of work that commands of outsiders are, in Report.Hits.
+const OfOutsiders = "onejob lock"
+
+// work is something that was going on.
+type work struct {
+	span
+	kind, replica string // no replica: that of an outsider
+}
+
+// hits counts the faults that met work of each kind: something that was at work when the fault
+// began, of a replica that it was aimed at, or of anybody if it was aimed at no replica.
+func (h *history) hits(v *Report) {
+	v.Hits = map[string]map[string]int{}
+	replicas := map[string]bool{}
+	var all []work
+	for _, a := range h.attempts {
+		switch {
+		case a.Outsider != "":
+			all = append(all, work{a.span, OfOutsiders, ""})
+		case a.Kind != kindSQL: // of which only effects are seen, after the fact
+			all = append(all, work{a.span, a.Kind, a.Replica})
+			replicas[a.Replica] = true
+		}
+	}
+	for _, s := range h.Statements {
+		all = append(all, work{span{s.First, s.Last}, kindSQL, s.Replica})
+		replicas[s.Replica] = true
+	}
+	slices.SortFunc(all, func(a, b work) int { return cmp.Compare(a.begin, b.begin) })
+	for _, m := range h.Marks {
+		targets := h.targets(m, replicas)
+		kinds := v.Hits[m.Kind]
+		if kinds == nil {
+			kinds = map[string]int{}
+			v.Hits[m.Kind] = kinds
+		}
+		met := map[string]bool{}
+		for _, w := range all {
+			if w.begin > m.Begin {
+				break
+			}
+			if m.Begin < w.end && (targets == nil || slices.Contains(targets, w.replica)) {
+				met[w.kind] = true
+			}
+		}
+		for kind := range met {
+			kinds[kind]++
+		}
+	}
+}
+
+// targets returns the replicas that a fault was aimed at; nil if it was none of them.
+func (h *history) targets(m observer.Mark, replicas map[string]bool) (all []string) {
+	for _, name := range strings.FieldsFunc(m.Target, func(r rune) bool { return r == ',' || r == ' ' }) {
+		if replicas[name] {
+			all = append(all, name)
+		}
+		all = append(all, h.Hosts[name]...)
+	}
+	return all
+}

@@ -1,0 +1,44 @@
+package checker
+
+import (
+	"maps"
+	"testing"
+
+	"onejob/chaos/observer"
+)
+
+// What faults meet: work that goes on when they begin, of those that they are aimed at.
+func TestHits(t *testing.T) {
+	stay := func(fence int64, kind, replica string, begin, end observer.Time) observer.Stay {
+		return observer.Stay{Claim: observer.Claim{Task: fence, Fence: fence, Kind: kind, Replica: replica}, Begin: begin, End: end, How: observer.Succeeded}
+	}
+	outsider := observer.Stay{Claim: observer.Claim{Outsider: "o/1"}, Begin: 10, End: 20, How: observer.Succeeded}
+	v := Check(Evidence{
+		Hosts: map[string][]string{"host-1": {"a"}, "host-2": {"b"}},
+		Seen: observer.Seen{
+			Stays: []observer.Stay{
+				stay(1, kindExec, "a", 10, 20), stay(2, kindExec, "a", 10, 20), // two of one kind count once
+				stay(3, kindHTTP, "b", 10, 20), stay(4, "go", "b", 30, 40), outsider,
+			},
+			Marks: []observer.Mark{
+				{ID: 1, Kind: "kill", Target: "a", Begin: 15, End: 16},
+				{ID: 2, Kind: "kill", Target: "a,b", Begin: 15, End: 16},
+				{ID: 3, Kind: "kill", Target: "a", Begin: 20, End: 50}, // what has just ended, and what begins later, does not count
+				{ID: 4, Kind: "host-loss", Target: "host-2", Begin: 12, End: 90},
+				{ID: 5, Kind: "child-kill", Target: "a, task 1, pid 7", Begin: 12, End: 13},
+				{ID: 6, Kind: "consul-kill", Target: "127.0.0.1:8500", Begin: 12, End: 13},
+			},
+		},
+		Statements: []Statement{{Fence: 5, Replica: "b", First: 11, Last: 13}},
+	})
+	for kind, want := range map[string]map[string]int{
+		"kill":        {kindExec: 2, kindHTTP: 1},
+		"host-loss":   {kindHTTP: 1, kindSQL: 1},
+		"child-kill":  {kindExec: 1},
+		"consul-kill": {kindExec: 1, kindHTTP: 1, kindSQL: 1, OfOutsiders: 1},
+	} {
+		if got := v.Hits[kind]; !maps.Equal(got, want) {
+			t.Errorf("%s hit %v, want %v", kind, got, want)
+		}
+	}
+}
