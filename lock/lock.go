@@ -102,6 +102,10 @@ type Request struct {
 // It stops working a margin earlier, by its own clock.
 const Silence = 7 * time.Second
 
+// Unwatched is the part of a silence that End does not ask for looks at the replica: it is doubted
+// from then on. A replica speaks to the backend only after it has waited for the list as long.
+const Unwatched = 3 * time.Second
+
 // DefaultLockDelay is for how long a key stays locked after its holder died, unless a
 // backend is configured otherwise.
 const DefaultLockDelay = 3 * time.Second
@@ -139,13 +143,14 @@ type Locker interface {
 
 	// Dead returns those of sessions that have ended so long ago that nobody can
 	// believe in a lease under them any more. A session that cannot be judged now is
-	// left out.
+	// left out. Each call is a look at those that live.
 	Dead(ctx context.Context, sessions []string) ([]string, error)
 
 	// End ends the session of a replica that is dead, as the cluster's list says, and
 	// gives its locks back at once; nothing is left of it then. It returns Alive, and
 	// does nothing, if the backend has heard of that replica within the last silence,
-	// or cannot tell.
+	// or cannot tell: all but [Unwatched] of the silence must have been watched by calls of
+	// Dead, one every second or two.
 	End(ctx context.Context, session string, silence time.Duration) (End, error)
 
 	// Acquire asks once for one lock. Its errors are ErrHeld, ErrDelayed, ErrChanged and

@@ -245,6 +245,12 @@ var others = []Mutant{
 	one("two-moments", "silence on the list and in Consul count though they are of two moments",
 		"worker/members.go", "	left := w.members.stillSilent(r.Session)\n", "	left := sameMoment\n").
 		failing("worker.TestAHeartbeatMeanwhileSavesASession"),
+	one("unwatched", "a replica is silent in Consul though nobody has looked at its key meanwhile",
+		"lock/consul/end.go", "if index != 0 && l.membership.watched(session) < silence-lock.Unwatched {", "if index != 0 && l.membership.watched(session) < 0 {").
+		failing("lock/consul.TestSilenceIsWatched"),
+	one("looks-in-vain", "looks at the keys of doubted replicas see no signs of life",
+		"lock/consul/membership.go", "		if known, ok := c.signs[s]; !ok || known.index != pair.ModifyIndex {\n			c.signs[s] = sign{pair.ModifyIndex, now}", "		if known, ok := c.signs[s]; !ok && known.index != pair.ModifyIndex {\n			c.signs[s] = sign{pair.ModifyIndex, now}").
+		failing("lock/consul.TestLooksSeeSigns"),
 	one("unheard-silence", "silence counts up to now, not up to the last answer",
 		"worker/members.go", "	return sameMoment - boottime.Now().Sub(m.heard)\n", "	return sameMoment\n").
 		and("worker/members.go", "if !known || r.State.Final() || m.heard.Sub(r.since) < lock.Silence {", "if !known || r.State.Final() || boottime.Now().Sub(r.since) < lock.Silence {",

@@ -169,6 +169,7 @@ func (l *Locker) Dead(ctx context.Context, sessions []string) ([]string, error) 
 // Heard implements lock.Locker.
 func (l *Locker) Heard(session string, sent boottime.Instant) {
 	if t := l.current(); t != nil && t.id == session {
+		t.heard.Store(int64(sent))
 		t.extend(hold.Silence, l.cfg.silence(), sent)
 	}
 }

@@ -35,6 +35,9 @@ func (l *Locker) End(ctx context.Context, session string, silence time.Duration)
 	if l.membership.quiet(session, index) < silence {
 		return lock.Alive, nil
 	}
+	if index != 0 && l.membership.watched(session) < silence-lock.Unwatched {
+		return lock.Alive, nil
+	}
 	if err := l.end(ctx, session); err != nil {
 		return lock.Alive, err
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"maps"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -35,6 +36,7 @@ type membership struct {
 	alive map[string]uint64 // the index of its key, as the replicas' keys told last
 	ended map[string]end
 	signs map[string]sign
+	asked map[string]looks
 }
 
 // end is how a session ended.
@@ -50,8 +52,17 @@ type sign struct {
 	at    boottime.Instant
 }
 
+// looks are those at the key of a session that somebody doubts.
+type looks struct {
+	since, last boottime.Instant // the first one, and the last; none is more than looksApart from the one before
+}
+
+// looksApart is how long after a look the next one must come. A snapshot that is restored takes back
+// the signs of life that were given since it was made; the replica gives another one a second later.
+const looksApart = 2500 * time.Millisecond
+
 func newMembership(c *client, changed func()) *membership {
-	return &membership{client: c, changed: changed, alive: map[string]uint64{}, ended: map[string]end{}, signs: map[string]sign{}}
+	return &membership{client: c, changed: changed, alive: map[string]uint64{}, ended: map[string]end{}, signs: map[string]sign{}, asked: map[string]looks{}}
 }
 
 // watch follows the replicas' keys until ctx ends.
@@ -157,6 +168,7 @@ func (c *membership) blind() {
 			c.signs[session] = sign{s.index, now}
 		}
 	}
+	clear(c.asked)
 }
 
 // vanished notes that a session's key has gone. If it went with the session, that was
@@ -234,7 +246,59 @@ func (c *membership) wait(e end) time.Duration {
 	return max(cfg.LockDelay, cfg.SessionTTL)
 }
 
+// look takes a fresh look at the keys of those of the sessions that have one: the blocking query
+// may hang on a connection that is dead, and what it misses a restored snapshot can take back.
+func (c *membership) look(ctx context.Context, sessions []string) {
+	c.mu.Lock()
+	sessions = slices.DeleteFunc(slices.Clone(sessions), func(s string) bool { return c.alive[s] == 0 })
+	c.mu.Unlock()
+	if len(sessions) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	sent := boottime.Now()
+	pairs, err := c.list(ctx, c.replicaKey(""))
+	if err != nil {
+		c.blind()
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := boottime.Now()
+	maps.DeleteFunc(c.asked, func(_ string, l looks) bool { return sent.Sub(l.last) > looksApart })
+	for _, pair := range pairs {
+		s := strings.TrimPrefix(pair.Key, c.replicaKey(""))
+		if pair.Session != s || !slices.Contains(sessions, s) {
+			continue
+		}
+		if known, ok := c.signs[s]; !ok || known.index != pair.ModifyIndex {
+			c.signs[s] = sign{pair.ModifyIndex, now}
+		}
+		l, before := c.asked[s]
+		if !before {
+			l.since = sent
+		}
+		l.last = max(l.last, sent)
+		c.asked[s] = l
+	}
+}
+
+// watched returns for how long looks at a session's key have followed each other closely, up to
+// now; zero if they do not.
+func (c *membership) watched(session string) time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	l, ok := c.asked[session]
+	now := boottime.Now()
+	if !ok || now.Sub(l.last) > looksApart {
+		return 0
+	}
+	return now.Sub(l.since)
+}
+
 func (c *membership) dead(ctx context.Context, sessions []string) (dead []string, err error) {
+	c.look(ctx, sessions)
 	for _, s := range sessions {
 		c.mu.Lock()
 		e, ended := c.ended[s]

@@ -45,6 +45,7 @@ type session struct {
 	service string       // as which we are registered; empty with liveness ttl
 
 	signs atomic.Int64 // of life, in the replica's key
+	heard atomic.Int64 // when the heartbeat was sent that the list acknowledged last
 
 	locks   *locks
 	leases  *leases
@@ -102,6 +103,7 @@ func (t *session) begin(ctx context.Context) (err error) {
 		if err := t.join(ctx); err != nil {
 			return err
 		}
+		t.heard.Store(int64(sent))
 		t.Begin(hold.Silence, t.cfg.silence(), sent)
 	}
 	return t.appear(ctx)
@@ -278,10 +280,11 @@ func (t *session) stay(ctx context.Context) {
 	}
 }
 
-// speak gives a sign of life to Consul, as a change of the replica's key, while the
-// cluster's list does not answer.
+// speak gives a sign of life to Consul, as a change of the replica's key, each time that it is
+// called while the cluster's list does not answer.
 func (t *session) speak(ctx context.Context) bool {
-	if t.Silent(hold.Silence, t.cfg.silence()) < listMaxWait {
+	silent := boottime.Now().Sub(boottime.Instant(t.heard.Load()))
+	if max(silent, t.Silent(hold.Silence, t.cfg.silence())) < listMaxWait {
 		return true
 	}
 	sent := boottime.Now()
