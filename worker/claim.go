@@ -27,6 +27,7 @@ const maxClaim = 512
 func (w *Worker) claim(ctx context.Context) {
 	failing := false
 	behind := false // the last claim left tasks that are due
+	turn := true    // tasks with a limit are first: those without were last time
 	for {
 		select {
 		case <-ctx.Done():
@@ -40,8 +41,9 @@ func (w *Worker) claim(ctx context.Context) {
 		w.wakeups.idle.Store(0) // before free slots are counted: who leaves from here on wakes this loop
 		w.audit(ctx)
 		limited := w.limits.due
-		if limited { // first: they need few slots, and would get none after the others
-			w.limits.serve(ctx)
+		first := limited && turn // or they would get no room beside a backlog of others, nor the others beside theirs
+		if first && w.limits.serve(ctx) {
+			turn = false
 		}
 		served := time.Now()
 		nothing := false // is left that is due
@@ -63,12 +65,12 @@ func (w *Worker) claim(ctx context.Context) {
 				w.cfg.Log.Info("claim_recovered")
 			}
 			if asked {
-				failing, behind = err != nil, more
+				failing, behind, turn = err != nil, more, turn || !first
 			}
 			nothing = asked && err == nil && !more
 			more = more && err == nil // after an error the next tick tries again
 		}
-		if !limited {
+		if !first {
 			w.limits.serve(ctx)
 		}
 		w.looked(nothing, limited, w.limits.due)

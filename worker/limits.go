@@ -48,16 +48,18 @@ type limits struct {
 
 	fresh chan struct{} // rows with a limit may have come
 
-	wg   sync.WaitGroup
-	news atomic.Bool // rows with a limit may have come due, or got room, since we looked
-	due  bool        // some were when we looked last; only claim's own
+	wg    sync.WaitGroup
+	news  atomic.Bool // rows with a limit may have come due, or got room, since we looked
+	due   bool        // some were when we looked last; only claim's own
+	first int         // which of them came first then; the same
 
 	mu      sync.Mutex
 	known   map[string]bool          // limits that are there, or that we make
 	missing map[string]time.Time     // names that were no limit, and when
 	served  map[string]bool          // whether somebody asked for it again meanwhile
 	pauses  map[string]time.Duration // the last pause of those under which nothing could be claimed
-	stirred chan struct{}            // is closed, and replaced, when there is news for them
+	stirred chan struct{}            // is closed, and replaced, when a lock key has come free
+	came    chan struct{}            // the same when tasks may have come
 	told    map[string]string        // what was said last of a limit that cannot be served
 
 	unknown reported // names that are no limit
@@ -174,19 +176,20 @@ func (l *limits) findSome(ctx context.Context) {
 
 // serve sees to it that every limit with due rows is served. It asks only
 // when there is news, for who has no limits is to pay nothing for them: that an
-// attempt has ended is none, unless rows with a limit are waiting for its room.
-func (l *limits) serve(ctx context.Context) {
+// attempt has ended is none, unless rows with a limit are waiting for its room. It reports
+// whether it has taken any.
+func (l *limits) serve(ctx context.Context) (some bool) {
 	if !l.news.Swap(false) {
-		return
+		return false
 	}
 	s := l.config()
 	var due []string
 	var err error
-	known, some := l.names(), true
+	known, any := l.names(), true
 	if len(known) > fewLimits {
-		some, err = l.store.Limited(ctx)
+		any, err = l.store.Limited(ctx)
 	}
-	if err == nil && some && len(known) > 0 {
+	if err == nil && any && len(known) > 0 {
 		due, err = l.store.DueLimits(ctx, tasks.Claim{Kinds: s.kinds.Names(), Queues: l.queues}, known)
 	}
 	if err == nil && len(s.under) > 0 {
@@ -198,9 +201,13 @@ func (l *limits) serve(ctx context.Context) {
 		}
 	}
 	if err != nil {
-		return // claim_failed reports a database that is unavailable, and the next tick asks again
+		return false // claim_failed reports a database that is unavailable, and the next tick asks again
 	}
 	l.due = len(due) > 0
+	if len(due) > 0 { // another one is first each time: there may be room for one alone
+		l.first = (l.first + 1) % len(due)
+		due = slices.Concat(due[l.first:], due[:l.first])
+	}
 	for _, name := range due {
 		if l.semaphores == nil {
 			l.logOnce(name, "limit_unsupported", errors.New("this replica serves no limits"))
@@ -219,6 +226,7 @@ func (l *limits) serve(ctx context.Context) {
 		if !begin {
 			continue
 		}
+		some = true
 		l.wg.Go(func() {
 			l.serveOne(ctx, name)
 			l.mu.Lock()
@@ -231,6 +239,7 @@ func (l *limits) serve(ctx context.Context) {
 			delete(l.served, name)
 		})
 	}
+	return some
 }
 
 // logOnce logs what keeps a limit from being served, once until it changes, and of

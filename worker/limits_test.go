@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -490,6 +491,79 @@ func TestLimitsBesideABacklog(t *testing.T) {
 		t.Errorf("three urgent rows with a limit were done when %d of %d others were left", left, n)
 	}
 	c.exec(t, "DELETE FROM onejob.tasks WHERE status = 'pending'")
+	c.awaitAll(t, maxWait)
+}
+
+// I8: a limit with more slots than a replica has room does not take all that comes free, neither
+// from tasks without one nor from another limit.
+func TestManySlotsBesideOthers(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	k := tasks.Kinds{"noop": tasks.Noop{}}
+	tasks.Handle(k, "long", func(ctx context.Context, _ *tasks.Attempt, _ none) (none, error) {
+		sleep := time.NewTimer(100*time.Millisecond + rand.N(200*time.Millisecond))
+		defer sleep.Stop()
+		select {
+		case <-sleep.C:
+		case <-ctx.Done():
+		}
+		return none{}, nil
+	})
+	c.limited(t, "r", k, func(w *worker.Config) {
+		w.LimitSlots, w.Concurrency = map[string]int{"many": 10, "more": 10}, 3
+	})
+	const n = 2000
+	c.exec(t, `INSERT INTO onejob.tasks (kind, limit_name) SELECT 'long', 'many' FROM generate_series(1, $1)`, n)
+	done := func(limit string) int {
+		return get[int](t, c, `SELECT count(*) FROM onejob.tasks WHERE limit_name = '`+limit+`' AND status = 'succeeded'`)
+	}
+	testenv.Eventually(t, maxWait, "some are done", func() bool { return done("many") > 10 })
+	c.exec(t, `INSERT INTO onejob.tasks (kind, limit_name) SELECT 'long', 'more' FROM generate_series(1, $1)`, n)
+	for range 5 {
+		c.await(t, c.insert(t, "kind", "noop"), "succeeded")
+	}
+	testenv.Eventually(t, maxWait, "some of the other limit are done", func() bool { return done("more") > 10 })
+	if all := done("many"); all > n/2 {
+		t.Errorf("%d tasks of the first limit were done meanwhile", all)
+	}
+	c.exec(t, "DELETE FROM onejob.tasks WHERE status = 'pending'")
+	c.awaitAll(t, maxWait)
+}
+
+// Tasks that come and end, and have nothing to do with it, do not let slots be taken in vain more
+// often.
+func TestLimitWaitsForALockKeyBesideOthers(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	release := make(chan struct{})
+	hold := tasks.Kinds{}
+	tasks.Handle(hold, "hold", func(ctx context.Context, _ *tasks.Attempt, _ none) (none, error) {
+		select {
+		case <-release:
+		case <-ctx.Done():
+		}
+		return none{}, nil
+	})
+	c.replica(t, "holder", hold, nil)
+	holder := c.insert(t, "kind, lock_key", "hold", "k")
+	c.await(t, holder, "running")
+	var n atomic.Int64
+	c.limited(t, "waiter", kinds(nil), func(w *worker.Config) {
+		w.Limits, w.LimitSlots = takes{w.Limits, &n}, map[string]int{"two": 2}
+	})
+	waiting := c.insert(t, "kind, lock_key, limit_name", "noop", "k", "two")
+	testenv.Eventually(t, maxWait, "a slot is taken for it", func() bool { return n.Load() > 0 })
+	before, began := n.Load(), time.Now()
+	others := 0
+	for ; time.Since(began) < 5*time.Second; others++ {
+		c.insert(t, "kind", "noop")
+	}
+	if got, most := n.Load()-before, 10+2*int64(time.Since(began).Seconds()); got > most {
+		t.Errorf("a slot was taken %d times in %v beside %d other tasks, want at most %d", got, time.Since(began), others, most)
+	}
+	close(release)
+	c.await(t, holder, "succeeded")
+	c.await(t, waiting, "succeeded")
 	c.awaitAll(t, maxWait)
 }
 

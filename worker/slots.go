@@ -67,7 +67,7 @@ func (l *limits) useSlot(ctx context.Context, name string, slot lock.Lease, t *t
 	defer l.release(name, slot)
 	for until := time.Now().Add(maxSlotHold); t != nil; t = l.claimUnder(ctx, name) {
 		l.attemptNoted(t, slot)
-		l.stir()
+		l.attempted(t.LockShared)
 		if ctx.Err() != nil || slot.Context().Err() != nil || time.Now().After(until) {
 			return
 		}
@@ -82,26 +82,34 @@ func (l *limits) attemptNoted(t *tasks.Task, slot lock.Lease) {
 }
 
 // What is due may wait for a lock key that is held. A slot is then taken in vain, again after
-// leastPause, and after longer and longer up to mostPause while nothing happens here that may
-// have freed the key or brought another task.
+// leastPause, and after longer and longer up to mostPause.
 const (
 	leastPause = 50 * time.Millisecond
 	mostPause  = time.Second
 )
 
-// pause waits after a slot was taken in vain: leastPause at least, and not much longer once
-// there is news.
+// pause waits after a slot was taken in vain: leastPause at least, and not much longer once a lock
+// key has come free. Tasks that come, which may be many and need no slot, end the second half of
+// it, and let it grow: each slot that is taken in vain costs Consul two writes.
 func (l *limits) pause(ctx context.Context, name string) {
 	l.mu.Lock()
 	d := max(leastPause, min(2*l.pauses[name], mostPause))
 	l.pauses[name] = d
-	stirred := l.stirred
+	stirred, news := l.stirred, l.came
 	l.mu.Unlock()
 	sleep(ctx, leastPause)
-	rest := time.NewTimer(d - leastPause)
+	half, rest := time.NewTimer(d/2-leastPause), time.NewTimer(d-leastPause)
+	defer half.Stop()
 	defer rest.Stop()
 	select {
 	case <-stirred:
+		return
+	case <-half.C:
+	case <-ctx.Done():
+	}
+	select {
+	case <-stirred:
+	case <-news:
 	case <-rest.C:
 	case <-ctx.Done():
 	}
@@ -114,14 +122,24 @@ func (l *limits) claimed(name string) {
 	delete(l.pauses, name)
 }
 
-// stir ends all pauses, because a lock key may have come free, or a task may have come.
+// attempted ends all pauses if a lock key has come free with an attempt.
+func (l *limits) attempted(shared bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if shared && len(l.pauses) > 0 {
+		clear(l.pauses)
+		close(l.stirred)
+		l.stirred = make(chan struct{})
+	}
+}
+
+// stir shortens all pauses, because a task may have come that a slot is for.
 func (l *limits) stir() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.pauses) > 0 {
-		clear(l.pauses)
-		close(l.stirred)
-		l.stirred = make(chan struct{})
+		close(l.came)
+		l.came = make(chan struct{})
 	}
 }
 

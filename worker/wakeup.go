@@ -100,7 +100,7 @@ func (w *Worker) claimAgain() {
 // that is due, and notifications tell of what has come after that. Otherwise a replica that is
 // busy, and keeps up, would claim in vain after each attempt.
 func (w *Worker) left(awaited bool) {
-	w.limits.stir()
+	w.limits.attempted(awaited)
 	if awaited || w.wakeups.idle.Load() == 0 || !w.wakeups.hears.Load() {
 		notify(w.wake)
 	}

@@ -372,6 +372,9 @@ var others = []Mutant{
 		"worker/claim.go", "if time.Since(served) >= serveEvery {", "if time.Since(served) < 0 {").
 		and("worker/claim.go", "		most -= most / 4 ", "		most -= most / 4 * 0 ").
 		failing("worker.TestLimitsBesideABacklog"),
+	one("limits-first", "tasks with a limit are first each time, whatever their limit took last time",
+		"worker/claim.go", "		first := limited && turn ", "		first := limited ").
+		failing("worker.TestManySlotsBesideOthers"),
 	one("room-for-the-silent", "room is kept for as long as a slot is asked for",
 		"worker/slots.go", "time.AfterFunc(slotPatience, func", "time.AfterFunc(time.Hour, func").
 		failing("worker.TestLimitsThatDoNotAnswer"),
