@@ -2,11 +2,13 @@ package consul
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/hashicorp/consul/api"
 
@@ -123,4 +125,44 @@ func TestManyFullLimits(t *testing.T) {
 	if most := queries.most.Load(); most != maxWaiting {
 		t.Errorf("%d queries waited at once", most)
 	}
+}
+
+// What was amiss when somebody looked long ago, and is amiss now, may have been in order between.
+func TestMissingLockOfLongAgo(t *testing.T) {
+	t.Parallel()
+	kv := testenv.Consul(t)
+	l := start(t, config(t, kv))
+	limits := l.Semaphores()
+	if err := limits.Create(t.Context(), "few", 1); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := kv.Client.KV().Delete(kv.Prefix+"/limits/few/.lock", nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := limits.Inspect(t.Context(), "few"); err != nil {
+		t.Fatal(err)
+	}
+	s := l.limits.open("few")
+	defer s.done()
+	s.mu.Lock()
+	for session, at := range s.missed {
+		s.missed[session] = at.Add(-time.Hour)
+	}
+	known := len(s.missed)
+	s.looked = s.looked.Add(-time.Hour)
+	s.mu.Unlock()
+	if known != 1 {
+		t.Fatalf("%d things were missed, want the lock alone", known)
+	}
+	if leases, err := limits.Take(t.Context(), "few", 1, []byte("{}")); !errors.Is(err, lock.ErrDelayed) {
+		t.Errorf("taken: %d slots, %v; somebody may be inside", len(leases), err)
+	}
+	// It is had in the end.
+	testenv.Eventually(t, maxWait, "a slot", func() bool {
+		leases, err := limits.Take(t.Context(), "few", 1, []byte("{}"))
+		if err == nil {
+			release(t, leases[0])
+		}
+		return err == nil
+	})
 }

@@ -30,6 +30,7 @@ type viewer struct {
 	// missed tells since when a holder had no entry; under noLock, since when
 	// there were entries and no .lock.
 	missed map[string]boottime.Instant
+	looked boottime.Instant // the last time; what was amiss then and long after may not have been so all the time
 
 	// Consul's index of the latest .lock, and when it was last seen to have gone back, as it
 	// does when a snapshot is restored. All that is written later has a higher one (Consul
@@ -180,6 +181,10 @@ func (s *viewer) judge(ctx context.Context, v *view, before uint64) {
 		s.back = 0
 	}
 	v.shut = s.back != 0
+	if now.Sub(s.looked) > 2*lookAgain {
+		clear(s.missed)
+	}
+	s.looked = now
 	maps.DeleteFunc(s.missed, func(session string, _ boottime.Instant) bool { return !missing[session] })
 	var dying []string
 	for session := range missing {
