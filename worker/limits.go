@@ -167,9 +167,11 @@ func (l *limits) findSome(ctx context.Context) {
 		case errors.Is(err, lock.ErrNoSemaphore):
 			l.note(name, false)
 			l.logOnce(name, "limit_unknown", err)
-		case ctx.Err() == nil: // whatever is wrong with it, who takes a slot says so
+		case err == nil, errors.Is(err, lock.ErrForeign): // which those who take a slot report
 			l.note(name, true)
 			l.wake()
+		default: // nobody knows, and the next look asks again
+			return
 		}
 	}
 }

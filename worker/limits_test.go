@@ -214,6 +214,45 @@ func TestUnknownLimitsStarveNobody(t *testing.T) {
 	}
 }
 
+// away are limits whose server cannot be asked, until back is closed.
+type away struct {
+	lock.Semaphores
+	back         chan struct{}
+	asked, taken atomic.Int32
+}
+
+func (l *away) List(context.Context) ([]string, error) { return nil, errors.New("away") }
+
+func (l *away) Inspect(context.Context, string) (lock.Semaphore, error) {
+	l.asked.Add(1)
+	select {
+	case <-l.back:
+		return lock.Semaphore{}, lock.ErrNoSemaphore
+	default:
+		return lock.Semaphore{}, errors.New("away")
+	}
+}
+
+func (l *away) Take(context.Context, string, int, []byte) ([]lock.Lease, error) {
+	l.taken.Add(1)
+	return nil, errors.New("away")
+}
+
+// A name does not become that of a limit because nobody can be asked whether it is one.
+func TestUnknownLimitsWhileNobodyAnswers(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.exec(t, `INSERT INTO onejob.tasks (kind, limit_name) SELECT 'noop', 'unknown-' || i FROM generate_series(1, 20) i`)
+	limits := &away{back: make(chan struct{})}
+	r := c.replica(t, "a", kinds(nil), func(w *worker.Config) { w.Limits = limits })
+	testenv.Eventually(t, maxWait, "it was asked some times", func() bool { return limits.asked.Load() >= 2 })
+	close(limits.back)
+	r.logged(t, "limit_unknown")
+	if n := limits.taken.Load(); n > 0 {
+		t.Errorf("slots were asked for %d times", n)
+	}
+}
+
 // A replica that holds a slot dies: its slot and its task are taken over.
 func TestSlotOfADeadReplicaComesFree(t *testing.T) {
 	t.Parallel()
