@@ -230,3 +230,13 @@ func (v *faultRun) do(ctx context.Context, s step) error {
 	v.unmet = slices.DeleteFunc(v.unmet, func(k *kind) bool { return k == s.Kind })
 	return err
 }
+
+// stopped returns the error of stopping a server. One that had to be killed is gone as well, which
+// is no reason to end the run.
+func (h *fault) stopped(err error) error {
+	if errors.Is(err, servers.ErrKilled) {
+		h.c.say("%s: it did not stop in time and was killed", h.Kind.name)
+		return nil
+	}
+	return err
+}

@@ -99,7 +99,7 @@ func freezeConsul(ctx context.Context, h *fault, s *servers.Consul) error {
 }
 
 func restartConsul(ctx context.Context, h *fault, s *servers.Consul) error {
-	if err := s.Stop(); err != nil {
+	if err := h.stopped(s.Stop()); err != nil {
 		return err
 	}
 	h.lasts(ctx)

@@ -38,7 +38,7 @@ func restartAgent(ctx context.Context, h *fault, host *host) error {
 	if err := h.begins(host.name); err != nil {
 		return err
 	}
-	if err := host.agent.Stop(); err != nil {
+	if err := h.stopped(host.agent.Stop()); err != nil {
 		return err
 	}
 	h.lasts(ctx)

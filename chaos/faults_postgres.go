@@ -52,7 +52,7 @@ func killPostgres(ctx context.Context, h *fault) error {
 	}
 	if h.rand.IntN(2) == 0 {
 		h.c.postgres.primary().Kill()
-	} else if err := h.c.postgres.primary().Stop(servers.Immediate); err != nil {
+	} else if err := h.stopped(h.c.postgres.primary().Stop(servers.Immediate)); err != nil {
 		return err
 	}
 	h.lasts(ctx)

@@ -2,6 +2,7 @@ package servers
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -100,6 +101,9 @@ func (p *process) await(ctx context.Context, ready func(context.Context) error) 
 	}
 }
 
+// ErrKilled says that a server did not stop in time, and that it is gone all the same.
+var ErrKilled = errors.New("was killed")
+
 // stop asks the process to end with signal, and kills it when it has not ended
 // after a while, which is an error. A process that is gone is fine.
 func (p *process) stop(signal syscall.Signal) error {
@@ -113,7 +117,7 @@ func (p *process) stop(signal syscall.Signal) error {
 		return nil
 	case <-time.After(stopTimeout):
 		p.kill()
-		return fmt.Errorf("%s had not stopped %v after a %v and was killed%s", p.name, stopTimeout, signal, p.log.tail())
+		return fmt.Errorf("%s had not stopped %v after a %v and %w%s", p.name, stopTimeout, signal, ErrKilled, p.log.tail())
 	}
 }
 
