@@ -30,7 +30,8 @@ install: build ## Install the binary, manual pages and completions (PREFIX=/usr/
 image: ## Build the container image onejob
 	docker build --build-arg VERSION=$(VERSION) --build-arg COMMIT=$(COMMIT) -t onejob .
 
-demo: build consul postgres ## Three replicas, one killed in the middle of its work: see the takeover (2 minutes at most; DEMO=hold stays until Ctrl-C)
+demo: ## Three replicas, one killed in the middle of its work: see the takeover (2 minutes at most; DEMO=hold stays until Ctrl-C)
+	@$(MAKE) -s build consul postgres >/dev/null
 	@./scripts/demo.sh
 
 # Without the profile of cmd/onejob: with it, everything that its test imports is compiled twice.

@@ -82,6 +82,7 @@ inside=$(sql "SELECT count(*) FROM onejob.tasks WHERE replica = '$victim'")
 say "kill -9 $pid: $victim, which runs the report (task $report_id) and $inside tasks in all"
 killed=$(sql "SELECT clock_timestamp()")
 kill -9 "$pid"
+echo "  Nobody is left on its host to report that. The others wait until its leases have ended, about 7 s."
 
 until_sql 60 "SELECT count(*) = 0 FROM onejob.tasks WHERE status IN ('pending', 'running')"
 

@@ -222,7 +222,7 @@ func startReplicas(n int, environ []string, stdout io.Writer) (*replicas, error)
 			lines.Buffer(nil, 1<<20)
 			for lines.Scan() {
 				printing.Lock()
-				fmt.Fprintf(stdout, "%s | %s\n", name, lines.Text())
+				fmt.Fprintf(stdout, "%s | %s\n", name, strings.TrimSuffix(lines.Text(), " replica="+name))
 				printing.Unlock()
 				if m := servesAt.FindStringSubmatch(lines.Text()); m != nil {
 					select {
