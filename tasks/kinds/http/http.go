@@ -150,8 +150,13 @@ func (k *Kind) send(ctx context.Context, a *tasks.Attempt, out *outgoing) (tasks
 		return tasks.Result{}, requestError(req, err)
 	}
 	defer resp.Body.Close()
+	// The body of a switched protocol is the connection itself, which does not end with ctx.
+	defer context.AfterFunc(ctx, func() { _ = resp.Body.Close() })()
 
 	fmt.Fprintf(a.Output, "%s %s\n\n", resp.Proto, resp.Status)
+	if resp.StatusCode == http.StatusSwitchingProtocols {
+		return tasks.Result{}, tasks.Permanent(fmt.Errorf("%s %s: answered %s, which nobody asked for", req.Method, shown(resp.Request.URL), tasks.Text(resp.Status)))
+	}
 	in := incoming{status: resp.StatusCode}
 	if err := in.read(resp.Body, k.responseLimit, a.Output); err != nil {
 		return tasks.Result{}, requestError(resp.Request, fmt.Errorf("answered %s, then broke off: %w", tasks.Text(resp.Status), err))

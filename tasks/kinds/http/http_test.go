@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -235,6 +236,45 @@ func TestReadsAnEndlessResponseOnlySoFar(t *testing.T) {
 	}
 	if want := `{"status":200,"body":"\\x00","truncated":true}`; string(result.Value) != want {
 		t.Errorf("got %s, want %s", result.Value, want)
+	}
+}
+
+// A server that switches to a protocol which nobody asked for, and then says nothing, holds up no
+// attempt: net/http gives its connection away as the body, which ends with no context.
+func TestSwitchedProtocol(t *testing.T) {
+	t.Parallel()
+	for _, status := range []string{"101 Switching Protocols", "101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x"} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		go func() {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			defer conn.Close()
+			_, _ = fmt.Fprintf(conn, "HTTP/1.1 %s\r\n\r\n", status)
+			_, _ = io.Copy(io.Discard, conn) // until the other side closes it
+		}()
+		origin := "http://" + l.Addr().String()
+		k := newKind(t, Config{Allow: []string{origin}})
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		done := make(chan error, 1)
+		go func() {
+			_, err := run(ctx, k, httpAttempt(t, map[string]any{"url": origin + "/"}))
+			done <- err
+		}()
+		select {
+		case err := <-done:
+			if err == nil {
+				t.Errorf("%q succeeded", status)
+			}
+		case <-time.After(time.Minute):
+			t.Errorf("%q: the attempt goes on, long after its context has ended", status)
+		}
 	}
 }
 
