@@ -37,13 +37,15 @@ func descendants(root int) ([]procfs.Process, error) {
 func sweep(guard int, mark string) {
 	// A process in the middle of an exec shows no environment, so one look
 	// that finds nothing is not enough.
+	pause := 10 * time.Millisecond
 	for quiet := 0; quiet < 3; {
 		if killMarked(guard, mark) {
 			quiet = 0
+			pause = min(2*pause, time.Second) // some cannot be killed, and each look reads all of /proc
 		} else {
 			quiet++
 		}
-		time.Sleep(10 * time.Millisecond)
+		time.Sleep(pause)
 	}
 }
 

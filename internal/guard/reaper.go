@@ -347,6 +347,9 @@ func (k *reaper) stop(reason Reason, killAt boottime.Instant) {
 	k.signalAll(unix.SIGCONT) // what is stopped could not obey
 }
 
+// mostPause is between two looks at what cannot be killed, as a process of another user.
+const mostPause = 50 * time.Millisecond
+
 // maxWait is how long the guard may wait for something to happen. The timer
 // behind it stands still while the machine is suspended, hence the 200 ms.
 func (k *reaper) maxWait() time.Duration {
@@ -360,8 +363,8 @@ func (k *reaper) maxWait() time.Duration {
 			wait = min(wait, k.deadline.Until())
 		}
 	case killing:
-		wait = min(k.pause, 50*time.Millisecond)
-		k.pause = 2*k.pause + time.Millisecond
+		wait = k.pause
+		k.pause = min(2*k.pause+time.Millisecond, mostPause)
 	}
 	return max(wait, 0)
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -271,6 +272,61 @@ func TestSweepIsStrict(t *testing.T) {
 				t.Errorf("dead: %t; swept: %v", dead, killed)
 			}
 		})
+	}
+}
+
+// What a process says of itself harms no others: root would kill a session that it names.
+func TestSweepBelievesNobodyOfOthers(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, which alone can kill others")
+	}
+	// A process whose session's leader has ended, as that of a job of a shell that was closed.
+	dir := t.TempDir()
+	leader := exec.Command("/bin/sh", "-c", `sleep 1000 & echo $! >"$0"/pid`, dir)
+	leader.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := leader.Run(); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(dir + "/pid")
+	if err != nil {
+		t.Fatal(err)
+	}
+	victim, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = syscall.Kill(victim, syscall.SIGKILL) }()
+
+	session := leader.Process.Pid
+	earlier := fmt.Sprintf("%d.%d", os.Getpid(), startOf(os.Getpid())-1)
+	forger := exec.Command("/bin/sleep", "1000")
+	forger.Env = []string{fmt.Sprintf("%s=%s/%s/%d.1/x", envKey, here(), earlier, session)}
+	if err := forger.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = forger.Process.Kill(); _ = forger.Wait() }()
+	until(t, "it has its environment", func() bool { mark, err := markOf(forger.Process.Pid); return mark != "" && err == nil })
+	if _, err := Sweep(); err != nil {
+		t.Error(err)
+	}
+	until(t, "the forger is dead", func() bool { return gone(forger.Process.Pid) })
+	if p, err := procfs.Read(victim); err != nil || p.Dead || p.Session != session {
+		t.Errorf("the victim is %+v, %v", p, err)
+	}
+}
+
+// What cannot be killed is looked at again and again, not without a pause.
+func TestPausesWhileKilling(t *testing.T) {
+	t.Parallel()
+	k := reaper{phase: killing}
+	for range 200 {
+		if wait := k.maxWait(); wait < 0 || wait > mostPause {
+			t.Fatalf("it waits %v", wait)
+		}
+	}
+	if wait := k.maxWait(); wait != mostPause {
+		t.Errorf("in the end it waits %v, want %v", wait, mostPause)
 	}
 }
 

@@ -137,15 +137,21 @@ func killOwnerless(killed map[int]string) (left []int, err error) {
 		if p.Dead || !ok || text == own || m.place != here() || alive(m.daemon) {
 			continue
 		}
+		// A mark says what its process was given, or has made up. Root could kill anybody for it,
+		// so it is believed of others only where the process is in their session, which nobody
+		// can enter.
+		vouched := os.Geteuid() != 0 || p.Session == m.guard.pid
 		if alive(m.guard) {
-			if g := byPID[m.guard.pid]; g.Stopped {
+			if g := byPID[m.guard.pid]; g.Stopped && vouched {
 				_ = unix.Kill(g.PID, unix.SIGKILL) // the next look finds the rest
 				left = append(left, g.PID)
 			}
 			continue
 		}
 		ownerless[p.PID] = true
-		sessions[m.guard.pid] = true
+		if vouched {
+			sessions[m.guard.pid] = true
+		}
 	}
 	for _, p := range all {
 		// The number of a session is not given to another process while the
