@@ -5,7 +5,6 @@ package worker
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"os/signal"
 	"slices"
@@ -44,7 +43,7 @@ func Supervise(log *zap.Logger, work func(ctx context.Context, p *Process) error
 	self, err := supervisor.Adopt(supervisedVariable)
 	switch {
 	case err != nil:
-		fmt.Fprintln(os.Stderr, err)
+		logging.Last(os.Stderr, err.Error())
 		return supervisor.ExitUsage
 	case self == nil:
 		return superviseBy(ctx, log)
@@ -57,7 +56,7 @@ func Supervise(log *zap.Logger, work func(ctx context.Context, p *Process) error
 	err = work(ctx, p)
 	self.Ending() // a panic does not get here
 	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
+		logging.Last(os.Stderr, err.Error())
 		return 1
 	}
 	return 0
@@ -78,7 +77,7 @@ func superviseBy(ctx context.Context, log *zap.Logger) (exitCode int) {
 		Restarted: func(pid int) { log.Info("worker_restarted", zap.Int("pid", pid)) },
 	})
 	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
+		logging.Last(os.Stderr, err.Error())
 	}
 	return code
 }

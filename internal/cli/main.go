@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"onejob/internal/logging"
 	"onejob/internal/plaintext"
 	"onejob/tasks"
 )
@@ -75,11 +76,11 @@ func run(ctx context.Context, p Program, args []string, stdin io.Reader, stdout,
 	var chosen *exitError
 	if errors.As(err, &chosen) {
 		if chosen.err != nil {
-			fmt.Fprintln(stderr, "onejob:", plaintext.Lines(chosen.err.Error()))
+			logging.Last(stderr, "onejob: "+plaintext.Lines(chosen.err.Error()))
 		}
 		return chosen.code
 	}
-	fmt.Fprintln(stderr, "onejob:", plaintext.Lines(explain(err)))
+	logging.Last(stderr, "onejob: "+plaintext.Lines(explain(err)))
 	return exitFailure
 }
 

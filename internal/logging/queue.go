@@ -171,3 +171,19 @@ func (q *Queue) Lost() uint64 {
 func SurviveReaders() {
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 }
+
+// lastMaxWait is how long the end of a process waits for the reader of its last words.
+const lastMaxWait = 5 * time.Second
+
+// Last writes why a process ends. A reader that has stopped reading does not keep it from ending.
+func Last(out io.Writer, text string) {
+	written := make(chan struct{})
+	go func() {
+		defer close(written)
+		_, _ = io.WriteString(out, text+"\n")
+	}()
+	select {
+	case <-written:
+	case <-time.After(lastMaxWait):
+	}
+}

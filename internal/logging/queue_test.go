@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 // A reader who does not read delays nobody. What there was no room for is counted, and the
@@ -139,4 +140,27 @@ func TestQueueOfMany(t *testing.T) {
 			t.Errorf("%d lines of writer %d", n, w)
 		}
 	}
+}
+
+func TestLastWithoutAReader(t *testing.T) {
+	t.Parallel()
+	in, out, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	Last(out, "read")
+	line, err := bufio.NewReader(in).ReadString('\n')
+	if line != "read\n" || err != nil {
+		t.Errorf("%q, %v", line, err)
+	}
+	done := make(chan struct{})
+	go func() { defer close(done); Last(out, strings.Repeat("x", 1<<20)) }() // more than a pipe holds
+	select {
+	case <-done:
+	case <-time.After(time.Minute):
+		t.Error("it waits for a reader")
+	}
+	in.Close() // the writer goes on
+	<-done
+	out.Close()
 }
