@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -108,6 +109,18 @@ SET LOCAL lock_timeout TO DEFAULT;
 SET LOCAL tcp_user_timeout = '10s';
 SET LOCAL idle_in_transaction_session_timeout = '10s'`
 )
+
+// forget removes what a user's statement has left in its session, for the next one: temporary
+// tables, which hide others of their names, locks that no transaction holds, cursors, and LISTEN.
+// It reports whether the connection can be used again. Through a pooler the session is not ours.
+func forget(conn *pgx.Conn) bool {
+	if linkOf(conn).pooled {
+		return true
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	return conn.PgConn().Exec(ctx, `SELECT pg_catalog.pg_advisory_unlock_all(); DISCARD TEMP; CLOSE ALL; UNLISTEN *`).Close() == nil
+}
 
 // Errors of a user's statement that another attempt cannot mend.
 var (

@@ -33,6 +33,42 @@ func runStatement(ctx context.Context, s sqlkind.Committer, t *tasks.Task, sql s
 	return err
 }
 
+// What a statement leaves in its session, the next one does not find.
+func TestStatementsLeaveNothingBehind(t *testing.T) {
+	t.Parallel()
+	db := testenv.Postgres(t)
+	b := &bench{t: t, Store: open(t, store.Config{DSN: db.DSN, MaxConns: 1}), pool: db.Pool(t), dsn: db.DSN, session: "6f1ed002-ab59-42fb-a0b4-0123456789ab"}
+	if err := b.Migrate(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	b.join()
+	b.sql(`CREATE TABLE public.ledger (n int)`)
+	run := func(sql string) error {
+		t.Helper()
+		_, err := runSQL(b, b.Store, sql)
+		return err
+	}
+	for range 2 { // the second time the table would be there
+		if err := run(`CREATE TEMP TABLE ledger (n int)`); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := run(`INSERT INTO ledger VALUES (1)`); err != nil {
+		t.Error(err)
+	}
+	equal(t, "the rows of the real table", b.one(`SELECT count(*) FROM public.ledger`), "1")
+
+	if err := run(`SELECT pg_advisory_lock(42)`); err != nil {
+		t.Error(err)
+	}
+	if err := run(`SELECT pg_advisory_lock(43), 1/0`); err == nil { // its lock outlives its transaction
+		t.Error("it succeeded")
+	}
+	testenv.Eventually(t, time.Minute, "nobody has an advisory lock", func() bool {
+		return b.one(`SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`) == "0"
+	})
+}
+
 func TestStatementsCannotHurtTheCompletion(t *testing.T) {
 	bothWays(t, []string{`search_path = public, pg_catalog`}, func(t *testing.T, db *testenv.DB, cfg store.Config) {
 		cfg.MaxConns = 1 // what a statement leaves behind, the next one finds

@@ -141,6 +141,7 @@ func Open(cfg Config) (*Store, error) {
 	}
 	wc := pc.Copy()
 	wc.MinConns, wc.MinIdleConns, wc.MaxConnIdleTime = 0, 0, time.Minute
+	wc.AfterRelease = forget
 	works, err := newPool(wc, near)
 	if err != nil {
 		return nil, fmt.Errorf("postgres.dsn: %w", sanitized(err))
