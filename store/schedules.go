@@ -175,8 +175,8 @@ const insertTasks = `
 
 // MakeOccurrences writes what was planned for a schedule, all or nothing, and clears its
 // error if there is a task among it. It reports whether the schedule was still as d says, and how many tasks there are
-// that were not there before. It returns tasks.ErrUnwritable if Postgres refuses these tasks
-// for what they hold.
+// that were not there before. It returns tasks.ErrUnwritable if these tasks are refused, by Postgres
+// or a trigger of the user's, whatever that raises.
 //
 // If another transaction has locked the row, nothing is written either, and the schedule
 // counts as not current. DueSchedules leaves one that is not current out for half a second,
@@ -184,6 +184,19 @@ const insertTasks = `
 func (s *Store) MakeOccurrences(ctx context.Context, d schedule.Due, p schedule.Plan) (current bool, made int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
+	if err := s.pool.QueryRow(ctx, makeSQL, makeArgs(d, p)).Scan(&current, &made); err != nil {
+		if unfit(err) || aboutARow(err) && s.canMakeOccurrences(ctx) {
+			err = fmt.Errorf("%w: %w", tasks.ErrUnwritable, err)
+		}
+		return false, 0, fmt.Errorf("make occurrences of schedule %s: %w", d.Name, err)
+	}
+	if !current {
+		s.putOff.add(d.ID, anyVersion, lockedFor)
+	}
+	return current, made, nil
+}
+
+func makeArgs(d schedule.Due, p schedule.Plan) namedArgs {
 	dues, reasons := make([]time.Time, len(p.Occurrences)), make([]string, len(p.Occurrences))
 	var next, last, cutNext *time.Time
 	for i, o := range p.Occurrences {
@@ -196,19 +209,17 @@ func (s *Store) MakeOccurrences(ctx context.Context, d schedule.Due, p schedule.
 	if p.Cut != 0 {
 		cutNext = &p.CutNext
 	}
-	if err := s.pool.QueryRow(ctx, makeSQL, namedArgs{
+	return namedArgs{
 		"id": d.ID, "cron": d.Cron, "zone": d.Zone, "changed": d.Changed, "old": d.Next, "keep": p.Keep, "next": next, "last": last,
 		"done": p.Done, "cut": p.Cut, "cut_next": cutNext, "dues": dues, "reasons": reasons,
-	}).Scan(&current, &made); err != nil {
-		if unfit(err) {
-			err = fmt.Errorf("%w: %w", tasks.ErrUnwritable, err)
-		}
-		return false, 0, fmt.Errorf("make occurrences of schedule %s: %w", d.Name, err)
 	}
-	if !current {
-		s.putOff.add(d.ID, anyVersion, lockedFor)
-	}
-	return current, made, nil
+}
+
+// canMakeOccurrences reports whether Postgres accepts makeSQL for no schedule at all. If it
+// does not, the cause concerns all schedules: onejob lacks a right, for example.
+func (s *Store) canMakeOccurrences(ctx context.Context) bool {
+	_, err := s.pool.Exec(ctx, makeSQL, makeArgs(schedule.Due{}, schedule.Plan{Keep: true}))
+	return err == nil
 }
 
 // MarkSchedule notes on a schedule why it creates no tasks. DueSchedules then leaves it out

@@ -233,6 +233,29 @@ func TestRefusedSchedules(t *testing.T) {
 		equal(t, "it says nothing any more", says("a"), "")
 	})
 
+	t.Run("WhateverATriggerRaises", func(t *testing.T) {
+		for code, raise := range map[string]string{"MY001": `RAISE 'not now' USING ERRCODE = 'MY001'`, "42P01": `INSERT INTO public.no_such_table VALUES (1)`} {
+			b.schedule(code, hoursAgo(1))
+			d, p := b.due(code)
+			b.sql(`CREATE OR REPLACE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN ` + raise + `; RETURN NEW; END $$`)
+			b.sql(`CREATE TRIGGER refuse BEFORE INSERT ON onejob.tasks FOR EACH ROW EXECUTE FUNCTION public.refuse()`)
+			if _, _, err := b.MakeOccurrences(t.Context(), d, p); !errors.Is(err, tasks.ErrUnwritable) {
+				t.Errorf("%s: got %v", code, err)
+			}
+			b.sql(`DROP TRIGGER refuse ON onejob.tasks`)
+		}
+	})
+
+	t.Run("NotIfNoScheduleHasTasks", func(t *testing.T) {
+		b.schedule("as all", hoursAgo(1))
+		d, p := b.due("as all")
+		b.sql(`ALTER TABLE onejob.occurrences RENAME TO renamed`)
+		defer b.sql(`ALTER TABLE onejob.renamed RENAME TO occurrences`)
+		if _, _, err := b.MakeOccurrences(t.Context(), d, p); err == nil || errors.Is(err, tasks.ErrUnwritable) {
+			t.Errorf("got %v, which is not this schedule's", err)
+		}
+	})
+
 	t.Run("UntilThereIsATask", func(t *testing.T) {
 		b.schedule("skips", hoursAgo(3), "on_missed = 'skip'")
 		d, _ := b.due("skips")
