@@ -349,6 +349,7 @@ func (s *Store) UntilNextSchedule(ctx context.Context, d time.Duration, unknownZ
 SELECT least((extract(epoch FROM min(next_at) FILTER (WHERE isfinite(next_at)) - clock_timestamp()) * 1000000)::bigint, $4)
   FROM onejob.schedules s
  WHERE enabled
+   AND paused_until IS DISTINCT FROM 'infinity'
    AND time_zone <> ALL (coalesce($1, '{}'::text[]))
    AND `+notPutOff, unknownZones, ids, versions, d.Microseconds()).Scan(&micros)
 	if err != nil {

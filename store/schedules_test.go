@@ -182,6 +182,21 @@ func TestDueSchedules(t *testing.T) {
 	}
 }
 
+// A schedule that is paused without an end is not due, whatever its next_at says. It must not
+// keep the leader awake.
+func TestPausedScheduleWithADueTime(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.schedule("paused", hoursAgo(1))
+	b.sql(`UPDATE onejob.schedules SET paused_until = 'infinity'`)
+	b.sql(`DELETE FROM onejob.former_schedules`)
+	b.sql(`UPDATE onejob.schedules SET next_at = $1`, hoursAgo(1))
+	equal(t, "it is due", b.isDue("paused"), false)
+	if wait, err := b.UntilNextSchedule(t.Context(), time.Minute, nil); err != nil || wait != time.Minute {
+		t.Errorf("the next one is %v away, %v", wait, err)
+	}
+}
+
 // isDue reports whether DueSchedules returns the schedule of that name.
 func (b *bench) isDue(name string) bool {
 	b.t.Helper()
