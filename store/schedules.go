@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"sync"
 	"time"
 
@@ -181,19 +182,42 @@ const insertTasks = `
 // If another transaction has locked the row, nothing is written either, and the schedule
 // counts as not current. DueSchedules leaves one that is not current out for half a second,
 // so that the caller does not ask again without a pause.
+//
+// If the tasks need a lock that another transaction has, by a foreign key of the user's for
+// example, that is an error after half a second: the other schedules wait behind this one.
+// DueSchedules then leaves it out for half a second, and twice as long each time that
+// follows, up to half a minute.
 func (s *Store) MakeOccurrences(ctx context.Context, d schedule.Due, p schedule.Plan) (current bool, made int, err error) {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	if err := s.pool.QueryRow(ctx, makeSQL, makeArgs(d, p)).Scan(&current, &made); err != nil {
-		if unfit(err) || aboutARow(err) && s.canMakeOccurrences(ctx) {
-			err = fmt.Errorf("%w: %w", tasks.ErrUnwritable, err)
-		}
-		return false, 0, fmt.Errorf("make occurrences of schedule %s: %w", d.Name, err)
-	}
-	if !current {
+	current, made, err = s.makeOccurrences(ctx, d, p)
+	switch {
+	case isLockTimeout(err):
+		s.putOff.waited(d.ID)
+	case unfit(err), (aboutARow(err) || tookTooLong(ctx, err)) && s.canMakeOccurrences(ctx):
+		err = fmt.Errorf("%w: %w", tasks.ErrUnwritable, err)
+	case err == nil && current:
+		s.putOff.remove(d.ID)
+	case err == nil:
 		s.putOff.add(d.ID, anyVersion, lockedFor)
 	}
+	if err != nil {
+		return false, 0, fmt.Errorf("make occurrences of schedule %s: %w", d.Name, err)
+	}
 	return current, made, nil
+}
+
+func (s *Store) makeOccurrences(ctx context.Context, d schedule.Due, p schedule.Plan) (current bool, made int, err error) {
+	type answer struct {
+		Current bool
+		Made    int
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	answers, err := queryAfter(ctx, s.pool, pgx.RowToStructByPos[answer], fixed+`, pg_catalog.set_config('lock_timeout', $1, true)`,
+		[]any{strconv.FormatInt(lockedFor.Milliseconds(), 10)}, makeSQL, makeArgs(d, p))
+	if err != nil {
+		return false, 0, err
+	}
+	return answers[0].Current, answers[0].Made, nil
 }
 
 func makeArgs(d schedule.Due, p schedule.Plan) namedArgs {
@@ -218,8 +242,20 @@ func makeArgs(d schedule.Due, p schedule.Plan) namedArgs {
 // canMakeOccurrences reports whether Postgres accepts makeSQL for no schedule at all. If it
 // does not, the cause concerns all schedules: onejob lacks a right, for example.
 func (s *Store) canMakeOccurrences(ctx context.Context) bool {
-	_, err := s.pool.Exec(ctx, makeSQL, makeArgs(schedule.Due{}, schedule.Plan{Keep: true}))
+	_, _, err := s.makeOccurrences(ctx, schedule.Due{}, schedule.Plan{Keep: true})
 	return err == nil
+}
+
+func isLockTimeout(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && pg.Code == lockTimeout
+}
+
+// tookTooLong reports whether a statement was ended because it took longer than the store
+// gives it, or than Postgres does (statement_timeout). ctx is the caller's.
+func tookTooLong(ctx context.Context, err error) bool {
+	var pg *pgconn.PgError
+	return ctx.Err() == nil && (errors.Is(err, context.DeadlineExceeded) || errors.As(err, &pg) && pg.Code == queryCanceled)
 }
 
 // MarkSchedule notes on a schedule why it creates no tasks. DueSchedules then leaves it out
@@ -265,7 +301,7 @@ SELECT EXISTS (SELECT FROM marked), version, coalesce((SELECT version FROM marke
 
 const (
 	// lockedFor is for how long a schedule is put off that is locked, or was changed since
-	// it was read.
+	// it was read. It is also for how long tasks may wait for a lock while they are made.
 	lockedFor = 500 * time.Millisecond
 
 	// markedFor is for how long a schedule is put off that creates no tasks for another
@@ -322,12 +358,30 @@ func (p *putOff) mark(id int64, before, version string) {
 	p.put(id, version, wait)
 }
 
+// waited puts off a schedule whose tasks waited for a lock in vain. All other schedules
+// waited, too, so it comes less and less often. The half a minute at the end is still in time.
+func (p *putOff) waited(id int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	wait := lockedFor
+	if last, known := p.rows[id]; known && last.version == anyVersion {
+		wait = min(2*last.wait, markedFor)
+	}
+	p.put(id, anyVersion, wait)
+}
+
+func (p *putOff) remove(id int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.rows, id)
+}
+
 func (p *putOff) list() (ids []int64, versions []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for id, r := range p.rows {
 		if now := time.Now(); now.After(r.until) {
-			if now.After(r.until.Add(r.wait)) {
+			if now.After(r.until.Add(max(r.wait, markedFor))) { // until then the next wait is longer
 				delete(p.rows, id)
 			}
 			continue

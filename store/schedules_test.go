@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"onejob/store"
 	"onejob/tasks"
@@ -354,6 +355,64 @@ func TestLockedSchedules(t *testing.T) {
 	equal(t, "current", current, true)
 	equal(t, "tasks made", made, len(p.Occurrences))
 	b.consistent()
+}
+
+// A task that Postgres cannot insert yet, because of a lock that another transaction has, does
+// not use up the time for a statement, and is not tried again at once.
+func TestTaskThatWaitsForALock(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.sql(`CREATE TABLE public.queues (name text PRIMARY KEY)`)
+	b.sql(`INSERT INTO public.queues VALUES ('default'), ('held')`)
+	b.sql(`ALTER TABLE onejob.tasks ADD FOREIGN KEY (queue) REFERENCES public.queues`)
+	b.schedule("held", hoursAgo(1), "queue = 'held'")
+	tx, err := b.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	if _, err := tx.Exec(t.Context(), `SELECT FROM public.queues WHERE name = 'held' FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		d, p := b.due("held")
+		_, _, err := b.MakeOccurrences(t.Context(), d, p)
+		var pg *pgconn.PgError
+		if !errors.As(err, &pg) || pg.Code != "55P03" || errors.Is(err, tasks.ErrUnwritable) {
+			t.Fatalf("got %v", err)
+		}
+		equal(t, "it is due just after", b.isDue("held"), false)
+		if wait, err := b.UntilNextSchedule(t.Context(), time.Minute, nil); err != nil || wait != time.Minute {
+			t.Errorf("the next one is %v away, %v", wait, err)
+		}
+		store.TryAgain(b.Store)
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	d, p := b.due("held")
+	current, made := b.make(d, p)
+	equal(t, "current", current, true)
+	equal(t, "tasks were made", made > 0, true)
+	b.consistent()
+}
+
+// A trigger of the user's that takes longer than a statement may is wrong with this schedule,
+// unless Postgres does not answer in time anyway.
+func TestTaskThatTakesTooLong(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.Store = open(t, store.Config{DSN: b.dsn, Timeout: 3 * time.Second})
+	b.sql(`CREATE FUNCTION public.slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(60); RETURN NEW; END $$`)
+	for _, of := range []string{"ROW", "STATEMENT"} { // also if there is no row
+		b.sql(`CREATE TRIGGER slow BEFORE INSERT ON onejob.tasks FOR EACH ` + of + ` EXECUTE FUNCTION public.slow()`)
+		b.schedule(of, hoursAgo(1))
+		d, p := b.due(of)
+		if _, _, err := b.MakeOccurrences(t.Context(), d, p); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, tasks.ErrUnwritable) != (of == "ROW") {
+			t.Errorf("of each %s: %v", of, err)
+		}
+		b.sql(`DROP TRIGGER slow ON onejob.tasks`)
+	}
 }
 
 // Schedules in a zone that the leader does not know are left out, and do not keep it
