@@ -418,27 +418,40 @@ SELECT least((extract(epoch FROM min(next_at) FILTER (WHERE isfinite(next_at)) -
 // held for long.
 //
 // A row that Postgres refuses to delete, because another table references it for
-// example, keeps no others: it is returned, and passed over for an hour.
+// example, keeps no others: it is returned, and passed over for an hour. So is one whose
+// deletion takes longer than a statement may. If that is so of many together, because of a
+// trigger of the user's for example, Purge deletes fewer from then on.
 func (s *Store) Purge(ctx context.Context, status tasks.Status, keep time.Duration, n int) (deleted int, more bool, refused []tasks.RowError, err error) {
-	for most := n; ; most /= 2 {
+	for most := s.kept.most(status, n); ; most /= 2 {
+		began := time.Now()
 		deleted, err := s.purge(ctx, status, keep, most)
-		var pg *pgconn.PgError
+		slow := tookTooLong(ctx, err)
 		switch {
 		case err == nil:
+			if deleted == most && time.Since(began) < s.timeout/4 {
+				s.kept.grow(status, 2*most)
+			}
 			return deleted, deleted == most, nil, nil
-		case !aboutARow(err) || !errors.As(err, &pg):
+		case !aboutARow(err) && !slow:
 			return 0, false, nil, fmt.Errorf("delete old tasks: %w", err)
-		case most > 1:
+		case slow:
+			s.kept.shrink(status, max(most/2, 1))
+		}
+		if most > 1 {
 			continue
 		}
 		if _, err := s.purge(ctx, status, keep, 0); err != nil { // it is about no row
 			return 0, false, nil, fmt.Errorf("delete old tasks: %w", err)
 		}
-		id, err := s.passOver(ctx, status, keep)
-		if err != nil || id == 0 {
-			return 0, false, nil, err
+		id, e := s.passOver(ctx, status, keep)
+		if e != nil || id == 0 {
+			return 0, false, nil, e
 		}
-		return 0, true, []tasks.RowError{{ID: id, Err: fmt.Errorf("it cannot be deleted: %s", words(pg))}}, nil
+		reason := fmt.Sprintf("it takes longer than %v", s.timeout)
+		if pg := (*pgconn.PgError)(nil); !slow && errors.As(err, &pg) {
+			reason = words(pg)
+		}
+		return 0, true, []tasks.RowError{{ID: id, Err: fmt.Errorf("it cannot be deleted: %s", reason)}}, nil
 	}
 }
 
@@ -489,7 +502,10 @@ WITH usual AS (
 func (s *Store) purge(ctx context.Context, status tasks.Status, keep time.Duration, n int) (deleted int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	ends, err := query(ctx, s.pool, pgx.RowTo[int64], oldSQL+`
+	// Postgres ends a statement that takes too long before the context does: its rows must not
+	// be locked any more when a statement for fewer of them follows.
+	ends, err := queryAfter(ctx, s.pool, pgx.RowTo[int64], indexesOnly+`, pg_catalog.set_config('statement_timeout', $1, true)`,
+		[]any{strconv.FormatInt((s.timeout - s.timeout/10).Milliseconds(), 10)}, oldSQL+`
 DELETE FROM onejob.tasks
  WHERE id = ANY (ARRAY(SELECT id FROM old))
 RETURNING (SELECT max(until) FROM old)`, string(status), keep.Microseconds(), n, s.kept.until(status))
@@ -518,11 +534,42 @@ SELECT id, until FROM old`, string(status), keep.Microseconds(), 1, s.kept.until
 }
 
 // kept knows up to where finished tasks were deleted, or cannot be, by status: the time
-// until which the last of them was kept, in microseconds since 1970.
+// until which the last of them was kept, in microseconds since 1970. And it knows how many
+// one statement can delete.
 type kept struct {
 	mu    sync.Mutex
 	ends  map[tasks.Status]int64
 	since time.Time
+	size  map[tasks.Status]int // 0: as many as are asked for
+}
+
+// most returns how many rows the next statement is to delete, n at most.
+func (k *kept) most(status tasks.Status, n int) int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if size := k.size[status]; size > 0 {
+		return min(size, n)
+	}
+	return n
+}
+
+// shrink notes that the next statement can delete n rows at the most.
+func (k *kept) shrink(status tasks.Status, n int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.size == nil {
+		k.size = map[tasks.Status]int{}
+	}
+	k.size[status] = n
+}
+
+// grow notes that n rows are worth a try.
+func (k *kept) grow(status tasks.Status, n int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if size := k.size[status]; size > 0 {
+		k.size[status] = max(size, n)
+	}
 }
 
 // until returns where purge begins. Every hour that is the beginning again.

@@ -762,6 +762,34 @@ func TestPurge(t *testing.T) {
 	})
 }
 
+// Rows of which fewer can be deleted within the time for a statement than retention asks for
+// are deleted, but one that takes longer alone.
+func TestSlowRowsStopNoRetention(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.Store = open(t, store.Config{DSN: b.dsn, Timeout: time.Second})
+	b.sql(`CREATE FUNCTION public.slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    PERFORM pg_sleep(CASE WHEN OLD.kind = 'slowest' THEN 60 ELSE 0.05 END);
+    RETURN OLD;
+END $$`)
+	b.sql(`CREATE TRIGGER slow BEFORE DELETE ON onejob.tasks FOR EACH ROW EXECUTE FUNCTION public.slow()`)
+	b.sql(`INSERT INTO onejob.tasks (kind, status, finished_at)
+SELECT CASE WHEN i = 30 THEN 'slowest' ELSE 'noop' END, 'succeeded', now() - i * interval '1 hour' FROM generate_series(1, 60) i`)
+	var refused []string
+	for more := true; more; {
+		_, again, rows, err := b.Purge(t.Context(), tasks.StatusSucceeded, time.Minute, 1000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range rows {
+			refused = append(refused, fmt.Sprint(r.ID))
+		}
+		more = again
+	}
+	equal(t, "what is left", strings.Join(b.sql(`SELECT id FROM onejob.tasks ORDER BY id`), " "), "30")
+	equal(t, "what was refused", strings.Join(refused, " "), "30")
+}
+
 // Rows that say how long they are kept cost retention nothing before their time is over.
 func TestRowsThatAreKeptForLongAreNotRead(t *testing.T) {
 	t.Parallel()
