@@ -534,11 +534,13 @@ SELECT id, until FROM old`, string(status), keep.Microseconds(), 1, s.kept.until
 }
 
 // kept knows up to where finished tasks were deleted, or cannot be, by status: the time
-// until which the last of them was kept, in microseconds since 1970. And it knows how many
-// one statement can delete.
+// until which the last of them was kept, in microseconds since 1970. It knows the same of
+// occurrences: when the last of them was made. And it knows how many tasks one statement
+// can delete.
 type kept struct {
 	mu    sync.Mutex
 	ends  map[tasks.Status]int64
+	made  time.Time
 	since time.Time
 	size  map[tasks.Status]int // 0: as many as are asked for
 }
@@ -576,13 +578,32 @@ func (k *kept) grow(status tasks.Status, n int) {
 func (k *kept) until(status tasks.Status) int64 {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if time.Since(k.since) > time.Hour {
-		k.ends, k.since = map[tasks.Status]int64{}, time.Now()
-	}
+	k.renew()
 	if end, passed := k.ends[status]; passed {
 		return end
 	}
 	return time.Time{}.UnixMicro() // the year 1, before which no task finished
+}
+
+// madeAt returns behind which time PurgeOccurrences begins. Every hour that is the beginning
+// again.
+func (k *kept) madeAt() time.Time {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.renew()
+	return k.made
+}
+
+func (k *kept) renew() {
+	if time.Since(k.since) > time.Hour {
+		k.ends, k.made, k.since = map[tasks.Status]int64{}, time.Time{}, time.Now()
+	}
+}
+
+func (k *kept) passedMadeAt(made time.Time) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.made = made
 }
 
 func (k *kept) passed(status tasks.Status, until int64) {
@@ -595,19 +616,59 @@ func (k *kept) passed(status tasks.Status, until int64) {
 // ago and whose task is gone, or never was. It returns how many. They are named
 // by their place in the table: one that a backfill has just given a task has
 // another place, and stays.
+//
+// A statement looks at a bounded number of them. Those whose tasks are still there are looked
+// at again after an hour.
 func (s *Store) PurgeOccurrences(ctx context.Context, keep time.Duration, n int) (int, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	tag, err := s.pool.Exec(ctx, `
-DELETE FROM onejob.occurrences
- WHERE ctid = ANY (ARRAY(SELECT o.ctid
-                           FROM onejob.occurrences o
-                          WHERE made_at < now() - $1 * interval '1 microsecond'
-                            AND (SELECT t.id FROM onejob.tasks t WHERE t.id = o.task_id) IS NULL  -- looked up one by one
-                          ORDER BY made_at
-                          LIMIT $2))`, keep.Microseconds(), n)
-	if err != nil {
-		return 0, fmt.Errorf("delete old occurrences: %w", err)
+	type portion struct {
+		Deleted int
+		Full    bool       // there may be more like these
+		To      *time.Time // nil if it found none
 	}
-	return int(tag.RowsAffected()), nil
+	purge := func(n int) (portion, error) {
+		ctx, cancel := context.WithTimeout(ctx, s.timeout)
+		defer cancel()
+		list, err := query(ctx, s.pool, pgx.RowToStructByPos[portion], purgeOccurrencesSQL, keep.Microseconds(), n, s.kept.madeAt())
+		if err != nil {
+			return portion{}, err
+		}
+		return list[0], nil
+	}
+	for deleted := 0; ; {
+		p, err := purge(n - deleted)
+		if err != nil {
+			return deleted, fmt.Errorf("delete old occurrences: %w", err)
+		}
+		deleted += p.Deleted
+		if p.To != nil {
+			s.kept.passedMadeAt(*p.To)
+		}
+		if p.To == nil || p.Full {
+			return deleted, nil
+		}
+	}
 }
+
+// purgeOccurrencesSQL looks at all that were made at the time of the last one: one statement
+// makes many at one time, and the next one goes on behind that time.
+const purgeOccurrencesSQL = `
+WITH old AS MATERIALIZED (
+    SELECT ctid AS place, made_at, task_id
+      FROM onejob.occurrences
+     WHERE made_at < now() - $1 * interval '1 microsecond'
+       AND made_at > $3
+     ORDER BY made_at
+     FETCH FIRST 10000 ROWS WITH TIES
+), gone AS MATERIALIZED (
+    SELECT place, made_at
+      FROM old
+     WHERE (SELECT t.id FROM onejob.tasks t WHERE t.id = old.task_id) IS NULL  -- looked up one by one
+     LIMIT $2
+), deleted AS (
+    DELETE FROM onejob.occurrences
+     WHERE ctid = ANY (ARRAY(SELECT place FROM gone))
+ RETURNING true
+)
+SELECT (SELECT count(*) FROM deleted), enough,
+       CASE WHEN enough THEN (SELECT max(made_at) FROM gone) - interval '1 microsecond' ELSE (SELECT max(made_at) FROM old) END
+  FROM (SELECT count(*) >= $2 FROM gone) AS x(enough)`

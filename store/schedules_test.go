@@ -883,3 +883,33 @@ func TestPurgeOccurrences(t *testing.T) {
 	}
 	equal(t, "left", strings.Join(b.sql(`SELECT extract(day FROM due_at AT TIME ZONE 'UTC')::int::text FROM onejob.occurrences ORDER BY due_at`), " "), "2 3 5")
 }
+
+// Old occurrences whose tasks are kept are looked at once, and keep no others, not even if
+// more than one statement looks at were made at one time.
+func TestOccurrencesWithTasksKeepNoOthers(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.Store = open(t, store.Config{DSN: b.dsn, MaxConns: 1})
+	b.schedule("s", hoursAgo(0))
+	b.sql(`INSERT INTO onejob.tasks (kind) SELECT 'noop' FROM generate_series(1, 25000)`)
+	b.sql(`INSERT INTO onejob.occurrences (schedule_id, due_at, task_id, made_at)
+SELECT s.id, timestamptz '2020-01-01Z' + t.id * interval '1 s', t.id, now() - interval '5 days' + CASE WHEN t.id > 12000 THEN t.id ELSE 0 END * interval '1 s'
+  FROM onejob.schedules s, onejob.tasks t`)
+	b.sql(`INSERT INTO onejob.occurrences (schedule_id, due_at, skipped, made_at)
+SELECT id, timestamptz '2021-01-01Z' + i * interval '1 s', 'missed', now() - interval '2 days' FROM onejob.schedules, generate_series(1, 10) i`)
+	for round := range 3 {
+		before := b.read()
+		deleted, err := b.PurgeOccurrences(t.Context(), 24*time.Hour, 5)
+		want := 5
+		if round == 2 {
+			want = 0
+		}
+		if err != nil || deleted != want {
+			t.Fatalf("round %d deleted %d, %v, want %d", round, deleted, err, want)
+		}
+		if rows := b.read() - before; round > 0 && rows > 1000 {
+			t.Errorf("round %d read %d rows of tasks", round, rows)
+		}
+	}
+	equal(t, "left", b.one(`SELECT count(*) FROM onejob.occurrences`), "25000")
+}
