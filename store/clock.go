@@ -81,38 +81,84 @@ SELECT id, name, cron, time_zone, next_at, clock_timestamp(), CASE WHEN isfinite
 	return list, nil
 }
 
-// SetNext sets when a schedule comes due next, unless it has changed since it was read, and
-// forgets its due times from then on that have no task. It returns how many those were.
-//
-// Both are one statement. A leader that forgot due times and was stopped before it set the
-// schedule back would leave them without a task and without a reason.
-func (s *Store) SetNext(ctx context.Context, a schedule.Ahead, next time.Time) (set bool, forgotten int, err error) {
-	type answer struct {
-		Set       bool
-		Forgotten int
-	}
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	answers, err := query(ctx, s.pool, pgx.RowToStructByPos[answer], `
-WITH moved AS (
-    UPDATE onejob.schedules
-       SET next_at = $5
+// forgetAtOnce is how many due times a statement of SetNext forgets. A schedule of every second
+// has 86,400 a day.
+const forgetAtOnce = 10_000
+
+// setNextSQL forgets the latest due times without a task, and makes the schedule come due at the
+// earliest of them, or at $5 if there are no others. Whenever it is stopped, the forgotten ones
+// come due again.
+const setNextSQL = `
+WITH schedule AS (
+    SELECT id
+      FROM onejob.schedules
      WHERE id = $1
        AND cron = $2
        AND time_zone = $3
        AND next_at = $4
- RETURNING id
+       FOR NO KEY UPDATE
+), latest AS (
+    SELECT due_at
+      FROM onejob.occurrences
+     WHERE schedule_id = $1
+       AND due_at >= $5
+       AND task_id IS NULL
+     ORDER BY due_at DESC
+     LIMIT $6
+), reached AS (
+    SELECT CASE WHEN count(*) < $6 THEN $5 ELSE least(min(due_at), $4) END AS next_at
+      FROM latest
+), moved AS (
+    UPDATE onejob.schedules s
+       SET next_at = reached.next_at
+      FROM schedule, reached
+     WHERE s.id = schedule.id
+ RETURNING s.next_at
 ), forgotten AS (
     DELETE FROM onejob.occurrences o
-     USING moved
-     WHERE o.schedule_id = moved.id
-       AND o.due_at >= $5
+     USING schedule, reached
+     WHERE o.schedule_id = schedule.id
+       AND o.due_at >= reached.next_at
        AND o.task_id IS NULL
  RETURNING true
 )
-SELECT EXISTS (SELECT FROM moved), (SELECT count(*) FROM forgotten)`, a.ID, a.Cron, a.Zone, a.Next, next)
-	if err != nil {
-		return false, 0, fmt.Errorf("set when schedule %s comes due: %w", a.Name, err)
+SELECT EXISTS (SELECT FROM moved), (SELECT count(*) < $6 FROM latest), (SELECT next_at FROM moved), (SELECT count(*) FROM forgotten)`
+
+// SetNext sets when a schedule comes due next, unless it has changed since it was read, and
+// forgets its due times from then on that have no task. It returns how many those were.
+//
+// If they are many it goes backwards, and a statement does both for some of them. A leader that
+// forgot due times and was stopped before it set the schedule back would leave them without a
+// task and without a reason. After an error the schedule may be set back in part; set is true
+// then.
+func (s *Store) SetNext(ctx context.Context, a schedule.Ahead, next time.Time) (set bool, forgotten int, err error) {
+	for at := a.Next; ; {
+		p, err := s.setNext(ctx, a, at, next)
+		if err != nil {
+			return set, forgotten, fmt.Errorf("set when schedule %s comes due: %w", a.Name, err)
+		}
+		set, forgotten = set || p.Moved, forgotten+p.Forgotten
+		if !p.Moved || p.Last {
+			return set, forgotten, nil
+		}
+		at = *p.To
 	}
-	return answers[0].Set, answers[0].Forgotten, nil
+}
+
+// setPart is what one statement of SetNext did.
+type setPart struct {
+	Moved     bool // false if the schedule has changed
+	Last      bool
+	To        *time.Time
+	Forgotten int
+}
+
+func (s *Store) setNext(ctx context.Context, a schedule.Ahead, at, next time.Time) (setPart, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	parts, err := query(ctx, s.pool, pgx.RowToStructByPos[setPart], setNextSQL, a.ID, a.Cron, a.Zone, at, next, forgetAtOnce)
+	if err != nil {
+		return setPart{}, err
+	}
+	return parts[0], nil
 }

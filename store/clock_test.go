@@ -1,6 +1,8 @@
 package store_test
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 )
@@ -61,4 +63,42 @@ func TestSetNext(t *testing.T) {
 		t.Errorf("set is %v, %d were forgotten, %v", set, forgotten, err)
 	}
 	equal(t, "what is left", b.one(`SELECT count(*)::text FROM onejob.occurrences`), "2")
+}
+
+// More due times lie ahead than one statement forgets. Wherever that stops, the schedule has
+// none left of those from its next one on, and goes on from there.
+func TestSetNextOverManyDueTimes(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.sql(`INSERT INTO onejob.schedules (name, cron, kind) VALUES ('s', '* * * * * *', 'noop')`)
+	b.sql(`UPDATE onejob.schedules SET next_at = date_trunc('second', now()) + interval '25001 s', last_at = now() + interval '1 day'`)
+	b.sql(`INSERT INTO onejob.tasks (kind) VALUES ('noop')`)
+	b.sql(`INSERT INTO onejob.occurrences (schedule_id, due_at, skipped, task_id)
+SELECT s.id, next_at - i * interval '1 s', CASE WHEN i <> 12000 THEN 'missed' END, CASE WHEN i = 12000 THEN 1 END FROM onejob.schedules s, generate_series(1, 25000) i`)
+	b.sql(`CREATE SEQUENCE public.statements`)
+	b.sql(`CREATE FUNCTION public.judge() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF (SELECT count(*) FROM gone) > 10000 THEN RAISE 'too many at once'; END IF;
+    IF EXISTS (SELECT FROM onejob.occurrences o JOIN onejob.schedules s ON o.due_at >= s.next_at WHERE o.task_id IS NULL) THEN RAISE 'one is left behind'; END IF;
+    IF nextval('public.statements') = 2 THEN RAISE 'stopped'; END IF;
+    RETURN NULL;
+END $$`)
+	b.sql(`CREATE TRIGGER judge AFTER DELETE ON onejob.occurrences REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION public.judge()`)
+	next := time.Now().Truncate(time.Second).Add(10 * time.Second)
+	forgotten := 0
+	for _, stopped := range []bool{true, false} {
+		list, err := b.SchedulesAhead(t.Context())
+		if err != nil || len(list) != 1 {
+			t.Fatalf("%d schedules are ahead, %v", len(list), err)
+		}
+		set, n, err := b.SetNext(t.Context(), list[0], next)
+		if !set || (err == nil) == stopped || stopped && !strings.Contains(err.Error(), "stopped") {
+			t.Fatalf("set is %v, %d were forgotten, %v", set, n, err)
+		}
+		forgotten += n
+		left := b.one(`SELECT count(*) FROM onejob.occurrences o JOIN onejob.schedules s ON o.due_at >= s.next_at AND o.task_id IS NULL`)
+		equal(t, "those from its next due time on without a task", left, "0")
+		equal(t, "it is at the target", b.one(`SELECT next_at = $1 FROM onejob.schedules`, next) == "true", !stopped)
+	}
+	equal(t, "what is left from then on", b.one(`SELECT string_agg(task_id::text, ' ') FROM onejob.occurrences WHERE due_at >= $1`, next), "1")
+	equal(t, "forgotten and left", fmt.Sprint(forgotten+1), fmt.Sprint(25000-len(b.sql(`SELECT due_at FROM onejob.occurrences WHERE due_at < $1`, next))))
 }

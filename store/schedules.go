@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"sync"
 	"time"
 
@@ -175,15 +176,51 @@ const insertTasks = `
 
 // MakeOccurrences writes what was planned for a schedule, all or nothing, and clears its
 // error if there is a task among it. It reports whether the schedule was still as d says, and how many tasks there are
-// that were not there before. It returns tasks.ErrUnwritable if Postgres refuses these tasks
-// for what they hold.
+// that were not there before. It returns tasks.ErrUnwritable if these tasks are refused, by Postgres
+// or a trigger of the user's, whatever that raises.
 //
 // If another transaction has locked the row, nothing is written either, and the schedule
 // counts as not current. DueSchedules leaves one that is not current out for half a second,
 // so that the caller does not ask again without a pause.
+//
+// If the tasks need a lock that another transaction has, by a foreign key of the user's for
+// example, that is an error after half a second: the other schedules wait behind this one.
+// DueSchedules then leaves it out for half a second, and twice as long each time that
+// follows, up to half a minute.
 func (s *Store) MakeOccurrences(ctx context.Context, d schedule.Due, p schedule.Plan) (current bool, made int, err error) {
+	current, made, err = s.makeOccurrences(ctx, d, p)
+	switch {
+	case isLockTimeout(err):
+		s.putOff.waited(d.ID)
+	case unfit(err), (aboutARow(err) || tookTooLong(ctx, err)) && s.canMakeOccurrences(ctx):
+		err = fmt.Errorf("%w: %w", tasks.ErrUnwritable, err)
+	case err == nil && current:
+		s.putOff.remove(d.ID)
+	case err == nil:
+		s.putOff.add(d.ID, anyVersion, lockedFor)
+	}
+	if err != nil {
+		return false, 0, fmt.Errorf("make occurrences of schedule %s: %w", d.Name, err)
+	}
+	return current, made, nil
+}
+
+func (s *Store) makeOccurrences(ctx context.Context, d schedule.Due, p schedule.Plan) (current bool, made int, err error) {
+	type answer struct {
+		Current bool
+		Made    int
+	}
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
+	answers, err := queryAfter(ctx, s.pool, pgx.RowToStructByPos[answer], fixed+`, pg_catalog.set_config('lock_timeout', $1, true)`,
+		[]any{strconv.FormatInt(lockedFor.Milliseconds(), 10)}, makeSQL, makeArgs(d, p))
+	if err != nil {
+		return false, 0, err
+	}
+	return answers[0].Current, answers[0].Made, nil
+}
+
+func makeArgs(d schedule.Due, p schedule.Plan) namedArgs {
 	dues, reasons := make([]time.Time, len(p.Occurrences)), make([]string, len(p.Occurrences))
 	var next, last, cutNext *time.Time
 	for i, o := range p.Occurrences {
@@ -196,19 +233,29 @@ func (s *Store) MakeOccurrences(ctx context.Context, d schedule.Due, p schedule.
 	if p.Cut != 0 {
 		cutNext = &p.CutNext
 	}
-	if err := s.pool.QueryRow(ctx, makeSQL, namedArgs{
+	return namedArgs{
 		"id": d.ID, "cron": d.Cron, "zone": d.Zone, "changed": d.Changed, "old": d.Next, "keep": p.Keep, "next": next, "last": last,
 		"done": p.Done, "cut": p.Cut, "cut_next": cutNext, "dues": dues, "reasons": reasons,
-	}).Scan(&current, &made); err != nil {
-		if unfit(err) {
-			err = fmt.Errorf("%w: %w", tasks.ErrUnwritable, err)
-		}
-		return false, 0, fmt.Errorf("make occurrences of schedule %s: %w", d.Name, err)
 	}
-	if !current {
-		s.putOff.add(d.ID, anyVersion, lockedFor)
-	}
-	return current, made, nil
+}
+
+// canMakeOccurrences reports whether Postgres accepts makeSQL for no schedule at all. If it
+// does not, the cause concerns all schedules: onejob lacks a right, for example.
+func (s *Store) canMakeOccurrences(ctx context.Context) bool {
+	_, _, err := s.makeOccurrences(ctx, schedule.Due{}, schedule.Plan{Keep: true})
+	return err == nil
+}
+
+func isLockTimeout(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && pg.Code == lockTimeout
+}
+
+// tookTooLong reports whether a statement was ended because it took longer than the store
+// gives it, or than Postgres does (statement_timeout). ctx is the caller's.
+func tookTooLong(ctx context.Context, err error) bool {
+	var pg *pgconn.PgError
+	return ctx.Err() == nil && (errors.Is(err, context.DeadlineExceeded) || errors.As(err, &pg) && pg.Code == queryCanceled)
 }
 
 // MarkSchedule notes on a schedule why it creates no tasks. DueSchedules then leaves it out
@@ -254,7 +301,7 @@ SELECT EXISTS (SELECT FROM marked), version, coalesce((SELECT version FROM marke
 
 const (
 	// lockedFor is for how long a schedule is put off that is locked, or was changed since
-	// it was read.
+	// it was read. It is also for how long tasks may wait for a lock while they are made.
 	lockedFor = 500 * time.Millisecond
 
 	// markedFor is for how long a schedule is put off that creates no tasks for another
@@ -311,12 +358,30 @@ func (p *putOff) mark(id int64, before, version string) {
 	p.put(id, version, wait)
 }
 
+// waited puts off a schedule whose tasks waited for a lock in vain. All other schedules
+// waited, too, so it comes less and less often. The half a minute at the end is still in time.
+func (p *putOff) waited(id int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	wait := lockedFor
+	if last, known := p.rows[id]; known && last.version == anyVersion {
+		wait = min(2*last.wait, markedFor)
+	}
+	p.put(id, anyVersion, wait)
+}
+
+func (p *putOff) remove(id int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.rows, id)
+}
+
 func (p *putOff) list() (ids []int64, versions []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for id, r := range p.rows {
 		if now := time.Now(); now.After(r.until) {
-			if now.After(r.until.Add(r.wait)) {
+			if now.After(r.until.Add(max(r.wait, markedFor))) { // until then the next wait is longer
 				delete(p.rows, id)
 			}
 			continue
@@ -338,6 +403,7 @@ func (s *Store) UntilNextSchedule(ctx context.Context, d time.Duration, unknownZ
 SELECT least((extract(epoch FROM min(next_at) FILTER (WHERE isfinite(next_at)) - clock_timestamp()) * 1000000)::bigint, $4)
   FROM onejob.schedules s
  WHERE enabled
+   AND paused_until IS DISTINCT FROM 'infinity'
    AND time_zone <> ALL (coalesce($1, '{}'::text[]))
    AND `+notPutOff, unknownZones, ids, versions, d.Microseconds()).Scan(&micros)
 	if err != nil {
@@ -352,27 +418,40 @@ SELECT least((extract(epoch FROM min(next_at) FILTER (WHERE isfinite(next_at)) -
 // held for long.
 //
 // A row that Postgres refuses to delete, because another table references it for
-// example, keeps no others: it is returned, and passed over for an hour.
+// example, keeps no others: it is returned, and passed over for an hour. So is one whose
+// deletion takes longer than a statement may. If that is so of many together, because of a
+// trigger of the user's for example, Purge deletes fewer from then on.
 func (s *Store) Purge(ctx context.Context, status tasks.Status, keep time.Duration, n int) (deleted int, more bool, refused []tasks.RowError, err error) {
-	for most := n; ; most /= 2 {
+	for most := s.kept.most(status, n); ; most /= 2 {
+		began := time.Now()
 		deleted, err := s.purge(ctx, status, keep, most)
-		var pg *pgconn.PgError
+		slow := tookTooLong(ctx, err)
 		switch {
 		case err == nil:
+			if deleted == most && time.Since(began) < s.timeout/4 {
+				s.kept.grow(status, 2*most)
+			}
 			return deleted, deleted == most, nil, nil
-		case !aboutARow(err) || !errors.As(err, &pg):
+		case !aboutARow(err) && !slow:
 			return 0, false, nil, fmt.Errorf("delete old tasks: %w", err)
-		case most > 1:
+		case slow:
+			s.kept.shrink(status, max(most/2, 1))
+		}
+		if most > 1 {
 			continue
 		}
 		if _, err := s.purge(ctx, status, keep, 0); err != nil { // it is about no row
 			return 0, false, nil, fmt.Errorf("delete old tasks: %w", err)
 		}
-		id, err := s.passOver(ctx, status, keep)
-		if err != nil || id == 0 {
-			return 0, false, nil, err
+		id, e := s.passOver(ctx, status, keep)
+		if e != nil || id == 0 {
+			return 0, false, nil, e
 		}
-		return 0, true, []tasks.RowError{{ID: id, Err: fmt.Errorf("it cannot be deleted: %s", words(pg))}}, nil
+		reason := fmt.Sprintf("it takes longer than %v", s.timeout)
+		if pg := (*pgconn.PgError)(nil); !slow && errors.As(err, &pg) {
+			reason = words(pg)
+		}
+		return 0, true, []tasks.RowError{{ID: id, Err: fmt.Errorf("it cannot be deleted: %s", reason)}}, nil
 	}
 }
 
@@ -423,7 +502,10 @@ WITH usual AS (
 func (s *Store) purge(ctx context.Context, status tasks.Status, keep time.Duration, n int) (deleted int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	ends, err := query(ctx, s.pool, pgx.RowTo[int64], oldSQL+`
+	// Postgres ends a statement that takes too long before the context does: its rows must not
+	// be locked any more when a statement for fewer of them follows.
+	ends, err := queryAfter(ctx, s.pool, pgx.RowTo[int64], indexesOnly+`, pg_catalog.set_config('statement_timeout', $1, true)`,
+		[]any{strconv.FormatInt((s.timeout - s.timeout/10).Milliseconds(), 10)}, oldSQL+`
 DELETE FROM onejob.tasks
  WHERE id = ANY (ARRAY(SELECT id FROM old))
 RETURNING (SELECT max(until) FROM old)`, string(status), keep.Microseconds(), n, s.kept.until(status))
@@ -452,24 +534,76 @@ SELECT id, until FROM old`, string(status), keep.Microseconds(), 1, s.kept.until
 }
 
 // kept knows up to where finished tasks were deleted, or cannot be, by status: the time
-// until which the last of them was kept, in microseconds since 1970.
+// until which the last of them was kept, in microseconds since 1970. It knows the same of
+// occurrences: when the last of them was made. And it knows how many tasks one statement
+// can delete.
 type kept struct {
 	mu    sync.Mutex
 	ends  map[tasks.Status]int64
+	made  time.Time
 	since time.Time
+	size  map[tasks.Status]int // 0: as many as are asked for
+}
+
+// most returns how many rows the next statement is to delete, n at most.
+func (k *kept) most(status tasks.Status, n int) int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if size := k.size[status]; size > 0 {
+		return min(size, n)
+	}
+	return n
+}
+
+// shrink notes that the next statement can delete n rows at the most.
+func (k *kept) shrink(status tasks.Status, n int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.size == nil {
+		k.size = map[tasks.Status]int{}
+	}
+	k.size[status] = n
+}
+
+// grow notes that n rows are worth a try.
+func (k *kept) grow(status tasks.Status, n int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if size := k.size[status]; size > 0 {
+		k.size[status] = max(size, n)
+	}
 }
 
 // until returns where purge begins. Every hour that is the beginning again.
 func (k *kept) until(status tasks.Status) int64 {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if time.Since(k.since) > time.Hour {
-		k.ends, k.since = map[tasks.Status]int64{}, time.Now()
-	}
+	k.renew()
 	if end, passed := k.ends[status]; passed {
 		return end
 	}
 	return time.Time{}.UnixMicro() // the year 1, before which no task finished
+}
+
+// madeAt returns behind which time PurgeOccurrences begins. Every hour that is the beginning
+// again.
+func (k *kept) madeAt() time.Time {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.renew()
+	return k.made
+}
+
+func (k *kept) renew() {
+	if time.Since(k.since) > time.Hour {
+		k.ends, k.made, k.since = map[tasks.Status]int64{}, time.Time{}, time.Now()
+	}
+}
+
+func (k *kept) passedMadeAt(made time.Time) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.made = made
 }
 
 func (k *kept) passed(status tasks.Status, until int64) {
@@ -482,19 +616,59 @@ func (k *kept) passed(status tasks.Status, until int64) {
 // ago and whose task is gone, or never was. It returns how many. They are named
 // by their place in the table: one that a backfill has just given a task has
 // another place, and stays.
+//
+// A statement looks at a bounded number of them. Those whose tasks are still there are looked
+// at again after an hour.
 func (s *Store) PurgeOccurrences(ctx context.Context, keep time.Duration, n int) (int, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	tag, err := s.pool.Exec(ctx, `
-DELETE FROM onejob.occurrences
- WHERE ctid = ANY (ARRAY(SELECT o.ctid
-                           FROM onejob.occurrences o
-                          WHERE made_at < now() - $1 * interval '1 microsecond'
-                            AND (SELECT t.id FROM onejob.tasks t WHERE t.id = o.task_id) IS NULL  -- looked up one by one
-                          ORDER BY made_at
-                          LIMIT $2))`, keep.Microseconds(), n)
-	if err != nil {
-		return 0, fmt.Errorf("delete old occurrences: %w", err)
+	type portion struct {
+		Deleted int
+		Full    bool       // there may be more like these
+		To      *time.Time // nil if it found none
 	}
-	return int(tag.RowsAffected()), nil
+	purge := func(n int) (portion, error) {
+		ctx, cancel := context.WithTimeout(ctx, s.timeout)
+		defer cancel()
+		list, err := query(ctx, s.pool, pgx.RowToStructByPos[portion], purgeOccurrencesSQL, keep.Microseconds(), n, s.kept.madeAt())
+		if err != nil {
+			return portion{}, err
+		}
+		return list[0], nil
+	}
+	for deleted := 0; ; {
+		p, err := purge(n - deleted)
+		if err != nil {
+			return deleted, fmt.Errorf("delete old occurrences: %w", err)
+		}
+		deleted += p.Deleted
+		if p.To != nil {
+			s.kept.passedMadeAt(*p.To)
+		}
+		if p.To == nil || p.Full {
+			return deleted, nil
+		}
+	}
 }
+
+// purgeOccurrencesSQL looks at all that were made at the time of the last one: one statement
+// makes many at one time, and the next one goes on behind that time.
+const purgeOccurrencesSQL = `
+WITH old AS MATERIALIZED (
+    SELECT ctid AS place, made_at, task_id
+      FROM onejob.occurrences
+     WHERE made_at < now() - $1 * interval '1 microsecond'
+       AND made_at > $3
+     ORDER BY made_at
+     FETCH FIRST 10000 ROWS WITH TIES
+), gone AS MATERIALIZED (
+    SELECT place, made_at
+      FROM old
+     WHERE (SELECT t.id FROM onejob.tasks t WHERE t.id = old.task_id) IS NULL  -- looked up one by one
+     LIMIT $2
+), deleted AS (
+    DELETE FROM onejob.occurrences
+     WHERE ctid = ANY (ARRAY(SELECT place FROM gone))
+ RETURNING true
+)
+SELECT (SELECT count(*) FROM deleted), enough,
+       CASE WHEN enough THEN (SELECT max(made_at) FROM gone) - interval '1 microsecond' ELSE (SELECT max(made_at) FROM old) END
+  FROM (SELECT count(*) >= $2 FROM gone) AS x(enough)`

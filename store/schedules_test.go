@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"onejob/store"
 	"onejob/tasks"
@@ -182,6 +183,21 @@ func TestDueSchedules(t *testing.T) {
 	}
 }
 
+// A schedule that is paused without an end is not due, whatever its next_at says. It must not
+// keep the leader awake.
+func TestPausedScheduleWithADueTime(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.schedule("paused", hoursAgo(1))
+	b.sql(`UPDATE onejob.schedules SET paused_until = 'infinity'`)
+	b.sql(`DELETE FROM onejob.former_schedules`)
+	b.sql(`UPDATE onejob.schedules SET next_at = $1`, hoursAgo(1))
+	equal(t, "it is due", b.isDue("paused"), false)
+	if wait, err := b.UntilNextSchedule(t.Context(), time.Minute, nil); err != nil || wait != time.Minute {
+		t.Errorf("the next one is %v away, %v", wait, err)
+	}
+}
+
 // isDue reports whether DueSchedules returns the schedule of that name.
 func (b *bench) isDue(name string) bool {
 	b.t.Helper()
@@ -231,6 +247,29 @@ func TestRefusedSchedules(t *testing.T) {
 		_, made := b.make(d, p)
 		equal(t, "tasks made", made, len(p.Occurrences))
 		equal(t, "it says nothing any more", says("a"), "")
+	})
+
+	t.Run("WhateverATriggerRaises", func(t *testing.T) {
+		for code, raise := range map[string]string{"MY001": `RAISE 'not now' USING ERRCODE = 'MY001'`, "42P01": `INSERT INTO public.no_such_table VALUES (1)`} {
+			b.schedule(code, hoursAgo(1))
+			d, p := b.due(code)
+			b.sql(`CREATE OR REPLACE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN ` + raise + `; RETURN NEW; END $$`)
+			b.sql(`CREATE TRIGGER refuse BEFORE INSERT ON onejob.tasks FOR EACH ROW EXECUTE FUNCTION public.refuse()`)
+			if _, _, err := b.MakeOccurrences(t.Context(), d, p); !errors.Is(err, tasks.ErrUnwritable) {
+				t.Errorf("%s: got %v", code, err)
+			}
+			b.sql(`DROP TRIGGER refuse ON onejob.tasks`)
+		}
+	})
+
+	t.Run("NotIfNoScheduleHasTasks", func(t *testing.T) {
+		b.schedule("as all", hoursAgo(1))
+		d, p := b.due("as all")
+		b.sql(`ALTER TABLE onejob.occurrences RENAME TO renamed`)
+		defer b.sql(`ALTER TABLE onejob.renamed RENAME TO occurrences`)
+		if _, _, err := b.MakeOccurrences(t.Context(), d, p); err == nil || errors.Is(err, tasks.ErrUnwritable) {
+			t.Errorf("got %v, which is not this schedule's", err)
+		}
 	})
 
 	t.Run("UntilThereIsATask", func(t *testing.T) {
@@ -316,6 +355,64 @@ func TestLockedSchedules(t *testing.T) {
 	equal(t, "current", current, true)
 	equal(t, "tasks made", made, len(p.Occurrences))
 	b.consistent()
+}
+
+// A task that Postgres cannot insert yet, because of a lock that another transaction has, does
+// not use up the time for a statement, and is not tried again at once.
+func TestTaskThatWaitsForALock(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.sql(`CREATE TABLE public.queues (name text PRIMARY KEY)`)
+	b.sql(`INSERT INTO public.queues VALUES ('default'), ('held')`)
+	b.sql(`ALTER TABLE onejob.tasks ADD FOREIGN KEY (queue) REFERENCES public.queues`)
+	b.schedule("held", hoursAgo(1), "queue = 'held'")
+	tx, err := b.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	if _, err := tx.Exec(t.Context(), `SELECT FROM public.queues WHERE name = 'held' FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		d, p := b.due("held")
+		_, _, err := b.MakeOccurrences(t.Context(), d, p)
+		var pg *pgconn.PgError
+		if !errors.As(err, &pg) || pg.Code != "55P03" || errors.Is(err, tasks.ErrUnwritable) {
+			t.Fatalf("got %v", err)
+		}
+		equal(t, "it is due just after", b.isDue("held"), false)
+		if wait, err := b.UntilNextSchedule(t.Context(), time.Minute, nil); err != nil || wait != time.Minute {
+			t.Errorf("the next one is %v away, %v", wait, err)
+		}
+		store.TryAgain(b.Store)
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	d, p := b.due("held")
+	current, made := b.make(d, p)
+	equal(t, "current", current, true)
+	equal(t, "tasks were made", made > 0, true)
+	b.consistent()
+}
+
+// A trigger of the user's that takes longer than a statement may is wrong with this schedule,
+// unless Postgres does not answer in time anyway.
+func TestTaskThatTakesTooLong(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.Store = open(t, store.Config{DSN: b.dsn, Timeout: 3 * time.Second})
+	b.sql(`CREATE FUNCTION public.slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(60); RETURN NEW; END $$`)
+	for _, of := range []string{"ROW", "STATEMENT"} { // also if there is no row
+		b.sql(`CREATE TRIGGER slow BEFORE INSERT ON onejob.tasks FOR EACH ` + of + ` EXECUTE FUNCTION public.slow()`)
+		b.schedule(of, hoursAgo(1))
+		d, p := b.due(of)
+		if _, _, err := b.MakeOccurrences(t.Context(), d, p); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, tasks.ErrUnwritable) != (of == "ROW") {
+			t.Errorf("of each %s: %v", of, err)
+		}
+		b.sql(`DROP TRIGGER slow ON onejob.tasks`)
+	}
 }
 
 // Schedules in a zone that the leader does not know are left out, and do not keep it
@@ -665,6 +762,34 @@ func TestPurge(t *testing.T) {
 	})
 }
 
+// Rows of which fewer can be deleted within the time for a statement than retention asks for
+// are deleted, but one that takes longer alone.
+func TestSlowRowsStopNoRetention(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.Store = open(t, store.Config{DSN: b.dsn, Timeout: time.Second})
+	b.sql(`CREATE FUNCTION public.slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    PERFORM pg_sleep(CASE WHEN OLD.kind = 'slowest' THEN 60 ELSE 0.05 END);
+    RETURN OLD;
+END $$`)
+	b.sql(`CREATE TRIGGER slow BEFORE DELETE ON onejob.tasks FOR EACH ROW EXECUTE FUNCTION public.slow()`)
+	b.sql(`INSERT INTO onejob.tasks (kind, status, finished_at)
+SELECT CASE WHEN i = 30 THEN 'slowest' ELSE 'noop' END, 'succeeded', now() - i * interval '1 hour' FROM generate_series(1, 60) i`)
+	var refused []string
+	for more := true; more; {
+		_, again, rows, err := b.Purge(t.Context(), tasks.StatusSucceeded, time.Minute, 1000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range rows {
+			refused = append(refused, fmt.Sprint(r.ID))
+		}
+		more = again
+	}
+	equal(t, "what is left", strings.Join(b.sql(`SELECT id FROM onejob.tasks ORDER BY id`), " "), "30")
+	equal(t, "what was refused", strings.Join(refused, " "), "30")
+}
+
 // Rows that say how long they are kept cost retention nothing before their time is over.
 func TestRowsThatAreKeptForLongAreNotRead(t *testing.T) {
 	t.Parallel()
@@ -757,4 +882,34 @@ func TestPurgeOccurrences(t *testing.T) {
 		}
 	}
 	equal(t, "left", strings.Join(b.sql(`SELECT extract(day FROM due_at AT TIME ZONE 'UTC')::int::text FROM onejob.occurrences ORDER BY due_at`), " "), "2 3 5")
+}
+
+// Old occurrences whose tasks are kept are looked at once, and keep no others, not even if
+// more than one statement looks at were made at one time.
+func TestOccurrencesWithTasksKeepNoOthers(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.Store = open(t, store.Config{DSN: b.dsn, MaxConns: 1})
+	b.schedule("s", hoursAgo(0))
+	b.sql(`INSERT INTO onejob.tasks (kind) SELECT 'noop' FROM generate_series(1, 25000)`)
+	b.sql(`INSERT INTO onejob.occurrences (schedule_id, due_at, task_id, made_at)
+SELECT s.id, timestamptz '2020-01-01Z' + t.id * interval '1 s', t.id, now() - interval '5 days' + CASE WHEN t.id > 12000 THEN t.id ELSE 0 END * interval '1 s'
+  FROM onejob.schedules s, onejob.tasks t`)
+	b.sql(`INSERT INTO onejob.occurrences (schedule_id, due_at, skipped, made_at)
+SELECT id, timestamptz '2021-01-01Z' + i * interval '1 s', 'missed', now() - interval '2 days' FROM onejob.schedules, generate_series(1, 10) i`)
+	for round := range 3 {
+		before := b.read()
+		deleted, err := b.PurgeOccurrences(t.Context(), 24*time.Hour, 5)
+		want := 5
+		if round == 2 {
+			want = 0
+		}
+		if err != nil || deleted != want {
+			t.Fatalf("round %d deleted %d, %v, want %d", round, deleted, err, want)
+		}
+		if rows := b.read() - before; round > 0 && rows > 1000 {
+			t.Errorf("round %d read %d rows of tasks", round, rows)
+		}
+	}
+	equal(t, "left", b.one(`SELECT count(*) FROM onejob.occurrences`), "25000")
 }

@@ -18,6 +18,10 @@ const (
 	// between two looks to have been set. A clock that is adjusted runs less than a
 	// thousandth faster or slower.
 	clockStep = 2 * time.Second
+
+	// repairPause is the longest pause before a repair that failed is tried again. It reads all
+	// pending tasks, which may take longer than a statement may.
+	repairPause = 10 * time.Minute
 )
 
 // postgresClock watches the clock of Postgres.
@@ -41,8 +45,9 @@ type clockStore interface {
 // passed over are missed ones.
 func (c *postgresClock) run(ctx context.Context) {
 	repair := true
-	var ahead time.Duration // of this machine's time since its start
-	var of time.Time        // when the server was started whose clock that was
+	var pause, left time.Duration // after a repair that failed, and what is left of that
+	var ahead time.Duration       // of this machine's time since its start
+	var of time.Time              // when the server was started whose clock that was
 	for ; ctx.Err() == nil; sleep(ctx, lookAtClock) {
 		if !c.ready() {
 			continue
@@ -56,27 +61,32 @@ func (c *postgresClock) run(ctx context.Context) {
 		is := time.Duration(now.UnixNano()) - time.Duration(asked)
 		if step := is - ahead; started.Equal(of) && (step < -clockStep || step > clockStep+took) {
 			c.log.Warn("postgres_clock_set", zap.Duration("by", step.Round(time.Millisecond)), zap.Time("to", now))
-			repair = true
+			repair, pause, left = true, 0, 0
 		}
 		ahead, of = is, started
 		if repair {
-			repair = c.afterSetBack(ctx) != nil
+			if left -= lookAtClock; left > 0 {
+				continue
+			}
+			err := c.afterSetBack(ctx)
+			repair = err != nil
+			if err != nil && ctx.Err() == nil {
+				pause = min(max(2*pause, lookAtClock), repairPause)
+				left = pause
+				c.log.Warn("clock_repair_failed", zap.Duration("in", pause), zap.Error(err))
+			}
 		}
 	}
 }
 
 // afterSetBack makes things as if the clock had not been ahead, as far as that can be had.
 func (c *postgresClock) afterSetBack(ctx context.Context) error {
-	due, err := c.store.AfterSetBack(ctx)
-	if err != nil {
-		return err
-	}
-	list, err := c.store.SchedulesAhead(ctx)
-	if err != nil {
-		return err
-	}
-	pulled, forgotten := 0, 0
 	var errs []error
+	due, err := c.store.AfterSetBack(ctx)
+	errs = append(errs, err) // schedules do not depend on tasks
+	list, err := c.store.SchedulesAhead(ctx)
+	errs = append(errs, err)
+	pulled, forgotten := 0, 0
 	for _, a := range list {
 		s, err := schedule.Parse(a.Cron, a.Zone)
 		if err != nil {

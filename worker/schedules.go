@@ -27,6 +27,10 @@ type scheduleStore interface {
 	UntilNextSchedule(ctx context.Context, atMost time.Duration, unknownZones []string) (time.Duration, error)
 }
 
+// minWait is between two looks at schedules. One that counts as due and of which nothing is made
+// must not occupy a processor and Postgres.
+const minWait = 10 * time.Millisecond
+
 // run creates the tasks of due schedules. It checks every second, which is also
 // how soon a changed schedule takes effect.
 func (s *schedules) run(ctx context.Context) {
@@ -49,7 +53,7 @@ func (s *schedules) run(ctx context.Context) {
 		if failing = err != nil; failing {
 			wait = time.Second
 		}
-		sleep(ctx, wait)
+		sleep(ctx, max(wait, minWait))
 	}
 }
 

@@ -239,6 +239,44 @@ func TestLockedScheduleDelaysNoOther(t *testing.T) {
 	}
 }
 
+// A table of the user's to which tasks refer has a row that another transaction has locked, for
+// longer than a statement may take. That delays only the schedules whose tasks refer to it.
+func TestTaskThatCannotBeInsertedDelaysNoOther(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.exec(t, "CREATE TABLE public.queues (name text PRIMARY KEY)")
+	c.exec(t, "INSERT INTO public.queues VALUES ('default'), ('held')")
+	c.exec(t, "ALTER TABLE onejob.tasks ADD FOREIGN KEY (queue) REFERENCES public.queues")
+	held := c.schedule(t, "name, cron, kind, queue, on_missed, missed_cap", "held", "* * * * * *", "noop", "held", "all", 10000)
+	other := c.schedule(t, "name, cron, kind", "other", "* * * * * *", "noop")
+	tx, err := c.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	if _, err := tx.Exec(t.Context(), "SELECT FROM public.queues WHERE name = 'held' FOR UPDATE"); err != nil {
+		t.Fatal(err)
+	}
+	r := c.replica(t, "a", kinds(nil), nil)
+	r.logged(t, "schedules_failed")
+	failed := get[time.Time](t, c, "SELECT clock_timestamp()")
+	testenv.Eventually(t, maxWait, "the other goes on for longer than a statement may take", func() bool {
+		return get[bool](t, c, "SELECT EXISTS (SELECT FROM onejob.occurrences WHERE schedule_id = $1 AND due_at > $2::timestamptz + $3::interval)", other, failed, store.DefaultTimeout+5*time.Second)
+	})
+	if late := get[time.Duration](t, c, "SELECT max(made_at - due_at) FROM onejob.occurrences WHERE schedule_id = $1 AND due_at > $2", other, failed); late > store.DefaultTimeout/2 {
+		t.Errorf("a due time of the other was made %v late", late)
+	}
+	if n := get[int](t, c, "SELECT count(*) FROM onejob.occurrences WHERE schedule_id = $1", held); n != 0 {
+		t.Errorf("%d due times of the held one were made", n)
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, maxWait, "it has caught up", func() bool {
+		return get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE schedule_id = $1", held) > 5
+	})
+}
+
 // A schedule is edited at random moments. Each second from the first edit to the end
 // belongs to the line that was there then, by Postgres' clock, and has a task or a
 // reason if that line names it, and neither if it does not.

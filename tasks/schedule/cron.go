@@ -155,6 +155,32 @@ func (c Cron) Next(t time.Time) time.Time {
 	}
 }
 
+// maxShift is by how much new rules of a zone move a due time at the most: by a day, if the
+// zone changes to the other side of the date line.
+const maxShift = 24 * time.Hour
+
+// believed returns a due time that was worked out earlier, or the one that has taken its place
+// if the rules of the zone have changed since (an update of tzdata, a leader with another
+// table): the nearest one, since it is the same time on the wall. Of two it is the earlier one,
+// so that none is lost, but not one that was made before: none up to begin.
+func (c Cron) believed(stored time.Time, begin *time.Time) time.Time {
+	if _, every := c.spec.(cron.ConstantDelaySchedule); every {
+		return stored // an interval is counted from any time
+	}
+	next := c.Next(stored.Add(-1))
+	if next.IsZero() || next.Equal(stored) || begin == nil {
+		return next
+	}
+	from := stored.Add(-min(next.Sub(stored), maxShift) - 1) // what is as near as next is after this
+	if from.Before(*begin) {
+		from = *begin
+	}
+	for due := c.Next(from); !due.IsZero() && due.Before(stored); due = c.Next(due) {
+		next = due
+	}
+	return next
+}
+
 // notBefore returns the first due time from the end of a pause on, if a due time lies within
 // the pause. An interval begins with that end.
 func (c Cron) notBefore(due time.Time, end *time.Time) time.Time {

@@ -48,7 +48,7 @@ type Due struct {
 	OnMissed  string
 	MissedCap int
 	OnOverlap string
-	Next      *time.Time // nil if it has yet to be worked out
+	Next      *time.Time // nil if it has yet to be worked out; by the rules of the zone at that time
 	Begin     *time.Time // then it is the first one after this; nil means after now
 	Paused    *time.Time // and not before this; nil if it was not paused
 	Changed   *time.Time // the last edit of when it comes due
@@ -94,6 +94,9 @@ type Plan struct {
 // edit are those that it had then. So no due time is lost or invented by an edit,
 // whenever the leader sees it.
 //
+// The rules of the zone may have changed since the next due time was worked out, or another
+// leader may have other ones. Plan believes it only if it is a due time by the rules here.
+//
 // Of the due times that have passed the last one is made in time if it is not older
 // than OnTime, and so is the last one before each edit; all others were missed.
 func (d Due) Plan(c Cron, now time.Time) Plan {
@@ -120,7 +123,7 @@ func (d Due) Plan(c Cron, now time.Time) Plan {
 		if err == nil {
 			var next time.Time
 			if f.Next != nil {
-				next = *f.Next
+				next = c.believed(*f.Next, &f.Begin)
 			} else {
 				next = c.Next(f.Begin)
 			}
@@ -135,13 +138,13 @@ func (d Due) Plan(c Cron, now time.Time) Plan {
 		var next time.Time
 		switch {
 		case d.Next != nil:
-			next = *d.Next
+			next = c.believed(*d.Next, d.Begin)
 		case d.Begin != nil:
 			next = c.Next(*d.Begin)
 		default:
 			next = c.Next(now)
 		}
-		if d.Next == nil {
+		if d.Next == nil || !next.Equal(*d.Next) {
 			next = c.notBefore(next, d.Paused)
 		}
 		p.Next = collect(c, next, now)

@@ -196,3 +196,52 @@ func TestPlan(t *testing.T) {
 		}
 	})
 }
+
+// A next due time that was worked out by other rules of the zone than those of this process is
+// replaced by the one that is meant, which is made once.
+func TestPlanAfterAChangeOfZoneRules(t *testing.T) {
+	t.Parallel()
+	at := func(text string) *time.Time { c := clock(t, text); return &c }
+	yesterday := func(text string) *time.Time { c := clock(t, text).AddDate(0, 0, -1); return &c }
+	const daily, berlin = "0 13 * * *", "Europe/Berlin" // 11:00 in UTC
+	for _, test := range []struct {
+		name       string
+		cron, zone string
+		d          schedule.Due
+		now        string
+		want       string
+	}{
+		{"AsBefore", daily, berlin, schedule.Due{OnMissed: "all", Next: at("11:00:00"), Begin: yesterday("11:00:00")}, "11:00:10", "11:00:00 next 11:00:00"},
+		{"ItIsLater", daily, berlin, schedule.Due{OnMissed: "all", Next: at("10:00:00"), Begin: yesterday("10:00:00")}, "10:00:10", "next 11:00:00"},
+		{"ItWasEarlier", daily, berlin, schedule.Due{OnMissed: "all", Next: at("12:00:00"), Begin: yesterday("12:00:00")}, "12:00:10", "11:00:00 next 11:00:00"},
+		{"ItWasEarlierAndIsMade", daily, berlin, schedule.Due{OnMissed: "all", Next: at("12:00:00"), Begin: at("11:00:00")}, "12:00:10", "next 11:00:00"},
+		{"ItWasBeforeAnEdit", daily, berlin, schedule.Due{OnMissed: "all", Next: at("12:00:00"), Begin: at("11:30:00")}, "12:00:10", "next 11:00:00"},
+		{"ItWasInAPause", daily, berlin, schedule.Due{OnMissed: "all", Next: at("12:00:00"), Begin: at("10:00:00"), Paused: at("11:30:00")}, "12:00:10", "next 11:00:00"},
+		{"NoEditIsKnown", daily, berlin, schedule.Due{OnMissed: "all", Next: at("10:00:00")}, "10:00:10", "next 11:00:00"},
+		{"OneIsAsNearAsTheOther", "30 * * * *", "UTC", schedule.Due{OnMissed: "all", Next: at("12:00:00"), Begin: at("11:00:00")}, "12:00:10", "11:30:00 next 12:30:00"},
+		{"OfEverySecond", "* * * * * *", "UTC", schedule.Due{OnMissed: "skip", Next: at("12:00:00.9"), Begin: at("11:00:00")}, "12:00:01.9", "12:00:01 next 12:00:02"},
+		{"OfAMonthLongAgo", "* * * 1 *", "UTC", schedule.Due{OnMissed: "all", Next: at("12:00:00.5"), Begin: yesterday("11:00:00")}, "12:00:10", "next 00:00:00"},
+		{"AnIntervalHasNone", "@every 1m", berlin, schedule.Due{OnMissed: "all", Next: at("12:00:07"), Begin: at("11:00:00")}, "12:00:10", "12:00:07 next 12:01:07"},
+		{"ALineThatNeverComesDue", "0 0 30 2 *", berlin, schedule.Due{OnMissed: "all", Next: at("12:00:00"), Begin: at("11:00:00")}, "12:00:10", "next 00:00:00"},
+		{"OfALineBeforeAnEdit", "@every 1h", "UTC", schedule.Due{OnMissed: "all", Begin: at("11:30:00"),
+			Former: []schedule.Former{{ID: 7, Cron: daily, Zone: berlin, Next: at("10:00:00"), Begin: *yesterday("10:00:00"), Until: *at("11:30:00")}}}, "11:40:00", "11:00:00 next 12:30:00"},
+		{"NotDueBeforeAnEdit", "@every 1h", "UTC", schedule.Due{OnMissed: "all", Begin: at("10:30:00"),
+			Former: []schedule.Former{{ID: 7, Cron: daily, Zone: berlin, Next: at("10:00:00"), Begin: *yesterday("10:00:00"), Until: *at("10:30:00")}}}, "10:40:00", "next 11:30:00"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s, err := schedule.Parse(test.cron, test.zone)
+			if err != nil {
+				t.Fatal(err)
+			}
+			test.d.MissedCap = 100
+			p := test.d.Plan(s, clock(t, test.now))
+			p.Next = p.Next.UTC()
+			for i := range p.Occurrences {
+				p.Occurrences[i].Due = p.Occurrences[i].Due.UTC()
+			}
+			if got := said(p); got != test.want {
+				t.Errorf("got  %s\nwant %s", got, test.want)
+			}
+		})
+	}
+}
