@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"html/template"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -197,7 +198,7 @@ func (p *page) functions() template.FuncMap {
 			if d, ok := (store.Time{At: now}).Sub(t); ok && d >= 0 {
 				return snapshot.Seconds(d).String() + " ago"
 			} else if ok {
-				return "in " + snapshot.Seconds(-d).String()
+				return "in " + snapshot.Seconds(-max(d, -math.MaxInt64)).String() // there is no -math.MinInt64
 			}
 			return t.String()
 		},
