@@ -187,7 +187,17 @@ func (p *page) admit(r *http.Request) (actor string, no *refusal) {
 	if acts {
 		return p.admitAction(r)
 	}
+	if embedded(r) {
+		return "", &refusal{status: http.StatusForbidden, text: "Another website asks for this in a visitor's browser. It can lead here, and not do more."}
+	}
 	return "", p.admitReader(r)
+}
+
+// embedded reports whether a browser says that a page of another site asks for this without
+// leading its visitor here. Such a page cannot read the answer, but could make Postgres work for it.
+func embedded(r *http.Request) bool {
+	return r.Header.Get("Sec-Fetch-Site") == "cross-site" &&
+		(r.Header.Get("Sec-Fetch-Mode") != "navigate" || r.Header.Get("Sec-Fetch-Dest") != "document")
 }
 
 // admitReader returns why somebody may not read, or nil.

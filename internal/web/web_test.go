@@ -236,6 +236,40 @@ func firstEvent(t *testing.T, url string) string {
 	return ""
 }
 
+// A page of another site can make a visitor's browser ask for anything here, as for an image.
+func TestOtherSitesCanOnlyLeadHere(t *testing.T) {
+	t.Parallel()
+	c := &cluster{text: "x"}
+	url := serve(t, c, nil)
+	for _, test := range []struct {
+		name, site, mode, dest string
+		status                 int
+	}{
+		{"Image", "cross-site", "no-cors", "image", 403},
+		{"Fetch", "cross-site", "cors", "empty", 403},
+		{"Frame", "cross-site", "navigate", "iframe", 403},
+		{"Link", "cross-site", "navigate", "document", 200},
+		{"OwnScript", "same-origin", "cors", "empty", 200},
+		{"TypedAddress", "none", "navigate", "document", 200},
+		{"NoBrowser", "", "", "", 200},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			for _, path := range []string{"/", "/tasks/5", "/find?q=x", "/style.css"} {
+				resp, _ := get(t, url+path, func(r *http.Request) {
+					for name, value := range map[string]string{"Sec-Fetch-Site": test.site, "Sec-Fetch-Mode": test.mode, "Sec-Fetch-Dest": test.dest} {
+						if value != "" {
+							r.Header.Set(name, value)
+						}
+					}
+				})
+				if resp.StatusCode != test.status {
+					t.Errorf("%s: %d, want %d", path, resp.StatusCode, test.status)
+				}
+			}
+		})
+	}
+}
+
 func TestWhoMayRead(t *testing.T) {
 	t.Parallel()
 	const token = "0123456789abcdef"
