@@ -126,13 +126,16 @@ Exit codes: 0 done, or nothing matched; 1 not to all of them; 2 usage error.`,
 		case ch.action == store.ActionDelete && f.Status == "":
 			return usage(fmt.Errorf("--status is needed: %s", strings.Join(ch.statuses, ", ")))
 		}
-		if len(ago) > 0 {
+		if len(ago) > 0 || f.Until == nil {
 			now, err := db.Now(c.Context())
 			if err != nil {
 				return err
 			}
 			for at, d := range ago {
 				*at = now.Add(-d)
+			}
+			if f.Until == nil { // the question and what is done are about the same tasks
+				f.Until = &now
 			}
 		}
 		return ch.many(c, db, b, *yes)
