@@ -1,7 +1,6 @@
 package web
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/json"
 	"fmt"
@@ -139,7 +138,6 @@ func firstLine(s string) string {
 
 // pretty returns JSON with indents, and says what is missing.
 func pretty(t store.Text) string {
-	var b bytes.Buffer
 	switch {
 	case t.Text == "" && !t.Cut:
 		return ""
@@ -147,10 +145,8 @@ func pretty(t store.Text) string {
 		return fmt.Sprintf("It is too long to be shown: %d bytes as they are stored.", t.Length)
 	case t.Cut:
 		return t.Text + fmt.Sprintf("\n[cut: it has %d bytes as they are stored]", t.Length)
-	case json.Indent(&b, []byte(t.Text), "", "  ") != nil:
-		return t.Text
 	}
-	return b.String()
+	return string(snapshot.Indent([]byte(t.Text)))
 }
 
 // functions are those of the templates.

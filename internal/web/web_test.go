@@ -29,6 +29,7 @@ type cluster struct {
 	err     error
 	story   error
 	at      time.Time // of what happens in rows; zero: now
+	payload string    // of the task; empty: an object with the text
 }
 
 // when is the time of what happens in rows.
@@ -66,6 +67,9 @@ func (c *cluster) Story(_ context.Context, id int64) (store.Story, error) {
 	}
 	now, code, fence := c.when(), 3, int64(9007199254740995)
 	s := store.Story{Now: time.Now(), Payload: store.Text{Text: fmt.Sprintf(`{"command": %q}`, c.text)}, Result: store.Text{Text: c.text}}
+	if c.payload != "" {
+		s.Payload.Text = c.payload
+	}
 	s.Row = store.Row{ID: id, Kind: c.text, Status: "failed", Queue: c.text, LockKey: &c.text, LimitName: &c.text, UniqueKey: &c.text, Replica: &c.text, Error: &c.text, Fence: &fence, CreatedAt: now, RunAt: now, FinishedAt: &now, Progress: c.progress()}
 	s.Attempts = []store.StoryAttempt{{Fence: fence, Attempt: 1, Replica: c.text, StartedAt: now, FinishedAt: now, Outcome: "failed", Error: c.text, Output: c.text, OutputLength: 5, ExitCode: &code}}
 	s.Before = []store.Neighbour{{TaskID: 3, Replica: c.text, StartedAt: &now, FinishedAt: &now, Outcome: "succeeded"}}
@@ -234,6 +238,15 @@ func firstEvent(t *testing.T, url string) string {
 	}
 	t.Fatal("the answer ended before the first event")
 	return ""
+}
+
+// A page is not hundreds of times as long as the payload that it shows.
+func TestADeepPayloadIsShownAsItIs(t *testing.T) {
+	t.Parallel()
+	c := &cluster{text: "x", payload: strings.Repeat("[", 300) + "1" + strings.Repeat(",1", 21_000) + strings.Repeat("]", 300)}
+	if _, body := get(t, serve(t, c, nil)+"/tasks/5"); len(body) > 100_000 || !strings.Contains(body, c.payload) {
+		t.Errorf("a payload of %d bytes makes a page of %d", len(c.payload), len(body))
+	}
 }
 
 // A page of another site can make a visitor's browser ask for anything here, as for an image.
