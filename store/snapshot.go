@@ -447,6 +447,7 @@ type Story struct {
 	Now     time.Time
 	Payload Text
 	Result  Text
+	Why     string // as Store.Why, or why that is not known
 
 	Attempts     []StoryAttempt // the newest first
 	MoreAttempts bool           // there are older ones
@@ -556,6 +557,11 @@ func (s *Store) Story(ctx context.Context, id int64) (story Story, err error) {
 		r := rows[0]
 		story.Row, story.Now = r.Row, r.Now
 		story.Payload, story.Result = cut(r.PayloadText, r.PayloadSize), cut(r.ResultText, r.ResultSize)
+		if sentences, err := read(g, pgx.RowTo[string], `SELECT onejob.why(@id::bigint)`, texts); err != nil {
+			story.Why = "Not known: " + sanitized(err).Error()
+		} else {
+			story.Why = sentences[0]
+		}
 		if story.Attempts, err = read(g, pgx.RowToStructByName[StoryAttempt], storyAttemptsSQL, texts); err != nil {
 			return err
 		}

@@ -1,6 +1,7 @@
 package store_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -229,6 +230,33 @@ func TestGlancesCannotWrite(t *testing.T) {
 	b := newBench(t)
 	if err := store.WriteAtAGlance(t.Context(), b.Store); err == nil || !strings.Contains(err.Error(), "read-only") {
 		t.Errorf("a write: %v", err)
+	}
+}
+
+// Who looks at a task does not wait for a connection that claims and completions use, nor take one.
+func TestStoryWhileAllConnectionsAreBusy(t *testing.T) {
+	t.Parallel()
+	b := newBareBench(t)
+	id := idOf(t, b.insert("run_at='infinity'"))
+	b.Store = open(t, store.Config{DSN: b.dsn, MaxConns: 1, Timeout: time.Minute})
+	_, end := openTransaction(t, b.dsn, `BEGIN`, `LOCK TABLE onejob.occurrences IN ACCESS EXCLUSIVE MODE`)
+	busy := make(chan error, 1)
+	go func() {
+		_, err := b.Occurrences(context.WithoutCancel(t.Context()), 1, 1)
+		busy <- err
+	}()
+	b.eventually("the connection is busy", func() bool {
+		return b.one(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`) == "1"
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	s, err := b.Story(ctx, id)
+	if want := fmt.Sprintf("Task %d is parked", id); err != nil || !strings.HasPrefix(s.Why, want) {
+		t.Errorf("while a statement waits on the only connection of claims: %q, %v; want %q", s.Why, err, want)
+	}
+	end()
+	if err := <-busy; err != nil {
+		t.Error(err)
 	}
 }
 

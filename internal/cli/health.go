@@ -131,7 +131,6 @@ func (h *health) page(cfg Config, at net.Addr) (http.Handler, error) {
 	return web.New(web.Config{
 		Snapshots:    cfg.snapshots(h.store, h.locks.Load, limits),
 		Tasks:        h.store,
-		Why:          h.store.Why,
 		Loopback:     ok && tcp.IP.IsLoopback(),
 		Token:        token,
 		ActTokens:    actTokens,

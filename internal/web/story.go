@@ -27,7 +27,6 @@ func (p *page) hides(kind string) bool { return slices.Contains(p.cfg.HidePayloa
 // storyView is a task as the page shows it.
 type storyView struct {
 	store.Story
-	Why     string
 	Payload string
 	Result  string
 	Error   string
@@ -56,6 +55,7 @@ func (p *page) storyOf(s store.Story) storyView {
 	}
 	if p.hides(s.Kind) {
 		v.Payload, v.Target = hidden, ""
+		v.Why = "" // it has the error, or the command
 		if v.Result != "" {
 			v.Result = hidden
 		}

@@ -48,9 +48,6 @@ type Config struct {
 		Find(ctx context.Context, text string) ([]store.Found, error)
 	}
 
-	// Why says in one sentence why a task is where it is. Nil: the page does not say.
-	Why func(ctx context.Context, id int64) (string, error)
-
 	// Loopback says that the page is served on an address that only this machine reaches.
 	Loopback bool
 
@@ -382,13 +379,7 @@ func (p *page) story(w http.ResponseWriter, r *http.Request) {
 		p.fail(w, http.StatusServiceUnavailable, "../", fmt.Sprintf("Task %d cannot be shown now: %v", id, err))
 		return
 	}
-	v := p.storyOf(s)
-	if p.cfg.Why != nil && !p.hides(s.Kind) { // it has the error, or the command
-		if v.Why, err = p.cfg.Why(r.Context(), id); err != nil {
-			v.Why = "Not known: " + err.Error()
-		}
-	}
-	p.show(w, http.StatusOK, "story", layout{Title: fmt.Sprintf("Task %d, %s", id, s.Status), Root: "../", Content: v})
+	p.show(w, http.StatusOK, "story", layout{Title: fmt.Sprintf("Task %d, %s", id, s.Status), Root: "../", Content: p.storyOf(s)})
 }
 
 // findings is what was found.
