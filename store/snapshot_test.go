@@ -196,6 +196,29 @@ func (b *bench) glanced() int64 {
 	return b.read()
 }
 
+// What needs somebody is there, however much else there is.
+func TestOverviewOfManySchedulesAndReplicas(t *testing.T) {
+	t.Parallel()
+	b := newBareBench(t)
+	b.sql(`INSERT INTO onejob.schedules (name, cron, kind, enabled) SELECT 'a' || i, '@hourly', 'noop', false FROM generate_series(1, 300) i`)
+	b.schedule("wrong", time.Now().Add(time.Hour), "error = 'no such zone'")
+	b.schedule("late", time.Now().Add(-time.Hour))
+	b.serves("old", "{}", "{noop}", "", 0, 5)
+	b.sql(`INSERT INTO onejob.replicas (session, process, name, host, pid, version, kinds, queues, concurrency, running, state, began_at, heartbeat_at, ended_at)
+	       SELECT gen_random_uuid(), gen_random_uuid(), 'restarted', 'h', 1, 'v', '{noop}', '{}', 5, 0, 'stopped', now() + interval '1 second', now(), now() FROM generate_series(1, 300)`)
+	o := b.overview()
+	found := map[string]store.ScheduleGlance{}
+	for _, s := range o.Schedules.Rows {
+		found[s.Name] = s
+	}
+	if len(found) != 200 || found["wrong"].Error != "no such zone" || !found["late"].Behind || !slices.IsSortedFunc(o.Schedules.Rows, func(a, b store.ScheduleGlance) int { return strings.Compare(a.Name, b.Name) }) {
+		t.Errorf("%d schedules, with %+v and %+v; want 200 in order, with the error of one and that one is late", len(found), found["wrong"], found["late"])
+	}
+	if r := o.Replicas.Rows; len(r) != 200 || r[0].Name != "old" {
+		t.Errorf("%d replicas, the first is %s; want 200 that begin with the one that lives", len(r), r[0].Name)
+	}
+}
+
 // A part that takes too long says so, and the others are there.
 func TestOverviewWithoutWhatIsLocked(t *testing.T) {
 	t.Parallel()
