@@ -22,6 +22,7 @@ import (
 	"strconv"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"onejob/boottime"
 	"onejob/lock"
@@ -68,7 +69,10 @@ func LeaseFor(d time.Duration) func() boottime.Instant {
 //     later moment from call to call, as it does when heartbeats extend a lease.
 //
 // A payload that the kind refuses is a permanent error, see tasks.IsPermanent, or
-// a requeue if only this replica cannot run it. A panic of the handler is not recovered.
+// a requeue if only this replica cannot run it. A result that Postgres would not keep is a
+// *tasks.ResultError: one longer than tasks.MaxResult, or that is no JSON, or has the
+// character U+0000. Not found are numbers and nesting beyond what Postgres takes. A panic of
+// the handler is not recovered.
 func Run(ctx context.Context, kinds tasks.Kinds, a *tasks.Attempt) (tasks.Result, error) {
 	kind := kinds[a.Kind]
 	if kind == nil {
@@ -97,7 +101,50 @@ func Run(ctx context.Context, kinds tasks.Kinds, a *tasks.Attempt) (tasks.Result
 	if a.Timeout > 0 {
 		timed, stop := context.WithTimeoutCause(ctx, a.Timeout, tasks.ErrTimeout)
 		defer stop()
-		return handler(timed, a)
+		ctx = timed
 	}
-	return handler(ctx, a)
+	result, err := handler(ctx, a)
+	if why := unstorable(result.Value); err == nil && !result.Committed && why != "" {
+		return tasks.Result{}, &tasks.ResultError{Written: tasks.Completion{
+			ID: a.ID, Fence: a.Fence, Session: a.Session, Outcome: tasks.Failed, Next: tasks.StatusFailed, Error: "the result cannot be stored: " + why,
+		}}
+	}
+	return result, err
+}
+
+// unstorable returns why a result cannot be stored, or "". The words are those of the store
+// and of Postgres.
+func unstorable(value json.RawMessage) string {
+	switch {
+	case len(value) == 0:
+		return ""
+	case len(value) > tasks.MaxResult:
+		return fmt.Sprintf("it has %d bytes, of at most %d", len(value), tasks.MaxResult)
+	case !utf8.Valid(value):
+		return `invalid byte sequence for encoding "UTF8"`
+	case !json.Valid(value):
+		return "invalid input syntax for type json"
+	}
+	high := false // a surrogate that needs a low one behind it
+	for i := 0; i < len(value); i++ {
+		if value[i] != '\\' || value[i+1] != 'u' {
+			if high {
+				return "invalid input syntax for type json"
+			}
+			if value[i] == '\\' {
+				i++
+			}
+			continue
+		}
+		r, _ := strconv.ParseUint(string(value[i+2:i+6]), 16, 16)
+		isHigh, isLow := r >= 0xd800 && r < 0xdc00, r >= 0xdc00 && r < 0xe000
+		switch {
+		case r == 0:
+			return "unsupported Unicode escape sequence"
+		case high != isLow:
+			return "invalid input syntax for type json"
+		}
+		high, i = isHigh, i+5
+	}
+	return ""
 }

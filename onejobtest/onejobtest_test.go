@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -61,6 +62,51 @@ func TestPayloads(t *testing.T) {
 	_, err := onejobtest.Run(t.Context(), tasks.Kinds{"exec": new(execkind.Kind)}, onejobtest.NewAttempt("exec", map[string]string{"command": "backup"}))
 	if _, requeue := tasks.RequeueDelay(err); !requeue || !errors.Is(err, tasks.ErrUnknown) {
 		t.Errorf("a command that is not configured: %v", err)
+	}
+}
+
+// reports is a kind of which each attempt has this result.
+type reports string
+
+func (r reports) Prepare(json.RawMessage) (tasks.Handler, error) {
+	return func(context.Context, *tasks.Attempt) (tasks.Result, error) {
+		return tasks.Result{Value: json.RawMessage(r)}, nil
+	}, nil
+}
+
+// What a replica could not store of a result is an error here, too.
+func TestResults(t *testing.T) {
+	t.Parallel()
+	long := `"` + strings.Repeat("x", tasks.MaxResult-2) + `"`
+	for value, why := range map[string]string{
+		"":                       "",
+		`{"a": "\u00e9"}`:        "",
+		`"\\u0000 \ud83d\ude00"`: "",
+		long:                     "",
+		long + " ":               "it has 4194305 bytes, of at most 4194304",
+		`"\u0000"`:               "unsupported Unicode escape sequence",
+		`["a\\\u0000b"]`:         "unsupported Unicode escape sequence",
+		`"\ud83d"`:               "invalid input syntax for type json",
+		`"\ude00"`:               "invalid input syntax for type json",
+		`"\ud83d\ud83d"`:         "invalid input syntax for type json",
+		`"\ud83d\n"`:             "invalid input syntax for type json",
+		`{"a": `:                 "invalid input syntax for type json",
+		"\"\x00\"":               "invalid input syntax for type json",
+		"\"\xff\"":               `invalid byte sequence for encoding "UTF8"`,
+	} {
+		kinds := tasks.Kinds{"report": reports(value)}
+		result, err := onejobtest.Run(t.Context(), kinds, onejobtest.NewAttempt("report", nil))
+		var refused *tasks.ResultError
+		switch {
+		case why == "" && (err != nil || string(result.Value) != value):
+			t.Errorf("%.20q: %v", value, err)
+		case why != "" && (!errors.As(err, &refused) || err.Error() != "the result cannot be stored: "+why || refused.Written.Outcome != tasks.Failed || result.Value != nil):
+			t.Errorf("%.20q: %v, want %s", value, err, why)
+		}
+	}
+	_, err := onejobtest.Run(t.Context(), onejob.Handle("greet", greet), onejobtest.NewAttempt("greet", greeting{"a\x00"}))
+	if refused := new(tasks.ResultError); !errors.As(err, &refused) {
+		t.Errorf("a greeting with a zero byte: %v", err)
 	}
 }
 

@@ -101,6 +101,8 @@ type AttemptRow struct {
 
 // Status returns a task's status, and its error if it has one, or ErrNoTask.
 func (s *Store) Status(ctx context.Context, id int64) (status tasks.Status, message string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
 	err = s.pool.QueryRow(ctx, `SELECT status, coalesce(error, '') FROM onejob.tasks WHERE id = $1`, id).Scan(&status, &message)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return "", "", fmt.Errorf("task %d: %w", id, ErrNoTask)
@@ -113,6 +115,8 @@ func (s *Store) Status(ctx context.Context, id int64) (status tasks.Status, mess
 
 // Show returns one task and its attempts, the oldest first, or ErrNoTask.
 func (s *Store) Show(ctx context.Context, id int64) (Row, []AttemptRow, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
 	rows, err := s.pool.Query(ctx, `SELECT `+rowColumns+` FROM onejob.tasks WHERE id = $1`, id)
 	if err != nil {
 		return Row{}, nil, fmt.Errorf("show task %d: %w", id, err)

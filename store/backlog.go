@@ -85,12 +85,12 @@ SELECT CASE WHEN shown THEN queue ELSE 'other' END,
        least(sum(due), @most)::int,
        CASE WHEN min(since) IS NULL THEN 0 ELSE least(extract(epoch FROM statement_timestamp() - greatest(min(since), '0001-01-01 UTC')), 9e9) END::float8
   FROM ranked
- GROUP BY shown, CASE WHEN shown THEN queue ELSE 'other' END, CASE WHEN shown THEN kind ELSE 'other' END`
+ GROUP BY 1, 2`
 
 // Backlog returns the due tasks by queue and kind, also those that wait for a limit or a lock
 // key. It reads at most MaxBacklog index entries of each lane, which is what shares
 // priority, queue, kind and limit. Of many pairs of queue and kind those with few tasks
-// are added up as queue and kind "other".
+// are added up as queue and kind "other", with what has these names itself.
 func (s *Store) Backlog(ctx context.Context) ([]Backlog, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()

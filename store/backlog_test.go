@@ -68,3 +68,27 @@ func TestBacklog(t *testing.T) {
 		t.Errorf("500 queues are shown as %d rows with %d tasks, want 201 with %d", len(list), sum, store.MaxBacklog+4+500)
 	}
 }
+
+// Anybody who may enqueue can name a queue as the rest is named. Prometheus refuses two values
+// with the same labels.
+func TestBacklogOfAQueueThatIsNamedOther(t *testing.T) {
+	t.Parallel()
+	b := newBareBench(t)
+	b.sql(`INSERT INTO onejob.tasks (kind, queue) SELECT 'mail', 'q' || i FROM generate_series(1, 300) i
+	       UNION ALL SELECT 'other', 'other' FROM generate_series(1, 5)`)
+	list, err := b.Backlog(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen, sum := map[[2]string]int{}, 0
+	for _, l := range list {
+		seen[[2]string{l.Queue, l.Kind}]++
+		sum += l.Due
+		if l.Queue == "other" && l.Due != 5+101 {
+			t.Errorf("%d tasks are in other, want the 5 of the queue, and 101 of the queues that are not shown", l.Due)
+		}
+	}
+	if len(seen) != len(list) || len(list) != 200 || sum != 305 {
+		t.Errorf("%d rows of %d pairs with %d tasks, want 200 of as many with 305", len(list), len(seen), sum)
+	}
+}

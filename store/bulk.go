@@ -147,6 +147,8 @@ SELECT matched, affected, next_id, action_id
 
 // Now returns the time by Postgres' clock, which is the one that the times in rows come from.
 func (s *Store) Now(ctx context.Context) (now time.Time, err error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
 	if err := s.pool.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&now); err != nil {
 		return now, fmt.Errorf("read the time: %w", sanitized(err))
 	}

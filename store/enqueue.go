@@ -147,6 +147,8 @@ func (s *Store) Enqueue(ctx context.Context, n NewTask) (int64, error) {
 	if err != nil {
 		return 0, notEnqueued(0, 1, err)
 	}
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
 	var id int64
 	if err := s.pool.QueryRow(ctx, sql, args...).Scan(&id); err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return 0, notEnqueued(0, 1, err)

@@ -1,7 +1,9 @@
 package store_test
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -242,6 +244,47 @@ func TestListsEndByStatementTimeout(t *testing.T) {
 	}
 	if _, err := b.List(t.Context(), store.Filter{Limit: 1}); err == nil || !strings.Contains(err.Error(), "no answer from Postgres within 5s") {
 		t.Errorf("List of a locked table: %v", err)
+	}
+}
+
+// Nor does anything else that people ask for wait without an end while somebody has locked the
+// tables, as ALTER TABLE does.
+func TestWhatPeopleAskForEndsByTimeout(t *testing.T) {
+	t.Parallel()
+	b := newBareBench(t)
+	b.schedule("nightly", time.Now())
+	s := open(t, store.Config{DSN: b.dsn, Timeout: 300 * time.Millisecond})
+	_, row, err := b.Schedule(t.Context(), "nightly")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, end := openTransaction(t, b.dsn, `BEGIN`, `LOCK TABLE onejob.tasks, onejob.schedules, onejob.occurrences IN ACCESS EXCLUSIVE MODE`)
+	for what, ask := range map[string]func(ctx context.Context) error{
+		"Status":      func(ctx context.Context) error { _, _, err := s.Status(ctx, 1); return err },
+		"Show":        func(ctx context.Context) error { _, _, err := s.Show(ctx, 1); return err },
+		"Enqueue":     func(ctx context.Context) error { _, err := s.Enqueue(ctx, store.NewTask{Kind: "noop"}); return err },
+		"Schedules":   func(ctx context.Context) error { _, err := s.Schedules(ctx); return err },
+		"Schedule":    func(ctx context.Context) error { _, _, err := s.Schedule(ctx, "nightly"); return err },
+		"Occurrences": func(ctx context.Context) error { _, err := s.Occurrences(ctx, row.ID, 5); return err },
+		"SkippedDueTimes": func(ctx context.Context) error {
+			_, err := s.SkippedDueTimes(ctx, row.ID, time.Time{}, time.Now(), 5)
+			return err
+		},
+		"WithoutTask": func(ctx context.Context) error {
+			_, err := s.WithoutTask(ctx, row.ID, []time.Time{time.Now()})
+			return err
+		},
+		"Backfill": func(ctx context.Context) error { _, err := s.Backfill(ctx, row, []time.Time{time.Now()}); return err },
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		if err := ask(ctx); !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
+			t.Errorf("%s of locked tables: %v; after a minute: %v", what, err, ctx.Err())
+		}
+		cancel()
+	}
+	end()
+	if n := b.one(`SELECT count(*) FROM onejob.tasks`); n != "0" {
+		t.Errorf("%s tasks are there", n)
 	}
 }
 

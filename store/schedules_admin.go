@@ -71,6 +71,8 @@ type OccurrenceRow struct {
 
 // Schedules returns all schedules by their names.
 func (s *Store) Schedules(ctx context.Context) ([]ScheduleRow, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
 	rows, err := s.pool.Query(ctx, `SELECT `+scheduleColumns+` FROM onejob.schedules ORDER BY name`)
 	if err != nil {
 		return nil, fmt.Errorf("list schedules: %w", err)
@@ -84,6 +86,8 @@ func (s *Store) Schedules(ctx context.Context) ([]ScheduleRow, error) {
 
 // Schedule returns a schedule, and what Postgres' clock says, or ErrNoSchedule.
 func (s *Store) Schedule(ctx context.Context, name string) (now time.Time, row ScheduleRow, err error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
 	rows, err := s.pool.Query(ctx, `SELECT now(), `+scheduleColumns+` FROM onejob.schedules WHERE name = $1`, name)
 	if err != nil {
 		return now, row, fmt.Errorf("show schedule %s: %w", name, err)
@@ -104,6 +108,8 @@ func (s *Store) Schedule(ctx context.Context, name string) (now time.Time, row S
 
 // Occurrences returns the last n due times of a schedule, the newest first.
 func (s *Store) Occurrences(ctx context.Context, id int64, n int) ([]OccurrenceRow, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
 	rows, err := s.pool.Query(ctx, `
 SELECT o.due_at, o.task_id, t.status, o.skipped, o.made_at
   FROM onejob.occurrences o
@@ -188,6 +194,8 @@ SELECT d.due_at
 }
 
 func (s *Store) dueTimes(ctx context.Context, sql string, args ...any) ([]time.Time, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
 	rows, err := s.pool.Query(ctx, sql, args...)
 	if err != nil {
 		return nil, fmt.Errorf("look for due times: %w", err)
@@ -213,6 +221,8 @@ type MadeTask struct {
 // statement wait for the leader's, and the leader's do nothing for now; the primary key of occurrences lets only one of them make a task. A due time that
 // was skipped becomes one with a task. The schedule itself is not changed.
 func (s *Store) Backfill(ctx context.Context, row ScheduleRow, dues []time.Time) ([]MadeTask, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout+time.Duration(len(dues))*time.Millisecond) // there may be 100,000
+	defer cancel()
 	rows, err := s.pool.Query(ctx, `
 WITH schedule AS (
     SELECT *

@@ -91,6 +91,7 @@ type ReplicaGlance struct {
 	BeganAt     Time               `db:"began_at"`
 }
 
+// replicaGlanceSQL chooses those first that have not ended, however many have within minutes.
 const replicaGlanceSQL = `
 SELECT session::text, name, host, pid, version, kinds, queues, concurrency, running, state,
        (least(extract(epoch FROM greatest(clock_timestamp() - heartbeat_at, interval '0')), @longest) * 1000000000)::bigint AS silent,
@@ -98,7 +99,7 @@ SELECT session::text, name, host, pid, version, kinds, queues, concurrency, runn
   FROM onejob.replicas
  WHERE ended_at IS NULL
     OR ended_at > statement_timestamp() - interval '10 minutes'
- ORDER BY began_at DESC, session
+ ORDER BY ended_at IS NOT NULL, began_at DESC, session
  LIMIT @replicas`
 
 // Waiting is what waits in one queue, of one kind, under one limit. A count of which there is
@@ -301,6 +302,8 @@ type ScheduleGlance struct {
 	Became   []string    `db:"became"`   // the task's status, "deleted", or why there is no task
 }
 
+// scheduleGlanceSQL chooses those first that create no tasks because of an error, and those
+// that are late: of more schedules than are shown, these must not be left out.
 const scheduleGlanceSQL = `
 SELECT s.id, s.name, s.cron, s.time_zone, s.kind, s.queue, s.enabled,
        ` + pauseColumns + `,
@@ -309,7 +312,7 @@ SELECT s.id, s.name, s.cron, s.time_zone, s.kind, s.queue, s.enabled,
        o.due_at, o.task_ids, o.became
   FROM (SELECT *
           FROM onejob.schedules
-         ORDER BY name
+         ORDER BY coalesce(error, '') = '', coalesce(enabled AND next_at < statement_timestamp() - interval '1 minute', false) DESC, name
          LIMIT @schedules) s
  CROSS JOIN LATERAL (
        SELECT coalesce(array_agg(due_at  ORDER BY due_at), '{}') AS due_at,
@@ -447,6 +450,7 @@ type Story struct {
 	Now     time.Time
 	Payload Text
 	Result  Text
+	Why     string // as Store.Why, or why that is not known
 
 	Attempts     []StoryAttempt // the newest first
 	MoreAttempts bool           // there are older ones
@@ -556,6 +560,11 @@ func (s *Store) Story(ctx context.Context, id int64) (story Story, err error) {
 		r := rows[0]
 		story.Row, story.Now = r.Row, r.Now
 		story.Payload, story.Result = cut(r.PayloadText, r.PayloadSize), cut(r.ResultText, r.ResultSize)
+		if sentences, err := read(g, pgx.RowTo[string], `SELECT onejob.why(@id::bigint)`, texts); err != nil {
+			story.Why = "Not known: " + sanitized(err).Error()
+		} else {
+			story.Why = sentences[0]
+		}
 		if story.Attempts, err = read(g, pgx.RowToStructByName[StoryAttempt], storyAttemptsSQL, texts); err != nil {
 			return err
 		}

@@ -1,6 +1,7 @@
 package store_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -195,6 +196,29 @@ func (b *bench) glanced() int64 {
 	return b.read()
 }
 
+// What needs somebody is there, however much else there is.
+func TestOverviewOfManySchedulesAndReplicas(t *testing.T) {
+	t.Parallel()
+	b := newBareBench(t)
+	b.sql(`INSERT INTO onejob.schedules (name, cron, kind, enabled) SELECT 'a' || i, '@hourly', 'noop', false FROM generate_series(1, 300) i`)
+	b.schedule("wrong", time.Now().Add(time.Hour), "error = 'no such zone'")
+	b.schedule("late", time.Now().Add(-time.Hour))
+	b.serves("old", "{}", "{noop}", "", 0, 5)
+	b.sql(`INSERT INTO onejob.replicas (session, process, name, host, pid, version, kinds, queues, concurrency, running, state, began_at, heartbeat_at, ended_at)
+	       SELECT gen_random_uuid(), gen_random_uuid(), 'restarted', 'h', 1, 'v', '{noop}', '{}', 5, 0, 'stopped', now() + interval '1 second', now(), now() FROM generate_series(1, 300)`)
+	o := b.overview()
+	found := map[string]store.ScheduleGlance{}
+	for _, s := range o.Schedules.Rows {
+		found[s.Name] = s
+	}
+	if len(found) != 200 || found["wrong"].Error != "no such zone" || !found["late"].Behind || !slices.IsSortedFunc(o.Schedules.Rows, func(a, b store.ScheduleGlance) int { return strings.Compare(a.Name, b.Name) }) {
+		t.Errorf("%d schedules, with %+v and %+v; want 200 in order, with the error of one and that one is late", len(found), found["wrong"], found["late"])
+	}
+	if r := o.Replicas.Rows; len(r) != 200 || r[0].Name != "old" {
+		t.Errorf("%d replicas, the first is %s; want 200 that begin with the one that lives", len(r), r[0].Name)
+	}
+}
+
 // A part that takes too long says so, and the others are there.
 func TestOverviewWithoutWhatIsLocked(t *testing.T) {
 	t.Parallel()
@@ -229,6 +253,33 @@ func TestGlancesCannotWrite(t *testing.T) {
 	b := newBench(t)
 	if err := store.WriteAtAGlance(t.Context(), b.Store); err == nil || !strings.Contains(err.Error(), "read-only") {
 		t.Errorf("a write: %v", err)
+	}
+}
+
+// Who looks at a task does not wait for a connection that claims and completions use, nor take one.
+func TestStoryWhileAllConnectionsAreBusy(t *testing.T) {
+	t.Parallel()
+	b := newBareBench(t)
+	id := idOf(t, b.insert("run_at='infinity'"))
+	b.Store = open(t, store.Config{DSN: b.dsn, MaxConns: 1, Timeout: time.Minute})
+	_, end := openTransaction(t, b.dsn, `BEGIN`, `LOCK TABLE onejob.occurrences IN ACCESS EXCLUSIVE MODE`)
+	busy := make(chan error, 1)
+	go func() {
+		_, err := b.Occurrences(context.WithoutCancel(t.Context()), 1, 1)
+		busy <- err
+	}()
+	b.eventually("the connection is busy", func() bool {
+		return b.one(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`) == "1"
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	s, err := b.Story(ctx, id)
+	if want := fmt.Sprintf("Task %d is parked", id); err != nil || !strings.HasPrefix(s.Why, want) {
+		t.Errorf("while a statement waits on the only connection of claims: %q, %v; want %q", s.Why, err, want)
+	}
+	end()
+	if err := <-busy; err != nil {
+		t.Error(err)
 	}
 }
 

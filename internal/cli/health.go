@@ -16,7 +16,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
-	"golang.org/x/net/netutil"
 
 	"onejob/internal/plaintext"
 	"onejob/internal/web"
@@ -44,9 +43,10 @@ type health struct {
 }
 
 const (
-	readyFor    = time.Second     // for how long an answer of /readyz is given again
-	bodyTimeout = 5 * time.Second // how long the body of a request may take to arrive
-	maxClients  = 512             // connections at once: they share files and memory with the tasks
+	readyFor    = time.Second      // for how long an answer of /readyz is given again
+	bodyTimeout = 5 * time.Second  // how long the body of a request may take to arrive
+	idleTimeout = 10 * time.Second // how long a connection may be without a request
+	maxClients  = 512              // connections at once: they share files and memory with the tasks
 )
 
 // listen answers until stop is called, and returns where that is.
@@ -69,8 +69,15 @@ func (h *health) listen(cfg Config, log *zap.Logger) (where string, stop func(),
 		return "", nil, err
 	}
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
-	mux.HandleFunc("GET /readyz", h.ready)
+	// Probes come every few seconds, from any number of places: none keeps its connection.
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Connection", "close")
+		fmt.Fprintln(w, "ok")
+	})
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Connection", "close")
+		h.ready(w, r)
+	})
 	mux.Handle("GET /metrics", h.metrics)
 	mux.Handle("/", page)
 
@@ -79,14 +86,15 @@ func (h *health) listen(cfg Config, log *zap.Logger) (where string, stop func(),
 		Handler:           arriving(mux),
 		ReadHeaderTimeout: 5 * time.Second,
 		WriteTimeout:      30 * time.Second,
-		IdleTimeout:       time.Minute,
+		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    16 << 10,
 		BaseContext:       func(net.Listener) context.Context { return running },
+		ConnState:         (&clients{most: maxClients}).changed,
 	}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = server.Serve(netutil.LimitListener(l, maxClients))
+		_ = server.Serve(l)
 	}()
 	return l.Addr().String(), func() {
 		end() // of those who follow the page
@@ -131,7 +139,6 @@ func (h *health) page(cfg Config, at net.Addr) (http.Handler, error) {
 	return web.New(web.Config{
 		Snapshots:    cfg.snapshots(h.store, h.locks.Load, limits),
 		Tasks:        h.store,
-		Why:          h.store.Why,
 		Loopback:     ok && tcp.IP.IsLoopback(),
 		Token:        token,
 		ActTokens:    actTokens,

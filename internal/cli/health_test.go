@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"bufio"
 	"fmt"
 	"io"
 	"net"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"go.uber.org/zap"
 
 	"onejob/internal/testenv"
 	"onejob/store"
@@ -73,4 +75,116 @@ func TestRequestsWhoseBodyDoesNotCome(t *testing.T) {
 			t.Errorf("%s: %v, %s", request, err, answer)
 		}
 	}
+}
+
+// Whoever only holds connections keeps no health check out, and ends nobody's page.
+func TestHealthBesideManyConnections(t *testing.T) {
+	t.Parallel()
+	db, err := store.Open(store.Config{DSN: testenv.Postgres(t).DSN})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	cfg := defaults()
+	cfg.HTTP.Listen = "127.0.0.1:0"
+	where, stop, err := (&health{store: db, metrics: http.NotFoundHandler()}).listen(cfg, zap.NewNop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	dial := func(t *testing.T) net.Conn {
+		t.Helper()
+		conn, err := net.Dial("tcp", where)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		if err := conn.SetDeadline(time.Now().Add(30 * time.Second)); err != nil { // less than an idle connection had
+			t.Fatal(err)
+		}
+		return conn
+	}
+	// ask sends a request and returns the answer's header.
+	ask := func(conn net.Conn, path string) (*http.Response, error) {
+		fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n", path)
+		return http.ReadResponse(bufio.NewReader(conn), nil)
+	}
+	viewer, err := ask(dial(t), "/events")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, hold := range map[string]func(*testing.T, net.Conn){
+		"Idle": func(t *testing.T, conn net.Conn) {
+			resp, err := ask(conn, "/icon.svg")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.Copy(io.Discard, resp.Body); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"Silent": func(*testing.T, net.Conn) {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for range maxClients + 10 {
+				hold(t, dial(t))
+			}
+			for _, path := range []string{"/healthz", "/readyz"} {
+				resp, err := ask(dial(t), path)
+				if err != nil {
+					t.Fatalf("%s: %v", path, err)
+				}
+				if !resp.Close {
+					t.Errorf("%s leaves its connection open", path)
+				}
+			}
+		})
+	}
+	// What is sent every two seconds still comes.
+	for lines, events := bufio.NewScanner(viewer.Body), 0; events < 2; {
+		if !lines.Scan() {
+			t.Fatalf("the page was closed after %d events: %v", events, lines.Err())
+		}
+		if lines.Text() == "event: snapshot" {
+			events++
+		}
+	}
+}
+
+// With a request under way on all connections the new one is closed, and no other.
+func TestClientsThatAreAllBusy(t *testing.T) {
+	t.Parallel()
+	hold, begun := make(chan struct{}), make(chan struct{})
+	served := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		begun <- struct{}{}
+		<-hold
+		fmt.Fprintln(w, "ok")
+	}))
+	served.Config.ConnState = (&clients{most: 2}).changed
+	served.Start()
+	defer served.Close()
+	answers := make(chan error, 2)
+	get := func() error {
+		client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+		resp, err := client.Get(served.URL)
+		if err == nil {
+			err = resp.Body.Close()
+		}
+		return err
+	}
+	for range 2 {
+		go func() { answers <- get() }()
+		<-begun
+	}
+	if err := get(); err == nil {
+		t.Error("a third connection was served")
+	}
+	close(hold)
+	for range 2 {
+		if err := <-answers; err != nil {
+			t.Error(err)
+		}
+	}
+	go func() { <-begun }()
+	testenv.Eventually(t, time.Minute, "another one is served when these are over", func() bool { return get() == nil })
 }

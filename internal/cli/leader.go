@@ -45,7 +45,7 @@ Consul is unavailable; 2 usage or configuration error.`,
 		case err != nil:
 			return stopped(c.Context(), err)
 		case *watch && asJSON:
-			return locks.WatchLeader(c.Context(), func(l *consul.Leader) { _ = writeJSON(out, viewOf(l), "") })
+			return locks.WatchLeader(c.Context(), func(l *consul.Leader) { _ = lineJSON(out, viewOf(l)) })
 		case *watch:
 			return locks.WatchLeader(c.Context(), func(l *consul.Leader) {
 				now := time.Now()

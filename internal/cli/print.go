@@ -19,6 +19,7 @@ import (
 	"golang.org/x/term"
 
 	"onejob/internal/plaintext"
+	"onejob/internal/snapshot"
 	"onejob/internal/watch"
 	"onejob/store"
 )
@@ -55,19 +56,22 @@ func outputFlag(c *cobra.Command) *string {
 
 const formatJSON = "json"
 
-// printJSON writes v indented.
-func printJSON(w io.Writer, v any) error { return writeJSON(w, v, "  ") }
+// printJSON writes v indented, see [snapshot.Indent].
+func printJSON(w io.Writer, v any) error { return writeJSON(w, v, snapshot.Indent) }
 
-// writeJSON writes v, on one line if indent is empty. Characters that could control a
+// lineJSON writes v on one line.
+func lineJSON(w io.Writer, v any) error {
+	return writeJSON(w, v, func(line []byte) []byte { return line })
+}
+
+// writeJSON writes v as a layout makes it of one line. Characters that could control a
 // terminal are escaped, which does not change what the JSON means.
-func writeJSON(w io.Writer, v any, indent string) error {
+func writeJSON(w io.Writer, v any, layout func(line []byte) []byte) error {
 	var b bytes.Buffer
-	e := json.NewEncoder(&b)
-	e.SetIndent("", indent)
-	if err := e.Encode(v); err != nil {
+	if err := json.NewEncoder(&b).Encode(v); err != nil {
 		return err
 	}
-	_, err := io.WriteString(w, printableJSON(b.String()))
+	_, err := io.WriteString(w, printableJSON(string(layout(b.Bytes()))))
 	return err
 }
 

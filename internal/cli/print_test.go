@@ -37,6 +37,19 @@ func TestPrintableJSONMeansTheSame(t *testing.T) {
 	}
 }
 
+// Output is not hundreds of times as long as the payload in it.
+func TestADeepPayloadIsPrintedOnOneLine(t *testing.T) {
+	t.Parallel()
+	deep := strings.Repeat("[", 300) + "1" + strings.Repeat(",1", 21_000) + strings.Repeat("]", 300)
+	var b bytes.Buffer
+	if err := printJSON(&b, pageView{Tasks: []store.Row{{ID: 7, Payload: json.RawMessage(deep)}}}); err != nil {
+		t.Fatal(err)
+	}
+	if b.Len() > 100_000 || !strings.Contains(b.String(), deep) || !strings.HasSuffix(b.String(), "}\n") {
+		t.Errorf("a payload of %d bytes makes %d", len(deep), b.Len())
+	}
+}
+
 func TestTablesAlignWideCharacters(t *testing.T) {
 	t.Parallel()
 	var b bytes.Buffer

@@ -81,10 +81,6 @@ func storyText(ctx context.Context, db *store.Store, task int64, prefix string) 
 	if err != nil {
 		return "", err
 	}
-	why, err := db.Why(ctx, task)
-	if err != nil {
-		return "", err
-	}
 	row := story.Row
 	row.Payload, row.Result = shownJSON(story.Payload), shownJSON(story.Result)
 	var attempts []store.AttemptRow
@@ -102,7 +98,7 @@ func storyText(ctx context.Context, db *store.Store, task int64, prefix string) 
 		attempts = append(attempts, shown)
 	}
 	var b bytes.Buffer
-	if err := showTask(&b, row, why, attempts, prefix); err != nil {
+	if err := showTask(&b, row, story.Why, attempts, prefix); err != nil {
 		return "", err
 	}
 	if story.MoreAttempts {

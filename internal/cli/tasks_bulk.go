@@ -12,9 +12,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"onejob/internal/plaintext"
 	"onejob/store"
 )
 
@@ -126,7 +128,7 @@ Exit codes: 0 done, or nothing matched; 1 not to all of them; 2 usage error.`,
 		case ch.action == store.ActionDelete && f.Status == "":
 			return usage(fmt.Errorf("--status is needed: %s", strings.Join(ch.statuses, ", ")))
 		}
-		if len(ago) > 0 {
+		if len(ago) > 0 || f.Until == nil {
 			now, err := db.Now(c.Context())
 			if err != nil {
 				return err
@@ -134,12 +136,15 @@ Exit codes: 0 done, or nothing matched; 1 not to all of them; 2 usage error.`,
 			for at, d := range ago {
 				*at = now.Add(-d)
 			}
+			if f.Until == nil { // the question and what is done are about the same tasks
+				f.Until = &now
+			}
 		}
 		return ch.many(c, db, b, *yes)
 	})
 }
 
-// each does it to the tasks named.
+// each does it to the tasks named. One that Postgres refuses does not keep the others from it.
 func (ch change) each(c *cobra.Command, args []string, db *store.Store) error {
 	ids := make([]int64, len(args))
 	for i, arg := range args {
@@ -151,12 +156,17 @@ func (ch change) each(c *cobra.Command, args []string, db *store.Store) error {
 	failed := 0
 	for _, id := range ids {
 		ok, err := ch.one(db, c.Context(), id)
-		if err != nil {
+		var connect *pgconn.ConnectError
+		switch {
+		case err != nil && (c.Context().Err() != nil || errors.As(err, &connect)): // nor can it be done to the others
 			return err
-		}
-		if ok {
+		case err != nil:
+			failed++
+			reason := strings.TrimPrefix(explain(err), fmt.Sprintf("task %d: ", id))
+			fmt.Fprintf(c.ErrOrStderr(), "onejob: task %d: %s\n", id, plaintext.Lines(reason))
+		case ok:
 			fmt.Fprintf(c.OutOrStdout(), "task %d is %s\n", id, ch.became)
-		} else {
+		default:
 			failed++
 			fmt.Fprintf(c.ErrOrStderr(), "onejob: task %d is %s\n", id, ch.refused)
 		}

@@ -109,9 +109,9 @@ func register[C prometheus.Collector](m *Replica, c C) C {
 // Watch adds collectors that are asked at every scrape.
 func (m *Replica) Watch(c ...prometheus.Collector) { m.registry.MustRegister(c...) }
 
-// Handler answers scrapes.
+// Handler answers scrapes. What cannot be shown is left out: it does not hide the rest.
 func (m *Replica) Handler() http.Handler {
-	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4, Timeout: scrapeTimeout + time.Second})
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: 4, Timeout: scrapeTimeout + time.Second})
 }
 
 // Gatherer returns the source of all metrics.

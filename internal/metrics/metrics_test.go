@@ -114,6 +114,20 @@ func TestOnlyTheLeaderShowsWhatIsShared(t *testing.T) {
 	}
 }
 
+// A source with a fault does not hide what the others show.
+func TestASourceWithAFaultHidesNothingElse(t *testing.T) {
+	m := metrics.New("v1")
+	twice := store.Backlog{Queue: "default", Kind: "exec", Due: 7}
+	m.Watch(&metrics.Backlog{Leading: func() bool { return true }, Store: backlog{twice, twice}})
+	m.Worker(worker.Measurement{What: worker.MeasureRetry, Kind: "exec"})
+	text := scrape(t, m)
+	for _, want := range []string{`onejob_retries_total{kind="exec"} 1`, `onejob_tasks_due{kind="exec",queue="default"} 7`} {
+		if !strings.Contains(text, "\n"+want) {
+			t.Errorf("there is no %s", want)
+		}
+	}
+}
+
 func scrape(t *testing.T, m *metrics.Replica) string {
 	t.Helper()
 	w := httptest.NewRecorder()

@@ -13,6 +13,7 @@ package snapshot
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"strconv"
 	"time"
 
@@ -129,7 +130,7 @@ func (r Replica) Clock() string {
 	case ahead.Abs() < 100*time.Millisecond:
 		return "right"
 	case ahead < 0:
-		return fmt.Sprintf("%v behind", Seconds(-ahead))
+		return fmt.Sprintf("%v behind", Seconds(ahead.Abs()))
 	}
 	return fmt.Sprintf("%v ahead", Seconds(ahead))
 }
@@ -284,8 +285,8 @@ func (s Seconds) MarshalJSON() ([]byte, error) {
 // String returns the duration in two digits or three, such as 250 ms, 4.2 s, 3 min or 12 d.
 func (s Seconds) String() string {
 	switch d := time.Duration(s); {
-	case d < 0:
-		return "-" + (-s).String()
+	case d < 0: // there is no -math.MinInt64, which is what Time.Sub returns of times that are too far apart
+		return "-" + Seconds(-max(d, -math.MaxInt64)).String()
 	case d < time.Second:
 		return fmt.Sprintf("%d ms", d.Milliseconds())
 	case d < 10*time.Second:

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -422,7 +423,7 @@ func TestCountsAndSeconds(t *testing.T) {
 		}
 	}
 	for want, d := range map[string]time.Duration{
-		"0 ms": 0, "250 ms": 250 * time.Millisecond, "4.2 s": 4200 * time.Millisecond, "59 s": 59 * time.Second, "5 min": 5 * time.Minute, "3 h": 3*time.Hour + 59*time.Minute, "12 d": 300 * time.Hour, "-2.0 s": -2 * time.Second,
+		"0 ms": 0, "250 ms": 250 * time.Millisecond, "4.2 s": 4200 * time.Millisecond, "59 s": 59 * time.Second, "5 min": 5 * time.Minute, "3 h": 3*time.Hour + 59*time.Minute, "12 d": 300 * time.Hour, "-2.0 s": -2 * time.Second, "-106751 d": math.MinInt64,
 	} {
 		if got := snapshot.Seconds(d).String(); got != want {
 			t.Errorf("%v is %s, want %s", d, got, want)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/mattn/go-runewidth"
 
@@ -252,8 +253,12 @@ func wrap(text string, width int) (lines []string) {
 	width = max(width, 2)
 	text = plaintext.Printable(text)
 	indent := text[:len(text)-len(strings.TrimLeft(text, " "))]
-	for runewidth.StringWidth(text) > width {
-		head := runewidth.Truncate(text, width, "")
+	for {
+		begin := beginning(text, width)
+		if runewidth.StringWidth(begin) <= width {
+			break
+		}
+		head := runewidth.Truncate(begin, width, "")
 		if head == "" { // one character that is wider
 			break
 		}
@@ -264,4 +269,19 @@ func wrap(text string, width int) (lines []string) {
 		text = strings.TrimLeft(text[len(head):], " ")
 	}
 	return append(lines, text)
+}
+
+// beginning returns so much of a text that it is wider than width, or all of it: to measure
+// all that is left of a long text for each of its lines takes seconds.
+func beginning(text string, width int) string {
+	for n := 8 * width; n < len(text); n *= 2 { // characters may have no width
+		end := n
+		for !utf8.RuneStart(text[end]) {
+			end--
+		}
+		if runewidth.StringWidth(text[:end]) > width {
+			return text[:end]
+		}
+	}
+	return text
 }

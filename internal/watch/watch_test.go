@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -12,7 +13,9 @@ import (
 
 	tea "charm.land/bubbletea/v2"
 	"github.com/mattn/go-runewidth"
+	"pgregory.net/rapid"
 
+	"onejob/internal/plaintext"
 	"onejob/internal/snapshot"
 )
 
@@ -403,5 +406,50 @@ func TestRunWithoutPostgres(t *testing.T) {
 	var out strings.Builder
 	if err := Run(t.Context(), Config{Source: source{&snapshot.Snapshot{Err: down}}, Out: &out}); !errors.Is(err, down) || out.Len() > 0 {
 		t.Errorf("%v, %q", err, out.String())
+	}
+}
+
+// The lines of a text are those that measuring all of it each time would make.
+func TestWrap(t *testing.T) {
+	t.Parallel()
+	measured := func(text string, width int) (lines []string) {
+		width = max(width, 2)
+		indent := text[:len(text)-len(strings.TrimLeft(text, " "))]
+		for runewidth.StringWidth(text) > width {
+			head := runewidth.Truncate(text, width, "")
+			if head == "" {
+				break
+			}
+			if space := strings.LastIndexByte(text[:min(len(head)+1, len(text))], ' '); space > len(indent) {
+				head = text[:space]
+			}
+			lines = append(lines, strings.TrimRight(head, " "))
+			text = strings.TrimLeft(text[len(head):], " ")
+		}
+		return append(lines, text)
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		parts := rapid.SliceOfN(rapid.SampledFrom([]string{"a", "word ", "é", "日本", "e\u0301", strings.Repeat("\u0301", 70), "👨\u200d👩\u200d👧", "🇩🇪", " ", "   "}), 0, 200).Draw(t, "parts")
+		text, width := plaintext.Printable(strings.Join(parts, "")), rapid.IntRange(0, 40).Draw(t, "width")
+		got, want := wrap(text, width), measured(text, width)
+		if !slices.Equal(got, want) {
+			t.Fatalf("got  %q\nwant %q", got, want)
+		}
+	})
+}
+
+// A long text is shown at once, and not after the many minutes that it takes to measure what
+// is left of it for each of its lines.
+func TestWrapOfALongText(t *testing.T) {
+	t.Parallel()
+	done := make(chan int, 1)
+	go func() { done <- len(wrap(strings.Repeat("日本", 1<<20), 80)) }()
+	select {
+	case n := <-done:
+		if want := (4<<20 + 79) / 80; n != want {
+			t.Errorf("%d lines, want %d", n, want)
+		}
+	case <-time.After(2 * time.Minute):
+		t.Error("it is not done after two minutes")
 	}
 }

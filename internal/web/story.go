@@ -1,11 +1,11 @@
 package web
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/json"
 	"fmt"
 	"html/template"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -27,7 +27,6 @@ func (p *page) hides(kind string) bool { return slices.Contains(p.cfg.HidePayloa
 // storyView is a task as the page shows it.
 type storyView struct {
 	store.Story
-	Why     string
 	Payload string
 	Result  string
 	Error   string
@@ -56,6 +55,7 @@ func (p *page) storyOf(s store.Story) storyView {
 	}
 	if p.hides(s.Kind) {
 		v.Payload, v.Target = hidden, ""
+		v.Why = "" // it has the error, or the command
 		if v.Result != "" {
 			v.Result = hidden
 		}
@@ -138,7 +138,6 @@ func firstLine(s string) string {
 
 // pretty returns JSON with indents, and says what is missing.
 func pretty(t store.Text) string {
-	var b bytes.Buffer
 	switch {
 	case t.Text == "" && !t.Cut:
 		return ""
@@ -146,10 +145,8 @@ func pretty(t store.Text) string {
 		return fmt.Sprintf("It is too long to be shown: %d bytes as they are stored.", t.Length)
 	case t.Cut:
 		return t.Text + fmt.Sprintf("\n[cut: it has %d bytes as they are stored]", t.Length)
-	case json.Indent(&b, []byte(t.Text), "", "  ") != nil:
-		return t.Text
 	}
-	return b.String()
+	return string(snapshot.Indent([]byte(t.Text)))
 }
 
 // functions are those of the templates.
@@ -197,7 +194,7 @@ func (p *page) functions() template.FuncMap {
 			if d, ok := (store.Time{At: now}).Sub(t); ok && d >= 0 {
 				return snapshot.Seconds(d).String() + " ago"
 			} else if ok {
-				return "in " + snapshot.Seconds(-d).String()
+				return "in " + snapshot.Seconds(-max(d, -math.MaxInt64)).String() // there is no -math.MinInt64
 			}
 			return t.String()
 		},

@@ -48,9 +48,6 @@ type Config struct {
 		Find(ctx context.Context, text string) ([]store.Found, error)
 	}
 
-	// Why says in one sentence why a task is where it is. Nil: the page does not say.
-	Why func(ctx context.Context, id int64) (string, error)
-
 	// Loopback says that the page is served on an address that only this machine reaches.
 	Loopback bool
 
@@ -187,7 +184,17 @@ func (p *page) admit(r *http.Request) (actor string, no *refusal) {
 	if acts {
 		return p.admitAction(r)
 	}
+	if embedded(r) {
+		return "", &refusal{status: http.StatusForbidden, text: "Another website asks for this in a visitor's browser. It can lead here, and not do more."}
+	}
 	return "", p.admitReader(r)
+}
+
+// embedded reports whether a browser says that a page of another site asks for this without
+// leading its visitor here. Such a page cannot read the answer, but could make Postgres work for it.
+func embedded(r *http.Request) bool {
+	return r.Header.Get("Sec-Fetch-Site") == "cross-site" &&
+		(r.Header.Get("Sec-Fetch-Mode") != "navigate" || r.Header.Get("Sec-Fetch-Dest") != "document")
 }
 
 // admitReader returns why somebody may not read, or nil.
@@ -372,13 +379,7 @@ func (p *page) story(w http.ResponseWriter, r *http.Request) {
 		p.fail(w, http.StatusServiceUnavailable, "../", fmt.Sprintf("Task %d cannot be shown now: %v", id, err))
 		return
 	}
-	v := p.storyOf(s)
-	if p.cfg.Why != nil && !p.hides(s.Kind) { // it has the error, or the command
-		if v.Why, err = p.cfg.Why(r.Context(), id); err != nil {
-			v.Why = "Not known: " + err.Error()
-		}
-	}
-	p.show(w, http.StatusOK, "story", layout{Title: fmt.Sprintf("Task %d, %s", id, s.Status), Root: "../", Content: v})
+	p.show(w, http.StatusOK, "story", layout{Title: fmt.Sprintf("Task %d, %s", id, s.Status), Root: "../", Content: p.storyOf(s)})
 }
 
 // findings is what was found.

@@ -28,17 +28,27 @@ type cluster struct {
 	running int64
 	err     error
 	story   error
+	at      time.Time // of what happens in rows; zero: now
+	payload string    // of the task; empty: an object with the text
+}
+
+// when is the time of what happens in rows.
+func (c *cluster) when() store.Time {
+	if c.at.IsZero() {
+		return store.Time{At: time.Now()}
+	}
+	return store.Time{At: c.at}
 }
 
 func (c *cluster) Overview(context.Context) (store.Overview, error) {
-	now := store.Time{At: time.Now()}
-	o := store.Overview{Now: now.At}
+	now := c.when()
+	o := store.Overview{Now: time.Now()}
 	o.Replicas.Rows = []store.ReplicaGlance{{Name: c.text, Host: c.text, Version: c.text, Queues: []string{c.text}, Kinds: []string{c.text}, State: tasks.ReplicaWorking}}
 	o.Waiting.Rows = []store.Waiting{{Queue: c.text, Kind: "unknown" + c.text, Limit: c.text, Due: 3}}
 	o.Rates.Rows = []store.Rate{{Queue: c.text, Enqueued: 4, Ended: 10000, EndedMore: true}}
 	c.running++
 	o.Running.Rows = []store.Running{{ID: 9007199254740993, All: c.running, Kind: c.text, Payload: &c.text, LockKey: &c.text, Replica: c.text, StartedAt: now, Progress: c.progress()}}
-	o.Schedules.Rows = []store.ScheduleGlance{{Name: c.text, Cron: c.text, TimeZone: c.text, Kind: c.text, Enabled: true, NextAt: &now, DueAt: []time.Time{now.At}, TaskIDs: []int64{5}, Became: []string{"succeeded"}},
+	o.Schedules.Rows = []store.ScheduleGlance{{Name: c.text, Cron: c.text, TimeZone: c.text, Kind: c.text, Enabled: true, NextAt: &now, LastAt: &now, DueAt: []time.Time{now.At}, TaskIDs: []int64{5}, Became: []string{"succeeded"}},
 		{Name: c.text, Cron: c.text, Error: c.text}}
 	o.Failures.Rows = []store.Failure{{Kind: c.text, Error: c.text, Count: 3, First: now, Last: now, Sample: 17}}
 	o.Overlaps.Rows = []tasks.Overlap{{LockKey: c.text, Replica: c.text, OtherReplica: c.text}}
@@ -48,15 +58,18 @@ func (c *cluster) Overview(context.Context) (store.Overview, error) {
 
 func (c *cluster) progress() *store.TaskProgress {
 	percent := 40.5
-	return &store.TaskProgress{Percent: &percent, Text: c.text, SaidAt: time.Now()}
+	return &store.TaskProgress{Percent: &percent, Text: c.text, SaidAt: c.when().At}
 }
 
 func (c *cluster) Story(_ context.Context, id int64) (store.Story, error) {
 	if c.story != nil {
 		return store.Story{}, c.story
 	}
-	now, code, fence := store.Time{At: time.Now()}, 3, int64(9007199254740995)
-	s := store.Story{Now: now.At, Payload: store.Text{Text: fmt.Sprintf(`{"command": %q}`, c.text)}, Result: store.Text{Text: c.text}}
+	now, code, fence := c.when(), 3, int64(9007199254740995)
+	s := store.Story{Now: time.Now(), Payload: store.Text{Text: fmt.Sprintf(`{"command": %q}`, c.text)}, Result: store.Text{Text: c.text}, Why: c.text + " is why"}
+	if c.payload != "" {
+		s.Payload.Text = c.payload
+	}
 	s.Row = store.Row{ID: id, Kind: c.text, Status: "failed", Queue: c.text, LockKey: &c.text, LimitName: &c.text, UniqueKey: &c.text, Replica: &c.text, Error: &c.text, Fence: &fence, CreatedAt: now, RunAt: now, FinishedAt: &now, Progress: c.progress()}
 	s.Attempts = []store.StoryAttempt{{Fence: fence, Attempt: 1, Replica: c.text, StartedAt: now, FinishedAt: now, Outcome: "failed", Error: c.text, Output: c.text, OutputLength: 5, ExitCode: &code}}
 	s.Before = []store.Neighbour{{TaskID: 3, Replica: c.text, StartedAt: &now, FinishedAt: &now, Outcome: "succeeded"}}
@@ -116,9 +129,7 @@ func get(t *testing.T, url string, options ...func(*http.Request)) (*http.Respon
 func TestNothingInARowIsMarkup(t *testing.T) {
 	t.Parallel()
 	c := &cluster{text: hostile}
-	url := serve(t, c, func(cfg *web.Config) {
-		cfg.Why = func(context.Context, int64) (string, error) { return hostile, nil }
-	})
+	url := serve(t, c, nil)
 	for path, least := range map[string]int{"/": 15, "/tasks/9007199254740993": 15, "/find?q=" + strings.Repeat("x", 5): 4} {
 		resp, body := get(t, url+path)
 		if resp.StatusCode != http.StatusOK {
@@ -181,6 +192,92 @@ func TestEventsAreSnapshots(t *testing.T) {
 	}
 	if events < 3 {
 		t.Errorf("%d events, then %v", events, lines.Err())
+	}
+}
+
+// A row may have any time that Postgres has. The distance of some of them from now is more than
+// a time.Duration holds.
+func TestTimesOfFarYears(t *testing.T) {
+	t.Parallel()
+	for year, ago := range map[int]string{1: "106751 d ago", 9999: "in 106751 d", 200_000: "in 106751 d"} {
+		url := serve(t, &cluster{text: "x", at: time.Date(year, 6, 1, 0, 0, 0, 0, time.UTC)}, nil)
+		for _, path := range []string{"/", "/tasks/5"} {
+			if resp, body := get(t, url+path); resp.StatusCode != http.StatusOK || !strings.Contains(body, ago) {
+				t.Errorf("year %d: %s: %d, and no %q:\n%s", year, path, resp.StatusCode, ago, body)
+			}
+		}
+		if event := firstEvent(t, url); !strings.Contains(event, ago) {
+			t.Errorf("year %d: no %q in the first event:\n%s", year, ago, event)
+		}
+	}
+}
+
+// firstEvent returns the first snapshot that is sent to somebody who follows the page.
+func firstEvent(t *testing.T, url string) string {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+"/events", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var text strings.Builder
+	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
+		if lines.Text() == "" && text.Len() > 0 && !strings.HasPrefix(text.String(), "retry") {
+			return text.String()
+		} else if lines.Text() == "" {
+			text.Reset()
+			continue
+		}
+		text.WriteString(lines.Text() + "\n")
+	}
+	t.Fatal("the answer ended before the first event")
+	return ""
+}
+
+// A page is not hundreds of times as long as the payload that it shows.
+func TestADeepPayloadIsShownAsItIs(t *testing.T) {
+	t.Parallel()
+	c := &cluster{text: "x", payload: strings.Repeat("[", 300) + "1" + strings.Repeat(",1", 21_000) + strings.Repeat("]", 300)}
+	if _, body := get(t, serve(t, c, nil)+"/tasks/5"); len(body) > 100_000 || !strings.Contains(body, c.payload) {
+		t.Errorf("a payload of %d bytes makes a page of %d", len(c.payload), len(body))
+	}
+}
+
+// A page of another site can make a visitor's browser ask for anything here, as for an image.
+func TestOtherSitesCanOnlyLeadHere(t *testing.T) {
+	t.Parallel()
+	c := &cluster{text: "x"}
+	url := serve(t, c, nil)
+	for _, test := range []struct {
+		name, site, mode, dest string
+		status                 int
+	}{
+		{"Image", "cross-site", "no-cors", "image", 403},
+		{"Fetch", "cross-site", "cors", "empty", 403},
+		{"Frame", "cross-site", "navigate", "iframe", 403},
+		{"Link", "cross-site", "navigate", "document", 200},
+		{"OwnScript", "same-origin", "cors", "empty", 200},
+		{"TypedAddress", "none", "navigate", "document", 200},
+		{"NoBrowser", "", "", "", 200},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			for _, path := range []string{"/", "/tasks/5", "/find?q=x", "/style.css"} {
+				resp, _ := get(t, url+path, func(r *http.Request) {
+					for name, value := range map[string]string{"Sec-Fetch-Site": test.site, "Sec-Fetch-Mode": test.mode, "Sec-Fetch-Dest": test.dest} {
+						if value != "" {
+							r.Header.Set(name, value)
+						}
+					}
+				})
+				if resp.StatusCode != test.status {
+					t.Errorf("%s: %d, want %d", path, resp.StatusCode, test.status)
+				}
+			}
+		})
 	}
 }
 
@@ -255,10 +352,9 @@ func TestATokenThatCannotBeReadLetsNobodyIn(t *testing.T) {
 
 func TestHiddenPayloads(t *testing.T) {
 	t.Parallel()
-	why := func(context.Context, int64) (string, error) { return "Task 5 failed: the-error.", nil }
-	url := serve(t, &cluster{text: "secret"}, func(cfg *web.Config) { cfg.HidePayloads, cfg.Why = []string{"secret"}, why })
+	url := serve(t, &cluster{text: "secret"}, func(cfg *web.Config) { cfg.HidePayloads = []string{"secret"} })
 	_, body := get(t, url+"/tasks/5")
-	if strings.Contains(body, "the-error") {
+	if strings.Contains(body, "is why") {
 		t.Errorf("the error is in the sentence that says why:\n%s", body)
 	}
 	for _, section := range []string{"payload", "result", "attempts"} {
@@ -279,8 +375,8 @@ func TestHiddenPayloads(t *testing.T) {
 	if strings.Contains(body, "<code>secret</code></td><td data-label=\"Lock key\"") || strings.Count(body, "hidden by http.hide_payloads") != 3 || !strings.Contains(body, "40.5 %, hidden by http.hide_payloads") {
 		t.Errorf("the overview:\n%s", body)
 	}
-	url = serve(t, &cluster{text: "secret"}, func(cfg *web.Config) { cfg.HidePayloads, cfg.Why = []string{"another"}, why })
-	if _, body := get(t, url+"/tasks/5"); strings.Contains(body, "hidden by") || !strings.Contains(body, "the-error") {
+	url = serve(t, &cluster{text: "secret"}, func(cfg *web.Config) { cfg.HidePayloads = []string{"another"} })
+	if _, body := get(t, url+"/tasks/5"); strings.Contains(body, "hidden by") || !strings.Contains(body, "secret is why") {
 		t.Error("payloads of a kind are hidden that is not named")
 	}
 }
