@@ -58,7 +58,7 @@ func (w *Worker) attemptUnder(t *tasks.Task, slot lock.Lease, early <-chan locke
 			w.requeue(t, errSuspect)
 			return false
 		}
-		defer w.suspects.leave(t.Fence)
+		defer func() { w.suspects.leave(t.Fence, ended.Outcome == tasks.LeaseLost) }()
 	}
 	lease, err := w.acquire(t, early)
 	if w.lockGate.seen(err) {

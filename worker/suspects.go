@@ -1,6 +1,8 @@
 package worker
 
 import (
+	"maps"
+	"slices"
 	"sync"
 
 	"onejob/boottime"
@@ -16,6 +18,7 @@ import (
 type suspects struct {
 	mu    sync.Mutex
 	began map[int64]boottime.Instant // by fence
+	lost  map[int64]boottime.Instant // when those began that ended because their lease was lost
 	batch int                        // how many may begin in this window
 	left  int                        // of them
 	since boottime.Instant           // when the window began
@@ -30,6 +33,7 @@ func (s *suspects) enter(fence int64, prime bool) bool {
 	if s.began == nil {
 		s.began = map[int64]boottime.Instant{}
 	}
+	maps.DeleteFunc(s.lost, func(_ int64, at boottime.Instant) bool { return now.Sub(at) >= 2*tasks.SuspectTime })
 	if s.batch == 0 || now.Sub(s.since) >= tasks.SuspectTime {
 		s.batch = max(1, min(2*s.batch, 1024))
 		s.left, s.since, s.alone = s.batch, now, false
@@ -51,7 +55,7 @@ func (s *suspects) only(fence int64) bool {
 	defer s.mu.Unlock()
 	now := boottime.Now()
 	recent := 0
-	for _, at := range s.began {
+	for _, at := range slices.Concat(slices.Collect(maps.Values(s.began)), slices.Collect(maps.Values(s.lost))) {
 		if now.Sub(at) < 2*tasks.SuspectTime {
 			recent++
 		}
@@ -60,9 +64,17 @@ func (s *suspects) only(fence int64) bool {
 	return entered && now.Sub(at) < 2*tasks.SuspectTime && recent == 1
 }
 
-// leave is called when it has ended.
-func (s *suspects) leave(fence int64) {
+// leave is called when it has ended. One that ended because its lease was lost counts as if it had
+// not: all leases of a replica are lost together, and the handler that returns last is not the only
+// suspect.
+func (s *suspects) leave(fence int64, lost bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if at, entered := s.began[fence]; entered && lost {
+		if s.lost == nil {
+			s.lost = map[int64]boottime.Instant{}
+		}
+		s.lost[fence] = at
+	}
 	delete(s.began, fence)
 }

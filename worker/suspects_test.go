@@ -45,8 +45,33 @@ func TestSuspects(t *testing.T) {
 	if !lone.enter(2, false) || lone.only(1) || lone.only(2) {
 		t.Error("one of two is called the only one")
 	}
-	lone.leave(2)
+	lone.leave(2, false)
 	if !lone.only(1) {
 		t.Error("one that has left still counts")
+	}
+}
+
+// Suspects lose their leases together, and end one after the other: the last one is not the only one.
+func TestSuspectsThatLoseTheirLeasesTogether(t *testing.T) {
+	t.Parallel()
+	var s suspects
+	if !s.enter(1, false) {
+		t.Fatal("the first one does not begin")
+	}
+	s.batch, s.left = 2, 1
+	if !s.enter(2, false) {
+		t.Fatal("the second one does not begin")
+	}
+	s.leave(1, true)
+	if s.only(2) {
+		t.Error("the one that ends last is called the only one")
+	}
+	s.lost[1] = s.lost[1].Add(-2 * tasks.SuspectTime)
+	if !s.only(2) {
+		t.Error("one that lost its lease long ago counts")
+	}
+	s.enter(3, false)
+	if len(s.lost) > 0 {
+		t.Errorf("those of long ago are kept: %v", s.lost)
 	}
 }
