@@ -136,7 +136,7 @@ func (s *Store) Claim(ctx context.Context, c tasks.Claim) (tasks.Claimed, error)
 		case pg == nil || tries == 5:
 			lanes.restart() // the marks may be what took so long
 			return tasks.Claimed{}, fmt.Errorf("claim tasks: %w", err)
-		case pg.Code == lockTimeout:
+		case pg.Code == lockTimeout && turn.wait > 0: // or else a trigger's
 			s.turnStuck.Store(true)
 			turn.wait = 0
 			tries++

@@ -458,7 +458,7 @@ func (s *Store) CompleteWith(ctx context.Context, t *tasks.Task, fn func(ctx con
 		return nil
 	})
 	s.works.heal(err)
-	if pg := (*pgconn.PgError)(nil); sent && err != nil && !errors.As(err, &pg) { // nobody has said that it ended
+	if sent && err != nil && !errors.Is(err, tasks.ErrRefused) && !hasEnded(err) {
 		s.unended.add(t)
 	}
 	if errors.Is(err, tasks.ErrRefused) {
@@ -466,6 +466,13 @@ func (s *Store) CompleteWith(ctx context.Context, t *tasks.Task, fn func(ctx con
 		_ = settle(ctx, s.pool, []*completion{e})
 	}
 	return err
+}
+
+// hasEnded reports whether Postgres says that a statement has ended, with this error. A pooler that
+// ends a connection says so as Postgres would, and the statement goes on.
+func hasEnded(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && pg.SeverityUnlocalized != "FATAL" && !strings.HasPrefix(pg.Code, "08")
 }
 
 // requeue is one claim on its way back.

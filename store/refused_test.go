@@ -33,6 +33,7 @@ var otherRefusals = map[string]string{
 	"AB001": `RAISE 'on hold' USING ERRCODE = 'AB001'`,
 	"21000": `NEW.priority := (SELECT n FROM pg_catalog.generate_series(1, 2) n)`,
 	"42883": `PERFORM notify_somebody(NEW.id)`,
+	"55P03": `RAISE lock_not_available`, // as FOR UPDATE NOWAIT
 }
 
 // refusingBy is refusing with a trigger that does this.

@@ -41,7 +41,8 @@ func (s *Store) AdoptConsul(ctx context.Context, id string, sessions []string, f
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, indexesOnly); err != nil {
+		// All others wait for this row. A replica that is frozen or lost meanwhile must not keep it.
+		if _, err := tx.Exec(ctx, indexesOnly+`, pg_catalog.set_config('idle_in_transaction_session_timeout', '10s', true)`); err != nil {
 			return err
 		}
 		var now, next string

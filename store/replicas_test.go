@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"onejob/internal/testenv"
 	"onejob/store"
 	"onejob/tasks"
 )
@@ -211,6 +212,28 @@ func TestOnlyTheLikelyCauseIsQuarantined(t *testing.T) {
 			equal(t, "what became of them", b.one(`SELECT string_agg(status || ' ' || crashes, ', ' ORDER BY id) FROM onejob.tasks`), test.want)
 		})
 	}
+}
+
+// A replica that stands still while it adopts a Consul lets go of the row that all others need.
+func TestAdoptConsulByOneThatIsFrozen(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	frozen := open(t, store.Config{DSN: b.dsn, Timeout: time.Minute}) // nobody ends it here
+	id, err := b.ClusterID(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = frozen.AdoptConsul(t.Context(), id, nil, false, "frozen", func(context.Context, string) error {
+		testenv.Eventually(t, 50*time.Second, "the row is free", func() bool {
+			_, err := b.pool.Exec(t.Context(), `SELECT FROM onejob.cluster FOR UPDATE NOWAIT`)
+			return err == nil
+		})
+		return nil
+	})
+	if err == nil {
+		t.Error("it has adopted it")
+	}
+	equal(t, "the cluster's id", b.one(`SELECT coalesce(id::text, '') FROM onejob.cluster`), id)
 }
 
 func TestAdoptConsul(t *testing.T) {

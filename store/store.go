@@ -351,7 +351,7 @@ func aboutARow(err error) bool {
 	case "08", "0A", "25", "26", "28", "3D", "40", "53", "57", "58": // connections, transactions, the server
 		return false
 	}
-	return pg.Code != lockTimeout && pg.Code != duplicateStatement
+	return pg.Code != duplicateStatement
 }
 
 // avoidFor is for how long a row is left alone that Postgres refuses to change. Its trigger may
