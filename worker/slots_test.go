@@ -6,29 +6,35 @@ import (
 	"time"
 )
 
-// Pauses grow, and end with news, but never before leastPause.
+// Pauses grow. News ends the second half of one, and a lock key that comes free all that is left of
+// it, but never before leastPause.
 func TestPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := &limits{pauses: map[string]time.Duration{}, stirred: make(chan struct{})}
-		pause := func(stir time.Duration) time.Duration {
+		l := &limits{pauses: map[string]time.Duration{}, stirred: make(chan struct{}), came: make(chan struct{})}
+		pause := func(after time.Duration, what func()) time.Duration {
 			began := time.Now()
-			if stir >= 0 {
-				time.AfterFunc(stir, l.stir)
+			if what != nil {
+				time.AfterFunc(after, what)
 			}
 			l.pause(t.Context(), "limit")
 			synctest.Wait()
 			return time.Since(began).Round(time.Millisecond)
 		}
-		for _, c := range []struct{ stir, want time.Duration }{
-			{-1, 50}, {-1, 100}, {-1, 200}, {-1, 400}, {-1, 800}, {-1, 1000}, {-1, 1000},
-			{500, 500}, {-1, 50}, {-1, 100}, {10, 50}, {-1, 50},
+		key, other := func() { l.attempted(true) }, func() { l.attempted(false) }
+		for _, c := range []struct {
+			after, want time.Duration
+			what        func()
+		}{
+			{0, 50, nil}, {0, 100, nil}, {0, 200, nil}, {0, 400, nil}, {0, 800, nil}, {0, 1000, nil}, {0, 1000, nil},
+			{700, 700, l.stir}, {10, 500, l.stir}, {500, 1000, other}, // and they stay long
+			{300, 300, key}, {0, 50, nil}, {0, 100, nil}, {10, 50, key}, {0, 50, nil},
 		} {
-			if got := pause(c.stir * time.Millisecond); got != c.want*time.Millisecond {
-				t.Fatalf("a pause with news after %d ms took %v, want %d ms", c.stir, got, c.want)
+			if got := pause(c.after*time.Millisecond, c.what); got != c.want*time.Millisecond {
+				t.Fatalf("a pause with news after %d ms took %v, want %d ms", c.after, got, c.want)
 			}
 		}
 		l.claimed("limit")
-		if got := pause(-1); got != leastPause {
+		if got := pause(0, nil); got != leastPause {
 			t.Errorf("the pause after a claim took %v, want %v", got, leastPause)
 		}
 	})
