@@ -14,6 +14,10 @@ const (
 	thinShort     = 60 // percent that may in a short run, in which one outage is a third of the time
 	thinExits     = 3  // of replicas, by themselves
 	thinOutsiders = 50 // commands of outsiders
+
+	// What is asked of a run of an hour.
+	thinMet     = 2  // faults of each kind that met work of one kind
+	thinMetWork = 50 // faults that met work of each kind
 )
 
 // thin says in what a run was too thin to prove anything. The first ones may be asked of
@@ -45,6 +49,20 @@ func (r *report) thin(s settings) (why []string) {
 	add(r.Outsiders < thinOutsiders, "%d commands of outsiders were seen, fewer than %d", r.Outsiders, thinOutsiders)
 	add(r.Expired == 0 && s.Standby != async, "retention deleted no task")
 	add(r.Lateness.After+r.Lateness.Silenced == 0, "no work was at work when its lease ended")
+	if s.Duration >= time.Hour {
+		met := map[string]int{}
+		for _, k := range s.Kinds {
+			most := 0
+			for work, n := range r.Hits[k.name] {
+				most = max(most, n)
+				met[work] += n
+			}
+			add(most < thinMet, "fault %s met work %d times, fewer than %d", k.name, most, thinMet)
+		}
+		for _, work := range []string{"exec", "http", "go", "sql"} {
+			add(met[work] < thinMetWork, "%d faults met work of %s, fewer than %d", met[work], work, thinMetWork)
+		}
+	}
 	add(r.TakeOvers < thinTakeOvers, "%d takeovers were measured, fewer than %d", r.TakeOvers, thinTakeOvers)
 	return why
 }

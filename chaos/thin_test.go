@@ -13,6 +13,7 @@ func TestThin(t *testing.T) {
 	short := settings{Duration: time.Minute, Kinds: []*kind{kill}}
 	some := settings{Duration: longEnough, Kinds: []*kind{kill}}
 	all := settings{Duration: longEnough, Kinds: []*kind{kill}, All: true}
+	hour := settings{Duration: time.Hour, Kinds: []*kind{kill}, All: true}
 	for _, test := range []struct {
 		name   string
 		of     settings
@@ -34,10 +35,14 @@ func TestThin(t *testing.T) {
 		{"nothing expired", all, func(r *report) { r.Expired = 0 }, 1},
 		{"no lease ended during work", all, func(r *report) { r.Lateness = checker.Lateness{} }, 1},
 		{"few takeovers", all, func(r *report) { r.TakeOvers = thinTakeOvers - 1 }, 1},
+		{"an hour", hour, func(*report) {}, 0},
+		{"work that no fault met, in less than an hour", all, func(r *report) { r.Hits = nil }, 0},
+		{"a fault met no work", hour, func(r *report) { r.Hits = map[string]map[string]int{"kill": {"exec": 1}} }, 5},
+		{"no fault met a statement", hour, func(r *report) { delete(r.Hits["kill"], "sql") }, 1},
 		{"two things", all, func(r *report) { r.Refused, r.TakeOvers = 0, 0 }, 2},
 	} {
 		r := &report{FaultKinds: map[string]int{"kill": 5}, Inserts: 100, TakeOvers: thinTakeOvers,
-			Report: &checker.Report{Refused: thinRefused, Outsiders: thinOutsiders, Expired: 1, Lateness: checker.Lateness{After: 1}}}
+			Report: &checker.Report{Hits: map[string]map[string]int{"kill": {"exec": thinMetWork, "http": thinMetWork, "go": thinMetWork, "sql": thinMetWork}}, Refused: thinRefused, Outsiders: thinOutsiders, Expired: 1, Lateness: checker.Lateness{After: 1}}}
 		test.change(r)
 		if why := r.thin(test.of); len(why) != test.want {
 			t.Errorf("%s: %q", test.name, why)
