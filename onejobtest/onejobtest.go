@@ -98,12 +98,13 @@ func Run(ctx context.Context, kinds tasks.Kinds, a *tasks.Attempt) (tasks.Result
 		}
 		end(lock.ErrLost)
 	})
+	timed := ctx // another variable: the goroutine above reads ctx
 	if a.Timeout > 0 {
-		timed, stop := context.WithTimeoutCause(ctx, a.Timeout, tasks.ErrTimeout)
+		var stop context.CancelFunc
+		timed, stop = context.WithTimeoutCause(ctx, a.Timeout, tasks.ErrTimeout)
 		defer stop()
-		ctx = timed
 	}
-	result, err := handler(ctx, a)
+	result, err := handler(timed, a)
 	if why := unstorable(result.Value); err == nil && !result.Committed && why != "" {
 		return tasks.Result{}, &tasks.ResultError{Written: tasks.Completion{
 			ID: a.ID, Fence: a.Fence, Session: a.Session, Outcome: tasks.Failed, Next: tasks.StatusFailed, Error: "the result cannot be stored: " + why,

@@ -280,6 +280,7 @@ func (s *Store) writeCompletions(completions []*completion) {
 		e.Error, e.Output = ascii(e.Error), ascii(e.Output)
 		s.writeCompletions(completions)
 		return
+	case isLockTimeout(err): // of a trigger; somebody lets go of it in the end
 	case unfit(err) && e.Result != nil:
 		e.Completion = withoutResult(e.Completion, pg.Message)
 		s.writeCompletions(completions)

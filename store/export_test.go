@@ -30,6 +30,16 @@ func TryAgain(s *Store) {
 	}
 }
 
+// PutOffForLonger lets what is put off stay so for a minute.
+func PutOffForLonger(s *Store) {
+	s.putOff.mu.Lock()
+	defer s.putOff.mu.Unlock()
+	for id, r := range s.putOff.rows {
+		r.until = time.Now().Add(time.Minute)
+		s.putOff.rows[id] = r
+	}
+}
+
 // Idle makes the next claim of this sort begin with a plain look.
 func Idle(s *Store, c tasks.Claim) {
 	l := s.lanesOf(c)

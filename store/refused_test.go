@@ -120,7 +120,11 @@ func TestATriggerStopsNoOthers(t *testing.T) {
 			together.Go(func() { errs[2] = b.Requeue(t.Context(), back, 0) })
 			together.Go(func() { errs[3] = b.Requeue(t.Context(), kept, 0) })
 			together.Wait()
-			if !errors.Is(errs[0], tasks.ErrUnwritable) || errs[1] != nil || errs[2] != nil || errs[3] == nil {
+			mayPass := code == "55P03" // it may be had soon, so that the outcome is not given up
+			if errs[0] == nil || errors.Is(errs[0], tasks.ErrUnwritable) == mayPass {
+				t.Errorf("the completion that is refused: %v", errs[0])
+			}
+			if errs[1] != nil || errs[2] != nil || errs[3] == nil {
 				t.Errorf("errors %v", errs)
 			}
 			equal(t, "the row that is complete", b.row(good, "status"), "succeeded")

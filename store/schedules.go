@@ -186,7 +186,7 @@ const insertTasks = `
 // If the tasks need a lock that another transaction has, by a foreign key of the user's for
 // example, that is an error after half a second: the other schedules wait behind this one.
 // DueSchedules then leaves it out for half a second, and twice as long each time that
-// follows, up to half a minute.
+// follows, up to 8 s.
 func (s *Store) MakeOccurrences(ctx context.Context, d schedule.Due, p schedule.Plan) (current bool, made int, err error) {
 	current, made, err = s.makeOccurrences(ctx, d, p)
 	switch {
@@ -304,6 +304,9 @@ const (
 	// it was read. It is also for how long tasks may wait for a lock while they are made.
 	lockedFor = 500 * time.Millisecond
 
+	// waitedFor is for how long a schedule is put off at most whose tasks wait for a lock.
+	waitedFor = 8 * time.Second
+
 	// markedFor is for how long a schedule is put off that creates no tasks for another
 	// reason. It is shorter than schedule.OnTime: a due time that is refused once is not a
 	// missed one. Each time that follows it is twice as long, since the due times of the
@@ -359,13 +362,13 @@ func (p *putOff) mark(id int64, before, version string) {
 }
 
 // waited puts off a schedule whose tasks waited for a lock in vain. All other schedules
-// waited, too, so it comes less and less often. The half a minute at the end is still in time.
+// waited, too, so it comes less and less often, and often enough to be in time once the lock is free.
 func (p *putOff) waited(id int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	wait := lockedFor
 	if last, known := p.rows[id]; known && last.version == anyVersion {
-		wait = min(2*last.wait, markedFor)
+		wait = min(2*last.wait, waitedFor)
 	}
 	p.put(id, anyVersion, wait)
 }

@@ -382,6 +382,7 @@ func TestTaskThatWaitsForALock(t *testing.T) {
 		if !errors.As(err, &pg) || pg.Code != "55P03" || errors.Is(err, tasks.ErrUnwritable) {
 			t.Fatalf("got %v", err)
 		}
+		store.PutOffForLonger(b.Store) // half a second may be over by now
 		equal(t, "it is due just after", b.isDue("held"), false)
 		if wait, err := b.UntilNextSchedule(t.Context(), time.Minute, nil); err != nil || wait != time.Minute {
 			t.Errorf("the next one is %v away, %v", wait, err)
@@ -768,9 +769,9 @@ func TestPurge(t *testing.T) {
 func TestSlowRowsStopNoRetention(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	b.Store = open(t, store.Config{DSN: b.dsn, Timeout: time.Second})
+	b.Store = open(t, store.Config{DSN: b.dsn, Timeout: 4 * time.Second})
 	b.sql(`CREATE FUNCTION public.slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-    PERFORM pg_sleep(CASE WHEN OLD.kind = 'slowest' THEN 60 ELSE 0.05 END);
+    PERFORM pg_sleep(CASE WHEN OLD.kind = 'slowest' THEN 60 ELSE 0.1 END);
     RETURN OLD;
 END $$`)
 	b.sql(`CREATE TRIGGER slow BEFORE DELETE ON onejob.tasks FOR EACH ROW EXECUTE FUNCTION public.slow()`)

@@ -54,11 +54,11 @@ func (w *Worker) attemptUnder(t *tasks.Task, slot lock.Lease, early <-chan locke
 	var ended tasks.Completion
 	defer func() { trace.Ended(ended.Outcome, ended.Error) }()
 	if n := t.Crashes + t.Stalls; n > 0 && n >= w.cfg.MaxCrashes-1 {
-		if !w.suspects.enter(t.Fence, n >= w.cfg.MaxCrashes) {
+		if !w.suspects.enter(t.ID, t.Fence, n >= w.cfg.MaxCrashes) {
 			w.requeue(t, errSuspect)
 			return false
 		}
-		defer func() { w.suspects.leave(t.Fence, ended.Outcome == tasks.LeaseLost) }()
+		defer func() { w.suspects.leave(t.ID, t.Fence, ended.Outcome == tasks.LeaseLost) }()
 	}
 	lease, err := w.acquire(t, early)
 	if w.lockGate.seen(err) {

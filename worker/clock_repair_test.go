@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,8 +18,8 @@ import (
 // aheadStore has a schedule that is ahead of the clock until it is set back, and more
 // pending tasks than can be read in time.
 type aheadStore struct {
-	tries, set int
-	tooMany    bool
+	tries, set atomic.Int64
+	tooMany    atomic.Bool
 }
 
 func (s *aheadStore) Clock(context.Context) (now, started time.Time, err error) {
@@ -26,21 +27,21 @@ func (s *aheadStore) Clock(context.Context) (now, started time.Time, err error) 
 }
 
 func (s *aheadStore) AfterSetBack(context.Context) (int, error) {
-	if s.tries++; s.tooMany {
+	if s.tries.Add(1); s.tooMany.Load() {
 		return 1, errors.New("too many")
 	}
 	return 0, nil
 }
 
 func (s *aheadStore) SchedulesAhead(context.Context) ([]schedule.Ahead, error) {
-	if s.set > 0 {
+	if s.set.Load() > 0 {
 		return nil, nil
 	}
 	return []schedule.Ahead{{Cron: "@hourly", Zone: "UTC", Now: time.Unix(0, 0), Next: time.Unix(1e6, 0)}}, nil
 }
 
 func (s *aheadStore) SetNext(context.Context, schedule.Ahead, time.Time) (bool, int, error) {
-	s.set++
+	s.set.Add(1)
 	return true, 3, nil
 }
 
@@ -49,7 +50,8 @@ func (s *aheadStore) SetNext(context.Context, schedule.Ahead, time.Time) (bool, 
 func TestTooManyTasksKeepNoScheduleAhead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core, events := observer.New(zap.DebugLevel)
-		store := &aheadStore{tooMany: true}
+		store := &aheadStore{}
+		store.tooMany.Store(true)
 		clock := &postgresClock{store, func() bool { return true }, zap.New(core)}
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan struct{})
@@ -57,26 +59,26 @@ func TestTooManyTasksKeepNoScheduleAhead(t *testing.T) {
 
 		time.Sleep(3 * time.Hour)
 		synctest.Wait()
-		if store.set != 1 {
-			t.Errorf("schedules were set back %d times", store.set)
+		if store.set.Load() != 1 {
+			t.Errorf("schedules were set back %d times", store.set.Load())
 		}
-		if store.tries < 18 || store.tries > 40 { // each ten minutes in the end
-			t.Errorf("it tried %d times in three hours", store.tries)
+		if n := store.tries.Load(); n < 18 || n > 40 { // each ten minutes in the end
+			t.Errorf("it tried %d times in three hours", n)
 		}
-		if n := events.FilterMessage("clock_repair_failed").Len(); n != store.tries {
-			t.Errorf("clock_repair_failed was logged %d times for %d failures", n, store.tries)
+		if n := events.FilterMessage("clock_repair_failed").Len(); int64(n) != store.tries.Load() {
+			t.Errorf("clock_repair_failed was logged %d times for %d failures", n, store.tries.Load())
 		}
 		if log := events.FilterMessage("clock_set_back_repaired").All(); len(log) == 0 || log[0].ContextMap()["schedules"] != int64(1) {
 			t.Errorf("what was repaired: %v", log)
 		}
 
-		store.tooMany = false
+		store.tooMany.Store(false)
 		time.Sleep(time.Hour)
 		synctest.Wait()
-		tries := store.tries
+		tries := store.tries.Load()
 		time.Sleep(time.Hour)
 		synctest.Wait()
-		if store.tries != tries {
+		if store.tries.Load() != tries {
 			t.Error("it repairs again what is repaired")
 		}
 		cancel()

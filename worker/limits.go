@@ -157,6 +157,7 @@ func (l *limits) findSome(ctx context.Context) {
 	if err != nil {
 		return
 	}
+	unanswered := 0
 	for _, name := range names {
 		if l.semaphores == nil {
 			l.note(name, false)
@@ -170,8 +171,10 @@ func (l *limits) findSome(ctx context.Context) {
 		case err == nil, errors.Is(err, lock.ErrForeign): // which those who take a slot report
 			l.note(name, true)
 			l.wake()
-		default: // nobody knows, and the next look asks again
-			return
+		default: // nobody knows, and the next look asks again; what is wrong may be about this name alone
+			if unanswered++; unanswered > 1 {
+				return
+			}
 		}
 	}
 }

@@ -252,12 +252,11 @@ func (w *Worker) watchSilence(ctx context.Context) {
 
 func (w *Worker) lookForDeaths(ctx context.Context) {
 	// Consul's silence counts from when we first asked: not after that of the list.
-	var doubtful []string
-	for _, r := range w.members.silent(doubt) {
-		doubtful = append(doubtful, r.Session)
-	}
-	_, _ = w.cfg.Locks.Dead(ctx, doubtful)
+	looked := w.lookAtDoubtful(ctx)
 	for _, r := range w.members.silent(lock.Silence) {
+		if time.Since(looked) > time.Second { // the others may have taken long
+			looked = w.lookAtDoubtful(ctx)
+		}
 		switch {
 		case r.Session == w.cfg.Locks.Session():
 		case r.Here:
@@ -266,6 +265,17 @@ func (w *Worker) lookForDeaths(ctx context.Context) {
 			w.reportDeathElsewhere(ctx, r)
 		}
 	}
+}
+
+// lookAtDoubtful looks at those that the list has not heard of for a while, and returns when.
+func (w *Worker) lookAtDoubtful(ctx context.Context) time.Time {
+	now := time.Now()
+	var doubtful []string
+	for _, r := range w.members.silent(doubt) {
+		doubtful = append(doubtful, r.Session)
+	}
+	_, _ = w.cfg.Locks.Dead(ctx, doubtful)
+	return now
 }
 
 // watchReplicas declares replicas dead whose process has ended on this machine and that have been

@@ -50,7 +50,7 @@ func TestStallsAreHeldAgainstTheTask(t *testing.T) {
 		if test.stalled {
 			w.stalls.tick = time.Now().Add(-time.Minute)
 		}
-		w.suspects.enter(0, false)
+		w.suspects.enter(0, 0, false)
 		e := w.judge(&tasks.Task{Attempt: 1, MaxAttempts: 5, Crashes: test.crashes, Stalls: test.stalls}, tasks.Result{}, lost, lost)
 		if e.Next != test.next || e.Stalled != test.stalled || e.Outcome != tasks.LeaseLost {
 			t.Errorf("%+v: %+v", test, e)

@@ -18,22 +18,23 @@ import (
 type suspects struct {
 	mu    sync.Mutex
 	began map[int64]boottime.Instant // by fence
-	lost  map[int64]boottime.Instant // when those began that ended because their lease was lost
+	lost  map[int64]boottime.Instant // by task: when those began that ended because their lease was lost
 	batch int                        // how many may begin in this window
 	left  int                        // of them
 	since boottime.Instant           // when the window began
 	alone bool                       // who began in it must be the only one
 }
 
-// enter reports whether a suspect may begin; a prime one is past the limit.
-func (s *suspects) enter(fence int64, prime bool) bool {
+// enter reports whether a suspect may begin; a prime one is past the limit. What became of an
+// earlier attempt of the same task says nothing against it.
+func (s *suspects) enter(task, fence int64, prime bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := boottime.Now()
 	if s.began == nil {
 		s.began = map[int64]boottime.Instant{}
 	}
-	maps.DeleteFunc(s.lost, func(_ int64, at boottime.Instant) bool { return now.Sub(at) >= 2*tasks.SuspectTime })
+	maps.DeleteFunc(s.lost, func(of int64, at boottime.Instant) bool { return of == task || now.Sub(at) >= 2*tasks.SuspectTime })
 	if s.batch == 0 || now.Sub(s.since) >= tasks.SuspectTime {
 		s.batch = max(1, min(2*s.batch, 1024))
 		s.left, s.since, s.alone = s.batch, now, false
@@ -67,14 +68,14 @@ func (s *suspects) only(fence int64) bool {
 // leave is called when it has ended. One that ended because its lease was lost counts as if it had
 // not: all leases of a replica are lost together, and the handler that returns last is not the only
 // suspect.
-func (s *suspects) leave(fence int64, lost bool) {
+func (s *suspects) leave(task, fence int64, lost bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if at, entered := s.began[fence]; entered && lost {
 		if s.lost == nil {
 			s.lost = map[int64]boottime.Instant{}
 		}
-		s.lost[fence] = at
+		s.lost[task] = at
 	}
 	delete(s.began, fence)
 }

@@ -12,7 +12,7 @@ func TestSuspects(t *testing.T) {
 	t.Parallel()
 	var s suspects
 	next := int64(0)
-	enter := func(prime bool) bool { next++; return s.enter(next, prime) }
+	enter := func(prime bool) bool { next++; return s.enter(next, next, prime) }
 	later := func() {
 		s.since = s.since.Add(-tasks.SuspectTime)
 		for fence, at := range s.began {
@@ -38,14 +38,14 @@ func TestSuspects(t *testing.T) {
 	}
 
 	var lone suspects
-	if lone.only(1) || !lone.enter(1, false) || !lone.only(1) || lone.only(2) {
+	if lone.only(1) || !lone.enter(1, 1, false) || !lone.only(1) || lone.only(2) {
 		t.Error("the only suspect is not known as such")
 	}
 	lone.batch, lone.left = 2, 1
-	if !lone.enter(2, false) || lone.only(1) || lone.only(2) {
+	if !lone.enter(2, 2, false) || lone.only(1) || lone.only(2) {
 		t.Error("one of two is called the only one")
 	}
-	lone.leave(2, false)
+	lone.leave(2, 2, false)
 	if !lone.only(1) {
 		t.Error("one that has left still counts")
 	}
@@ -55,23 +55,32 @@ func TestSuspects(t *testing.T) {
 func TestSuspectsThatLoseTheirLeasesTogether(t *testing.T) {
 	t.Parallel()
 	var s suspects
-	if !s.enter(1, false) {
+	if !s.enter(101, 1, false) {
 		t.Fatal("the first one does not begin")
 	}
 	s.batch, s.left = 2, 1
-	if !s.enter(2, false) {
+	if !s.enter(102, 2, false) {
 		t.Fatal("the second one does not begin")
 	}
-	s.leave(1, true)
+	s.leave(101, 1, true)
 	if s.only(2) {
 		t.Error("the one that ends last is called the only one")
 	}
-	s.lost[1] = s.lost[1].Add(-2 * tasks.SuspectTime)
+	s.lost[101] = s.lost[101].Add(-2 * tasks.SuspectTime)
 	if !s.only(2) {
 		t.Error("one that lost its lease long ago counts")
 	}
-	s.enter(3, false)
+	s.enter(103, 3, false)
 	if len(s.lost) > 0 {
 		t.Errorf("those of long ago are kept: %v", s.lost)
+	}
+
+	// A task does not speak for itself by an attempt of before.
+	s = suspects{}
+	s.enter(104, 4, false)
+	s.leave(104, 4, true)
+	s.since = s.since.Add(-tasks.SuspectTime)
+	if !s.enter(104, 5, false) || !s.only(5) {
+		t.Error("a suspect that comes again is not the only one")
 	}
 }

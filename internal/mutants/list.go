@@ -67,11 +67,11 @@ var simulated = []Mutant{
 	one("deaf-to-the-lease", "a handler's context does not end with the lease",
 		"worker/attempt.go", "context.WithCancelCause(lease.Context())", "context.WithCancelCause(context.WithoutCancel(lease.Context()))"),
 	one("hasty-burial", "replicas are called dead after a quarter of the silence",
-		"worker/members.go", "	for _, r := range w.members.silent(lock.Silence) {\n		switch {", "	for _, r := range w.members.silent(lock.Silence / 4) {\n		switch {").
+		"worker/members.go", "	for _, r := range w.members.silent(lock.Silence) {\n		if time.Since(looked)", "	for _, r := range w.members.silent(lock.Silence / 4) {\n		if time.Since(looked)").
 		and("worker/members.go", "how, err := w.cfg.Locks.End(short, r.Session, lock.Silence)", "how, err := w.cfg.Locks.End(short, r.Session, lock.Silence/4)",
 			"worker/members.go", "m.heard.Sub(r.since) < lock.Silence {", "m.heard.Sub(r.since) < lock.Silence/4 {"),
 	one("one-second-early", "replicas are called dead two seconds early",
-		"worker/members.go", "	for _, r := range w.members.silent(lock.Silence) {\n		switch {", "	for _, r := range w.members.silent(lock.Silence - 2*time.Second) {\n		switch {").
+		"worker/members.go", "	for _, r := range w.members.silent(lock.Silence) {\n		if time.Since(looked)", "	for _, r := range w.members.silent(lock.Silence - 2*time.Second) {\n		if time.Since(looked)").
 		and("worker/members.go", "how, err := w.cfg.Locks.End(short, r.Session, lock.Silence)", "how, err := w.cfg.Locks.End(short, r.Session, lock.Silence-2*time.Second)",
 			"worker/members.go", "m.heard.Sub(r.since) < lock.Silence {", "m.heard.Sub(r.since) < lock.Silence-2*time.Second {"),
 	one("one-silence", "silence on the list is death, whatever Consul has heard",
@@ -257,7 +257,7 @@ var others = []Mutant{
 			"worker/members.go", "if !r.State.Final() && m.heard.Sub(r.since) >= long {", "if !r.State.Final() && boottime.Now().Sub(r.since) >= long {").
 		failing("worker.TestSilenceThatNobodyLookedAt"),
 	one("data-alone", "only data errors count as those of one row",
-		"store/store.go", "	return pg.Code != lockTimeout && pg.Code != duplicateStatement\n", "	return unfit(err)\n").
+		"store/store.go", "	return pg.Code != duplicateStatement\n", "	return unfit(err)\n").
 		failing("store.TestATriggerStopsNoOthers"),
 	one("claims-are-given-up", "a claim is given up when the replica is told to stop",
 		"worker/claim.go", "whole := context.WithoutCancel(ctx)", "whole := ctx").
