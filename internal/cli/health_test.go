@@ -77,7 +77,7 @@ func TestRequestsWhoseBodyDoesNotCome(t *testing.T) {
 	}
 }
 
-// Whoever only holds connections keeps no health check out, and ends nobody's page.
+// A client that only holds connections keeps no health check out, and ends nobody's page.
 func TestHealthBesideManyConnections(t *testing.T) {
 	t.Parallel()
 	db, err := store.Open(store.Config{DSN: testenv.Postgres(t).DSN})

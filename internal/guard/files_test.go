@@ -40,7 +40,7 @@ func TestNoFileCanBeOpened(t *testing.T) {
 		t.Errorf("without files: Processes says %v, Environ %v, something may be left: %t", listed, read, found)
 	}
 	if gone(c.Process.Pid) {
-		t.Error("it was killed all the same, so this test shows nothing")
+		t.Error("it was killed nevertheless, so this test shows nothing")
 	}
 	if !killMarked(-1, mark) {
 		t.Error("it is not found once files can be opened")

@@ -101,7 +101,7 @@ func (p *process) await(ctx context.Context, ready func(context.Context) error) 
 	}
 }
 
-// ErrKilled says that a server did not stop in time, and that it is gone all the same.
+// ErrKilled says that a server did not stop in time. It is gone now.
 var ErrKilled = errors.New("was killed")
 
 // stop asks the process to end with signal, and kills it when it has not ended

@@ -10,7 +10,7 @@ const freelyIndented = 256 << 10
 
 // Indent returns JSON with indents. Text that is no JSON stays as it is, and so does JSON of
 // which indents would make more than four times as much and more than 256 KB: each element
-// of a list that is 300 deep gets 600 spaces, and whoever enqueues can write such a list.
+// of a list that is 300 deep gets 600 spaces, and anyone who enqueues can write such a list.
 func Indent(text []byte) []byte {
 	var b bytes.Buffer
 	if n := indentedLength(text); n > 4*len(text) && n > freelyIndented || json.Indent(&b, text, "", "  ") != nil {

@@ -86,7 +86,7 @@ func (s *Semaphores) Create(ctx context.Context, name string, slots int) error {
 	})
 }
 
-// create makes a limit that is not there; v says who holds slots of it all the same. The first
+// create makes a limit that is not there; v says who still holds slots of it. The first
 // slot is made last, and with it all others count: cut short, it leaves no limit, or a whole one.
 func (o *reader) create(ctx context.Context, v view, slots int) error {
 	there, err := exist(ctx, o, o.as(1, lock.MaxSlots))
