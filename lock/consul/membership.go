@@ -100,7 +100,7 @@ func (c *membership) watch(ctx context.Context) {
 
 // What a look at the replicas' keys waits for after the last one, besides some milliseconds. Each
 // look lists all of them, and each change of one ends everybody's. While Postgres is unavailable
-// each replica changes its key once a second: 80 replicas would make Consul list some 300,000
+// each replica changes its key once a second: by calculation 80 replicas would make Consul list some 300,000
 // keys a second without this (50 looks of each), and 16,000 with it.
 const (
 	pausePerReplica = 5 * time.Millisecond
