@@ -214,6 +214,91 @@ func TestOnlyTheLikelyCauseIsQuarantined(t *testing.T) {
 	}
 }
 
+// Takeovers take more than one statement where Postgres refuses a row or somebody has it
+// locked. Suspects that a statement leaves behind were not alone.
+func TestSuspectsThatAreTakenOneByOne(t *testing.T) {
+	t.Parallel()
+	for _, test := range []string{"refused", "locked"} {
+		t.Run(test, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			a := b.joined("a")
+			var suspects [2]*tasks.Task
+			for i := range suspects {
+				suspects[i] = b.claimedBy(a, "crashes=2")
+				b.sql(`UPDATE onejob.tasks SET begun_at = started_at WHERE id = $1`, suspects[i].ID)
+			}
+			other := b.claimedBy(a)
+			if how, err := b.DeclareDead(t.Context(), b.listed(a.Session), false); err != nil || how != tasks.ReplicaDead {
+				t.Fatal(how, err)
+			}
+			take := func() {
+				t.Helper()
+				if _, _, err := b.TakeOver(t.Context(), []string{a.Session}, 3); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if test == "refused" {
+				b.sql(fmt.Sprintf(`ALTER TABLE onejob.tasks ADD CONSTRAINT none CHECK (id <> %d OR status = 'running') NOT VALID`, other.ID))
+				take()
+			} else {
+				tx, err := b.pool.Begin(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer tx.Rollback(t.Context())
+				if _, err := tx.Exec(t.Context(), `SELECT FROM onejob.tasks WHERE id = $1 FOR UPDATE`, suspects[1].ID); err != nil {
+					t.Fatal(err)
+				}
+				take()
+				if err := tx.Rollback(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				take()
+			}
+			equal(t, "what became of them", b.one(`SELECT string_agg(status || ' ' || crashes, ', ' ORDER BY id) FROM onejob.tasks WHERE id <> $1`, other.ID), "pending 3, pending 3")
+		})
+	}
+}
+
+// Replicas that a power cut ends together are reported one after the other. Whom a death
+// would quarantine waits until it is known whether others died as well.
+func TestQuarantineWaitsForOtherDeaths(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name, other string // what becomes of the other replica
+		then        string
+	}{
+		{"it died", `UPDATE onejob.replicas SET state = 'dead', ended_at = now() WHERE session = $1`, "pending 2"},
+		{"it lives", `UPDATE onejob.replicas SET heartbeat_at = heartbeat_at + interval '2 seconds' WHERE session = $1`, "failed 3"},
+		{"nobody knows", `UPDATE onejob.replicas SET heartbeat_at = heartbeat_at - interval '3 seconds' WHERE session = $1`, "pending 2"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			a := b.joined("a")
+			task := b.claimedBy(a, "crashes=2")
+			b.sql(`UPDATE onejob.tasks SET begun_at = started_at WHERE id = $1`, task.ID)
+			if how, err := b.DeclareDead(t.Context(), b.listed(a.Session), false); err != nil || how != tasks.ReplicaDead {
+				t.Fatal(how, err)
+			}
+			other := b.joined("b")
+			take := func() string {
+				t.Helper()
+				b.sql(`UPDATE onejob.replicas r SET heartbeat_at = clock_timestamp() - interval '1 second' WHERE session = $1`, a.Session)
+				if _, _, err := b.TakeOver(t.Context(), []string{a.Session}, 3); err != nil {
+					t.Fatal(err)
+				}
+				return b.one(`SELECT status || ' ' || crashes FROM onejob.tasks`)
+			}
+			b.sql(`UPDATE onejob.replicas r SET heartbeat_at = clock_timestamp() - interval '0.9 seconds' WHERE session = $1`, other.Session)
+			equal(t, "at first", take(), "running 2")
+			b.sql(test.other, other.Session)
+			equal(t, "then", take(), test.then)
+		})
+	}
+}
+
 // A replica that stands still while it adopts a Consul lets go of the row that all others need.
 func TestAdoptConsulByOneThatIsFrozen(t *testing.T) {
 	t.Parallel()

@@ -41,7 +41,8 @@ SELECT DISTINCT session::text
 //     nothing: it is not to blame;
 //   - the attempt and a crash otherwise. The crash that would be the last quarantines it
 //     only if it alone, of those for which it would be, had begun within
-//     tasks.SuspectTime.
+//     tasks.SuspectTime. Such a task stays where it is while another replica that was
+//     last heard of at about the same time may have died as well: two seconds or so.
 //
 // A row that Postgres refuses to change does not keep the others: it stays as it is,
 // is among the refused, and is left alone for some minutes.
@@ -132,7 +133,23 @@ RETURNING true`, t.ID, t.Fence, t.Session)
 }
 
 const takeOverSQL = `
-WITH abandoned AS (
+WITH counted AS ( -- by the first statement that takes tasks of a session: later ones miss those taken before
+    UPDATE onejob.replicas r
+       SET suspects = (SELECT count(*)
+                         FROM onejob.tasks s
+                        WHERE s.status = 'running'
+                          AND s.session = r.session
+                          AND s.crashes + s.stalls + 1 >= $2
+                          AND s.begun_at >= s.started_at
+                          AND r.heartbeat_at - s.begun_at < $5::bigint * interval '1 microsecond')
+     WHERE r.session = ANY (ARRAY(
+               SELECT n.session
+                 FROM onejob.replicas n
+                WHERE n.session = ANY ($1::uuid[])
+                  AND n.ended_at IS NOT NULL
+                  AND n.suspects IS NULL
+                  FOR NO KEY UPDATE SKIP LOCKED))
+), abandoned AS (
     SELECT id, fence, attempt, max_attempts, crashes, stalls, lock_key, replica, session, started_at, cancel_requested,
            coalesce((SELECT r.state = 'dead' FROM onejob.replicas r WHERE r.session = t.session LIMIT 1), true) AS died,
            (SELECT true
@@ -146,13 +163,23 @@ WITH abandoned AS (
            crashes + stalls = 0 AND $2 > 1 OR coalesce(begun_at >= started_at, false) AS begun,
            crashes + stalls + 1 >= $2 AS last,
            $2 = 1 OR crashes + stalls + 1 >= $2 AND
-                     (SELECT count(*) = 1 AND bool_or(s.id = t.id)
+                     (SELECT coalesce((SELECT r.suspects FROM onejob.replicas r WHERE r.session = t.session LIMIT 1), count(*)) = 1 AND bool_or(s.id = t.id)
                         FROM onejob.tasks s
                        WHERE s.status = 'running'
                          AND s.session = t.session
                          AND s.crashes + s.stalls + 1 >= $2
                          AND s.begun_at >= s.started_at
-                         AND coalesce((SELECT r.heartbeat_at - s.begun_at < $5::bigint * interval '1 microsecond' FROM onejob.replicas r WHERE r.session = s.session LIMIT 1), true)) AS proven
+                         AND coalesce((SELECT r.heartbeat_at - s.begun_at < $5::bigint * interval '1 microsecond' FROM onejob.replicas r WHERE r.session = s.session LIMIT 1), true)) AS proven,
+           crashes + stalls + 1 >= $2 AND
+           (SELECT true
+              FROM onejob.replicas r
+              JOIN onejob.replicas o ON o.process <> r.process
+               AND o.heartbeat_at BETWEEN r.heartbeat_at - interval '5 seconds' AND r.heartbeat_at + interval '1.5 seconds'
+               AND o.heartbeat_at >= clock_timestamp() - interval '3 seconds'
+               AND o.ended_at IS NULL
+             WHERE r.session = t.session
+               AND (SELECT true FROM onejob.attempts a WHERE a.task_id = t.id AND a.session = o.session LIMIT 1) IS NULL
+             LIMIT 1) IS NOT NULL AS others_unheard
       FROM onejob.tasks t
      WHERE status = 'running'
        AND session = ANY ($1::uuid[])
@@ -161,19 +188,23 @@ WITH abandoned AS (
        AND (SELECT true FROM onejob.replicas r WHERE r.session = t.session AND r.ended_at IS NULL LIMIT 1) IS NULL
      LIMIT 1000
        FOR NO KEY UPDATE SKIP LOCKED
+), judged AS ( -- whom the crash would quarantine waits until it is known who else died
+    SELECT *
+      FROM abandoned
+     WHERE NOT (died AND begun AND last AND proven AND NOT others_died AND others_unheard)
 ), history AS (
     INSERT INTO onejob.attempts (fence, task_id, attempt, lock_key, replica, session, started_at, finished_at, outcome, charged, error)
     SELECT fence, id, attempt, coalesce(lock_key, id::text), replica, session, started_at, now(),
            CASE WHEN died THEN 'crashed' ELSE 'lease_lost' END,
            CASE WHEN died THEN begun AND NOT others_died END,
            format(CASE WHEN died THEN 'replica %s died' ELSE 'the session of replica %s ended' END, replica)
-      FROM abandoned
+      FROM judged
         ON CONFLICT (task_id, fence) DO NOTHING
 ), blamed AS (
     SELECT *,
            (died AND begun)::int AS used_up,
            (died AND begun AND NOT others_died)::int AS blame
-      FROM abandoned
+      FROM judged
 ), verdicts AS (
     SELECT id, session AS dead_session, replica AS dead_replica, attempt, used_up, blame,
            CASE WHEN cancel_requested         THEN 'cancelled'
@@ -199,7 +230,7 @@ UPDATE onejob.tasks t
        finished_at = CASE WHEN v.next <> 'pending' THEN now() END
   FROM verdicts v
  WHERE t.id = v.id
-   AND t.id = ANY (ARRAY(SELECT id FROM abandoned))
+   AND t.id = ANY (ARRAY(SELECT id FROM judged))
 RETURNING t.id, t.kind, coalesce(t.lock_key, t.id::text), v.attempt, t.crashes, t.stalls, t.fence, v.dead_replica, t.status,
           (extract(epoch FROM now() - t.started_at) * 1000000)::bigint`
 

@@ -429,6 +429,9 @@ func (d *Database) takeOver(dead []string, maxCrashes int) (abandoned []tasks.Ab
 			}
 			v.proven = suspects == 1 && mine
 		}
+		if v.last && v.blame && v.proven && listed && d.othersUnheard(*r, m) {
+			continue // until it is known who else died
+		}
 		answers = append(answers, v)
 	}
 	for _, v := range answers {
@@ -474,11 +477,26 @@ func (d *Database) takeOver(dead []string, maxCrashes int) (abandoned []tasks.Ab
 // had nothing.
 func (d *Database) othersDied(r Row, m Member) bool {
 	const together = 5 * time.Second
+	return d.anyOther(r, m, func(o Member) bool {
+		return o.HeartbeatAt.Sub(m.HeartbeatAt).Abs() <= together &&
+			(o.State == tasks.ReplicaDead || o.EndedAt.IsZero() && now().Sub(o.HeartbeatAt) > 3*time.Second)
+	})
+}
+
+// othersUnheard reports whether others may have died together with this one, which nobody
+// knows yet.
+func (d *Database) othersUnheard(r Row, m Member) bool {
+	return d.anyOther(r, m, func(o Member) bool {
+		later := o.HeartbeatAt.Sub(m.HeartbeatAt)
+		return later >= -5*time.Second && later <= 1500*time.Millisecond && o.EndedAt.IsZero() && now().Sub(o.HeartbeatAt) <= 3*time.Second
+	})
+}
+
+// anyOther reports whether there is such a replica, other than m, that has had nothing of
+// the task.
+func (d *Database) anyOther(r Row, m Member, such func(Member) bool) bool {
 	for _, o := range d.state.members {
-		if o.Process == m.Process || o.HeartbeatAt.Sub(m.HeartbeatAt).Abs() > together {
-			continue
-		}
-		if o.State != tasks.ReplicaDead && !(o.EndedAt.IsZero() && now().Sub(o.HeartbeatAt) > 3*time.Second) {
+		if o.Process == m.Process || !such(o) {
 			continue
 		}
 		had := false
