@@ -229,7 +229,7 @@ func (d *database) lookLocked(ctx context.Context) {
 		return // nothing can be locked either
 	}
 	d.mu.Lock()
-	mine, back := d.record, d.back
+	mine, back, highest := d.record, d.back, d.highest // of before the question: claims go on beside it
 	d.mu.Unlock()
 	if version != 0 && r.FencesTo < mine.FencesTo && r.FencesFrom == mine.FencesFrom && r.Same(mine.Server) { // an old record is back
 		r.FencesTo = mine.FencesTo
@@ -268,13 +268,13 @@ func (d *database) lookLocked(ctx context.Context) {
 		return
 	}
 	d.mu.Lock()
-	if now.FencesFrom == d.record.FencesFrom && now.last < d.highest {
+	if now.FencesFrom == mine.FencesFrom && now.last < highest {
 		d.back = true
 		d.mu.Unlock()
 		notify(d.doubts)
 		return
 	}
-	d.highest, d.back = now.last, false
+	d.highest, d.back = max(d.highest, now.last), false
 	d.trusted, d.session, d.record, d.version, d.why = true, session, now, version, nil
 	d.mu.Unlock()
 	d.store.Refuse(now.Server)

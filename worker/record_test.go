@@ -18,6 +18,7 @@ type recordKept struct {
 	mu      sync.Mutex
 	session string
 	report  tasks.ServerReport
+	after   func() // is called when the server has been asked, before its answer arrives
 	record  []byte
 	version uint64
 }
@@ -43,8 +44,12 @@ func (k *recordKept) SetDatabase(_ context.Context, record []byte, version uint6
 
 func (k *recordKept) Server(context.Context) (tasks.ServerReport, error) {
 	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.report, nil
+	report, after := k.report, k.after
+	k.mu.Unlock()
+	if after != nil {
+		after()
+	}
+	return report, nil
 }
 
 func (k *recordKept) Recorded(_ context.Context, from int64) error {
@@ -85,5 +90,40 @@ func TestRecordIsLookedAtForEachSession(t *testing.T) {
 	var r databaseRecord
 	if err := json.Unmarshal(k.record, &r); err != nil || r.FencesFrom != c.FencesFrom {
 		t.Errorf("on record are fences from %d (%v), the claim has %d", r.FencesFrom, err, c.FencesFrom)
+	}
+}
+
+// A claim that is answered while the server is asked for its last fence has a higher one.
+// Its fences have not gone back.
+func TestClaimsBesideTheQuestion(t *testing.T) {
+	server := tasks.Server{System: "1", Timeline: 1, Started: time.Unix(1_700_000_000, 0)}
+	k := &recordKept{session: "first", report: tasks.ServerReport{Server: server, Now: time.Now(), LastFence: 10, FencesFrom: -1}}
+	d := &database{store: k, locks: k, log: zap.NewNop(), replica: "r", doubts: make(chan struct{}, 1), found: func() {}}
+	d.look(t.Context())
+	var c tasks.Claim
+	before, ok := d.put(&c, "first")
+	if !ok {
+		t.Fatal("the database is not known after it was looked at")
+	}
+
+	k.mu.Lock()
+	k.session = "second"
+	k.after = func() {
+		if !d.rising([]*tasks.Task{{Fence: before + 5}}, before) {
+			t.Error("the claim's fences do not rise")
+		}
+	}
+	k.mu.Unlock()
+	d.look(t.Context())
+	if highest, ok := d.put(&c, "second"); !ok || d.back || highest != before+5 {
+		t.Errorf("known %v, gone back %v, the highest fence is %d, want %d", ok, d.back, highest, before+5)
+	}
+
+	k.mu.Lock()
+	k.session, k.after, k.report.LastFence = "third", nil, 12 // the sequence was set back
+	k.mu.Unlock()
+	d.look(t.Context())
+	if _, ok := d.put(&c, "third"); ok || !d.back {
+		t.Errorf("fences that went back: known %v, gone back %v", ok, d.back)
 	}
 }
