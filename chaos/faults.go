@@ -29,6 +29,7 @@ type kind struct {
 	needs       need // what not every machine lets the harness do
 	forgets     bool // Postgres forgets what it had acknowledged
 	gentle      bool // it ends no attempt at a task that it does not touch
+	daemons     bool // it hits no Go handler: those who run them have no commands and no other version
 	run         func(ctx context.Context, h *fault) error
 }
 
@@ -109,8 +110,10 @@ type fault struct {
 	c    *cluster
 	rand *rand.Rand
 
-	about string // more about the target, for who reads along
-	mark  observer.Mark
+	about   string // more about the target, for who reads along
+	mark    observer.Mark
+	victims *victims
+	meets   map[string]bool // kinds of work of what it hits
 }
 
 // begins tells the observer, and everybody who reads along, that harm is about to
@@ -125,6 +128,7 @@ func (h *fault) begins(target string) error {
 		line += ", alone"
 	}
 	h.c.say("%s", line)
+	h.victims.add(h.Kind.name, h.meets)
 	return h.c.markClient.Begin(h.mark)
 }
 
@@ -138,14 +142,12 @@ func (h *fault) also(kind string) (over func() error, err error) {
 // lasts waits for as long as the fault goes on.
 func (h *fault) lasts(ctx context.Context) { wait(ctx, h.For) }
 
-// replica chooses one.
-func (h *fault) replica() *replica { return h.c.replicas[h.rand.IntN(len(h.c.replicas))] }
-
 // fault run does what the plan says until ctx ends, and returns when everything has
 // been mended. It fails as soon as something cannot be mended.
 type faultRun struct {
-	c    *cluster
-	plan []step
+	c       *cluster
+	plan    []step
+	victims victims
 
 	mu     sync.Mutex
 	counts map[string]int // of what was done, by kind
@@ -212,7 +214,7 @@ func (v *faultRun) run(ctx context.Context) error {
 
 // do does one fault and counts it.
 func (v *faultRun) do(ctx context.Context, s step) error {
-	h := &fault{step: s, c: v.c, rand: rand.New(rand.NewPCG(s.Pick, 3))}
+	h := &fault{step: s, c: v.c, rand: rand.New(rand.NewPCG(s.Pick, 3)), victims: &v.victims}
 	err := s.Kind.run(ctx, h)
 	if h.mark.ID != 0 {
 		err = errors.Join(err, v.c.markClient.End(h.mark))

@@ -24,7 +24,11 @@ var hostFaults = []*kind{
 // onHost does harm to a host, if no other fault has taken it away just now.
 func onHost(harm func(context.Context, *fault, *host) error) func(context.Context, *fault) error {
 	return func(ctx context.Context, h *fault) error {
-		host := h.c.hosts[h.rand.IntN(len(h.c.hosts))]
+		var each [][]*replica
+		for _, host := range h.c.hosts {
+			each = append(each, h.c.on(host))
+		}
+		host := h.c.hosts[h.choose(each)]
 		if !host.busy.TryLock() {
 			return errNothing
 		}
@@ -61,6 +65,7 @@ func killPooler(ctx context.Context, h *fault) error {
 		return errNothing
 	}
 	defer host.busy.Unlock()
+	h.awaits(ctx, h.c.on(host))
 	if err := h.begins(host.name); err != nil {
 		return err
 	}

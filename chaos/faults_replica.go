@@ -25,7 +25,7 @@ var replicaFaults = []*kind{
 	{name: "suspend", what: "SIGSTOP of a replica with its guards and commands, and SIGCONT, as of a virtual machine", weight: 2, least: time.Second, most: 60 * time.Second, run: stopping((*replica).suspend)},
 	{name: "term", what: "SIGTERM of a replica", weight: 2, least: time.Second, most: 5 * time.Second, run: stopReplica},
 	{name: checker.GracefulRestart, what: "SIGTERM of a replica, which is started again at once", weight: 2, run: restartGracefully},
-	{name: "upgrade", what: "SIGTERM of a replica, which is started again at once, as the other version", weight: 3, versions: true, run: changeVersion},
+	{name: "upgrade", what: "SIGTERM of a replica, which is started again at once, as the other version", weight: 3, daemons: true, versions: true, run: changeVersion},
 	{name: "rolling", what: "a rolling restart of all replicas", weight: 1, least: time.Second, most: 3 * time.Second, run: rollReplicas},
 }
 
@@ -189,9 +189,9 @@ func reset(ctx context.Context, h *fault, p *proxy.Proxy) {
 
 // Faults of single processes below a replica.
 var processFaults = []*kind{
-	{name: "child-kill", what: "kill -9 of a command alone", weight: 2, run: killChild},
+	{name: "child-kill", what: "kill -9 of a command alone", weight: 2, daemons: true, run: killChild},
 	{name: "oom", what: "SIGKILL of the process of a replica that the kernel's OOM killer would choose; there is no real memory limit", weight: 2, run: killLargest},
-	{name: "guard-kill", what: "kill -9 of a guard alone", weight: 2, run: killGuard},
+	{name: "guard-kill", what: "kill -9 of a guard alone", weight: 2, daemons: true, run: killGuard},
 }
 
 func killChild(_ context.Context, h *fault) error {

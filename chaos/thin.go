@@ -16,9 +16,12 @@ const (
 	thinOutsiders = 50 // commands of outsiders
 
 	// What is asked of a run of an hour.
-	thinMet     = 2  // faults of each kind that met work of one kind
+	thinMet     = 1  // faults of each kind that met work of each kind, where that is possible
 	thinMetWork = 50 // faults that met work of each kind
 )
+
+// works are the kinds of work that faults must meet.
+var works = []string{"exec", "http", "go", "sql"}
 
 // thin says in what a run was too thin to prove anything. The first ones may be asked of
 // any run, the others of one that is long and has all faults.
@@ -52,14 +55,13 @@ func (r *report) thin(s settings) (why []string) {
 	if s.Duration >= time.Hour {
 		met := map[string]int{}
 		for _, k := range s.Kinds {
-			most := 0
-			for work, n := range r.Hits[k.name] {
-				most = max(most, n)
+			for _, work := range works {
+				n := r.Hits[k.name][work]
 				met[work] += n
+				add(n < thinMet && (work != "go" || !k.daemons), "faults %s met work of %s %d times, fewer than %d", k.name, work, n, thinMet)
 			}
-			add(most < thinMet, "fault %s met work %d times, fewer than %d", k.name, most, thinMet)
 		}
-		for _, work := range []string{"exec", "http", "go", "sql"} {
+		for _, work := range works {
 			add(met[work] < thinMetWork, "%d faults met work of %s, fewer than %d", met[work], work, thinMetWork)
 		}
 	}

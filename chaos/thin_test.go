@@ -14,6 +14,7 @@ func TestThin(t *testing.T) {
 	some := settings{Duration: longEnough, Kinds: []*kind{kill}}
 	all := settings{Duration: longEnough, Kinds: []*kind{kill}, All: true}
 	hour := settings{Duration: time.Hour, Kinds: []*kind{kill}, All: true}
+	upgrades := settings{Duration: time.Hour, Kinds: []*kind{kill, {name: "upgrade", daemons: true}}, All: true}
 	for _, test := range []struct {
 		name   string
 		of     settings
@@ -37,11 +38,13 @@ func TestThin(t *testing.T) {
 		{"few takeovers", all, func(r *report) { r.TakeOvers = thinTakeOvers - 1 }, 1},
 		{"an hour", hour, func(*report) {}, 0},
 		{"work that no fault met, in less than an hour", all, func(r *report) { r.Hits = nil }, 0},
-		{"a fault met no work", hour, func(r *report) { r.Hits = map[string]map[string]int{"kill": {"exec": 1}} }, 5},
-		{"no fault met a statement", hour, func(r *report) { delete(r.Hits["kill"], "sql") }, 1},
+		{"a fault met no work", hour, func(r *report) { r.Hits["freeze"] = r.Hits["kill"]; delete(r.Hits, "kill") }, 8},
+		{"no fault met a statement", hour, func(r *report) { delete(r.Hits["kill"], "sql") }, 2},
+		{"a fault of daemons met no Go handler", upgrades, func(r *report) { r.Hits["upgrade"] = map[string]int{"exec": 1, "http": 1, "sql": 1} }, 0},
+		{"a fault of daemons met no statement", upgrades, func(r *report) { r.Hits["upgrade"] = map[string]int{"exec": 1, "http": 1} }, 1},
 		{"two things", all, func(r *report) { r.Refused, r.TakeOvers = 0, 0 }, 2},
 	} {
-		r := &report{FaultKinds: map[string]int{"kill": 5}, Inserts: 100, TakeOvers: thinTakeOvers,
+		r := &report{FaultKinds: map[string]int{"kill": 5, "upgrade": 5}, Inserts: 100, TakeOvers: thinTakeOvers,
 			Report: &checker.Report{Hits: map[string]map[string]int{"kill": {"exec": thinMetWork, "http": thinMetWork, "go": thinMetWork, "sql": thinMetWork}}, Refused: thinRefused, Outsiders: thinOutsiders, Expired: 1, Lateness: checker.Lateness{After: 1}}}
 		test.change(r)
 		if why := r.thin(test.of); len(why) != test.want {

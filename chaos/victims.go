@@ -1,0 +1,134 @@
+package main
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// victims counts, by kinds of faults and of work, how many faults have hit replicas that were
+// at work, as the table said. The report has what the observer saw of it (checker.Report.Hits).
+type victims struct {
+	mu  sync.Mutex
+	met map[string]map[string]int
+}
+
+// of returns how many faults of a kind have met each kind of work.
+func (v *victims) of(fault string) map[string]int {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.met == nil {
+		v.met = map[string]map[string]int{}
+	}
+	if v.met[fault] == nil {
+		v.met[fault] = map[string]int{}
+	}
+	return v.met[fault]
+}
+
+// add notes that a fault of a kind meets work of these kinds.
+func (v *victims) add(fault string, work map[string]bool) {
+	met := v.of(fault)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for kind := range work {
+		met[kind]++
+	}
+}
+
+// least returns how often a fault of a kind has met that of these kinds of work that it has
+// met least; false if there are none.
+func (v *victims) least(fault string, work map[string]bool) (n int, any bool) {
+	met := v.of(fault)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for kind := range work {
+		if !any || met[kind] < n {
+			n, any = met[kind], true
+		}
+	}
+	return n, any
+}
+
+// replica chooses one.
+func (h *fault) replica() *replica {
+	var each [][]*replica
+	for _, r := range h.c.replicas {
+		each = append(each, []*replica{r})
+	}
+	return h.c.replicas[h.choose(each)]
+}
+
+// choose chooses one of some groups of replicas: mostly one that is at work of a kind that this
+// kind of fault has met least, and else any.
+func (h *fault) choose(groups [][]*replica) int {
+	work := h.c.atWork()
+	chosen := h.among(groups, work)
+	h.meets = of(groups[chosen], work)
+	return chosen
+}
+
+func (h *fault) among(groups [][]*replica, work map[string][]string) (chosen int) {
+	chosen = h.rand.IntN(len(groups))
+	if h.rand.IntN(3) > 0 {
+		var best []int
+		least := 0
+		for i, g := range groups {
+			n, any := h.victims.least(h.Kind.name, of(g, work))
+			if !any || len(best) > 0 && n > least {
+				continue
+			}
+			if len(best) > 0 && n < least {
+				best = nil
+			}
+			best, least = append(best, i), n
+		}
+		if len(best) > 0 {
+			chosen = best[h.rand.IntN(len(best))]
+		}
+	}
+	return chosen
+}
+
+// awaits waits some seconds until a group is at work of a kind that this kind of fault has not
+// met yet, for faults that cannot choose.
+func (h *fault) awaits(ctx context.Context, group []*replica) {
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end) && ctx.Err() == nil; wait(ctx, 100*time.Millisecond) {
+		h.meets = of(group, h.c.atWork())
+		if n, any := h.victims.least(h.Kind.name, h.meets); any && n == 0 {
+			return
+		}
+	}
+}
+
+// of returns the kinds of work of a group.
+func of(group []*replica, work map[string][]string) map[string]bool {
+	kinds := map[string]bool{}
+	for _, r := range group {
+		for _, kind := range work[r.name] {
+			kinds[kind] = true
+		}
+	}
+	return kinds
+}
+
+// atWork returns the kinds of tasks that are running, by the names of their replicas: none if
+// Postgres does not answer.
+func (c *cluster) atWork() map[string][]string {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	type running struct{ replica, kind string }
+	found, err := rows(ctx, c, `SELECT DISTINCT replica, kind FROM onejob.tasks WHERE status = 'running'`, func(r pgx.CollectableRow) (w running, err error) {
+		return w, r.Scan(&w.replica, &w.kind)
+	})
+	if err != nil {
+		return nil
+	}
+	work := map[string][]string{}
+	for _, w := range found {
+		work[w.replica] = append(work[w.replica], w.kind)
+	}
+	return work
+}

@@ -1,0 +1,38 @@
+package main
+
+import (
+	"math/rand/v2"
+	"testing"
+)
+
+// A kind of fault goes for work that it has met least, but not always.
+func TestVictims(t *testing.T) {
+	t.Parallel()
+	var met victims
+	h := &fault{step: step{Kind: &kind{name: "kill"}}, rand: rand.New(rand.NewPCG(1, 1)), victims: &met}
+	named := func(name string) *replica { return &replica{place: place{name: name}} }
+	groups := [][]*replica{{named("idle")}, {named("a"), named("b")}, {named("c")}}
+	work := map[string][]string{"a": {"exec"}, "b": {"http"}, "c": {"exec", "go"}}
+	chosen := func() (n [3]int) {
+		for range 3000 {
+			n[h.among(groups, work)]++
+		}
+		return n
+	}
+	if n := chosen(); n[0] > 450 || n[1] < 1000 || n[2] < 1000 {
+		t.Errorf("at first: %v", n)
+	}
+	met.add("kill", map[string]bool{"exec": true, "http": true})
+	met.add("freeze", map[string]bool{"go": true})
+	if n := chosen(); n[2] < 2000 || n[0] < 200 || n[1] < 200 {
+		t.Errorf("when it has met no Go handler: %v", n)
+	}
+	met.add("kill", map[string]bool{"go": true})
+	if n := chosen(); n[1] < 1000 || n[2] < 1000 {
+		t.Errorf("when it has met all: %v", n)
+	}
+	work = nil // Postgres does not answer
+	if n := chosen(); n[0] < 800 || n[1] < 800 || n[2] < 800 {
+		t.Errorf("when nobody knows: %v", n)
+	}
+}
