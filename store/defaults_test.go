@@ -192,3 +192,27 @@ func TestEncodings(t *testing.T) {
 		}
 	}
 }
+
+// A database that takes any bytes for text is no place for lock keys.
+func TestEncodingOfAnyBytes(t *testing.T) {
+	t.Parallel()
+	db := testenv.Postgres(t)
+	pool, name := db.Pool(t), db.Name+"_ascii"
+	if _, err := pool.Exec(t.Context(), `CREATE DATABASE `+name+` TEMPLATE template0 ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'`); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if _, err := pool.Exec(context.WithoutCancel(t.Context()), `DROP DATABASE `+name+` WITH (FORCE)`); err != nil {
+			t.Error(err)
+		}
+	})
+	s := open(t, store.Config{DSN: strings.Replace(db.DSN, db.Name, name, 1)})
+	for what, err := range map[string]error{"migrate": s.Migrate(t.Context(), nil), "check": s.CheckEncoding(t.Context())} {
+		if err == nil || !strings.Contains(err.Error(), "ENCODING 'UTF8'") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if v, err := s.SchemaVersion(t.Context()); err != nil || v.Have != 0 {
+		t.Errorf("the schema is at version %d, %v", v.Have, err)
+	}
+}

@@ -139,6 +139,10 @@ func (s *Store) Migrate(ctx context.Context, progress *Progress) error {
 			return v.newer()
 		case v.Have == v.Want:
 			return inTransaction(ctx, m.conn, func(tx pgx.Tx) error { return checkParts(ctx, tx) })
+		case v.Have == 0:
+			if err := checkEncoding(ctx, m.conn); err != nil {
+				return err
+			}
 		}
 		m.next = m.files[v.Have]
 		err = m.applyNext(ctx)

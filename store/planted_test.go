@@ -244,6 +244,7 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 	ok("Migrate", b.Migrate(ctx, nil))
 	ok("CheckSchema", b.CheckSchema(ctx))
 	ok("CheckRights", b.CheckRights(ctx))
+	ok("CheckEncoding", b.CheckEncoding(ctx))
 	ok("CheckPool", b.CheckPool(ctx))
 	_, err = b.CheckPath(ctx)
 	ok("CheckPath", err)

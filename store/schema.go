@@ -78,6 +78,21 @@ SELECT EXISTS (SELECT
 	return v, nil
 }
 
+// CheckEncoding returns an error that says what to do, if the database takes any bytes for
+// text. One that has a schema may be used like that as long as all text in it is UTF-8.
+func (s *Store) CheckEncoding(ctx context.Context) error { return checkEncoding(ctx, s.pool) }
+
+func checkEncoding(ctx context.Context, q rower) error {
+	var name, encoding string
+	if err := q.QueryRow(ctx, `SELECT pg_catalog.current_database(), pg_catalog.current_setting('server_encoding')`).Scan(&name, &encoding); err != nil {
+		return fmt.Errorf("read the encoding of the database: %w", sanitized(err))
+	}
+	if encoding == "SQL_ASCII" {
+		return fmt.Errorf("database %s has the encoding SQL_ASCII, so text in it may be any bytes, and no lock can be had under a lock_key that is not UTF-8; use one that was created with ENCODING 'UTF8'", name)
+	}
+	return nil
+}
+
 // checkParts finds a schema that claims its version but lacks parts, as after
 // a restore that stopped half-way.
 func checkParts(ctx context.Context, q rower) error {

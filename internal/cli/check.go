@@ -174,6 +174,9 @@ func checkPostgres(ctx context.Context, cfg Config, all *findings) {
 	} else if db.Pooled() {
 		all.ok("connections", "statements work through a connection pooler, unprepared")
 	}
+	if err := db.CheckEncoding(ctx); err != nil {
+		all.warn("encoding", err.Error())
+	}
 	err = db.CheckSchema(ctx)
 	if errors.Is(err, store.ErrSchema) && cfg.Postgres.Migrate {
 		if v, verr := db.SchemaVersion(ctx); verr == nil && v.Have < v.Want {
