@@ -29,7 +29,7 @@ type kind struct {
 	needs       need // what not every machine lets the harness do
 	forgets     bool // Postgres forgets what it had acknowledged
 	gentle      bool // it ends no attempt at a task that it does not touch
-	daemons     bool // it hits no Go handler: those who run them have no commands and no other version
+	daemons     bool // it need not meet Go handlers: those who run them claim no large rows, and have no commands and no other version
 	run         func(ctx context.Context, h *fault) error
 }
 

@@ -22,7 +22,7 @@ import (
 // on meanwhile; see history.starved in the checker.
 var rowFaults = []*kind{
 	{name: checker.HostileRows, what: "rows at the limits of what the table admits, among the others", weight: 2, least: 2 * time.Second, most: 20 * time.Second, gentle: true, run: insertHostile},
-	{name: checker.ClaimFreeze, what: "SIGSTOP of a replica inside its claim, and SIGCONT", weight: 2, least: 3 * time.Second, most: 25 * time.Second, run: freezeClaim},
+	{name: checker.ClaimFreeze, what: "SIGSTOP of a replica inside its claim, and SIGCONT", weight: 2, daemons: true, least: 3 * time.Second, most: 25 * time.Second, run: freezeClaim},
 	{name: checker.OpenTransaction, what: "transactions that lock due rows, or refer to them, stay open", weight: 2, least: 3 * time.Second, most: 25 * time.Second, gentle: true, run: openTransactions},
 	{name: checker.RowTouched, what: "an operator edits, cancels, retries and deletes rows", weight: 2, least: 2 * time.Second, most: 15 * time.Second, gentle: true, run: touchRows},
 }
