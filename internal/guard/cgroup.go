@@ -259,10 +259,14 @@ func (h hierarchy) newCgroup(l Limits) (*cgroup, error) {
 			_ = os.Mkdir(h.attempts(), 0o755)
 			continue
 		} else if err != nil {
-			return nil, fmt.Errorf("make a cgroup for the command: %w", err)
+			return nil, fmt.Errorf("%w: make a cgroup for it: %w", ErrExhausted, err)
 		}
 		lock, err := lockDir(dir)
-		if err != nil || lock == nil {
+		if err != nil {
+			_ = os.Remove(dir)
+			return nil, fmt.Errorf("%w: make a cgroup for it: %w", ErrExhausted, err)
+		}
+		if lock == nil {
 			continue // a Sweep was quicker, and takes it for a leftover
 		}
 		g := &cgroup{dir, lock}
@@ -272,7 +276,7 @@ func (h hierarchy) newCgroup(l Limits) (*cgroup, error) {
 		}
 		return g, nil
 	}
-	return nil, fmt.Errorf("make a cgroup for the command: those in %s are removed by somebody else", h.attempts())
+	return nil, fmt.Errorf("%w: make a cgroup for it: those in %s are removed by somebody else", ErrExhausted, h.attempts())
 }
 
 // lockDir returns a directory, locked, or nil if somebody else has locked or

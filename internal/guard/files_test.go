@@ -3,11 +3,14 @@
 package guard
 
 import (
+	"errors"
 	"os/exec"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"onejob/boottime"
 	"onejob/internal/procfs"
 )
 
@@ -46,4 +49,36 @@ func TestNoFileCanBeOpened(t *testing.T) {
 		t.Error("it is not found once files can be opened")
 	}
 	until(t, "it is dead", func() bool { return gone(c.Process.Pid) })
+}
+
+// Where no command can be started at all, Start says so: that is not the command's fault. Not
+// parallel: the limit is that of the whole process.
+func TestMachineIsExhausted(t *testing.T) {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	spec := Spec{Path: "/bin/true", NoCgroup: true, Deadline: boottime.Now().Add(time.Minute)}
+	for files := range uint64(64) {
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: files, Max: limit.Max}); err != nil {
+			t.Fatal(err)
+		}
+		p, err := Start(spec)
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+			t.Fatal(err)
+		}
+		switch {
+		case err == nil:
+			if exit, err := p.Wait(); err != nil || exit.Code != 0 {
+				t.Errorf("with %d files: %+v, %v", files, exit, err)
+			}
+			if files == 0 {
+				t.Error("it could be started without files, so this test shows nothing")
+			}
+			return
+		case !errors.Is(err, ErrExhausted):
+			t.Errorf("with %d files: %v", files, err)
+		}
+	}
+	t.Error("it could not be started with 64 files")
 }

@@ -66,6 +66,11 @@ var (
 	// command was started. Nothing was run.
 	ErrExpired = errors.New("the lease ran out before the command could be started")
 
+	// ErrExhausted is in the error of Start when the machine, or the cgroup of the daemon, has
+	// too few processes, files, or memory left to start anything, or does not let the daemon
+	// make a cgroup. Nothing was run.
+	ErrExhausted = errors.New("the machine lacks what it takes to start a command")
+
 	// ErrGuardDied is in the error of Wait when the guard itself was lost.
 	// The command is dead, and so is what it started, with the exception in the
 	// package's comment; how it ended is not known.

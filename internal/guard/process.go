@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -44,10 +45,24 @@ type Process struct {
 }
 
 // Start starts the command of s and returns when it runs, or an error that
-// says why it does not. It returns ErrExpired if s.Deadline has passed.
+// says why it does not. It returns ErrExpired if s.Deadline has passed, and an error
+// that wraps ErrExhausted if no command could be started now.
 // The process ends by itself, if need be at its deadline, whether or not Wait
 // is called.
 func Start(s Spec) (*Process, error) {
+	p, err := launch(s)
+	if exhausted(err) && !errors.Is(err, ErrExhausted) {
+		err = fmt.Errorf("%w: %w", ErrExhausted, err)
+	}
+	return p, err
+}
+
+// exhausted reports whether an error says that the machine lacks something.
+func exhausted(err error) bool {
+	return slices.ContainsFunc([]error{unix.EAGAIN, unix.ENOMEM, unix.EMFILE, unix.ENFILE, unix.ENOSPC}, func(lack error) bool { return errors.Is(err, lack) })
+}
+
+func launch(s Spec) (*Process, error) {
 	if err := s.check(); err != nil {
 		return nil, err
 	}
@@ -235,18 +250,26 @@ func (p *Process) send(v any) {
 	_, _ = p.link.Write(append(line, '\n'))
 }
 
+// crashed is the exit code of a Go program whose runtime gives up: as when it cannot have
+// another thread, or memory, before main.
+const crashed = 2
+
 // follow reads what the guard reports, sees it off and sets exit and err.
 func (p *Process) follow() {
 	read := json.NewDecoder(p.link)
 	var first, last report
+	running := false
 	err := read.Decode(&first)
 	switch {
 	case err != nil:
 	case first.Expired:
 		p.err = ErrExpired
+	case first.Exhausted:
+		p.err = fmt.Errorf("%w: %s", ErrExhausted, first.Failed)
 	case first.Failed != "":
 		p.err = errors.New(first.Failed)
 	default:
+		running = true
 		p.started <- nil
 		if err = read.Decode(&last); err == nil && last.Ended != nil {
 			p.exit, p.ended = *last.Ended, last.At
@@ -260,6 +283,9 @@ func (p *Process) follow() {
 	state, waitErr := p.guard.Wait()
 	if err != nil {
 		p.err = fmt.Errorf("%w (guard: %v)", ErrGuardDied, state)
+		if first == (report{}) && !running && state.ExitCode() == crashed {
+			p.err = fmt.Errorf("%w: the guard could not be started (%v)", ErrExhausted, state)
+		}
 	} else if waitErr != nil {
 		p.err = fmt.Errorf("wait for the guard process: %w", waitErr)
 	}

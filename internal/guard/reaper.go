@@ -59,7 +59,7 @@ func keep() int {
 	}
 	k, err := start(p)
 	if err != nil {
-		_ = tell.Encode(report{Failed: err.Error(), Expired: errors.Is(err, ErrExpired)})
+		_ = tell.Encode(report{Failed: err.Error(), Expired: errors.Is(err, ErrExpired), Exhausted: exhausted(err)})
 		return 1
 	}
 	// From here on nobody but the daemon can be told of an error, and it may

@@ -61,7 +61,9 @@ type order struct {
 type report struct {
 	Expired bool   `json:",omitempty"`
 	Failed  string `json:",omitempty"`
-	Ended   *Exit  `json:",omitempty"`
+
+	Exhausted bool  `json:",omitempty"` // why it failed
+	Ended     *Exit `json:",omitempty"`
 
 	At boottime.Instant `json:",omitzero"` // when nothing was left of it
 }

@@ -318,6 +318,8 @@ func (c invocation) run(ctx context.Context, a *tasks.Attempt) (tasks.Result, er
 	})
 	if errors.Is(err, guard.ErrExpired) {
 		return tasks.Result{}, withCause(ctx, fmt.Errorf("command %q was not started: %w", c.name, tasks.ErrLeaseEnded))
+	} else if errors.Is(err, guard.ErrExhausted) { // which is no fault of the task's
+		return tasks.Result{}, tasks.Requeue(0, withCause(ctx, fmt.Errorf("command %q was not started: %w", c.name, err)))
 	} else if err != nil {
 		return tasks.Result{}, withCause(ctx, fmt.Errorf("command %q: %w", c.name, err))
 	}
