@@ -59,8 +59,12 @@ is ready: ". FILE; psql $ONEJOB_POSTGRES_DSN".`,
 		if _, err := loadConfig(*path, privateEnviron(os.Environ())); err != nil {
 			return err // now, rather than by each replica
 		}
-		ctx, stop := signal.NotifyContext(c.Context(), syscall.SIGHUP) // of a terminal that is closed
-		defer stop()
+		ctx := c.Context()
+		if !signal.Ignored(syscall.SIGHUP) { // as below nohup
+			var stop func()
+			ctx, stop = signal.NotifyContext(ctx, syscall.SIGHUP) // of a terminal that is closed
+			defer stop()
+		}
 		return dev(ctx, *path, *replicas, *envFile, c.OutOrStdout(), c.ErrOrStderr())
 	}
 	return c

@@ -252,9 +252,9 @@ func (p *oneSlot) ask(ctx context.Context, value []byte) (lock.Lease, error) {
 	}
 	leases, err := p.limits.Take(ctx, p.name, 1, value)
 	switch {
-	case errors.Is(err, lock.ErrNoSemaphore): // it was deleted while we waited
+	case errors.Is(err, lock.ErrNoSemaphore): // it was deleted while we waited, and is made again when asked for next
 		p.there = false
-		return p.ask(ctx, value)
+		return nil, lock.ErrFull
 	case err != nil:
 		return nil, err
 	}
@@ -280,7 +280,11 @@ func runLocked(c *cobra.Command, lockTarget lockTarget, maxWait time.Duration, s
 	defer func() { stop(); <-done }()
 
 	// Until the command runs, signals are for us; then for the command.
-	waiting, stopWaiting := signal.NotifyContext(c.Context(), syscall.SIGHUP, syscall.SIGQUIT)
+	ends, passed := []os.Signal{syscall.SIGQUIT}, []os.Signal{syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGWINCH}
+	if !signal.Ignored(syscall.SIGHUP) { // as below nohup
+		ends, passed = append(ends, syscall.SIGHUP), append(passed, syscall.SIGHUP)
+	}
+	waiting, stopWaiting := signal.NotifyContext(c.Context(), ends...)
 	defer stopWaiting()
 	lease, err := obtain(waiting, lockTarget, maxWait)
 	if err != nil {
@@ -288,7 +292,7 @@ func runLocked(c *cobra.Command, lockTarget lockTarget, maxWait time.Duration, s
 	}
 	defer func() { _ = lease.Release(context.Background()) }()
 	signals := make(chan os.Signal, 16)
-	signal.Notify(signals, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGWINCH)
+	signal.Notify(signals, passed...)
 	defer signal.Stop(signals)
 	if waiting.Err() != nil {
 		return errStopped
@@ -373,7 +377,13 @@ func obtain(ctx context.Context, p lockTarget, maxWait time.Duration) (lock.Leas
 			return nil, &exitError{exitLockError, err}
 		}
 		if maxWait >= 0 {
-			_ = p.await(until)
+			waiting := time.Now()
+			if p.await(until) != nil && time.Since(waiting) < time.Second {
+				select { // it fails at once where a token has ended, say
+				case <-time.After(time.Second):
+				case <-until.Done():
+				}
+			}
 		}
 		switch {
 		case ctx.Err() != nil:
