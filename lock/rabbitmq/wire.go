@@ -70,7 +70,11 @@ func dial(ctx context.Context, cfg Config, role string) (*wire, error) {
 
 // close ends the connection in good order if the broker answers. When it returns
 // the broker has deleted the connection's exclusive queues, if it answered.
+//
+// The deadline is not enough. Beside an alarm the broker does not read what is sent to it, and
+// sends heartbeats, each of which makes the client forget the deadline.
 func (w *wire) close() {
+	defer time.AfterFunc(shutdownTimeout, w.cut).Stop()
 	_ = w.conn.CloseDeadline(time.Now().Add(shutdownTimeout))
 	w.cut()
 }
