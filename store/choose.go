@@ -166,7 +166,7 @@ lanes AS (
     SELECT urgency, run_at, id
       FROM (SELECT urgency, run_at, id FROM shown WHERE last
          UNION ALL
-            SELECT lane >> 52, run_at, id - 1 FROM heads WHERE rank > @heads) ends_of_what_is_shown
+            SELECT lane >> 52, run_at, greatest(id, -9223372036854775807) - 1 FROM heads WHERE rank > @heads) ends_of_what_is_shown
      ORDER BY urgency, run_at, id
      LIMIT 1
 ), freed AS (  -- marks

@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -173,6 +174,13 @@ func TestEncodings(t *testing.T) {
 					want = "gr??er ?"
 				}
 				equal(t, "the error", b.row(other, "error"), want)
+
+				// Nor its replica from the list.
+				r := b.joined("r")
+				r.Progress = map[int64]tasks.ProgressAt{task.Fence: {Text: "3 €", At: time.Now()}}
+				if a, err := b.Beat(t.Context(), r, tasks.Known{}); err != nil || a.Ended {
+					t.Errorf("heartbeat: %+v, %v", a, err)
+				}
 
 				b.sql(`CREATE TABLE public.effects (word text)`)
 				kind, err := sqlkind.New(sqlkind.Config{Statements: map[string]sqlkind.Statement{"it": {SQL: `INSERT INTO public.effects VALUES ($1), ('ä')`, Params: []string{"word"}}}}, b.Store)

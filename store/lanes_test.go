@@ -71,3 +71,19 @@ func TestClaimsSayThatThereIsMore(t *testing.T) {
 		}
 	}
 }
+
+// The lowest ID that there is stands in nobody's way.
+func TestLowestID(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	for _, priority := range []int{1000, 0, -1000} {
+		b.sql(`INSERT INTO onejob.tasks (kind, priority) VALUES ('noop', $1)`, priority)
+	}
+	b.sql(`INSERT INTO onejob.tasks (id, kind, priority) OVERRIDING SYSTEM VALUE VALUES (-9223372036854775808, 'noop', 5)`)
+	for i := range 4 {
+		c, err := b.Claim(t.Context(), tasks.Claim{Session: b.session, Replica: "one", Kinds: []string{"noop"}, Max: 1})
+		if err != nil || len(c.Tasks) != 1 {
+			t.Fatalf("claim %d: %d tasks, %v", i, len(c.Tasks), err)
+		}
+	}
+}

@@ -229,6 +229,9 @@ func (m *migration) applyNext(ctx context.Context) error {
 		if _, err := tx.Exec(ctx, string(sql)); err != nil {
 			return fmt.Errorf("migrate: %s: %w; nothing of that migration was kept, fix the cause and try again", name, err)
 		}
+		if err := addVersionKey(ctx, tx); err != nil {
+			return err
+		}
 		if _, err := tx.Exec(ctx, `UPDATE onejob.schema_version SET version = $1`, number); err != nil {
 			return fmt.Errorf("migrate: %w", err)
 		}
@@ -369,8 +372,22 @@ END $$`); err != nil {
 		return fmt.Errorf("create schema onejob: %w; let somebody who may run: CREATE SCHEMA onejob AUTHORIZATION %q", err, tx.Conn().Config().User)
 	}
 	if _, err := tx.Exec(ctx, `
-CREATE TABLE IF NOT EXISTS onejob.schema_version (version int NOT NULL);
+CREATE TABLE IF NOT EXISTS onejob.schema_version (version int PRIMARY KEY);
 INSERT INTO onejob.schema_version SELECT 0 WHERE NOT EXISTS (SELECT FROM onejob.schema_version)`); err != nil {
+		return fmt.Errorf("migrate: %w", err)
+	}
+	return nil
+}
+
+// addVersionKey gives the table of the version a primary key, which it did not always have. A
+// publication of all tables lets no row be updated without one.
+func addVersionKey(ctx context.Context, tx pgx.Tx) error {
+	if _, err := tx.Exec(ctx, `
+DO $$ BEGIN
+    IF NOT EXISTS (SELECT FROM pg_index WHERE indrelid = 'onejob.schema_version'::regclass AND indisprimary) THEN
+        ALTER TABLE onejob.schema_version ADD PRIMARY KEY (version);
+    END IF;
+END $$`); err != nil {
 		return fmt.Errorf("migrate: %w", err)
 	}
 	return nil

@@ -45,6 +45,39 @@ func oldSchemaIn(t *testing.T, db *testenv.DB, version int) *bench {
 	return b
 }
 
+// A publication of all tables, as replication by logical decoding has it, lets nobody update rows
+// that it could not name.
+func TestMigrateBesideAPublication(t *testing.T) {
+	t.Parallel()
+	for _, version := range []int{0, 17} {
+		t.Run(fmt.Sprintf("From%d", version), func(t *testing.T) {
+			t.Parallel()
+			var b *bench
+			if version > 0 {
+				b = oldSchema(t, version)
+			} else {
+				db := testenv.Postgres(t)
+				b = &bench{Store: open(t, store.Config{DSN: db.DSN}), t: t, pool: db.Pool(t), dsn: db.DSN}
+			}
+			b.sql(`CREATE PUBLICATION everything FOR ALL TABLES`)
+			if err := b.Migrate(t.Context(), nil); err != nil {
+				t.Fatal(err)
+			}
+			equal(t, "tables whose rows cannot be named", b.one(`
+SELECT count(*)
+  FROM pg_class c
+ WHERE relnamespace = 'onejob'::regnamespace
+   AND relkind IN ('r', 'p')
+   AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary)`), "0")
+			b.session = "6f1ed002-ab59-42fb-a0b4-0123456789ab"
+			b.insert()
+			if err := b.CheckSchema(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
 // reader begins a transaction that has read a table, as pg_dump does.
 func (b *bench) reader(table string) pgx.Tx {
 	b.t.Helper()

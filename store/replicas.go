@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"onejob/tasks"
 )
@@ -219,10 +220,18 @@ func (s *Store) Beat(ctx context.Context, r tasks.Replica, known tasks.Known) (t
 	ctx, cancel := context.WithTimeout(ctx, min(beatTimeout, s.timeout))
 	defer cancel()
 	a := tasks.Answer{Ended: true}
-	list, err := query(ctx, s.list, func(row pgx.CollectableRow) (listed tasks.Replica, err error) {
-		return listed, row.Scan(append(replicaColumns(&listed), &listed.Quiet, &a.Ended, &a.Transaction, &a.Digest, &a.Whole)...)
-	}, beatSQL,
-		r.Session, r.Running, r.State, notNil(r.Kinds), choices(r), time.Now().UnixMicro(), progress(r), known.Digest, known.Server, known.Since)
+	beat := func(progress *string) ([]tasks.Replica, error) {
+		return query(ctx, s.list, func(row pgx.CollectableRow) (listed tasks.Replica, err error) {
+			return listed, row.Scan(append(replicaColumns(&listed), &listed.Quiet, &a.Ended, &a.Transaction, &a.Digest, &a.Whole)...)
+		}, beatSQL,
+			r.Session, r.Running, r.State, notNil(r.Kinds), choices(r), time.Now().UnixMicro(), progress, known.Digest, known.Server, known.Since)
+	}
+	told := progress(r)
+	list, err := beat(told)
+	if pg := (*pgconn.PgError)(nil); told != nil && errors.As(err, &pg) && pg.Code == untranslatable {
+		plain := ascii(*told) // what a handler says must not keep its replica off the list
+		list, err = beat(&plain)
+	}
 	if err != nil {
 		return tasks.Answer{}, fmt.Errorf("heartbeat: %w", err)
 	}

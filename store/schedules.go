@@ -466,7 +466,7 @@ func (s *Store) Purge(ctx context.Context, status tasks.Status, keep time.Durati
 // all of it.
 const (
 	sinceEpoch = `- timestamptz '1970-01-01 UTC'`
-	keptUntil  = `(extract(epoch FROM finished_at ` + sinceEpoch + ` + least(keep_for, interval '1000 years')) * 1000000)::bigint`
+	keptUntil  = `(date_part('epoch', finished_at ` + sinceEpoch + ` + least(keep_for, interval '1000 years')) * 1000000)::bigint`
 
 	oldSQL = `
 WITH usual AS (

@@ -191,7 +191,7 @@ WITH counted AS ( -- by the first statement that takes tasks of a session: later
 ), judged AS ( -- whom the crash would quarantine waits until it is known who else died
     SELECT *
       FROM abandoned
-     WHERE NOT (died AND begun AND last AND proven AND NOT others_died AND others_unheard)
+     WHERE NOT (died AND begun AND last AND coalesce(proven, false) AND NOT others_died AND others_unheard)
 ), history AS (
     INSERT INTO onejob.attempts (fence, task_id, attempt, lock_key, replica, session, started_at, finished_at, outcome, charged, error)
     SELECT fence, id, attempt, coalesce(lock_key, id::text), replica, session, started_at, now(),
