@@ -113,7 +113,6 @@ type fault struct {
 	about   string // more about the target, for who reads along
 	mark    observer.Mark
 	victims *victims
-	meets   map[string]bool // kinds of work of what it hits
 }
 
 // begins tells the observer, and everybody who reads along, that harm is about to
@@ -128,7 +127,6 @@ func (h *fault) begins(target string) error {
 		line += ", alone"
 	}
 	h.c.say("%s", line)
-	h.victims.add(h.Kind.name, h.meets)
 	return h.c.markClient.Begin(h.mark)
 }
 

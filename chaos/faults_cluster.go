@@ -78,8 +78,8 @@ func (h *fault) cutAll(ctx context.Context, ways func(*replica) []*proxy.Proxy) 
 // wrongConsul starts what a typo in consul.address starts. To that replica all others
 // have no session, and it must leave them alone.
 func wrongConsul(ctx context.Context, h *fault) error {
-	r := h.replica()
-	if _, ok := r.subject.(*daemon); !ok {
+	r := h.daemon()
+	if r == nil {
 		return errNothing
 	}
 	consul, err := servers.StartConsul(ctx, servers.ConsulConfig{Dir: h.c.dir})

@@ -99,9 +99,12 @@ func (c *cluster) migrateMidway(ctx context.Context, after time.Duration) error 
 
 // changeVersion upgrades a replica, or goes back where that is possible.
 func changeVersion(_ context.Context, h *fault) error {
-	r := h.replica()
+	r := h.daemon()
+	if r == nil {
+		return errNothing
+	}
 	proc := r.process()
-	if _, ok := r.subject.(*daemon); !ok || !proc.running() || h.c.midway && !h.c.migrated.Load() {
+	if !proc.running() || h.c.midway && !h.c.migrated.Load() {
 		return errNothing
 	}
 	letGo := r.hold()

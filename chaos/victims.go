@@ -2,14 +2,16 @@ package main
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 )
 
-// victims counts, by kinds of faults and of work, how many faults have hit replicas that were
-// at work, as the table said. The report has what the observer saw of it (checker.Report.Hits).
+// victims counts, by kinds of faults and of work, how often replicas were chosen that were at
+// work, as the table said, whether or not the fault could then be done: so none is chosen again
+// and again in vain. The report has what the observer saw of it (checker.Report.Hits).
 type victims struct {
 	mu  sync.Mutex
 	met map[string]map[string]int
@@ -53,12 +55,22 @@ func (v *victims) least(fault string, work map[string]bool) (n int, any bool) {
 }
 
 // replica chooses one.
-func (h *fault) replica() *replica {
+func (h *fault) replica() *replica { return h.oneOf(h.c.replicas) }
+
+// daemon chooses a replica that is no Go program of its own; nil if there is none.
+func (h *fault) daemon() *replica {
+	return h.oneOf(slices.DeleteFunc(slices.Clone(h.c.replicas), func(r *replica) bool { _, is := r.subject.(*daemon); return !is }))
+}
+
+func (h *fault) oneOf(some []*replica) *replica {
+	if len(some) == 0 {
+		return nil
+	}
 	var each [][]*replica
-	for _, r := range h.c.replicas {
+	for _, r := range some {
 		each = append(each, []*replica{r})
 	}
-	return h.c.replicas[h.choose(each)]
+	return some[h.choose(each)]
 }
 
 // choose chooses one of some groups of replicas: mostly one that is at work of a kind that this
@@ -66,7 +78,7 @@ func (h *fault) replica() *replica {
 func (h *fault) choose(groups [][]*replica) int {
 	work := h.c.atWork()
 	chosen := h.among(groups, work)
-	h.meets = of(groups[chosen], work)
+	h.victims.add(h.Kind.name, of(groups[chosen], work))
 	return chosen
 }
 
@@ -95,12 +107,14 @@ func (h *fault) among(groups [][]*replica, work map[string][]string) (chosen int
 // awaits waits some seconds until a group is at work of a kind that this kind of fault has not
 // met yet, for faults that cannot choose.
 func (h *fault) awaits(ctx context.Context, group []*replica) {
+	var work map[string]bool
 	for end := time.Now().Add(5 * time.Second); time.Now().Before(end) && ctx.Err() == nil; wait(ctx, 100*time.Millisecond) {
-		h.meets = of(group, h.c.atWork())
-		if n, any := h.victims.least(h.Kind.name, h.meets); any && n == 0 {
-			return
+		work = of(group, h.c.atWork())
+		if n, any := h.victims.least(h.Kind.name, work); any && n == 0 {
+			break
 		}
 	}
+	h.victims.add(h.Kind.name, work)
 }
 
 // of returns the kinds of work of a group.
@@ -114,15 +128,15 @@ func of(group []*replica, work map[string][]string) map[string]bool {
 	return kinds
 }
 
-// atWork returns the kinds of tasks that are running, by the names of their replicas: none if
+// atWork returns which of the kinds of work that faults must meet are running, by the names of their replicas: none if
 // Postgres does not answer.
 func (c *cluster) atWork() map[string][]string {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	type running struct{ replica, kind string }
-	found, err := rows(ctx, c, `SELECT DISTINCT replica, kind FROM onejob.tasks WHERE status = 'running'`, func(r pgx.CollectableRow) (w running, err error) {
+	found, err := rows(ctx, c, `SELECT DISTINCT replica, kind FROM onejob.tasks WHERE status = 'running' AND kind = ANY ($1)`, func(r pgx.CollectableRow) (w running, err error) {
 		return w, r.Scan(&w.replica, &w.kind)
-	})
+	}, works)
 	if err != nil {
 		return nil
 	}

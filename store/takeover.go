@@ -42,7 +42,7 @@ SELECT DISTINCT session::text
 //   - the attempt and a crash otherwise. The crash that would be the last quarantines it
 //     only if it alone, of those for which it would be, had begun within
 //     tasks.SuspectTime. Such a task stays where it is while another replica that was
-//     last heard of at about the same time may have died as well: two seconds or so.
+//     last heard of at about the same time may have died as well: up to 4.5 s after its last heartbeat.
 //
 // A row that Postgres refuses to change does not keep the others: it stays as it is,
 // is among the refused, and is left alone for some minutes.
