@@ -247,6 +247,8 @@ lanes AS (
 SELECT set_config('onejob.claimed', p.ids::text, false),
        set_config('onejob.tuples', p.tuples::text, true),
        set_config('enable_indexscan', 'off', true),
+       set_config('lock_timeout', @lock_patience, true),
+       set_config('statement_timeout', @patience, true),
        cardinality(p.ids),
        EXISTS (SELECT FROM bound) OR (SELECT count(*) FROM heads) >= @heads OR cardinality(p.ids) >= @max,
        coalesce(pg_postmaster_start_time() <> @server::timestamptz, false),
@@ -284,9 +286,9 @@ func readChosen(row pgx.Row, plain bool) (c chosen, err error) {
 	var keys [][]string
 	var setting string
 	var micros int64
-	into := []any{&setting, &setting, &setting, &c.picked, &c.more, &c.other, &micros, &c.left, &lanes, &runAts, &ids, &keys}
+	into := []any{&setting, &setting, &setting, &setting, &setting, &c.picked, &c.more, &c.other, &micros, &c.left, &lanes, &runAts, &ids, &keys}
 	if plain {
-		into = into[:8]
+		into = into[:10]
 	}
 	if err := row.Scan(into...); err != nil {
 		return c, err
@@ -515,11 +517,12 @@ func (m mark) before(o mark) bool {
 	return m.runAt.Before(o.runAt) || m.runAt.Equal(o.runAt) && m.id < o.id
 }
 
-func (k look) arguments(c tasks.Claim, avoid []int64) namedArgs {
+// arguments are those of chooseSQL. bounds are for the statement that makes the rows running.
+func (k look) arguments(c tasks.Claim, avoid []int64, bounds []any) namedArgs {
 	arguments := markArguments(k.marks)
 	maps.Copy(arguments, namedArgs{
 		"limit": c.Limit, "kinds": c.Kinds, "queues": notNil(c.Queues), "max": k.max, "heads": k.heads, "show": k.show, "walk": k.walk, "strictly": k.strictly,
-		"margin": k.margin.Microseconds(), "avoid": avoid, "server": moment(c.Server),
+		"margin": k.margin.Microseconds(), "avoid": avoid, "lock_patience": bounds[0], "patience": bounds[1], "server": moment(c.Server),
 	})
 	return arguments
 }

@@ -111,7 +111,7 @@ func (s *Store) Claim(ctx context.Context, c tasks.Claim) (tasks.Claimed, error)
 		turn.wait = turnTimeoutAgain
 	}
 	lanes := s.lanesOf(c)
-	look := lanes.look(c.Max)
+	look := lanes.look(s.claims.rows(c.Max))
 	for tries, began := 1, time.Now(); ; {
 		r, err := s.claimOnce(ctx, c, look, turn)
 		var pg *pgconn.PgError
@@ -124,31 +124,43 @@ func (s *Store) Claim(ctx context.Context, c tasks.Claim) (tasks.Claimed, error)
 				s.pool.renew()
 				return tasks.Claimed{}, fmt.Errorf("claim tasks: %w", tasks.ErrOtherServer)
 			}
-			if r.chosen.picked > 0 {
+			switch took := len(r.read) + len(r.unread); {
+			case took == 0 && r.chosen.picked == 1:
+				return s.claimOne(ctx, c, look, turn) // a trigger keeps it
+			case took < r.chosen.picked:
+				s.claims.inVain()
+				r.chosen.more = true
+			case took > 0:
+				s.claims.took(took)
 				s.refusals.Store(0)
 			}
 			lanes.looked(look, r.chosen)
 			if r.chosen.picked == 0 && r.chosen.more && time.Since(began) < searchTime {
-				look = lanes.look(c.Max)
+				look = lanes.look(s.claims.rows(c.Max))
 				continue
 			}
 			return s.readRest(ctx, c, r)
 		case pg == nil || tries == 5:
 			lanes.restart() // the marks may be what took so long
 			return tasks.Claimed{}, fmt.Errorf("claim tasks: %w", err)
-		case pg.Code == lockTimeout && turn.wait > 0: // or else a trigger's
+		case pg.Code == lockTimeout && !r.writing && turn.wait > 0:
 			s.turnStuck.Store(true)
 			turn.wait = 0
 			tries++
+		case waitedInVain(err) && !r.writing: // it has looked at rows, and at no trigger
+			return tasks.Claimed{}, fmt.Errorf("claim tasks: %w", err)
 		case pg.ConstraintName == runningKey && look.max > 1:
 			// A row without a lock_key and one whose lock_key is that row's id: no
 			// statement can make both running. Fewer rows hold only one of them.
 			look.max /= 2
 		case pg.ConstraintName == runningKey, pg.Code == deadlock:
 			tries++
+		case waitedInVain(err) && look.max > 1:
+			s.claims.inVain()
+			look.max = 1 // each time takes long
 		case aboutARow(pg) && look.max > 1:
 			look.max /= 2 // until it is one row that Postgres refuses
-		case aboutARow(pg):
+		case mayBeARow(pg):
 			return s.claimOne(ctx, c, look, turn)
 		default:
 			return tasks.Claimed{}, fmt.Errorf("claim tasks: %w", err)
@@ -186,9 +198,10 @@ func beginClaim(conn *pgxpool.Conn, t turn) (b *pgx.Batch, statements int) {
 
 // round is what came of one round trip.
 type round struct {
-	chosen chosen
-	read   []claimed
-	unread []taken // rows that are ours too, and whose payloads did not come along
+	writing bool // the rows were chosen
+	chosen  chosen
+	read    []claimed
+	unread  []taken // rows that are ours too, and whose payloads did not come along
 }
 
 // claimOnce chooses, takes and reads. After an error nothing was taken, unless the
@@ -203,7 +216,7 @@ func (s *Store) claimOnce(ctx context.Context, c tasks.Claim, l look, turn turn)
 	defer func() { s.pool.release(conn, err) }()
 
 	b, begun := beginClaim(conn, turn)
-	b.Queue(chooseSQL(c.Limit, l.plain), l.arguments(c, s.avoid.list()))
+	b.Queue(chooseSQL(c.Limit, l.plain), l.arguments(c, s.avoid.list(), s.claims.bounds(l.max, s.timeout)))
 	b.Queue(takeSQL, namedArgs{"session": c.Session, "replica": c.Replica, "fences_from": c.FencesFrom})
 	b.Queue(`COMMIT`)
 	b.Queue(indexesOnly)
@@ -224,6 +237,7 @@ func (s *Store) claimOnce(ctx context.Context, c tasks.Claim, l look, turn turn)
 	if r.chosen, err = readChosen(results.QueryRow(), l.plain); err != nil {
 		return r, err
 	}
+	r.writing = true
 	rows, err := results.Query()
 	if err != nil {
 		return r, err
@@ -249,9 +263,10 @@ func (s *Store) claimOnce(ctx context.Context, c tasks.Claim, l look, turn turn)
 
 // claimOne is a claim of one row, after one has failed. What Postgres refuses to make
 // running fails with Postgres' words. If those cannot be written either, or are not about
-// its data, so that they may be others soon, it is left alone for some minutes.
+// its data, so that they may be others soon, it is left alone for some minutes; if it kept
+// Postgres waiting, for avoidFirst or longer.
 func (s *Store) claimOne(ctx context.Context, c tasks.Claim, l look, turn turn) (tasks.Claimed, error) {
-	r, refused, err := s.tryOne(ctx, c, l, turn)
+	r, refused, wait, err := s.tryOne(ctx, c, l, turn)
 	switch {
 	case err != nil:
 		return tasks.Claimed{}, fmt.Errorf("claim tasks: %w", err)
@@ -259,7 +274,7 @@ func (s *Store) claimOne(ctx context.Context, c tasks.Claim, l look, turn turn) 
 		r.chosen.more = true // than one
 		return s.readRest(ctx, c, r)
 	case !refused.Failed:
-		s.avoid.add(refused.ID)
+		s.avoid.add(refused.ID, wait)
 		if s.refusals.Add(1) > maxRefusals {
 			time.Sleep(refusalPause)
 		}
@@ -268,47 +283,54 @@ func (s *Store) claimOne(ctx context.Context, c tasks.Claim, l look, turn turn) 
 }
 
 // tryOne does step by step what claimOnce does, so that what Postgres says is about the row
-// that is locked meanwhile. It takes that row, or none, or says which one is refused.
-func (s *Store) tryOne(ctx context.Context, c tasks.Claim, l look, turn turn) (r round, refused *tasks.RowError, err error) {
+// that is locked meanwhile. It takes that row, or none, or says which one is refused and for how
+// long it is to be avoided.
+func (s *Store) tryOne(ctx context.Context, c tasks.Claim, l look, turn turn) (r round, refused *tasks.RowError, wait time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	conn, err := s.pool.acquire(ctx)
 	if err != nil {
-		return r, nil, err
+		return r, nil, 0, err
 	}
 	defer func() { s.pool.release(conn, err) }() // which ends the transaction, too
 
 	var id int64
 	if r.chosen, id, err = s.chooseOne(ctx, conn, c, l, turn); err != nil || id == 0 {
-		return r, nil, err
+		return r, nil, 0, err
 	}
 	take := func() (err error) {
 		rows, _ := conn.Query(ctx, takeSQL, namedArgs{"session": c.Session, "replica": c.Replica, "fences_from": c.FencesFrom})
 		r.unread, err = pgx.CollectRows(rows, scanTaken())
 		return err
 	}
+	wait = avoidFor
 	const (
 		keep  = `SAVEPOINT one`
 		check = `SET CONSTRAINTS ALL IMMEDIATE` // or the commit would
 	)
 	var why *pgconn.PgError
 	switch err = inOrder(do(ctx, conn, keep), take, do(ctx, conn, check)); {
+	case err == nil && len(r.unread) == 0:
+		why = &pgconn.PgError{Message: "a trigger leaves it as it is"}
 	case err == nil:
-		return r, nil, do(ctx, conn, forgetSQL, `COMMIT`)()
-	case !aboutARow(err) || !errors.As(err, &why):
-		return r, nil, err
+		return r, nil, 0, do(ctx, conn, forgetSQL, `COMMIT`)()
+	case !mayBeARow(err) || !errors.As(err, &why):
+		return r, nil, 0, err
 	case why.ConstraintName == runningKey: // as in Claim
-		return r, nil, nil
+		return r, nil, 0, nil
+	case waitedInVain(err):
+		s.claims.inVain()
+		wait = avoidFirst
 	}
 	// If it fails with no row, or there is no fence, none is to blame.
 	none := `SELECT pg_catalog.set_config('onejob.tuples', '{}', true)`
 	fence := fmt.Sprintf(`SELECT %d::bigint + nextval('onejob.fences'::regclass)`, c.FencesFrom)
 	if err = inOrder(do(ctx, conn, `ROLLBACK TO SAVEPOINT one`, none), take, do(ctx, conn, fence)); err != nil {
-		return r, nil, err
+		return r, nil, 0, err
 	}
 	refused = &tasks.RowError{ID: id, Err: errors.New(words(why))}
 	if !unfit(why) {
-		return r, refused, nil
+		return r, refused, wait, nil
 	}
 	fail := func() error {
 		tag, err := conn.Exec(ctx, `
@@ -322,11 +344,11 @@ UPDATE onejob.tasks
 		return err
 	}
 	if err = inOrder(fail, do(ctx, conn, check, forgetSQL, `COMMIT`)); err != nil {
-		if refused.Failed = false; !aboutARow(err) {
-			return r, nil, fmt.Errorf("fail task %d: %w", id, err)
+		if refused.Failed = false; !mayBeARow(err) {
+			return r, nil, 0, fmt.Errorf("fail task %d: %w", id, err)
 		}
 	}
-	return r, refused, nil
+	return r, refused, wait, nil
 }
 
 // inOrder calls one after the other until one fails.
@@ -358,7 +380,7 @@ func (s *Store) chooseOne(ctx context.Context, conn *pgxpool.Conn, c tasks.Claim
 	b, begun := beginClaim(conn, turn)
 	// Who is frozen between two of the statements that follow is in the way of others.
 	b.Queue(`SELECT pg_catalog.set_config('idle_in_transaction_session_timeout', '5s', true)`)
-	b.Queue(chooseSQL(c.Limit, l.plain), l.arguments(c, s.avoid.list()))
+	b.Queue(chooseSQL(c.Limit, l.plain), l.arguments(c, s.avoid.list(), s.claims.bounds(1, s.timeout)))
 	b.Queue(`SELECT coalesce((current_setting('onejob.claimed')::bigint[])[1], 0)`)
 	results := conn.SendBatch(ctx, b)
 	defer func() { err = errors.Join(err, results.Close()) }()
@@ -376,5 +398,8 @@ func (s *Store) chooseOne(ctx context.Context, conn *pgxpool.Conn, c tasks.Claim
 
 // words are what Postgres says of a row.
 func words(why *pgconn.PgError) string {
+	if why.Code == "" {
+		return why.Message
+	}
 	return fmt.Sprintf("%s (SQLSTATE %s)", tasks.Text(why.Message), why.Code)
 }

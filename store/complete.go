@@ -196,7 +196,11 @@ func (s *Store) Complete(ctx context.Context, e tasks.Completion) error {
 	}
 	return untilUnlocked(func() error {
 		v := &completion{Completion: e, ctx: ctx}
-		s.completions.Do(v)
+		if s.apart.has(e.ID) {
+			s.apart.do(func() { s.commitAll([]*completion{v}) })
+		} else {
+			s.completions.Do(v)
+		}
 		if v.err == nil && v.Outcome != e.Outcome {
 			return &tasks.ResultError{Written: v.Completion}
 		}
@@ -268,7 +272,8 @@ func (s *Store) writeCompletions(completions []*completion) {
 	case e.gone():
 		s.writeCompletions(completions)
 		return
-	case !aboutARow(err) || !errors.As(err, &pg):
+	case !mayBeARow(err) || !errors.As(err, &pg):
+	case waitedInVain(err) && s.canComplete(ctx) != nil: // all of them wait
 	case len(completions) > 1:
 		// One of them is to blame; it must not take the others along.
 		for _, e := range completions {
@@ -280,7 +285,9 @@ func (s *Store) writeCompletions(completions []*completion) {
 		e.Error, e.Output = ascii(e.Error), ascii(e.Output)
 		s.writeCompletions(completions)
 		return
-	case isLockTimeout(err): // of a trigger; somebody lets go of it in the end
+	case waitedInVain(err): // for a trigger; somebody lets go of the lock in the end
+		s.writes.inVain()
+		s.apart.add(e.ID)
 	case unfit(err) && e.Result != nil:
 		e.Completion = withoutResult(e.Completion, pg.Message)
 		s.writeCompletions(completions)
@@ -295,7 +302,7 @@ func (s *Store) writeCompletions(completions []*completion) {
 
 // canComplete returns why no completion at all can be written, if so.
 func (s *Store) canComplete(ctx context.Context) error {
-	_, err := complete(ctx, s.pool, completeSQL, nil)
+	_, err := complete(ctx, s.pool, completeSQL, nil, s.writes.bounds(0, s.timeout))
 	return err
 }
 
@@ -328,17 +335,23 @@ func withoutResult(e tasks.Completion, why string) tasks.Completion {
 }
 
 func (s *Store) completeOrSettle(ctx context.Context, completions []*completion) error {
-	rest, err := complete(ctx, s.pool, completeSQL, completions)
+	bounds := s.writes.bounds(len(completions), s.timeout)
+	rest, err := complete(ctx, s.pool, completeSQL, completions, bounds)
 	if err != nil || len(rest) == 0 {
 		return err
 	}
-	return settle(ctx, s.pool, rest)
+	return settle(ctx, s.pool, rest, bounds)
 }
 
 // complete writes completions, all or none of those that are accepted, and returns
-// the others.
-func complete(ctx context.Context, db sender, sql string, completions []*completion) (rest []*completion, err error) {
-	fences, err := queryAfter(ctx, db, rowTo[int64](), hashJoins, nil, sql, arguments(completions))
+// the others. It waits for triggers as bounds say (see patience), without bounds for as long as
+// they like.
+func complete(ctx context.Context, db sender, sql string, completions []*completion, bounds []any) (rest []*completion, err error) {
+	first := hashJoins
+	if bounds != nil {
+		first = hashJoins + bounded
+	}
+	fences, err := queryAfter(ctx, db, rowTo[int64](), first, bounds, sql, arguments(completions))
 	if err != nil {
 		return nil, err
 	}
@@ -355,12 +368,12 @@ func complete(ctx context.Context, db sender, sql string, completions []*complet
 }
 
 // settle answers completions that complete did not accept.
-func settle(ctx context.Context, db sender, completions []*completion) error {
+func settle(ctx context.Context, db sender, completions []*completion, bounds []any) error {
 	type answer struct {
 		Fence  int64
 		Answer string
 	}
-	answers, err := query(ctx, db, pgx.RowToStructByPos[answer], settleSQL, arguments(completions))
+	answers, err := queryAfter(ctx, db, pgx.RowToStructByPos[answer], boundedWrites, bounds, settleSQL, arguments(completions))
 	if err != nil {
 		return err
 	}
@@ -446,9 +459,9 @@ func (s *Store) CompleteWith(ctx context.Context, t *tasks.Task, fn func(ctx con
 		if err := endStatement(ctx, tx, before); err != nil {
 			return fmt.Errorf("complete task %d: %w", t.ID, err)
 		}
-		rest, err := complete(ctx, tx, completeWaitSQL, []*completion{e})
+		rest, err := complete(ctx, tx, completeWaitSQL, []*completion{e}, nil)
 		if err == nil && len(rest) > 0 { // what it waited for may have moved the row, which is locked by now
-			rest, err = complete(ctx, tx, completeWaitSQL, rest)
+			rest, err = complete(ctx, tx, completeWaitSQL, rest, nil)
 		}
 		if err != nil {
 			return fmt.Errorf("complete task %d: %w", t.ID, err)
@@ -464,7 +477,7 @@ func (s *Store) CompleteWith(ctx context.Context, t *tasks.Task, fn func(ctx con
 	}
 	if errors.Is(err, tasks.ErrRefused) {
 		// The refusal stands, whether or not there is a row about it.
-		_ = settle(ctx, s.pool, []*completion{e})
+		_ = settle(ctx, s.pool, []*completion{e}, s.writes.bounds(1, s.timeout))
 	}
 	return err
 }
@@ -501,7 +514,11 @@ func (r *requeue) gone() bool {
 func (s *Store) Requeue(ctx context.Context, t *tasks.Task, delay time.Duration) error {
 	return untilUnlocked(func() error {
 		r := &requeue{id: t.ID, fence: t.Fence, session: t.Session, delay: delay, ctx: ctx}
-		s.returns.Do(r)
+		if s.apart.has(t.ID) {
+			s.apart.do(func() { s.commitReturns([]*requeue{r}) })
+		} else {
+			s.returns.Do(r)
+		}
 		return r.err
 	})
 }
@@ -541,6 +558,12 @@ SELECT fence FROM held
 EXCEPT
 SELECT fence FROM done`
 
+// canRequeue returns why nothing at all can be requeued, if so.
+func (s *Store) canRequeue(ctx context.Context) error {
+	_, err := s.requeue(ctx, nil)
+	return err
+}
+
 func (s *Store) commitReturns(list []*requeue) {
 	list = slices.DeleteFunc(list, (*requeue).gone)
 	if len(list) == 0 {
@@ -548,20 +571,21 @@ func (s *Store) commitReturns(list []*requeue) {
 	}
 	ctx, cancel := context.WithTimeout(list[0].ctx, s.timeout)
 	defer cancel()
-	ids, fences, delays, sessions := make([]int64, len(list)), make([]int64, len(list)), make([]int64, len(list)), make([]string, len(list))
-	for i, r := range list {
-		ids[i], fences[i], delays[i], sessions[i] = r.id, r.fence, r.delay.Microseconds(), r.session
-	}
-	locked, err := query(ctx, s.pool, pgx.RowTo[int64], returnSQL, ids, fences, delays, sessions)
+	locked, err := s.requeue(ctx, list)
 	if err != nil && list[0].gone() {
 		s.commitReturns(list)
 		return
 	}
-	if aboutARow(err) && len(list) > 1 { // one of them is to blame
+	switch {
+	case waitedInVain(err) && s.canRequeue(ctx) != nil: // all of them wait
+	case mayBeARow(err) && len(list) > 1: // one of them is to blame
 		for _, r := range list {
 			s.commitReturns([]*requeue{r})
 		}
 		return
+	case waitedInVain(err):
+		s.writes.inVain()
+		s.apart.add(list[0].id)
 	}
 	for _, r := range list {
 		switch {
@@ -571,4 +595,13 @@ func (s *Store) commitReturns(list []*requeue) {
 			r.err = fmt.Errorf("give back task %d: %w", r.id, errLocked)
 		}
 	}
+}
+
+// requeue returns the fences of rows that are locked.
+func (s *Store) requeue(ctx context.Context, list []*requeue) (locked []int64, err error) {
+	ids, fences, delays, sessions := make([]int64, len(list)), make([]int64, len(list)), make([]int64, len(list)), make([]string, len(list))
+	for i, r := range list {
+		ids[i], fences[i], delays[i], sessions[i] = r.id, r.fence, r.delay.Microseconds(), r.session
+	}
+	return queryAfter(ctx, s.pool, pgx.RowTo[int64], boundedWrites, s.writes.bounds(len(list), s.timeout), returnSQL, ids, fences, delays, sessions)
 }

@@ -2,6 +2,7 @@ package store_test
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -174,6 +175,15 @@ func TestEncodings(t *testing.T) {
 					want = "gr??er ?"
 				}
 				equal(t, "the error", b.row(other, "error"), want)
+
+				// Nor do names of limits that others have made keep those that rows have from being served.
+				b.insert("limit_name='größe'")
+				for range 2 {
+					due, err := b.DueLimits(t.Context(), tasks.Claim{Kinds: []string{"noop"}}, []string{"größe", "限", "x ✓"})
+					equal(t, "the limits that are due", fmt.Sprint(due, err), "[größe] <nil>")
+					unknown, err := b.UnknownLimits(t.Context(), []string{"限"}, 3)
+					equal(t, "the limits that nobody knows", fmt.Sprint(unknown, err), "[größe] <nil>")
+				}
 
 				// Nor its replica from the list.
 				r := b.joined("r")

@@ -2,10 +2,13 @@ package store
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"onejob/tasks"
 )
@@ -131,11 +134,21 @@ SELECT true
 // DueLimits returns those of names under which rows are due that c would claim. Rows of
 // paused queues do not count, or replicas would take slots in vain.
 // Whether their lock keys are free is not asked. The cost is that of the lanes of
-// these limits: what waits under other names is not looked at.
+// these limits: what waits under other names is not looked at. Names that no row can have, as the
+// encoding of the database lacks a character, are passed over.
 func (s *Store) DueLimits(ctx context.Context, c tasks.Claim, names []string) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	due, err := query(ctx, s.pool, pgx.RowTo[string], `
+	due, err := s.unsayable.spare(ctx, s.pool, names, func(names []string) ([]string, error) {
+		return query(ctx, s.pool, pgx.RowTo[string], dueLimitsSQL, names, c.Kinds, notNil(c.Queues))
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look for limits with due tasks: %w", err)
+	}
+	return due, nil
+}
+
+const dueLimitsSQL = `
 WITH RECURSIVE lanes AS (
     SELECT name, (-1)::bigint AS lane, NULL::text AS queue, NULL::text AS kind, NULL::timestamptz AS run_at
       FROM unnest($1::text[]) AS n(name)
@@ -156,12 +169,7 @@ SELECT DISTINCT name
  WHERE run_at <= now()
    AND kind = ANY ($2)
    AND (cardinality($3::text[]) = 0 OR queue = ANY ($3))
-   AND queue <> ALL (`+pausedSQL+`)`, notNil(names), c.Kinds, notNil(c.Queues))
-	if err != nil {
-		return nil, fmt.Errorf("look for limits with due tasks: %w", err)
-	}
-	return due, nil
-}
+   AND queue <> ALL (` + pausedSQL + `)`
 
 // UnknownLimits returns up to n names of limits that waiting tasks have and that
 // are not among known, in the order of the alphabet. It goes on behind the last name of
@@ -170,7 +178,17 @@ SELECT DISTINCT name
 func (s *Store) UnknownLimits(ctx context.Context, known []string, n int) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	names, err := query(ctx, s.pool, pgx.RowTo[string], `
+	names, err := s.unsayable.spare(ctx, s.pool, known, func(known []string) ([]string, error) {
+		return query(ctx, s.pool, pgx.RowTo[string], unknownLimitsSQL, known, n, s.unknown.last())
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look for unknown limits: %w", err)
+	}
+	s.unknown.came(names, n)
+	return names, nil
+}
+
+const unknownLimitsSQL = `
 WITH RECURSIVE names AS (
     (SELECT limit_name, (limit_name <> ALL ($1))::int AS unknown
        FROM onejob.tasks
@@ -190,12 +208,51 @@ WITH RECURSIVE names AS (
             LIMIT 1) next
      WHERE n.unknown < $2
 )
-SELECT limit_name FROM names WHERE limit_name <> ALL ($1) ORDER BY limit_name`, notNil(known), n, s.unknown.last())
-	if err != nil {
-		return nil, fmt.Errorf("look for unknown limits: %w", err)
+SELECT limit_name FROM names WHERE limit_name <> ALL ($1) ORDER BY limit_name`
+
+// unsayable are names that the encoding of the database, which is not UTF8 then, lacks a
+// character of. Anybody who may write to Consul can give a limit such a name. The zero value is ready.
+type unsayable struct {
+	mu    sync.Mutex
+	names map[string]bool
+}
+
+// spare calls f with names, but for those.
+func (u *unsayable) spare(ctx context.Context, db *pool, names []string, f func(names []string) ([]string, error)) ([]string, error) {
+	list, err := f(u.without(names))
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) || pg.Code != untranslatable {
+		return list, err
 	}
-	s.unknown.came(names, n)
-	return names, nil
+	for _, name := range u.without(names) {
+		if ascii(name) == name {
+			continue
+		}
+		_, err := query(ctx, db, pgx.RowTo[bool], `SELECT $1::text IS NULL`, name)
+		if errors.As(err, &pg) && pg.Code == untranslatable {
+			u.mu.Lock()
+			if u.names == nil || len(u.names) >= maxUnsayable {
+				u.names = map[string]bool{}
+			}
+			u.names[name] = true
+			u.mu.Unlock()
+		} else if err != nil {
+			return nil, err
+		}
+	}
+	return f(u.without(names))
+}
+
+// maxUnsayable is how many such names are remembered.
+const maxUnsayable = 4096
+
+func (u *unsayable) without(names []string) []string {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if len(u.names) == 0 {
+		return notNil(names)
+	}
+	return slices.DeleteFunc(slices.Clone(notNil(names)), func(name string) bool { return u.names[name] })
 }
 
 // walk is how far a walk through names has come that takes several calls.

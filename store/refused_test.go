@@ -83,58 +83,88 @@ func TestOneRefusedRowStopsNoClaim(t *testing.T) {
 	}
 }
 
-// A trigger that fails for some rows stops neither claims, nor completions, requeues and takeovers of
-// others, whatever it says.
+// waits are what triggers do that keeps a statement waiting: for a lock of somebody who has forgotten
+// it, or for themselves.
+var waits = map[string]string{
+	"55P03": `PERFORM 1 FROM public.mine FOR UPDATE`,
+	"57014": `PERFORM pg_catalog.pg_sleep(3600)`,
+}
+
+// A trigger that fails for some rows, or keeps Postgres waiting, stops neither claims, nor
+// completions, requeues and takeovers of others, whatever it says.
 func TestATriggerStopsNoOthers(t *testing.T) {
 	t.Parallel()
 	for code, statement := range otherRefusals {
 		t.Run(code, func(t *testing.T) {
 			t.Parallel()
-			b := newBench(t)
-			bad, good := b.claimed("kind='other'"), b.claimed()
-			back, kept := b.claimed(), b.claimed("kind='other'")
-			other := *b
-			other.session = "6f1ed002-ab59-42fb-a0b4-0123456789ab"
-			left, taken := other.claimed("kind='other'"), other.claimed()
-			waits, first := b.insert("kind='other'", "priority=5"), b.insert()
-			b.refusingBy(`true`, statement)
-
-			claimed, refused := "", ""
-			for range 5 {
-				c, err := b.Claim(t.Context(), tasks.Claim{Session: b.session, Replica: "one", Kinds: []string{"noop", "other"}, Max: 9})
-				if err != nil {
-					t.Fatal(err)
-				}
-				claimed += ids(c.Tasks)
-				for _, r := range c.Refused {
-					refused += fmt.Sprint(r.ID, r.Failed, strings.Contains(r.Err.Error(), code))
-				}
-			}
-			equal(t, "what was claimed", claimed, first)
-			equal(t, "what was refused", refused, waits+" false true")
-
-			var together sync.WaitGroup
-			var errs [4]error
-			together.Go(func() { errs[0] = b.Complete(t.Context(), succeeded(bad)) })
-			together.Go(func() { errs[1] = b.Complete(t.Context(), succeeded(good)) })
-			together.Go(func() { errs[2] = b.Requeue(t.Context(), back, 0) })
-			together.Go(func() { errs[3] = b.Requeue(t.Context(), kept, 0) })
-			together.Wait()
-			mayPass := code == "55P03" // it may be had soon, so that the outcome is not given up
-			if errs[0] == nil || errors.Is(errs[0], tasks.ErrUnwritable) == mayPass {
-				t.Errorf("the completion that is refused: %v", errs[0])
-			}
-			if errs[1] != nil || errs[2] != nil || errs[3] == nil {
-				t.Errorf("errors %v", errs)
-			}
-			equal(t, "the row that is complete", b.row(good, "status"), "succeeded")
-
-			abandoned, rows, err := b.TakeOver(t.Context(), []string{other.session}, 3)
-			if err != nil || len(abandoned) != 1 || abandoned[0].ID != taken.ID || len(rows) != 1 || rows[0].ID != left.ID {
-				t.Errorf("taken over: %v, refused: %v, %v", abandoned, rows, err)
-			}
+			stopsNoOthers(t, newBench(t), code, statement, code == "55P03")
 		})
 	}
+	for code, statement := range waits {
+		t.Run("waits "+code, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			b.Store = open(t, store.Config{DSN: b.dsn, Timeout: 4 * time.Second})
+			b.sql(`CREATE TABLE public.mine AS SELECT 1 AS n`)
+			openTransaction(t, b.dsn, `BEGIN`, `SELECT FROM public.mine FOR UPDATE`)
+			stopsNoOthers(t, b, code, statement, true)
+		})
+	}
+	t.Run("leaves the row as it is", func(t *testing.T) {
+		t.Parallel()
+		stopsNoOthers(t, newBench(t), "leaves it as it is", `RETURN NULL`, true)
+	})
+}
+
+// stopsNoOthers plants the trigger. mayPass says that it may let the row be changed soon, so that an
+// outcome is not given up.
+func stopsNoOthers(t *testing.T, b *bench, code, statement string, mayPass bool) {
+	t.Helper()
+	bad, good := b.claimed("kind='other'"), b.claimed()
+	back, kept := b.claimed(), b.claimed("kind='other'")
+	other := *b
+	other.session = "6f1ed002-ab59-42fb-a0b4-0123456789ab"
+	left, taken := other.claimed("kind='other'"), other.claimed()
+	waits, first := b.insert("kind='other'", "priority=5"), b.insert()
+	b.refusingBy(`true`, statement)
+
+	claimed, refused := "", ""
+	for range 5 {
+		c, err := b.Claim(t.Context(), tasks.Claim{Session: b.session, Replica: "one", Kinds: []string{"noop", "other"}, Max: 9})
+		if err != nil {
+			t.Fatal(err)
+		}
+		claimed += ids(c.Tasks)
+		for _, r := range c.Refused {
+			refused += fmt.Sprint(r.ID, r.Failed, strings.Contains(r.Err.Error(), code))
+		}
+	}
+	equal(t, "what was claimed", claimed, first)
+	equal(t, "what was refused", refused, waits+" false true")
+
+	var together sync.WaitGroup
+	var errs [4]error
+	together.Go(func() { errs[0] = b.Complete(t.Context(), succeeded(bad)) })
+	together.Go(func() { errs[1] = b.Complete(t.Context(), succeeded(good)) })
+	together.Go(func() { errs[2] = b.Requeue(t.Context(), back, 0) })
+	together.Go(func() { errs[3] = b.Requeue(t.Context(), kept, 0) })
+	together.Wait()
+	if errs[0] == nil || errors.Is(errs[0], tasks.ErrUnwritable) == mayPass {
+		t.Errorf("the completion that is refused: %v", errs[0])
+	}
+	if errs[1] != nil || errs[2] != nil || errs[3] == nil {
+		t.Errorf("errors %v", errs)
+	}
+	equal(t, "the row that is complete", b.row(good, "status"), "succeeded")
+
+	abandoned, rows, err := b.TakeOver(t.Context(), []string{other.session}, 3)
+	if statement == `RETURN NULL` { // Postgres says nothing of it
+		rows = append(rows, tasks.RowError{ID: left.ID})
+	}
+	if err != nil || len(abandoned) != 1 || abandoned[0].ID != taken.ID || len(rows) != 1 || rows[0].ID != left.ID {
+		t.Errorf("taken over: %v, refused: %v, %v", abandoned, rows, err)
+	}
+	equal(t, "the rows that are left", b.row(bad, "status")+" "+b.row(kept, "status")+" "+b.row(left, "status"), "running running running")
 }
 
 // What is about no row blames none, whatever it says.
@@ -234,10 +264,12 @@ func TestOnlyTheRefusedRowIsBlamed(t *testing.T) {
 // behind them.
 func TestManyRefusedRowsStopNoClaim(t *testing.T) {
 	t.Parallel()
-	for code, statement := range map[string]string{"P0001": `RAISE 'on hold'`, "42P01": otherRefusals["42P01"]} {
+	for code, statement := range map[string]string{"P0001": `RAISE 'on hold'`, "42P01": otherRefusals["42P01"], "waits 55P03": waits["55P03"], "leaves it as it is": `RETURN NULL`} {
 		t.Run(code, func(t *testing.T) {
 			t.Parallel()
 			b := newBench(t)
+			b.sql(`CREATE TABLE public.mine AS SELECT 1 AS n`)
+			openTransaction(t, b.dsn, `BEGIN`, `SELECT FROM public.mine FOR UPDATE`)
 			b.sql(`INSERT INTO onejob.tasks (kind, priority) SELECT 'other', 5 FROM generate_series(1, 150)`)
 			good := b.insert()
 			b.refusingBy(`NEW.status = 'running'`, statement)

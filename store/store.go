@@ -15,6 +15,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -76,12 +78,16 @@ type Store struct {
 
 	lookouts  lookouts
 	turnStuck atomic.Bool                // the last claim waited for its turn in vain
-	avoid     idSet                      // rows that Postgres refuses to change
+	avoid     idSet                      // rows that Postgres refuses to change, or that keep it waiting
+	claims    patience                   // with the rows that are claimed
+	writes    patience                   // with the others
+	apart     apart                      // rows that are written one by one
 	putOff    putOff                     // schedules to leave alone for a while
 	refusals  atomic.Int32               // rows that were refused since the last claim that took some
 	remember  memory                     // where claims go on
 	kept      kept                       // where retention goes on
 	unknown   walk                       // where the search for unknown limits goes on
+	unsayable unsayable                  // names of limits that no row can have
 	deafAt    atomic.Pointer[time.Time]  // when Listen found out that it hears nothing
 	server    atomic.Pointer[serverTerm] // ends when connections are to lead to another one
 
@@ -355,41 +361,62 @@ func aboutARow(err error) bool {
 }
 
 // avoidFor is for how long a row is left alone that Postgres refuses to change. Its trigger may
-// be repaired by then.
-const avoidFor = 5 * time.Minute
+// be repaired by then. One for which it waited in vain is left alone for avoidFirst, and for twice as
+// long each time after that, up to avoidFor: a lock may be free soon.
+const (
+	avoidFor   = 5 * time.Minute
+	avoidFirst = 15 * time.Second
+	maxAvoided = 1000
+)
 
-// idSet is a set of rows to avoid, those that came last of a thousand.
+// idSet is a set of up to maxAvoided rows to avoid for a while. The zero value is ready.
 type idSet struct {
-	mu    sync.Mutex
-	ids   []int64
-	until map[int64]time.Time
+	mu   sync.Mutex
+	rows map[int64]avoided
 }
 
-func (s *idSet) add(id int64) {
+type avoided struct {
+	wait  time.Duration
+	until time.Time
+}
+
+// add avoids a row for the given time or, if it was avoided a short while ago, for twice as long as
+// then; avoidFor at most.
+func (s *idSet) add(id int64, wait time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.until == nil {
-		s.until = map[int64]time.Time{}
+	s.forget()
+	old, known := s.rows[id]
+	if !known && len(s.rows) == maxAvoided { // the one that would be tried first
+		first := slices.MinFunc(slices.Collect(maps.Keys(s.rows)), func(a, b int64) int { return s.rows[a].until.Compare(s.rows[b].until) })
+		delete(s.rows, first)
 	}
-	if _, known := s.until[id]; known {
-		return
+	if s.rows == nil {
+		s.rows = map[int64]avoided{}
 	}
-	if len(s.ids) == 1000 {
-		delete(s.until, s.ids[0])
-		s.ids = s.ids[1:]
-	}
-	s.ids = append(s.ids, id)
-	s.until[id] = time.Now().Add(avoidFor)
+	wait = min(max(wait, 2*old.wait), avoidFor)
+	s.rows[id] = avoided{wait, time.Now().Add(wait)}
 }
 
+// forget drops rows that have not been added for long.
+func (s *idSet) forget() {
+	now := time.Now()
+	maps.DeleteFunc(s.rows, func(_ int64, a avoided) bool { return now.Sub(a.until) > avoidFor })
+}
+
+// list returns the rows to avoid now.
 func (s *idSet) list() []int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for len(s.ids) > 0 && time.Now().After(s.until[s.ids[0]]) { // the oldest are first
-		delete(s.until, s.ids[0])
-		s.ids = s.ids[1:]
+	s.forget()
+	now, ids := time.Now(), []int64{}
+	for id, a := range s.rows {
+		if now.Before(a.until) {
+			ids = append(ids, id)
+		}
 	}
-	return append([]int64{}, s.ids...)
+	slices.Sort(ids)
+	return ids
 }
 
 // sanitized returns an error that a person understands and that holds no

@@ -69,7 +69,7 @@ func (s *Store) TakeOver(ctx context.Context, dead []string, maxCrashes int) (ab
 // does not refuse one by one.
 func (s *Store) takeOverAll(ctx context.Context, dead []string, except []int64, maxCrashes int) (abandoned []tasks.Abandoned, refused []tasks.RowError, err error) {
 	abandoned, err = s.takeOver(ctx, dead, nil, except, maxCrashes)
-	if !aboutARow(err) {
+	if !mayBeARow(err) {
 		return abandoned, nil, err
 	}
 	if _, err := s.takeOver(ctx, dead, []int64{}, except, maxCrashes); err != nil {
@@ -83,8 +83,13 @@ func (s *Store) takeOverAll(ctx context.Context, dead []string, except []int64, 
 		one, err := s.takeOver(ctx, dead, []int64{id}, []int64{}, maxCrashes)
 		var pg *pgconn.PgError
 		switch {
-		case aboutARow(err) && errors.As(err, &pg):
-			s.avoid.add(id)
+		case mayBeARow(err) && errors.As(err, &pg):
+			wait := avoidFor
+			if waitedInVain(err) {
+				s.writes.inVain()
+				wait = avoidFirst
+			}
+			s.avoid.add(id, wait)
 			refused = append(refused, tasks.RowError{ID: id, Err: errors.New(words(pg))})
 		case err != nil:
 			return abandoned, refused, err
@@ -239,13 +244,17 @@ RETURNING t.id, t.kind, coalesce(t.lock_key, t.id::text), v.attempt, t.crashes, 
 func (s *Store) takeOver(ctx context.Context, dead []string, ids, except []int64, maxCrashes int) ([]tasks.Abandoned, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	abandoned, err := query(ctx, s.pool, func(row pgx.CollectableRow) (tasks.Abandoned, error) {
+	n := len(ids)
+	if ids == nil {
+		n = 1000
+	}
+	abandoned, err := queryAfter(ctx, s.pool, func(row pgx.CollectableRow) (tasks.Abandoned, error) {
 		var o tasks.Abandoned
 		var micros int64
 		err := row.Scan(&o.ID, &o.Kind, &o.LockKey, &o.Attempt, &o.Crashes, &o.Stalls, &o.Fence, &o.Replica, &o.Next, &micros)
 		o.Since = time.Duration(micros) * time.Microsecond
 		return o, err
-	}, takeOverSQL, dead, maxCrashes, except, ids, tasks.SuspectTime.Microseconds())
+	}, boundedWrites, s.writes.bounds(n, s.timeout), takeOverSQL, dead, maxCrashes, except, ids, tasks.SuspectTime.Microseconds())
 	if err != nil {
 		return nil, fmt.Errorf("take over tasks: %w", err)
 	}
