@@ -213,6 +213,7 @@ func (w *Worker) requeue(t *tasks.Task, why error) {
 		if w.shutdown.giveUp.Err() != nil {
 			return
 		}
+		w.parkAfter(tries, t)
 		sleep(w.shutdown.giveUp, retryPause(tries))
 	}
 }
@@ -395,6 +396,14 @@ func shortened(text string) string {
 // some seconds: the trigger that refuses it may be of an application that is being deployed.
 const unwritableTries = 8
 
+// parkAfter parks an attempt whose row has been written in vain so many times: most likely somebody
+// has locked it, or its trigger waits for something.
+func (w *Worker) parkAfter(tries int, t *tasks.Task) {
+	if tries >= unwritableTries && w.running.park(t.Fence) {
+		w.left(false)
+	}
+}
+
 // complete makes the completion durable. While Postgres is unavailable it retries as long
 // as the process lives. Once the lease has ended other replicas may take the task over;
 // the fence then refuses a late completion.
@@ -423,6 +432,7 @@ func (w *Worker) complete(t *tasks.Task, e tasks.Completion, took time.Duration)
 		case tries == 1:
 			w.cfg.Log.Warn("completion_delayed", fields(t, zap.String("outcome", string(e.Outcome)), zap.Error(err))...)
 		}
+		w.parkAfter(tries, t)
 		sleep(w.shutdown.giveUp, retryPause(tries))
 	}
 }

@@ -14,11 +14,13 @@ import (
 // Room is for handlers. An attempt whose handler has returned, and whose outcome or release is
 // still on its way, takes none of it, so that the next task need not wait for Postgres and
 // Consul. Where these are slow there is an end to that: all attempts together are twice as many
-// as there is room, at most.
+// as there is room, at most. Those that a row of theirs keeps waiting for long are not among them:
+// they are parked, up to maxParked.
 type running struct {
 	mu       sync.Mutex
 	taken    int                // of the room
 	handled  int                // attempts that have given their room back
+	parked   int                // attempts that have, and count no more
 	bytes    int                // of payloads, held or reserved
 	attempts map[int64]underWay // all, by fence, from claim to release
 	tasks    map[int64]handler  // by fence, those whose handler runs
@@ -32,7 +34,14 @@ type underWay struct {
 	bytes   int  // of its payload
 	room    bool // it gives room back when it ends
 	handled bool // it has given its room back
+	parked  bool // and does not count
+
+	// parks is not nil if its room is that of a slot of a limit: it is called when it is parked.
+	parks func()
 }
+
+// maxParked is how many attempts are parked at most: their payloads and outcomes are held.
+const maxParked = 1024
 
 type handler struct {
 	attempt *tasks.Attempt
@@ -80,7 +89,7 @@ func (r *running) leave(n int) {
 func (r *running) count() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.taken + r.handled
+	return r.taken + r.handled + r.parked
 }
 
 // load returns how many attempts take room, if there is room for most in all, and the bytes of
@@ -89,7 +98,7 @@ func (r *running) count() int {
 func (r *running) load(most int) (attempts, bytes int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return len(r.attempts) - r.handled + max(0, r.handled-most), r.bytes
+	return len(r.attempts) - r.parked - r.handled + max(0, r.handled-most), r.bytes
 }
 
 // reserve reserves memory for payloads: up to n bytes, as long as no more than most
@@ -152,6 +161,40 @@ func (r *running) returned(fence int64) bool {
 	return true
 }
 
+// underSlot says that the room of an attempt is that of a slot of a limit. parks is called when the
+// attempt is parked, which gives that room back.
+func (r *running) underSlot(fence int64, parks func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	a := r.attempts[fence]
+	a.parks = parks
+	r.attempts[fence] = a
+}
+
+// park lets an attempt whose handler does not run take no room, and count no more, however long
+// its row keeps it waiting. It reports false if it is parked already, or cannot be.
+func (r *running) park(fence int64) bool {
+	r.mu.Lock()
+	a := r.attempts[fence]
+	if a.parked || !a.room && !a.handled && a.parks == nil || r.parked == maxParked {
+		r.mu.Unlock()
+		return false
+	}
+	if a.handled {
+		r.handled--
+	} else {
+		r.taken--
+	}
+	a.room, a.handled, a.parked = false, false, true
+	r.attempts[fence] = a
+	r.parked++
+	r.mu.Unlock()
+	if a.parks != nil {
+		a.parks()
+	}
+	return true
+}
+
 // end notes that the lock of an attempt is released.
 func (r *running) end(fence int64) {
 	r.mu.Lock()
@@ -165,11 +208,14 @@ func (r *running) end(fence int64) {
 	if a.handled {
 		r.handled--
 	}
+	if a.parked {
+		r.parked--
+	}
 	r.endLocked()
 }
 
 func (r *running) endLocked() {
-	if r.taken+r.handled == 0 && r.idle != nil {
+	if r.taken+r.handled+r.parked == 0 && r.idle != nil {
 		close(r.idle)
 		r.idle = nil
 	}
@@ -196,7 +242,7 @@ func (r *running) done() <-chan struct{} {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	c := make(chan struct{})
-	if r.taken+r.handled == 0 {
+	if r.taken+r.handled+r.parked == 0 {
 		close(c)
 	} else {
 		r.idle = c

@@ -96,8 +96,8 @@ func TestRoomOfAClaimIsNoAttempt(t *testing.T) {
 }
 
 // Whatever attempts, claims and limits do, in whichever order: no more room is taken than there
-// is, all attempts together are at most twice as many, what is under way is waited for, and
-// when all of it has ended all room is free.
+// is, all attempts that are not parked are at most twice as many, what is under way is waited for,
+// and when all of it has ended all room is free.
 func TestRoomIsGivenBackOnce(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -106,6 +106,7 @@ func TestRoomIsGivenBackOnce(t *testing.T) {
 		kept := 0                      // room of claims, for what they may find
 		var handlers, returned []int64 // by fence
 		var limited []int64            // the same, under a limit
+		var parked []int64             // of all of these
 		var last int64
 		ends := map[int64]func(){}
 
@@ -144,6 +145,15 @@ func TestRoomIsGivenBackOnce(t *testing.T) {
 			r.end(fence)
 			r.leave(1)
 		}
+		park := func(list *[]int64) func(*rapid.T) {
+			return func(*rapid.T) {
+				fence := some(list)
+				if !r.park(fence) || r.park(fence) || r.returned(fence) {
+					t.Fatal("it was not parked, or twice, or has room to give back")
+				}
+				parked = append(parked, fence)
+			}
+		}
 		t.Repeat(map[string]func(*rapid.T){
 			"claim": func(t *rapid.T) { kept += r.take(rapid.IntRange(1, most).Draw(t, "n"), most) },
 			"start": start,
@@ -163,12 +173,18 @@ func TestRoomIsGivenBackOnce(t *testing.T) {
 					t.Skip()
 				}
 				last++
-				r.begin(last, 1)
-				limited = append(limited, last)
+				fence := last
+				r.begin(fence, 1)
+				r.underSlot(fence, func() { ends[fence] = func() { r.end(fence) } })
+				limited = append(limited, fence)
 			},
-			"end limited": func(*rapid.T) { endLimited() },
+			"end limited":   func(*rapid.T) { endLimited() },
+			"park":          park(&handlers),
+			"park returned": park(&returned),
+			"park limited":  park(&limited),
+			"end parked":    func(*rapid.T) { ends[some(&parked)]() },
 			"": func(t *rapid.T) {
-				taken, all := kept+len(limited)+len(handlers), len(limited)+len(handlers)+len(returned)
+				taken, all := kept+len(limited)+len(handlers), len(limited)+len(handlers)+len(returned)+len(parked)
 				if taken > most || taken+len(returned) > 2*most {
 					t.Fatalf("room for %d is taken and %d have returned, with room for %d", taken, len(returned), most)
 				}
@@ -195,6 +211,8 @@ func TestRoomIsGivenBackOnce(t *testing.T) {
 				leave()
 			case len(handlers) > 0:
 				ends[some(&handlers)]()
+			case len(parked) > 0:
+				ends[some(&parked)]()
 			default:
 				ends[some(&returned)]()
 			}

@@ -55,20 +55,32 @@ func (l *limits) serveOne(ctx context.Context, name string) {
 		l.claimed(name)
 		l.wg.Go(func() {
 			defer l.wake()
-			defer l.running.leave(1)
 			l.useSlot(ctx, name, slot, t)
 		})
 	}
 	l.news.Store(true) // who leaves wakes us
 }
 
-// useSlot works on t and on what else is due under the slot, for a while.
+// useSlot works on t and on what else is due under the slot, for a while. Then, or when it works
+// no more and only waits for a row, it gives back the slot and the room for one attempt.
 func (l *limits) useSlot(ctx context.Context, name string, slot lock.Lease, t *tasks.Task) {
-	defer l.release(name, slot)
+	parked := false
+	defer func() {
+		if !parked {
+			l.release(name, slot)
+			l.running.leave(1)
+		}
+	}()
+	park := func() {
+		parked = true
+		l.release(name, slot)
+		l.wake()
+	}
 	for until := time.Now().Add(maxSlotHold); t != nil; t = l.claimUnder(ctx, name) {
+		l.running.underSlot(t.Fence, park)
 		l.attemptNoted(t, slot)
 		l.attempted(t.LockShared)
-		if ctx.Err() != nil || slot.Context().Err() != nil || time.Now().After(until) {
+		if parked || ctx.Err() != nil || slot.Context().Err() != nil || time.Now().After(until) {
 			return
 		}
 	}

@@ -230,6 +230,12 @@ var others = []Mutant{
 		failing("worker.TestSuspects"),
 
 	// Claims.
+	one("patient", "statements that write rows wait for triggers for as long as those like",
+		"store/patience.go", "min(lockPatience, timeout/4)>>vain, timeout/rowStatementPart", "time.Hour>>vain, time.Hour").
+		failing("store.TestATriggerStopsNoOthers"),
+	one("kept-waiting-in-rooms", "outcomes and requeues take room for as long as their rows keep them waiting",
+		"worker/running.go", "|| r.parked == maxParked {", "|| r.parked == 0 {").
+		failing("worker.TestRoomIsGivenBackOnce"),
 	one("waits-to-put-back", "claims wait until their tasks are requeued, as long as Postgres is unavailable",
 		"worker/claim.go", "	w.running.start(t.Fence, len(t.Payload), func() bool { w.requeue(t, why); return true }, w.left)\n}", "	w.running.begin(t.Fence, len(t.Payload))\n	w.requeue(t, why)\n	w.running.end(t.Fence)\n	w.running.leave(1)\n	w.left(true)\n}").
 		failing("worker.TestStopWithClaimedTasksAndNoPostgres"),

@@ -1,0 +1,90 @@
+package worker_test
+
+import (
+	"context"
+	"encoding/json"
+	"testing"
+
+	"onejob/tasks"
+	"onejob/worker"
+)
+
+// unknownFor is a kind that no replica can run now.
+type unknownFor struct{}
+
+func (unknownFor) Prepare(json.RawMessage) (tasks.Handler, error) { return nil, tasks.ErrUnknown }
+
+// Rows that keep a replica waiting, far more than it has room for, keep no others: neither those
+// without a limit, nor those under the only slot of theirs.
+func TestRowsThatKeepWaitingTakeNoRoom(t *testing.T) {
+	t.Parallel()
+	const trigger = `CREATE TRIGGER bad BEFORE UPDATE ON onejob.tasks FOR EACH ROW WHEN (OLD.status = 'running' AND NEW.priority = 7) EXECUTE FUNCTION public.bad()`
+	for name, test := range map[string]struct{ kind, statement string }{
+		"OutcomesWhoseTriggerWaits":            {"noop", `PERFORM 1 FROM public.mine FOR UPDATE; RETURN NEW`},
+		"OutcomesThatATriggerLeavesAsTheyAre":  {"noop", `IF EXISTS (SELECT FROM public.mine) THEN RETURN NULL; END IF; RETURN NEW`},
+		"RequeuesThatPostgresRefuses":          {"unknown", `IF EXISTS (SELECT FROM public.mine) THEN RAISE insufficient_privilege; END IF; RETURN NEW`},
+		"OutcomesOfRowsThatSomebodyHasLocked":  {"locked", ""},
+		"OutcomesThatPostgresRefusesForAWhile": {"noop", `IF EXISTS (SELECT FROM public.mine) THEN RAISE insufficient_privilege; END IF; RETURN NEW`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t)
+			c.exec(t, `CREATE TABLE public.mine AS SELECT 1 AS n`)
+			if test.statement != "" {
+				c.exec(t, `CREATE FUNCTION public.bad() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN `+test.statement+`; END $$`)
+				c.exec(t, trigger)
+			}
+			somebody, err := c.pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer somebody.Rollback(context.WithoutCancel(t.Context()))
+			if _, err := somebody.Exec(t.Context(), `DELETE FROM public.mine`); err != nil { // others see it until this ends
+				t.Fatal(err)
+			}
+			k := kinds(nil)
+			k["unknown"] = unknownFor{}
+			locked := make(chan int64)
+			next := make(chan bool)
+			tasks.Handle(k, "locked", func(_ context.Context, a *tasks.Attempt, _ none) (none, error) {
+				locked <- a.ID
+				<-next
+				return none{}, nil
+			})
+			c.limited(t, "a", k, func(w *worker.Config) {
+				w.Concurrency = 2
+				w.LimitSlots = map[string]int{"one": 1}
+			})
+
+			bad := []int64{c.insert(t, "kind, priority, limit_name", test.kind, 7, "one")}
+			for range 5 {
+				bad = append(bad, c.insert(t, "kind, priority", test.kind, 7))
+			}
+			if test.kind == "locked" {
+				for range bad {
+					if _, err := somebody.Exec(t.Context(), `SELECT FROM onejob.tasks WHERE id = $1 FOR UPDATE`, <-locked); err != nil {
+						t.Fatal(err)
+					}
+					next <- true
+				}
+			}
+			good := []int64{c.insert(t, "kind", "noop"), c.insert(t, "kind, limit_name", "noop", "one")}
+			for _, id := range good {
+				c.await(t, id, "succeeded")
+			}
+			if n := get[int](t, c, `SELECT count(*) FROM onejob.tasks WHERE priority = 7 AND status <> 'running'`); n > 0 {
+				t.Errorf("%d of the rows do not keep anybody waiting", n)
+			}
+			if err := somebody.Commit(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			for _, id := range bad {
+				status := "succeeded"
+				if test.kind == "unknown" {
+					status = "pending"
+				}
+				c.await(t, id, status)
+			}
+		})
+	}
+}
