@@ -29,9 +29,10 @@ func (w *Worker) audit(ctx context.Context) {
 	w.replyLost.Store(false)
 	known := w.running.known() // before the query: tasks that end meanwhile are among them
 	held, err := w.cfg.Store.Held(ctx, session)
+	w.lookups.saw("claims_unanswered", err)
 	if err != nil {
 		w.replyLost.Store(true)
-		return // claim_failed reports a database that is unavailable
+		return
 	}
 	for _, t := range held {
 		if _, heard := known[t.Fence]; !heard {
@@ -50,8 +51,9 @@ func (w *Worker) suspect(ctx context.Context) {
 		began := time.Now()
 		if session := w.cfg.Locks.Session(); session != "" {
 			held, err := w.cfg.Store.Held(ctx, session)
+			w.lookups.saw("claims_held", err)
 			unknown := func(t *tasks.Task) bool { return !w.running.has(t.Fence) }
-			if err == nil && slices.ContainsFunc(held, unknown) { // claim_failed reports a database that is unavailable
+			if err == nil && slices.ContainsFunc(held, unknown) {
 				w.replyLost.Store(true)
 				notify(w.wake)
 			}

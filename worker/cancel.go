@@ -26,9 +26,7 @@ func (w *Worker) watchCancels(ctx context.Context) {
 			continue
 		}
 		ids, err := w.cfg.Store.CancelRequests(ctx, session)
-		if err != nil {
-			continue // claim_failed reports a database that is unavailable
-		}
+		w.lookups.saw("cancel_requests", err)
 		for _, id := range ids {
 			w.running.cancel(id, tasks.ErrCancelled)
 		}

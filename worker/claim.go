@@ -65,6 +65,7 @@ func (w *Worker) claim(ctx context.Context) {
 				w.cfg.Log.Info("claim_recovered")
 			}
 			if asked {
+				w.lookups.claimed(err)
 				failing, behind, turn = err != nil, more, turn || !first
 			}
 			nothing = asked && err == nil && !more
@@ -276,7 +277,8 @@ func (w *Worker) lookBehind(ctx context.Context) {
 	for ctx.Err() == nil {
 		sleep(ctx, time.Second)
 		some, err := w.cfg.Store.LookBehind(ctx, tasks.Claim{Kinds: w.serving.Load().none, Queues: w.cfg.Queues})
-		if err == nil && some { // claim_failed reports a database that is unavailable
+		w.lookups.saw("tasks_passed_over", err)
+		if err == nil && some {
 			w.claimSoon()
 		}
 	}

@@ -26,9 +26,10 @@ const (
 
 // postgresClock watches the clock of Postgres.
 type postgresClock struct {
-	store clockStore
-	ready func() bool // there is a server that is known to be the database
-	log   *zap.Logger
+	store   clockStore
+	ready   func() bool // there is a server that is known to be the database
+	lookups *lookups
+	log     *zap.Logger
 }
 
 type clockStore interface {
@@ -54,8 +55,9 @@ func (c *postgresClock) run(ctx context.Context) {
 		}
 		asked := boottime.Now()
 		now, started, err := c.store.Clock(ctx)
+		c.lookups.saw("clock", err)
 		if err != nil {
-			continue // claim_failed reports a Postgres that is unavailable
+			continue
 		}
 		took := boottime.Now().Sub(asked)
 		is := time.Duration(now.UnixNano()) - time.Duration(asked)

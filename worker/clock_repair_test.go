@@ -52,7 +52,7 @@ func TestTooManyTasksKeepNoScheduleAhead(t *testing.T) {
 		core, events := observer.New(zap.DebugLevel)
 		store := &aheadStore{}
 		store.tooMany.Store(true)
-		clock := &postgresClock{store, func() bool { return true }, zap.New(core)}
+		clock := &postgresClock{store, func() bool { return true }, &lookups{}, zap.New(core)}
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan struct{})
 		go func() { defer close(ended); clock.run(ctx) }()

@@ -39,6 +39,7 @@ type limits struct {
 	concurrency int
 	config      func() *serving
 	running     *running
+	lookups     *lookups
 	wake        func()      // triggers a claim, of rows with a limit as well
 	hears       func() bool // whether soon is called when tasks are enqueued
 
@@ -122,7 +123,8 @@ func (l *limits) find(ctx context.Context) {
 	for ctx.Err() == nil {
 		began := time.Now()
 		some, err := l.store.Limited(ctx)
-		if err == nil && some { // claim_failed reports a database that is unavailable
+		l.lookups.saw("limits_waiting", err)
+		if err == nil && some {
 			l.findSome(ctx)
 		}
 		sleep(ctx, findEvery)
@@ -154,6 +156,7 @@ func (l *limits) findSome(ctx context.Context) {
 		}
 	}
 	names, err := l.store.UnknownLimits(ctx, l.passedOver(), findFew)
+	l.lookups.saw("limits_unknown", err)
 	if err != nil {
 		return
 	}
@@ -205,8 +208,9 @@ func (l *limits) serve(ctx context.Context) (some bool) {
 			due = append(due, s.limitOf[k])
 		}
 	}
+	l.lookups.saw("limits_due", err)
 	if err != nil {
-		return false // claim_failed reports a database that is unavailable, and the next tick asks again
+		return false // the next tick asks again
 	}
 	l.due = len(due) > 0
 	if len(due) > 0 { // another one is first each time: there may be room for one alone

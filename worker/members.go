@@ -214,6 +214,7 @@ func (w *Worker) beatOnce(ctx context.Context) {
 	known, lists := w.members.known()
 	sent := boottime.Now()
 	answer, err := w.cfg.Store.Beat(ctx, r, known)
+	w.lookups.saw("heartbeat", err)
 	if err != nil {
 		w.members.blind()
 		w.cfg.Log.Debug("heartbeat_unlisted", zap.String("session", session), zap.Error(err))

@@ -9,8 +9,9 @@ import (
 
 // queues watches for queues that nobody serves.
 type queues struct {
-	store queueStore
-	log   *zap.Logger
+	store   queueStore
+	lookups *lookups
+	log     *zap.Logger
 }
 
 type queueStore interface {
@@ -25,13 +26,14 @@ func (q *queues) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		began := time.Now()
 		list, err := q.store.UnservedQueues(ctx, maxReported)
+		q.lookups.saw("queues_unserved", err)
 		now := map[string]bool{}
 		for _, queue := range list {
 			if now[queue] = true; !said[queue] {
 				q.log.Warn("queue_unserved", zap.String("queue", queue))
 			}
 		}
-		if err == nil { // claim_failed reports a database that is unavailable
+		if err == nil {
 			said = now
 		}
 		sleep(ctx, pace.rest(10*time.Second, time.Since(began)))

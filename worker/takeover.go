@@ -59,8 +59,9 @@ func (w *Worker) takeOver(ctx context.Context) (took time.Duration, none bool) {
 	began := time.Now()
 	sessions, err := w.cfg.Store.Sessions(ctx, mine)
 	took = time.Since(began)
+	w.lookups.saw("sessions", err)
 	if err != nil {
-		return took, false // claim_failed reports a database that is unavailable
+		return took, false
 	}
 	dead, err := w.dead(ctx, sessions)
 	if err != nil && ctx.Err() == nil {

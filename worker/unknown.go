@@ -62,8 +62,9 @@ func (r *reported) forget(name string) {
 func (w *Worker) reportUnknown(ctx context.Context) {
 	known := w.serving.Load().kinds.Names()
 	kinds, err := w.cfg.Store.UnknownKinds(ctx, known)
+	w.lookups.saw("kinds_unknown", err)
 	if err != nil {
-		return // claim_failed reports a database that is unavailable
+		return
 	}
 	for _, k := range kinds {
 		switch logOutcome, more := w.unknownKinds.first(k); {

@@ -64,6 +64,7 @@ type Worker struct {
 	wakeups  wakeups
 	payloads payloads // claim's own
 	limits   *limits
+	lookups  lookups
 
 	// A claim whose reply is lost leaves rows that belong to this replica and that nobody runs.
 	replyLost atomic.Bool  // there may be such rows
@@ -94,10 +95,11 @@ func New(cfg Config) (*Worker, error) {
 		w.claimSoon()
 	}
 	w.running = newRunning()
+	w.lookups.log = cfg.Log
 	w.serving.Store(newServing(cfg.Kinds, cfg.LimitSlots, cfg.KindLimits))
 	w.limits = &limits{
 		semaphores: cfg.Limits, store: cfg.Store, log: cfg.Log, replica: cfg.Replica, queues: cfg.Queues, concurrency: cfg.Concurrency,
-		config: w.serving.Load, running: &w.running, wake: w.claimAgain, hears: w.wakeups.hears.Load, claim: w.claimOne, attempt: func(t *tasks.Task, slot lock.Lease) { w.attemptUnder(t, slot, nil) },
+		config: w.serving.Load, running: &w.running, lookups: &w.lookups, wake: w.claimAgain, hears: w.wakeups.hears.Load, claim: w.claimOne, attempt: func(t *tasks.Task, slot lock.Lease) { w.attemptUnder(t, slot, nil) },
 		fresh: make(chan struct{}, 1), known: map[string]bool{}, missing: map[string]time.Time{}, served: map[string]bool{}, pauses: map[string]time.Duration{}, stirred: make(chan struct{}), came: make(chan struct{}), told: map[string]string{},
 	}
 	w.limits.know(cfg.LimitSlots)
@@ -106,9 +108,9 @@ func New(cfg Config) (*Worker, error) {
 		(&schedules{cfg.Store, w.database.is, w.measure, cfg.Log}).run,
 		(&retention{cfg.Store, cfg.KeepSucceeded, cfg.KeepFailed, cfg.RetentionEvery, cfg.Log}).run,
 		(&snapshots{cfg.Store, cfg.SnapshotAge, cfg.Log}).run,
-		(&queues{cfg.Store, cfg.Log}).run,
+		(&queues{cfg.Store, &w.lookups, cfg.Log}).run,
 		(&overlaps{cfg.Store, cfg.OverlapsEvery, w.measure, cfg.Log}).run,
-		(&postgresClock{cfg.Store, w.database.is, cfg.Log}).run,
+		(&postgresClock{cfg.Store, w.database.is, &w.lookups, cfg.Log}).run,
 	}
 	return w, nil
 }
