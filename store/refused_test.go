@@ -102,12 +102,13 @@ func TestATriggerStopsNoOthers(t *testing.T) {
 	}
 	for code, statement := range waits {
 		t.Run("waits "+code, func(t *testing.T) {
-			t.Parallel()
-			b := newBench(t)
-			b.Store = open(t, store.Config{DSN: b.dsn, Timeout: 4 * time.Second})
-			b.sql(`CREATE TABLE public.mine AS SELECT 1 AS n`)
-			openTransaction(t, b.dsn, `BEGIN`, `SELECT FROM public.mine FOR UPDATE`)
-			stopsNoOthers(t, b, code, statement, true)
+			bothWays(t, nil, func(t *testing.T, db *testenv.DB, cfg store.Config) {
+				cfg.Timeout = 4 * time.Second
+				b := onDatabase(t, db, cfg)
+				b.sql(`CREATE TABLE public.mine AS SELECT 1 AS n`)
+				openTransaction(t, db.DSN, `BEGIN`, `SELECT FROM public.mine FOR UPDATE`)
+				stopsNoOthers(t, b, code, statement, true)
+			})
 		})
 	}
 	t.Run("leaves the row as it is", func(t *testing.T) {

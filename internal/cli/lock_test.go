@@ -34,3 +34,36 @@ func TestObtainPauses(t *testing.T) {
 		t.Errorf("it asked %d times", n.asked)
 	}
 }
+
+// disagreeing is a backend whose nodes disagree on whether there is the limit. It is a fake: real
+// ones do so for a moment, after a partition.
+type disagreeing struct {
+	lock.Semaphores // what is not overridden is not called
+	made            int
+}
+
+func (d *disagreeing) Inspect(context.Context, string) (lock.Semaphore, error) {
+	return lock.Semaphore{}, lock.ErrNoSemaphore
+}
+
+func (d *disagreeing) Create(context.Context, string, int) error {
+	d.made++
+	return lock.ErrExists
+}
+
+func (d *disagreeing) Take(context.Context, string, int, []byte) ([]lock.Lease, error) {
+	return nil, lock.ErrNoSemaphore
+}
+
+// A limit that is there for one node and not for another is asked for once, and made again when
+// it is asked for next.
+func TestASlotOnWhichNodesDisagree(t *testing.T) {
+	t.Parallel()
+	var nodes disagreeing
+	slot := oneSlot{limits: &nodes, name: "l", slots: 1}
+	for n := range 3 {
+		if _, err := slot.ask(t.Context(), nil); !errors.Is(err, lock.ErrFull) || nodes.made != n+1 {
+			t.Errorf("asked for the %d. time: %v, made %d times", n+1, err, nodes.made)
+		}
+	}
+}
