@@ -61,10 +61,7 @@ func (w *Worker) attemptUnder(t *tasks.Task, slot lock.Lease, early <-chan locke
 		defer func() { w.suspects.leave(t.ID, t.Fence, ended.Outcome == tasks.LeaseLost) }()
 	}
 	lease, err := w.acquire(t, early)
-	if w.lockGate.seen(err) {
-		w.cfg.Log.Info("lock_recovered")
-		w.claimSoon()
-	}
+	w.sawLock(err)
 	trace.Locked(err)
 	if err != nil {
 		w.requeue(t, err)
@@ -152,6 +149,32 @@ const (
 	maxHeldDelay  = 8 * time.Second
 )
 
+// sawLock takes in Consul's answer to an attempt to lock.
+func (w *Worker) sawLock(err error) {
+	if w.lockGate.seen(err) {
+		w.cfg.Log.Info("lock_recovered")
+		w.claimSoon()
+	}
+}
+
+// othersHadLocks reports whether a lock that is no task's can be had, for then what keeps a task from
+// its own is about that one: a token may lack the right to a single key, for example. That it can be
+// had opens the gate.
+func (w *Worker) othersHadLocks() bool {
+	return w.lockGate.probe(func() bool {
+		ctx, cancel := context.WithTimeout(context.Background(), probePatience)
+		defer cancel()
+		session := w.cfg.Locks.Session()
+		lease, err := w.cfg.Locks.Acquire(ctx, lock.Request{Session: session, Key: "probe of " + session, Value: []byte(`{"probe":true}`)})
+		if err != nil {
+			return false
+		}
+		_ = lease.Release(ctx)
+		w.sawLock(nil)
+		return true
+	})
+}
+
 // requeue makes a task whose attempt does not begin pending again. It uses up no attempt
 // and leaves no row in onejob.attempts.
 func (w *Worker) requeue(t *tasks.Task, why error) {
@@ -193,11 +216,16 @@ func (w *Worker) requeue(t *tasks.Task, why error) {
 		w.cfg.Log.Debug("lock_without_session", fields(t, zap.Error(why))...)
 		delay, cause = 0, "session_lost"
 	default:
-		if w.lockGate.close() {
-			w.cfg.Log.Warn("lock_failed", fields(t, zap.Error(why))...)
-		} else {
-			w.cfg.Log.Debug("lock_failed_again", fields(t, zap.Error(why))...)
+		level := zap.DebugLevel
+		if w.othersHadLocks() {
+			if delay = w.requeues.next(t.ID); delay == requeueMin {
+				level = zap.WarnLevel
+			}
+		} else if w.lockGate.close() {
+			level = zap.WarnLevel
 		}
+		event := map[bool]string{true: "lock_failed", false: "lock_failed_again"}[level == zap.WarnLevel]
+		w.cfg.Log.Log(level, event, fields(t, zap.Error(why))...)
 	}
 	w.measure(Measurement{What: MeasureRequeue, Kind: t.Kind, Cause: cause})
 	for tries := 1; ; tries++ {

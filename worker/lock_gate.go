@@ -11,11 +11,29 @@ import (
 // A lockGate lets tasks in only while locks can be had. When one fails for a reason that is
 // not the task's, because Consul is unavailable or refuses, all would, and each would be
 // claimed and requeued again and again. So from then on one task is claimed a second,
-// until Consul answers.
+// until Consul answers. Whether the reason is the task's, a lock that is no task's shows.
 type lockGate struct {
 	mu     sync.Mutex
 	closed bool
 	next   time.Time // when one may pass
+
+	probing sync.Mutex
+	had     bool // the last probe
+	probed  time.Time
+}
+
+// probePatience is how long a probe may take.
+const probePatience = 2 * time.Second
+
+// probe returns what ask returns, which it calls once a second at most.
+func (d *lockGate) probe(ask func() bool) bool {
+	d.probing.Lock()
+	defer d.probing.Unlock()
+	if d.probed.IsZero() || time.Since(d.probed) >= probeEvery {
+		d.had = ask()
+		d.probed = time.Now()
+	}
+	return d.had
 }
 
 // probeEvery is how often a task is claimed to see whether locks can be had again.

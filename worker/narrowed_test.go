@@ -12,13 +12,13 @@ import (
 	"onejob/internal/testenv"
 )
 
-// While no lock can be had, because the token may not write the keys of tasks, tasks are
-// not claimed and given back again and again: each time costs a fence and two writes.
-func TestFencesAreNotUsedUpWhileLocksFail(t *testing.T) {
-	t.Parallel()
+// underRules starts a replica with a token of its own. It returns the token's rules, and what
+// changes them.
+func underRules(t *testing.T) (c *cluster, p *process, rules string, grant func(string)) {
+	t.Helper()
 	_, kv := testenv.OwnConsul(t, servers.ConsulConfig{ManagementToken: "8f0cf8a5-3f5e-4c55-8d0c-5f6fd7a0a1f2"})
-	c := clusterOn(t, testenv.Postgres(t), kv)
-	rules := fmt.Sprintf(`
+	c = clusterOn(t, testenv.Postgres(t), kv)
+	rules = fmt.Sprintf(`
 key_prefix %q { policy = "write" }
 service "onejob" { policy = "write" }
 session_prefix "" { policy = "write" }
@@ -32,14 +32,22 @@ node_prefix "" { policy = "read" }
 	if err != nil {
 		t.Fatal(err)
 	}
-	grant := func(rules string) {
+	p = c.process(t, "a", "", "CONSUL_HTTP_TOKEN="+token.SecretID)
+	c.await(t, c.insert(t, "kind", "noop"), "succeeded")
+	return c, p, rules, func(rules string) {
 		t.Helper()
 		if _, _, err := kv.Client.ACL().PolicyUpdate(&api.ACLPolicy{ID: policy.ID, Name: policy.Name, Rules: rules}, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
-	p := c.process(t, "a", "", "CONSUL_HTTP_TOKEN="+token.SecretID)
-	c.await(t, c.insert(t, "kind", "noop"), "succeeded")
+}
+
+// While no lock can be had, because the token may not write the keys of tasks, tasks are
+// not claimed and given back again and again: each time costs a fence and two writes.
+func TestFencesAreNotUsedUpWhileLocksFail(t *testing.T) {
+	t.Parallel()
+	c, p, rules, grant := underRules(t)
+	kv := c.kv
 
 	narrowed := rules
 	for _, folder := range []string{"/tasks/", "/running/"} {
@@ -59,6 +67,23 @@ node_prefix "" { policy = "read" }
 
 	grant(rules)
 	p.logged(t, "lock_recovered")
+	c.awaitAll(t, maxWait)
+	c.wantNone(t, "tasks did not succeed", "SELECT count(*) FROM onejob.tasks WHERE status <> 'succeeded'")
+}
+
+// Lock keys that the token may not write keep no other tasks, however urgent theirs are.
+func TestLockKeysThatConsulRefusesStopNoOthers(t *testing.T) {
+	t.Parallel()
+	c, p, rules, grant := underRules(t)
+	grant(rules + fmt.Sprintf("key_prefix %q { policy = \"deny\" }\n", c.kv.Prefix+"/tasks/secret"))
+	c.insert(t, "kind, priority, lock_key", "noop", 9, "secret")
+	p.logged(t, "lock_failed")
+	c.exec(t, "INSERT INTO onejob.tasks (kind, priority, lock_key) SELECT 'noop', 9, 'secret-' || i FROM generate_series(1, 100) i")
+	c.exec(t, "INSERT INTO onejob.tasks (kind) SELECT 'noop' FROM generate_series(1, 300)")
+	testenv.Eventually(t, maxWait, "all others have succeeded", func() bool {
+		return get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE lock_key IS NULL AND status <> 'succeeded'") == 0
+	})
+	grant(rules)
 	c.awaitAll(t, maxWait)
 	c.wantNone(t, "tasks did not succeed", "SELECT count(*) FROM onejob.tasks WHERE status <> 'succeeded'")
 }

@@ -236,6 +236,9 @@ var others = []Mutant{
 	one("kept-waiting-in-rooms", "outcomes and requeues take room for as long as their rows keep them waiting",
 		"worker/running.go", "|| r.parked == maxParked {", "|| r.parked == 0 {").
 		failing("worker.TestRoomIsGivenBackOnce"),
+	one("one-key-stops-all", "a lock key that Consul refuses closes the gate for all tasks",
+		"worker/attempt.go", "if w.othersHadLocks() {", "if false {").
+		failing("worker.TestLockKeysThatConsulRefusesStopNoOthers"),
 	one("waits-to-put-back", "claims wait until their tasks are requeued, as long as Postgres is unavailable",
 		"worker/claim.go", "	w.running.start(t.Fence, len(t.Payload), func() bool { w.requeue(t, why); return true }, w.left)\n}", "	w.running.begin(t.Fence, len(t.Payload))\n	w.requeue(t, why)\n	w.running.end(t.Fence)\n	w.running.leave(1)\n	w.left(true)\n}").
 		failing("worker.TestStopWithClaimedTasksAndNoPostgres"),
