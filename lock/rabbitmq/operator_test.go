@@ -287,6 +287,31 @@ func TestErrorsSayWhatToFix(t *testing.T) {
 	if err := guest.Destroy(t.Context(), "k", false); err != nil {
 		t.Error(err)
 	}
+
+	// One name that the user may not use costs the others nothing.
+	if err := guest.Create(t.Context(), "denied", 2); err != nil {
+		t.Fatal(err)
+	}
+	allow("^onejob/(?!.*denied)", `^amq\.default$`, "^onejob/(?!.*denied)")()
+	some := start(t, as("secret", v.Name))
+	if err := some.Create(t.Context(), "other", 2); err != nil {
+		t.Fatal(err)
+	}
+	lease, session := take(t, some, "other"), some.Session()
+	for range 5 {
+		if _, err := some.Take(t.Context(), "denied", 1, nil); err == nil || !strings.Contains(err.Error(), "must be allowed") {
+			t.Errorf("a name that may not be used: %v", err)
+		}
+		if err := take(t, some, "other").Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	if lease.Context().Err() != nil || some.Session() != session {
+		t.Errorf("another slot is lost: %v", context.Cause(lease.Context()))
+	}
+	if err := lease.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
 }
 
 // TestShortHeartbeat: a broker that gives up on us earlier than we count on.
