@@ -33,6 +33,14 @@ type kind struct {
 	run         func(ctx context.Context, h *fault) error
 }
 
+// works are the kinds of work that it must meet in a long run.
+func (k *kind) works() []string {
+	if !k.daemons {
+		return works
+	}
+	return slices.DeleteFunc(slices.Clone(works), func(work string) bool { return work == "go" })
+}
+
 // need is what only root may do, and not on every machine.
 type need string
 
@@ -113,11 +121,13 @@ type fault struct {
 	about   string // more about the target, for who reads along
 	mark    observer.Mark
 	victims *victims
+	chosen  bool // its victim is chosen, and counted
 }
 
 // begins tells the observer, and everybody who reads along, that harm is about to
 // be done to target. What was not begun does not count.
 func (h *fault) begins(target string) error {
+	h.meetsAll(target)
 	h.mark = observer.Mark{ID: h.c.nextMark(), Kind: h.Kind.name, Target: target, Alone: h.Alone}
 	line := fmt.Sprintf("%s: %s%s", h.Kind.name, target, h.about)
 	if h.Kind.most > 0 {
@@ -213,6 +223,7 @@ func (v *faultRun) run(ctx context.Context) error {
 // do does one fault and counts it.
 func (v *faultRun) do(ctx context.Context, s step) error {
 	h := &fault{step: s, c: v.c, rand: rand.New(rand.NewPCG(s.Pick, 3)), victims: &v.victims}
+	h.awaitWork(ctx)
 	err := s.Kind.run(ctx, h)
 	if h.mark.ID != 0 {
 		err = errors.Join(err, v.c.markClient.End(h.mark))

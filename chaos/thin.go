@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -58,7 +59,7 @@ func (r *report) thin(s settings) (why []string) {
 			for _, work := range works {
 				n := r.Hits[k.name][work]
 				met[work] += n
-				add(n < thinMet && (work != "go" || !k.daemons), "faults %s met work of %s %d times, fewer than %d", k.name, work, n, thinMet)
+				add(n < thinMet && slices.Contains(k.works(), work), "faults %s met work of %s %d times, fewer than %d", k.name, work, n, thinMet)
 			}
 		}
 		for _, work := range works {

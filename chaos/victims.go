@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -73,35 +74,58 @@ func (h *fault) oneOf(some []*replica) *replica {
 	return some[h.choose(each)]
 }
 
-// choose chooses one of some groups of replicas: mostly one that is at work of a kind that this
-// kind of fault has met least, and else any.
+// choose chooses one of some groups of replicas: one that is at work of a kind that this kind of
+// fault has not met yet, or mostly one at work of a kind that it has met least, and else any.
 func (h *fault) choose(groups [][]*replica) int {
 	work := h.c.atWork()
 	chosen := h.among(groups, work)
 	h.victims.add(h.Kind.name, of(groups[chosen], work))
+	h.chosen = true
 	return chosen
 }
 
 func (h *fault) among(groups [][]*replica, work map[string][]string) (chosen int) {
-	chosen = h.rand.IntN(len(groups))
-	if h.rand.IntN(3) > 0 {
-		var best []int
-		least := 0
-		for i, g := range groups {
-			n, any := h.victims.least(h.Kind.name, of(g, work))
-			if !any || len(best) > 0 && n > least {
-				continue
-			}
-			if len(best) > 0 && n < least {
-				best = nil
-			}
-			best, least = append(best, i), n
+	var best []int
+	least := 0
+	for i, g := range groups {
+		n, any := h.victims.least(h.Kind.name, of(g, work))
+		if !any || len(best) > 0 && n > least {
+			continue
 		}
-		if len(best) > 0 {
-			chosen = best[h.rand.IntN(len(best))]
+		if len(best) > 0 && n < least {
+			best = nil
 		}
+		best, least = append(best, i), n
 	}
-	return chosen
+	if len(best) > 0 && (least == 0 || h.rand.IntN(3) > 0) {
+		return best[h.rand.IntN(len(best))]
+	}
+	return h.rand.IntN(len(groups))
+}
+
+// awaitWork waits some seconds until work is running of each kind that this kind of fault must
+// meet and has not met yet, so that it can choose it, or meets it if it does not choose.
+func (h *fault) awaitWork(ctx context.Context) {
+	missing := func() bool {
+		running := of(h.c.replicas, h.c.atWork())
+		return slices.ContainsFunc(h.Kind.works(), func(kind string) bool {
+			n, _ := h.victims.least(h.Kind.name, map[string]bool{kind: true})
+			return n == 0 && !running[kind]
+		})
+	}
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end) && ctx.Err() == nil && missing(); {
+		wait(ctx, 100*time.Millisecond)
+	}
+}
+
+// meetsAll counts what is running if the fault has no replica or host for its target.
+func (h *fault) meetsAll(target string) {
+	if h.chosen || slices.ContainsFunc(h.c.replicas, func(r *replica) bool {
+		return strings.HasPrefix(target, r.name) || r.host != nil && r.host.name == target
+	}) {
+		return
+	}
+	h.victims.add(h.Kind.name, of(h.c.replicas, h.c.atWork()))
 }
 
 // awaits waits some seconds until a group is at work of a kind that this kind of fault has not
@@ -115,6 +139,7 @@ func (h *fault) awaits(ctx context.Context, group []*replica) {
 		}
 	}
 	h.victims.add(h.Kind.name, work)
+	h.chosen = true
 }
 
 // of returns the kinds of work of a group.

@@ -110,6 +110,12 @@ func TestPolicies(t *testing.T) {
 		"one is skipped and nothing runs": {func(s *story) {
 			s.scheduled(skips, s.task(200, 60, 60.1, 70), skipped(overlap, 101), s.task(202, 102, 102.1, 102.9), s.task(203, 103, 103.1, 103.9), s.task(204, 104, 104.1, 105))
 		}, wrong},
+		"one is skipped, and that is written long after the leader looked": {func(s *story) {
+			s.scheduled(skips, s.task(200, 100, 100.1, 101.5), skipped(overlap, 140), s.task(202, 141, 141.1, 142), skipped(overlap, 141), skipped(overlap, 141))
+		}, nil},
+		"one is skipped and nothing runs when all are due": {func(s *story) {
+			s.scheduled(skips, s.task(200, 100, 100.1, 101.5), skipped(overlap, 141), s.task(202, 141, 141.1, 142), skipped(overlap, 141), skipped(overlap, 141))
+		}, wrong},
 		"one waits and another one is skipped": {func(s *story) {
 			s.scheduled(queues, s.task(200, 100, 100.1, 102.5), s.task(201, 101, 102.6, 104.5), skipped(overlap, 102), s.task(203, 103, 104.6, 105), skipped(overlap, 104))
 		}, nil},
