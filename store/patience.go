@@ -112,6 +112,7 @@ type apart struct {
 	some  atomic.Bool // or else nothing of the rest is looked at
 	mu    sync.Mutex
 	until map[int64]time.Time
+	last  time.Time // the latest of these
 	turn  sync.Mutex
 }
 
@@ -129,7 +130,8 @@ func (a *apart) add(id int64) {
 		a.until = map[int64]time.Time{}
 	}
 	if len(a.until) < maxApart {
-		a.until[id] = now.Add(apartFor)
+		a.last = now.Add(apartFor)
+		a.until[id] = a.last
 	}
 	a.some.Store(true)
 }
@@ -141,8 +143,11 @@ func (a *apart) has(id int64) bool {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	until, is := a.until[id]
-	return is && time.Now().Before(until)
+	now := time.Now()
+	if now.After(a.last) {
+		a.some.Store(false)
+	}
+	return now.Before(a.until[id])
 }
 
 // do writes one of them.

@@ -166,12 +166,11 @@ func (w *Worker) othersHadLocks() bool {
 		defer cancel()
 		session := w.cfg.Locks.Session()
 		lease, err := w.cfg.Locks.Acquire(ctx, lock.Request{Session: session, Key: "probe of " + session, Value: []byte(`{"probe":true}`)})
-		if err != nil {
-			return false
+		if err == nil {
+			_ = lease.Release(ctx)
 		}
-		_ = lease.Release(ctx)
-		w.sawLock(nil)
-		return true
+		w.sawLock(err)
+		return answered(err)
 	})
 }
 

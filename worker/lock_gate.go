@@ -74,10 +74,16 @@ func (d *lockGate) close() bool {
 	return !was
 }
 
+// answered reports whether Consul has answered an attempt to lock. That somebody else holds a lock
+// is an answer, too.
+func answered(err error) bool {
+	return err == nil || errors.Is(err, lock.ErrHeld) || errors.Is(err, lock.ErrDelayed)
+}
+
 // seen takes in Consul's answer to an attempt to lock, and reports whether that has
-// opened the door again. That somebody else holds a lock is an answer, too.
+// opened the door again.
 func (d *lockGate) seen(err error) bool {
-	if err != nil && !errors.Is(err, lock.ErrHeld) && !errors.Is(err, lock.ErrDelayed) {
+	if !answered(err) {
 		return false
 	}
 	d.mu.Lock()
