@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"maps"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -262,12 +263,13 @@ SELECT set_config('onejob.claimed', p.ids::text, false),
 
 // chosen is the answer to chooseSQL.
 type chosen struct {
-	picked int
-	more   bool           // than what was looked at
-	other  bool           // it was another server
-	took   time.Duration  // by Postgres' clock
-	left   bool           // rows that were looked at, and could not be had
-	ends   map[int64]mark // empty after a plain look
+	claimed string // the ids, as Postgres writes an array
+	picked  int
+	more    bool           // than what was looked at
+	other   bool           // it was another server
+	took    time.Duration  // by Postgres' clock
+	left    bool           // rows that were looked at, and could not be had
+	ends    map[int64]mark // empty after a plain look
 }
 
 // A mark is a place in a lane. All rows up to it were taken, or could not be had:
@@ -280,13 +282,24 @@ type mark struct {
 	found uint64 // the number of the look behind that has moved it back; 0 if none has
 }
 
+// ids returns the ids of the rows that were picked.
+func (c chosen) ids() []int64 {
+	var ids []int64
+	for _, text := range strings.Split(strings.Trim(c.claimed, "{}"), ",") {
+		if id, err := strconv.ParseInt(text, 10, 64); err == nil {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
 func readChosen(row pgx.Row, plain bool) (c chosen, err error) {
 	var lanes, ids []int64
 	var runAts []time.Time
 	var keys [][]string
 	var setting string
 	var micros int64
-	into := []any{&setting, &setting, &setting, &setting, &setting, &c.picked, &c.more, &c.other, &micros, &c.left, &lanes, &runAts, &ids, &keys}
+	into := []any{&c.claimed, &setting, &setting, &setting, &setting, &c.picked, &c.more, &c.other, &micros, &c.left, &lanes, &runAts, &ids, &keys}
 	if plain {
 		into = into[:10]
 	}

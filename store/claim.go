@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"time"
@@ -124,13 +125,8 @@ func (s *Store) Claim(ctx context.Context, c tasks.Claim) (tasks.Claimed, error)
 				s.pool.renew()
 				return tasks.Claimed{}, fmt.Errorf("claim tasks: %w", tasks.ErrOtherServer)
 			}
-			switch took := len(r.read) + len(r.unread); {
-			case took == 0 && r.chosen.picked == 1:
-				return s.claimOne(ctx, c, look, turn) // a trigger keeps it
-			case took < r.chosen.picked:
-				s.claims.inVain()
-				r.chosen.more = true
-			case took > 0:
+			unchanged := s.unchanged(r)
+			if took := r.chosen.picked - len(unchanged); took > 0 {
 				s.claims.took(took)
 				s.refusals.Store(0)
 			}
@@ -139,7 +135,10 @@ func (s *Store) Claim(ctx context.Context, c tasks.Claim) (tasks.Claimed, error)
 				look = lanes.look(s.claims.rows(c.Max))
 				continue
 			}
-			return s.readRest(ctx, c, r)
+			claimed, err := s.readRest(ctx, c, r)
+			claimed.Refused = append(claimed.Refused, unchanged...)
+			claimed.More = claimed.More || len(unchanged) > 0
+			return claimed, err
 		case pg == nil || tries == 5:
 			lanes.restart() // the marks may be what took so long
 			return tasks.Claimed{}, fmt.Errorf("claim tasks: %w", err)
@@ -155,8 +154,9 @@ func (s *Store) Claim(ctx context.Context, c tasks.Claim) (tasks.Claimed, error)
 			look.max /= 2
 		case pg.ConstraintName == runningKey, pg.Code == deadlock:
 			tries++
+		case waitedInVain(err) && look.max > 1 && s.claims.inVain(look.max) > fewVain:
+			return s.passOverAll(r.chosen.ids(), err), nil
 		case waitedInVain(err) && look.max > 1:
-			s.claims.inVain()
 			look.max = 1 // each time takes long
 		case aboutARow(pg) && look.max > 1:
 			look.max /= 2 // until it is one row that Postgres refuses
@@ -166,6 +166,46 @@ func (s *Store) Claim(ctx context.Context, c tasks.Claim) (tasks.Claimed, error)
 			return tasks.Claimed{}, fmt.Errorf("claim tasks: %w", err)
 		}
 	}
+}
+
+// unchanged returns the rows that were chosen and that a trigger has left as they were. They are left
+// alone for some minutes.
+func (s *Store) unchanged(r round) (rows []tasks.RowError) {
+	if len(r.read)+len(r.unread) == r.chosen.picked {
+		return nil
+	}
+	took := make(map[int64]bool, r.chosen.picked)
+	for _, t := range r.read {
+		took[t.ID] = true
+	}
+	for _, t := range r.unread {
+		took[t.id] = true
+	}
+	for _, id := range r.chosen.ids() {
+		if !took[id] {
+			s.avoid.add(id, avoidFor)
+			rows = append(rows, tasks.RowError{ID: id, Err: errUnchanged})
+		}
+	}
+	return rows
+}
+
+var errUnchanged = errors.New("a trigger leaves it as it is")
+
+// passOverAll leaves rows alone for a moment of which one keeps Postgres waiting, where there seem to be
+// many such: to find out which ones they are would keep what is behind them waiting. The more are
+// avoided, the later they come back, so that most of the time is that of others; and at different
+// times, so that each is tried beside other ones.
+func (s *Store) passOverAll(ids []int64, why error) tasks.Claimed {
+	out := tasks.Claimed{More: true}
+	wait := time.Duration(len(s.avoid.list())+len(ids)) * avoidTogether
+	for _, id := range ids {
+		s.avoid.pass(id, wait/2+rand.N(wait))
+	}
+	if len(ids) > 0 {
+		out.Refused = []tasks.RowError{{ID: ids[0], Err: fmt.Errorf("it, or one of %d others that were claimed with it, keeps Postgres waiting: %w", len(ids)-1, why)}}
+	}
+	return out
 }
 
 // maxRefusals is how many rows Postgres may refuse one after the other, each for another reason
@@ -198,7 +238,7 @@ func beginClaim(conn *pgxpool.Conn, t turn) (b *pgx.Batch, statements int) {
 
 // round is what came of one round trip.
 type round struct {
-	writing bool // the rows were chosen
+	writing bool // the rows are chosen
 	chosen  chosen
 	read    []claimed
 	unread  []taken // rows that are ours too, and whose payloads did not come along
@@ -311,7 +351,7 @@ func (s *Store) tryOne(ctx context.Context, c tasks.Claim, l look, turn turn) (r
 	var why *pgconn.PgError
 	switch err = inOrder(do(ctx, conn, keep), take, do(ctx, conn, check)); {
 	case err == nil && len(r.unread) == 0:
-		why = &pgconn.PgError{Message: "a trigger leaves it as it is"}
+		why = &pgconn.PgError{Message: errUnchanged.Error()}
 	case err == nil:
 		return r, nil, 0, do(ctx, conn, forgetSQL, `COMMIT`)()
 	case !mayBeARow(err) || !errors.As(err, &why):
@@ -319,7 +359,7 @@ func (s *Store) tryOne(ctx context.Context, c tasks.Claim, l look, turn turn) (r
 	case why.ConstraintName == runningKey: // as in Claim
 		return r, nil, 0, nil
 	case waitedInVain(err):
-		s.claims.inVain()
+		s.claims.inVain(1)
 		wait = avoidFirst
 	}
 	// If it fails with no row, or there is no fence, none is to blame.

@@ -286,7 +286,7 @@ func (s *Store) writeCompletions(completions []*completion) {
 		s.writeCompletions(completions)
 		return
 	case waitedInVain(err): // for a trigger; somebody lets go of the lock in the end
-		s.writes.inVain()
+		s.writes.inVain(1)
 		s.apart.add(e.ID)
 	case unfit(err) && e.Result != nil:
 		e.Completion = withoutResult(e.Completion, pg.Message)
@@ -584,7 +584,7 @@ func (s *Store) commitReturns(list []*requeue) {
 		}
 		return
 	case waitedInVain(err):
-		s.writes.inVain()
+		s.writes.inVain(1)
 		s.apart.add(list[0].id)
 	}
 	for _, r := range list {

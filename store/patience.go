@@ -40,12 +40,21 @@ type patience struct {
 	most int // rows that the next claim takes; 0: as many as it likes
 }
 
-// inVain notes that a statement has waited in vain. The next claim takes one row.
-func (p *patience) inVain() {
+// inVain notes that a statement for n rows has waited in vain, and returns how often that was
+// lately, up to mostVain. The next claim takes one row, to find one that is to blame. Where there are
+// many, every other one takes many, to come to what is behind them.
+func (p *patience) inVain(n int) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.vain, p.last, p.most = min(p.recent()+1, mostVain), time.Now(), 1
+	p.vain, p.last = min(p.recent()+1, mostVain), time.Now()
+	if p.most = 1; n == 1 && p.vain > fewVain {
+		p.most = maxDoubled
+	}
+	return p.vain
 }
+
+// fewVain is how many waits in vain are for rows that are tried one by one.
+const fewVain = 2
 
 func (p *patience) recent() int {
 	if p.vain > 0 && time.Since(p.last) > patienceReturns {

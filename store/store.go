@@ -366,7 +366,11 @@ func aboutARow(err error) bool {
 const (
 	avoidFor   = 5 * time.Minute
 	avoidFirst = 15 * time.Second
-	maxAvoided = 1000
+	maxAvoided = 4096
+
+	// avoidTogether is for how long, about, rows are avoided of which one kept a claim waiting, for each
+	// row that is avoided.
+	avoidTogether = 50 * time.Millisecond
 )
 
 // idSet is a set of up to maxAvoided rows to avoid for a while. The zero value is ready.
@@ -385,8 +389,20 @@ type avoided struct {
 func (s *idSet) add(id int64, wait time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	wait = min(max(wait, 2*s.rows[id].wait), avoidFor)
+	s.set(id, avoided{wait, time.Now().Add(wait)})
+}
+
+// pass avoids a row for the given time, which says nothing about that row.
+func (s *idSet) pass(id int64, wait time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.set(id, avoided{s.rows[id].wait, time.Now().Add(wait)})
+}
+
+func (s *idSet) set(id int64, a avoided) {
 	s.forget()
-	old, known := s.rows[id]
+	_, known := s.rows[id]
 	if !known && len(s.rows) == maxAvoided { // the one that would be tried first
 		first := slices.MinFunc(slices.Collect(maps.Keys(s.rows)), func(a, b int64) int { return s.rows[a].until.Compare(s.rows[b].until) })
 		delete(s.rows, first)
@@ -394,8 +410,7 @@ func (s *idSet) add(id int64, wait time.Duration) {
 	if s.rows == nil {
 		s.rows = map[int64]avoided{}
 	}
-	wait = min(max(wait, 2*old.wait), avoidFor)
-	s.rows[id] = avoided{wait, time.Now().Add(wait)}
+	s.rows[id] = a
 }
 
 // forget drops rows that have not been added for long.

@@ -86,7 +86,7 @@ func (s *Store) takeOverAll(ctx context.Context, dead []string, except []int64, 
 		case mayBeARow(err) && errors.As(err, &pg):
 			wait := avoidFor
 			if waitedInVain(err) {
-				s.writes.inVain()
+				s.writes.inVain(1)
 				wait = avoidFirst
 			}
 			s.avoid.add(id, wait)
