@@ -215,16 +215,18 @@ func (w *Worker) requeue(t *tasks.Task, why error) {
 		w.cfg.Log.Debug("lock_without_session", fields(t, zap.Error(why))...)
 		delay, cause = 0, "session_lost"
 	default:
-		level := zap.DebugLevel
+		first := false
 		if w.othersHadLocks() {
-			if delay = w.requeues.next(t.ID); delay == requeueMin {
-				level = zap.WarnLevel
-			}
-		} else if w.lockGate.close() {
-			level = zap.WarnLevel
+			delay = w.requeues.next(t.ID)
+			first = delay == requeueMin
+		} else {
+			first = w.lockGate.close()
 		}
-		event := map[bool]string{true: "lock_failed", false: "lock_failed_again"}[level == zap.WarnLevel]
-		w.cfg.Log.Log(level, event, fields(t, zap.Error(why))...)
+		if first {
+			w.cfg.Log.Warn("lock_failed", fields(t, zap.Error(why))...)
+		} else {
+			w.cfg.Log.Debug("lock_failed_again", fields(t, zap.Error(why))...)
+		}
 	}
 	w.measure(Measurement{What: MeasureRequeue, Kind: t.Kind, Cause: cause})
 	for tries := 1; ; tries++ {
