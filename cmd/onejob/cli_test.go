@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"strconv"
@@ -32,6 +33,9 @@ func TestMain(m *testing.M) {
 		main()
 	}
 	flag.Parse()
+	if signal.Ignored(syscall.SIGHUP) { // as below nohup: what the scripts start would ignore it, too
+		signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
+	}
 	// The scripts wait for servers and clocks most of the time.
 	if err := flag.Set("test.parallel", "8"); err != nil {
 		panic(err)
