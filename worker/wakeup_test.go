@@ -15,9 +15,9 @@ import (
 // listening waits until all replicas hear notifications, and each knows all others.
 func (c *cluster) listening(t *testing.T, n int) {
 	t.Helper()
-	listen := map[int32]bool{} // backends that have said so; two seconds later they are asked whether they live
+	listen := map[int32]bool{} // backends that have said so, or were asked since whether they live
 	testenv.Eventually(t, maxWait, "all replicas listen, and know each other", func() bool {
-		for _, pid := range get[[]int32](t, c, `SELECT coalesce(array_agg(pid), '{}') FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'`) {
+		for _, pid := range get[[]int32](t, c, `SELECT coalesce(array_agg(pid), '{}') FROM pg_stat_activity WHERE datname = current_database() AND (query LIKE 'LISTEN%' OR query = '-- ping')`) {
 			listen[pid] = true
 		}
 		return len(listen) >= n &&
