@@ -44,8 +44,8 @@ SELECT DISTINCT session::text
 //     tasks.SuspectTime. Such a task stays where it is while another replica that was
 //     last heard of at about the same time may have died as well: up to 4.5 s after its last heartbeat.
 //
-// A row that Postgres refuses to change does not keep the others: it stays as it is,
-// is among the refused, and is left alone for some minutes.
+// A row that Postgres refuses to change, or whose trigger keeps it waiting, does not keep the
+// others: it stays as it is, is among the refused, and is left alone for a while.
 //
 // Statements of theirs that still run are ended first. A task whose statement cannot be
 // ended keeps its row; the error says so, and the others are taken none the less.

@@ -274,7 +274,7 @@ var others = []Mutant{
 	one("data-alone", "only data errors count as those of one row",
 		"store/store.go", "	return pg.Code != duplicateStatement\n", "	return unfit(err)\n").
 		failing("store.TestATriggerStopsNoOthers"),
-	one("claims-are-given-up", "a claim is given up when the replica is told to stop",
+	one("claims-are-given-up", "a claim is given up when the replica begins to stop",
 		"worker/claim.go", "whole := context.WithoutCancel(ctx)", "whole := ctx").
 		failing("worker.TestStopsLoseNoClaim"),
 	one("lock-gate", "claims go on while locks cannot be had",
