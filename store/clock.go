@@ -1,8 +1,11 @@
 package store
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,46 +24,125 @@ func (s *Store) Clock(ctx context.Context) (now, started time.Time, err error) {
 	return now, started, nil
 }
 
-// dueAtOnceSQL makes tasks due that were to be due when they were enqueued, at a time
-// which the clock has yet to reach.
+// early is of pending rows that were to be due when they were enqueued, at a time which the clock has
+// yet to reach.
+const early = `run_at > clock_timestamp() AND run_at <= created_at`
+
+const earlySQL = `
+SELECT id
+  FROM onejob.tasks
+ WHERE status = 'pending'
+   AND {limit}
+   AND ` + early + `
+   AND id <> ALL ($1)
+ LIMIT 100000`
+
 const dueAtOnceSQL = `
 WITH early AS (
     SELECT id
       FROM onejob.tasks
-     WHERE status = 'pending'
-       AND {limit}
-       AND run_at > clock_timestamp()
-       AND run_at <= created_at
-     LIMIT 1000
+     WHERE id = ANY ($1)
+       AND CASE WHEN status = 'pending' THEN ` + early + ` END
        FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE onejob.tasks
    SET run_at = statement_timestamp()
  WHERE id = ANY (ARRAY(SELECT id FROM early))
-RETURNING true`
+RETURNING id`
+
+const stillEarlySQL = `
+SELECT id
+  FROM onejob.tasks
+ WHERE id = ANY ($1)
+   AND CASE WHEN status = 'pending' THEN ` + early + ` END`
+
+const (
+	dueAtOnceRows = 1000   // of one statement
+	mostLeftEarly = 10_000 // then others must do without
+)
 
 // AfterSetBack makes pending tasks due that were to be due at once, and were enqueued while
-// Postgres' clock was ahead. It returns how many. It reads all pending tasks.
+// Postgres' clock was ahead. It returns how many. It reads all pending tasks. A row that is locked,
+// that Postgres refuses to change, or whose trigger keeps it waiting or leaves it as it is, does not
+// keep the others; the error names one.
 func (s *Store) AfterSetBack(ctx context.Context) (due int, err error) {
+	left := []int64{} // tried in vain
+	var why error     // of one of these
 	for _, limit := range []string{"limit_name IS NULL", "limit_name IS NOT NULL"} {
-		for more := true; more; {
-			rows, err := s.short(ctx, strings.Replace(dueAtOnceSQL, "{limit}", limit, 1))
+		for more := true; more && len(left) < mostLeftEarly; {
+			ids, err := s.early(ctx, strings.Replace(earlySQL, "{limit}", limit, 1), left)
 			if err != nil {
-				return due, fmt.Errorf("make tasks due after the clock was set back: %w", err)
+				return due, err
 			}
-			due += rows
-			more = rows > 0
+			more = len(ids) > 0
+			for part := range slices.Chunk(ids, dueAtOnceRows) {
+				made, one, err := s.makeDue(ctx, part)
+				due += len(made)
+				if err != nil {
+					return due, fmt.Errorf("make tasks due after the clock was set back: %w", err)
+				}
+				why = cmp.Or(one, why)
+				left = append(left, notAmong(part, made)...)
+			}
 		}
 	}
-	return due, nil
+	if left, err = s.early(ctx, stillEarlySQL, left); err == nil && len(left) > 0 {
+		err = fmt.Errorf("%d tasks are not due after the clock was set back, such as %d: %w", len(left), left[0], cmp.Or(why, errLeftEarly))
+	}
+	return due, err
 }
 
-// short runs a statement within the time for one, and counts its rows.
-func (s *Store) short(ctx context.Context, sql string, args ...any) (int, error) {
+var errLeftEarly = errors.New("somebody has locked the row, or a trigger leaves it as it is")
+
+func (s *Store) early(ctx context.Context, sql string, ids []int64) ([]int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	rows, err := query(ctx, s.pool, pgx.RowTo[bool], sql, args...)
-	return len(rows), err
+	list, err := query(ctx, s.pool, pgx.RowTo[int64], sql, ids)
+	if err != nil {
+		return nil, fmt.Errorf("look for tasks to make due after the clock was set back: %w", err)
+	}
+	return list, nil
+}
+
+// makeDue makes those rows due that can be. It returns them, and what Postgres said of one that
+// cannot.
+func (s *Store) makeDue(ctx context.Context, ids []int64) (made []int64, why, err error) {
+	made, err = s.dueAtOnce(ctx, ids)
+	switch {
+	case !mayBeARow(err):
+		return made, nil, err
+	case len(ids) > 1:
+		if waitedInVain(err) {
+			s.writes.inVain(len(ids))
+		}
+		for part := range slices.Chunk(ids, (len(ids)+1)/2) {
+			some, one, err := s.makeDue(ctx, part)
+			made, why = append(made, some...), cmp.Or(one, why)
+			if err != nil {
+				return made, why, err
+			}
+		}
+		return made, why, nil
+	}
+	if _, err := s.dueAtOnce(ctx, []int64{}); err != nil {
+		return nil, nil, err // it is about no row
+	}
+	return nil, err, nil
+}
+
+func (s *Store) dueAtOnce(ctx context.Context, ids []int64) ([]int64, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	return queryAfter(ctx, s.pool, pgx.RowTo[int64], boundedWrites, s.writes.bounds(len(ids), s.timeout), dueAtOnceSQL, ids)
+}
+
+// notAmong returns the ids that are not among others.
+func notAmong(ids, others []int64) []int64 {
+	among := make(map[int64]bool, len(others))
+	for _, id := range others {
+		among[id] = true
+	}
+	return slices.DeleteFunc(slices.Clone(ids), func(id int64) bool { return among[id] })
 }
 
 // SchedulesAhead returns schedules whose due times were made, or which were edited, at a

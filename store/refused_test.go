@@ -159,9 +159,6 @@ func stopsNoOthers(t *testing.T, b *bench, code, statement string, mayPass bool)
 	equal(t, "the row that is complete", b.row(good, "status"), "succeeded")
 
 	abandoned, rows, err := b.TakeOver(t.Context(), []string{other.session}, 3)
-	if statement == `RETURN NULL` { // Postgres says nothing of it
-		rows = append(rows, tasks.RowError{ID: left.ID})
-	}
 	if err != nil || len(abandoned) != 1 || abandoned[0].ID != taken.ID || len(rows) != 1 || rows[0].ID != left.ID {
 		t.Errorf("taken over: %v, refused: %v, %v", abandoned, rows, err)
 	}
@@ -317,6 +314,36 @@ func TestManyRowsThatWaitStopNoClaim(t *testing.T) {
 	t.Logf("%d rows were refused before", refused)
 	if refused >= 200 {
 		t.Errorf("%d rows were refused before 1,000 others were claimed", refused)
+	}
+}
+
+// Nor do as many of a dead session as one statement takes keep takeovers from those behind them.
+func TestManyRefusedRowsStopNoTakeover(t *testing.T) {
+	t.Parallel()
+	for code, statement := range map[string]string{"P0001": `RAISE 'on hold'`, "leaves it as it is": `RETURN NULL`} {
+		t.Run(code, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			b.sql(`INSERT INTO onejob.tasks (kind) SELECT CASE WHEN i <= 1000 THEN 'other' ELSE 'noop' END FROM generate_series(1, 1003) i`)
+			for claimed := 0; claimed < 1003; {
+				c, err := b.Claim(t.Context(), tasks.Claim{Session: b.session, Replica: "one", Kinds: []string{"noop", "other"}, Max: 512})
+				if err != nil {
+					t.Fatal(err)
+				}
+				claimed += len(c.Tasks)
+			}
+			b.refusingBy(`NEW.status = 'pending'`, statement)
+			taken, refused := 0, 0
+			for range 3 {
+				abandoned, rows, err := b.TakeOver(t.Context(), []string{b.session}, 3)
+				if err != nil {
+					t.Fatal(err)
+				}
+				taken, refused = taken+len(abandoned), refused+len(rows)
+			}
+			equal(t, "how many were taken over", taken, 3)
+			equal(t, "how many were refused", refused, 1000)
+		})
 	}
 }
 

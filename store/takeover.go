@@ -44,8 +44,8 @@ SELECT DISTINCT session::text
 //     tasks.SuspectTime. Such a task stays where it is while another replica that was
 //     last heard of at about the same time may have died as well: up to 4.5 s after its last heartbeat.
 //
-// A row that Postgres refuses to change, or whose trigger keeps it waiting, does not keep the
-// others: it stays as it is, is among the refused, and is left alone for a while.
+// A row that Postgres refuses to change, or whose trigger keeps it waiting or leaves it as it is,
+// does not keep the others: it stays as it is, is among the refused, and is left alone for a while.
 //
 // Statements of theirs that still run are ended first. A task whose statement cannot be
 // ended keeps its row; the error says so, and the others are taken none the less.
@@ -68,11 +68,11 @@ func (s *Store) TakeOver(ctx context.Context, dead []string, maxCrashes int) (ab
 // takeOverAll takes over all tasks of dead sessions but some, and those that Postgres
 // does not refuse one by one.
 func (s *Store) takeOverAll(ctx context.Context, dead []string, except []int64, maxCrashes int) (abandoned []tasks.Abandoned, refused []tasks.RowError, err error) {
-	abandoned, err = s.takeOver(ctx, dead, nil, except, maxCrashes)
+	abandoned, refused, err = s.takeOver(ctx, dead, nil, except, maxCrashes)
 	if !mayBeARow(err) {
-		return abandoned, nil, err
+		return abandoned, refused, err
 	}
-	if _, err := s.takeOver(ctx, dead, []int64{}, except, maxCrashes); err != nil {
+	if _, _, err := s.takeOver(ctx, dead, []int64{}, except, maxCrashes); err != nil {
 		return nil, nil, err // it is about no row
 	}
 	ids, err := s.heldBy(ctx, dead, except)
@@ -80,7 +80,7 @@ func (s *Store) takeOverAll(ctx context.Context, dead []string, except []int64, 
 		return nil, nil, err
 	}
 	for _, id := range ids {
-		one, err := s.takeOver(ctx, dead, []int64{id}, []int64{}, maxCrashes)
+		one, unchanged, err := s.takeOver(ctx, dead, []int64{id}, []int64{}, maxCrashes)
 		var pg *pgconn.PgError
 		switch {
 		case mayBeARow(err) && errors.As(err, &pg):
@@ -94,7 +94,7 @@ func (s *Store) takeOverAll(ctx context.Context, dead []string, except []int64, 
 		case err != nil:
 			return abandoned, refused, err
 		}
-		abandoned = append(abandoned, one...)
+		abandoned, refused = append(abandoned, one...), append(refused, unchanged...)
 	}
 	return abandoned, refused, nil
 }
@@ -224,41 +224,57 @@ WITH counted AS ( -- by the first statement that takes tasks of a session: later
                             crashes + stalls + 1, CASE WHEN stalls > 0 THEN ' or stalled' END, replica, id)
                 ELSE format('replica %s died during attempt %s of %s', replica, attempt, max_attempts) END AS error
       FROM blamed
+), taken AS (
+    UPDATE onejob.tasks t
+       SET status      = v.next,
+           crashes     = least(t.crashes + v.blame, 1000000),
+           attempt     = greatest(t.attempt - (1 - v.used_up), 0),
+           error       = v.error,
+           session     = NULL,
+           replica     = NULL,
+           finished_at = CASE WHEN v.next <> 'pending' THEN now() END
+      FROM verdicts v
+     WHERE t.id = v.id
+       AND t.id = ANY (ARRAY(SELECT id FROM judged))
+ RETURNING t.id, t.kind, coalesce(t.lock_key, t.id::text) AS lock_key, v.attempt, t.crashes, t.stalls, t.fence, v.dead_replica, t.status,
+           (extract(epoch FROM now() - t.started_at) * 1000000)::bigint AS micros
 )
-UPDATE onejob.tasks t
-   SET status      = v.next,
-       crashes     = least(t.crashes + v.blame, 1000000),
-       attempt     = greatest(t.attempt - (1 - v.used_up), 0),
-       error       = v.error,
-       session     = NULL,
-       replica     = NULL,
-       finished_at = CASE WHEN v.next <> 'pending' THEN now() END
-  FROM verdicts v
- WHERE t.id = v.id
-   AND t.id = ANY (ARRAY(SELECT id FROM judged))
-RETURNING t.id, t.kind, coalesce(t.lock_key, t.id::text), v.attempt, t.crashes, t.stalls, t.fence, v.dead_replica, t.status,
-          (extract(epoch FROM now() - t.started_at) * 1000000)::bigint`
+SELECT j.id, t.kind, t.lock_key, t.attempt, t.crashes, t.stalls, t.fence, t.dead_replica, t.status, t.micros
+  FROM judged j
+  LEFT JOIN taken t USING (id)`
 
 // takeOver is TakeOver for all tasks of dead sessions, or for these ids, but for some:
-// all or none.
-func (s *Store) takeOver(ctx context.Context, dead []string, ids, except []int64, maxCrashes int) ([]tasks.Abandoned, error) {
+// all or none, except for those that a trigger leaves as they are, which are left alone for some minutes.
+func (s *Store) takeOver(ctx context.Context, dead []string, ids, except []int64, maxCrashes int) (abandoned []tasks.Abandoned, unchanged []tasks.RowError, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	n := len(ids)
 	if ids == nil {
 		n = 1000
 	}
-	abandoned, err := queryAfter(ctx, s.pool, func(row pgx.CollectableRow) (tasks.Abandoned, error) {
+	judged, err := queryAfter(ctx, s.pool, func(row pgx.CollectableRow) (tasks.Abandoned, error) {
 		var o tasks.Abandoned
 		var micros int64
-		err := row.Scan(&o.ID, &o.Kind, &o.LockKey, &o.Attempt, &o.Crashes, &o.Stalls, &o.Fence, &o.Replica, &o.Next, &micros)
+		into := []any{&o.ID, &o.Kind, &o.LockKey, &o.Attempt, &o.Crashes, &o.Stalls, &o.Fence, &o.Replica, &o.Next, &micros}
+		if row.RawValues()[1] == nil { // a trigger has left it as it is
+			clear(into[1:])
+		}
+		err := row.Scan(into...)
 		o.Since = time.Duration(micros) * time.Microsecond
 		return o, err
 	}, boundedWrites, s.writes.bounds(n, s.timeout), takeOverSQL, dead, maxCrashes, except, ids, tasks.SuspectTime.Microseconds())
 	if err != nil {
-		return nil, fmt.Errorf("take over tasks: %w", err)
+		return nil, nil, fmt.Errorf("take over tasks: %w", err)
 	}
-	return abandoned, nil
+	for _, o := range judged {
+		if o.Next != "" {
+			abandoned = append(abandoned, o)
+			continue
+		}
+		s.avoid.add(o.ID, avoidFor)
+		unchanged = append(unchanged, tasks.RowError{ID: o.ID, Err: errUnchanged})
+	}
+	return abandoned, unchanged, nil
 }
 
 // CancelRequests returns those running tasks of session that somebody wants
