@@ -232,6 +232,33 @@ func TestRoomIsGivenBackOnce(t *testing.T) {
 	})
 }
 
+// No more attempts are parked than may be, and each that ends makes way for another one.
+func TestMostParkedAttempts(t *testing.T) {
+	t.Parallel()
+	r := newRunning()
+	fence := int64(0)
+	begin := func() int64 {
+		fence++
+		r.take(1, math.MaxInt)
+		r.begin(fence, 0)
+		r.underSlot(fence, func() {})
+		return fence
+	}
+	for range maxParked {
+		if !r.park(begin()) {
+			t.Fatal("an attempt was not parked")
+		}
+	}
+	last := begin()
+	if r.park(last) {
+		t.Error("more were parked than may be")
+	}
+	r.end(1)
+	if !r.park(last) {
+		t.Error("none was parked when there was room again")
+	}
+}
+
 // What a claim has brought although its reply was lost is put back, however full the replica is.
 func TestRoomForLostReplies(t *testing.T) {
 	t.Parallel()
