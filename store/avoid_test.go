@@ -13,25 +13,37 @@ import (
 // without growing more so.
 func TestAvoidedRows(t *testing.T) {
 	t.Parallel()
+	type step struct {
+		ID   int64
+		For  time.Duration
+		What string
+	}
+	steps := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) step {
+		return step{
+			rapid.Int64Range(1, 3).Draw(t, "id"),
+			time.Duration(rapid.IntRange(1, 400).Draw(t, "s")) * time.Second,
+			rapid.SampledFrom([]string{"add", "pass", "wait"}).Draw(t, "what"),
+		}
+	}), 1, 30)
 	rapid.Check(t, func(rt *rapid.T) {
-		synctest.Test(t, func(*testing.T) {
+		list := steps.Draw(rt, "steps")
+		var got, want []int64
+		synctest.Test(t, func(*testing.T) { // which a panic of rt's must not leave
 			var s idSet
 			waits, until := map[int64]time.Duration{}, map[int64]time.Time{}
-			for range rapid.IntRange(1, 30).Draw(rt, "steps") {
-				id := rapid.Int64Range(1, 3).Draw(rt, "id")
-				d := time.Duration(rapid.IntRange(1, 400).Draw(rt, "s")) * time.Second
-				switch rapid.IntRange(0, 2).Draw(rt, "what") {
-				case 0:
-					waits[id] = min(max(d, 2*waits[id]), avoidFor)
+			for _, step := range list {
+				switch id := step.ID; step.What {
+				case "add":
+					waits[id] = min(max(step.For, 2*waits[id]), avoidFor)
 					until[id] = time.Now().Add(waits[id])
-					s.add(id, d)
-				case 1:
-					until[id] = time.Now().Add(d)
-					s.pass(id, d)
-				case 2:
-					time.Sleep(d)
+					s.add(id, step.For)
+				case "pass":
+					until[id] = time.Now().Add(step.For)
+					s.pass(id, step.For)
+				case "wait":
+					time.Sleep(step.For)
 				}
-				var want []int64
+				want = nil
 				for id, u := range until {
 					if time.Since(u) > avoidFor {
 						delete(waits, id)
@@ -41,11 +53,14 @@ func TestAvoidedRows(t *testing.T) {
 					}
 				}
 				slices.Sort(want)
-				if got := s.list(); !slices.Equal(got, want) {
-					rt.Fatalf("%v are avoided, want %v", got, want)
+				if got = s.list(); !slices.Equal(got, want) {
+					return
 				}
 			}
 		})
+		if !slices.Equal(got, want) {
+			rt.Fatalf("%v are avoided, want %v", got, want)
+		}
 	})
 }
 
