@@ -105,19 +105,7 @@ func TestStylesOfTheDatabase(t *testing.T) {
 // What is in the database, and what clients take for their encoding, is not always UTF-8.
 func TestEncodings(t *testing.T) {
 	t.Parallel()
-	latin := func(t *testing.T) *testenv.DB {
-		db := testenv.Postgres(t)
-		pool, name := db.Pool(t), db.Name+"_latin"
-		if _, err := pool.Exec(t.Context(), `CREATE DATABASE `+name+` TEMPLATE template0 ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C'`); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if _, err := pool.Exec(context.WithoutCancel(t.Context()), `DROP DATABASE `+name+` WITH (FORCE)`); err != nil {
-				t.Error(err)
-			}
-		})
-		return &testenv.DB{Name: name, DSN: strings.Replace(db.DSN, db.Name, name, 1)}
-	}
+	latin := func(t *testing.T) *testenv.DB { return encoded(t, "LATIN1") }
 	client := func(t *testing.T) *testenv.DB {
 		db := testenv.Postgres(t)
 		if _, err := db.Pool(t).Exec(t.Context(), `ALTER DATABASE `+db.Name+` SET client_encoding = 'LATIN1'`); err != nil {
@@ -211,12 +199,12 @@ func TestEncodings(t *testing.T) {
 	}
 }
 
-// A database that takes any bytes for text is no place for lock keys.
-func TestEncodingOfAnyBytes(t *testing.T) {
-	t.Parallel()
+// encoded returns a new database of an encoding.
+func encoded(t *testing.T, encoding string) *testenv.DB {
+	t.Helper()
 	db := testenv.Postgres(t)
-	pool, name := db.Pool(t), db.Name+"_ascii"
-	if _, err := pool.Exec(t.Context(), `CREATE DATABASE `+name+` TEMPLATE template0 ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'`); err != nil {
+	pool, name := db.Pool(t), db.Name+"_encoded"
+	if _, err := pool.Exec(t.Context(), `CREATE DATABASE `+name+` TEMPLATE template0 ENCODING '`+encoding+`' LC_COLLATE 'C' LC_CTYPE 'C'`); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -224,7 +212,13 @@ func TestEncodingOfAnyBytes(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	s := open(t, store.Config{DSN: strings.Replace(db.DSN, db.Name, name, 1)})
+	return &testenv.DB{Name: name, DSN: strings.Replace(db.DSN, db.Name, name, 1)}
+}
+
+// A database that takes any bytes for text is no place for lock keys.
+func TestEncodingOfAnyBytes(t *testing.T) {
+	t.Parallel()
+	s := open(t, store.Config{DSN: encoded(t, "SQL_ASCII").DSN})
 	for what, err := range map[string]error{"migrate": s.Migrate(t.Context(), nil), "check": s.CheckEncoding(t.Context())} {
 		if err == nil || !strings.Contains(err.Error(), "ENCODING 'UTF8'") {
 			t.Errorf("%s: %v", what, err)

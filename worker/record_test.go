@@ -62,17 +62,25 @@ func (k *recordKept) Recorded(_ context.Context, from int64) error {
 func (k *recordKept) Refuse(tasks.Server)                       {}
 func (k *recordKept) Follow(context.Context, tasks.Server) bool { return false }
 
-// A record that looks as it did during an earlier session does not bring back the fences
-// of that time: others may have worked with another Consul, and higher ones, meanwhile.
-func TestRecordIsLookedAtForEachSession(t *testing.T) {
+// lookedAt returns a database that was looked at in the session "first", and what claims are given of it.
+func lookedAt(t *testing.T) (*database, *recordKept, tasks.Claim, int64) {
+	t.Helper()
 	server := tasks.Server{System: "1", Timeline: 1, Started: time.Unix(1_700_000_000, 0)}
 	k := &recordKept{session: "first", report: tasks.ServerReport{Server: server, Now: time.Now(), LastFence: 10, FencesFrom: -1}}
 	d := &database{store: k, locks: k, log: zap.NewNop(), replica: "r", doubts: make(chan struct{}, 1), found: func() {}}
 	d.look(t.Context())
 	var c tasks.Claim
-	if _, ok := d.put(&c, "first"); !ok {
+	before, ok := d.put(&c, "first")
+	if !ok {
 		t.Fatal("the database is not known after it was looked at")
 	}
+	return d, k, c, before
+}
+
+// A record that looks as it did during an earlier session does not bring back the fences
+// of that time: others may have worked with another Consul, and higher ones, meanwhile.
+func TestRecordIsLookedAtForEachSession(t *testing.T) {
+	d, k, c, _ := lookedAt(t)
 
 	k.mu.Lock()
 	k.session, k.report.FencesFrom, k.report.LastFence = "second", c.FencesFrom+1_000_000, 20 // and the record is as it was
@@ -96,16 +104,7 @@ func TestRecordIsLookedAtForEachSession(t *testing.T) {
 // A claim that is answered while the server is asked for its last fence has a higher one.
 // Its fences have not gone back.
 func TestClaimsBesideTheQuestion(t *testing.T) {
-	server := tasks.Server{System: "1", Timeline: 1, Started: time.Unix(1_700_000_000, 0)}
-	k := &recordKept{session: "first", report: tasks.ServerReport{Server: server, Now: time.Now(), LastFence: 10, FencesFrom: -1}}
-	d := &database{store: k, locks: k, log: zap.NewNop(), replica: "r", doubts: make(chan struct{}, 1), found: func() {}}
-	d.look(t.Context())
-	var c tasks.Claim
-	before, ok := d.put(&c, "first")
-	if !ok {
-		t.Fatal("the database is not known after it was looked at")
-	}
-
+	d, k, c, before := lookedAt(t)
 	k.mu.Lock()
 	k.session = "second"
 	k.after = func() {
