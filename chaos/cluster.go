@@ -54,6 +54,7 @@ type cluster struct {
 	replicas []*replica
 
 	outsiders []*outsider
+	wants     wants
 
 	observerProcess *process
 	home            io.Closer // closing it sends the observer home

@@ -103,19 +103,45 @@ func (h *fault) among(groups [][]*replica, work map[string][]string) (chosen int
 	return h.rand.IntN(len(groups))
 }
 
-// awaitWork waits some seconds until work is running of each kind that this kind of fault must
-// meet and has not met yet, so that it can choose it, or meets it if it does not choose.
+// awaitWork lets tasks begin that take long, of each kind of work that this kind of fault must meet,
+// has not met yet, and that is not running, and waits some seconds for them: so that it can choose
+// them, or meets them if it does not choose.
 func (h *fault) awaitWork(ctx context.Context) {
-	missing := func() bool {
+	missing := func() []string {
 		running := of(h.c.replicas, h.c.atWork())
-		return slices.ContainsFunc(h.Kind.works(), func(kind string) bool {
+		return slices.DeleteFunc(slices.Clone(h.Kind.works()), func(kind string) bool {
 			n, _ := h.victims.least(h.Kind.name, map[string]bool{kind: true})
-			return n == 0 && !running[kind]
+			return n > 0 || running[kind]
 		})
 	}
-	for end := time.Now().Add(5 * time.Second); time.Now().Before(end) && ctx.Err() == nil && missing(); {
+	for _, kind := range missing() {
+		h.c.wants.add(kind)
+	}
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end) && ctx.Err() == nil && len(missing()) > 0; {
 		wait(ctx, 100*time.Millisecond)
 	}
+}
+
+// wants are the kinds of work that faults wait for.
+type wants struct {
+	mu    sync.Mutex
+	kinds []string
+}
+
+func (w *wants) add(kind string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !slices.Contains(w.kinds, kind) {
+		w.kinds = append(w.kinds, kind)
+	}
+}
+
+// take returns them, and forgets them.
+func (w *wants) take() (kinds []string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	kinds, w.kinds = w.kinds, nil
+	return kinds
 }
 
 // meetsAll counts what is running if the fault has no replica or host for its target.

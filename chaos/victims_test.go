@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"math/rand/v2"
 	"testing"
 )
@@ -34,5 +35,33 @@ func TestVictims(t *testing.T) {
 	work = nil // Postgres does not answer
 	if n := chosen(); n[0] < 800 || n[1] < 800 || n[2] < 800 {
 		t.Errorf("when nobody knows: %v", n)
+	}
+}
+
+// What a fault waits for is enqueued once, and takes long enough to be met.
+func TestWanted(t *testing.T) {
+	t.Parallel()
+	c := &cluster{}
+	w := &workload{c: c, kinds: []string{"exec", "go"}, rand: rand.New(rand.NewPCG(1, 1))}
+	c.wants.add("go")
+	c.wants.add("go")
+	c.wants.add("http") // which nobody here can run
+	var made []row
+	for _, kind := range c.wants.take() {
+		made = append(made, w.wanted(kind)...)
+	}
+	if len(made) != wantedAtOnce || len(c.wants.take()) > 0 {
+		t.Errorf("%d tasks, want %d", len(made), wantedAtOnce)
+	}
+	tokens := map[string]bool{}
+	for _, row := range made {
+		tokens[row.token] = true
+		var d work
+		if err := json.Unmarshal([]byte(row.payload), &d); err != nil || row.kind != "go" || d.MS < 5000 {
+			t.Errorf("a task of kind %s with %s", row.kind, row.payload)
+		}
+	}
+	if len(tokens) != len(made) {
+		t.Errorf("%d tokens of %d tasks", len(tokens), len(made))
 	}
 }

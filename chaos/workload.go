@@ -100,6 +100,9 @@ func (w *workload) run(ctx context.Context) {
 		for ; due >= 1; due-- {
 			batch = append(batch, w.next())
 		}
+		for _, kind := range w.c.wants.take() {
+			batch = append(batch, w.wanted(kind)...)
+		}
 		w.insert(batch)
 		if w.rand.IntN(ticks) == 0 {
 			w.cancel()
@@ -190,6 +193,23 @@ func (w *workload) next() row {
 	t.priority = w.rand.IntN(3) / 2
 	t.payload = w.payload(t, d)
 	return t
+}
+
+// wantedAtOnce is about one for each replica.
+const wantedAtOnce = 6
+
+// wanted are tasks for which a fault waits: they take long, and come first.
+func (w *workload) wanted(kind string) (batch []row) {
+	if !slices.Contains(w.kinds, kind) {
+		return nil
+	}
+	for range wantedAtOnce {
+		w.n++
+		t := row{token: fmt.Sprint("n", w.n), maxAttempts: 8, kind: kind, queue: "default", priority: 2}
+		t.payload = w.payload(t, work{MS: 6000 + w.rand.IntN(4000)})
+		batch = append(batch, t)
+	}
+	return batch
 }
 
 // unusual makes some tasks what most are not.

@@ -674,8 +674,15 @@ func (h *history) statementsAtOnce(v *Report) {
 
 // unlocked looks for attempts that began while no Consul server ran, which nobody can
 // have had the lock for. An sql task may have waited for Postgres meanwhile, and who was
-// frozen goes on where it was.
+// frozen goes on where it was. A stranger has locks in a Consul of its own, which it adopts when no
+// other replica is at work.
 func (h *history) unlocked(v *Report) {
+	strangers := map[string]bool{}
+	for _, m := range h.Marks {
+		if m.Kind == Stranger {
+			strangers[m.Target] = true
+		}
+	}
 	for _, m := range h.Marks {
 		if m.Kind != NoConsul {
 			continue
@@ -685,7 +692,7 @@ func (h *history) unlocked(v *Report) {
 			s.end = never
 		}
 		for _, a := range h.attempts {
-			if a.Kind == kindSQL || a.begin <= s.begin || a.begin >= s.end || slices.ContainsFunc(h.frozen[a.Replica], s.meets) {
+			if a.Kind == kindSQL || strangers[a.Replica] || a.begin <= s.begin || a.begin >= s.end || slices.ContainsFunc(h.frozen[a.Replica], s.meets) {
 				continue
 			}
 			v.violation(&v.Unlocked, "unlocked: %v began while no Consul server ran, since %s", a, clock(m.Begin))

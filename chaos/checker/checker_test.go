@@ -692,6 +692,10 @@ func TestExcuses(t *testing.T) {
 			restarted(s, failed, 1)
 			s.Enqueued[len(s.Enqueued)-1].Doomed = true
 		}, map[string]int{}},
+		"a stranger's command that began while no Consul server of the others ran": {func(s *story) {
+			began(s, "exec", 54)
+			s.Marks = append(s.Marks, observer.Mark{ID: 201, Kind: Stranger, Target: "a", Begin: at(51), End: at(59)})
+		}, map[string]int{}},
 		"a command that was about to begin when the last Consul server was killed": {func(s *story) {
 			began(s, "exec", 52)
 		}, map[string]int{}},

@@ -245,7 +245,8 @@ const (
 	// again when it has ended. The mark ends then.
 	GracefulRestart = "graceful-restart"
 
-	NoConsul = "no-consul" // of marks; no server runs
+	Stranger = "wrong-consul" // of marks; a replica that has a Consul of its own
+	NoConsul = "no-consul"    // of marks; no server runs
 
 	KeyDelete     = "key-delete"     // of marks: an operator deletes keys
 	ConsulRestore = "consul-restore" // of marks: Consul has the state of before

@@ -59,8 +59,12 @@ func (h *history) hits(v *Report) {
 	}
 }
 
-// targets returns the replicas that a fault was aimed at; nil if it was none of them.
+// targets returns the replicas that a fault was aimed at; nil if it was none of them. A stranger is
+// there for all others.
 func (h *history) targets(m observer.Mark, replicas map[string]bool) (all []string) {
+	if m.Kind == Stranger {
+		return nil
+	}
 	for _, name := range strings.FieldsFunc(m.Target, func(r rune) bool { return r == ',' || r == ' ' }) {
 		if replicas[name] {
 			all = append(all, name)

@@ -26,6 +26,7 @@ func TestHits(t *testing.T) {
 				{ID: 3, Kind: "kill", Target: "a", Begin: 20, End: 50}, // what has just ended, and what begins later, does not count
 				{ID: 4, Kind: "host-loss", Target: "host-2", Begin: 12, End: 90},
 				{ID: 5, Kind: "child-kill", Target: "a, task 1, pid 7", Begin: 12, End: 13},
+				{ID: 7, Kind: Stranger, Target: "b", Begin: 12, End: 90}, // which has begun work, too
 				{ID: 6, Kind: "consul-kill", Target: "127.0.0.1:8500", Begin: 12, End: 13},
 			},
 		},
@@ -35,6 +36,7 @@ func TestHits(t *testing.T) {
 		"kill":        {kindExec: 2, kindHTTP: 1},
 		"host-loss":   {kindHTTP: 1, kindSQL: 1},
 		"child-kill":  {kindExec: 1},
+		Stranger:      {kindExec: 1, kindHTTP: 1, kindSQL: 1, OfOutsiders: 1},
 		"consul-kill": {kindExec: 1, kindHTTP: 1, kindSQL: 1, OfOutsiders: 1},
 	} {
 		if got := v.Hits[kind]; !maps.Equal(got, want) {
