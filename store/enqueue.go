@@ -35,7 +35,8 @@ type NewTask struct {
 
 // statement returns the INSERT that adds the task, as onejob.enqueue does it. It has only the
 // columns that are given: the defaults are those of the table. It returns no row if a
-// pending or running task has the same unique key.
+// pending or running task has the same unique key. Without such a key it fails if it adds no row,
+// with an error that leftOut knows.
 //
 // All names are qualified, because it also runs on connections of other programs, with any
 // search_path.
@@ -91,7 +92,13 @@ func (n NewTask) statement() (sql string, args []any, err error) {
 	add(n.Timeout != 0, "timeout", "$%d", interval(n.Timeout))
 	add(n.KeepFor != 0, "keep_for", "$%d", interval(n.KeepFor))
 	add(n.Traceparent != "", "traceparent", "$%d", n.Traceparent)
-	return "INSERT INTO onejob.tasks (" + columns.String() + ") VALUES (" + values.String() + `)
+	insert := "INSERT INTO onejob.tasks (" + columns.String() + ") VALUES (" + values.String() + ")"
+	if n.UniqueKey == "" {
+		return "WITH made AS (" + insert + " RETURNING id)" + `
+SELECT CASE WHEN EXISTS (SELECT FROM made) THEN (SELECT id FROM made)
+            ELSE ('` + errLeftOut.Error() + `' OPERATOR(pg_catalog.||) (SELECT pg_catalog.count(*)::pg_catalog.text FROM made))::pg_catalog.int8 END`, args, nil
+	}
+	return insert + `
     ON CONFLICT (unique_key) WHERE unique_key IS NOT NULL AND status OPERATOR(pg_catalog.=) ANY (ARRAY['pending'::pg_catalog.text, 'running'::pg_catalog.text]) DO NOTHING
 RETURNING id`, args, nil
 }
@@ -124,7 +131,7 @@ func Enqueue(ctx context.Context, db DB, list ...NewTask) ([]int64, error) {
 	for i := range list {
 		if err := results.QueryRow().Scan(&ids[i]); err != nil && !errors.Is(err, pgx.ErrNoRows) {
 			_ = results.Close() // with the same error
-			return nil, notEnqueued(i, len(list), err)
+			return nil, notEnqueued(i, len(list), leftOut(err))
 		}
 	}
 	if err := results.Close(); err != nil {
@@ -151,7 +158,7 @@ func (s *Store) Enqueue(ctx context.Context, n NewTask) (int64, error) {
 	defer cancel()
 	var id int64
 	if err := s.pool.QueryRow(ctx, sql, args...).Scan(&id); err != nil && !errors.Is(err, pgx.ErrNoRows) {
-		return 0, notEnqueued(0, 1, err)
+		return 0, notEnqueued(0, 1, leftOut(err))
 	}
 	return id, nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -161,7 +162,25 @@ WITH schedule AS (
 ), made AS (` + insertTasks + `
  RETURNING id
 )
-SELECT EXISTS (SELECT FROM schedule), (SELECT count(*) FROM made)`
+SELECT EXISTS (SELECT FROM schedule), (SELECT count(*) FROM made)
+ WHERE ` + allMade
+
+// allMade makes a statement fail in which a trigger of the user's, or a rule, has left out tasks: a due
+// time would have one that is not there. Nothing in it is constant, or Postgres would look at it before.
+const allMade = `
+    (CASE WHEN (SELECT count(*) FROM made) < (SELECT count(*) FROM occurrences WHERE task_id IS NOT NULL)
+          THEN (@left_out::text || (SELECT count(*) FROM made)::text)::int END) IS NULL`
+
+// errLeftOut is what is said of it.
+var errLeftOut = errors.New("a trigger or rule of yours on onejob.tasks leaves out the row")
+
+// leftOut returns errLeftOut for an error that allMade has caused.
+func leftOut(err error) error {
+	if pg := (*pgconn.PgError)(nil); errors.As(err, &pg) && pg.Code == invalidText && strings.Contains(pg.Message, errLeftOut.Error()) {
+		return errLeftOut
+	}
+	return err
+}
 
 // insertTasks makes the tasks of occurrences, as their schedule is now.
 const insertTasks = `
@@ -192,7 +211,7 @@ func (s *Store) MakeOccurrences(ctx context.Context, d schedule.Due, p schedule.
 	switch {
 	case isLockTimeout(err):
 		s.putOff.waited(d.ID)
-	case unfit(err), (aboutARow(err) || tookTooLong(ctx, err)) && s.canMakeOccurrences(ctx):
+	case unfit(err), errors.Is(err, errLeftOut), (aboutARow(err) || tookTooLong(ctx, err)) && s.canMakeOccurrences(ctx):
 		err = fmt.Errorf("%w: %w", tasks.ErrUnwritable, err)
 	case err == nil && current:
 		s.putOff.remove(d.ID)
@@ -215,7 +234,7 @@ func (s *Store) makeOccurrences(ctx context.Context, d schedule.Due, p schedule.
 	answers, err := queryAfter(ctx, s.pool, pgx.RowToStructByPos[answer], fixed+`, pg_catalog.set_config('lock_timeout', $1, true)`,
 		[]any{strconv.FormatInt(lockedFor.Milliseconds(), 10)}, makeSQL, makeArgs(d, p))
 	if err != nil {
-		return false, 0, err
+		return false, 0, leftOut(err)
 	}
 	return answers[0].Current, answers[0].Made, nil
 }
@@ -235,7 +254,7 @@ func makeArgs(d schedule.Due, p schedule.Plan) namedArgs {
 	}
 	return namedArgs{
 		"id": d.ID, "cron": d.Cron, "zone": d.Zone, "changed": d.Changed, "old": d.Next, "keep": p.Keep, "next": next, "last": last,
-		"done": p.Done, "cut": p.Cut, "cut_next": cutNext, "dues": dues, "reasons": reasons,
+		"done": p.Done, "cut": p.Cut, "cut_next": cutNext, "dues": dues, "reasons": reasons, "left_out": errLeftOut.Error(),
 	}
 }
 
@@ -421,20 +440,24 @@ SELECT least((extract(epoch FROM min(next_at) FILTER (WHERE isfinite(next_at)) -
 // held for long.
 //
 // A row that Postgres refuses to delete, because another table references it for
-// example, keeps no others: it is returned, and passed over for an hour. So is one whose
+// example, keeps no others: it is returned, and passed over for an hour. So are those that a
+// trigger leaves where they are, of which one is returned, and one whose
 // deletion takes longer than a statement may. If that is so of many together, because of a
 // trigger of the user's for example, Purge deletes fewer from then on.
 func (s *Store) Purge(ctx context.Context, status tasks.Status, keep time.Duration, n int) (deleted int, more bool, refused []tasks.RowError, err error) {
 	for most := s.kept.most(status, n); ; most /= 2 {
 		began := time.Now()
-		deleted, err := s.purge(ctx, status, keep, most)
+		p, err := s.purge(ctx, status, keep, most)
 		slow := tookTooLong(ctx, err)
 		switch {
 		case err == nil:
-			if deleted == most && time.Since(began) < s.timeout/4 {
+			if p.Chosen == most && time.Since(began) < s.timeout/4 {
 				s.kept.grow(status, 2*most)
 			}
-			return deleted, deleted == most, nil, nil
+			if p.Left != nil {
+				refused = []tasks.RowError{{ID: *p.Left, Err: fmt.Errorf("it cannot be deleted: %w", errUnchanged)}}
+			}
+			return p.Deleted, p.Chosen == most, refused, nil
 		case !aboutARow(err) && !slow:
 			return 0, false, nil, fmt.Errorf("delete old tasks: %w", err)
 		case slow:
@@ -500,22 +523,40 @@ WITH usual AS (
 )`
 )
 
+// purged is what a statement of purge did.
+type purged struct {
+	Deleted, Chosen int
+	Until           *int64 // of the last one that was chosen
+	Left            *int64 // one that was chosen and not deleted
+}
+
 // purge deletes what is next, and remembers how far that was. An old snapshot keeps the
 // index entries of all that was deleted; without a mark each statement would read them.
-func (s *Store) purge(ctx context.Context, status tasks.Status, keep time.Duration, n int) (deleted int, err error) {
+func (s *Store) purge(ctx context.Context, status tasks.Status, keep time.Duration, n int) (purged, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	// Postgres ends a statement that takes too long before the context does: its rows must not
 	// be locked any more when a statement for fewer of them follows.
-	ends, err := queryAfter(ctx, s.pool, pgx.RowTo[int64], indexesOnly+`, pg_catalog.set_config('statement_timeout', $1, true)`,
-		[]any{strconv.FormatInt((s.timeout - s.timeout/10).Milliseconds(), 10)}, oldSQL+`
-DELETE FROM onejob.tasks
- WHERE id = ANY (ARRAY(SELECT id FROM old))
-RETURNING (SELECT max(until) FROM old)`, string(status), keep.Microseconds(), n, s.kept.until(status))
-	if len(ends) > 0 {
-		s.kept.passed(status, ends[0]-1) // others may have the same time
+	list, err := queryAfter(ctx, s.pool, pgx.RowToStructByPos[purged], indexesOnly+`, pg_catalog.set_config('statement_timeout', $1, true)`,
+		[]any{strconv.FormatInt((s.timeout - s.timeout/10).Milliseconds(), 10)}, oldSQL+`, gone AS (
+    DELETE FROM onejob.tasks
+     WHERE id = ANY (ARRAY(SELECT id FROM old))
+ RETURNING id
+)
+SELECT (SELECT count(*) FROM gone), (SELECT count(*) FROM old), (SELECT max(until) FROM old),
+       (SELECT min(id) FROM old WHERE id NOT IN (SELECT id FROM gone))`, string(status), keep.Microseconds(), n, s.kept.until(status))
+	if err != nil {
+		return purged{}, err
 	}
-	return len(ends), err
+	p := list[0]
+	switch {
+	case p.Chosen == 0:
+	case p.Deleted == 0: // a trigger leaves all of them where they are
+		s.kept.passed(status, *p.Until)
+	default:
+		s.kept.passed(status, *p.Until-1) // others may have the same time
+	}
+	return p, nil
 }
 
 // passOver makes purge go on behind the row that it would delete next, and returns

@@ -244,11 +244,13 @@ WITH schedule AS (
      WHERE o.task_id IS NULL
  RETURNING schedule_id, due_at, task_id
 ), made AS (`+insertTasks+`
+ RETURNING id
 )
 SELECT o.due_at, o.task_id
   FROM schedule
   LEFT JOIN occurrences o ON true
- ORDER BY o.due_at`, namedArgs{"id": row.ID, "cron": row.Cron, "zone": row.TimeZone, "dues": dues})
+ WHERE `+allMade+`
+ ORDER BY o.due_at`, namedArgs{"id": row.ID, "cron": row.Cron, "zone": row.TimeZone, "dues": dues, "left_out": errLeftOut.Error()})
 	if err != nil {
 		return nil, fmt.Errorf("backfill schedule %s: %w", row.Name, err)
 	}
@@ -263,7 +265,7 @@ SELECT o.due_at, o.task_id
 		}
 		return nil
 	}); err != nil {
-		return nil, fmt.Errorf("backfill schedule %s: %w", row.Name, err)
+		return nil, fmt.Errorf("backfill schedule %s: %w", row.Name, leftOut(err))
 	}
 	if !current {
 		return nil, fmt.Errorf("backfill schedule %s: %w", row.Name, ErrScheduleChanged)

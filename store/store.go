@@ -328,6 +328,7 @@ const (
 	noSuchStatement    = "26000"
 	duplicateStatement = "42P05"
 	cachedPlanChanged  = "0A000"
+	invalidText        = "22P02"
 )
 
 // unfit reports whether Postgres refuses the data of a statement, so that asking
