@@ -108,6 +108,13 @@ func (l *limits) note(name string, there bool) (news bool) {
 	return news
 }
 
+// misses reports whether names have lately been found missing, which may be there by now.
+func (l *limits) misses() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.missing) > 0
+}
+
 // passedOver returns the names that need not be looked for: known ones, and those
 // that have lately been found missing.
 func (l *limits) passedOver() []string {
@@ -145,7 +152,14 @@ func (l *limits) soon() {
 	notify(l.fresh)
 }
 
+// findSome asks for names that rows have and that are not known. Where there are none, nobody is
+// asked for all limits: RabbitMQ would have to be asked for each.
 func (l *limits) findSome(ctx context.Context) {
+	names, err := l.store.UnknownLimits(ctx, l.passedOver(), findFew)
+	l.lookups.saw("limits_unknown", err)
+	if err != nil || len(names) == 0 && !l.misses() {
+		return
+	}
 	if l.semaphores != nil {
 		if list, err := l.semaphores.List(ctx); err == nil { // all of them, where the backend can tell
 			for _, name := range list {
@@ -153,12 +167,8 @@ func (l *limits) findSome(ctx context.Context) {
 					l.wake()
 				}
 			}
+			names = slices.DeleteFunc(names, func(name string) bool { return slices.Contains(list, name) })
 		}
-	}
-	names, err := l.store.UnknownLimits(ctx, l.passedOver(), findFew)
-	l.lookups.saw("limits_unknown", err)
-	if err != nil {
-		return
 	}
 	unanswered := 0
 	for _, name := range names {

@@ -173,11 +173,13 @@ func (l *limits) takeSlot(ctx context.Context, name string) (lock.Lease, error) 
 			l.logOnce(name, "limit_unknown", err)
 			return nil, err
 		}
-		if err := l.semaphores.Create(ctx, name, slots); err != nil && !errors.Is(err, lock.ErrExists) {
+		switch err := l.semaphores.Create(ctx, name, slots); {
+		case err == nil:
+			l.log.Info("limit_created", zap.String("limit", name), zap.Int("slots", slots))
+		case !errors.Is(err, lock.ErrExists): // which another replica was quicker with
 			l.logOnce(name, "limit_failed", err)
 			return nil, err
 		}
-		l.log.Info("limit_created", zap.String("limit", name), zap.Int("slots", slots))
 		leases, err = l.semaphores.Take(ctx, name, 1, value)
 	}
 	switch {

@@ -15,10 +15,12 @@ import (
 	"onejob/lock/internal/retry"
 )
 
-// The pauses between two looks of those who wait.
+// The pauses between two looks of those who wait. Where they wait for many semaphores, all of them
+// together look some fifty times a second, as those who take slots use the same connection.
 const (
 	shortestWait = 100 * time.Millisecond
 	longestWait  = time.Second
+	waitForEach  = 20 * time.Millisecond // lookout of this process
 )
 
 // A lookout is where all of this process wait who wait for slots of one semaphore.
@@ -204,7 +206,7 @@ func (l *lookout) watch(ctx context.Context, w *waiter) {
 		case <-l.came:
 			l.next = time.Time{}
 		case <-changed:
-			retry.Pause(ctx, rand.N(20*time.Millisecond)) // not all at the same moment
+			retry.Pause(ctx, rand.N(20*time.Millisecond+l.s.crowd())) // not all at the same moment
 			l.next = time.Time{}
 		case <-timer.C:
 		case <-ctx.Done():
@@ -220,11 +222,12 @@ func (l *lookout) look(ctx context.Context) {
 	case <-l.came:
 	default:
 	}
-	l.wait = min(2*l.wait, longestWait)
+	crowd := l.s.crowd()
+	l.wait = max(min(2*l.wait, longestWait), crowd)
 	t := l.s.current()
 	if t != nil {
 		began := time.Now()
-		v, err := l.s.look(ctx, l.queues)
+		v, err := l.s.lookOnDuty(ctx, l.queues)
 		if err == nil && !v.there() {
 			err = lock.ErrNoSemaphore
 		}
@@ -240,9 +243,9 @@ func (l *lookout) look(ctx context.Context) {
 		}
 		if n := l.vacant(v, t); n > 0 {
 			l.wake(n, 0)
-			l.wait = shortestWait // they may leave some
+			l.wait = max(shortestWait, crowd) // they may leave some
 		} else if v.room() > 0 {
-			l.wait = min(l.wait, longestWait/2)
+			l.wait = max(min(l.wait, longestWait/2), crowd)
 		}
 		l.seen, l.view = began, v
 		if t != l.listening && l.anybody() {
@@ -260,7 +263,7 @@ func (l *lookout) look(ctx context.Context) {
 // was not free at the last look: it was given back just now, and somebody has been
 // woken for it.
 func (l *lookout) vacant(v view, t *session) int {
-	if t != l.listening {
+	if t != l.listening || l.rung == nil {
 		return v.room()
 	}
 	before, still := l.view.free(), 0
@@ -277,6 +280,24 @@ type glance struct {
 	done chan struct{} // closed when it is over
 	view view
 	err  error
+}
+
+// crowd returns how long each lookout is to wait at least between two looks.
+func (s *Semaphores) crowd() time.Duration {
+	s.waiting.Lock()
+	defer s.waiting.Unlock()
+	return time.Duration(len(s.lookouts)) * waitForEach
+}
+
+// lookOnDuty is look for a lookout.
+func (s *Semaphores) lookOnDuty(ctx context.Context, n names) (view, error) {
+	select {
+	case <-s.waiters:
+		defer func() { s.waiters <- struct{}{} }()
+	case <-ctx.Done():
+		return view{}, context.Cause(ctx)
+	}
+	return s.look(ctx, n)
 }
 
 // look views a semaphore. Those who come while somebody looks share the next look.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -107,13 +108,20 @@ func ask(ctx context.Context, w *wire, p *probeChannel, replyQueue string, queue
 var wakeupArguments = amqp.Table{"x-queue-type": "classic", "x-max-length": 0, "x-expires": int(time.Minute / time.Millisecond)}
 
 // listen returns where one hears the bell until stop. It hears nothing if there
-// is an error; the next look will meet it.
+// is an error; the next look will meet it. Nor if the session listens to as many as it may: then it
+// takes looks to notice a slot that comes free.
 func (t *session) listen(wakeup string) (rung <-chan amqp.Delivery, stop func()) {
-	ch, err := t.wire.conn.Channel()
-	if err != nil {
+	left := func() { t.bells.Add(-1) }
+	if int(t.bells.Add(1)) > t.mostBells {
+		left()
 		return nil, func() {}
 	}
-	stop = func() { _ = ch.Close() }
+	ch, err := t.wire.conn.Channel()
+	if err != nil {
+		left()
+		return nil, func() {}
+	}
+	stop = sync.OnceFunc(func() { _ = ch.Close(); left() })
 	if _, err := ch.QueueDeclare(wakeup, true, true, false, false, wakeupArguments); err != nil {
 		return nil, stop
 	}

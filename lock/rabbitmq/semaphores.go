@@ -31,6 +31,7 @@ type Semaphores struct {
 	present hold.Present[*session]
 
 	looking chan struct{} // holds a token while nobody looks
+	waiters chan struct{} // the same of lookouts, of whom one looks at a time: who takes a slot waits for no more than that
 	joining sync.Mutex
 	glances map[names]*glance
 
@@ -49,8 +50,9 @@ func New(cfg Config) (*Semaphores, error) {
 	}
 	cfg = cfg.WithDefaults()
 	s := &Semaphores{cfg: cfg, log: cfg.Log, probeSession: newProbeSession(cfg),
-		lookouts: map[string]*lookout{}, hints: map[string]*hint{}, looking: make(chan struct{}, 1), glances: map[names]*glance{}}
+		lookouts: map[string]*lookout{}, hints: map[string]*hint{}, looking: make(chan struct{}, 1), waiters: make(chan struct{}, 1), glances: map[names]*glance{}}
 	s.looking <- struct{}{}
+	s.waiters <- struct{}{}
 	return s, nil
 }
 
@@ -106,6 +108,15 @@ func (s *Semaphores) Inspect(ctx context.Context, name string) (lock.Semaphore, 
 	sem := lock.Semaphore{Name: name, Waiting: -1}
 	if err := lock.CheckSemaphore(name, 0); err != nil {
 		return sem, err
+	}
+	if s.current() != nil { // so that a name that is no limit costs no connection
+		v, err := count(ctx, s.probeSession, s.cfg.names(name))
+		if err == nil && !v.there() {
+			err = lock.ErrNoSemaphore
+		}
+		if err != nil {
+			return sem, fmt.Errorf("limit %s: %w", name, err)
+		}
 	}
 	o, err := s.visit(ctx, name)
 	if err != nil {

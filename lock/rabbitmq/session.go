@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -35,6 +36,18 @@ type session struct {
 	over  bool             // no more slots
 
 	readers sync.WaitGroup // of B and delay queues, two for each slot
+
+	bells     atomic.Int32 // to which it listens
+	mostBells int
+	mostSlots int
+}
+
+// sharesOf divides the channels of a connection: a slot takes two, and a bell one. Some remain for
+// requests, without which no lease is renewed.
+func sharesOf(channels int) (bells, slots int) {
+	const requests = 32 // slots that are just taken included
+	bells = min(256, channels/8)
+	return bells, max(1, (channels-bells-requests)/2)
 }
 
 // begin connects.
@@ -54,6 +67,7 @@ func (s *Semaphores) begin(ctx context.Context) (*session, error) {
 		s: s, id: id, queue: s.cfg.Prefix + "/.session/" + id,
 		wire: w, requests: &line{wire: w}, slots: map[string]*slot{},
 	}
+	t.mostBells, t.mostSlots = sharesOf(int(w.conn.Config.ChannelMax))
 	t.Session = hold.NewSession(s.ahead, func(jump time.Duration) {
 		s.log.Warn("clock_jumped", zap.String("session", id), zap.Duration("jump", jump), zap.Int("leases", len(t.list())))
 	})
@@ -176,17 +190,20 @@ func (t *session) gone() error {
 	return t.Lost()
 }
 
-// reserve enters a slot in the table and counts its reader, or reports that it
+// reserve enters a slot in the table and counts its reader. It returns errRace if it
 // is there already.
-func (t *session) reserve(s *slot) bool {
+func (t *session) reserve(s *slot) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.over || t.slots[s.queue] != nil {
-		return false
+	switch {
+	case t.over || t.slots[s.queue] != nil:
+		return errRace
+	case len(t.slots) >= t.mostSlots:
+		return fmt.Errorf("take queue %s: this process holds %d slots, as many as its connection has channels for: raise channel_max in rabbitmq.conf, or run more replicas", s.queue, len(t.slots))
 	}
 	t.readers.Add(1)
 	t.slots[s.queue] = s
-	return true
+	return nil
 }
 
 // more counts another reader of a slot in the table, unless the session is over.

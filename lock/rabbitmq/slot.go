@@ -39,9 +39,9 @@ func (t *session) declare(name string, n names, number int, value []byte) (*slot
 	queue := n.b(number)
 	s := &slot{t: t, semaphore: name, number: number, queue: queue, delay: n.d(number), value: value, since: time.Now()}
 	s.Init(t.Session)
-	if !t.reserve(s) {
-		s.Abandon(errRace)
-		return nil, errRace
+	if err := t.reserve(s); err != nil {
+		s.Abandon(err)
+		return nil, err
 	}
 	messages, err := s.open()
 	if err != nil {

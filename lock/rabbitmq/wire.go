@@ -162,6 +162,8 @@ func explain(what string, err error) error {
 		return fmt.Errorf("%s: %w: look at the user and the password in the URL", what, err)
 	case is(err, amqp.AccessRefused):
 		return fmt.Errorf("%s: %w: the user must be allowed to configure and to read queues below the prefix, and to write to amq.default", what, err)
+	case errors.Is(err, amqp.ErrChannelMax):
+		return fmt.Errorf("%s: %w: raise channel_max in rabbitmq.conf, or run more replicas", what, err)
 	case tooMany(err):
 		return fmt.Errorf("%s: %w: each slot that is held has two queues: raise max-queues of the virtual host", what, err)
 	case is(err, amqp.FrameError):
