@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -82,6 +83,8 @@ SELECT now(), id, name, cron, time_zone, on_missed, missed_cap, on_overlap,
 	if err != nil {
 		return now, nil, fmt.Errorf("look for due schedules: %w", err)
 	}
+	tried := s.putOff.tried()
+	slices.SortStableFunc(due, func(a, b schedule.Due) int { return tried[a.ID].Compare(tried[b.ID]) })
 	return now, due, nil
 }
 
@@ -205,12 +208,19 @@ const insertTasks = `
 // If the tasks need a lock that another transaction has, by a foreign key of the user's for
 // example, that is an error after half a second: the other schedules wait behind this one.
 // DueSchedules then leaves it out for half a second, and twice as long each time that
-// follows, up to 8 s.
+// follows, up to 8 s, and returns it behind the others. Where there are many such schedules, each
+// wait is shorter, and those that have waited before get a quarter of the time: one that would need
+// more counts as not current.
 func (s *Store) MakeOccurrences(ctx context.Context, d schedule.Due, p schedule.Plan) (current bool, made int, err error) {
+	if !s.putOff.turn(d.ID) {
+		return false, 0, nil
+	}
+	began := time.Now()
 	current, made, err = s.makeOccurrences(ctx, d, p)
 	switch {
 	case isLockTimeout(err):
-		s.putOff.waited(d.ID)
+		s.making.inVain(1)
+		s.putOff.waited(d.ID, time.Since(began))
 	case unfit(err), errors.Is(err, errLeftOut), (aboutARow(err) || tookTooLong(ctx, err)) && s.canMakeOccurrences(ctx):
 		err = fmt.Errorf("%w: %w", tasks.ErrUnwritable, err)
 	case err == nil && current:
@@ -232,7 +242,7 @@ func (s *Store) makeOccurrences(ctx context.Context, d schedule.Due, p schedule.
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	answers, err := queryAfter(ctx, s.pool, pgx.RowToStructByPos[answer], fixed+`, pg_catalog.set_config('lock_timeout', $1, true)`,
-		[]any{strconv.FormatInt(lockedFor.Milliseconds(), 10)}, makeSQL, makeArgs(d, p))
+		s.making.bounds(1, s.timeout)[:1], makeSQL, makeArgs(d, p))
 	if err != nil {
 		return false, 0, leftOut(err)
 	}
@@ -348,13 +358,22 @@ const (
 type putOff struct {
 	mu   sync.Mutex
 	rows map[int64]putOffRow
+
+	vain time.Duration // which tries have waited in vain, less a quarter of the time since
+	at   time.Time     // the last change of vain
 }
 
 type putOffRow struct {
 	version string
 	until   time.Time
 	wait    time.Duration
+	tried   time.Time // when its tasks waited for a lock in vain; zero if they did not
 }
+
+const (
+	vainPart = 4 // of the time; who is known to wait for a lock gets no more
+	vainMost = time.Second
+)
 
 func (p *putOff) add(id int64, version string, d time.Duration) {
 	p.mu.Lock()
@@ -366,7 +385,7 @@ func (p *putOff) put(id int64, version string, d time.Duration) {
 	if p.rows == nil {
 		p.rows = map[int64]putOffRow{}
 	}
-	p.rows[id] = putOffRow{version, time.Now().Add(d), d}
+	p.rows[id] = putOffRow{version: version, until: time.Now().Add(d), wait: d}
 }
 
 // mark puts off a schedule that was marked. before is the version that the row had.
@@ -382,7 +401,7 @@ func (p *putOff) mark(id int64, before, version string) {
 
 // waited puts off a schedule whose tasks waited for a lock in vain. All other schedules
 // waited, too, so it comes less and less often, and often enough to be in time once the lock is free.
-func (p *putOff) waited(id int64) {
+func (p *putOff) waited(id int64, took time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	wait := lockedFor
@@ -390,6 +409,44 @@ func (p *putOff) waited(id int64) {
 		wait = min(2*last.wait, waitedFor)
 	}
 	p.put(id, anyVersion, wait)
+	row := p.rows[id]
+	row.tried = time.Now()
+	p.rows[id] = row
+	p.vain = p.spent() + took
+}
+
+func (p *putOff) spent() time.Duration {
+	now := time.Now()
+	p.vain = max(0, p.vain-now.Sub(p.at)/vainPart)
+	p.at = now
+	return p.vain
+}
+
+// turn reports whether a schedule may be tried now. One that has waited in vain before is put off
+// again while such schedules have had their part of the time.
+func (p *putOff) turn(id int64) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	row := p.rows[id]
+	if row.tried.IsZero() || p.spent() < vainMost {
+		return true
+	}
+	row.until = time.Now().Add(lockedFor)
+	p.rows[id] = row
+	return false
+}
+
+// tried returns when schedules have waited in vain.
+func (p *putOff) tried() map[int64]time.Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	at := map[int64]time.Time{}
+	for id, r := range p.rows {
+		if !r.tried.IsZero() {
+			at[id] = r.tried
+		}
+	}
+	return at
 }
 
 func (p *putOff) remove(id int64) {

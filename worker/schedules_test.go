@@ -277,6 +277,45 @@ func TestTaskThatCannotBeInsertedDelaysNoOther(t *testing.T) {
 	})
 }
 
+// Nor do many of them.
+func TestManyTasksThatCannotBeInsertedDelayNoOther(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.exec(t, "CREATE TABLE public.queues (name text PRIMARY KEY)")
+	c.exec(t, "INSERT INTO public.queues VALUES ('default'), ('held')")
+	c.exec(t, "ALTER TABLE onejob.tasks ADD FOREIGN KEY (queue) REFERENCES public.queues")
+	const many = 200
+	c.exec(t, "INSERT INTO onejob.schedules (name, cron, kind, queue) SELECT 'held ' || i, '* * * * * *', 'noop', 'held' FROM generate_series(1, $1) i", many)
+	tx, err := c.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	if _, err := tx.Exec(t.Context(), "SELECT FROM public.queues WHERE name = 'held' FOR UPDATE"); err != nil {
+		t.Fatal(err)
+	}
+	r := c.replica(t, "a", kinds(nil), nil)
+	r.logged(t, "schedules_failed")
+	other := c.schedule(t, "name, cron, kind, on_missed", "other", "* * * * * *", "noop", "skip")
+	testenv.Eventually(t, maxWait, "the other goes on for longer than it took to try all", func() bool {
+		return get[int](t, c, "SELECT count(*) FROM onejob.occurrences WHERE schedule_id = $1", other) > 30
+	})
+	// All of them waited half a second each, one after the other, so that it took 100 s until the
+	// other had its turn.
+	if late := get[time.Duration](t, c, "SELECT max(made_at - due_at) FROM onejob.occurrences WHERE schedule_id = $1", other); late > many*500*time.Millisecond/4 {
+		t.Errorf("a due time of the other was made %v late", late)
+	}
+	if n := get[int](t, c, "SELECT count(*) FROM onejob.occurrences WHERE skipped = 'missed' AND schedule_id = $1", other); n != 0 {
+		t.Errorf("%d due times of the other were missed", n)
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, maxWait, "all have had their turn", func() bool {
+		return get[int](t, c, "SELECT count(DISTINCT schedule_id) FROM onejob.tasks WHERE schedule_id <> $1", other) == many
+	})
+}
+
 // A schedule is edited at random moments. Each second from the first edit to the end
 // belongs to the line that was there then, by Postgres' clock, and has a task or a
 // reason if that line names it, and neither if it does not.
