@@ -118,6 +118,8 @@ func New(c Config) (*Kind, error) {
 			ForceAttemptHTTP2:   true,
 			MaxIdleConnsPerHost: 16,
 			IdleConnTimeout:     time.Minute,
+
+			MaxResponseHeaderBytes: 1 << 20,
 		},
 	}
 	return k, nil

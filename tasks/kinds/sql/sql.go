@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -68,6 +69,10 @@ func New(c Config, store Committer) (*Kind, error) {
 			errs = append(errs, fmt.Errorf("statement %q has no sql", name))
 		case "ABORT", "BEGIN", "COMMIT", "END", "PREPARE", "RELEASE", "ROLLBACK", "SAVEPOINT", "START":
 			errs = append(errs, fmt.Errorf("statement %q begins with %s: it runs in the transaction that completes the task and must not control it", name, word))
+		case "COPY":
+			if copiesHere.MatchString(c.Statements[name].SQL) {
+				errs = append(errs, fmt.Errorf("statement %q copies from or to the client, which has no data and takes none: use INSERT, or COPY with a file of the server", name))
+			}
 		}
 	}
 	if len(errs) > 0 {
@@ -75,6 +80,9 @@ func New(c Config, store Committer) (*Kind, error) {
 	}
 	return &Kind{maps.Clone(c.Statements), store}, nil
 }
+
+// copiesHere finds a COPY for whose data Postgres waits, or which throws them away.
+var copiesHere = regexp.MustCompile(`(?i)\b(from\s+stdin|to\s+stdout)\b`)
 
 // firstWord returns the first word of a statement in capitals, after white space,
 // comments and parentheses; "" if there is nothing.

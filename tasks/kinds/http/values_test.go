@@ -1,0 +1,59 @@
+package http
+
+import (
+	"bytes"
+	"encoding/json"
+	"reflect"
+	"runtime"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// What need not be replaced is kept as it came, and says the same as if it had been decoded.
+func TestBodiesThatAreKeptAsTheyAre(t *testing.T) {
+	t.Parallel()
+	piece := rapid.SampledFrom([]string{`{`, `}`, `[`, `]`, `,`, `:`, ` `, `"a"`, `"b"`, `""`, `"\u0000"`, `"\ud800"`, `"ü"`, "\"\xff\"", `1`, `-0`, `1e400`, `1e-400`, `0e-999`, `true`, `null`})
+	decode := func(text []byte) (value any) {
+		d := json.NewDecoder(bytes.NewReader(text))
+		d.UseNumber()
+		if err := d.Decode(&value); err != nil {
+			t.Error(err)
+		}
+		return value
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		body := []byte(strings.Join(rapid.SliceOfN(piece, 1, 12).Draw(t, "body"), ""))
+		if !json.Valid(body) {
+			t.Skip()
+		}
+		want, ok := storable(decode(body), maxResultDepth)
+		if asItIs(body) && (!ok || !reflect.DeepEqual(want, decode(body))) {
+			t.Fatalf("%q is kept, and would be %v (%v)", body, want, ok)
+		}
+	})
+}
+
+// Nor does a body of many small values take many times its size.
+func TestManyValuesTakeLittleMemory(t *testing.T) {
+	for name, body := range map[string]string{
+		"kept":     "[" + strings.Repeat("{},", 300_000) + "{}]",
+		"replaced": "[" + strings.Repeat("{},", 300_000) + `"\u0000"]`,
+	} {
+		in := incoming{body: []byte(body)}
+		var before, after runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&before)
+		value := in.value()
+		runtime.GC()
+		runtime.ReadMemStats(&after)
+		if held := int64(after.HeapAlloc) - int64(before.HeapAlloc); held > int64(4*len(body)) {
+			t.Errorf("%s: %d bytes are held for a body of %d", name, held, len(body))
+		}
+		if _, raw := value.(json.RawMessage); raw != (name == "kept") {
+			t.Errorf("%s: it is a %T", name, value)
+		}
+		runtime.KeepAlive(value)
+	}
+}
