@@ -246,6 +246,7 @@ func TestConfigProblems(t *testing.T) {
 		}},
 		{"TwoTokens", "http: {read_token: 0123456789abcdef, read_token_file: /dev/null}", nil, []string{"http.read_token_file: cannot be used together with http.read_token"}},
 		{"MissingTokenFile", "consul: {token_file: /no/such}", nil, []string{"consul token file: ..."}},
+		{"TwoDocuments", "replica: a\n---\nreplica: b\n", nil, []string{"the file has more than one document, with a line of --- between them: only the first one would count"}},
 		{"NoSettings", "just words", nil, []string{"the file is not a block of settings such as worker: {concurrency: 8}"}},
 		{"NoYAML", "worker: [", nil, []string{"yaml: ..."}},
 		{"TwiceTheSame", "replica: a\nreplica: b", nil, []string{"yaml: ..."}},

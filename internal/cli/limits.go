@@ -76,7 +76,7 @@ func limitError(ctx context.Context, limits lock.Semaphores, name string, err er
 		known, _ := limits.List(ctx) // without them there is no suggestion
 		return fmt.Errorf("limit %s does not exist%s; create it with: onejob limits set %[1]s SLOTS", name, didYouMean(name, known))
 	case errors.Is(err, lock.ErrForeign):
-		return fmt.Errorf("%w; the key belongs to another program, and nothing was changed", err)
+		return fmt.Errorf("%w; it belongs to another program, and nothing was changed", err)
 	case errors.Is(err, lock.ErrInUse):
 		return fmt.Errorf("%w; drain it first (onejob limits set %s 0; onejob limits drain %[2]s), or use --force", err, name)
 	}
@@ -224,6 +224,10 @@ the new number. 0 pauses the limit.`,
 		if errors.Is(err, lock.ErrNoSemaphore) {
 			action, note = "create limit", " (it is new)"
 			err = limits.Create(c.Context(), name, slots)
+		}
+		if errors.Is(err, lock.ErrExists) { // somebody else has made it meanwhile
+			action, note = "resize limit", ""
+			err = limits.Resize(c.Context(), name, slots)
 		}
 		if err != nil {
 			return err

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -236,11 +237,17 @@ func (p *oneSlot) Ready(ctx context.Context) error { return p.ready(ctx) }
 // ask makes the limit if it is not there. Only at first it must have as many
 // slots as the caller thinks: it may be changed while we wait.
 func (p *oneSlot) ask(ctx context.Context, value []byte) (lock.Lease, error) {
-	if !p.there {
+	for tries := 0; !p.there; tries++ {
 		s, err := p.limits.Inspect(ctx, p.name)
 		switch {
+		case errors.Is(err, lock.ErrNoSemaphore) && tries > 0: // it was deleted just now, or two servers disagree
+			return nil, lock.ErrFull
 		case errors.Is(err, lock.ErrNoSemaphore):
-			if err := p.limits.Create(ctx, p.name, p.slots); err != nil && !errors.Is(err, lock.ErrExists) {
+			err := p.limits.Create(ctx, p.name, p.slots)
+			if errors.Is(err, lock.ErrExists) { // somebody else's, with as many slots as they like
+				continue
+			}
+			if err != nil {
 				return nil, err
 			}
 		case err != nil:
@@ -339,6 +346,9 @@ func runLocked(c *cobra.Command, lockTarget lockTarget, maxWait time.Duration, s
 	return nil
 }
 
+// answerTimeout is how long a command that does not wait lets the servers take to answer.
+const answerTimeout = 10 * time.Second
+
 // notHadTimeout is how long a command that has not got its lock looks for who holds it.
 const notHadTimeout = 5 * time.Second
 
@@ -352,9 +362,9 @@ func obtain(ctx context.Context, p lockTarget, maxWait time.Duration) (lock.Leas
 		return nil, &exitError{exitLockError, err}
 	}
 	until := ctx
-	if maxWait > 0 {
+	if maxWait != 0 {
 		var cancel context.CancelFunc
-		until, cancel = context.WithTimeout(ctx, maxWait)
+		until, cancel = context.WithTimeout(ctx, cmp.Or(max(maxWait, 0), answerTimeout))
 		defer cancel()
 	}
 	for {

@@ -3,7 +3,9 @@ package cli
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"onejob/lock"
@@ -66,4 +68,48 @@ func TestASlotOnWhichNodesDisagree(t *testing.T) {
 			t.Errorf("asked for the %d. time: %v, made %d times", n+1, err, nodes.made)
 		}
 	}
+}
+
+// quicker is a backend on which somebody else makes the limit just after it was looked for.
+type quicker struct {
+	disagreeing
+	looked bool
+}
+
+func (q *quicker) Inspect(context.Context, string) (lock.Semaphore, error) {
+	if !q.looked {
+		q.looked = true
+		return lock.Semaphore{}, lock.ErrNoSemaphore
+	}
+	return lock.Semaphore{Name: "l", Slots: 7}, nil
+}
+
+// Of two who make a limit at the same moment, the one who was slower hears that it has another number
+// of slots.
+func TestASlotOfALimitThatSomebodyElseMakes(t *testing.T) {
+	t.Parallel()
+	slot := oneSlot{limits: &quicker{}, name: "l", slots: 2}
+	if _, err := slot.ask(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "7 slots, not 2") {
+		t.Errorf("the error: %v", err)
+	}
+}
+
+// silent is a lock of which no server tells anything.
+type silent struct{ noToken }
+
+func (*silent) ask(ctx context.Context, _ []byte) (lock.Lease, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// Whoever does not want to wait for a lock does not wait for servers without an end either.
+func TestNoWaitEnds(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		_, err := obtain(t.Context(), &silent{}, -1)
+		if e, ok := errors.AsType[*exitError](err); !ok || e.code != exitNotLocked || time.Since(began) > time.Minute {
+			t.Errorf("after %v: %v", time.Since(began), err)
+		}
+	})
 }

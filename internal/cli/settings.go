@@ -1,10 +1,12 @@
 package cli
 
 import (
+	"bytes"
 	"cmp"
 	"encoding"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"reflect"
 	"regexp"
@@ -20,7 +22,14 @@ import (
 // parseFile returns the settings of a file as a tree, and the line of each.
 func parseFile(content []byte) (tree map[string]any, lines map[string]int, err error) {
 	var file yaml.Node
-	if err := yaml.Unmarshal(content, &file); err != nil {
+	d := yaml.NewDecoder(bytes.NewReader(content))
+	if err := d.Decode(&file); err != nil && !errors.Is(err, io.EOF) { // of an empty file
+		return nil, nil, err
+	}
+	switch err := d.Decode(new(yaml.Node)); {
+	case err == nil:
+		return nil, nil, errors.New("the file has more than one document, with a line of --- between them: only the first one would count")
+	case !errors.Is(err, io.EOF):
 		return nil, nil, err
 	}
 	if err := yaml.Unmarshal(content, &tree); err != nil {

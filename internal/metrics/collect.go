@@ -3,6 +3,7 @@ package metrics
 import (
 	"cmp"
 	"context"
+	"strings"
 	"sync"
 	"time"
 
@@ -131,8 +132,9 @@ func (b *Backlog) Collect(c chan<- prometheus.Metric) {
 	}
 	list, err := b.cache.get(b.Store.Backlog)
 	for _, l := range list {
-		c <- prometheus.MustNewConstMetric(dueDesc, prometheus.GaugeValue, float64(l.Due), l.Queue, l.Kind)
-		c <- prometheus.MustNewConstMetric(ageDesc, prometheus.GaugeValue, l.Age.Seconds(), l.Queue, l.Kind)
+		queue, kind := strings.ToValidUTF8(l.Queue, "?"), strings.ToValidUTF8(l.Kind, "?") // of a database that takes any bytes
+		c <- prometheus.MustNewConstMetric(dueDesc, prometheus.GaugeValue, float64(l.Due), queue, kind)
+		c <- prometheus.MustNewConstMetric(ageDesc, prometheus.GaugeValue, l.Age.Seconds(), queue, kind)
 	}
 	c <- prometheus.MustNewConstMetric(okDesc, prometheus.GaugeValue, number(err == nil), "backlog")
 }
