@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"pgregory.net/rapid"
 )
@@ -14,7 +15,13 @@ import (
 // What need not be replaced is kept as it came, and says the same as if it had been decoded.
 func TestBodiesThatAreKeptAsTheyAre(t *testing.T) {
 	t.Parallel()
-	piece := rapid.SampledFrom([]string{`{`, `}`, `[`, `]`, `,`, `:`, ` `, `"a"`, `"b"`, `""`, `"\u0000"`, `"\ud800"`, `"ü"`, "\"\xff\"", `1`, `-0`, `1e400`, `1e-400`, `0e-999`, `true`, `null`})
+	text := rapid.SampledFrom([]string{`"a"`, `"b"`, `""`, `"\u0000"`, `"\ud800"`, `"ü"`, "\"\xff\""})
+	scalar := rapid.OneOf(text, rapid.SampledFrom([]string{`1`, `-0`, `1e400`, `1e-400`, `0e-999`, `true`, `null`, `[]`, `{}`}))
+	member := rapid.Custom(func(t *rapid.T) string { return text.Draw(t, "key") + ": " + scalar.Draw(t, "value") })
+	list := func(of *rapid.Generator[string], open, shut string) *rapid.Generator[string] {
+		return rapid.Map(rapid.SliceOfN(of, 0, 3), func(some []string) string { return open + strings.Join(some, ", ") + shut })
+	}
+	value := rapid.OneOf(scalar, list(scalar, "[", "]"), list(member, "{", "}"))
 	decode := func(text []byte) (value any) {
 		d := json.NewDecoder(bytes.NewReader(text))
 		d.UseNumber()
@@ -24,12 +31,10 @@ func TestBodiesThatAreKeptAsTheyAre(t *testing.T) {
 		return value
 	}
 	rapid.Check(t, func(t *rapid.T) {
-		body := []byte(strings.Join(rapid.SliceOfN(piece, 1, 12).Draw(t, "body"), ""))
-		if !json.Valid(body) {
-			t.Skip()
-		}
+		body := []byte(list(value, "[", "]").Draw(t, "body"))
 		want, ok := storable(decode(body), maxResultDepth)
-		if asItIs(body) && (!ok || !reflect.DeepEqual(want, decode(body))) {
+		foreign := bytes.Contains(body, []byte("ud800")) || !utf8.Valid(body) // which Postgres would refuse
+		if asItIs(body) && (!ok || foreign || !reflect.DeepEqual(want, decode(body))) {
 			t.Fatalf("%q is kept, and would be %v (%v)", body, want, ok)
 		}
 	})
