@@ -371,8 +371,8 @@ type putOffRow struct {
 }
 
 const (
-	vainPart = 4 // of the time; who is known to wait for a lock gets no more
-	vainMost = time.Second
+	vainPart = 4                      // of the time; who is known to wait for a lock gets no more
+	vainMost = 250 * time.Millisecond // at once: others may come due every second
 )
 
 func (p *putOff) add(id int64, version string, d time.Duration) {
