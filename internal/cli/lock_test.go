@@ -102,7 +102,7 @@ func (*silent) ask(ctx context.Context, _ []byte) (lock.Lease, error) {
 	return nil, ctx.Err()
 }
 
-// Whoever does not want to wait for a lock does not wait for servers without an end either.
+// A command that does not want to wait for a lock does not wait for servers without an end either.
 func TestNoWaitEnds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

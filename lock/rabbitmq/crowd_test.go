@@ -70,8 +70,8 @@ func TestUnknownNamesCostNoConnection(t *testing.T) {
 	}
 }
 
-// A connection has so many channels. When slots have used up theirs, leases go on, and whoever waits
-// for one gets it when it comes free.
+// A connection has so many channels. When slots have used up theirs, leases go on, and those who wait
+// for one get it when it comes free.
 func TestChannelsRunOut(t *testing.T) {
 	t.Parallel()
 	cfg := config(t, testenv.RabbitMQ(t))
