@@ -239,24 +239,32 @@ func TestLockedScheduleDelaysNoOther(t *testing.T) {
 	}
 }
 
+// holdQueue lets a transaction lock the row of the queue "held", to which tasks refer, so that none can
+// be inserted there until it ends.
+func holdQueue(t *testing.T, c *cluster) pgx.Tx {
+	t.Helper()
+	c.exec(t, "CREATE TABLE public.queues (name text PRIMARY KEY)")
+	c.exec(t, "INSERT INTO public.queues VALUES ('default'), ('held')")
+	c.exec(t, "ALTER TABLE onejob.tasks ADD FOREIGN KEY (queue) REFERENCES public.queues")
+	tx, err := c.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) })
+	if _, err := tx.Exec(t.Context(), "SELECT FROM public.queues WHERE name = 'held' FOR UPDATE"); err != nil {
+		t.Fatal(err)
+	}
+	return tx
+}
+
 // A table of the user's to which tasks refer has a row that another transaction has locked, for
 // longer than a statement may take. That delays only the schedules whose tasks refer to it.
 func TestTaskThatCannotBeInsertedDelaysNoOther(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	c.exec(t, "CREATE TABLE public.queues (name text PRIMARY KEY)")
-	c.exec(t, "INSERT INTO public.queues VALUES ('default'), ('held')")
-	c.exec(t, "ALTER TABLE onejob.tasks ADD FOREIGN KEY (queue) REFERENCES public.queues")
+	tx := holdQueue(t, c)
 	held := c.schedule(t, "name, cron, kind, queue, on_missed, missed_cap", "held", "* * * * * *", "noop", "held", "all", 10000)
 	other := c.schedule(t, "name, cron, kind", "other", "* * * * * *", "noop")
-	tx, err := c.pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
-	if _, err := tx.Exec(t.Context(), "SELECT FROM public.queues WHERE name = 'held' FOR UPDATE"); err != nil {
-		t.Fatal(err)
-	}
 	r := c.replica(t, "a", kinds(nil), nil)
 	r.logged(t, "schedules_failed")
 	failed := get[time.Time](t, c, "SELECT clock_timestamp()")
@@ -281,19 +289,9 @@ func TestTaskThatCannotBeInsertedDelaysNoOther(t *testing.T) {
 func TestManyTasksThatCannotBeInsertedDelayNoOther(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	c.exec(t, "CREATE TABLE public.queues (name text PRIMARY KEY)")
-	c.exec(t, "INSERT INTO public.queues VALUES ('default'), ('held')")
-	c.exec(t, "ALTER TABLE onejob.tasks ADD FOREIGN KEY (queue) REFERENCES public.queues")
+	tx := holdQueue(t, c)
 	const many = 200
 	c.exec(t, "INSERT INTO onejob.schedules (name, cron, kind, queue) SELECT 'held ' || i, '* * * * * *', 'noop', 'held' FROM generate_series(1, $1) i", many)
-	tx, err := c.pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
-	if _, err := tx.Exec(t.Context(), "SELECT FROM public.queues WHERE name = 'held' FOR UPDATE"); err != nil {
-		t.Fatal(err)
-	}
 	r := c.replica(t, "a", kinds(nil), nil)
 	r.logged(t, "schedules_failed")
 	other := c.schedule(t, "name, cron, kind", "other", "* * * * * *", "noop")
