@@ -113,7 +113,7 @@ type DB interface {
 
 // Enqueue adds tasks in one round trip, all or none, and returns their ids in the same
 // order. An id is 0 if the task was not added because a pending or running one has the
-// same unique key.
+// same unique key. That a trigger or rule leaves out a task without a unique key is an error.
 func Enqueue(ctx context.Context, db DB, list ...NewTask) ([]int64, error) {
 	if len(list) == 0 {
 		return nil, nil
@@ -148,7 +148,7 @@ func notEnqueued(i, n int, err error) error {
 }
 
 // Enqueue adds a task and returns its id, or 0 if a pending or running task has
-// the same unique key.
+// the same unique key. That a trigger or rule leaves out a task without one is an error.
 func (s *Store) Enqueue(ctx context.Context, n NewTask) (int64, error) {
 	sql, args, err := n.statement()
 	if err != nil {
