@@ -40,6 +40,24 @@ func TestEnqueueOfWhatIsLeftOut(t *testing.T) {
 	}
 }
 
+// A task of a schedule that a trigger leaves out is no schedule that is not there.
+func TestRunScheduleOfWhatIsLeftOut(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	leavesOut(t, b)
+	b.sql(`INSERT INTO onejob.schedules (name, cron, kind) VALUES ('s', '@yearly', 'other'), ('good', '@yearly', 'noop')`)
+	if id, err := b.RunSchedule(t.Context(), "s"); err == nil || !strings.Contains(err.Error(), "leaves out the row") {
+		t.Errorf("task %d, %v", id, err)
+	}
+	if id, err := b.RunSchedule(t.Context(), "none"); err != nil || id != 0 {
+		t.Errorf("of no schedule: task %d, %v", id, err)
+	}
+	if id, err := b.RunSchedule(t.Context(), "good"); err != nil || id == 0 {
+		t.Errorf("task %d, %v", id, err)
+	}
+	equal(t, "what is on record", b.one(`SELECT string_agg(target, ' ') FROM onejob.actions`), "schedule good")
+}
+
 // No due time has a task that is not there.
 func TestDueTimesOfTasksThatAreLeftOut(t *testing.T) {
 	t.Parallel()

@@ -123,8 +123,8 @@ func (s *Store) Join(ctx context.Context, id string, r tasks.Replica) error {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	joined, err := query(ctx, s.list, pgx.RowTo[bool], `
-INSERT INTO onejob.replicas (session, process, name, host, pid, version, kinds, queues, concurrency, running, state, machine, started, names, server)
-SELECT @session, @process, @name, @host, @pid, @version, @kinds, @queues, @concurrency, @running, @state, @machine, @started, @names::jsonb, pg_postmaster_start_time()
+INSERT INTO onejob.replicas (session, process, name, host, pid, version, kinds, queues, concurrency, limits_backend, running, state, machine, started, names, server)
+SELECT @session, @process, @name, @host, @pid, @version, @kinds, @queues, @concurrency, nullif(@limits_backend, ''), @running, @state, @machine, @started, @names::jsonb, pg_postmaster_start_time()
   FROM (SELECT FROM onejob.cluster WHERE id = @cluster FOR SHARE) ours
 RETURNING true`, replicaArguments(r, namedArgs{"cluster": id}))
 	switch {
@@ -142,7 +142,7 @@ DELETE FROM onejob.replicas WHERE ended_at < statement_timestamp() - interval '1
 
 func replicaArguments(r tasks.Replica, more namedArgs) namedArgs {
 	args := namedArgs{"session": r.Session, "process": r.Process, "name": r.Name, "host": r.Host, "pid": r.PID, "version": r.Version,
-		"kinds": notNil(r.Kinds), "queues": notNil(r.Queues), "concurrency": r.Concurrency, "running": r.Running, "state": r.State,
+		"kinds": notNil(r.Kinds), "queues": notNil(r.Queues), "concurrency": r.Concurrency, "limits_backend": r.LimitsBackend, "running": r.Running, "state": r.State,
 		"machine": r.Machine, "started": int64(r.Started), "names": choices(r)}
 	for k, v := range more {
 		args[k] = v
@@ -266,7 +266,7 @@ const onList = `
 // conditions.
 func replicasSQL(columns, from, where string) string {
 	return `
-SELECT session::text, process::text, name, host, pid, version, kinds, queues, concurrency, running, state, heartbeat_at, machine, started,
+SELECT session::text, process::text, name, host, pid, version, kinds, queues, concurrency, coalesce(limits_backend, ''), running, state, heartbeat_at, machine, started,
        server IS NOT DISTINCT FROM pg_postmaster_start_time(), pg_postmaster_start_time()` + columns + `
   FROM onejob.replicas` + from + onList + where + `
  ORDER BY began_at, session`
@@ -274,7 +274,7 @@ SELECT session::text, process::text, name, host, pid, version, kinds, queues, co
 
 // replicaColumns returns where the columns of replicasSQL go.
 func replicaColumns(r *tasks.Replica) []any {
-	return []any{&r.Session, &r.Process, &r.Name, &r.Host, &r.PID, &r.Version, &r.Kinds, &r.Queues, &r.Concurrency, &r.Running, &r.State, &r.HeartbeatAt, &r.Machine, &r.Started, &r.Here, &r.Server}
+	return []any{&r.Session, &r.Process, &r.Name, &r.Host, &r.PID, &r.Version, &r.Kinds, &r.Queues, &r.Concurrency, &r.LimitsBackend, &r.Running, &r.State, &r.HeartbeatAt, &r.Machine, &r.Started, &r.Here, &r.Server}
 }
 
 // EndReplica notes that nobody works under a session any more, and why: the replica

@@ -16,6 +16,11 @@ type Replica struct {
 	Choices     map[string]map[string][]string // what payloads can choose, by kind and field; nil if it is not told
 	Queues      []string                       // that it claims from; empty means all
 	Concurrency int
+
+	// LimitsBackend is where it keeps limits, such as consul; empty if it serves none, or is of
+	// a version that does not tell.
+	LimitsBackend string
+
 	Running     int // attempts under way
 	State       ReplicaState
 	HeartbeatAt time.Time // by Postgres' clock

@@ -47,9 +47,14 @@ type Config struct {
 	// Limits serves rows with a limit; if it is nil, those rows wait. A limit that
 	// does not exist is created with its LimitSlots; if it has none, its rows wait.
 	// A row without a limit has the one of its kind in KindLimits, if there is one.
-	Limits     lock.Semaphores
-	LimitSlots map[string]int
-	KindLimits map[string]string
+	//
+	// LimitsBackend names where Limits are kept, such as consul. A replica takes no slots
+	// while one lives that began before it and names another backend: of two backends,
+	// each would let in as many as the limit says. Empty means that nobody compares.
+	Limits        lock.Semaphores
+	LimitsBackend string
+	LimitSlots    map[string]int
+	KindLimits    map[string]string
 
 	// The leader deletes tasks that finished longer ago than this. Default 7 days
 	// for succeeded tasks, 30 for failed and cancelled ones. A row's keep_for

@@ -40,14 +40,17 @@ type limits struct {
 	config      func() *serving
 	running     *running
 	lookups     *lookups
-	wake        func()      // triggers a claim, of rows with a limit as well
-	hears       func() bool // whether soon is called when tasks are enqueued
+	ours        func() error // why slots must not be taken: others keep limits elsewhere
+	wake        func()       // triggers a claim, of rows with a limit as well
+	hears       func() bool  // whether soon is called when tasks are enqueued
 
 	// claim claims one task under a limit, and attempt works on it.
 	claim   func(ctx context.Context, limit string, c tasks.Claim) (t *tasks.Task, more bool)
 	attempt func(t *tasks.Task, slot lock.Lease)
 
 	fresh chan struct{} // rows with a limit may have come
+
+	held atomic.Bool // slots were not taken because of ours
 
 	wg    sync.WaitGroup
 	news  atomic.Bool // rows with a limit may have come due, or got room, since we looked
@@ -150,6 +153,14 @@ func (l *limits) find(ctx context.Context) {
 func (l *limits) soon() {
 	l.news.Store(true)
 	notify(l.fresh)
+}
+
+// again lets slots be taken at once that were not, if they may be taken now.
+func (l *limits) again() {
+	if l.held.Load() && l.ours() == nil {
+		l.held.Store(false)
+		l.wake()
+	}
 }
 
 // findSome asks for names that rows have and that are not known. Where there are none, nobody is

@@ -430,6 +430,58 @@ func TestLimitWaitsForALockKey(t *testing.T) {
 	}
 }
 
+// inRabbitMQ returns limits that are kept there, of a connection of their own.
+func inRabbitMQ(t *testing.T, url string) lock.Semaphores {
+	t.Helper()
+	limits, err := rabbitmq.New(rabbitmq.Config{URL: url})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- limits.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-done })
+	return limits
+}
+
+// While limits.backend is changed at one replica after the other, a limit is no sum of two.
+func TestLimitInTwoBackends(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	limits := inRabbitMQ(t, testenv.RabbitMQ(t).URL)
+	began, leave := make(chan struct{}, 10), make(chan struct{})
+	k := tasks.Kinds{}
+	tasks.Handle(k, "visit", func(ctx context.Context, _ *tasks.Attempt, _ none) (none, error) {
+		began <- struct{}{}
+		select {
+		case <-leave:
+		case <-ctx.Done():
+		}
+		return none{}, ctx.Err()
+	})
+	slots := func(w *worker.Config) { w.LimitSlots = map[string]int{"one": 1} }
+	a := c.limited(t, "a", k, func(w *worker.Config) { slots(w); w.LimitsBackend, w.ShutdownGrace = "consul", 10*time.Millisecond })
+	c.exec(t, `INSERT INTO onejob.tasks (kind, limit_name) SELECT 'visit', 'one' FROM generate_series(1, 4)`)
+	<-began
+	b := c.replica(t, "b", k, func(w *worker.Config) { slots(w); w.Limits, w.LimitsBackend = limits, "rabbitmq" })
+	if said := fmt.Sprint(b.logged(t, "limit_failed")["error"]); !strings.Contains(said, "replica a keeps limits in consul, and this one in rabbitmq") {
+		t.Errorf("b says: %s", said)
+	}
+	c.await(t, c.insert(t, "kind", "visit"), "running") // rows without a limit run at both
+	if n := get[int](t, c, "SELECT count(*)::int FROM onejob.tasks WHERE status = 'running' AND limit_name IS NOT NULL"); n != 1 {
+		t.Errorf("%d run under a limit of 1", n)
+	}
+	if err := a.stop(); err != nil { // its tasks are requeued
+		t.Error(err)
+	}
+	close(leave)
+	c.awaitAll(t, maxWait)
+	c.noOverlaps(t)
+	if n := get[int](t, c, "SELECT count(*)::int FROM onejob.attempts WHERE replica = 'b' AND task_id <= 4"); n == 0 {
+		t.Error("b worked on nothing with a limit")
+	}
+}
+
 func TestLimitHoldsOnRabbitMQ(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -441,14 +493,7 @@ func TestLimitHoldsOnRabbitMQ(t *testing.T) {
 		return none{}, nil
 	})
 	for i := range 2 {
-		limits, err := rabbitmq.New(rabbitmq.Config{URL: vhost.URL})
-		if err != nil {
-			t.Fatal(err)
-		}
-		ctx, cancel := context.WithCancel(context.Background())
-		done := make(chan error, 1)
-		go func() { done <- limits.Run(ctx) }()
-		t.Cleanup(func() { cancel(); <-done })
+		limits := inRabbitMQ(t, vhost.URL)
 		c.replica(t, fmt.Sprint("r", i), k, func(w *worker.Config) {
 			w.Limits, w.LimitSlots = limits, map[string]int{"two": 2}
 		})

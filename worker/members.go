@@ -30,6 +30,7 @@ type members struct {
 
 	mu    sync.Mutex
 	seen  map[string]member // by session
+	order []string          // sessions, as they began
 	heard boottime.Instant  // when the list was asked for that was had last; what came after it nobody has looked at
 	looks looks
 }
@@ -106,7 +107,9 @@ func (m *members) saw(list []tasks.Replica, sent boottime.Instant) (ended bool) 
 
 func (m *members) sawLocked(list []tasks.Replica, now boottime.Instant) (ended bool) {
 	seen := make(map[string]member, len(list))
+	m.order = m.order[:0]
 	for _, r := range list {
+		m.order = append(m.order, r.Session)
 		old, known := m.seen[r.Session]
 		if !known || !old.HeartbeatAt.Equal(r.HeartbeatAt) || old.State != r.State {
 			old.since = now
@@ -149,6 +152,29 @@ func (m *members) silent(long time.Duration) (list []tasks.Replica) {
 		}
 	}
 	return list
+}
+
+// errUnlisted says that the list has not been had yet in this session.
+var errUnlisted = errors.New("the list of replicas is not known yet")
+
+// sameBackend returns an error if a replica that began before session keeps limits elsewhere, or if
+// nobody can tell yet. Of two that could wait for each other, one always began first.
+func (m *members) sameBackend(session string) error {
+	if m.me.LimitsBackend == "" {
+		return nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, s := range m.order {
+		r := m.seen[s]
+		switch {
+		case s == session:
+			return nil
+		case !r.State.Final() && r.Process != m.me.Process && r.LimitsBackend != "" && r.LimitsBackend != m.me.LimitsBackend:
+			return fmt.Errorf("replica %s keeps limits in %s, and this one in %s (limits.backend): rows with a limit wait here until it has ended", r.Name, r.LimitsBackend, m.me.LimitsBackend)
+		}
+	}
+	return errUnlisted
 }
 
 // sameMoment is for how long silence on the list may go together with silence in Consul. A
@@ -224,6 +250,7 @@ func (w *Worker) beatOnce(ctx context.Context) {
 	if w.members.answered(answer, lists, sent) {
 		notify(w.bereaved)
 	}
+	w.limits.again()
 	if answer.Ended {
 		w.cfg.Log.Warn("declared_dead", zap.String("session", session))
 		w.cfg.Locks.Lose(session, errors.New("other replicas have declared this one dead: they heard no heartbeat"))

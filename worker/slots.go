@@ -158,6 +158,13 @@ func (l *limits) stir() {
 // takeSlot asks for one slot, and makes the limit if it is not there and the
 // configuration says how many slots it has.
 func (l *limits) takeSlot(ctx context.Context, name string) (lock.Lease, error) {
+	if err := l.ours(); err != nil {
+		l.held.Store(true)
+		if !errors.Is(err, errUnlisted) {
+			l.logOnce(name, "limit_failed", err)
+		}
+		return nil, err
+	}
 	value, err := json.Marshal(struct {
 		Replica string    `json:"replica"`
 		Started time.Time `json:"started"`

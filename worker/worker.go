@@ -88,7 +88,7 @@ func New(cfg Config) (*Worker, error) {
 	w.shutdown.forced = make(chan struct{})
 	host, _ := os.Hostname()
 	w.members = &members{store: cfg.Store, me: tasks.Replica{Process: cfg.Process, Name: cfg.Replica, Host: host, PID: os.Getpid(),
-		Machine: procfs.Machine(), Started: procfs.Started(), Version: cfg.Version, Kinds: cfg.Kinds.Names(), Choices: cfg.Kinds.Choices(), Queues: cfg.Queues, Concurrency: cfg.Concurrency}}
+		Machine: procfs.Machine(), Started: procfs.Started(), Version: cfg.Version, Kinds: cfg.Kinds.Names(), Choices: cfg.Kinds.Choices(), Queues: cfg.Queues, Concurrency: cfg.Concurrency, LimitsBackend: cfg.LimitsBackend}}
 	w.database = &database{store: cfg.Store, locks: cfg.Locks, log: cfg.Log, replica: cfg.Replica, doubts: make(chan struct{}, 1)}
 	w.database.found = func() {
 		w.replyLost.Store(true) // on another server, tasks that had ended on the previous one may still be running under our session
@@ -99,7 +99,7 @@ func New(cfg Config) (*Worker, error) {
 	w.serving.Store(newServing(cfg.Kinds, cfg.LimitSlots, cfg.KindLimits))
 	w.limits = &limits{
 		semaphores: cfg.Limits, store: cfg.Store, log: cfg.Log, replica: cfg.Replica, queues: cfg.Queues, concurrency: cfg.Concurrency,
-		config: w.serving.Load, running: &w.running, lookups: &w.lookups, wake: w.claimAgain, hears: w.wakeups.hears.Load, claim: w.claimOne, attempt: func(t *tasks.Task, slot lock.Lease) { w.attemptUnder(t, slot, nil) },
+		config: w.serving.Load, running: &w.running, lookups: &w.lookups, ours: func() error { return w.members.sameBackend(cfg.Locks.Session()) }, wake: w.claimAgain, hears: w.wakeups.hears.Load, claim: w.claimOne, attempt: func(t *tasks.Task, slot lock.Lease) { w.attemptUnder(t, slot, nil) },
 		fresh: make(chan struct{}, 1), known: map[string]bool{}, missing: map[string]time.Time{}, served: map[string]bool{}, pauses: map[string]time.Duration{}, stirred: make(chan struct{}), came: make(chan struct{}), told: map[string]string{},
 	}
 	w.limits.know(cfg.LimitSlots)

@@ -436,6 +436,7 @@ func (c *Config) workerConfig() worker.Config {
 		RetryMax:      c.Worker.RetryMax,
 		LockDelay:     c.Consul.LockDelay,
 		ShutdownGrace: c.Worker.ShutdownGrace,
+		LimitsBackend: c.Limits.Backend,
 		LimitSlots:    c.Limits.Slots,
 		KindLimits:    c.Limits.Kinds,
 		KeepSucceeded: c.Retention.Succeeded,
