@@ -206,6 +206,31 @@ func TestSweepKillsSurvivors(t *testing.T) {
 	}
 }
 
+// One that does not end takes all the time that there is to wait, and none of the others' death.
+func TestSweepKillsThoughTimeIsUp(t *testing.T) {
+	t.Parallel()
+	h := hierarchy{base: testCgroup(t, os.Getuid())}
+	var pids []int
+	for _, name := range []string{"a", "b"} {
+		dir := filepath.Join(h.attempts(), name)
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		c := exec.Command("/bin/sleep", "1000")
+		inCgroup(t, dir, c)
+		pids = append(pids, c.Process.Pid)
+	}
+	killed := map[int]string{}
+	if err := h.sweep(killed, time.Now().Add(-time.Second)); err != nil {
+		t.Error(err)
+	}
+	for _, pid := range pids {
+		if killed[pid] == "" || !gone(pid) {
+			t.Errorf("process %d is still there, killed were %v", pid, killed)
+		}
+	}
+}
+
 func gone(pid int) bool {
 	p, err := procfs.Read(pid)
 	return err != nil || p.Dead

@@ -58,6 +58,7 @@ func (h hierarchy) sweep(killed map[int]string, until time.Time) error {
 		return fmt.Errorf("look for survivors: %w", err)
 	}
 	var errs []error
+	var groups []*cgroup
 	for _, e := range entries {
 		if !e.IsDir() {
 			continue
@@ -76,12 +77,20 @@ func (h hierarchy) sweep(killed map[int]string, until time.Time) error {
 				killed[pid] = nameOf(pid)
 			}
 		}
+		// All are killed before one is waited for, which may never end.
+		g.kill()
+		groups = append(groups, g)
+	}
+	if least := time.Now().Add(time.Second); until.Before(least) { // what had a mark may have taken all the time
+		until = least
+	}
+	for _, g := range groups {
 		if g.killAll(until) {
 			g.remove()
 		} else {
-			errs = append(errs, fmt.Errorf("processes %v of cgroup %s do not end", g.processes(), dir))
+			errs = append(errs, fmt.Errorf("processes %v of cgroup %s do not end", g.processes(), g.dir))
 		}
-		_ = lock.Close()
+		_ = g.lock.Close()
 	}
 	return errors.Join(errs...)
 }
