@@ -407,12 +407,12 @@ func TestWorkerAndGuardAreKilledTogether(t *testing.T) {
 			testenv.Eventually(t, maxWait, "the command is inside", func() bool { return w.count(t, "begin") == 1 })
 			holder, _ := c.holder(t, id, a, z)
 			family := familyOf(t, []*process{holder})
-			both := []int{holder.guard(t), holder.worker()}
+			both := []int{holder.worker(), holder.guard(t)}
 			for _, pid := range both { // neither sees the other die
 				testenv.Freeze(t, pid)
 			}
 			if what == "the guard is left stopped" {
-				both = both[1:]
+				both = both[:1]
 			}
 			for _, pid := range both {
 				if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {

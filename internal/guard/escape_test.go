@@ -202,7 +202,8 @@ func TestGuardOfAProcessWithoutMainThread(t *testing.T) {
 func TestGuardFrozen(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(*Process){
-		"past the deadline": func(p *Process) { p.Extend(boottime.Now().Add(100 * time.Millisecond)) },
+		"while the lease lasts": func(*Process) {},
+		"past the deadline":     func(p *Process) { p.Extend(boottime.Now().Add(100 * time.Millisecond)) },
 		"when it should stop": func(p *Process) {
 			p.Stop()
 			p.Extend(boottime.Now().Add(time.Hour))

@@ -22,6 +22,7 @@
 //	the machine was paused   when the wall clock is set right: as if the guard was frozen
 //	the guard dies           the daemon kills what is left, and Wait says so
 //	the guard is stuck       the daemon kills it about 1.5 s after it should be done
+//	the guard is stopped     the daemon kills it after about 1 s
 //	both die at once         the command dies; Sweep kills the rest when it is called
 //
 // "Everything it started" means every descendant: the guard is a child

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"onejob/boottime"
+	"onejob/internal/procfs"
 )
 
 // Process is a command under guard, as its daemon sees it. Its methods may be
@@ -302,9 +303,10 @@ func (p *Process) follow() {
 	}
 }
 
-// watchClock kills a guard that does not do its duty, because somebody stopped
-// it, say. Late ticks are counted rather than time: after a suspend, guard and
-// daemon wake together and the guard gets its chance.
+// watchClock kills a guard that does not do its duty: it is late, or somebody has stopped
+// it (SIGSTOP), so that it would neither end the command nor report that it has ended.
+// Ticks are counted rather than time: after a suspend, guard and daemon wake together and
+// the guard gets its chance.
 func (p *Process) watchClock() {
 	tick := time.NewTicker(lapse / 2)
 	defer tick.Stop()
@@ -315,7 +317,7 @@ func (p *Process) watchClock() {
 			return
 		case <-tick.C:
 		}
-		if p.mustEnd().Add(lapse).Passed() {
+		if p.mustEnd().Add(lapse).Passed() || stopped(p.guard.Pid) {
 			late++
 		} else {
 			late = 0
@@ -324,6 +326,12 @@ func (p *Process) watchClock() {
 			_ = p.guard.Kill()
 		}
 	}
+}
+
+// stopped reports whether a process was stopped by SIGSTOP or the like.
+func stopped(pid int) bool {
+	p, err := procfs.Read(pid)
+	return err == nil && p.Stopped
 }
 
 func (p *Process) mustEnd() boottime.Instant {
