@@ -74,7 +74,10 @@ const (
 // When the command exits, what it left running is killed: nothing may work on
 // after the lock is gone. Where cgroup v2 can be written, the kernel does it and
 // nothing escapes; package guard says what can without it.
-type Kind struct{ commands map[string]Command }
+type Kind struct {
+	commands map[string]Command
+	users    map[string]*guard.Credential // who runs them; nil is this user
+}
 
 // Config is what a [Kind] may do.
 type Config struct {
@@ -94,8 +97,8 @@ type Command struct {
 	OutputLimit      int               `yaml:"output_limit"` // bytes, at most tasks.MaxKept; zero means the attempt's own
 
 	// Who runs it: a name or a number; the daemon's own user if both are empty.
-	// The supplementary groups are those of the user. Only root can run a
-	// command as somebody else.
+	// The supplementary groups are those of the user, as New finds them. Only root
+	// can run a command as somebody else.
 	User  Name `yaml:"user"`
 	Group Name `yaml:"group"` // the user's own if empty
 
@@ -115,7 +118,7 @@ var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 // New returns a Kind, or an error that names everything that is wrong with the
 // commands, as seen by this user on this machine.
 func New(c Config) (*Kind, error) {
-	k := &Kind{commands: maps.Clone(c.Commands)}
+	k := &Kind{commands: maps.Clone(c.Commands), users: map[string]*guard.Credential{}}
 	var all []error
 	for _, name := range slices.Sorted(maps.Keys(k.commands)) {
 		if name == "" {
@@ -125,6 +128,11 @@ func New(c Config) (*Kind, error) {
 		for _, err := range command.problems() {
 			all = append(all, fmt.Errorf("command %q: %w", name, err))
 		}
+		who, err := command.credential()
+		if err != nil {
+			all = append(all, fmt.Errorf("command %q: %w", name, err))
+		}
+		k.users[name] = who
 		if command.Grace == 0 {
 			command.Grace = DefaultGrace
 			k.commands[name] = command
@@ -181,9 +189,6 @@ func (c Command) problems() []error {
 	if c.Grace < 0 {
 		add("grace %s is negative", c.Grace)
 	}
-	if _, err := c.credential(); err != nil {
-		all = append(all, err)
-	}
 	if c.MemoryMax < 0 || c.MemoryMax > 0 && c.MemoryMax < minMemory {
 		add("memory_max %s is below %s, in which no command can run", c.MemoryMax, minMemory)
 	}
@@ -222,6 +227,7 @@ func (k *Kind) Prepare(payload json.RawMessage) (tasks.Handler, error) {
 type invocation struct {
 	name string
 	Command
+	user *guard.Credential
 	args []string // of the payload
 }
 
@@ -268,7 +274,7 @@ func (k *Kind) parse(raw json.RawMessage) (invocation, error) {
 	if len(args) > 0 && !command.AllowArgs {
 		return invocation{}, fmt.Errorf("payload: command %q takes no args; its allow_args is not set", *chosen)
 	}
-	return invocation{*chosen, command, args}, nil
+	return invocation{*chosen, command, k.users[*chosen], args}, nil
 }
 
 // Names returns the names of the commands.
@@ -296,11 +302,6 @@ func (c invocation) run(ctx context.Context, a *tasks.Attempt) (tasks.Result, er
 		return tasks.Result{}, fmt.Errorf("command %q was not started: %w", c.name, context.Cause(ctx))
 	}
 	a.Output.Limit(c.OutputLimit)
-	who, err := c.credential()
-	if err != nil {
-		return tasks.Result{}, fmt.Errorf("command %q: %w", c.name, err)
-	}
-
 	lease, output := a.Deadline(), &progressFilter{to: a.Output, report: a.Report}
 	p, err := guard.Start(guard.Spec{
 		Path:     c.Path,
@@ -312,7 +313,7 @@ func (c invocation) run(ctx context.Context, a *tasks.Attempt) (tasks.Result, er
 		Grace:    c.Grace,
 		Deadline: lease,
 
-		User:       who,
+		User:       c.user,
 		NoNewPrivs: c.NoNewPrivs,
 		Limits:     c.limits(),
 	})

@@ -492,27 +492,34 @@ func TestLeaseIsExtendedUntilItRunsOut(t *testing.T) {
 // A machine on which nothing can be started uses up no attempt. Not parallel: the limit is that
 // of the whole process.
 func TestMachineIsExhausted(t *testing.T) {
-	var limit syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
-		t.Fatal(err)
-	}
-	k, err := execkind.New(script("true"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	a := attempt()
-	handler, err := k.Prepare(a.Payload)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 3, Max: limit.Max}); err != nil {
-		t.Fatal(err)
-	}
-	_, err = handler(t.Context(), a)
-	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
-		t.Fatal(err)
-	}
-	if _, requeue := tasks.RequeueDelay(err); !requeue {
-		t.Errorf("the error is %v, and no requeue", err)
+	for _, user := range []execkind.Name{"", "daemon"} {
+		t.Run("user "+string(user), func(t *testing.T) {
+			if user != "" && os.Geteuid() != 0 {
+				t.Skip("this needs root, to become another user")
+			}
+			var limit syscall.Rlimit
+			if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+				t.Fatal(err)
+			}
+			k, err := execkind.New(script("true", func(c *execkind.Command) { c.User = user }))
+			if err != nil {
+				t.Fatal(err)
+			}
+			a := attempt()
+			handler, err := k.Prepare(a.Payload)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 3, Max: limit.Max}); err != nil {
+				t.Fatal(err)
+			}
+			_, err = handler(t.Context(), a)
+			if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+				t.Fatal(err)
+			}
+			if _, requeue := tasks.RequeueDelay(err); !requeue {
+				t.Errorf("the error is %v, and no requeue", err)
+			}
+		})
 	}
 }
