@@ -364,7 +364,10 @@ func accompany(ctx context.Context, p *guard.Process, lease boottime.Instant, de
 func (c Command) failure(name string, exit guard.Exit, lastLine string) error {
 	message := fmt.Sprintf("command %q exited with code %d", name, exit.Code)
 	if exit.Signal != 0 {
-		message = fmt.Sprintf("command %q was ended by signal %d (%s)", name, int(exit.Signal), unix.SignalName(exit.Signal))
+		message = fmt.Sprintf("command %q was ended by signal %d", name, int(exit.Signal))
+		if known := unix.SignalName(exit.Signal); known != "" { // real-time signals have no names
+			message += " (" + known + ")"
+		}
 	}
 	if exit.OutOfMemory && exit.Reason == guard.Exited {
 		message += "; killed: out of memory"

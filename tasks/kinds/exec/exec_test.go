@@ -387,6 +387,7 @@ func TestFails(t *testing.T) {
 		"exit 1":        {1, false, `command "it" exited with code 1`},
 		"exit 65":       {65, true, `command "it" exited with code 65`},
 		"kill -KILL $$": {137, false, `command "it" was ended by signal 9 (SIGKILL)`},
+		"kill -40 $$":   {168, false, `command "it" was ended by signal 40`},
 		"echo begin; echo ' no space left ' >&2; echo; exit 2": {2, false, `command "it" exited with code 2: no space left`},
 	} {
 		t.Run(text, func(t *testing.T) {
