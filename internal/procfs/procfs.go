@@ -214,7 +214,8 @@ func Started() uint64 {
 }
 
 // Gone reports whether the process that had this number, and was started then, has
-// ended for certain. It must have been of our Place.
+// ended for certain. It must have been of our Place. One that its parent has not waited
+// for, as process 1 of some containers does not, has ended.
 func Gone(pid int, start uint64) bool {
 	if pid < 1 || start == 0 {
 		return false
@@ -223,5 +224,5 @@ func Gone(pid int, start uint64) bool {
 		return true
 	}
 	now, err := Read(pid) // the number may have been given to another one
-	return err == nil && now.Start != start
+	return err == nil && (now.Dead || now.Start != start)
 }
