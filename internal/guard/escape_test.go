@@ -94,6 +94,32 @@ func TestNothingIsLeft(t *testing.T) {
 	}
 }
 
+// A process that lives for less time than it takes to find it in /proc, because it goes on in a
+// child in a session of its own, does not get away.
+func TestChainsOfForks(t *testing.T) {
+	t.Parallel()
+	perl, err := exec.LookPath("perl")
+	if err != nil {
+		t.Skip("this needs perl, to fork fast enough")
+	}
+	var out buffer
+	s, mark := script(t, "", &out)
+	s.NoCgroup = true
+	s.Path, s.Args = perl, []string{"-MPOSIX", "-e", `
+		$SIG{TERM} = "IGNORE";
+		my $end = time + 20;
+		for (1 .. 12) { fork or last }
+		syswrite STDOUT, "ready\n";
+		while (time < $end) { fork and POSIX::_exit(0); POSIX::setsid() }`}
+	p := mustStart(t, s)
+	untilReady(t, &out)
+	p.Kill()
+	if _, err := p.Wait(); err != nil { // the guard was too slow
+		t.Error(err)
+	}
+	wantNoneLeft(t, mark)
+}
+
 // The processes of the group get the grace, even if the command itself, a
 // shell for example, ends at the first signal.
 func TestStopLeavesTheGraceToTheWholeGroup(t *testing.T) {

@@ -11,6 +11,8 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 	"unsafe"
@@ -292,6 +294,29 @@ func (k *reaper) act() {
 		// The walk through /proc finds what has left the cgroup.
 		k.group.kill()
 		k.signalAll(unix.SIGKILL)
+		k.killChildren()
+	}
+}
+
+// killChildren kills the guard's own children until there are no new ones. A process that
+// forks, ends, and goes on in its child in a session of its own lives for less time than a
+// walk through all of /proc takes. Its children come to the guard, whose list of children is
+// short.
+func (k *reaper) killChildren() {
+	seen := map[string]bool{}
+	for range 1000 {
+		children, _ := os.ReadFile("/proc/thread-self/children") // of the main thread, which gets the orphans
+		news := false
+		for pid := range strings.FieldsSeq(string(children)) {
+			if n, err := strconv.Atoi(pid); err == nil {
+				news = news || !seen[pid]
+				seen[pid] = true
+				_ = unix.Kill(n, unix.SIGKILL)
+			}
+		}
+		if !news || !k.reap() {
+			return
+		}
 	}
 }
 
