@@ -33,6 +33,10 @@
 // service manager, at, cron) is no descendant, and neither this package nor
 // any other can see it.
 //
+// If both die at once, the command dies by PR_SET_PDEATHSIG, which the kernel forgets if the
+// program's file has capabilities or the setuid bit and Spec.NoNewPrivs is not set. Such a
+// command lives on until Sweep.
+//
 // Without cgroups, a process that has cleared its environment is not found when
 // guard and daemon were killed in the same moment; one that has left its session
 // as well is not found by a daemon whose guard was killed either. A descendant that changed to a user whom the daemon may not signal
