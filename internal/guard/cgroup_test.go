@@ -304,6 +304,13 @@ func TestLimitsHold(t *testing.T) {
 			t.Errorf("%+v, %q", exit, out.String())
 		}
 	})
+	t.Run("processes, of a command that cannot be started", func(t *testing.T) {
+		s, _ := script(t, strings.Repeat("x", 200000), nil)
+		s.Limits.PIDs = 1
+		if _, err := Start(s); err == nil || !strings.Contains(err.Error(), "argument list too long") {
+			t.Errorf("error %.200v", err)
+		}
+	})
 	t.Run("processor time", func(t *testing.T) {
 		var out buffer
 		s, _ := script(t, `cat /sys/fs/cgroup$(sed -n s/^0:://p /proc/self/cgroup)/cpu.max`, &out)

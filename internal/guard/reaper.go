@@ -132,7 +132,7 @@ func start(p plan) (*reaper, error) {
 
 // fork starts the command inside its cgroup. Kernels before 5.7, and some
 // filters of system calls, do not let a process be born there: then the guard
-// goes there itself for that moment.
+// goes there itself for that moment, and is subject to its limits.
 func (k *reaper) fork(moveIn bool, argv []string, attr *syscall.ProcAttr) (pid int, err error) {
 	if k.group == nil {
 		return syscall.ForkExec(argv[0], argv, attr)
@@ -142,6 +142,11 @@ func (k *reaper) fork(moveIn bool, argv []string, attr *syscall.ProcAttr) (pid i
 		pid, err = syscall.ForkExec(argv[0], argv, attr)
 		if err != syscall.ENOSYS && err != syscall.EINVAL && err != syscall.E2BIG {
 			return pid, err
+		}
+		// A kernel that has cgroup.kill, from 5.14 on, says the last two of the command: its
+		// arguments may be too long.
+		if _, missing := os.Stat(filepath.Join(k.group.dir, "cgroup.kill")); missing == nil && err != syscall.ENOSYS {
+			return 0, err
 		}
 		attr.Sys.UseCgroupFD = false
 	}
