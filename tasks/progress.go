@@ -43,17 +43,23 @@ func (a *Attempt) Progress() (p Progress, said bool) {
 
 // progressText returns the beginning of a text as a line that Postgres accepts.
 func progressText(s string) string {
-	if cut := maxProgressText; len(s) > cut {
-		for cut > maxProgressText-utf8.UTFMax && !utf8.RuneStart(s[cut]) {
-			cut--
-		}
-		s = s[:cut]
-	}
 	s = strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {
 			return ' '
 		}
 		return r
-	}, strings.ToValidUTF8(s, "\uFFFD"))
-	return strings.TrimSpace(s)
+	}, strings.ToValidUTF8(progressBeginning(s), "\uFFFD"))
+	return strings.TrimSpace(progressBeginning(s)) // what stands for a byte that is not UTF-8 is longer
+}
+
+// progressBeginning returns of a text what is kept, without a part of a character.
+func progressBeginning(s string) string {
+	cut := maxProgressText
+	if len(s) <= cut {
+		return s
+	}
+	for cut > maxProgressText-utf8.UTFMax && !utf8.RuneStart(s[cut]) {
+		cut--
+	}
+	return s[:cut]
 }

@@ -32,6 +32,7 @@ func TestReport(t *testing.T) {
 		{5, " a\x00b\r\nc\x1b[31m \xff ", tasks.Progress{Percent: 5, Text: "a b  c [31m \uFFFD"}},
 		{5, "x" + long, tasks.Progress{Percent: 5, Text: "x" + long[:198]}},
 		{5, long, tasks.Progress{Percent: 5, Text: long[:200]}},
+		{5, strings.Repeat("\xffx", 100), tasks.Progress{Percent: 5, Text: strings.Repeat("\uFFFDx", 50)}},
 	} {
 		var a tasks.Attempt
 		a.Report(c.percent, c.text)
