@@ -27,7 +27,7 @@ var ErrRefused = errors.New("the fence has been superseded")
 // changed, because of what it holds or what guards it. To ask again is of no use.
 var ErrUnwritable = errors.New("the row cannot be changed")
 
-// Permanent marks an error that another attempt cannot mend: the task fails
+// Permanent marks an error that another attempt cannot fix: the task fails
 // now. Permanent(nil) is nil.
 func Permanent(err error) error {
 	if err == nil {

@@ -32,7 +32,7 @@ const (
 	MinMargin = lapse + 100*time.Millisecond
 )
 
-// plan is what the guard is told first. JSON would mend strings that are not
+// plan is what the guard gets first. JSON would change strings that are not
 // UTF-8, so those that belong to the command travel as bytes.
 type plan struct {
 	Argv     []byte // separated by NUL, the program first
@@ -48,7 +48,7 @@ type plan struct {
 	NoNewPrivs bool
 }
 
-// order is what the guard is told later; one field of it is set.
+// order is what the guard gets later; one field of it is set.
 type order struct {
 	Deadline *boottime.Instant `json:",omitempty"`
 	Signal   int               `json:",omitempty"`

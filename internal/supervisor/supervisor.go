@@ -28,7 +28,7 @@
 //
 // Not promised: a process that the kernel does not let go, or that changed to a user
 // whom the supervisor may not signal, is left behind after some seconds. The worker
-// is started again then, but is not declared dead, see [Config.Bury]. The kernel forgets
+// is started again then, but is not declared dead, see [Config.ReportDeath]. The kernel forgets
 // PR_SET_PDEATHSIG if the program's file has capabilities or the setuid bit.
 //
 // The supervisor waits for every child of its process (wait4(-1)), as process 1 of a
@@ -65,8 +65,8 @@ const (
 
 	shutdownTimeout = 300 * time.Millisecond // what is left behind has this long to end by itself
 	killWait        = 5 * time.Second        // processes that SIGKILL does not end in this time are left behind
-	reportWait      = 5 * time.Second        // the first attempt of Bury may delay a restart by this
-	reportPause     = time.Second            // before a Bury that failed is started again; it doubles
+	reportWait      = 5 * time.Second        // the first attempt of ReportDeath may delay a restart by this
+	reportPause     = time.Second            // before a ReportDeath that failed is started again; it doubles
 	tick            = time.Second            // how long at most nothing is looked at
 )
 
@@ -85,7 +85,7 @@ type Config struct {
 	// makes known that these processes are dead: their locks can be released, because
 	// nothing of them is left. It runs as a process of its own, until it exits with 0 or
 	// ExitUsage, and is started again otherwise. It calls Adopt, and Ready when it has
-	// tried everything once; the next worker is started then. If Bury is nil nothing is
+	// tried everything once; the next worker is started then. If it is nil nothing is
 	// run.
 	ReportDeath func(processes []string) (args, env []string)
 
@@ -103,7 +103,7 @@ type Crash struct {
 	Signal    string        // such as SIGKILL, if one ended it
 	Lived     time.Duration // since it was started
 	Killed    int           // processes that it left behind and that were killed
-	Clean     bool          // nothing is left; if not, Bury does not hear of it
+	Clean     bool          // nothing is left; if not, ReportDeath does not hear of it
 	Left      []int         // what could not be killed, as far as we can see it
 	RestartIn time.Duration // -1 if it is not started again, because we were told to stop
 	Err       error         // it could not be started at all; there is no exit then
@@ -174,7 +174,7 @@ type supervisor struct {
 	lines             chan line
 
 	worker    *process
-	burial    *process         // Bury at work, if it is
+	burial    *process         // ReportDeath at work, if it is
 	running   map[int]*process // both, by pid, until they are reaped
 	childless bool             // the last reap found that we have no children at all
 	before    map[int]uint64   // children that were there before us, by pid: when they began
@@ -428,7 +428,7 @@ func (s *supervisor) reportDeath(id string) {
 	}
 }
 
-// stopBurial ends a Bury that does not know of the latest death. Another one begins
+// stopBurial ends a ReportDeath that does not know of the latest death. Another one begins
 // when what is left of that was killed.
 func (s *supervisor) stopBurial() {
 	s.killing = true
@@ -439,7 +439,7 @@ func (s *supervisor) stopBurial() {
 	s.checkBurial()
 }
 
-// checkBurial starts Bury when it is due, and sees what became of it.
+// checkBurial starts ReportDeath when it is due, and sees what became of it.
 func (s *supervisor) checkBurial() {
 	if u := s.burial; u != nil && u.gone {
 		s.burial = nil
@@ -522,7 +522,7 @@ func (s *supervisor) stopAll() (all []procfs.Process) {
 	return all
 }
 
-// descendants returns the living processes below us, but for Bury and what was there
+// descendants returns the living processes below us, but for ReportDeath and what was there
 // before us.
 func (s *supervisor) descendants() []procfs.Process {
 	return descendants(os.Getpid(), func(p procfs.Process) bool {

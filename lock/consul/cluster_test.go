@@ -199,7 +199,7 @@ func TestKeyOfNoSession(t *testing.T) {
 	}
 }
 
-// Bury ends what a dead process has left, at once: its locks and slots are free, and are
+// ReportDeath ends what a dead process has left, at once: its locks and slots are free, and are
 // not in their lock-delay.
 func TestReportDeath(t *testing.T) {
 	t.Parallel()

@@ -42,7 +42,7 @@ const (
 // Other fields are refused: a misspelt "args" would run the command without its
 // arguments. What else the command is to know goes into data.
 //
-// Whoever can write rows can choose among the commands, and add arguments to
+// Anyone who can write rows can choose among the commands, and add arguments to
 // those that allow it, but cannot run anything else: no shell is involved.
 //
 // The command reads the whole payload from stdin. What it writes to stdout and
