@@ -37,7 +37,7 @@ type health struct {
 	replica atomic.Pointer[worker.Worker] // nil until it runs
 
 	mu      sync.Mutex
-	checked time.Time // when /readyz was answered from, at most readyFor ago
+	checked time.Time // when the answer of /readyz was there, at most readyFor ago
 	status  int
 	answer  map[string]string
 }
@@ -163,8 +163,8 @@ func (h *health) readiness(ctx context.Context) (status int, answer map[string]s
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.answer == nil || time.Since(h.checked) >= readyFor {
-		h.checked = time.Now()
 		h.status, h.answer = h.check(context.WithoutCancel(ctx)) // others get the same answer
+		h.checked = time.Now()                                   // those who waited for it, too, however long it took
 	}
 	return h.status, h.answer
 }

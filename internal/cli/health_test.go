@@ -52,6 +52,39 @@ func TestReadinessIsKeptForASecond(t *testing.T) {
 	}
 }
 
+// A Postgres that does not answer is asked once for all who wait, not once for each of them.
+func TestReadinessWithoutPostgresIsLookedAtOnce(t *testing.T) {
+	t.Parallel()
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // connections wait, and nobody accepts them
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	db, err := store.Open(store.Config{DSN: fmt.Sprintf("postgres://onejob@%s/onejob?sslmode=disable", silent.Addr())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	h := &health{store: db}
+	const probes = 8
+	answered := make(chan time.Duration, probes)
+	for range probes {
+		go func() {
+			began := time.Now()
+			if status, answer := h.readiness(t.Context()); status != http.StatusServiceUnavailable {
+				t.Errorf("it is ready: %v", answer)
+			}
+			answered <- time.Since(began)
+		}()
+	}
+	first := <-answered
+	for range probes - 1 {
+		if took := <-answered; took > first+readyFor {
+			t.Errorf("one probe was answered after %v, another one after %v", first, took)
+		}
+	}
+}
+
 // A client that announces the body of a request, and does not send it, is not waited for.
 func TestRequestsWhoseBodyDoesNotCome(t *testing.T) {
 	t.Parallel()
