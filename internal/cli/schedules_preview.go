@@ -111,6 +111,9 @@ func nextDueTimes(s schedule.Cron, line, zone string, start time.Time, known *ti
 	case isEvery(line) && known != nil:
 		for due = *known; due.Before(start); {
 			due = s.Next(due)
+			// All intervals that end before start at once: there may be billions of them.
+			every := s.Next(due).Sub(due)
+			due = due.Add(max(0, start.Sub(due)/every) * every)
 		}
 	case isEvery(line):
 		due = s.Next(start)
