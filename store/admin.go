@@ -21,7 +21,7 @@ var ErrNoTask = errors.New("there is no such task")
 type Row struct {
 	ID              int64           `json:"id" db:"id"`
 	Kind            string          `json:"kind" db:"kind"`
-	Payload         json.RawMessage `json:"payload" db:"payload"`
+	Payload         json.RawMessage `json:"payload" db:"payload"` // a JSON string with the text of it, if it is too deep for a JSON value, see readable
 	Status          string          `json:"status" db:"status"`
 	Queue           string          `json:"queue" db:"queue"`
 	Priority        int16           `json:"priority" db:"priority"`
@@ -49,9 +49,43 @@ type Row struct {
 	CreatedAt       Time            `json:"created_at" db:"created_at"`
 }
 
-const rowColumns = `id, kind, payload, status, queue, priority, run_at, lock_key, limit_name, unique_key, attempt, max_attempts, crashes, stalls,
-       timeout::text, fence, session::text, replica, started_at, finished_at, result, error, cancel_requested, ` + progressColumn + `,
+const rowColumns = `id, kind, payload::text AS payload, status, queue, priority, run_at, lock_key, limit_name, unique_key, attempt, max_attempts, crashes, stalls,
+       timeout::text, fence, session::text, replica, started_at, finished_at, result::text AS result, error, cancel_requested, ` + progressColumn + `,
        (SELECT name FROM onejob.schedules s WHERE s.id = schedule_id) AS schedule, keep_for::text, traceparent, created_at`
+
+// makeReadable lets JSON be made of r, whatever a person has written into the row.
+func (r *Row) makeReadable() {
+	r.Payload, r.Result = readable(r.Payload), readable(r.Result)
+}
+
+// deepest is how deep JSON may be nested that is shown as it is. encoding/json neither reads nor
+// writes what is deeper than 10,000, of which the lists around it need some; Postgres takes more.
+const deepest = 9_900
+
+// readable returns JSON of Postgres that is nested too deep as a JSON string, and all other as it is.
+// The columns are read as text: pgx would have encoding/json check them, and one row would keep
+// the others of a list from being read.
+func readable(text json.RawMessage) json.RawMessage {
+	depth := 0
+	for i := 0; i < len(text); i++ {
+		switch text[i] {
+		case '"':
+			for i++; i < len(text) && text[i] != '"'; i++ {
+				if text[i] == '\\' {
+					i++
+				}
+			}
+		case '[', '{':
+			if depth++; depth > deepest {
+				quoted, _ := json.Marshal(string(text)) // a string can always be encoded
+				return quoted
+			}
+		case ']', '}':
+			depth--
+		}
+	}
+	return text
+}
 
 // TaskProgress is what a running task has said of how far it is.
 type TaskProgress struct {
@@ -128,6 +162,7 @@ func (s *Store) Show(ctx context.Context, id int64) (Row, []AttemptRow, error) {
 	if err != nil {
 		return Row{}, nil, fmt.Errorf("show task %d: %w", id, err)
 	}
+	row.makeReadable()
 	rows, err = s.pool.Query(ctx, `
 SELECT fence, coalesce(attempt, 0) AS attempt, coalesce(replica, '') AS replica, coalesce(session::text, '') AS session,
        coalesce(started_at, finished_at) AS started_at, finished_at, outcome, error, exit_code, output

@@ -74,6 +74,7 @@ func (s *Store) List(ctx context.Context, f Filter) (Page, error) {
 	}
 	page := Page{Next: next, Cut: cut}
 	for _, r := range rows {
+		r.makeReadable()
 		page.Rows, page.Now = append(page.Rows, r.Row), r.Now
 	}
 	return page, nil

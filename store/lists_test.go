@@ -289,6 +289,46 @@ func TestWhatPeopleAskForEndsByTimeout(t *testing.T) {
 }
 
 // Postgres has moments that Go has not, and rows may lack what they should have.
+// Postgres takes JSON that is nested deeper than encoding/json reads or writes. A list shows such
+// rows, and the others.
+func TestRowsWithDeepJSONAreShown(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	for _, depth := range []int{9_899, 10_001} { // the first with {"a": } around it is as deep as is shown
+		deep := fmt.Sprintf(`(repeat('[', %d) || repeat(']', %[1]d))::jsonb`, depth)
+		b.insert("kind='noop'", "payload=jsonb_build_object('a', "+deep+")", "status='succeeded'", "finished_at=now()", "result="+deep)
+		b.sql(`INSERT INTO onejob.schedules (name, cron, kind, payload) VALUES ($1, '@daily', 'noop', `+deep+`)`, fmt.Sprint(depth))
+	}
+	p, err := b.List(t.Context(), store.Filter{Limit: 50})
+	if err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "the number of rows", len(p.Rows), 2)
+	equal(t, "the payloads begin with", fmt.Sprintf("%.10s %.7s", p.Rows[0].Payload, p.Rows[1].Payload), `"{\"a\": [ {"a": [`)
+	for _, row := range p.Rows {
+		shown, _, err := b.Show(t.Context(), row.ID)
+		if err != nil {
+			t.Errorf("Show(%d): %v", row.ID, err)
+		}
+		equal(t, "the payload of Show", string(shown.Payload), string(row.Payload))
+		if _, err := b.Story(t.Context(), row.ID); err != nil {
+			t.Errorf("Story(%d): %v", row.ID, err)
+		}
+	}
+	schedules, err := b.Schedules(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range schedules {
+		if _, _, err := b.Schedule(t.Context(), row.Name); err != nil {
+			t.Errorf("Schedule(%s): %v", row.Name, err)
+		}
+	}
+	if _, err := json.Marshal([]any{[]any{map[string]any{"tasks": p.Rows, "schedules": schedules}}}); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestOddRowsAreShown(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)

@@ -49,7 +49,7 @@ type ScheduleRow struct {
 	CreatedAt   Time            `json:"created_at" db:"created_at"`
 }
 
-const scheduleColumns = `id, name, cron, time_zone, kind, payload, queue, priority, lock_key, limit_name, max_attempts, timeout::text, keep_for::text,
+const scheduleColumns = `id, name, cron, time_zone, kind, payload::text AS payload, queue, priority, lock_key, limit_name, max_attempts, timeout::text, keep_for::text,
        enabled, ` + pauseColumns + `, on_missed, missed_cap, on_overlap, queue_cap, CASE WHEN isfinite(next_at) THEN next_at END AS next_at, coalesce(next_at = 'infinity', false) AS never_due,
        last_at, error, created_at`
 
@@ -81,6 +81,9 @@ func (s *Store) Schedules(ctx context.Context) ([]ScheduleRow, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list schedules: %w", err)
 	}
+	for i := range list {
+		list[i].Payload = readable(list[i].Payload)
+	}
 	return list, nil
 }
 
@@ -103,6 +106,7 @@ func (s *Store) Schedule(ctx context.Context, name string) (now time.Time, row S
 	if err != nil {
 		return now, row, fmt.Errorf("show schedule %s: %w", name, err)
 	}
+	found.Payload = readable(found.Payload)
 	return found.Now, found.ScheduleRow, nil
 }
 

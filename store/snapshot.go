@@ -496,7 +496,7 @@ type Neighbour struct {
 }
 
 var storySQL = `
-SELECT ` + strings.NewReplacer(" payload,", " NULL::jsonb AS payload,", " result,", " NULL::jsonb AS result,").Replace(rowColumns) + `,
+SELECT ` + strings.NewReplacer("payload::text AS", "NULL AS", "result::text AS", "NULL AS").Replace(rowColumns) + `,
        statement_timestamp() AS now,
        pg_column_size(payload)::bigint AS payload_size, CASE WHEN pg_column_size(payload) <= @read THEN left(payload::text, @text + 1) END AS payload_text,
        coalesce(pg_column_size(result), 0)::bigint AS result_size, CASE WHEN pg_column_size(result) <= @read THEN left(result::text, @text + 1) END AS result_text
