@@ -69,6 +69,7 @@ func run(ctx context.Context, p Program, args []string, stdin io.Reader, stdout,
 	root.SetIn(stdin)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
+	addDefaults(root)
 	err := root.ExecuteContext(ctx)
 	if err == nil {
 		return 0
@@ -185,6 +186,26 @@ func wrapArgs(c *cobra.Command) {
 	}
 	for _, sub := range c.Commands() {
 		wrapArgs(sub)
+	}
+}
+
+// addDefaults adds the commands help and completion to root, which cobra would add later, and
+// makes wrong arguments of them a usage error, too. Completion writes to what root's output is now.
+func addDefaults(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	for _, c := range root.Commands() {
+		switch c.Name() {
+		case "completion":
+			wrapArgs(c)
+		case "help":
+			c.Args = func(_ *cobra.Command, args []string) error {
+				if _, rest, err := root.Find(args); err != nil || len(rest) > 0 {
+					return usage(fmt.Errorf("there is no command %q; see %s --help", strings.Join(args, " "), root.Name()))
+				}
+				return nil
+			}
+		}
 	}
 }
 
