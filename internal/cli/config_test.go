@@ -367,6 +367,11 @@ func TestConfigErrorsKeepSecrets(t *testing.T) {
 		"TokenIsNoText":       `consul: {token: [sEcReT]}`,
 		"ShortReadToken":      `http: {read_token: sEcReT}`,
 		"TokenInPlaceOfBlock": `consul: sEcReT`,
+		"Alias":               "consul: {token: *sEcReT }",
+		"Anchor":              "consul: {token: &sEcReT }",
+		"Tag":                 "consul: {token: !sEcReT }",
+		"TagAndText":          "consul: {token: !1 sEcReT }",
+		"TypeTag":             "worker: {concurrency: !!int sEcReT }",
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := loadConfig(fileWith(t, file), nil)
@@ -384,6 +389,14 @@ func TestConfigErrorsKeepSecrets(t *testing.T) {
 			t.Errorf("told: %v", err)
 		}
 	})
+	for name, text := range map[string]string{"AliasInVariable": "{a: {path: *sEcReT }}", "TagInVariable": "{a: {path: !sEcReT /bin/true}}"} {
+		t.Run(name, func(t *testing.T) {
+			_, err := loadConfig("", []string{"ONEJOB_KINDS_EXEC_COMMANDS=" + text})
+			if err == nil || !strings.Contains(err.Error(), "put it in quotes") || strings.Contains(err.Error(), secret) {
+				t.Errorf("told: %v", err)
+			}
+		})
+	}
 }
 
 func TestSettingsAreLeaves(t *testing.T) {

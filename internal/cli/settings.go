@@ -24,13 +24,16 @@ func parseFile(content []byte) (tree map[string]any, lines map[string]int, err e
 	var file yaml.Node
 	d := yaml.NewDecoder(bytes.NewReader(content))
 	if err := d.Decode(&file); err != nil && !errors.Is(err, io.EOF) { // of an empty file
+		return nil, nil, withoutText(err)
+	}
+	if err := checkPlain(&file); err != nil {
 		return nil, nil, err
 	}
 	switch err := d.Decode(new(yaml.Node)); {
 	case err == nil:
 		return nil, nil, errors.New("the file has more than one document, with a line of --- between them: only the first one would count")
 	case !errors.Is(err, io.EOF):
-		return nil, nil, err
+		return nil, nil, withoutText(err)
 	}
 	if err := yaml.Unmarshal(content, &tree); err != nil {
 		if strings.Contains(err.Error(), "cannot unmarshal") { // it names Go types, and might repeat the file
@@ -44,6 +47,33 @@ func parseFile(content []byte) (tree map[string]any, lines map[string]int, err e
 	lines = map[string]int{}
 	linesOf(&file, "", lines)
 	return named(tree).(map[string]any), lines, nil
+}
+
+// withoutText returns an error of the parser that repeats nothing of the text: it calls a value
+// that begins with * an alias, and names it.
+func withoutText(err error) error {
+	if strings.HasPrefix(err.Error(), "yaml: unknown anchor") {
+		return errors.New("a value begins with * and is no alias of YAML; put it in quotes")
+	}
+	return err
+}
+
+// checkPlain returns an error if a value is not what it looks like, because YAML takes its
+// beginning for something else: a token such as &secret would be an anchor of nothing, and !secret
+// a tag of nothing. The error does not repeat the value.
+func checkPlain(node *yaml.Node) error {
+	switch {
+	case node.Anchor != "" && node.Kind == yaml.ScalarNode && node.Value == "":
+		return fmt.Errorf("line %d: a value begins with &, which makes it an anchor of YAML; put it in quotes", node.Line)
+	case node.Style&yaml.TaggedStyle != 0:
+		return fmt.Errorf("line %d: a value begins with !, which makes it a tag of YAML; put it in quotes", node.Line)
+	}
+	for _, below := range node.Content {
+		if err := checkPlain(below); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // linesOf adds the lines of what is in a node of a file: keys as in the errors of decode.
@@ -313,6 +343,13 @@ func (s setting) parse(text string) (any, error) {
 			list = append(list, strings.TrimSpace(item))
 		}
 		return list, nil
+	}
+	var node yaml.Node
+	if err := yaml.Unmarshal([]byte(text), &node); err != nil {
+		return nil, fmt.Errorf("invalid YAML: %w", withoutText(err))
+	}
+	if err := checkPlain(&node); err != nil {
+		return nil, err
 	}
 	var value any
 	if err := yaml.Unmarshal([]byte(text), &value); err != nil {
