@@ -197,6 +197,9 @@ func decode(key string, from any, to reflect.Value) []error {
 		to.Set(reflect.MakeMap(to.Type()))
 		for _, name := range slices.Sorted(maps.Keys(block)) {
 			item := reflect.New(to.Type().Elem()).Elem()
+			if block[name] == nil && item.Kind() == reflect.Int { // there is no default, and zero slots pause a limit
+				errs = append(errs, fmt.Errorf("%s.%s: has no value", key, name))
+			}
 			errs = append(errs, decode(key+"."+name, block[name], item)...)
 			to.SetMapIndex(reflect.ValueOf(name), item)
 		}
