@@ -51,7 +51,8 @@ func TestActTokensFile(t *testing.T) {
 		t.Errorf("without the setting: %v", err)
 	}
 	path := filepath.Join(t.TempDir(), "act-tokens")
-	c := mustLoad(t, "http: {act_tokens_file: "+path+"}")
+	c := defaults()
+	c.HTTP.ActTokensFile = path
 	if _, err := c.actTokens(); err == nil || !strings.HasPrefix(err.Error(), "http.act_tokens_file: open "+path) {
 		t.Errorf("of no file: %v", err)
 	}

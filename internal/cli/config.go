@@ -219,6 +219,14 @@ func (c *Config) validate() error {
 			errs = append(errs, fmt.Errorf("%s%w", prefix, e))
 		}
 	}
+	if c.HTTP.Listen != "" {
+		_, err := c.actTokens()
+		errs = append(errs, err)
+		if c.HTTP.ReadToken == "" { // or both are set, which is reported
+			_, err := c.readToken()
+			errs = append(errs, err)
+		}
+	}
 	_, err := execkind.New(c.Kinds.Exec)
 	join("kinds.exec: ", err)
 	_, err = httpkind.New(c.Kinds.HTTP)

@@ -173,6 +173,10 @@ func TestConfigProblems(t *testing.T) {
 			"nonsense: unknown setting; ...",
 			`worker.concurency: unknown setting; did you mean "concurrency"?; see onejob config`,
 		}},
+		{"NoTokens", "http: {read_token_file: /no/such/file, act_tokens_file: /no/such/file}", nil, []string{
+			"http.read_token_file: open /no/such/file: no such file or directory",
+			"http.act_tokens_file: open /no/such/file: no such file or directory",
+		}},
 		{"NoSlots", "limits: {slots: {a: , b: 1}}", nil, []string{"limits.slots.a: has no value"}},
 		{"WrongTypes", "worker: {concurrency: 8.5, queues: mail, poll: 5}\npostgres: text\nkinds: {http: {allow: [1]}}\nhttp: [1]\nlog: {level: 2026-01-01}", nil, []string{
 			"http: must be a block of settings (found a list)",
