@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"onejob/internal/plaintext"
+	"onejob/internal/tracing"
 	"onejob/lock"
 	"onejob/lock/consul"
 	"onejob/lock/rabbitmq"
@@ -57,6 +58,9 @@ its process stood still and how long heartbeats took with what its leases allow.
 			}
 		}
 		all.ok("configuration", "no problems")
+		if wanted, err := tracing.Wanted(os.Getenv); wanted || err != nil {
+			all.report("traces", err, "wanted by the OTEL_ variables; whether somebody takes them is not checked")
+		}
 		checkPostgres(c.Context(), cfg, &all)
 		if checkConsul(c.Context(), cfg, &all) {
 			checkCluster(c.Context(), cfg, &all)
