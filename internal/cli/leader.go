@@ -42,8 +42,10 @@ Consul is unavailable; 2 usage or configuration error.`,
 		out := c.OutOrStdout()
 		leader, err := locks.Leader(c.Context()) // if Consul is unavailable a watch would wait in silence
 		switch {
-		case err != nil:
+		case err != nil && *watch:
 			return stopped(c.Context(), err)
+		case err != nil:
+			return err
 		case *watch && asJSON:
 			return locks.WatchLeader(c.Context(), func(l *consul.Leader) { _ = lineJSON(out, viewOf(l)) })
 		case *watch:
