@@ -374,6 +374,9 @@ func (c *Config) validateConsulSettings() error {
 			errs = append(errs, fmt.Errorf("consul.%s: must not be empty", key))
 		}
 	}
+	if c.Consul.Token != "" && c.Consul.TokenFile != "" {
+		errs = append(errs, errors.New("consul.token_file: cannot be used together with consul.token"))
+	}
 	if c.Consul.CAFile != "" && c.Consul.CAPath != "" {
 		errs = append(errs, errors.New("consul.ca_path: cannot be used together with consul.ca_file"))
 	}
@@ -388,6 +391,9 @@ func (c *Config) storeConfig() store.Config {
 // settings over it.
 func (c *Config) consulClient() *api.Config {
 	client := api.DefaultConfig()
+	if c.Consul.Token != "" {
+		client.TokenFile = "" // of the environment; a file would win over the token
+	}
 	if c.Consul.CAPath != "" {
 		client.TLSConfig.CAFile = "" // of the environment; a file would win over the directory
 	}

@@ -250,6 +250,7 @@ func TestConfigProblems(t *testing.T) {
 			`kinds.sql: statement "c" has no sql`,
 		}},
 		{"TwoTokens", "http: {read_token: 0123456789abcdef, read_token_file: /dev/null}", nil, []string{"http.read_token_file: cannot be used together with http.read_token"}},
+		{"TwoConsulTokens", "consul: {token: a, token_file: /dev/null}", nil, []string{"consul.token_file: cannot be used together with consul.token"}},
 		{"MissingTokenFile", "consul: {token_file: /no/such}", nil, []string{"consul token file: ..."}},
 		{"TwoDocuments", "replica: a\n---\nreplica: b\n", nil, []string{"the file has more than one document, with a line of --- between them: only the first one would count"}},
 		{"NoSettings", "just words", nil, []string{"the file is not a block of settings such as worker: {concurrency: 8}"}},

@@ -55,11 +55,13 @@ type client struct {
 func newClient(cfg *Config, secure *tls.Config) (*client, error) {
 	c := &client{keyNames: keyNames(cfg.Prefix), cfg: cfg, waiting: make(chan struct{}, maxWaiting)}
 
-	// As in the library, a token file goes before a token.
+	// As in the library, a token file goes before a token. Only one of the environment does not:
+	// the token was given on purpose.
 	clientConfig := *cfg.Client
-	if clientConfig.TokenFile == "" {
+	if clientConfig.TokenFile == "" && clientConfig.Token == "" {
 		clientConfig.TokenFile = os.Getenv(api.HTTPTokenFileEnvName)
 	}
+	c.token.token = clientConfig.Token
 	if clientConfig.TokenFile != "" {
 		c.token.path = clientConfig.TokenFile
 		if err := c.token.read(); err != nil {
@@ -307,12 +309,12 @@ type tokenFile struct {
 	looked time.Time
 }
 
-// current returns the token, or "" if there is no file, which leaves the
-// client's own. While the file cannot be read, or is empty because it is just
+// current returns the token, or "" if there is none, which leaves that of the
+// environment. While the file cannot be read, or is empty because it is just
 // being written, the token that was in it is still good.
 func (f *tokenFile) current() string {
 	if f.path == "" {
-		return ""
+		return f.token
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
