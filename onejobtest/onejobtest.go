@@ -35,12 +35,15 @@ import (
 //
 // It panics if the payload cannot be encoded.
 func NewAttempt(kind string, payload any) *tasks.Attempt {
-	raw, err := json.Marshal(payload)
-	if err != nil {
-		panic(fmt.Sprintf("onejobtest: encode the payload: %v", err))
-	}
-	if payload == nil {
+	raw, isRaw := payload.(json.RawMessage)
+	switch {
+	case payload == nil, isRaw && len(raw) == 0: // as of a NewTask
 		raw = json.RawMessage("{}")
+	case !isRaw:
+		var err error
+		if raw, err = json.Marshal(payload); err != nil {
+			panic(fmt.Sprintf("onejobtest: encode the payload: %v", err))
+		}
 	}
 	const id = 1
 	now := time.Now()

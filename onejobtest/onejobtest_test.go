@@ -53,6 +53,15 @@ func TestPayloads(t *testing.T) {
 			t.Errorf("%s: %v", payload, err)
 		}
 	}
+	for _, text := range []string{`{ "name": "<Zoë>" }`, `{"name": `} { // it is what it is, also if that is no JSON
+		a := onejobtest.NewAttempt("greet", json.RawMessage(text))
+		if string(a.Payload) != text {
+			t.Errorf("the payload is %s, want %s", a.Payload, text)
+		}
+		if _, err := onejobtest.Run(t.Context(), kinds, a); (err == nil) != json.Valid(a.Payload) {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
 	if _, err := onejobtest.Run(t.Context(), kinds, onejobtest.NewAttempt("greet", nil)); err != nil {
 		t.Errorf("no payload: %v", err)
 	}
