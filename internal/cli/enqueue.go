@@ -56,6 +56,9 @@ With --wait the command ends when the task has, and exits as onejob tasks wait d
 		if err := exclude(c, "run-at", "in"); err != nil {
 			return err
 		}
+		if n.Delay < 0 {
+			return usage(fmt.Errorf("--in: %v is below zero", n.Delay))
+		}
 		n.Kind, n.Priority, n.MaxAttempts = args[0], int(priority), int(maxAttempts)
 		zeroes(c, &n)
 		raw, err := readPayload(c.Context(), payload, c.InOrStdin())

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"strings"
 	"testing"
 	"testing/synctest"
 )
@@ -25,4 +26,14 @@ func TestWaitForThePayloadIsInterrupted(t *testing.T) {
 		}
 		_ = writer.Close()
 	})
+}
+
+// The error names the flag, and not the field of the Go package that it becomes.
+func TestANegativeDelayIsRefused(t *testing.T) {
+	t.Parallel()
+	var stdout, stderr bytes.Buffer
+	code := run(t.Context(), Program{}, []string{"enqueue", "noop", "--in", "-5m"}, strings.NewReader(""), &stdout, &stderr)
+	if want := "onejob: --in: -5m0s is below zero\n"; code != exitUsage || stderr.String() != want {
+		t.Errorf("it ended with %d, %q; want %q", code, stderr.String(), want)
+	}
 }
