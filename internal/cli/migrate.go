@@ -61,13 +61,13 @@ The roles cannot log in. Grant them to users that can:
 		names[i] = c.Flags().String(role, "", "`name` of this role (default: the prefix and "+role+")")
 	}
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		fmt.Fprint(c.OutOrStdout(), store.RolesSQL(store.Roles{
+		_, err := fmt.Fprint(c.OutOrStdout(), store.RolesSQL(store.Roles{
 			Enqueuer: cmp.Or(*names[0], *prefix+"enqueuer"),
 			Observer: cmp.Or(*names[1], *prefix+"observer"),
 			Operator: cmp.Or(*names[2], *prefix+"operator"),
 			Worker:   cmp.Or(*names[3], *prefix+"worker"),
 		}))
-		return nil
+		return err
 	}
 	return c
 }
