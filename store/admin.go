@@ -147,6 +147,18 @@ func (s *Store) Status(ctx context.Context, id int64) (status tasks.Status, mess
 	return status, message, nil
 }
 
+// Unended returns the ID of the pending or running task with a unique key, or zero if there is none.
+func (s *Store) Unended(ctx context.Context, uniqueKey string) (int64, error) {
+	ids, err := query(ctx, s.pool, pgx.RowTo[int64], `SELECT id FROM onejob.tasks WHERE unique_key = $1 AND status IN ('pending', 'running')`, uniqueKey)
+	if err != nil {
+		return 0, fmt.Errorf("look for the task with the unique key %q: %w", uniqueKey, err)
+	}
+	if len(ids) == 0 {
+		return 0, nil
+	}
+	return ids[0], nil
+}
+
 // Show returns one task and its attempts, the oldest first, or ErrNoTask.
 func (s *Store) Show(ctx context.Context, id int64) (Row, []AttemptRow, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)

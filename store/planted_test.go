@@ -421,6 +421,8 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 	ok("Backfill", err)
 	_, err = b.Story(ctx, ids[1])
 	ok("Story", err)
+	_, err = b.Unended(ctx, "u")
+	ok("Unended", err)
 	_, _, err = b.Status(ctx, ids[1])
 	ok("Status", err)
 	_, err = b.Find(ctx, "k")

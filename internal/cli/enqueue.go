@@ -25,7 +25,8 @@ The payload is JSON: the argument itself, the content of a file with @FILE, or s
 with -. If a pending or running task has the same unique key, nothing is enqueued, a
 note goes to stderr, and the exit code is 0.
 
-With --wait the command ends when the task has, and exits as onejob tasks wait does.`,
+With --wait the command ends when the task has, and exits as onejob tasks wait does. If
+nothing is enqueued, it waits for the task that has the unique key.`,
 		Example: `  onejob enqueue noop
   onejob enqueue exec --payload '{"command": "backup"}' --lock-key db1 --in 10m`,
 		Args:              cobra.ExactArgs(1),
@@ -48,7 +49,7 @@ With --wait the command ends when the task has, and exits as onejob tasks wait d
 	f.DurationVar(&n.Timeout, "timeout", 0, "`duration` after which an attempt is stopped (default: none)")
 	f.DurationVar(&n.KeepFor, "keep-for", 0, "`duration` for which the finished task is kept (default: as retention says)")
 	f.StringVar(&n.Traceparent, "traceparent", "", "the `span` that enqueues it, as the HTTP header traceparent has it")
-	wait := f.Bool("wait", false, "wait until the task has ended; exit 0 if it succeeded")
+	wait := f.Bool("wait", false, "wait until the task, or the one with the unique key, has ended; exit 0 if it succeeded")
 	allowEmpty(c, "traceparent") // a command that is not traced has no TRACEPARENT
 	complete(c, "queue", completeValue(queueNames))
 	complete(c, "limit", completeValue(limitNames))
@@ -80,7 +81,16 @@ With --wait the command ends when the task has, and exits as onejob tasks wait d
 		}
 		if id == 0 {
 			printf(c.ErrOrStderr(), "onejob: a pending or running task has the unique key %q; nothing was enqueued\n", n.UniqueKey)
-			return nil
+			if !*wait {
+				return nil
+			}
+			if id, err = db.Unended(c.Context(), n.UniqueKey); err != nil {
+				return err
+			}
+			if id == 0 {
+				return fmt.Errorf("the task with the unique key %q has just ended, so nothing was waited for; run the command again", n.UniqueKey)
+			}
+			return waitForTask(c.Context(), db, id, true, 0, c.ErrOrStderr())
 		}
 		fmt.Fprintln(c.OutOrStdout(), id)
 		if *wait {
