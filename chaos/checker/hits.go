@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 	"strings"
+	"time"
 
 	"onejob/chaos/observer"
 )
@@ -32,8 +33,15 @@ func (h *history) hits(v *Report) {
 			replicas[a.Replica] = true
 		}
 	}
+	over := map[int64]observer.Time{} // when attempts at rows were, by fence
+	for _, t := range h.Transitions {
+		if t.From == running {
+			over[shortFence(t.Fence)] = t.At
+		}
+	}
 	for _, s := range h.Statements {
-		all = append(all, work{span{s.First, s.Last}, kindSQL, s.Replica})
+		last := max(s.Last, min(over[s.Fence], s.Last.Add(statementLook)))
+		all = append(all, work{span{s.First, last}, kindSQL, s.Replica})
 		replicas[s.Replica] = true
 	}
 	slices.SortFunc(all, func(a, b work) int { return cmp.Compare(a.begin, b.begin) })
@@ -58,6 +66,10 @@ func (h *history) hits(v *Report) {
 		}
 	}
 }
+
+// statementLook is how long ago a statement may have been seen that is at work. What a fault ends
+// is not there when somebody looks again; its attempt at the row was not over, though.
+const statementLook = 300 * time.Millisecond
 
 // targets returns the replicas that a fault was aimed at; nil if it was none of them. A stranger is
 // there for all others.

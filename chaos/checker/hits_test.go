@@ -27,17 +27,28 @@ func TestHits(t *testing.T) {
 				{ID: 4, Kind: "host-loss", Target: "host-2", Begin: 12, End: 90},
 				{ID: 5, Kind: "child-kill", Target: "a, task 1, pid 7", Begin: 12, End: 13},
 				{ID: 7, Kind: Stranger, Target: "b", Begin: 12, End: 90}, // which has begun work, too
+				{ID: 8, Kind: "postgres-terminate", Target: "a", Begin: 150, End: 160},
+				{ID: 9, Kind: "postgres-terminate", Target: "b", Begin: 150, End: 160},
+				{ID: 10, Kind: "postgres-terminate", Target: "b", Begin: 119, End: 160},
 				{ID: 6, Kind: "consul-kill", Target: "127.0.0.1:8500", Begin: 12, End: 13},
 			},
 		},
-		Statements: []Statement{{Fence: 5, Replica: "b", First: 11, Last: 13}},
+		Statements: []Statement{
+			{Fence: 5, Replica: "b", First: 11, Last: 13},
+			{Fence: 6, Replica: "a", First: 100, Last: 110}, // its attempt went on until 300
+			{Fence: 7, Replica: "b", First: 100, Last: 110}, // its attempt ended at 120
+		},
+		Transitions: []Transition{
+			{Task: 6, Fence: 6, From: running, To: pending, At: 300}, {Task: 7, Fence: 7, From: running, To: succeeded, At: 120},
+		},
 	})
 	for kind, want := range map[string]map[string]int{
-		"kill":        {kindExec: 2, kindHTTP: 1},
-		"host-loss":   {kindHTTP: 1, kindSQL: 1},
-		"child-kill":  {kindExec: 1},
-		Stranger:      {kindExec: 1, kindHTTP: 1, kindSQL: 1, OfOutsiders: 1},
-		"consul-kill": {kindExec: 1, kindHTTP: 1, kindSQL: 1, OfOutsiders: 1},
+		"kill":               {kindExec: 2, kindHTTP: 1},
+		"host-loss":          {kindHTTP: 1, kindSQL: 1},
+		"child-kill":         {kindExec: 1},
+		"postgres-terminate": {kindSQL: 2},
+		Stranger:             {kindExec: 1, kindHTTP: 1, kindSQL: 1, OfOutsiders: 1},
+		"consul-kill":        {kindExec: 1, kindHTTP: 1, kindSQL: 1, OfOutsiders: 1},
 	} {
 		if got := v.Hits[kind]; !maps.Equal(got, want) {
 			t.Errorf("%s hit %v, want %v", kind, got, want)

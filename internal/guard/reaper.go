@@ -310,7 +310,7 @@ func (k *reaper) act() {
 func (k *reaper) killChildren() {
 	seen := map[string]bool{}
 	for range 1000 {
-		children, _ := os.ReadFile("/proc/thread-self/children") // of the main thread, which gets the orphans
+		children, _ := os.ReadFile("/proc/thread-self/children") // of the main thread, which gets the orphaned children
 		news := false
 		for pid := range strings.FieldsSeq(string(children)) {
 			if n, err := strconv.Atoi(pid); err == nil {
