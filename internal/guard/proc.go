@@ -18,15 +18,7 @@ func descendants(root int) ([]procfs.Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	children := make(map[int][]procfs.Process)
-	for _, p := range all {
-		children[p.Parent] = append(children[p.Parent], p)
-	}
-	found := children[root]
-	for i := 0; i < len(found); i++ {
-		found = append(found, children[found[i].PID]...)
-	}
-	return found, nil
+	return procfs.Descendants(all, root, nil), nil
 }
 
 // sweep kills what a dead guard has left behind: all of its session, and every

@@ -11,8 +11,6 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
-	"strconv"
-	"strings"
 	"syscall"
 	"time"
 	"unsafe"
@@ -20,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"onejob/boottime"
+	"onejob/internal/procfs"
 )
 
 // The guard runs in an init function because it must be available in every
@@ -308,16 +307,13 @@ func (k *reaper) act() {
 // walk through all of /proc takes. Its children come to the guard, whose list of children is
 // short.
 func (k *reaper) killChildren() {
-	seen := map[string]bool{}
+	seen, self := map[int]bool{}, os.Getpid()
 	for range 1000 {
-		children, _ := os.ReadFile("/proc/thread-self/children") // of the main thread, which gets the orphaned children
 		news := false
-		for pid := range strings.FieldsSeq(string(children)) {
-			if n, err := strconv.Atoi(pid); err == nil {
-				news = news || !seen[pid]
-				seen[pid] = true
-				_ = unix.Kill(n, unix.SIGKILL)
-			}
+		for _, pid := range procfs.Children(self) {
+			news = news || !seen[pid]
+			seen[pid] = true
+			_ = unix.Kill(pid, unix.SIGKILL)
 		}
 		if !news || !k.reap() {
 			return

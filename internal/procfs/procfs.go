@@ -31,6 +31,22 @@ func Children(pid int) []int {
 	return children
 }
 
+// Descendants returns the children that root has among all, their children, and so on. Those for
+// which skip returns true are left out with all that is below them; nil is for none.
+func Descendants(all []Process, root int, skip func(Process) bool) []Process {
+	children := map[int][]Process{}
+	for _, p := range all {
+		if skip == nil || !skip(p) {
+			children[p.Parent] = append(children[p.Parent], p)
+		}
+	}
+	found := children[root]
+	for i := 0; i < len(found); i++ {
+		found = append(found, children[found[i].PID]...)
+	}
+	return found
+}
+
 // Status returns a number of /proc/PID/status by its name there, such as Threads.
 // Sizes are in MB: VmRSS is what is resident now, VmHWM the most that ever was.
 // It fails if there is no such process, or no such number.

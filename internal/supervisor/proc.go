@@ -4,29 +4,15 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"slices"
 
 	"onejob/internal/procfs"
 )
 
 // descendants returns the living children of root, their children, and so on. Those
 // for which skip returns true are left out with all that is below them.
-func descendants(root int, skip func(procfs.Process) bool) (living []procfs.Process) {
-	children := map[int][]procfs.Process{}
-	for _, p := range processes() {
-		children[p.Parent] = append(children[p.Parent], p)
-	}
-	for below := children[root]; len(below) > 0; {
-		p := below[0]
-		below = below[1:]
-		if skip(p) {
-			continue
-		}
-		if !p.Dead {
-			living = append(living, p)
-		}
-		below = append(below, children[p.PID]...)
-	}
-	return living
+func descendants(root int, skip func(procfs.Process) bool) []procfs.Process {
+	return slices.DeleteFunc(procfs.Descendants(processes(), root, skip), func(p procfs.Process) bool { return p.Dead })
 }
 
 // processes returns the machine's processes, none if our numbers in /proc are those of
