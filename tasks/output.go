@@ -30,7 +30,7 @@ type Output struct {
 	total int64
 }
 
-// NewOutput returns an Output that keeps at most limit bytes. A limit of zero
+// NewOutput returns an Output that keeps at most limit bytes, rounded up to an even number. Zero
 // means DefaultOutputLimit.
 func NewOutput(limit int) *Output {
 	if limit <= 0 {

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"slices"
@@ -253,10 +254,12 @@ func showTask(w io.Writer, r store.Row, why string, attempts []store.AttemptRow,
 	if err := t.printLines(w); err != nil {
 		return err
 	}
+	var text bytes.Buffer
 	for _, a := range attempts {
-		showAttempt(w, a)
+		showAttempt(&text, a)
 	}
-	return nil
+	_, err := text.WriteTo(w)
+	return err
 }
 
 func showAttempt(w io.Writer, a store.AttemptRow) {

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -119,14 +120,16 @@ show). Control characters are replaced; tasks show -o json has the output as it 
 		if !*all {
 			attempts = attempts[max(0, len(attempts)-1):]
 		}
+		var text bytes.Buffer
 		for _, a := range attempts {
 			if *all {
-				printf(c.OutOrStdout(), "==> attempt %d: %s on %s, %s <==\n", a.Attempt, a.Outcome, a.Replica, whenStored(&a.StartedAt))
+				printf(&text, "==> attempt %d: %s on %s, %s <==\n", a.Attempt, a.Outcome, a.Replica, whenStored(&a.StartedAt))
 			}
 			if a.Output != nil {
-				fmt.Fprint(c.OutOrStdout(), plaintext.Lines(*a.Output))
+				text.WriteString(plaintext.Lines(*a.Output))
 			}
 		}
-		return nil
+		_, err = text.WriteTo(c.OutOrStdout())
+		return err
 	})
 }
