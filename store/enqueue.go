@@ -61,6 +61,9 @@ func (n NewTask) statement() (sql string, args []any, err error) {
 	if when > 1 {
 		return "", nil, errors.New("at most one of Delay, RunAt and Parked may be set")
 	}
+	if y := n.RunAt.UTC().Year(); y < 1 || y > 9999 { // pgx would send a wrong time of a year that Postgres does not have
+		return "", nil, fmt.Errorf("the RunAt is not of a year from 1 to 9999, but of %d", y)
+	}
 	if n.Delay < 0 {
 		return "", nil, fmt.Errorf("the Delay is negative: %v", n.Delay)
 	}

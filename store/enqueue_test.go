@@ -98,6 +98,10 @@ func TestEnqueueAllOrNone(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
+	far := time.Unix(0, 0).AddDate(584_580, 0, 0) // pgx would make a time of this century of it
+	if _, err := store.Enqueue(t.Context(), b.pool, store.NewTask{Kind: "a", RunAt: far}); err == nil || !strings.Contains(err.Error(), "a year from 1 to 9999") {
+		t.Errorf("a time of the year %d: %v", far.Year(), err)
+	}
 	if n := count(); n != 0 {
 		t.Errorf("%d tasks are left of calls that failed", n)
 	}
