@@ -108,14 +108,14 @@ already gets the new end and reason.`,
 		if err != nil {
 			return err
 		}
-		for _, name := range names {
+		return forEach(c, "queue", names, func(name string) error {
 			if err := db.PauseQueue(c.Context(), name, p.reason, end, p.length); err != nil {
 				return err
 			}
 			printf(c.OutOrStdout(), "queue %s is paused\n", name)
 			noteUnknown(c.ErrOrStderr(), "queue", name, known.Queues)
-		}
-		return nil
+			return nil
+		})
 	})
 }
 
@@ -166,22 +166,16 @@ func queuesResume() *cobra.Command {
 		})),
 	}
 	return withStore(c, func(c *cobra.Command, names []string, db *store.Store) error {
-		failed := false
-		for _, name := range names {
+		return forEach(c, "queue", names, func(name string) error {
 			resumed, err := db.ResumeQueue(c.Context(), name)
-			if err != nil {
+			switch {
+			case err != nil:
 				return err
+			case !resumed:
+				return fmt.Errorf("queue %s is not paused", name)
 			}
-			if resumed {
-				printf(c.OutOrStdout(), "queue %s is resumed\n", name)
-			} else {
-				failed = true
-				printf(c.ErrOrStderr(), "onejob: queue %s is not paused\n", name)
-			}
-		}
-		if failed {
-			return &exitError{exitFailure, nil}
-		}
-		return nil
+			printf(c.OutOrStdout(), "queue %s is resumed\n", name)
+			return nil
+		})
 	})
 }

@@ -164,23 +164,17 @@ other (on_overlap = queue) has them run one after the other here too.`,
 		ValidArgsFunction: completeNames(scheduleNames),
 	}
 	return withStore(c, func(c *cobra.Command, names []string, db *store.Store) error {
-		failed := false
-		for _, name := range names {
+		return forEach(c, "schedule", names, func(name string) error {
 			id, err := db.RunSchedule(c.Context(), name)
 			switch {
 			case err != nil:
 				return err
 			case id == 0:
-				failed = true
-				printf(c.ErrOrStderr(), "onejob: %v\n", noSchedule(c.Context(), db, name))
-			default:
-				printf(c.OutOrStdout(), "schedule %s: task %d\n", name, id)
+				return noSchedule(c.Context(), db, name)
 			}
-		}
-		if failed {
-			return &exitError{exitFailure, nil}
-		}
-		return nil
+			printf(c.OutOrStdout(), "schedule %s: task %d\n", name, id)
+			return nil
+		})
 	})
 }
 
@@ -212,26 +206,19 @@ the new end and reason.`,
 func schedulesResume() *cobra.Command {
 	c := &cobra.Command{Use: "resume NAME...", Short: "Let paused schedules enqueue tasks again, from now on", Args: cobra.MinimumNArgs(1), ValidArgsFunction: completeNames(scheduleNames)}
 	return withStore(c, func(c *cobra.Command, names []string, db *store.Store) error {
-		failed := false
-		for _, name := range names {
+		return forEach(c, "schedule", names, func(name string) error {
 			resumed, err := db.ResumeSchedule(c.Context(), name)
 			if err == nil && !resumed {
-				failed = true
 				if _, _, err = findSchedule(c.Context(), db, name); err == nil {
 					err = fmt.Errorf("schedule %s is not paused", name)
 				}
-				printf(c.ErrOrStderr(), "onejob: %v\n", err)
-				continue
 			}
 			if err != nil {
 				return err
 			}
 			printf(c.OutOrStdout(), "schedule %s is resumed\n", name)
-		}
-		if failed {
-			return &exitError{exitFailure, nil}
-		}
-		return nil
+			return nil
+		})
 	})
 }
 
@@ -258,23 +245,17 @@ func schedulesEnable(verb, short string, enabled bool) *cobra.Command {
 
 // eachSchedule does something to each schedule, and says so or that there is none.
 func eachSchedule(c *cobra.Command, db *store.Store, names []string, done string, do func(name string) (found bool, err error)) error {
-	failed := false
-	for _, name := range names {
+	return forEach(c, "schedule", names, func(name string) error {
 		found, err := do(name)
-		if err != nil {
+		switch {
+		case err != nil:
 			return err
+		case !found:
+			return noSchedule(c.Context(), db, name)
 		}
-		if found {
-			printf(c.OutOrStdout(), "schedule %s is %s\n", name, done)
-		} else {
-			failed = true
-			printf(c.ErrOrStderr(), "onejob: %v\n", noSchedule(c.Context(), db, name))
-		}
-	}
-	if failed {
-		return &exitError{exitFailure, nil}
-	}
-	return nil
+		printf(c.OutOrStdout(), "schedule %s is %s\n", name, done)
+		return nil
+	})
 }
 
 // next returns when a schedule is due next, or "" until the leader has computed it.

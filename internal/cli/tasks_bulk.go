@@ -12,11 +12,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
-	"onejob/internal/plaintext"
 	"onejob/store"
 )
 
@@ -144,37 +142,28 @@ Exit codes: 0 done, or nothing matched; 1 not to all of them; 2 usage error.`,
 	})
 }
 
-// each does it to the tasks named. One that Postgres refuses does not keep the others from it.
+// each does it to the tasks named.
 func (ch change) each(c *cobra.Command, args []string, db *store.Store) error {
-	ids := make([]int64, len(args))
-	for i, arg := range args {
-		var err error
-		if ids[i], err = taskID(arg); err != nil {
+	ids := map[string]int64{}
+	for _, arg := range args {
+		id, err := taskID(arg)
+		if err != nil {
 			return err
 		}
+		ids[arg] = id
 	}
-	failed := 0
-	for _, id := range ids {
+	return forEach(c, "task", args, func(arg string) error {
+		id := ids[arg]
 		ok, err := ch.one(db, c.Context(), id)
-		var connect *pgconn.ConnectError
 		switch {
-		case err != nil && (c.Context().Err() != nil || errors.As(err, &connect)): // nor can it be done to the others
-			return err
 		case err != nil:
-			failed++
-			reason := strings.TrimPrefix(explain(err), fmt.Sprintf("task %d: ", id))
-			fmt.Fprintf(c.ErrOrStderr(), "onejob: task %d: %s\n", id, plaintext.Lines(reason))
-		case ok:
-			fmt.Fprintf(c.OutOrStdout(), "task %d is %s\n", id, ch.became)
-		default:
-			failed++
-			fmt.Fprintf(c.ErrOrStderr(), "onejob: task %d is %s\n", id, ch.refused)
+			return err
+		case !ok:
+			return fmt.Errorf("task %d is %s", id, ch.refused)
 		}
-	}
-	if failed > 0 {
-		return &exitError{exitFailure, nil}
-	}
-	return nil
+		fmt.Fprintf(c.OutOrStdout(), "task %d is %s\n", id, ch.became)
+		return nil
+	})
 }
 
 // many does it to the tasks that a filter chooses.

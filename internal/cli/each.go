@@ -1,0 +1,39 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/spf13/cobra"
+
+	"onejob/internal/plaintext"
+)
+
+// forEach does something to each of several things, such as a task. One to which it cannot be done
+// does not keep the others from it: stderr says why, and the command fails in the end.
+func forEach(c *cobra.Command, what string, names []string, do func(name string) error) error {
+	failed := false
+	for _, name := range names {
+		err := do(name)
+		var connect *pgconn.ConnectError
+		var pg *pgconn.PgError
+		switch {
+		case err == nil:
+			continue
+		case c.Context().Err() != nil || errors.As(err, &connect): // nor can it be done to the others
+			return err
+		case errors.As(err, &pg): // which does not always say of what
+			thing := what + " " + plaintext.Printable(name) + ": "
+			fmt.Fprintf(c.ErrOrStderr(), "onejob: %s%s\n", thing, plaintext.Lines(strings.TrimPrefix(explain(err), thing)))
+		default:
+			fmt.Fprintf(c.ErrOrStderr(), "onejob: %s\n", plaintext.Lines(explain(err)))
+		}
+		failed = true
+	}
+	if failed {
+		return &exitError{exitFailure, nil}
+	}
+	return nil
+}
