@@ -398,6 +398,22 @@ func checkCluster(ctx context.Context, cfg Config, all *findings) {
 	default:
 		all.ok("cluster", "Consul and Postgres belong to the same cluster ("+ours+")")
 		all.report("database", worker.CheckDatabase(ctx, db, locks), "the one recorded in Consul, or its legitimate successor")
+		checkBackend(ctx, cfg, db, all)
+	}
+}
+
+// checkBackend warns of a replica that keeps limits elsewhere than the configuration says.
+func checkBackend(ctx context.Context, cfg Config, db *store.Store, all *findings) {
+	replicas, err := db.Replicas(ctx)
+	if err != nil {
+		all.report("limits", err, "")
+		return
+	}
+	for _, r := range replicas {
+		if !r.State.Final() && r.LimitsBackend != "" && r.LimitsBackend != cfg.Limits.Backend {
+			all.warn("limits", fmt.Sprintf("replica %s keeps limits in %s, and limits.backend is %s; a replica takes no slots while one with another backend is alive that began before it", r.Name, r.LimitsBackend, cfg.Limits.Backend))
+			return
+		}
 	}
 }
 
