@@ -129,13 +129,14 @@ func limitsList() *cobra.Command {
 			return err
 		}
 		views, failed := []limitView{}, error(nil)
-		for _, name := range names {
-			s, err := limits.Inspect(c.Context(), name)
-			if err != nil {
-				failed = errors.Join(failed, limitError(c.Context(), limits, name, err))
-				continue
+		sems, errs := lock.InspectAll(c.Context(), limits, names)
+		for i, s := range sems {
+			switch {
+			case errs[i] == nil:
+				views = append(views, limitViewOf(s))
+			case !errors.Is(errs[i], lock.ErrNoSemaphore): // it was deleted meanwhile
+				failed = errors.Join(failed, limitError(c.Context(), limits, names[i], errs[i]))
 			}
-			views = append(views, limitViewOf(s))
 		}
 		return errors.Join(failed, printRows(c, *output, views,
 			short("NAME", func(v limitView) any { return v.Name }),

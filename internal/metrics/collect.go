@@ -3,6 +3,7 @@ package metrics
 import (
 	"cmp"
 	"context"
+	"errors"
 	"strings"
 	"sync"
 	"time"
@@ -174,13 +175,14 @@ func (l *Limits) Collect(c chan<- prometheus.Metric) {
 // inspect returns the first limits by name, and an error if one of them could not be read.
 func (l *Limits) inspect(ctx context.Context) (list []lock.Semaphore, err error) {
 	names, err := l.Limits.List(ctx)
-	for _, name := range names[:min(len(names), maxLimits)] {
-		s, e := l.Limits.Inspect(ctx, name)
-		if e != nil {
-			err = cmp.Or(err, e)
-			continue
+	sems, errs := lock.InspectAll(ctx, l.Limits, names[:min(len(names), maxLimits)])
+	for i, s := range sems {
+		switch {
+		case errs[i] == nil:
+			list = append(list, s)
+		case !errors.Is(errs[i], lock.ErrNoSemaphore): // it was deleted meanwhile
+			err = cmp.Or(err, errs[i])
 		}
-		list = append(list, s)
 	}
 	return list, err
 }

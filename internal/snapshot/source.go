@@ -246,10 +246,11 @@ func (s *Source) limits(ctx context.Context) ([]Limit, error) {
 		return nil, err
 	}
 	list := []Limit{}
-	for _, name := range names[:min(len(names), shownLimits)] {
-		l := Limit{Name: name, Holders: []Holder{}}
-		sem, err := limits.Inspect(ctx, name)
-		switch {
+	names = names[:min(len(names), shownLimits)]
+	sems, errs := lock.InspectAll(ctx, limits, names)
+	for i, sem := range sems {
+		l := Limit{Name: names[i], Holders: []Holder{}}
+		switch err := errs[i]; {
 		case errors.Is(err, lock.ErrNoSemaphore):
 			continue // it was deleted
 		case err != nil:
