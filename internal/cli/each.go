@@ -2,13 +2,10 @@ package cli
 
 import (
 	"errors"
-	"fmt"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/spf13/cobra"
-
-	"onejob/internal/plaintext"
 )
 
 // forEach does something to each of several things, such as a task. One to which it cannot be done
@@ -25,10 +22,10 @@ func forEach(c *cobra.Command, what string, names []string, do func(name string)
 		case c.Context().Err() != nil || errors.As(err, &connect): // nor can it be done to the others
 			return err
 		case errors.As(err, &pg): // which does not always say of what
-			thing := what + " " + plaintext.Printable(name) + ": "
-			fmt.Fprintf(c.ErrOrStderr(), "onejob: %s%s\n", thing, plaintext.Lines(strings.TrimPrefix(explain(err), thing)))
+			thing := what + " " + name + ": "
+			printf(c.ErrOrStderr(), "onejob: %s%s\n", thing, strings.TrimPrefix(explain(err), thing))
 		default:
-			fmt.Fprintf(c.ErrOrStderr(), "onejob: %s\n", plaintext.Lines(explain(err)))
+			printf(c.ErrOrStderr(), "onejob: %v\n", explain(err))
 		}
 		failed = true
 	}
