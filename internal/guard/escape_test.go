@@ -228,7 +228,7 @@ func TestGuardOfAProcessWithoutMainThread(t *testing.T) {
 func TestGuardFrozen(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(*Process){
-		"while the lease lasts": func(*Process) {},
+		"while the lease lasts": func(p *Process) { p.Extend(boottime.Now().Add(time.Hour)) },
 		"past the deadline":     func(p *Process) { p.Extend(boottime.Now().Add(100 * time.Millisecond)) },
 		"when it should stop": func(p *Process) {
 			p.Stop()
@@ -243,7 +243,13 @@ func TestGuardFrozen(t *testing.T) {
 			untilReady(t, &out)
 			testenv.Freeze(t, p.guard.Pid)
 			end(p)
-			if _, err := p.Wait(); !errors.Is(err, ErrGuardDied) {
+			ended := make(chan error, 1)
+			go func() {
+				_, err := p.Wait()
+				ended <- err
+			}()
+			until(t, "the attempt has ended", func() bool { return len(ended) > 0 })
+			if err := <-ended; !errors.Is(err, ErrGuardDied) {
 				t.Errorf("error %v", err)
 			}
 			wantNoneLeft(t, mark)

@@ -393,6 +393,15 @@ var others = []Mutant{
 	one("room-for-the-silent", "room is kept for as long as a slot is asked for",
 		"worker/slots.go", "time.AfterFunc(slotPatience, func", "time.AfterFunc(time.Hour, func").
 		failing("worker.TestLimitsThatDoNotAnswer"),
+	one("two-backends", "replicas that keep limits in different places take slots at the same time",
+		"worker/members.go", "r.LimitsBackend != \"\" && r.LimitsBackend != m.me.LimitsBackend", "r.LimitsBackend != \"\" && m.me.LimitsBackend == \"\"").
+		failing("worker.TestSameBackend"),
+	one("stopped-guard", "a guard that somebody has stopped is left alone while the lease lasts",
+		"internal/guard/process.go", " || stopped(p.guard.Pid)", " || p.guard.Pid == 0 && stopped(0)").
+		failing("internal/guard.TestGuardFrozen"),
+	one("zombies-live", "a process that nobody has waited for counts as alive",
+		"internal/procfs/procfs.go", "(now.Dead || now.Start != start)", "now.Start != start").
+		failing("internal/procfs.TestGone"),
 	one("all-wait", "each full limit has a query that waits",
 		"lock/consul/client.go", "			retry.Pause(ctx, crowdedWait+rand.N(crowdedWait/4))\n			index = 0\n", "").
 		failing("lock/consul.TestManyFullLimits"),
