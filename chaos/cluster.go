@@ -63,6 +63,7 @@ type cluster struct {
 
 	marks  atomic.Int64
 	helped atomic.Int64 // how often a person was called
+	needed helpless     // when that was needed
 
 	poolerExits atomic.Int64 // that no fault caused
 

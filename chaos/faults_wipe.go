@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"onejob/chaos/checker"
+	"onejob/chaos/observer"
 	"onejob/internal/servers"
 )
 
@@ -135,8 +137,27 @@ func (c *cluster) attend(ctx context.Context) {
 		told, err := c.adoptConsul(ctx)
 		c.say("no replica has had a session for %v; onejob adopt-consul: %s (%v)", callAfter, told, err)
 		c.helped.Add(1)
+		c.needed.add(observer.Mark{ID: c.nextMark(), Kind: checker.Helpless, Target: "all", Begin: observer.At(since), End: observer.At(time.Now())})
 		since = time.Now()
 	}
+}
+
+// helpless are the times in which no replica had a session, until a person helped.
+type helpless struct {
+	mu    sync.Mutex
+	marks []observer.Mark
+}
+
+func (h *helpless) add(m observer.Mark) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.marks = append(h.marks, m)
+}
+
+func (h *helpless) all() []observer.Mark {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Clone(h.marks)
 }
 
 // callAfter is how long no replica has a session before a person is called. No fault takes

@@ -156,6 +156,7 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 	if evidence.Seen, err = c.stopObserver(); err != nil {
 		return nil, err
 	}
+	evidence.Marks = append(evidence.Marks, c.needed.all()...)
 	if evidence.Refused, err = c.countLogged(`"event":"completion_refused"`); err != nil {
 		return nil, err
 	}

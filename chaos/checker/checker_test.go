@@ -605,6 +605,10 @@ func TestExcuses(t *testing.T) {
 		"a command whose row was deleted, and the next of its key after it": {func(s *story) {
 			deletedWhileRunning(s, 61)
 		}, map[string]int{}},
+		"a due task that nobody claimed while a person had to help": {func(s *story) {
+			starve(s, Helpless)
+			s.works(claim(7, 20, "exec", "7", "a"), 70, 71, observer.Succeeded, succeeded)
+		}, map[string]int{}},
 		"a task that waited while another fault went on as well": {func(s *story) {
 			starve(s, OpenTransaction, "consul-freeze")
 			s.works(claim(7, 20, "exec", "7", "a"), 70, 71, observer.Succeeded, succeeded)

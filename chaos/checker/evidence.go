@@ -230,6 +230,10 @@ const (
 	Frozen = "frozen" // of marks; the target is a replica
 	Kill   = "kill"   // of marks; the target is a replica
 
+	// Helpless is of marks: no replica had a session, from then on until a person had to help. It is
+	// no fault, and excuses that nothing was claimed.
+	Helpless = "helpless"
+
 	Suspended = "suspended" // of marks, beside one of Frozen: its guards and commands do nothing either
 
 	PoolerKill = "pooler-kill" // of marks; the target is a host, whose replicas are cut off from Postgres

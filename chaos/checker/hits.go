@@ -46,6 +46,9 @@ func (h *history) hits(v *Report) {
 	}
 	slices.SortFunc(all, func(a, b work) int { return cmp.Compare(a.begin, b.begin) })
 	for _, m := range h.Marks {
+		if m.Kind == Helpless {
+			continue
+		}
 		targets := h.targets(m, replicas)
 		kinds := v.Hits[m.Kind]
 		if kinds == nil {
