@@ -55,7 +55,7 @@ type client struct {
 func newClient(cfg *Config, secure *tls.Config) (*client, error) {
 	c := &client{keyNames: keyNames(cfg.Prefix), cfg: cfg, waiting: make(chan struct{}, maxWaiting)}
 
-	// As in the library, a token file goes before a token. Only one of the environment does not:
+	// As in the library, a token file overrides a token. Only one of the environment does not:
 	// the token was given on purpose.
 	clientConfig := *cfg.Client
 	if clientConfig.TokenFile == "" && clientConfig.Token == "" {
