@@ -121,13 +121,12 @@ type fault struct {
 	about   string // more about the target, for who reads along
 	mark    observer.Mark
 	victims *victims
-	chosen  bool // its victim is chosen, and counted
 }
 
 // begins tells the observer, and everybody who reads along, that harm is about to
 // be done to target. What was not begun does not count.
 func (h *fault) begins(target string) error {
-	h.meetsAll(target)
+	h.meets(target)
 	h.mark = observer.Mark{ID: h.c.nextMark(), Kind: h.Kind.name, Target: target, Alone: h.Alone}
 	line := fmt.Sprintf("%s: %s%s", h.Kind.name, target, h.about)
 	if h.Kind.most > 0 {
@@ -155,6 +154,8 @@ func (h *fault) lasts(ctx context.Context) { wait(ctx, h.For) }
 type faultRun struct {
 	c       *cluster
 	plan    []step
+	again   []*kind   // that must meet work of all kinds
+	from    time.Time // when those that have not are tried again
 	victims victims
 
 	mu     sync.Mutex
@@ -163,15 +164,25 @@ type faultRun struct {
 	unmet  []*kind        // the kinds of those that have hit nothing at all
 }
 
-// second returns a second try of a kind that has hit nothing yet, while nothing else goes on:
-// what takes all hosts finds one of them busy in most storms. It comes before s.
+// second returns a second try of a kind that has hit nothing yet, or not all that it must,
+// while nothing else goes on: what takes all hosts finds one of them busy in most storms. It
+// comes before s.
 func (v *faultRun) second(s step) (again step, is bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if len(v.unmet) == 0 {
+	switch {
+	case len(v.unmet) > 0:
+		s.Kind, v.unmet = v.unmet[0], v.unmet[1:]
+	case time.Now().After(v.from):
+		i := slices.IndexFunc(v.again, func(k *kind) bool { return len(v.victims.missing(k)) > 0 })
+		if i < 0 {
+			return s, false
+		}
+		s.Kind = v.again[i]
+		v.again = append(slices.Delete(slices.Clone(v.again), i, i+1), s.Kind) // the others first
+	default:
 		return s, false
 	}
-	s.Kind, v.unmet = v.unmet[0], v.unmet[1:]
 	s.For = min(max(s.For, s.Kind.least), s.Kind.most)
 	return s, true
 }

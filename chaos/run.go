@@ -101,7 +101,10 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 	steps := plan(s.Seed, s.Kinds, s.Duration)
 	say("enqueueing, and breaking things")
 	work := newWorkload(c, s.Rate, s.Seed, subject)
-	faultRun := &faultRun{c: c, plan: steps}
+	faultRun := &faultRun{c: c, plan: steps, from: time.Now().Add(s.Duration / 2)}
+	if s.meetsAll() {
+		faultRun.again = s.Kinds
+	}
 	if err := c.storm(ctx, s.Duration, work, faultRun, leaks); err != nil {
 		return nil, err
 	}

@@ -24,6 +24,9 @@ const (
 // works are the kinds of work that faults must meet.
 var works = []string{"exec", "http", "go", "sql"}
 
+// meetsAll reports whether a run's faults must meet all kinds of work.
+func (s settings) meetsAll() bool { return s.All && s.Duration >= time.Hour }
+
 // thin says in what a run was too thin to prove anything. The first ones may be asked of
 // any run, the others of one that is long and has all faults.
 func (r *report) thin(s settings) (why []string) {
@@ -53,7 +56,7 @@ func (r *report) thin(s settings) (why []string) {
 	add(r.Outsiders < thinOutsiders, "%d commands of outsiders were seen, fewer than %d", r.Outsiders, thinOutsiders)
 	add(r.Expired == 0 && s.Standby != async, "retention deleted no task")
 	add(r.Lateness.After+r.Lateness.Silenced == 0, "no work was at work when its lease ended")
-	if s.Duration >= time.Hour {
+	if s.meetsAll() {
 		met := map[string]int{}
 		for _, k := range s.Kinds {
 			for _, work := range works {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -10,49 +11,65 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// victims counts, by kinds of faults and of work, how often replicas were chosen that were at
-// work, as the table said, whether or not the fault could then be done: so none is chosen again
-// and again in vain. The report has what the observer saw of it (checker.Report.Hits).
+// victims counts how often faults have met work, by kinds of both.
 type victims struct {
 	mu  sync.Mutex
-	met map[string]map[string]int
+	met map[string]map[string]int // as the observer saw when they began, like checker.Report.Hits
+
+	// tried is met, and what a fault that has not begun yet has chosen: so it does not choose the
+	// same again and again in vain.
+	tried map[string]map[string]int
 }
 
-// of returns how many faults of a kind have met each kind of work.
-func (v *victims) of(fault string) map[string]int {
+// tries notes that a fault of a kind has chosen who is at work of these kinds.
+func (v *victims) tries(fault string, work map[string]bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.met == nil {
-		v.met = map[string]map[string]int{}
-	}
-	if v.met[fault] == nil {
-		v.met[fault] = map[string]int{}
-	}
-	return v.met[fault]
+	v.tried = count(v.tried, fault, work)
 }
 
-// add notes that a fault of a kind meets work of these kinds.
-func (v *victims) add(fault string, work map[string]bool) {
-	met := v.of(fault)
+// meets notes that a fault of a kind begins and meets work of these kinds.
+func (v *victims) meets(fault string, work map[string]bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	v.met = count(v.met, fault, work)
+	if v.tried == nil {
+		v.tried = map[string]map[string]int{}
+	}
+	v.tried[fault] = maps.Clone(v.met[fault])
+}
+
+func count(n map[string]map[string]int, fault string, work map[string]bool) map[string]map[string]int {
+	if n == nil {
+		n = map[string]map[string]int{}
+	}
+	if n[fault] == nil {
+		n[fault] = map[string]int{}
+	}
 	for kind := range work {
-		met[kind]++
+		n[fault][kind]++
 	}
+	return n
 }
 
-// least returns how often a fault of a kind has met that of these kinds of work that it has
-// met least; false if there are none.
+// least returns how often a fault of a kind has tried to meet that of these kinds of work that it
+// has tried least; false if there are none.
 func (v *victims) least(fault string, work map[string]bool) (n int, any bool) {
-	met := v.of(fault)
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	for kind := range work {
-		if !any || met[kind] < n {
-			n, any = met[kind], true
+		if tried := v.tried[fault][kind]; !any || tried < n {
+			n, any = tried, true
 		}
 	}
 	return n, any
+}
+
+// missing returns the kinds of work that a kind of fault must meet and has not met yet.
+func (v *victims) missing(k *kind) []string {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(k.works()), func(work string) bool { return v.met[k.name][work] > 0 })
 }
 
 // replica chooses one.
@@ -79,8 +96,7 @@ func (h *fault) oneOf(some []*replica) *replica {
 func (h *fault) choose(groups [][]*replica) int {
 	work := h.c.atWork()
 	chosen := h.among(groups, work)
-	h.victims.add(h.Kind.name, of(groups[chosen], work))
-	h.chosen = true
+	h.victims.tries(h.Kind.name, of(groups[chosen], work))
 	return chosen
 }
 
@@ -108,11 +124,12 @@ func (h *fault) among(groups [][]*replica, work map[string][]string) (chosen int
 // them, or meets them if it does not choose.
 func (h *fault) awaitWork(ctx context.Context) {
 	missing := func() []string {
+		missing := h.victims.missing(h.Kind)
+		if len(missing) == 0 {
+			return nil
+		}
 		running := of(h.c.replicas, h.c.atWork())
-		return slices.DeleteFunc(slices.Clone(h.Kind.works()), func(kind string) bool {
-			n, _ := h.victims.least(h.Kind.name, map[string]bool{kind: true})
-			return n > 0 || running[kind]
-		})
+		return slices.DeleteFunc(missing, func(kind string) bool { return running[kind] })
 	}
 	for _, kind := range missing() {
 		h.c.wants.add(kind)
@@ -144,28 +161,27 @@ func (w *wants) take() (kinds []string) {
 	return kinds
 }
 
-// meetsAll counts what is running if the fault has no replica or host for its target.
-func (h *fault) meetsAll(target string) {
-	if h.chosen || slices.ContainsFunc(h.c.replicas, func(r *replica) bool {
-		return strings.HasPrefix(target, r.name) || r.host != nil && r.host.name == target
-	}) {
-		return
+// meets counts what is at work on the replicas that the target names, itself or as their host; on all if
+// it names none.
+func (h *fault) meets(target string) {
+	names := strings.FieldsFunc(target, func(r rune) bool { return r == ',' || r == ' ' })
+	hit := slices.DeleteFunc(slices.Clone(h.c.replicas), func(r *replica) bool {
+		return !slices.Contains(names, r.name) && (r.host == nil || !slices.Contains(names, r.host.name))
+	})
+	if len(hit) == 0 {
+		hit = h.c.replicas
 	}
-	h.victims.add(h.Kind.name, of(h.c.replicas, h.c.atWork()))
+	h.victims.meets(h.Kind.name, of(hit, h.c.atWork()))
 }
 
 // awaits waits some seconds until a group is at work of a kind that this kind of fault has not
 // met yet, for faults that cannot choose.
 func (h *fault) awaits(ctx context.Context, group []*replica) {
-	var work map[string]bool
 	for end := time.Now().Add(5 * time.Second); time.Now().Before(end) && ctx.Err() == nil; wait(ctx, 100*time.Millisecond) {
-		work = of(group, h.c.atWork())
-		if n, any := h.victims.least(h.Kind.name, work); any && n == 0 {
+		if n, any := h.victims.least(h.Kind.name, of(group, h.c.atWork())); any && n == 0 {
 			break
 		}
 	}
-	h.victims.add(h.Kind.name, work)
-	h.chosen = true
 }
 
 // of returns the kinds of work of a group.
@@ -179,21 +195,41 @@ func of(group []*replica, work map[string][]string) map[string]bool {
 	return kinds
 }
 
-// atWork returns which of the kinds of work that faults must meet are running, by the names of their replicas: none if
-// Postgres does not answer.
+// atWork returns which of the kinds of work that faults must meet are going on, by the names of their
+// replicas: as the observer sees it, and Postgres for what the observer does not. A row that is
+// running is not asked: its replica may have ended the work, and be unable to say so.
 func (c *cluster) atWork() map[string][]string {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	type running struct{ replica, kind string }
-	found, err := rows(ctx, c, `SELECT DISTINCT replica, kind FROM onejob.tasks WHERE status = 'running' AND kind = ANY ($1)`, func(r pgx.CollectableRow) (w running, err error) {
-		return w, r.Scan(&w.replica, &w.kind)
-	}, works)
+	work := map[string][]string{}
+	add := func(replica, kind string) {
+		if slices.Contains(works, kind) && !slices.Contains(work[replica], kind) {
+			work[replica] = append(work[replica], kind)
+		}
+	}
+	inside, err := c.markClient.Inside()
 	if err != nil {
 		return nil
 	}
-	work := map[string][]string{}
-	for _, w := range found {
-		work[w.replica] = append(work[w.replica], w.kind)
+	fences := []int64{} // of HTTP calls, whose target does not know who calls
+	for _, s := range inside {
+		switch {
+		case s.Outsider != "":
+		case s.Replica != "":
+			add(s.Replica, s.Kind)
+		case s.Kind == "http":
+			fences = append(fences, s.Fence)
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	callers, err := rows(ctx, c, `SELECT DISTINCT replica FROM onejob.tasks WHERE kind = 'http' AND fence = ANY ($1) AND replica IS NOT NULL`, pgx.RowTo[string], fences)
+	if err != nil {
+		return work
+	}
+	for _, replica := range callers {
+		add(replica, "http")
+	}
+	for replica := range c.working(ctx) {
+		add(replica, "sql")
 	}
 	return work
 }
