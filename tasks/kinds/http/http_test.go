@@ -541,6 +541,7 @@ func TestCheck(t *testing.T) {
 		`{"url": "https://hooks.example.com/v1/./a"}`:                `segment of its path`,
 		`{"url": "https://hooks.example.com/v1/%2e%2E/admin"}`:       `segment of its path ("%2e%2E")`,
 		`{"url": "https://hooks.example.com/v1/%252e%252e/admin"}`:   `segment of its path`,
+		`{"url": "https://hooks.example.com/v1/%252%65."}`:           `segment of its path`,
 		`{"url": "https://hooks.example.com/v1/..%2fadmin"}`:         `segment of its path`,
 		`{"url": "https://hooks.example.com/v1/a%2Fb"}`:              `segment of its path`,
 		`{"url": "https://hooks.example.com/v1%5c..%5cadmin"}`:       `segment of its path`,
@@ -585,6 +586,17 @@ func TestCheck(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Step by step, decoding this path takes longer than anybody would wait for the test.
+func TestPathThatIsEncodedAMillionTimes(t *testing.T) {
+	h := newKind(t, Config{Allow: []string{"https://hooks.example.com/v1"}})
+	for end, want := range map[string]string{"41": "", "2e%2e": "segment of its path", "2f": "segment of its path"} {
+		_, err := h.Prepare(json.RawMessage(`{"url": "https://hooks.example.com/v1/%` + strings.Repeat("25", 1_000_000) + end + `"}`))
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%s: got %.200v, want %q", end, err, want)
+		}
 	}
 }
 
