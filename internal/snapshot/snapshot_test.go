@@ -105,6 +105,38 @@ func TestSnapshotsAreShared(t *testing.T) {
 	})
 }
 
+// A snapshot that takes longer than Every, as with a Postgres that hardly answers, is for all who
+// wait for it: the last of them does not wait for one snapshot after the other.
+func TestSlowSnapshotsAreShared(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := &cluster{takes: 5 * time.Second}
+		source := snapshot.New(snapshot.Config{Store: c})
+		for round, look := range []func() (*snapshot.Snapshot, error){
+			func() (*snapshot.Snapshot, error) { return source.Get(t.Context()) },
+			func() (*snapshot.Snapshot, error) { return source.Renew(t.Context()) },
+		} {
+			began := time.Now()
+			var viewers sync.WaitGroup
+			for range 10 {
+				viewers.Go(func() {
+					if _, err := look(); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			viewers.Wait()
+			if took := time.Since(began); took != c.takes {
+				t.Errorf("round %d: the last of ten waited %v for a snapshot that takes %v", round, took, c.takes)
+			}
+			if n := c.asked.Load(); n != int64(round+1) {
+				t.Errorf("round %d: %d snapshots were taken", round, n)
+			}
+			time.Sleep(time.Minute)
+		}
+	})
+}
+
 // Renew does not wait until the last one is old, and shares one that is being taken.
 func TestRenewTakesASnapshotNow(t *testing.T) {
 	t.Parallel()

@@ -63,11 +63,11 @@ type Source struct {
 // New returns a Source.
 func New(cfg Config) *Source { return &Source{cfg: cfg} }
 
-// Get returns a snapshot that is not older than Every.
+// Get returns a snapshot that is not older than Every, or the one that is being taken.
 func (s *Source) Get(ctx context.Context) (*Snapshot, error) { return s.After(ctx, nil) }
 
-// After waits for a snapshot other than seen, which may be nil. All who wait get the same one.
-// Its errors are those of ctx.
+// After waits for a snapshot other than seen, which may be nil. All who wait get the same one,
+// also if it took longer than Every. Its errors are those of ctx.
 func (s *Source) After(ctx context.Context, seen *Snapshot) (*Snapshot, error) {
 	for {
 		s.mu.Lock()
@@ -84,10 +84,9 @@ func (s *Source) After(ctx context.Context, seen *Snapshot) (*Snapshot, error) {
 		case fresh && last != seen:
 			return last, nil
 		case flight != nil:
-			select {
-			case <-flight:
-			case <-ctx.Done():
-				return nil, ctx.Err()
+			taken, err := s.landed(ctx, flight)
+			if err != nil || taken != nil && taken != last && taken != seen {
+				return taken, err
 			}
 		default:
 			timer := time.NewTimer(Every - time.Since(last.At))
@@ -105,7 +104,7 @@ func (s *Source) After(ctx context.Context, seen *Snapshot) (*Snapshot, error) {
 // is being taken. Its errors are those of ctx.
 func (s *Source) Renew(ctx context.Context) (*Snapshot, error) {
 	s.mu.Lock()
-	flight := s.flight
+	last, flight := s.last, s.flight
 	if flight == nil {
 		mine := make(chan struct{})
 		s.flight = mine
@@ -113,12 +112,26 @@ func (s *Source) Renew(ctx context.Context) (*Snapshot, error) {
 		return s.fly(ctx, mine), nil
 	}
 	s.mu.Unlock()
+	taken, err := s.landed(ctx, flight)
+	if err != nil || taken != nil && taken != last {
+		return taken, err
+	}
+	return s.Get(ctx)
+}
+
+// landed waits until a snapshot is there that somebody else takes, and returns it. While
+// Postgres is slow it is older than Every by then; if each who waited for it took one of their
+// own instead, the last of them would wait for all of these. If none was taken, it returns the
+// one before.
+func (s *Source) landed(ctx context.Context, flight chan struct{}) (*Snapshot, error) {
 	select {
 	case <-flight:
-		return s.Get(ctx)
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.last, nil
 }
 
 // fly takes the snapshot that others wait for, too: it does not end with ctx.
