@@ -143,12 +143,14 @@ type attempt struct {
 	step   trace.Span
 }
 
+// end ends the present step. An error may have bytes that are not UTF-8; the exporter would drop
+// all spans that it sends together with such a text.
 func (a *attempt) end(err error) {
 	if a.step == nil {
 		return
 	}
 	if err != nil {
-		a.step.SetStatus(codes.Error, err.Error())
+		a.step.SetStatus(codes.Error, tasks.Text(err.Error()))
 	}
 	a.step.End()
 	a.step = nil
@@ -179,7 +181,7 @@ func (a *attempt) Ended(outcome tasks.Outcome, err string) {
 	default:
 		a.whole.SetAttributes(attribute.String("onejob.outcome", string(outcome)))
 		if outcome != tasks.Succeeded {
-			a.whole.SetStatus(codes.Error, err)
+			a.whole.SetStatus(codes.Error, tasks.Text(err))
 		}
 	}
 	a.whole.End()

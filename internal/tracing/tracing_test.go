@@ -3,6 +3,9 @@ package tracing_test
 import (
 	"context"
 	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
@@ -12,6 +15,7 @@ import (
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.opentelemetry.io/otel/trace"
+	"go.uber.org/zap/zaptest"
 
 	"onejob/boottime"
 	"onejob/internal/tracing"
@@ -84,6 +88,43 @@ func TestStepsOfAnAttempt(t *testing.T) {
 				t.Errorf("the spans are %s, want %s", text, c.want)
 			}
 		})
+	}
+}
+
+// An error may have bytes that are not UTF-8, as the output of a command has them. The collector
+// gets the spans of that attempt, and those of others that are sent with them.
+func TestErrorsThatAreNotUTF8(t *testing.T) {
+	received := make(chan string, 10)
+	collector := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		received <- string(body)
+	}))
+	defer collector.Close()
+	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.URL)
+	tracer, stop, err := tracing.New(t.Context(), "one", "test", zaptest.NewLogger(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, kind := range []string{"bytes", "bystander"} {
+		a := tracer.Attempt(&tasks.Task{ID: 1, Kind: kind, HeardAt: boottime.Now()})
+		a.Locked(errors.New("locked \xff"))
+		a.Running(t.Context(), &tasks.Attempt{})
+		a.Ran(errors.New("ran \xff"))
+		a.Ended(tasks.Failed, "ended \xff")
+	}
+	stop() // sends what is left
+	select {
+	case body := <-received:
+		for _, want := range []string{"task bytes", "task bystander", `locked \xff`, `ran \xff`, `ended \xff`} {
+			if !strings.Contains(body, want) {
+				t.Errorf("the collector has no %q", want)
+			}
+		}
+	default:
+		t.Error("the collector got no spans")
 	}
 }
 
