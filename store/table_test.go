@@ -77,6 +77,15 @@ func TestNonsenseIsRefusedByName(t *testing.T) {
 	if !errors.As(err, &pg) || pg.ConstraintName != "payload_is_at_most_4_mib" || pg.TableName != "schedules" {
 		t.Errorf("a schedule with a long payload: %v", err)
 	}
+	// A line that names each second, minute, hour and day has less than 600 characters.
+	long := `'0' || repeat(',1', 498) || ' * * * *'` // 1,005 characters
+	for _, statement := range []string{`INSERT INTO onejob.schedules (name, cron, kind) VALUES ('s', ` + long + `, 'noop')`, `UPDATE onejob.schedules SET cron = ` + long} {
+		b.sql(`INSERT INTO onejob.schedules (name, cron, kind) VALUES ('long', right(` + long + `, 1000), 'noop') ON CONFLICT DO NOTHING`)
+		_, err := b.try(statement)
+		if !errors.As(err, &pg) || pg.ConstraintName != "cron_is_at_most_1000_characters" || pg.TableName != "schedules" {
+			t.Errorf("%.20s: a schedule with a long line: %v", statement, err)
+		}
+	}
 	for constraint, statement := range map[string]string{
 		"outcome_is_known": `UPDATE onejob.attempts SET outcome = 'odd'`,
 		"only_a_refused_attempt_may_be_known_in_part": `UPDATE onejob.attempts SET replica = NULL`,
