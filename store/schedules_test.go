@@ -552,6 +552,25 @@ func TestEditedSchedules(t *testing.T) {
 		b.consistent()
 	})
 
+	// No leader has seen the end of the pause, before the line is edited or not.
+	for _, edit := range []bool{false, true} {
+		t.Run(fmt.Sprint("IntervalAfterAPause/edited=", edit), func(t *testing.T) {
+			name := fmt.Sprint("interval ", edit)
+			b.schedule(name, hoursAgo(3), "on_missed = 'all'")
+			b.sql(`UPDATE onejob.schedules SET cron = '@every 25m', paused_until = $2 WHERE name = $1`, name, hoursAgo(2))
+			b.sql(`DELETE FROM onejob.former_schedules`)
+			b.sql(`UPDATE onejob.schedules SET changed_at = $2::timestamptz + interval '50 min' WHERE name = $1`, name, hoursAgo(3))
+			if edit {
+				b.sql(`UPDATE onejob.schedules SET cron = '0 0 1 1 *' WHERE name = $1`, name)
+			}
+			d, p := b.due(name)
+			b.make(d, p)
+			if got := dues(d.ID); !strings.HasPrefix(got, "01:25 01:50 02:15 02:40") {
+				t.Errorf("an interval of 25 min after a pause until 01:00 has the due times %s", got)
+			}
+		})
+	}
+
 	t.Run("TwoLeadersWithOnePlan", func(t *testing.T) {
 		for i := range 10 {
 			name := fmt.Sprint("both ", i)

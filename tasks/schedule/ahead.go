@@ -13,4 +13,4 @@ type Ahead struct {
 }
 
 // From returns the first due time after now that no pause leaves out.
-func (a Ahead) From(c Cron) time.Time { return c.notBefore(c.Next(a.Now), a.Paused) }
+func (a Ahead) From(c Cron) time.Time { return c.after(a.Now, a.Paused) }

@@ -181,16 +181,22 @@ func (c Cron) believed(stored time.Time, begin *time.Time) time.Time {
 	return next
 }
 
-// notBefore returns the first due time from the end of a pause on, if a due time lies within
-// the pause. An interval begins with that end.
-func (c Cron) notBefore(due time.Time, end *time.Time) time.Time {
-	switch _, every := c.spec.(cron.ConstantDelaySchedule); {
-	case end == nil || due.IsZero() || !due.Before(*end):
-		return due
-	case every:
-		return c.Next(*end)
+// after returns the first due time after begin or, if a pause lasts beyond that, from its end on.
+// An interval is counted from that end, also if it would have come to its own end after it.
+func (c Cron) after(begin time.Time, pauseEnd *time.Time) time.Time {
+	if _, every := c.spec.(cron.ConstantDelaySchedule); every && pauseEnd != nil && begin.Before(*pauseEnd) {
+		return c.Next(*pauseEnd)
 	}
-	return c.Next(end.Add(-1))
+	return c.notBefore(c.Next(begin), pauseEnd)
+}
+
+// notBefore returns the first due time from the end of a pause on, if a due time lies within
+// the pause.
+func (c Cron) notBefore(due time.Time, pauseEnd *time.Time) time.Time {
+	if pauseEnd == nil || due.IsZero() || !due.Before(*pauseEnd) {
+		return due
+	}
+	return c.Next(pauseEnd.Add(-1))
 }
 
 // wallClock returns what the clock on the wall shows at t, as if it were UTC.

@@ -138,14 +138,13 @@ func (d Due) Plan(c Cron, now time.Time) Plan {
 		var next time.Time
 		switch {
 		case d.Next != nil:
-			next = c.believed(*d.Next, d.Begin)
+			if next = c.believed(*d.Next, d.Begin); !next.Equal(*d.Next) {
+				next = c.notBefore(next, d.Paused)
+			}
 		case d.Begin != nil:
-			next = c.Next(*d.Begin)
+			next = c.after(*d.Begin, d.Paused)
 		default:
-			next = c.Next(now)
-		}
-		if d.Next == nil || !next.Equal(*d.Next) {
-			next = c.notBefore(next, d.Paused)
+			next = c.after(now, d.Paused)
 		}
 		p.Next = collect(c, next, now)
 	}

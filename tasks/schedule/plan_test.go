@@ -91,6 +91,8 @@ func TestPlan(t *testing.T) {
 		{"Paused", schedule.Due{Cron: half, OnMissed: "all", Begin: at("12:00:10"), Paused: at("12:02:30")}, "12:02:20", "next 12:02:30", nil},
 		{"AfterAPause", schedule.Due{Cron: half, OnMissed: "all", Begin: at("12:00:10"), Paused: at("12:02:10")}, "12:04:00", "12:02:30 12:03:30 next 12:04:30", nil},
 		{"AnIntervalBeginsWithTheEndOfAPause", schedule.Due{Cron: "@every 1m", OnMissed: "all", Begin: at("12:00:10"), Paused: at("12:02:10")}, "12:02:20", "next 12:03:10", nil},
+		{"AnIntervalBeginsWithTheEndOfAShortPause", schedule.Due{Cron: "@every 1m", OnMissed: "all", Begin: at("12:00:10"), Paused: at("12:00:40")}, "12:00:50", "next 12:01:40", nil},
+		{"AnIntervalAfterAPause", schedule.Due{Cron: "@every 1m", OnMissed: "all", Begin: at("12:00:10"), Paused: at("12:00:10")}, "12:00:50", "next 12:01:10", nil},
 		{"AnEditAfterAPause", schedule.Due{Cron: half, OnMissed: "all", Begin: at("12:03:10"), Paused: at("12:02:10")}, "12:03:20", "next 12:03:30", nil},
 		{"WorkedOutAfterAPause", schedule.Due{Cron: half, OnMissed: "all", Next: at("12:02:30"), Paused: at("12:02:10")}, "12:02:40", "12:02:30 next 12:03:30", nil},
 		{"ALineThatNobodyUnderstood", schedule.Due{Cron: half, OnMissed: "all", Begin: at("12:02:10"), Former: []schedule.Former{former(7, "99 * * * *", "", "12:01:00", "12:02:10")}},
@@ -120,6 +122,16 @@ func TestPlan(t *testing.T) {
 	t.Run("Ahead", func(t *testing.T) {
 		s, _ := schedule.Parse(half, "UTC")
 		for now, want := range map[string]string{"12:00:10": "12:02:30", "12:02:20": "12:02:30", "12:05:00": "12:05:30"} {
+			a := schedule.Ahead{Now: clock(t, now), Paused: at("12:02:10")}
+			if got := a.From(s).Format(time.TimeOnly); got != want {
+				t.Errorf("at %s the next one is %s, want %s", now, got, want)
+			}
+		}
+	})
+
+	t.Run("AheadOfAnInterval", func(t *testing.T) {
+		s, _ := schedule.Parse("@every 1m", "UTC")
+		for now, want := range map[string]string{"12:00:10": "12:03:10", "12:02:00": "12:03:10", "12:05:00": "12:06:00"} {
 			a := schedule.Ahead{Now: clock(t, now), Paused: at("12:02:10")}
 			if got := a.From(s).Format(time.TimeOnly); got != want {
 				t.Errorf("at %s the next one is %s, want %s", now, got, want)
