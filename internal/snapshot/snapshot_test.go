@@ -40,10 +40,13 @@ func (c *cluster) Overview(ctx context.Context) (store.Overview, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	o := c.overview
+	if c.err != nil {
+		return store.Overview{}, c.err // as the store, which has not seen Postgres' clock either
+	}
 	if o.Now.IsZero() {
 		o.Now = time.Now()
 	}
-	return o, c.err
+	return o, nil
 }
 
 func (c *cluster) change(do func(o *store.Overview)) {
@@ -133,6 +136,31 @@ func TestSlowSnapshotsAreShared(t *testing.T) {
 				t.Errorf("round %d: %d snapshots were taken", round, n)
 			}
 			time.Sleep(time.Minute)
+		}
+	})
+}
+
+// Failures of hours ago do not become recent ones when Postgres does not answer.
+func TestOldFailuresWithoutPostgres(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		at := store.Time{At: time.Now().Add(-2 * time.Hour)}
+		c := &cluster{}
+		c.change(func(o *store.Overview) {
+			o.Failures.Rows = []store.Failure{{Kind: "report", Error: "no", Count: 1, First: at, Last: at, Sample: 7}}
+		})
+		source := snapshot.New(snapshot.Config{Store: c})
+		for _, down := range []error{nil, errors.New("connection refused")} {
+			c.mu.Lock()
+			c.err = down
+			c.mu.Unlock()
+			s, err := source.Renew(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if s.Err != down || len(s.Failures) != 1 || s.Failures[0].Recent {
+				t.Errorf("with the error %v the failures are %+v", down, s.Failures)
+			}
 		}
 	})
 }

@@ -233,7 +233,7 @@ func (s *Source) take(ctx context.Context) *Snapshot {
 	for _, r := range schedules {
 		snap.Schedules = append(snap.Schedules, scheduleOf(r))
 	}
-	snap.Failures = append(snap.Failures, failuresOf(failures, o.Now)...)
+	snap.Failures = append(snap.Failures, failuresOf(failures, snap.Now)...)
 
 	v := view{Snapshot: snap, waiting: waiting, overlaps: o.Overlaps.Rows, held: o.Held.Rows, slots: s.cfg.Slots, asksLeader: s.cfg.Leader != nil && leaderErr == nil}
 	v.limitsKnown = s.cfg.Limits != nil && limitsErr == nil && len(limits) < shownLimits
