@@ -934,3 +934,44 @@ SELECT id, timestamptz '2021-01-01Z' + i * interval '1 s', 'missed', now() - int
 	}
 	equal(t, "left", b.one(`SELECT count(*) FROM onejob.occurrences`), "25000")
 }
+
+// Postgres takes names of zones in any case, and zones that have none. A schedule gets the name
+// that Go knows, or is refused.
+func TestZoneNames(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.sql(`INSERT INTO onejob.schedules (name, cron, kind, time_zone) SELECT name, '* * * * *', 'noop', lower(name) FROM pg_timezone_names WHERE name !~ '^(posix|right)/' AND length(name) > 1`)
+	if wrong := b.sql(`SELECT concat_ws(' ', name, time_zone) FROM onejob.schedules WHERE name <> time_zone`); len(wrong) > 0 {
+		t.Errorf("names and zones of rows: %v", wrong)
+	}
+	zones := b.sql(`SELECT time_zone FROM onejob.schedules WHERE time_zone NOT IN ('Factory', 'localtime', 'posixrules')`)
+	if len(zones) < 300 {
+		t.Errorf("%d zones", len(zones))
+	}
+	for _, zone := range zones {
+		if _, err := time.LoadLocation(zone); err != nil {
+			t.Error(err)
+		}
+	}
+
+	b.sql(`INSERT INTO onejob.schedules (name, cron, kind) VALUES ('edited', '* * * * *', 'noop')`)
+	for _, zone := range []string{"", "Local", "CEST", "UTC+3", "utc-1", "2", "+02", "<+02>-02", "CET-1CEST,M3.5.0,M10.5.0/3", "Europe/Nowhere", " UTC", strings.Repeat("x", 1000)} {
+		for _, sql := range []string{`INSERT INTO onejob.schedules (name, cron, kind, time_zone) VALUES ('refused', '* * * * *', 'noop', $1)`, `UPDATE onejob.schedules SET time_zone = $1 WHERE name = 'edited'`} {
+			_, err := b.try(sql, zone)
+			var pg *pgconn.PgError
+			if !errors.As(err, &pg) || pg.Code != "22023" || !strings.Contains(pg.Message, "is not the name of a time zone") || len(pg.Message) > 200 || !strings.Contains(pg.Hint, "Europe/Berlin") {
+				t.Errorf("%.20s: %q: %v", sql, zone, err)
+			}
+		}
+	}
+	if _, err := b.try(`UPDATE onejob.schedules SET time_zone = NULL WHERE name = 'edited'`); err == nil || !strings.Contains(err.Error(), "not-null") {
+		t.Errorf("no zone: %v", err)
+	}
+	equal(t, "the zone of the session", b.one(`WITH z AS (UPDATE onejob.schedules SET time_zone = 'asia/tokyo' WHERE name = 'edited' RETURNING time_zone) SELECT time_zone || ' ' || current_setting('TimeZone') = 'Asia/Tokyo ' || (SELECT reset_val FROM pg_settings WHERE name = 'TimeZone') FROM z`), "true")
+
+	// What was there before is not looked at again.
+	b.sql(`ALTER TABLE onejob.schedules DISABLE TRIGGER check_schedule`)
+	b.sql(`UPDATE onejob.schedules SET time_zone = 'UTC+3' WHERE name = 'edited'`)
+	b.sql(`ALTER TABLE onejob.schedules ENABLE TRIGGER check_schedule`)
+	b.sql(`UPDATE onejob.schedules SET enabled = false, time_zone = 'UTC+3', cron = '@daily' WHERE name = 'edited'`)
+}
