@@ -272,7 +272,11 @@ func (w *Worker) run(lease lock.Lease, t *tasks.Task, trace Trace, ended *tasks.
 	began := boottime.Now()
 	var result tasks.Result
 	err := errGoexit
-	defer func() { *ended = w.returned(ctx, t, a, result, err, began, trace) }()
+	defer func() {
+		of := a
+		a = nil // an attempt that is parked holds no payload
+		*ended = w.returned(ctx, t, of, result, err, began, trace)
+	}()
 	result, err = w.handle(ctx, lease, a, trace)
 }
 
@@ -429,6 +433,7 @@ const unwritableTries = 8
 // has locked it, or its trigger waits for something.
 func (w *Worker) parkAfter(tries int, t *tasks.Task) {
 	if tries >= unwritableTries && w.running.park(t.Fence) {
+		t.Payload = nil
 		w.left(false)
 	}
 }

@@ -3,6 +3,7 @@ package worker_test
 import (
 	"context"
 	"encoding/json"
+	"strings"
 	"testing"
 
 	"onejob/tasks"
@@ -85,6 +86,47 @@ func TestRowsThatKeepWaitingTakeNoRoom(t *testing.T) {
 				}
 				c.await(t, id, status)
 			}
+		})
+	}
+}
+
+// What such rows have brought keeps no memory either: a handler that has returned needs its payload
+// no more, and one that does not begin is to get it again.
+func TestRowsThatKeepWaitingTakeNoMemory(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []string{"locked", "unknown"} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t)
+			c.exec(t, `CREATE FUNCTION public.bad() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE insufficient_privilege; END $$`)
+			k := kinds(nil)
+			k["unknown"] = unknownFor{}
+			somebody, err := c.pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer somebody.Rollback(context.WithoutCancel(t.Context()))
+			tasks.Handle(k, "locked", func(ctx context.Context, a *tasks.Attempt, _ string) (none, error) {
+				_, err := somebody.Exec(ctx, `SELECT FROM onejob.tasks WHERE id = $1 FOR UPDATE`, a.ID)
+				return none{}, err
+			})
+			if kind == "unknown" { // its row cannot be put back
+				c.exec(t, `CREATE TRIGGER bad BEFORE UPDATE ON onejob.tasks FOR EACH ROW WHEN (OLD.status = 'running' AND NEW.kind = 'unknown') EXECUTE FUNCTION public.bad()`)
+			}
+			c.replica(t, "a", k, func(w *worker.Config) { w.PayloadMemory = worker.MaxPayload }) // room for the longest one, or for others
+
+			bad := c.insert(t, "kind, payload", kind, []byte(`"`+strings.Repeat("a", 1<<20)+`"`))
+			c.await(t, bad, "running")
+			c.await(t, c.insert(t, "kind", "noop"), "succeeded")
+			if kind == "unknown" {
+				c.exec(t, `DROP TRIGGER bad ON onejob.tasks`)
+				c.await(t, bad, "pending")
+				return
+			}
+			if err := somebody.Commit(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			c.await(t, bad, "succeeded")
 		})
 	}
 }

@@ -40,7 +40,7 @@ type underWay struct {
 	parks func()
 }
 
-// maxParked is how many attempts are parked at most: their payloads and outcomes are held.
+// maxParked is how many attempts are parked at most: their outcomes are held.
 const maxParked = 1024
 
 type handler struct {
@@ -171,8 +171,9 @@ func (r *running) underSlot(fence int64, parks func()) {
 	r.attempts[fence] = a
 }
 
-// park lets an attempt whose handler does not run take no room, and count no more, however long
-// its row keeps it waiting. It reports false if it is parked already, or cannot be.
+// park lets an attempt whose handler does not run take no room and no memory, and count no more,
+// however long its row keeps it waiting. It reports false if it is parked already, or cannot be.
+// Its caller drops the payload.
 func (r *running) park(fence int64) bool {
 	r.mu.Lock()
 	a := r.attempts[fence]
@@ -185,8 +186,10 @@ func (r *running) park(fence int64) bool {
 	} else {
 		r.taken--
 	}
-	a.room, a.handled, a.parked = false, false, true
+	r.bytes -= a.bytes
+	a.bytes, a.room, a.handled, a.parked = 0, false, false, true
 	r.attempts[fence] = a
+	delete(r.tasks, fence) // which holds the payload as well
 	r.parked++
 	r.mu.Unlock()
 	if a.parks != nil {
@@ -259,11 +262,12 @@ func (r *running) enter(a *tasks.Attempt, cancel context.CancelCauseFunc) (exit 
 	if r.ended {
 		cancel(r.why)
 	}
-	r.tasks[a.Fence] = handler{a, cancel}
+	fence := a.Fence
+	r.tasks[fence] = handler{a, cancel}
 	return func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		delete(r.tasks, a.Fence)
+		delete(r.tasks, fence)
 	}
 }
 
