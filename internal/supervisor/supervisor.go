@@ -177,7 +177,7 @@ type supervisor struct {
 	burial    *process         // ReportDeath at work, if it is
 	running   map[int]*process // both, by pid, until they are reaped
 	childless bool             // the last reap found that we have no children at all
-	before    map[int]uint64   // children that were there before us, by pid: when they began
+	before    map[int]uint64   // children that are not the worker's, as those from before us, by pid: when they began
 	memory    string           // the oom_score_adj that we had; empty if it has not changed
 
 	stopping  bool // somebody told us to
@@ -429,11 +429,20 @@ func (s *supervisor) reportDeath(id string) {
 }
 
 // stopBurial ends a ReportDeath that does not know of the latest death. Another one begins
-// when what is left of that was killed.
+// when what is left of that was killed. One that does not die is left behind: it keeps neither
+// the next worker from being started nor this death from being made known.
 func (s *supervisor) stopBurial() {
 	s.killing = true
-	for b := s.burial; b != nil && !b.gone; {
-		_ = unix.Kill(b.pid, unix.SIGKILL)
+	for end := time.Now().Add(killWait); s.burial != nil && !s.burial.gone; {
+		pid := s.burial.pid
+		if time.Now().After(end) {
+			if p, err := procfs.Read(pid); err == nil && procfs.Place() != "" { // or else /proc tells of others
+				s.before[pid] = p.Start // it is nothing that the worker has left behind
+			}
+			s.burial = nil
+			return
+		}
+		_ = unix.Kill(pid, unix.SIGKILL)
 		s.step(tick)
 	}
 	s.checkBurial()
