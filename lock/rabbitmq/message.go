@@ -51,18 +51,22 @@ func ask(ctx context.Context, w *wire, p *probeChannel, replyQueue string, queue
 	answers := map[string]holderReply{}
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
-	ch, err := w.conn.Channel()
-	if err != nil {
-		return nil, err
-	}
 	replyQueue += uuid.NewString()
-	// Answers wait here, so it keeps messages, other than all queues else.
-	if _, err := ch.QueueDeclare(replyQueue, false, false, true, false, amqp.Table{"x-queue-type": "classic"}); err != nil {
-		return nil, explain("declare queue "+replyQueue, err)
-	}
-	mail, err := ch.ConsumeWithContext(ctx, replyQueue, "", true, true, false, false, nil)
+	var mail <-chan amqp.Delivery
+	err := w.bound(requestTimeout, func() error {
+		ch, err := w.conn.Channel()
+		if err != nil {
+			return err
+		}
+		// Answers wait here, so it keeps messages, other than all queues else.
+		if _, err := ch.QueueDeclare(replyQueue, false, false, true, false, amqp.Table{"x-queue-type": "classic"}); err != nil {
+			return err
+		}
+		mail, err = ch.ConsumeWithContext(ctx, replyQueue, "", true, true, false, false, nil)
+		return err
+	})
 	if err != nil {
-		return nil, explain("read queue "+replyQueue, err)
+		return nil, explain("declare and read queue "+replyQueue, err)
 	}
 	var messages []message
 	for _, queue := range queues {

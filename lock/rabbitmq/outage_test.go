@@ -293,3 +293,52 @@ func TestNobodyListens(t *testing.T) {
 	}
 	t.Logf("that took %v", time.Since(began))
 }
+
+// TestBrokerThatDoesNotAnswer: a broker that goes on with heartbeats and answers no requests, because it
+// waits for its own database, keeps nobody waiting for ever, and the log says what is wrong.
+func TestBrokerThatDoesNotAnswer(t *testing.T) {
+	t.Parallel()
+	broker, v := testenv.OwnRabbitMQ(t, servers.RabbitMQConfig{})
+	cfg := config(t, v)
+	log, entries := testenv.Logger(t)
+	cfg.Log = log
+	s := create(t, cfg)
+	if output, err := broker.Ctl(t.Context(), "eval", "sys:suspend(mnesia_tm)."); err != nil {
+		t.Fatalf("%v: %s", err, output)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	created, ended := make(chan error, 1), make(chan error, 1)
+	go func() { created <- s.Create(ctx, "k", 1) }()
+	go func() { ended <- s.Run(ctx) }()
+	defer func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	}()
+	select {
+	case err := <-created:
+		if !errors.Is(err, errUnanswered) {
+			t.Errorf("create: got error %v, want %v", err, errUnanswered)
+		}
+	case <-time.After(6 * requestTimeout):
+		t.Fatalf("create has waited for %v", 6*requestTimeout)
+	}
+	testenv.Eventually(t, 6*requestTimeout, "the log says that RabbitMQ is unavailable", func() bool {
+		return entries.FilterMessage("rabbitmq_unavailable").Len() > 0
+	})
+	if output, err := broker.Ctl(t.Context(), "eval", "sys:resume(mnesia_tm)."); err != nil {
+		t.Fatalf("%v: %s", err, output)
+	}
+	ready, cancel := context.WithTimeout(t.Context(), 2*maxWait)
+	defer cancel()
+	if err := s.Ready(ready); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Create(t.Context(), "k", 1); err != nil && !errors.Is(err, lock.ErrExists) {
+		t.Fatal(err)
+	}
+	if err := takeSoon(t, s, "k").Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+}

@@ -202,8 +202,12 @@ func (s *Semaphores) visit(ctx context.Context, name string) (*reader, error) {
 	if err != nil {
 		return nil, err
 	}
-	v := &reader{names: s.cfg.names(name), line: &line{wire: w}, stop: context.AfterFunc(ctx, w.cut)}
-	if v.probeChannel, err = newProbeChannel(w); err != nil {
+	v := &reader{names: s.cfg.names(name), line: &line{wire: w, limit: requestTimeout}, stop: context.AfterFunc(ctx, w.cut)}
+	err = w.bound(requestTimeout, func() (err error) {
+		v.probeChannel, err = newProbeChannel(w)
+		return err
+	})
+	if err != nil {
 		v.end()
 		return nil, explain("open a channel", err)
 	}

@@ -65,7 +65,8 @@ func (s *Semaphores) begin(ctx context.Context) (*session, error) {
 	}
 	t := &session{
 		s: s, id: id, queue: s.cfg.Prefix + "/.session/" + id,
-		wire: w, requests: &line{wire: w}, slots: map[string]*slot{},
+		wire: w, slots: map[string]*slot{},
+		requests: &line{wire: w, limit: max(requestTimeout, s.cfg.Heartbeat)}, // no lease ends for it that would hold
 	}
 	t.mostBells, t.mostSlots = sharesOf(int(w.conn.Config.ChannelMax))
 	t.Session = hold.NewSession(s.ahead, func(jump time.Duration) {

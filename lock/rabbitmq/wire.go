@@ -82,26 +82,42 @@ func (w *wire) close() {
 // cut ends the connection without asking.
 func (w *wire) cut() { w.socket.Close() }
 
+// errUnanswered says that a request was given up. Heartbeats come from another part of the broker than
+// answers, and go on while that part, or the queue that the request is about, is stuck.
+var errUnanswered = errors.New("the broker sends heartbeats, and does not answer a request")
+
+// bound returns what request returns, which waits for the broker's answers without a context. It cuts
+// the connection if they do not come in time.
+func (w *wire) bound(limit time.Duration, request func() error) error {
+	late := time.AfterFunc(limit, w.cut)
+	err := request()
+	if !late.Stop() && err != nil {
+		return fmt.Errorf("%w within %v: %w", errUnanswered, limit, err)
+	}
+	return err
+}
+
 // A line is a channel on a wire, for one request at a time, that is opened anew
 // after a request has failed, as that has closed it.
 type line struct {
-	wire *wire
-	mu   sync.Mutex
-	ch   *amqp.Channel
+	wire  *wire
+	limit time.Duration // of a request; one that takes longer ends the wire
+	mu    sync.Mutex
+	ch    *amqp.Channel
 }
 
 func (l *line) do(request func(*amqp.Channel) error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.ch == nil {
-		ch, err := l.wire.conn.Channel()
-		if err != nil {
-			return err
+	err := l.wire.bound(l.limit, func() (err error) {
+		if l.ch == nil {
+			if l.ch, err = l.wire.conn.Channel(); err != nil {
+				return err
+			}
 		}
-		l.ch = ch
-	}
-	err := request(l.ch)
-	if err != nil {
+		return request(l.ch)
+	})
+	if err != nil && l.ch != nil {
 		_ = l.ch.Close()
 		l.ch = nil
 	}
