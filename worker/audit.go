@@ -15,9 +15,13 @@ type auditStore interface {
 
 // audit requeues tasks that belong to this replica in Postgres and that it does not
 // know of, because the reply to a claim was lost. Without it they would wait for the
-// end of the session.
+// end of the session. One that failed is tried again after 20 times as long as it took,
+// because claims wait for it.
 func (w *Worker) audit(ctx context.Context) {
 	if !w.replyLost.Load() {
+		return
+	}
+	if time.Now().Before(w.auditAgain) {
 		return
 	}
 	w.claiming.Lock() // tasks of a claim in flight are not registered yet
@@ -28,10 +32,12 @@ func (w *Worker) audit(ctx context.Context) {
 	}
 	w.replyLost.Store(false)
 	known := w.running.known() // before the query: tasks that end meanwhile are among them
+	began := time.Now()
 	held, err := w.cfg.Store.Held(ctx, session)
 	w.lookups.saw("claims_unanswered", err)
 	if err != nil {
 		w.replyLost.Store(true)
+		w.auditAgain = time.Now().Add(min(20*time.Since(began), time.Minute))
 		return
 	}
 	for _, t := range held {

@@ -33,13 +33,13 @@ func (w *Worker) claim(ctx context.Context) {
 		case <-ctx.Done():
 			// Other replicas requeue what this audit misses once they see that we have stopped.
 			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+			w.auditAgain = time.Time{}
 			w.audit(last)
 			cancel()
 			return
 		case <-w.wake:
 		}
 		w.wakeups.idle.Store(0) // before free slots are counted: who leaves from here on wakes this loop
-		w.audit(ctx)
 		limited := w.limits.due
 		first := limited && turn // or they would get no room beside a backlog of others, nor the others beside theirs
 		if first && w.limits.serve(ctx) {
@@ -48,6 +48,7 @@ func (w *Worker) claim(ctx context.Context) {
 		served := time.Now()
 		nothing := false // is left that is due
 		for more := true; more && ctx.Err() == nil; {
+			w.audit(ctx) // here, as a backlog may keep this loop going for hours
 			if behind {
 				w.gather(ctx)
 				if time.Since(served) >= serveEvery { // or they would wait until all others are done

@@ -67,8 +67,9 @@ type Worker struct {
 	lookups  lookups
 
 	// A claim whose reply is lost leaves rows that belong to this replica and that nobody runs.
-	replyLost atomic.Bool  // there may be such rows
-	claiming  sync.RWMutex // read-locked by claims until their tasks are registered; audit takes the write lock
+	replyLost  atomic.Bool  // there may be such rows
+	claiming   sync.RWMutex // read-locked by claims until their tasks are registered; audit takes the write lock
+	auditAgain time.Time    // when one that failed is tried again; claim's own
 
 	requeues requeues
 	suspects suspects

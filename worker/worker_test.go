@@ -533,18 +533,36 @@ func TestSQLTakesEffectExactlyOnce(t *testing.T) {
 
 func k0() tasks.Kinds { return tasks.Kinds{"noop": tasks.Noop{}} }
 
+// behind says after each claim that more tasks are due.
+type behind struct{ worker.Store }
+
+func (b behind) Claim(ctx context.Context, c tasks.Claim) (tasks.Claimed, error) {
+	time.Sleep(5 * time.Millisecond)
+	claimed, err := b.Store.Claim(ctx, c)
+	claimed.More = true
+	return claimed, err
+}
+
 // A claim whose answer is lost leaves rows that are ours and that we know
 // nothing of. The loss is made by hand: the rows are given our session.
 func TestClaimsWithoutReplyAreRequeued(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t)
-	r := c.replica(t, "a", kinds(nil), nil)
-	id := get[int64](t, c, `INSERT INTO onejob.tasks (kind, status, session, replica, fence, started_at, attempt)
+	for name, change := range map[string]func(*worker.Config){
+		"Idle":         nil,
+		"WithABacklog": func(w *worker.Config) { w.Store = behind{w.Store} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t)
+			r := c.replica(t, "a", kinds(nil), change)
+			id := get[int64](t, c, `INSERT INTO onejob.tasks (kind, status, session, replica, fence, started_at, attempt)
                             VALUES ('noop', 'running', $1, 'a', nextval('onejob.fences'), now(), 1) RETURNING id`, r.locks.Session())
-	c.await(t, id, "succeeded")
-	r.logged(t, "claim_reply_lost")
-	if attempt := get[int](t, c, "SELECT attempt FROM onejob.tasks WHERE id = $1", id); attempt != 1 {
-		t.Errorf("attempt = %d, want 1", attempt)
+			c.await(t, id, "succeeded")
+			r.logged(t, "claim_reply_lost")
+			if attempt := get[int](t, c, "SELECT attempt FROM onejob.tasks WHERE id = $1", id); attempt != 1 {
+				t.Errorf("attempt = %d, want 1", attempt)
+			}
+		})
 	}
 }
 
