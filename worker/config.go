@@ -118,8 +118,16 @@ func (c Config) validate() error {
 	if _, err := ParsePoll(c.Poll); err != nil {
 		return fmt.Errorf("worker: poll %q: %w", c.Poll, err)
 	}
-	if c.Concurrency < 0 || c.MaxCrashes < 0 || c.Timeout < 0 || c.RetryBase < 0 || c.ShutdownGrace < 0 {
-		return errors.New("worker: a number or duration is below zero")
+	if c.Concurrency < 0 || c.MaxCrashes < 0 {
+		return fmt.Errorf("worker: Concurrency %d or MaxCrashes %d is below zero", c.Concurrency, c.MaxCrashes)
+	}
+	for name, d := range map[string]time.Duration{
+		"Timeout": c.Timeout, "RetryBase": c.RetryBase, "RetryMax": c.RetryMax, "LockDelay": c.LockDelay, "ShutdownGrace": c.ShutdownGrace,
+		"KeepSucceeded": c.KeepSucceeded, "KeepFailed": c.KeepFailed, "RetentionEvery": c.RetentionEvery, "SnapshotAge": c.SnapshotAge, "OverlapsEvery": c.OverlapsEvery,
+	} {
+		if d < 0 {
+			return fmt.Errorf("worker: %s %v is below zero", name, d)
+		}
 	}
 	if c.PayloadMemory < MaxPayload {
 		return fmt.Errorf("worker: PayloadMemory %d is below %d, the longest payload", c.PayloadMemory, MaxPayload)

@@ -597,6 +597,25 @@ func TestBadFieldsAreRefused(t *testing.T) {
 			t.Errorf("New(%+v): no error", c)
 		}
 	}
+	for name, c := range map[string]worker.Config{
+		"Concurrency":    {Concurrency: -1},
+		"MaxCrashes":     {MaxCrashes: -1},
+		"Timeout":        {Timeout: -1},
+		"RetryBase":      {RetryBase: -1},
+		"RetryMax":       {RetryMax: -1},
+		"LockDelay":      {LockDelay: -1},
+		"ShutdownGrace":  {ShutdownGrace: -1},
+		"KeepSucceeded":  {KeepSucceeded: -1}, // or all that has succeeded would be deleted at once
+		"KeepFailed":     {KeepFailed: -1},
+		"RetentionEvery": {RetentionEvery: -1}, // or it would never rest
+		"SnapshotAge":    {SnapshotAge: -1},
+		"OverlapsEvery":  {OverlapsEvery: -1},
+	} {
+		c.Store, c.Locks, c.Kinds = new(store.Store), new(consul.Locker), k0()
+		if _, err := worker.New(c); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s of -1: error %v", name, err)
+		}
+	}
 	if _, err := worker.ParsePoll("every second"); err == nil {
 		t.Error("ParsePoll of nonsense: no error")
 	}
