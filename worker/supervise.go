@@ -28,7 +28,8 @@ const (
 // working process, which calls work; work makes a [Config] and hands it to
 // [Process.Run]. When the working process crashes, the supervisor kills everything that
 // it left behind, makes its death known, so that its tasks are taken over at once, and
-// starts the next one. It passes signals on; SIGINT and SIGTERM end the context of work.
+// starts the next one. It passes signals on; SIGINT and SIGTERM end the context of work, and
+// SIGHUP, as when a terminal is closed, ends a program without a handler for it.
 // log gets the supervisor's own lines; nil means JSON on stderr. A reader of stdout or stderr
 // that has ended does not end them. All these processes are hidden
 // from others of the same user, who cannot read their environment or memory, nor trace

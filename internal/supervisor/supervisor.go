@@ -17,7 +17,8 @@
 //	after a signal told us to stop      passed on
 //	announced, with 0 or ExitUsage      passed on
 //	announced, with another code        a crash
-//	not announced, or by a signal       a crash: a panic, kill -9, out of memory
+//	by a signal that we passed on       passed on: it has no handler for it
+//	not announced, or by another one    a crash: a panic, kill -9, out of memory
 //
 // An exit is announced by [Worker.Ending]. A Go program that panics exits with 2 but
 // announces nothing, which tells it from one that refused its configuration.
@@ -198,6 +199,7 @@ type process struct {
 
 	here    bool          // it has installed its signal handlers
 	waiting []unix.Signal // signals until then
+	passed  []unix.Signal // that it got from us
 	ready   bool
 	ending  bool // its exit was announced
 	silent  bool // its end of the pipe is closed
@@ -232,6 +234,9 @@ func (s *supervisor) run() (code int, err error) {
 				s.step(10 * time.Millisecond)
 			}
 			s.worker = nil
+			if w.status.Signaled() && slices.Contains(w.passed, w.status.Signal()) {
+				s.stopping = true // it has no handler for what it was sent, such as SIGHUP when a terminal is closed
+			}
 			if code, over := s.over(w); over {
 				return code, nil
 			}
@@ -357,10 +362,19 @@ func (s *supervisor) forward(sig unix.Signal) {
 	s.stopping = s.stopping || forwarded[sig]
 	if w := s.worker; w != nil && !w.gone {
 		if w.here {
-			_ = unix.Kill(w.pid, sig)
+			w.pass(sig)
 		} else {
 			w.waiting = append(w.waiting, sig)
 		}
+	}
+}
+
+func (p *process) pass(sig unix.Signal) {
+	if !p.gone {
+		if !slices.Contains(p.passed, sig) {
+			p.passed = append(p.passed, sig)
+		}
+		_ = unix.Kill(p.pid, sig)
 	}
 }
 
@@ -372,9 +386,7 @@ func (s *supervisor) heard(l line) {
 	case wordHere:
 		p.here = true
 		for _, sig := range p.waiting {
-			if !p.gone {
-				_ = unix.Kill(p.pid, sig)
-			}
+			p.pass(sig)
 		}
 		p.waiting = nil
 	case wordHello:

@@ -278,6 +278,23 @@ func TestSignalsArePassedOnOnce(t *testing.T) {
 	}
 }
 
+// A signal that the worker has no handler for ends both, as it ends any program: else closing a
+// terminal would leave the supervisor there, with a new worker.
+func TestSignalWithoutAHandler(t *testing.T) {
+	t.Parallel()
+	r := start(t, nil, "ready hello=1 signals=1", "ready ending exit=0")
+	r.await("hello")
+	if err := r.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	if c := r.crash(); c.Signal != "SIGHUP" || c.RestartIn >= 0 {
+		t.Errorf("%+v", c)
+	}
+	if code := r.code(); code != 128+int(syscall.SIGHUP) || r.count("started") != 1 || r.count("buried") != 1 {
+		t.Errorf("exit code %d, %d started, %d buried", code, r.count("started"), r.count("buried"))
+	}
+}
+
 // A signal that comes while the worker is being started does not kill it.
 func TestSignalAtTheStart(t *testing.T) {
 	t.Parallel()
