@@ -494,48 +494,55 @@ SELECT least((extract(epoch FROM min(next_at) FILTER (WHERE isfinite(next_at)) -
 // Purge deletes up to n tasks that finished with the status longer than keep
 // ago, or longer than their row says; their attempts go with them. It returns how many, and
 // whether there may be more. A statement deletes few rows, so that no snapshot is
-// held for long.
+// held for long; if they take long, Purge returns after some seconds with what is done.
 //
 // A row that Postgres refuses to delete, because another table references it for
-// example, keeps no others: it is returned, and passed over for an hour. So are those that a
+// example, keeps no others: it is returned, and passed over for an hour, or for longer where there
+// are many. So are those that a
 // trigger leaves where they are, of which one is returned, and one whose
-// deletion takes longer than a statement may. If that is so of many together, because of a
-// trigger of the user's for example, Purge deletes fewer from then on.
+// deletion takes longer than a statement may. Next to such a row Purge deletes fewer at once, and
+// more again where there are none, so a table of the user's that references all tasks costs a few
+// statements for each, and not a thousand deletions that are undone.
 func (s *Store) Purge(ctx context.Context, status tasks.Status, keep time.Duration, n int) (deleted int, more bool, refused []tasks.RowError, err error) {
-	for most := s.kept.most(status, n); ; most /= 2 {
-		began := time.Now()
+	for began, handled := time.Now(), 0; handled < n && time.Since(began) < s.timeout; {
+		most := min(s.kept.most(status, n), n-handled)
+		statement := time.Now()
 		p, err := s.purge(ctx, status, keep, most)
 		slow := tookTooLong(ctx, err)
 		switch {
 		case err == nil:
-			if p.Chosen == most && time.Since(began) < s.timeout/4 {
+			deleted, handled = deleted+p.Deleted, handled+p.Chosen
+			if p.Left != nil {
+				refused = append(refused, tasks.RowError{ID: *p.Left, Err: fmt.Errorf("it cannot be deleted: %w", errUnchanged)})
+			}
+			if p.Chosen < most {
+				return deleted, false, refused, nil
+			}
+			if time.Since(statement) < s.timeout/4 {
 				s.kept.grow(status, 2*most)
 			}
-			if p.Left != nil {
-				refused = []tasks.RowError{{ID: *p.Left, Err: fmt.Errorf("it cannot be deleted: %w", errUnchanged)}}
-			}
-			return p.Deleted, p.Chosen == most, refused, nil
-		case !aboutARow(err) && !slow:
-			return 0, false, nil, fmt.Errorf("delete old tasks: %w", err)
-		case slow:
-			s.kept.shrink(status, max(most/2, 1))
-		}
-		if most > 1 {
 			continue
+		case !aboutARow(err) && !slow:
+			return deleted, false, refused, fmt.Errorf("delete old tasks: %w", err)
 		}
-		if _, err := s.purge(ctx, status, keep, 0); err != nil { // it is about no row
-			return 0, false, nil, fmt.Errorf("delete old tasks: %w", err)
+		s.kept.shrink(status, max(most/2, 1))
+		if most == 1 {
+			if _, err := s.purge(ctx, status, keep, 0); err != nil { // it is about no row
+				return deleted, false, refused, fmt.Errorf("delete old tasks: %w", err)
+			}
+			id, e := s.passOver(ctx, status, keep)
+			if e != nil || id == 0 {
+				return deleted, false, refused, e
+			}
+			reason := fmt.Sprintf("it takes longer than %v", s.timeout)
+			if pg := (*pgconn.PgError)(nil); !slow && errors.As(err, &pg) {
+				reason = words(pg)
+			}
+			handled, refused = handled+1, append(refused, tasks.RowError{ID: id, Err: fmt.Errorf("it cannot be deleted: %s", reason)})
 		}
-		id, e := s.passOver(ctx, status, keep)
-		if e != nil || id == 0 {
-			return 0, false, nil, e
-		}
-		reason := fmt.Sprintf("it takes longer than %v", s.timeout)
-		if pg := (*pgconn.PgError)(nil); !slow && errors.As(err, &pg) {
-			reason = words(pg)
-		}
-		return 0, true, []tasks.RowError{{ID: id, Err: fmt.Errorf("it cannot be deleted: %s", reason)}}, nil
+		s.kept.wasted(time.Since(statement))
 	}
+	return deleted, true, refused, nil
 }
 
 // oldSQL chooses what purge deletes, in the order of the times until which rows are kept,
@@ -557,6 +564,7 @@ WITH usual AS (
        AND keep_for IS NULL
        AND finished_at < now() - $2 * interval '1 microsecond'
        AND finished_at > timestamptz '1970-01-01 UTC' + ($4 - $2) * interval '1 microsecond'
+       AND id <> ALL ($5)
      ORDER BY finished_at
      LIMIT $3
        FOR UPDATE SKIP LOCKED
@@ -568,6 +576,7 @@ WITH usual AS (
        AND keep_for IS NOT NULL
        AND ` + keptUntil + ` < (extract(epoch FROM now() ` + sinceEpoch + `) * 1000000)::bigint
        AND ` + keptUntil + ` > $4
+       AND id <> ALL ($5)
      ORDER BY ` + keptUntil + `
      LIMIT $3
        FOR UPDATE SKIP LOCKED
@@ -594,6 +603,7 @@ func (s *Store) purge(ctx context.Context, status tasks.Status, keep time.Durati
 	defer cancel()
 	// Postgres ends a statement that takes too long before the context does: its rows must not
 	// be locked any more when a statement for fewer of them follows.
+	until, skip := s.kept.until(status)
 	list, err := queryAfter(ctx, s.pool, pgx.RowToStructByPos[purged], indexesOnly+`, pg_catalog.set_config('statement_timeout', $1, true)`,
 		[]any{strconv.FormatInt((s.timeout - s.timeout/10).Milliseconds(), 10)}, oldSQL+`, gone AS (
     DELETE FROM onejob.tasks
@@ -601,7 +611,7 @@ func (s *Store) purge(ctx context.Context, status tasks.Status, keep time.Durati
  RETURNING id
 )
 SELECT (SELECT count(*) FROM gone), (SELECT count(*) FROM old), (SELECT max(until) FROM old),
-       (SELECT min(id) FROM old WHERE id NOT IN (SELECT id FROM gone))`, string(status), keep.Microseconds(), n, s.kept.until(status))
+       (SELECT min(id) FROM old WHERE id NOT IN (SELECT id FROM gone))`, string(status), keep.Microseconds(), n, until, skip)
 	if err != nil {
 		return purged{}, err
 	}
@@ -622,15 +632,16 @@ func (s *Store) passOver(ctx context.Context, status tasks.Status, keep time.Dur
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	type row struct{ ID, Until int64 }
+	until, skip := s.kept.until(status)
 	rows, err := query(ctx, s.pool, pgx.RowToStructByPos[row], oldSQL+`
-SELECT id, until FROM old`, string(status), keep.Microseconds(), 1, s.kept.until(status))
+SELECT id, until FROM old`, string(status), keep.Microseconds(), 1, until, skip)
 	if err != nil {
 		return 0, fmt.Errorf("delete old tasks: %w", err)
 	}
 	if len(rows) == 0 {
 		return 0, nil
 	}
-	s.kept.passed(status, rows[0].Until)
+	s.kept.passedOver(status, rows[0].ID, rows[0].Until)
 	return rows[0].ID, nil
 }
 
@@ -640,11 +651,24 @@ SELECT id, until FROM old`, string(status), keep.Microseconds(), 1, s.kept.until
 // can delete.
 type kept struct {
 	mu    sync.Mutex
-	ends  map[tasks.Status]int64
+	ends  map[tasks.Status]end
 	made  time.Time
 	since time.Time
 	size  map[tasks.Status]int // 0: as many as are asked for
+	waste time.Duration        // since then, on rows that cannot be deleted
 }
+
+// end is how far purge has come: all that were kept until then are done with. Of those of skipAt, some
+// are: all tasks whose outcomes one statement has written have one time.
+type end struct {
+	until  int64
+	skipAt int64
+	skip   []int64 // their IDs
+}
+
+// maxSkipped is how many rows of one time are passed over one by one. If there are more, the whole
+// time is.
+const maxSkipped = 1000
 
 // most returns how many rows the next statement is to delete, n at most.
 func (k *kept) most(status tasks.Status, n int) int {
@@ -675,15 +699,22 @@ func (k *kept) grow(status tasks.Status, n int) {
 	}
 }
 
-// until returns where purge begins. Every hour that is the beginning again.
-func (k *kept) until(status tasks.Status) int64 {
+// wasted notes time that rows took which cannot be deleted.
+func (k *kept) wasted(d time.Duration) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.waste += d
+}
+
+// until returns where purge begins, and what it leaves out. Every hour that is the beginning again.
+func (k *kept) until(status tasks.Status) (until int64, skip []int64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.renew()
-	if end, passed := k.ends[status]; passed {
-		return end
+	if e, passed := k.ends[status]; passed {
+		return e.until, append([]int64{}, e.skip...)
 	}
-	return time.Time{}.UnixMicro() // the year 1, before which no task finished
+	return time.Time{}.UnixMicro(), []int64{} // the year 1, before which no task finished
 }
 
 // madeAt returns behind which time PurgeOccurrences begins. Every hour that is the beginning
@@ -695,9 +726,11 @@ func (k *kept) madeAt() time.Time {
 	return k.made
 }
 
+// renew lets all begin again after an hour, or after 20 times as long as it took to find out what
+// cannot be deleted.
 func (k *kept) renew() {
-	if time.Since(k.since) > time.Hour {
-		k.ends, k.made, k.since = map[tasks.Status]int64{}, time.Time{}, time.Now()
+	if time.Since(k.since) > max(time.Hour, 20*k.waste) {
+		k.ends, k.made, k.since, k.waste = map[tasks.Status]end{}, time.Time{}, time.Now(), 0
 	}
 }
 
@@ -710,7 +743,26 @@ func (k *kept) passedMadeAt(made time.Time) {
 func (k *kept) passed(status tasks.Status, until int64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.ends[status] = until
+	e := k.ends[status]
+	if e.until = until; until >= e.skipAt {
+		e.skip = nil
+	}
+	k.ends[status] = e
+}
+
+// passedOver notes that a row that is kept until then cannot be deleted. Others may have the same time.
+func (k *kept) passedOver(status tasks.Status, id, until int64) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	e := k.ends[status]
+	if e.skipAt != until {
+		e.skip = nil
+	}
+	e.until, e.skipAt, e.skip = until-1, until, append(e.skip, id)
+	if len(e.skip) > maxSkipped {
+		e.until, e.skip = until, nil
+	}
+	k.ends[status] = e
 }
 
 // PurgeOccurrences deletes up to n occurrences that were made longer than keep

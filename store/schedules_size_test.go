@@ -32,3 +32,34 @@ func TestSizeOfRetention(t *testing.T) {
 		t.Errorf("%d of another status", n)
 	}
 }
+
+// A row that cannot be deleted is passed over, and others of its time are not, until they are too many.
+func TestRowsThatArePassedOver(t *testing.T) {
+	t.Parallel()
+	var k kept
+	const s = tasks.StatusFailed
+	var got []string
+	look := func() {
+		until, skip := k.until(s)
+		got = append(got, fmt.Sprint(until, len(skip)))
+	}
+	k.until(s)
+	k.passedOver(s, 1, 10)
+	k.passedOver(s, 2, 10)
+	look()
+	k.passed(s, 9) // others of that time were deleted
+	look()
+	k.passedOver(s, 3, 11)
+	look()
+	k.passed(s, 20)
+	look()
+	for id := range int64(maxSkipped) {
+		k.passedOver(s, id, 30)
+	}
+	look()
+	k.passedOver(s, maxSkipped, 30)
+	look()
+	if want := "[9 2 9 2 10 1 20 0 29 1000 30 0]"; fmt.Sprint(got) != want {
+		t.Errorf("%v, want %s", got, want)
+	}
+}

@@ -18,6 +18,9 @@ type retention struct {
 	log           *zap.Logger
 }
 
+// mostNamed is of how many rows that cannot be deleted the log has the IDs, each time.
+const mostNamed = 10
+
 type retentionStore interface {
 	Purge(ctx context.Context, status tasks.Status, keep time.Duration, n int) (deleted int, more bool, refused []tasks.RowError, err error)
 	PurgeOccurrences(ctx context.Context, keep time.Duration, n int) (int, error)
@@ -52,11 +55,16 @@ func (r *retention) run(ctx context.Context) {
 		for status, keep := range map[tasks.Status]time.Duration{
 			tasks.StatusSucceeded: r.keepSucceeded, tasks.StatusFailed: r.keepFailed, tasks.StatusCancelled: r.keepFailed,
 		} {
+			left := 0
 			purge(string(status), func() (int, bool, error) {
 				n, more, refused, err := r.store.Purge(ctx, status, keep, batch)
-				logRefusedRows(r.log, refused)
+				logRefusedRows(r.log, refused[:min(len(refused), max(0, mostNamed-left))])
+				left += len(refused)
 				return n, more, err
 			})
+			if left > mostNamed {
+				r.log.Error("retention_refused", zap.String("what", string(status)), zap.Int("rows", left))
+			}
 		}
 		purge("occurrences", func() (int, bool, error) {
 			n, err := r.store.PurgeOccurrences(ctx, max(r.keepSucceeded, r.keepFailed), batch)

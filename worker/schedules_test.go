@@ -456,6 +456,25 @@ func TestRetention(t *testing.T) {
 	r.logged(t, "retention_deleted")
 }
 
+// Of many tasks that cannot be deleted some are named, and all counted.
+func TestRetentionSaysWhatIsLeft(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.exec(t, `CREATE TABLE public.mine (task bigint REFERENCES onejob.tasks)`)
+	c.exec(t, `INSERT INTO onejob.tasks (kind, status, finished_at) SELECT 'noop', 'failed', now() - interval '2 hours' FROM generate_series(1, 30)`)
+	c.exec(t, `INSERT INTO public.mine SELECT id FROM onejob.tasks ORDER BY id LIMIT 25`)
+	r := c.replica(t, "a", kinds(nil), func(w *worker.Config) { w.KeepFailed, w.RetentionEvery = time.Hour, time.Hour })
+	if said := r.logged(t, "retention_refused"); said["what"] != "failed" || fmt.Sprint(said["rows"]) != "25" {
+		t.Errorf("retention_refused says %v", said)
+	}
+	if n := r.events.FilterMessage("row_refused").Len(); n != 10 {
+		t.Errorf("%d rows were named, want 10", n)
+	}
+	if n := get[int](t, c, "SELECT count(*) FROM onejob.tasks"); n != 25 {
+		t.Errorf("%d rows are left, want 25", n)
+	}
+}
+
 // Five replicas, twenty schedules of every second, and the leader suffers: each
 // due time has exactly one task or one recorded reason.
 func TestNoDueTimeIsLostOrMadeTwice(t *testing.T) {
