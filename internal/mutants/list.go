@@ -402,6 +402,18 @@ var others = []Mutant{
 	one("zombies-live", "a process that nobody has waited for counts as alive",
 		"internal/procfs/procfs.go", "(now.Dead || now.Start != start)", "now.Start != start").
 		failing("internal/procfs.TestGone"),
+	one("passed-over", "retention passes over a row that it cannot delete, and over all that have its time",
+		"store/schedules.go", "e.until, e.skipAt, e.skip = until-1, until, append(e.skip, id)", "e.until, e.skipAt, e.skip = until, until, append(e.skip, id)").
+		failing("store.TestOneReferencedRowStopsNoRetention"),
+	one("halving", "retention begins with a thousand rows again behind each that it cannot delete",
+		"store/schedules.go", "		s.kept.shrink(status, max(most/2, 1))\n		if most == 1 {", "		s.kept.shrink(status, max(most/2, 1))\n		if most == 1 {\n			s.kept.shrink(status, 0)").
+		failing("store.TestManyReferencedRowsCostLittle"),
+	one("hang-up", "a program goes on whose worker has died of a signal that was passed on to it",
+		"internal/supervisor/supervisor.go", "slices.Contains(w.passed, w.status.Signal())", "len(w.passed) > 99").
+		failing("internal/supervisor.TestSignalWithoutAHandler"),
+	one("pause-begin", "an interval is counted from the beginning of a pause that is shorter",
+		"tasks/schedule/cron.go", "every && pauseEnd != nil && begin.Before(*pauseEnd)", "every && pauseEnd != nil && c.Next(begin).Before(*pauseEnd)").
+		failing("tasks/schedule.TestPlan"),
 	one("all-wait", "each full limit has a query that waits",
 		"lock/consul/client.go", "			retry.Pause(ctx, crowdedWait+rand.N(crowdedWait/4))\n			index = 0\n", "").
 		failing("lock/consul.TestManyFullLimits"),
