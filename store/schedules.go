@@ -497,12 +497,11 @@ SELECT least((extract(epoch FROM min(next_at) FILTER (WHERE isfinite(next_at)) -
 // held for long; if they take long, Purge returns after some seconds with what is done.
 //
 // A row that Postgres refuses to delete, because another table references it for
-// example, keeps no others: it is returned, and passed over for an hour, or for longer where there
-// are many. So are those that a
-// trigger leaves where they are, of which one is returned, and one whose
-// deletion takes longer than a statement may. Next to such a row Purge deletes fewer at once, and
-// more again where there are none, so a table of the user's that references all tasks costs a few
-// statements for each, and not a thousand deletions that are undone.
+// example, keeps no others: it is returned, and passed over for an hour, or for up to a day where
+// there are many. So are those that a trigger leaves where they are, of which one is returned, and
+// one whose deletion takes longer than a statement may. Next to such a row Purge deletes fewer at
+// once, and more again where there are none. So a table of the user's that references all tasks
+// costs a few statements for each of them.
 func (s *Store) Purge(ctx context.Context, status tasks.Status, keep time.Duration, n int) (deleted int, more bool, refused []tasks.RowError, err error) {
 	for began, handled := time.Now(), 0; handled < n && time.Since(began) < s.timeout; {
 		most := min(s.kept.most(status, n), n-handled)
@@ -653,9 +652,10 @@ type kept struct {
 	mu    sync.Mutex
 	ends  map[tasks.Status]end
 	made  time.Time
-	since time.Time
+	from  time.Time            // when all of ends began again
+	since time.Time            // when made did
 	size  map[tasks.Status]int // 0: as many as are asked for
-	waste time.Duration        // since then, on rows that cannot be deleted
+	waste time.Duration        // since from, on rows that cannot be deleted
 }
 
 // end is how far purge has come: all that were kept until then are done with. Of those of skipAt, some
@@ -706,11 +706,15 @@ func (k *kept) wasted(d time.Duration) {
 	k.waste += d
 }
 
-// until returns where purge begins, and what it leaves out. Every hour that is the beginning again.
+// until returns where purge begins, and what it leaves out. Every hour that is the beginning again,
+// or, where there are many rows that cannot be deleted, after 20 times as long as it took to find that
+// out, a day at most.
 func (k *kept) until(status tasks.Status) (until int64, skip []int64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.renew()
+	if time.Since(k.from) > min(max(time.Hour, 20*k.waste), 24*time.Hour) {
+		k.ends, k.from, k.waste = map[tasks.Status]end{}, time.Now(), 0
+	}
 	if e, passed := k.ends[status]; passed {
 		return e.until, append([]int64{}, e.skip...)
 	}
@@ -722,16 +726,10 @@ func (k *kept) until(status tasks.Status) (until int64, skip []int64) {
 func (k *kept) madeAt() time.Time {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.renew()
-	return k.made
-}
-
-// renew lets all begin again after an hour, or after 20 times as long as it took to find out what
-// cannot be deleted.
-func (k *kept) renew() {
-	if time.Since(k.since) > max(time.Hour, 20*k.waste) {
-		k.ends, k.made, k.since, k.waste = map[tasks.Status]end{}, time.Time{}, time.Now(), 0
+	if time.Since(k.since) > time.Hour {
+		k.made, k.since = time.Time{}, time.Now()
 	}
+	return k.made
 }
 
 func (k *kept) passedMadeAt(made time.Time) {

@@ -3,6 +3,8 @@ package store
 import (
 	"fmt"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"onejob/tasks"
 )
@@ -61,5 +63,32 @@ func TestRowsThatArePassedOver(t *testing.T) {
 	look()
 	if want := "[9 2 9 2 10 1 20 0 29 1000 30 0]"; fmt.Sprint(got) != want {
 		t.Errorf("%v, want %s", got, want)
+	}
+}
+
+// What cannot be deleted is tried again after an hour, and later if finding it took long. Occurrences do
+// not wait for that.
+func TestRetentionBeginsAgain(t *testing.T) {
+	t.Parallel()
+	for waste, hours := range map[time.Duration]int{0: 1, 6 * time.Minute: 2, 10 * time.Hour: 24} {
+		synctest.Test(t, func(t *testing.T) {
+			var k kept
+			const s = tasks.StatusFailed
+			k.until(s)
+			k.madeAt()
+			k.passedOver(s, 1, 10)
+			k.passedMadeAt(time.Unix(1, 0))
+			k.wasted(waste)
+			for hour := range hours + 1 {
+				_, skip := k.until(s)
+				if passed := len(skip) == 1; passed != (hour < hours) {
+					t.Errorf("%v were wasted: after %d h the row is passed over: %t", waste, hour, passed)
+				}
+				if again := k.madeAt().IsZero(); again != (hour > 0) {
+					t.Errorf("%v were wasted: after %d h occurrences begin again: %t", waste, hour, again)
+				}
+				time.Sleep(time.Hour + time.Second)
+			}
+		})
 	}
 }

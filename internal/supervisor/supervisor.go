@@ -448,7 +448,7 @@ func (s *supervisor) stopBurial() {
 	for end := time.Now().Add(killWait); s.burial != nil && !s.burial.gone; {
 		pid := s.burial.pid
 		if time.Now().After(end) {
-			if p, err := procfs.Read(pid); err == nil && procfs.Place() != "" { // or else /proc tells of others
+			if p, err := procfs.Read(pid); err == nil && procfs.Place() != "" { // or else /proc is that of another PID namespace
 				s.before[pid] = p.Start // it is nothing that the worker has left behind
 			}
 			s.burial = nil

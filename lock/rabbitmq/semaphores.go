@@ -58,7 +58,7 @@ func New(cfg Config) (*Semaphores, error) {
 
 // Run keeps a session alive, which is a connection, and begins another when one
 // is lost, until ctx ends. It then gives back what is still held and returns nil
-// within a few seconds. It may be called once.
+// within a few seconds, or 15 s if the broker does not answer. It may be called once.
 func (s *Semaphores) Run(ctx context.Context) error {
 	defer s.probeSession.close()
 	for failures := 0; ctx.Err() == nil; {
