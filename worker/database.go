@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -23,7 +24,7 @@ import (
 //   - A claim is taken only by the server that the replica has found on record.
 //   - Consul locks a task only while the record is the one under which it was claimed.
 //   - No fence above FencesTo is used. A replica that has a higher one raises it first.
-//   - When another server is put on record, FencesFrom becomes the old FencesTo, or more.
+//   - When another server is put on record, FencesFrom becomes more than the old FencesTo.
 //
 // databaseRecord is the record, as JSON.
 type databaseRecord struct {
@@ -44,6 +45,11 @@ const (
 	// many for each second since 1970, they are above all earlier ones even where Consul
 	// and Postgres were both restored from backups, unless more than that were used.
 	fencesPerSecond = 100_000
+
+	// fencesApart is how far beyond that they begin, at random. A failover may lose what the
+	// database had noted of another Consul and its record. The next record is chosen without
+	// it, and must not begin where the lost one did.
+	fencesApart = 1_000_000_000
 
 	lookAtRecord     = 5 * time.Second // how often, while all is well
 	lookForSuccessor = time.Second
@@ -460,8 +466,11 @@ func settleDatabase(ctx context.Context, store DatabaseStore, locks DatabaseLock
 	if why := r.refuses(server.Server); why != nil && (!why.adoptable || version != 0 && !force) {
 		return now, 0, why
 	}
-	if version != 0 || server.FencesFrom >= 0 { // else all fences that were ever used are the sequence's own
-		now.FencesFrom = max(r.FencesTo, server.FencesFrom+fenceBlock, server.Now.Unix()*fencesPerSecond)
+	if version != 0 || server.FencesFrom >= 0 || server.Timeline > 1 { // else all fences that were ever used are the sequence's own
+		now.FencesFrom = max(r.FencesTo, server.FencesFrom+fenceBlock, server.Now.Unix()*fencesPerSecond) + rand.Int64N(fencesApart)
+	}
+	if version != 0 && !r.Same(server.Server) { // it may have forgotten a record, so it begins above that one too
+		now.FencesFrom += 2 * fencesApart
 	}
 	now.last = now.FencesFrom + server.LastFence
 	now.FencesTo = now.last + fenceBlock

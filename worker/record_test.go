@@ -3,6 +3,8 @@ package worker
 import (
 	"context"
 	"encoding/json"
+	"fmt"
+	"math/rand/v2"
 	"sync"
 	"testing"
 	"time"
@@ -124,5 +126,112 @@ func TestClaimsBesideTheQuestion(t *testing.T) {
 	d.look(t.Context())
 	if _, ok := d.put(&c, "third"); ok || !d.back {
 		t.Errorf("fences that went back: known %v, gone back %v", ok, d.back)
+	}
+}
+
+// consuls are several Consuls for one Postgres, which may fail over to a standby.
+type consuls struct {
+	t *testing.T
+	recordKept
+	records [4]consulRecord
+	standby tasks.ServerReport // as it was replicated last
+	used    map[int64]bool
+	history []string
+}
+
+// consulRecord is what one of them has.
+type consulRecord struct {
+	text    []byte
+	version uint64
+}
+
+func newConsuls(t *testing.T) *consuls {
+	started := time.Unix(1_700_000_000, 0)
+	c := &consuls{t: t, used: map[int64]bool{}}
+	c.report = tasks.ServerReport{Server: tasks.Server{System: "1", Timeline: 1, Started: started}, Now: started, FencesFrom: -1}
+	c.standby = c.report
+	return c
+}
+
+// use lets replicas work with a Consul, and returns the fences that they use, in order.
+func (c *consuls) use(at, claims int) (fences []int64) {
+	c.t.Helper()
+	c.history = append(c.history, fmt.Sprintf("Consul %d", at))
+	c.record, c.version = c.records[at].text, c.records[at].version
+	r, version, err := readRecord(c.t.Context(), c)
+	if err == nil {
+		r, _, err = settleDatabase(c.t.Context(), c, c, r, version, "r", false, false)
+	}
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.records[at] = consulRecord{c.record, c.version}
+	for range claims {
+		c.report.LastFence++
+		fence := r.FencesFrom + c.report.LastFence
+		if c.used[fence] {
+			c.t.Fatalf("fence %d was used before: %v", fence, c.history)
+		}
+		c.used[fence] = true
+		fences = append(fences, fence)
+	}
+	return fences
+}
+
+func (c *consuls) replicate() {
+	c.history = append(c.history, "replicated")
+	c.standby = c.report
+}
+
+func (c *consuls) failOver() {
+	c.history = append(c.history, "failover")
+	c.standby.Now, c.standby.Timeline, c.standby.Started = c.report.Now, c.report.Timeline+1, c.report.Now.Add(time.Second)
+	c.report = c.standby
+}
+
+// Replicas change between Consuls, new ones and ones with a record of their own, as people
+// give them wrong addresses, and Postgres fails over beside it to a standby that does not
+// have what was noted last. No fence is given out a second time.
+func TestFencesOfManyConsuls(t *testing.T) {
+	for seed := range uint64(2000) {
+		r := rand.New(rand.NewPCG(seed, 0))
+		c, at := newConsuls(t), 0
+		c.history = append(c.history, fmt.Sprintf("seed %d", seed))
+		c.use(at, 1+r.IntN(5))
+		for range 8 {
+			c.report.Now = c.report.Now.Add(time.Duration(r.IntN(20)) * time.Second)
+			switch r.IntN(4) {
+			case 0, 1:
+				at = r.IntN(len(c.records))
+			case 2:
+				c.replicate()
+			case 3:
+				c.failOver()
+				at = r.IntN(len(c.records)) // the cluster's own by what the standby knows, or another
+			}
+			c.use(at, 1+r.IntN(5))
+		}
+	}
+}
+
+// A failover loses the change from one Consul to another. Fences that are given out with the
+// first one are above those that were given out with the other.
+func TestFencesAfterForgottenConsul(t *testing.T) {
+	for _, away := range []string{"new", "with a record of its own"} {
+		for _, pause := range []time.Duration{0, time.Minute, time.Hour} {
+			c := newConsuls(t)
+			if away != "new" {
+				c.use(1, 1)
+			}
+			c.use(0, 1)
+			c.replicate()
+			c.report.Now = c.report.Now.Add(pause)
+			other := c.use(1, 100)
+			c.failOver()
+			c.report.Now = c.report.Now.Add(pause)
+			if own := c.use(0, 1); own[0] <= other[99] {
+				t.Errorf("a Consul %s, pause %v: fence %d comes after %d", away, pause, own[0], other[99])
+			}
+		}
 	}
 }

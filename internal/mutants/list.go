@@ -414,6 +414,12 @@ var others = []Mutant{
 	one("pause-begin", "an interval is counted from the beginning of a pause that is shorter",
 		"tasks/schedule/cron.go", "every && pauseEnd != nil && begin.Before(*pauseEnd)", "every && pauseEnd != nil && c.Next(begin).Before(*pauseEnd)").
 		failing("tasks/schedule.TestPlan"),
+	one("forgotten", "after a failover fences begin as if the database had forgotten nothing",
+		"worker/database.go", "now.FencesFrom += 2 * fencesApart", "now.FencesFrom += 0").
+		failing("worker.TestFencesAfterForgottenConsul"),
+	one("same-start", "two records that are chosen from the same knowledge begin with the same fences",
+		"worker/database.go", " + rand.Int64N(fencesApart)", " + 0*rand.Int64N(fencesApart)").
+		failing("worker.TestFencesOfManyConsuls"),
 	one("all-wait", "each full limit has a query that waits",
 		"lock/consul/client.go", "			retry.Pause(ctx, crowdedWait+rand.N(crowdedWait/4))\n			index = 0\n", "").
 		failing("lock/consul.TestManyFullLimits"),
