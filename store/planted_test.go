@@ -249,6 +249,8 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 	_, err = b.CheckPath(ctx)
 	ok("CheckPath", err)
 	ok("CheckStatement", b.CheckStatement(ctx, "SELECT 1"))
+	_, err = b.References(ctx)
+	ok("References", err)
 	_, err = b.Version(ctx)
 	ok("Version", err)
 	_, err = b.HeldSnapshots(ctx, 0)

@@ -28,9 +28,9 @@ func checkCommand() *cobra.Command {
 		Use:   "check",
 		Short: "Check the configuration, the connections, the rights and the schema",
 		Long: `Check the configuration, Postgres, Consul, RabbitMQ if it keeps limits, the rights in
-Postgres and Consul, the schema, the statements of the sql kind, and schedules. Every
-problem comes with what to do. The exit code is 1 if a check fails; warnings do not
-count.
+Postgres and Consul, the schema, the statements of the sql kind, schedules, and foreign
+keys to onejob.tasks. Every problem comes with what to do. The exit code is 1 if a check
+fails; warnings do not count.
 
 With --leases, ask every living replica for its metrics instead, and compare how long
 its process stood still and how long heartbeats took with what its leases allow.`,
@@ -219,6 +219,7 @@ func checkPostgres(ctx context.Context, cfg Config, all *findings) {
 		return
 	}
 	checkSchedules(ctx, db, all)
+	checkReferences(ctx, db, all)
 	switch found, total, err := db.Overlaps(ctx, 1); {
 	case err != nil:
 		all.report("overlaps", err, "")
@@ -263,6 +264,31 @@ func checkSchedules(ctx context.Context, db *store.Store, all *findings) {
 	}
 	if len(list) > 0 && wrong == 0 {
 		all.ok("schedules", plural(len(list), "schedule")+", none with an error")
+	}
+}
+
+// checkReferences warns of foreign keys that keep tasks from being deleted, or let Postgres
+// read a whole table for each of them.
+func checkReferences(ctx context.Context, db *store.Store, all *findings) {
+	list, err := db.References(ctx)
+	if err != nil {
+		all.report("foreign keys", err, "")
+		return
+	}
+	wrong := 0
+	for _, r := range list {
+		if r.Keeps {
+			all.warn("foreign keys", fmt.Sprintf("%s refers to onejob.tasks without ON DELETE, so tasks that it refers to are never deleted: add ON DELETE SET NULL or ON DELETE CASCADE", r))
+		}
+		if !r.Indexed {
+			all.warn("foreign keys", fmt.Sprintf("no index begins with %s, so Postgres reads the whole table for each task that is deleted: add one", r))
+		}
+		if r.Keeps || !r.Indexed {
+			wrong++
+		}
+	}
+	if len(list) > 0 && wrong == 0 {
+		all.ok("foreign keys", plural(len(list), "foreign key")+" to onejob.tasks, each with ON DELETE and an index")
 	}
 }
 
