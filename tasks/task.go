@@ -66,7 +66,8 @@ type Attempt struct {
 	Task
 
 	// Deadline returns the moment at which the lease runs out, as far as is
-	// known now; each heartbeat moves it. Never nil.
+	// known now; each heartbeat moves it. It comes within seconds when the
+	// replica stops and the context has ended. Never nil.
 	Deadline func() boottime.Instant
 
 	// Output keeps the head and the tail of what is written to it, for the

@@ -256,7 +256,8 @@ var errGoexit = errors.New("the handler ended its goroutine (runtime.Goexit, as 
 func (w *Worker) run(lease lock.Lease, t *tasks.Task, trace Trace, ended *tasks.Completion) {
 	ctx, cancel := context.WithCancelCause(lease.Context())
 	defer cancel(nil)
-	a := &tasks.Attempt{Task: *t, Deadline: lease.Deadline, Output: tasks.NewOutput(0)}
+	deadline := func() boottime.Instant { return w.shutdown.deadline(lease.Deadline()) }
+	a := &tasks.Attempt{Task: *t, Deadline: deadline, Output: tasks.NewOutput(0)}
 	defer w.running.enter(a, cancel)()
 	timeout := t.Timeout
 	if timeout <= 0 { // an interval of years and days may be above zero for Postgres alone

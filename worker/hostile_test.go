@@ -204,6 +204,7 @@ func TestStopsLoseNoClaim(t *testing.T) {
 	if n := get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status = 'pending' AND attempt > 0 OR status NOT IN ('pending', 'succeeded')"); n > 0 {
 		t.Errorf("%d tasks lost an attempt that never began", n)
 	}
+	c.wantNone(t, "tasks that were given back wait for a time", "SELECT count(*) FROM onejob.tasks WHERE status = 'pending' AND run_at > clock_timestamp()")
 }
 
 // tardy commits limited claims, says so, and answers 100 ms later: with the error of the
@@ -252,6 +253,7 @@ func TestStopsLoseNoLimitedClaim(t *testing.T) {
 		c.wantNone(t, fmt.Sprintf("rows are running after stop %d", i), "SELECT count(*) FROM onejob.tasks WHERE status = 'running'")
 	}
 	c.wantNone(t, "tasks lost an attempt that never began", "SELECT count(*) FROM onejob.tasks WHERE status = 'pending' AND attempt > 0")
+	c.wantNone(t, "tasks that were given back wait for a time", "SELECT count(*) FROM onejob.tasks WHERE status = 'pending' AND run_at > clock_timestamp()")
 	c.wantNone(t, "tasks are neither waiting nor done", "SELECT count(*) FROM onejob.tasks WHERE status NOT IN ('pending', 'succeeded')")
 	c.wantNone(t, "attempts did not succeed", "SELECT count(*) FROM onejob.attempts WHERE outcome <> 'succeeded'")
 }

@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -11,6 +12,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"onejob/lock"
 	"onejob/tasks"
 )
 
@@ -21,6 +23,7 @@ type recordKept struct {
 	session string
 	report  tasks.ServerReport
 	after   func() // is called when the server has been asked, before its answer arrives
+	first   func() // is called before the next write to the record, which comes too late then
 	record  []byte
 	version uint64
 }
@@ -40,6 +43,11 @@ func (k *recordKept) Database(context.Context) ([]byte, uint64, error) {
 func (k *recordKept) SetDatabase(_ context.Context, record []byte, version uint64) (uint64, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if k.first != nil {
+		k.first()
+		k.first = nil
+		return 0, lock.ErrChanged
+	}
 	k.record, k.version = record, version+1
 	return k.version, nil
 }
@@ -233,5 +241,40 @@ func TestFencesAfterForgottenConsul(t *testing.T) {
 				t.Errorf("a Consul %s, pause %v: fence %d comes after %d", away, pause, own[0], other[99])
 			}
 		}
+	}
+}
+
+// Fences run out every ten million. The record is raised before one above its end is used:
+// by the replica that has it, or by another one just before.
+func TestFencesToIsRaised(t *testing.T) {
+	d, k, c, _ := lookedAt(t)
+	end := d.record.FencesTo
+	task := &tasks.Task{Server: c.Server, Fence: end}
+	before, err := d.cover(t.Context(), task)
+	if err != nil || before != k.version || d.record.FencesTo != end {
+		t.Fatalf("the last fence below the end: version %d of %d, the end is %d, %v", before, k.version, d.record.FencesTo, err)
+	}
+
+	task.Fence++
+	version, err := d.cover(t.Context(), task)
+	var r databaseRecord
+	if err := errors.Join(err, json.Unmarshal(k.record, &r)); err != nil {
+		t.Fatal(err)
+	}
+	if version == before || version != k.version || r.FencesTo != task.Fence+fenceBlock {
+		t.Errorf("the first fence above the end: version %d after %d, on record %d, and fences to %d", version, before, k.version, r.FencesTo)
+	}
+
+	// Another replica is first. What is found on record then is enough.
+	task.Fence = r.FencesTo + 1
+	r.FencesTo += 2 * fenceBlock
+	text, err := json.Marshal(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.first = func() { k.record, k.version = text, k.version+1 }
+	version, err = d.cover(t.Context(), task)
+	if err != nil || version != k.version || d.record.FencesTo != r.FencesTo {
+		t.Errorf("another replica was first: version %d of %d, fences to %d, want %d, %v", version, k.version, d.record.FencesTo, r.FencesTo, err)
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"onejob/boottime"
 	"onejob/tasks"
 )
 
@@ -18,7 +19,8 @@ import (
 type shutdown struct {
 	forced    chan struct{} // closed by force
 	forceOnce sync.Once
-	stopping  atomic.Bool // no more claims
+	stopping  atomic.Bool  // no more claims
+	end       atomic.Int64 // a boottime.Instant: no handler has longer than that; zero before they are cancelled
 
 	giveUp  context.Context // ends when handlers are no longer waited for
 	writing context.Context // ends lastTry later: the time that pending writes to the store have left
@@ -47,10 +49,24 @@ var errGivenUp = errors.New("the replica stops, and Postgres has not answered")
 // lastTry is how long the store may still take to answer once the drain has given up.
 const lastTry = 1500 * time.Millisecond
 
+// How long cancelled handlers may take to return. Commands may have a grace of hours between
+// SIGTERM and SIGKILL; their guards are given a deadline before that.
+const (
+	handlersEnd = 10 * time.Second
+	commandsEnd = 8 * time.Second
+)
+
+// deadline returns when a handler must have ended whose lease holds until then.
+func (s *shutdown) deadline(lease boottime.Instant) boottime.Instant {
+	if end := s.end.Load(); end != 0 {
+		return min(lease, boottime.Instant(end))
+	}
+	return lease
+}
+
 // drain waits for running tasks: for the grace period, then for a moment after
 // cancelling them. It returns an error if some are still running then.
 func (s *shutdown) drain(running *running, grace time.Duration, log *zap.Logger) error {
-	const maxWait = 10 * time.Second
 	done := running.done()
 	if n := running.count(); n > 0 {
 		log.Info("draining", zap.Int("running", n), zap.Duration("grace", grace))
@@ -64,7 +80,8 @@ func (s *shutdown) drain(running *running, grace time.Duration, log *zap.Logger)
 	case <-s.forced:
 	}
 	running.cancelAll(tasks.ErrShutdown)
-	last := time.NewTimer(maxWait)
+	s.end.Store(int64(boottime.Now().Add(commandsEnd)))
+	last := time.NewTimer(handlersEnd)
 	defer last.Stop()
 	select {
 	case <-done:
@@ -78,7 +95,7 @@ func (s *shutdown) drain(running *running, grace time.Duration, log *zap.Logger)
 	}
 	if n := running.count(); n > 0 {
 		log.Error("drain_incomplete", zap.Int("running", n))
-		return fmt.Errorf("%d tasks were still running %v after they were cancelled; others take them over", n, maxWait)
+		return fmt.Errorf("%d tasks were still running %v after they were cancelled; others take them over", n, handlersEnd)
 	}
 	return nil
 }

@@ -4,6 +4,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"onejob/boottime"
 )
 
 // Pauses grow. News ends the second half of one, and a lock key that comes free all that is left of
@@ -38,4 +40,22 @@ func TestPause(t *testing.T) {
 			t.Errorf("the pause after a claim took %v, want %v", got, leastPause)
 		}
 	})
+}
+
+// endsAt is a lease that nothing extends.
+type endsAt struct {
+	freeLease
+	at boottime.Instant
+}
+
+func (l endsAt) Deadline() boottime.Instant { return l.at }
+
+// A slot may be lost while the lock is kept. What a command's guard is told is the end of
+// whichever comes first.
+func TestDeadlineUnderASlot(t *testing.T) {
+	for _, c := range []struct{ lock, slot, want boottime.Instant }{{1, 2, 1}, {2, 1, 1}, {3, 3, 3}} {
+		if got := newUnderSlot(endsAt{at: c.lock}, endsAt{at: c.slot}).Deadline(); got != c.want {
+			t.Errorf("the lock until %d and the slot until %d: the deadline is %d, want %d", c.lock, c.slot, got, c.want)
+		}
+	}
 }

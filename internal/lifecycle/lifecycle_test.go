@@ -504,3 +504,21 @@ func TestStepsSurviveJSON(t *testing.T) {
 		}
 	}
 }
+
+// A stop loses no time. A lease that ended during one does.
+func TestStopLosesNoTime(t *testing.T) {
+	for _, c := range []struct {
+		error string
+		wait  Time
+		rule  string
+	}{
+		{"the replica is shutting down: stopped: exit code 143", 0, CompleteRequeue},
+		{"the replica is shutting down: stopped: exit code 143", 3 * second, ""},
+		{"the replica is shutting down: the lease ran out: exit code 137", 3 * second, CompleteRequeue},
+	} {
+		e := running("a", with(release(Pending), fails(c.error), requeued, func(r *Row) { r.RunAt = now + 1 + c.wait }))
+		if rule, why := e.replay(); rule != c.rule {
+			t.Errorf("%q and a wait of %d s: the step goes by %q, want %q: %s", c.error, c.wait/second, rule, c.rule, why)
+		}
+	}
+}

@@ -271,6 +271,9 @@ var (
 	}}
 	requeueDelay = condition{"it waits for the delay of a requeue", func(s *Step, _ *past, c *Config) bool {
 		d := s.waits()
+		if strings.HasPrefix(s.Is.Error, shutdown) && !strings.Contains(s.Is.Error, leaseEnded) {
+			return d == 0 // a stop loses no time
+		}
 		return c.handlersDecide(s.Task) || d == 0 || c.LockDelay == 0 || d == c.LockDelay || s.Was.Kind == "sql" && d <= maxRequeue // whose Postgres was unavailable
 	}}
 	shortDelay = condition{"it waits for 30 s at most", func(s *Step, _ *past, c *Config) bool { return s.waits() <= max(maxRequeue, c.LockDelay) }}
@@ -281,6 +284,12 @@ var (
 		r := s.Is
 		return r.RunAt == s.Began && r.Attempt == 0 && r.Crashes == 0 && r.Stalls == 0 && r.FinishedAt == 0 && r.StartedAt == 0 && !r.CancelRequested && !r.HasResult
 	}}
+)
+
+// How the errors of tasks.ErrShutdown and tasks.ErrLeaseEnded read.
+const (
+	shutdown   = "the replica is shutting down"
+	leaseEnded = "the lease ran out"
 )
 
 // errorSays is the condition that the row's error begins so.

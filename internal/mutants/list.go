@@ -420,6 +420,24 @@ var others = []Mutant{
 	one("same-start", "two records that are chosen from the same knowledge begin with the same fences",
 		"worker/database.go", " + rand.Int64N(fencesApart)", " + 0*rand.Int64N(fencesApart)").
 		failing("worker.TestFencesOfManyConsuls"),
+	one("no-mark", "a fence is used that the record does not cover",
+		"worker/database.go", "covered, version := t.Fence <= d.record.FencesTo, d.version", "covered, version := true, d.version").
+		failing("worker.TestFencesToIsRaised"),
+	one("mark-stays", "the end of the fences on record is not raised",
+		"worker/database.go", "r.FencesTo, r.By, r.At = fence+fenceBlock,", "r.FencesTo, r.By, r.At = r.FencesTo,").
+		failing("worker.TestFencesToIsRaised"),
+	one("slot-end", "a command under a limit is not told when its slot ends",
+		"worker/slots.go", "return min(u.Lease.Deadline(), u.slot.Deadline())", "return u.Lease.Deadline()").
+		failing("worker.TestDeadlineUnderASlot"),
+	one("stop-delay", "a task that has not begun when its replica stops waits for 20 s",
+		"worker/attempt.go", `delay, cause = 0, "shutdown"`, `delay, cause = 20*time.Second, "shutdown"`).
+		failing("worker.TestStopsLoseNoClaim"),
+	one("stop-waits", "a task that was cancelled by a stop waits for the lock-delay",
+		"worker/attempt.go", "e.Outcome, e.Next, e.Requeue = tasks.Shutdown, tasks.StatusPending, true", "e.Outcome, e.Next, e.Requeue, e.Delay = tasks.Shutdown, tasks.StatusPending, true, w.cfg.LockDelay").
+		failing("cmd/onejob.TestScripts/stubborn"),
+	one("stubborn", "a stop does not wait for the end of a command with a long grace",
+		"worker/shutdown.go", "commandsEnd = 8 * time.Second", "commandsEnd = 80 * time.Second").
+		failing("cmd/onejob.TestScripts/stubborn"),
 	one("all-wait", "each full limit has a query that waits",
 		"lock/consul/client.go", "			retry.Pause(ctx, crowdedWait+rand.N(crowdedWait/4))\n			index = 0\n", "").
 		failing("lock/consul.TestManyFullLimits"),
