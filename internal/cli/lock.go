@@ -39,7 +39,8 @@ says, as for "onejob limits"; with RabbitMQ, Consul is not needed.
 
 The command is killed before anything else can get the lock, even if onejob itself is
 killed or frozen. Signals are passed on to the command. In a crontab, use --no-wait or
---wait: without them, runs pile up behind one that hangs.
+--wait: without them, runs pile up behind one that hangs. Even so a slot whose holder
+has died is waited for, some 10 seconds at most with the default times.
 
 The exit code is that of the command (128 plus the number of the signal that ended
 it), or:
@@ -184,7 +185,8 @@ func slotOf(c *cobra.Command, configPath, name string, slots int) (lockTarget, e
 	if err != nil {
 		return nil, usage(problemList("lock", "", nil, nil, err))
 	}
-	return &oneSlot{limits: locks.Semaphores(), name: name, slots: slots, run: func(ctx context.Context) error { return locks.Run(ctx, nil) }, ready: locks.Ready}, nil
+	return &oneSlot{limits: locks.Semaphores(), name: name, slots: slots, delay: locks.SlotDelay() + time.Second,
+		run: func(ctx context.Context) error { return locks.Run(ctx, nil) }, ready: locks.Ready}, nil
 }
 
 // errStopped ends a wait for a lock.
@@ -200,6 +202,10 @@ type lockTarget interface {
 
 	// ask asks once for it. value says who holds it.
 	ask(ctx context.Context, value []byte) (lock.Lease, error)
+
+	// delays returns for how long ErrDelayed may be the answer at most, if every process
+	// counts that from when it begins to ask: one that asks once would never have it.
+	delays() time.Duration
 
 	// await returns when it may be worth asking again.
 	await(ctx context.Context) error
@@ -220,6 +226,9 @@ func (p wholeLock) ask(ctx context.Context, value []byte) (lock.Lease, error) {
 	return p.Acquire(ctx, lock.Request{Session: p.Session(), Key: p.key, Value: value})
 }
 
+// A lock-delay is Consul's to count.
+func (wholeLock) delays() time.Duration { return 0 }
+
 func (p wholeLock) await(ctx context.Context) error { return p.Await(ctx, p.key) }
 
 // oneSlot is one of the slots of a limit.
@@ -227,6 +236,7 @@ type oneSlot struct {
 	limits     lock.Semaphores
 	name       string
 	slots      int
+	delay      time.Duration // see delays
 	run, ready func(context.Context) error
 	there      bool // the limit was seen, with so many slots
 }
@@ -267,6 +277,8 @@ func (p *oneSlot) ask(ctx context.Context, value []byte) (lock.Lease, error) {
 	}
 	return leases[0], nil
 }
+
+func (p *oneSlot) delays() time.Duration { return p.delay }
 
 func (p *oneSlot) await(ctx context.Context) error { return p.limits.Await(ctx, p.name) }
 
@@ -367,6 +379,8 @@ func obtain(ctx context.Context, p lockTarget, maxWait time.Duration) (lock.Leas
 		until, cancel = context.WithTimeout(ctx, cmp.Or(max(maxWait, 0), answerTimeout))
 		defer cancel()
 	}
+	asking := until
+	var delayed context.Context // for as long as a holder that has died may count; nil if there is none
 	for {
 		value, err := json.Marshal(struct {
 			Replica string    `json:"replica"`
@@ -376,7 +390,7 @@ func obtain(ctx context.Context, p lockTarget, maxWait time.Duration) (lock.Leas
 		if err != nil {
 			return nil, err
 		}
-		lease, err := p.ask(until, value)
+		lease, err := p.ask(asking, value)
 		switch {
 		case err == nil:
 			return lease, nil
@@ -386,24 +400,42 @@ func obtain(ctx context.Context, p lockTarget, maxWait time.Duration) (lock.Leas
 		case until.Err() == nil:
 			return nil, &exitError{exitLockError, err}
 		}
-		if maxWait >= 0 {
+		waits := maxWait >= 0
+		if asking = until; errors.Is(err, lock.ErrDelayed) && p.delays() > 0 {
+			if delayed == nil {
+				var cancel context.CancelFunc
+				delayed, cancel = context.WithTimeout(ctx, p.delays())
+				defer cancel()
+			}
+			waits, asking = true, later(until, delayed)
+		}
+		if waits {
 			waiting := time.Now()
-			if p.await(until) != nil && time.Since(waiting) < time.Second {
+			if p.await(asking) != nil && time.Since(waiting) < time.Second {
 				select { // it fails at once where a token has ended, say
 				case <-time.After(time.Second):
-				case <-until.Done():
+				case <-asking.Done():
 				}
 			}
 		}
 		switch {
 		case ctx.Err() != nil:
 			return nil, errStopped
-		case maxWait < 0 || until.Err() != nil:
+		case !waits || asking.Err() != nil:
 			look, cancel := context.WithTimeout(ctx, notHadTimeout)
 			defer cancel()
 			return nil, &exitError{exitNotLocked, p.notHad(look, err)}
 		}
 	}
+}
+
+// later returns the context that ends later.
+func later(a, b context.Context) context.Context {
+	end, ends := a.Deadline()
+	if other, _ := b.Deadline(); ends && end.Before(other) {
+		return b
+	}
+	return a
 }
 
 func (p wholeLock) notHad(ctx context.Context, err error) error {

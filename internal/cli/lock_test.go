@@ -22,6 +22,7 @@ func (n *noToken) ask(context.Context, []byte) (lock.Lease, error) {
 	return nil, lock.ErrLost
 }
 func (n *noToken) await(context.Context) error               { return errors.New("403") }
+func (n *noToken) delays() time.Duration                     { return 0 }
 func (n *noToken) notHad(_ context.Context, err error) error { return err }
 
 // Who waits for a lock that cannot even be waited for does not ask again and again.
@@ -112,4 +113,64 @@ func TestNoWaitEnds(t *testing.T) {
 			t.Errorf("after %v: %v", time.Since(began), err)
 		}
 	})
+}
+
+// shared is a slot that has each answer for a while, one after the other, and then is free.
+type shared struct {
+	answers []error
+	until   []time.Duration // since began
+	began   time.Time
+}
+
+func (s *shared) Run(context.Context) error   { return nil }
+func (s *shared) Ready(context.Context) error { return nil }
+func (s *shared) ask(ctx context.Context, _ []byte) (lock.Lease, error) {
+	for i, answer := range s.answers {
+		if time.Since(s.began) < s.until[i] {
+			return nil, answer
+		}
+	}
+	return nil, ctx.Err()
+}
+
+func (s *shared) await(ctx context.Context) error {
+	select {
+	case <-time.After(time.Second):
+	case <-ctx.Done():
+	}
+	return ctx.Err()
+}
+func (s *shared) delays() time.Duration                     { return 11 * time.Second }
+func (s *shared) notHad(_ context.Context, err error) error { return err }
+
+// Each process counts for itself how long a holder has been dead. One that does not wait for
+// others, or not for long, has the slot of a dead one nevertheless.
+func TestObtainWaitsForTheDead(t *testing.T) {
+	const never = time.Hour
+	for _, c := range []struct {
+		name    string
+		answers []error
+		until   []time.Duration
+		maxWait time.Duration
+		had     bool
+		after   time.Duration
+	}{
+		{"it is held, no wait", []error{lock.ErrFull}, []time.Duration{never}, -1, false, 0},
+		{"its holder has died, no wait", []error{lock.ErrDelayed}, []time.Duration{10 * time.Second}, -1, true, 10 * time.Second},
+		{"its holder has died, a short wait", []error{lock.ErrDelayed}, []time.Duration{10 * time.Second}, 3 * time.Second, true, 10 * time.Second},
+		{"its holder has died, and another one is quicker, no wait", []error{lock.ErrDelayed, lock.ErrFull}, []time.Duration{5 * time.Second, never}, -1, false, 5 * time.Second},
+		{"its holder has died, and another one is quicker, a short wait", []error{lock.ErrDelayed, lock.ErrFull}, []time.Duration{5 * time.Second, never}, 3 * time.Second, false, 5 * time.Second},
+		{"holders die all the time, no wait", []error{lock.ErrDelayed}, []time.Duration{never}, -1, false, 11 * time.Second},
+		{"its holder dies while others wait", []error{lock.ErrFull, lock.ErrDelayed}, []time.Duration{2 * time.Second, 12 * time.Second}, 3 * time.Second, true, 12 * time.Second},
+		{"it is held, a long wait", []error{lock.ErrFull}, []time.Duration{20 * time.Second}, 30 * time.Second, true, 20 * time.Second},
+		{"for ever", []error{lock.ErrFull, lock.ErrDelayed, lock.ErrFull}, []time.Duration{time.Minute, 2 * time.Minute, 3 * time.Minute}, 0, true, 3 * time.Minute},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			began := time.Now()
+			_, err := obtain(t.Context(), &shared{c.answers, c.until, began}, c.maxWait)
+			if took := time.Since(began); err == nil != c.had || took != c.after {
+				t.Errorf("%s: %v after %v, want a slot: %v, after %v", c.name, err, took, c.had, c.after)
+			}
+		})
+	}
 }

@@ -97,6 +97,14 @@ type Config struct {
 	RoundTripper http.RoundTripper
 }
 
+// slotDelay is Locker.SlotDelay.
+func (c *Config) slotDelay() time.Duration {
+	if c.Liveness == TTL {
+		return max(c.Verify+c.LockDelay, c.SessionTTL)
+	}
+	return max(c.Verify+c.LockDelay, c.CheckTTL)
+}
+
 // Replica is what a living replica tells about itself, in its key.
 type Replica struct {
 	Name    string    `json:"name"`

@@ -161,6 +161,11 @@ func (l *Locker) LeaseLeft() time.Duration {
 	return max(0, t.Deadline().Until())
 }
 
+// SlotDelay returns for how long a slot may count as taken whose holder has died: Take says
+// lock.ErrDelayed for so long. Each Locker counts it from when it first sees that the holder's
+// session has ended, so a program that asks once, and then ends, never has that slot.
+func (l *Locker) SlotDelay() time.Duration { return l.cfg.slotDelay() }
+
 // Dead implements lock.Locker.
 func (l *Locker) Dead(ctx context.Context, sessions []string) ([]string, error) {
 	return l.membership.dead(ctx, sessions)

@@ -48,12 +48,14 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/hashicorp/consul/api"
 
 	"onejob/boottime"
 	"onejob/lock"
 	"onejob/lock/internal/hold"
+	"onejob/lock/internal/retry"
 )
 
 // semaphores implements lock.Semaphores.
@@ -97,14 +99,31 @@ func (s semaphores) Resize(ctx context.Context, name string, slots int) error {
 
 // Destroy implements lock.Semaphores. Holders whose slots it revokes learn so
 // within Config.Verify; until they let go, a semaphore that is created under the
-// same name lets nobody of ours in.
+// same name lets nobody of ours in. Holders that have died, and nobody else, are waited for.
 func (s semaphores) Destroy(ctx context.Context, name string, force bool) error {
+	sem, err := s.check(name, 0) // one view for all tries: it knows since when a holder has been missing
+	if err != nil {
+		return err
+	}
+	defer sem.done()
+	for until := boottime.Now().Add(s.cfg.slotDelay() + time.Second); ; {
+		err := s.destroy(ctx, name, force)
+		if !errors.Is(err, lock.ErrDelayed) || until.Passed() || ctx.Err() != nil {
+			return err
+		}
+		retry.Pause(ctx, 200*time.Millisecond)
+	}
+}
+
+func (s semaphores) destroy(ctx context.Context, name string, force bool) error {
 	return s.edit(ctx, "destroy", name, 0, func(v *view, again bool) (api.TxnOps, error) {
 		switch err := v.usable(); {
 		case again && errors.Is(err, lock.ErrNoSemaphore):
 			return nil, nil
 		case err != nil:
 			return nil, err
+		case !force && v.held() > 0 && v.held() == len(v.dying):
+			return nil, fmt.Errorf("%s: %d %w by sessions that have ended (%w)", name, v.held(), lock.ErrInUse, lock.ErrDelayed)
 		case !force && v.held() > 0:
 			return nil, fmt.Errorf("%s: %d %w", name, v.held(), lock.ErrInUse)
 		}

@@ -155,7 +155,7 @@ func (s *viewer) judge(ctx context.Context, v *view, before uint64) {
 	}
 
 	now := boottime.Now()
-	maxWait := max(s.cfg.Verify+s.cfg.LockDelay, s.members.wait(end{}))
+	maxWait := s.cfg.slotDelay()
 	s.mu.Lock()
 	switch {
 	case v.lock == nil:

@@ -38,13 +38,17 @@ func (s semaphores) Await(ctx context.Context, name string) error {
 	return ctx.Err()
 }
 
-// Drain implements lock.Semaphores.
+// Drain implements lock.Semaphores. It fails if Consul is unavailable at first; later it waits
+// for its return.
 func (s semaphores) Drain(ctx context.Context, name string) error {
 	sem, err := s.check(name, 0)
 	if err != nil {
 		return err
 	}
 	defer sem.done()
+	if _, err := sem.look(ctx); err != nil {
+		return fmt.Errorf("drain limit %s: %w", name, s.explain(err))
+	}
 	return sem.watch(ctx, 0)
 }
 
