@@ -62,6 +62,7 @@ type limits struct {
 	missing map[string]time.Time     // names that were no limit, and when
 	served  map[string]bool          // whether somebody asked for it again meanwhile
 	pauses  map[string]time.Duration // the last pause of those under which nothing could be claimed
+	rests   map[string]time.Duration // the last rest of those whose backend failed
 	stirred chan struct{}            // is closed, and replaced, when a lock key has come free
 	came    chan struct{}            // the same when tasks may have come
 	told    map[string]string        // what was said last of a limit that cannot be served
@@ -85,6 +86,7 @@ func (l *limits) know(slots map[string]int) {
 		l.known[name] = true
 		delete(l.missing, name)
 		delete(l.told, name)
+		delete(l.rests, name)
 		l.unknown.forget(name)
 	}
 }

@@ -386,6 +386,44 @@ func (s takes) Take(ctx context.Context, name string, n int, value []byte) ([]lo
 	return s.Semaphores.Take(ctx, name, n, value)
 }
 
+// broken counts how often slots are asked for of a backend that is not able to give any. It is a
+// fake: a real one is broken like that while a part of it is down.
+type broken struct {
+	takes
+	repaired *atomic.Bool
+}
+
+func (s broken) Take(ctx context.Context, name string, n int, value []byte) ([]lock.Lease, error) {
+	if !s.repaired.Load() {
+		s.n.Add(1)
+		return nil, errors.New("the node is down")
+	}
+	return s.takes.Take(ctx, name, n, value)
+}
+
+// A limit whose backend fails is not asked for again with each task that comes.
+func TestFailingLimitRests(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	var n atomic.Int64
+	var repaired atomic.Bool
+	c.limited(t, "a", kinds(nil), func(w *worker.Config) {
+		w.Limits, w.LimitSlots = broken{takes{w.Limits, &n}, &repaired}, map[string]int{"one": 1}
+	})
+	waiting := c.insert(t, "kind, limit_name", "noop", "one")
+	testenv.Eventually(t, maxWait, "a slot is asked for", func() bool { return n.Load() > 0 })
+	began, before := time.Now(), n.Load()
+	for range 50 {
+		c.await(t, c.insert(t, "kind", "noop"), "succeeded")
+	}
+	most := int64(time.Since(began)/(700*time.Millisecond)) + 2 // a rest lasts for 0.8 s at least
+	if got := n.Load() - before; got > most {
+		t.Errorf("a slot was asked for %d times beside 50 tasks, want %d at most", got, most)
+	}
+	repaired.Store(true)
+	c.await(t, waiting, "succeeded")
+}
+
 // A task whose lock key is held elsewhere does not take a slot again and again, and begins soon
 // when the key comes free; another task begins at once.
 func TestLimitWaitsForALockKey(t *testing.T) {

@@ -39,10 +39,14 @@ func (l *limits) serveOne(ctx context.Context, name string) {
 			if kept {
 				l.running.leave(1)
 			}
-			if !errors.Is(err, lock.ErrFull) && !errors.Is(err, lock.ErrDelayed) || l.semaphores.Await(ctx, name) != nil {
-				return // the next tick tries again
+			if errors.Is(err, lock.ErrFull) || errors.Is(err, lock.ErrDelayed) {
+				if l.semaphores.Await(ctx, name) == nil {
+					continue
+				}
+				l.failed(name)
 			}
-			continue
+			l.rest(ctx, name)
+			return // the next tick tries again
 		}
 		t := l.claimUnder(ctx, name)
 		if t == nil {
@@ -127,6 +131,38 @@ func (l *limits) pause(ctx context.Context, name string) {
 	}
 }
 
+// A limit that cannot be served, as its backend fails, is tried again after leastRest, and after
+// longer and longer up to mostRest: a try may cost the backend many requests.
+const (
+	leastRest = time.Second
+	mostRest  = 30 * time.Second
+)
+
+// failed says that the backend cannot serve a limit.
+func (l *limits) failed(name string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.rests) > maxTold {
+		clear(l.rests) // somebody invents names
+	}
+	l.rests[name] = max(leastRest, min(2*l.rests[name], mostRest))
+}
+
+// works says that the backend can serve it.
+func (l *limits) works(name string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.rests, name)
+}
+
+// rest waits after a failure.
+func (l *limits) rest(ctx context.Context, name string) {
+	l.mu.Lock()
+	d := l.rests[name]
+	l.mu.Unlock()
+	sleep(ctx, jitter(d))
+}
+
 // claimed says that a task was claimed under a slot of a limit.
 func (l *limits) claimed(name string) {
 	l.mu.Lock()
@@ -185,6 +221,7 @@ func (l *limits) takeSlot(ctx context.Context, name string) (lock.Lease, error) 
 			l.log.Info("limit_created", zap.String("limit", name), zap.Int("slots", slots))
 		case !errors.Is(err, lock.ErrExists): // which another replica was quicker with
 			l.logOnce(name, "limit_failed", err)
+			l.failed(name)
 			return nil, err
 		}
 		leases, err = l.semaphores.Take(ctx, name, 1, value)
@@ -192,9 +229,13 @@ func (l *limits) takeSlot(ctx context.Context, name string) (lock.Lease, error) 
 	switch {
 	case err == nil:
 		l.logOnce(name, "", nil)
+		l.works(name)
 		return leases[0], nil
-	case !errors.Is(err, lock.ErrFull) && !errors.Is(err, lock.ErrLost) && !errors.Is(err, lock.ErrDelayed) && ctx.Err() == nil:
+	case errors.Is(err, lock.ErrFull) || errors.Is(err, lock.ErrLost) || errors.Is(err, lock.ErrDelayed):
+		l.works(name)
+	case ctx.Err() == nil:
 		l.logOnce(name, "limit_failed", err)
+		l.failed(name)
 	}
 	return nil, err
 }

@@ -438,6 +438,12 @@ var others = []Mutant{
 	one("stubborn", "a stop does not wait for the end of a command with a long grace",
 		"worker/shutdown.go", "commandsEnd = 8 * time.Second", "commandsEnd = 80 * time.Second").
 		failing("cmd/onejob.TestScripts/stubborn"),
+	one("no-rest", "a limit whose backend fails is asked for again at once",
+		"worker/slots.go", "sleep(ctx, jitter(d))\n}\n\n// claimed", "sleep(ctx, 0*jitter(d))\n}\n\n// claimed").
+		failing("worker.TestFailingLimitRests"),
+	one("unseen-death", "a command that asks once for a slot does not wait for one whose holder has died",
+		"internal/cli/lock.go", "errors.Is(err, lock.ErrDelayed) && p.delays() > 0", "errors.Is(err, lock.ErrDelayed) && p.delays() > time.Hour").
+		failing("internal/cli.TestObtainWaitsForTheDead"),
 	one("all-wait", "each full limit has a query that waits",
 		"lock/consul/client.go", "			retry.Pause(ctx, crowdedWait+rand.N(crowdedWait/4))\n			index = 0\n", "").
 		failing("lock/consul.TestManyFullLimits"),
