@@ -111,6 +111,9 @@
 //   - A broker with an alarm (disk, memory) stops reading from connections that
 //     publish, heartbeats and all. So the connection that holds never publishes:
 //     probes go out on another one.
+//   - A broker that waits for its metadata store answers passive declarations and sends
+//     heartbeats, and finishes nothing that makes or deletes a queue. So leases are
+//     renewed on a channel on which nothing else is asked.
 //   - Quorum queues cannot be exclusive (406), and a virtual host's default may be
 //     quorum: the type is always spelled out.
 //   - Transient queues that are not exclusive are refused by RabbitMQ 4.3 with

@@ -29,7 +29,11 @@ type session struct {
 	id       string // of the session, which is the connection
 	queue    string // a queue that exists as long as the connection does
 	wire     *wire
-	requests *line // for all requests but the taking of slots
+	beats    *line // for the session's queue alone: a request that the broker cannot finish must not end leases
+	checks   *line // for B queues, of which one may be stuck
+	requests *line // for all other requests but the taking of slots
+
+	unmarked atomic.Bool // somebody deleted the session's queue
 
 	mu    sync.Mutex
 	slots map[string]*slot // by B queue; one that is here reserves it
@@ -45,7 +49,7 @@ type session struct {
 // sharesOf divides the channels of a connection: a slot takes two, and a bell one. Some remain for
 // requests, without which no lease is renewed.
 func sharesOf(channels int) (bells, slots int) {
-	const requests = 32 // slots that are just taken included
+	const requests = 32 // the session's three lines and slots that are just taken included
 	bells = min(256, channels/8)
 	return bells, max(1, (channels-bells-requests)/2)
 }
@@ -63,10 +67,12 @@ func (s *Semaphores) begin(ctx context.Context) (*session, error) {
 		w.close()
 		return nil, fmt.Errorf("the broker insists on a heartbeat of %v, shorter than the %v that leases are counted by: set heartbeat = %d, or more, in its rabbitmq.conf", agreed, s.cfg.Heartbeat, s.cfg.Heartbeat/time.Second)
 	}
+	// A request that takes longer ends the session: the broker then deletes the queues with the connection.
+	newLine := func() *line { return &line{wire: w, limit: max(requestTimeout, s.cfg.Heartbeat)} }
 	t := &session{
 		s: s, id: id, queue: s.cfg.Prefix + "/.session/" + id,
 		wire: w, slots: map[string]*slot{},
-		requests: &line{wire: w, limit: max(requestTimeout, s.cfg.Heartbeat)}, // no lease ends for it that would hold
+		beats: newLine(), checks: newLine(), requests: newLine(),
 	}
 	t.mostBells, t.mostSlots = sharesOf(int(w.conn.Config.ChannelMax))
 	t.Session = hold.NewSession(s.ahead, func(jump time.Duration) {
@@ -91,6 +97,7 @@ func (t *session) live(ctx context.Context) {
 	defer cancel()
 	wg.Go(func() { t.fence(ctx) })
 	wg.Go(func() { every(ctx, t.s.cfg.Verify, t.beat) })
+	wg.Go(func() { every(ctx, t.s.cfg.Verify, t.tend) })
 	select {
 	case reason := <-t.wire.closed:
 		t.lose(fmt.Errorf("the connection was closed: %w", cause(reason)))
@@ -129,12 +136,18 @@ func (t *session) fence(ctx context.Context) {
 	}
 }
 
-// beat asks the broker for every queue that is ours. An answer shows that the
-// connection lived when it was asked; that the queue is still ours, nobody
-// else's, is shown by passive declaration alone.
+// beat asks the broker for the session's queue. An answer shows that the connection lived when
+// it was asked. Nothing else is done here that could take long: leases end when beats do not come.
 func (t *session) beat() {
-	if err := t.probe(t.queue); is(err, amqp.NotFound) {
-		// Somebody deleted it. It only was there to be asked for.
+	if err := t.probe(t.beats, t.queue); is(err, amqp.NotFound) {
+		t.unmarked.Store(true)
+	}
+}
+
+// tend sees to the queues that are ours. That a B queue is still ours, nobody else's, is
+// shown by passive declaration alone.
+func (t *session) tend() {
+	if t.unmarked.Swap(false) { // it only was there to be asked for
 		_ = t.requests.own(t.queue)
 	}
 	for _, s := range t.list() {
@@ -148,9 +161,9 @@ func (t *session) beat() {
 }
 
 // probe asks for one queue, and moves the deadline for any answer.
-func (t *session) probe(queue string) error {
+func (t *session) probe(l *line, queue string) error {
 	sent := boottime.Now()
-	err := t.requests.do(func(ch *amqp.Channel) error {
+	err := l.do(func(ch *amqp.Channel) error {
 		_, err := ch.QueueDeclarePassive(queue, false, false, true, false, arguments)
 		return err
 	})

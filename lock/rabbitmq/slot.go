@@ -181,13 +181,13 @@ func (s *slot) check() {
 	if s.State() != hold.Held || s.t.Lost() != nil {
 		return
 	}
-	if err := s.t.probe(s.queue); is(err, amqp.NotFound, amqp.ResourceLocked) {
+	if err := s.t.probe(s.t.checks, s.queue); is(err, amqp.NotFound, amqp.ResourceLocked) {
 		s.revoke("queue " + s.queue + " was deleted by somebody else")
 	}
 }
 
 // Release implements lock.Lease. It waits for the broker to have deleted the B
-// queue, whatever ctx says, but no longer than the lease would have lasted.
+// queue, whatever ctx says, but no longer than a request may take: then the session ends.
 func (s *slot) Release(context.Context) error {
 	switch stood, lost := s.LetGo(); {
 	case stood == hold.Revoked:
