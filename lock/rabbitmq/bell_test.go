@@ -17,8 +17,8 @@ func TestWakeup(t *testing.T) {
 		t.Fatal(err)
 	}
 	wakeup := a.cfg.names("k").wakeup()
-	first, stopFirst := y.current().listen(wakeup)
-	second, stopSecond := z.current().listen(wakeup)
+	first, stopFirst := y.current().listen(t.Context(), wakeup)
+	second, stopSecond := z.current().listen(t.Context(), wakeup)
 	heard := func(what string, n int) {
 		t.Helper()
 		for range n {

@@ -1,6 +1,7 @@
 package rabbitmq
 
 import (
+	"cmp"
 	"context"
 	"slices"
 
@@ -24,6 +25,9 @@ type view struct {
 
 // there reports whether there is a semaphore at all.
 func (v view) there() bool { return v.slots > 0 || v.reach >= 0 }
+
+// known reports whether there is nothing to recognise: a semaphore that has a reach is ours.
+func (v view) known() bool { return v.slots == 0 || v.reach >= 0 }
 
 // free returns the slots up to the limit that nobody has.
 func (v view) free() []int {
@@ -175,10 +179,19 @@ func settled(ctx context.Context, o observer, n names, v view, mine []int) (bool
 	return inside <= v.slots && !delayed && stand && !raised, nil
 }
 
+// recognise is recognise, and returns soon after the end of ctx.
+func (t *session) recognise(ctx context.Context, n names, v view) error {
+	if v.known() {
+		return nil
+	}
+	wrong, err := await(ctx, t, func() error { return recognise(t.requests, n, v) }, func(error) {})
+	return cmp.Or(err, wrong)
+}
+
 // recognise returns lock.ErrForeign if what has the name of the first slot is
-// somebody's queue for another purpose. A semaphore that has a reach is ours.
+// somebody's queue for another purpose.
 func recognise(l *line, n names, v view) error {
-	if v.slots == 0 || v.reach >= 0 {
+	if v.known() {
 		return nil
 	}
 	var queue amqp.Queue

@@ -106,12 +106,17 @@ func (s *Semaphores) part(l *lookout) {
 	if !last {
 		return
 	}
-	l.stop()
-	if l.rung != nil {
-		for message := range l.rung { // nobody here wants them any more
-			s.probeSession.ring(l.queues.wakeup(), slotOf(message))
+	for more := true; more; { // nobody here wants them any more
+		select {
+		case message, ok := <-l.rung:
+			if more = ok; ok {
+				s.probeSession.ring(l.queues.wakeup(), slotOf(message))
+			}
+		default:
+			more = false
 		}
 	}
+	l.stop()
 }
 
 // wake makes those look at once who wait here, if any do.
@@ -232,7 +237,7 @@ func (l *lookout) look(ctx context.Context) {
 			err = lock.ErrNoSemaphore
 		}
 		if err == nil {
-			err = recognise(t.requests, l.queues, v)
+			err = t.recognise(ctx, l.queues, v)
 		}
 		switch {
 		case ctx.Err() != nil:
@@ -250,7 +255,10 @@ func (l *lookout) look(ctx context.Context) {
 		l.seen, l.view = began, v
 		if t != l.listening && l.anybody() {
 			l.stop()
-			l.rung, l.stop = t.listen(l.queues.wakeup())
+			l.rung, l.stop = t.listen(ctx, l.queues.wakeup())
+			if l.rung == nil && ctx.Err() != nil {
+				return // the others' duty
+			}
 			l.listening = t
 			l.next = time.Time{} // somebody may have rung just before
 			return

@@ -112,28 +112,48 @@ func ask(ctx context.Context, w *wire, p *probeChannel, replyQueue string, queue
 var wakeupArguments = amqp.Table{"x-queue-type": "classic", "x-max-length": 0, "x-expires": int(time.Minute / time.Millisecond)}
 
 // listen returns where one hears the bell until stop. It hears nothing if there
-// is an error; the next look will meet it. Nor if the session listens to as many as it may: then it
+// is an error, or the broker has not answered when ctx ends or after requestTimeout; the next look
+// will meet it. Nor if the session listens to as many as it may: then it
 // takes looks to notice a slot that comes free.
-func (t *session) listen(wakeup string) (rung <-chan amqp.Delivery, stop func()) {
-	left := func() { t.bells.Add(-1) }
+func (t *session) listen(ctx context.Context, wakeup string) (rung <-chan amqp.Delivery, stop func()) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	b, _ := await(ctx, t, func() bell { return t.hang(wakeup) }, bell.takeDown)
+	return b.rung, sync.OnceFunc(b.takeDown)
+}
+
+// A bell is a channel on which one hears a bell. The zero value hears nothing.
+type bell struct {
+	t    *session
+	ch   *amqp.Channel
+	rung <-chan amqp.Delivery
+}
+
+// hang makes a bell ready to be heard.
+func (t *session) hang(wakeup string) bell {
 	if int(t.bells.Add(1)) > t.mostBells {
-		left()
-		return nil, func() {}
+		t.bells.Add(-1)
+		return bell{}
 	}
 	ch, err := t.wire.conn.Channel()
 	if err != nil {
-		left()
-		return nil, func() {}
+		t.bells.Add(-1)
+		return bell{}
 	}
-	stop = sync.OnceFunc(func() { _ = ch.Close(); left() })
+	b := bell{t: t, ch: ch}
 	if _, err := ch.QueueDeclare(wakeup, true, true, false, false, wakeupArguments); err != nil {
-		return nil, stop
+		return b
 	}
-	rung, err = ch.Consume(wakeup, "", true, false, false, false, nil)
-	if err != nil {
-		return nil, stop
+	if rung, err := ch.Consume(wakeup, "", true, false, false, false, nil); err == nil {
+		b.rung = rung
 	}
-	return rung, stop
+	return b
+}
+
+func (b bell) takeDown() {
+	if b.ch != nil {
+		b.t.discard(b.ch, func() { b.t.bells.Add(-1) })
+	}
 }
 
 // rings are letters that ring a bell for slots from..to, both included.

@@ -39,7 +39,7 @@ type session struct {
 	slots map[string]*slot // by B queue; one that is here reserves it
 	over  bool             // no more slots
 
-	readers sync.WaitGroup // of B and delay queues, two for each slot
+	readers sync.WaitGroup // of B and delay queues, two for each slot, and requests that may outlast their callers
 
 	bells     atomic.Int32 // to which it listens
 	mostBells int
@@ -220,7 +220,7 @@ func (t *session) reserve(s *slot) error {
 	return nil
 }
 
-// more counts another reader of a slot in the table, unless the session is over.
+// more counts another reader, unless the session is over.
 func (t *session) more() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -229,6 +229,54 @@ func (t *session) more() bool {
 	}
 	t.readers.Add(1)
 	return true
+}
+
+// patience is how long await waits after the end of its context: an answer that is about to come
+// leaves less behind.
+const patience = 2 * time.Second
+
+// await returns what work returns, which waits for the broker's answers without a context. When ctx has
+// ended and patience is over, await returns the cause, and late gets what work returns then. The connection
+// is left alone, as others have leases on it; the session's end waits for both.
+func await[T any](ctx context.Context, t *session, work func() T, late func(T)) (result T, err error) {
+	if !t.more() {
+		return result, cmp.Or(t.gone(), lock.ErrLost)
+	}
+	done, over := make(chan T), make(chan struct{})
+	go func() {
+		defer t.readers.Done()
+		result := work()
+		select {
+		case done <- result:
+		case <-over:
+			late(result)
+		}
+	}()
+	select {
+	case result = <-done:
+		return result, nil
+	case <-ctx.Done():
+	}
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case result = <-done:
+		return result, nil
+	case <-timer.C:
+		close(over)
+		return result, context.Cause(ctx)
+	}
+}
+
+// discard closes a channel, and then calls closed. It does not wait for long.
+func (t *session) discard(ch *amqp.Channel, closed func()) {
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	_, _ = await(ended, t, func() struct{} { // with the session the channel ends as well
+		_ = ch.Close()
+		closed()
+		return struct{}{}
+	}, func(struct{}) {})
 }
 
 // remove takes a slot off the table.

@@ -216,14 +216,14 @@ func (s *slot) leave() error {
 	})
 	switch {
 	case err == nil:
-		_ = s.ch.Close()
+		s.t.discard(s.ch, func() {})
 		s.t.remove(s)
 		if !s.t.s.probeSession.ring(s.t.s.cfg.names(s.semaphore).wakeup(), s.number) {
 			s.t.s.wake(s.semaphore)
 		}
 		return nil
 	case is(err, amqp.ResourceLocked):
-		_ = s.ch.Close()
+		s.t.discard(s.ch, func() {})
 		s.t.remove(s)
 		return s.revoked() // the queue was deleted, and somebody else has declared it
 	case s.t.gone() != nil:

@@ -2,11 +2,13 @@ package rabbitmq
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"sync"
 	"testing"
+	"time"
 
 	"onejob/internal/servers"
 	"onejob/internal/testenv"
@@ -83,5 +85,62 @@ func TestSlowReleaseKeepsOtherLeases(t *testing.T) {
 	}
 	if err := two.Release(t.Context()); err != nil {
 		t.Errorf("release the second: %v", err)
+	}
+}
+
+// TestNobodyWaitsForAStalledBroker: those who take a slot, or wait for one, return although the broker
+// does not answer. No lease ends for it, and what the broker makes of their requests is given back.
+func TestNobodyWaitsForAStalledBroker(t *testing.T) {
+	t.Parallel()
+	broker, v := testenv.OwnRabbitMQ(t, servers.RabbitMQConfig{})
+	s := start(t, config(t, v))
+	for _, name := range []string{"full", "hurried", "patient"} {
+		if err := s.Create(t.Context(), name, 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	held, session := take(t, s, "full"), s.current()
+	resume := stall(t, broker)
+	hurried, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	returned := map[string]chan error{"take": make(chan error, 1), "await": make(chan error, 1), "take without a time limit": make(chan error, 1)}
+	go func() {
+		_, err := s.Take(hurried, "hurried", 1, nil)
+		returned["take"] <- err
+	}()
+	go func() { returned["await"] <- s.Await(hurried, "full") }()
+	go func() {
+		_, err := s.Take(t.Context(), "patient", 1, nil)
+		returned["take without a time limit"] <- err
+	}()
+	for what, want := range map[string]error{
+		"take": context.DeadlineExceeded, "await": context.DeadlineExceeded, "take without a time limit": errUnanswered,
+	} {
+		select {
+		case err := <-returned[what]:
+			if !errors.Is(err, want) {
+				t.Errorf("%s: got error %v, want %v", what, err, want)
+			}
+		case <-time.After(6 * requestTimeout):
+			t.Errorf("%s has waited for %v", what, 6*requestTimeout)
+		}
+	}
+	if n := len(session.list()); n != 3 {
+		t.Errorf("%d slots are reserved, want that which is held and those that may be ours yet", n)
+	}
+	resume()
+	testenv.Eventually(t, maxWait, "what nobody waits for any more is given back", func() bool {
+		return len(session.list()) == 1 && session.bells.Load() == 0
+	})
+	if err := held.Context().Err(); err != nil {
+		t.Errorf("the lease that was held has ended: %v", context.Cause(held.Context()))
+	}
+	if err := held.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	for _, name := range []string{"full", "hurried", "patient"} {
+		if err := takeSoon(t, s, name).Release(t.Context()); err != nil {
+			t.Error(err)
+		}
 	}
 }

@@ -1,6 +1,7 @@
 package rabbitmq
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,7 +21,8 @@ const sureDelays = 3
 // errRace says that others were faster, or that the limit moved meanwhile.
 var errRace = errors.New("lost a race")
 
-// Take implements lock.Semaphores. It looks at ctx between requests.
+// Take implements lock.Semaphores. It looks at ctx between requests. A request that the broker does
+// not answer outlasts Take: what it takes is given back when the answer comes.
 //
 // One who is about to enter may be counted by another who is, and either or both
 // step back: ErrFull may be said of a semaphore with a slot to spare, when many
@@ -44,7 +46,7 @@ func (s *Semaphores) Take(ctx context.Context, name string, n int, value []byte)
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		slots, err := t.take(ctx, name, n, value)
+		slots, err := t.attempt(ctx, name, n, value)
 		switch {
 		case err == nil:
 			return slots, nil
@@ -63,8 +65,30 @@ func (s *Semaphores) Take(ctx context.Context, name string, n int, value []byte)
 	return nil, fmt.Errorf("limit %s: %w, as far as could be seen: others were faster %d times", name, lock.ErrFull, races)
 }
 
-// take tries once. What it returns without is given back.
-func (t *session) take(ctx context.Context, name string, n int, value []byte) (leases []lock.Lease, err error) {
+// attempt is take, and returns soon after the end of ctx, or of the session, or when one request has
+// taken longer than requestTimeout.
+func (t *session) attempt(ctx context.Context, name string, n int, value []byte) ([]lock.Lease, error) {
+	ctx, giveUp := context.WithCancelCause(ctx)
+	defer giveUp(nil)
+	defer context.AfterFunc(t.Context(), func() { giveUp(t.Lost()) })()
+	type taken struct {
+		leases []lock.Lease
+		err    error
+	}
+	result, err := await(ctx, t, func() taken {
+		leases, err := t.take(ctx, giveUp, name, n, value)
+		return taken{leases, err}
+	}, func(late taken) {
+		for _, l := range late.leases {
+			_ = l.Release(context.Background())
+		}
+	})
+	return result.leases, cmp.Or(err, result.err)
+}
+
+// take tries once. What it returns without is given back. It calls giveUp, which ends ctx, when the
+// broker does not answer a request in time, and goes on waiting.
+func (t *session) take(ctx context.Context, giveUp context.CancelCauseFunc, name string, n int, value []byte) (leases []lock.Lease, err error) {
 	queues := t.s.cfg.names(name)
 	v, wanted, err := t.choose(ctx, name, n)
 	if err != nil {
@@ -79,12 +103,24 @@ func (t *session) take(ctx context.Context, name string, n int, value []byte) (l
 			}
 		}
 	}()
+	within := func(request func() error) error {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		defer time.AfterFunc(requestTimeout, func() { giveUp(unanswered(requestTimeout)) }).Stop()
+		return request()
+	}
 	for _, number := range wanted {
-		s, err := t.declare(name, queues, number, value)
+		err := within(func() error {
+			s, err := t.declare(name, queues, number, value)
+			if err == nil {
+				slots = append(slots, s)
+			}
+			return err
+		})
 		if err != nil {
 			return nil, err
 		}
-		slots = append(slots, s)
 	}
 	ok, err := settled(ctx, t.s.probeSession, queues, v, wanted)
 	if err != nil {
@@ -94,7 +130,7 @@ func (t *session) take(ctx context.Context, name string, n int, value []byte) (l
 		return nil, errRace
 	}
 	for _, s := range slots {
-		if err := s.shield(); err != nil {
+		if err := within(s.shield); err != nil {
 			return nil, err
 		}
 	}
@@ -107,7 +143,7 @@ func (t *session) take(ctx context.Context, name string, n int, value []byte) (l
 	if t.Deadline().Passed() {
 		return nil, lock.ErrLost
 	}
-	return leases, ctx.Err()
+	return leases, context.Cause(ctx)
 }
 
 // choose returns n slots that are free, or were a moment ago, and what was seen.

@@ -92,10 +92,13 @@ func (w *wire) bound(limit time.Duration, request func() error) error {
 	late := time.AfterFunc(limit, w.cut)
 	err := request()
 	if !late.Stop() && err != nil {
-		return fmt.Errorf("%w within %v: %w", errUnanswered, limit, err)
+		return fmt.Errorf("%w: %w", unanswered(limit), err)
 	}
 	return err
 }
+
+// unanswered is the error about a request that was given up.
+func unanswered(limit time.Duration) error { return fmt.Errorf("%w within %v", errUnanswered, limit) }
 
 // A line is a channel on a wire, for one request at a time, that is opened anew
 // after a request has failed, as that has closed it.
