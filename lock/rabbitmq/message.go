@@ -22,7 +22,7 @@ const (
 	messageLeave = "onejob.leave" // your slot is revoked
 )
 
-// answerTimeout is how long to wait for the holders' answers.
+// answerTimeout is how long to wait for the holders' answers, once the letters are with the broker.
 const answerTimeout = time.Second
 
 // holderReply is how a holder answers.
@@ -46,11 +46,11 @@ func (s *slot) answer(to string) {
 	_, _ = s.t.s.probeSession.send(ctx, []message{{to: to, message: amqp.Publishing{Body: text}}})
 }
 
-// ask asks the holders of B queues who they are. Some may not answer.
+// ask asks the holders of B queues who they are. Some may not answer. How long the broker takes for
+// everything else counts for nothing, as the way to it may be slow.
 func ask(ctx context.Context, w *wire, p *probeChannel, replyQueue string, queues []string) (map[string]holderReply, error) {
-	answers := map[string]holderReply{}
-	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
-	defer cancel()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // or the consumer goes on
 	replyQueue += uuid.NewString()
 	var mail <-chan amqp.Delivery
 	err := w.bound(requestTimeout, func() error {
@@ -82,18 +82,22 @@ func ask(ctx context.Context, w *wire, p *probeChannel, replyQueue string, queue
 			expected++
 		}
 	}
+	answers, late := map[string]holderReply{}, time.NewTimer(answerTimeout)
+	defer late.Stop()
 	for len(answers) < expected {
 		select {
 		case message, ok := <-mail:
 			var a holderReply
 			if !ok {
-				return answers, nil
+				return answers, context.Cause(ctx)
 			}
 			if json.Unmarshal(message.Body, &a) == nil {
 				answers[a.Queue] = a
 			}
-		case <-ctx.Done():
+		case <-late.C:
 			return answers, nil
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
 		}
 	}
 	return answers, nil
