@@ -87,7 +87,7 @@ func (s *slot) shield() error {
 	ch, gone, err := s.consume()
 	if err != nil {
 		s.t.readers.Done()
-		if is(err, amqp.NotFound) && strings.Contains(err.Error(), "home node") {
+		if nodeDown(err) {
 			s.shielded.Store(false)
 			return fmt.Errorf("%w, or has lost RabbitMQ: %w", lock.ErrDelayed, err) // a holder's, on a node that cannot be reached
 		}
@@ -102,6 +102,12 @@ func (s *slot) shield() error {
 		s.keep(ch, gone)
 	}()
 	return nil
+}
+
+// nodeDown reports whether the broker refused a durable queue because it is on a node of the cluster
+// that cannot be reached.
+func nodeDown(err error) bool {
+	return is(err, amqp.NotFound) && strings.Contains(err.Error(), "home node")
 }
 
 // consume declares the delay queue and returns what ends when it is gone. It does so

@@ -18,6 +18,9 @@ const races = 8
 // sureDelays is how many looks of a Take must find that a holder has died.
 const sureDelays = 3
 
+// nodeDownPause is how long, at least, a Take goes on that finds a delay queue on a node that is down.
+const nodeDownPause = 500 * time.Millisecond
+
 // errRace says that others were faster, or that the limit moved meanwhile.
 var errRace = errors.New("lost a race")
 
@@ -56,6 +59,9 @@ func (s *Semaphores) Take(ctx context.Context, name string, n int, value []byte)
 			// A slot that was taken while we looked shows the same once: no B queue, and
 			// then a delay queue.
 			if delays++; delays == sureDelays {
+				if nodeDown(err) { // no look sees that queue, so Await would return at once
+					retry.Pause(ctx, nodeDownPause+rand.N(nodeDownPause))
+				}
 				return nil, fmt.Errorf("limit %s: %w", name, err)
 			}
 		case !errors.Is(err, errRace):

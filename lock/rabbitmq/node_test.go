@@ -1,0 +1,56 @@
+package rabbitmq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"onejob/internal/testenv"
+	"onejob/lock"
+)
+
+// TestPauseWhileTheNodeOfAHolderIsDown: a delay queue on a node that is down keeps its slot taken, and no
+// look sees it. Take makes a pause, as Await would return at once.
+//
+// There is no second node here. The broker only forgets that the queue runs, as it does with those of a
+// node that goes down, and gives the same answer.
+func TestPauseWhileTheNodeOfAHolderIsDown(t *testing.T) {
+	t.Parallel()
+	v := testenv.RabbitMQ(t)
+	s := start(t, config(t, v))
+	if err := s.Create(t.Context(), "k", 1); err != nil {
+		t.Fatal(err)
+	}
+	if err := declareDurable(channel(t, plain(t, v)), s.cfg.names("k").d(1)); err != nil {
+		t.Fatal(err)
+	}
+	name := fmt.Sprintf(`N = rabbit_misc:r(<<"%s">>, queue, <<"%s">>), `, v.Name, s.cfg.names("k").d(1))
+	down := name + `{ok, _} = rabbit_amqqueue:lookup(N), ok = mnesia:dirty_delete(rabbit_queue, N).`
+	up := name + `[Q] = mnesia:dirty_read(rabbit_durable_queue, N), ok = mnesia:dirty_write(rabbit_queue, Q),
+		rabbit_amqqueue:delete(Q, false, false, <<"operator">>).`
+	if output, err := v.Server.Ctl(t.Context(), "eval", down); err != nil {
+		t.Fatalf("%v: %s", err, output)
+	}
+	began := time.Now()
+	_, err := s.Take(t.Context(), "k", 1, nil)
+	took := time.Since(began)
+	if !errors.Is(err, lock.ErrDelayed) || !nodeDown(err) {
+		t.Errorf("take: got error %v, want %v for a node that is down", err, lock.ErrDelayed)
+	}
+	if took < nodeDownPause {
+		t.Errorf("take returned after %v, without a pause", took)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), maxWait)
+	defer cancel()
+	if err := s.Await(ctx, "k"); err != nil {
+		t.Errorf("await: %v; it was to see room, or there was no need for a pause", err)
+	}
+	if output, err := v.Server.Ctl(context.Background(), "eval", up); err != nil {
+		t.Fatalf("%v: %s", err, output)
+	}
+	if err := takeSoon(t, s, "k").Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
