@@ -2,7 +2,6 @@ package cli
 
 import (
 	"cmp"
-	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -458,25 +457,30 @@ func (c *Config) workerConfig() worker.Config {
 	}
 }
 
-func (c *Config) rabbitmqConfig() rabbitmq.Config {
+// limitNames returns the names of all limits in the configuration, sorted.
+func (c *Config) limitNames() []string {
 	names := slices.Concat(slices.Collect(maps.Keys(c.Limits.Slots)), slices.Collect(maps.Values(c.Limits.Kinds)))
 	slices.Sort(names)
-	return rabbitmq.Config{URL: c.Limits.RabbitMQURL, Prefix: "onejob", Names: slices.Compact(names), Name: "onejob " + c.Replica, Log: zap.NewNop()}
+	return slices.Compact(names)
 }
 
-// limits returns the limits, and what must run for slots to be taken; nil if
-// that is the Locker alone.
-func (c *Config) limits(locks *consul.Locker, log *zap.Logger) (lock.Semaphores, func(context.Context) error, error) {
+func (c *Config) rabbitmqConfig() rabbitmq.Config {
+	return rabbitmq.Config{URL: c.Limits.RabbitMQURL, Prefix: "onejob", Names: c.limitNames(), Name: "onejob " + c.Replica, Log: zap.NewNop()}
+}
+
+// limits returns the limits. If they are kept in RabbitMQ it returns them as broker too, which
+// must run for slots to be taken.
+func (c *Config) limits(locks *consul.Locker, log *zap.Logger) (limits lock.Semaphores, broker *rabbitmq.Semaphores, err error) {
 	if c.Limits.Backend != "rabbitmq" {
 		return locks.Semaphores(), nil, nil
 	}
 	cfg := c.rabbitmqConfig()
 	cfg.Log = log
-	s, err := rabbitmq.New(cfg)
+	broker, err = rabbitmq.New(cfg)
 	if err != nil {
 		return nil, nil, err
 	}
-	return s, s.Run, nil
+	return broker, broker, nil
 }
 
 // readToken returns where to get the token of the web page from, nil if there is none. A

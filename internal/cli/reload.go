@@ -7,6 +7,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"onejob/lock/rabbitmq"
 	"onejob/store"
 	"onejob/tasks"
 	"onejob/worker"
@@ -14,8 +15,8 @@ import (
 
 // reloaded reads the configuration again and applies what may change while a replica
 // runs: kinds, limits and the log level. It returns the configuration that is in force
-// now: the old one, if the new one is invalid.
-func reloaded(path string, old Config, handlers tasks.Kinds, db *store.Store, replica *worker.Worker, level zap.AtomicLevel, log *zap.Logger) Config {
+// now: the old one, if the new one is invalid. The broker is nil unless limits are in RabbitMQ.
+func reloaded(path string, old Config, handlers tasks.Kinds, db *store.Store, replica *worker.Worker, broker *rabbitmq.Semaphores, level zap.AtomicLevel, log *zap.Logger) Config {
 	cfg, err := loadConfig(path, os.Environ())
 	if err != nil {
 		log.Error("reload_failed", zap.Error(err))
@@ -39,6 +40,9 @@ func reloaded(path string, old Config, handlers tasks.Kinds, db *store.Store, re
 	if err != nil {
 		log.Error("reload_failed", zap.Error(err))
 		return old
+	}
+	if broker != nil {
+		broker.SetNames(cfg.limitNames())
 	}
 	_ = level.UnmarshalText([]byte(cfg.Log.Level)) // was validated
 	cfg.Replica = old.Replica                      // made up anew each time, unless it is set

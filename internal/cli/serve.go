@@ -137,15 +137,15 @@ func serve(ctx context.Context, path string, cfg Config, handlers tasks.Kinds, o
 	if err != nil {
 		return usage(err)
 	}
-	limits, runLimits, err := cfg.limits(locks, log)
+	limits, broker, err := cfg.limits(locks, log)
 	if err != nil {
 		return usage(err)
 	}
 	health.limits.Store(&limits)
-	if runLimits != nil { // for longer than the replica, which gives its slots back
+	if broker != nil { // for longer than the replica, which gives its slots back
 		running, stop := context.WithCancel(context.WithoutCancel(ctx))
 		done := make(chan struct{})
-		go func() { defer close(done); _ = runLimits(running) }()
+		go func() { defer close(done); _ = broker.Run(running) }()
 		defer func() { stop(); <-done }()
 	}
 	tracer, stopTracing, err := tracing.New(ctx, cfg.Replica, version(), log)
@@ -201,7 +201,7 @@ func serve(ctx context.Context, path string, cfg Config, handlers tasks.Kinds, o
 			log.Warn("shutdown_forced")
 			replica.ForceStop()
 		case <-reload:
-			cfg = reloaded(path, cfg, handlers, db, replica, level, log)
+			cfg = reloaded(path, cfg, handlers, db, replica, broker, level, log)
 		case err := <-done:
 			if ctx.Err() == nil { // nobody told us to stop
 				err = errors.Join(context.Cause(run), err)

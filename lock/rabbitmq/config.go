@@ -29,7 +29,7 @@ type Config struct {
 	Prefix string // of all queues; default onejob
 
 	// Names are the semaphores that List asks for: AMQP has no way to list
-	// queues.
+	// queues. SetNames replaces them.
 	Names []string
 
 	Heartbeat time.Duration // after how long of silence the broker may give up on us; whole seconds; default 10 s

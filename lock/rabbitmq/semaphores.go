@@ -35,6 +35,9 @@ type Semaphores struct {
 	joining sync.Mutex
 	glances map[names]*glance
 
+	naming sync.Mutex
+	names  []string // that List asks for
+
 	waiting  sync.Mutex
 	lookouts map[string]*lookout
 	hints    map[string]*hint
@@ -49,7 +52,7 @@ func New(cfg Config) (*Semaphores, error) {
 		return nil, err
 	}
 	cfg = cfg.WithDefaults()
-	s := &Semaphores{cfg: cfg, log: cfg.Log, probeSession: newProbeSession(cfg),
+	s := &Semaphores{cfg: cfg, log: cfg.Log, names: slices.Clone(cfg.Names), probeSession: newProbeSession(cfg),
 		lookouts: map[string]*lookout{}, hints: map[string]*hint{}, looking: make(chan struct{}, 1), waiters: make(chan struct{}, 1), glances: map[names]*glance{}}
 	s.looking <- struct{}{}
 	s.waiters <- struct{}{}
@@ -159,10 +162,21 @@ func (s *Semaphores) died() string {
 	return fmt.Sprintf("its holder died, or lost RabbitMQ, less than %v ago; what it ran may still be dying", s.cfg.delay())
 }
 
+// SetNames replaces the names that List asks for. They must be those of semaphores, as
+// lock.CheckSemaphore says.
+func (s *Semaphores) SetNames(names []string) {
+	s.naming.Lock()
+	defer s.naming.Unlock()
+	s.names = slices.Clone(names)
+}
+
 // List implements lock.Semaphores: of the names in the configuration it returns
 // those that exist. Without any it returns ErrCannotList.
 func (s *Semaphores) List(ctx context.Context) ([]string, error) {
-	if len(s.cfg.Names) == 0 {
+	s.naming.Lock()
+	names := s.names // is not changed, but replaced
+	s.naming.Unlock()
+	if len(names) == 0 {
 		return nil, ErrCannotList
 	}
 	var o observer = s.probeSession
@@ -175,7 +189,7 @@ func (s *Semaphores) List(ctx context.Context) ([]string, error) {
 		o = visitor
 	}
 	list := []string{}
-	for _, name := range s.cfg.Names {
+	for _, name := range names {
 		v, err := count(ctx, o, s.cfg.names(name))
 		if err != nil {
 			return nil, fmt.Errorf("limit %s: %w", name, err)
