@@ -306,11 +306,11 @@ func (c *cluster) heal(ctx context.Context) error {
 
 // stopReplicas ends all replicas in good order, and returns the names of those that did
 // not stop in time.
-func (c *cluster) stopReplicas() (unstopped []string) {
-	stopped := make([]bool, len(c.replicas))
+func (c *cluster) stopReplicas() (unstopped []string, err error) {
+	stopped, errs := make([]bool, len(c.replicas)), make([]error, len(c.replicas))
 	var all sync.WaitGroup
 	for i, r := range c.replicas {
-		all.Go(func() { stopped[i] = r.end() })
+		all.Go(func() { stopped[i], errs[i] = r.end() })
 	}
 	all.Wait()
 	for i, r := range c.replicas {
@@ -318,7 +318,7 @@ func (c *cluster) stopReplicas() (unstopped []string) {
 			unstopped = append(unstopped, r.name)
 		}
 	}
-	return unstopped
+	return unstopped, errors.Join(errs...)
 }
 
 // close ends whatever still runs. It may be called at any time.

@@ -139,11 +139,11 @@ func (h *fault) begins(target string) error {
 	return h.c.markClient.Begin(h.mark)
 }
 
-// also tells the observer what else is so while the fault goes on, until the func that it
+// also tells the observer what else is so while a fault goes on, until the func that it
 // returns is called.
-func (h *fault) also(kind string) (over func() error, err error) {
-	m := observer.Mark{ID: h.c.nextMark(), Kind: kind, Target: "all"}
-	return func() error { return h.c.markClient.End(m) }, h.c.markClient.Begin(m)
+func (c *cluster) also(kind, target string) (over func() error, err error) {
+	m := observer.Mark{ID: c.nextMark(), Kind: kind, Target: target}
+	return func() error { return c.markClient.End(m) }, c.markClient.Begin(m)
 }
 
 // lasts waits for as long as the fault goes on.

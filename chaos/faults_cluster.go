@@ -101,8 +101,8 @@ func wrongConsul(ctx context.Context, h *fault) error {
 		return err
 	}
 	h.lasts(ctx)
-	proc.stop(30 * time.Second)
-	return nil
+	_, err = h.c.stop(stranger.name, proc, stopMaxWait)
+	return err
 }
 
 func deleteClusterKey(ctx context.Context, h *fault) error {

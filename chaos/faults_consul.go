@@ -117,7 +117,7 @@ func consulAway(ctx context.Context, h *fault) error {
 	for _, s := range h.c.consul.Servers {
 		s.Kill()
 	}
-	over, err := h.also(checker.NoConsul)
+	over, err := h.c.also(checker.NoConsul, "all")
 	if err != nil {
 		return err
 	}

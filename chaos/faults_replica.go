@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -83,10 +84,8 @@ func restartGracefully(_ context.Context, h *fault) error {
 	if err := h.begins(r.name); err != nil {
 		return err
 	}
-	if proc.stop(stopMaxWait) {
-		h.c.say("%s: %s had not stopped after %v and was killed", h.Kind.name, r.name, stopMaxWait)
-	}
-	return letGo()
+	_, err := h.c.stop(r.name, proc, stopMaxWait)
+	return errors.Join(err, letGo())
 }
 
 func rollReplicas(ctx context.Context, h *fault) error {
@@ -108,16 +107,13 @@ func rollReplicas(ctx context.Context, h *fault) error {
 	return nil
 }
 
-// stopMaxWait is how long a service manager waits for the end of a replica.
-const stopMaxWait = 30 * time.Second
-
 // restart stops a replica as a service manager would, with some patience, and
 // starts it again after a while.
 func (r *replica) restart(ctx context.Context, down time.Duration) error {
 	letGo := r.hold()
-	r.process().stop(stopMaxWait)
+	_, err := r.c.stop(r.name, r.process(), stopMaxWait)
 	wait(ctx, down)
-	return letGo()
+	return errors.Join(err, letGo())
 }
 
 // Faults of a replica's ways to the servers.

@@ -70,7 +70,7 @@ func wipeConsul(ctx context.Context, h *fault) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	over, err := h.also(checker.NoConsul)
+	over, err := h.c.also(checker.NoConsul, "all")
 	if err != nil {
 		return err
 	}

@@ -115,18 +115,16 @@ func below(roots ...int) (living []procfs.Process) {
 // or the process itself.
 func (p *process) worker() int { return supervisor.Find(p.cmd.Process.Pid) }
 
-// stop ends it with SIGTERM, and with SIGKILL if that takes longer than
-// maxWait, which it then reports.
-func (p *process) stop(maxWait time.Duration) (killed bool) {
+// terminate sends SIGTERM, and reports whether it has ended within maxWait.
+func (p *process) terminate(maxWait time.Duration) (ended bool) {
 	if !p.running() {
-		return false
+		return true
 	}
 	p.signal(syscall.SIGTERM)
 	select {
 	case <-p.exited:
-		return false
-	case <-time.After(maxWait):
-		p.kill()
 		return true
+	case <-time.After(maxWait):
+		return false
 	}
 }

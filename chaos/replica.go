@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -176,11 +177,28 @@ func (r *replica) thawed() {
 }
 
 // end stops the replica for good, and reports whether it stopped in time.
-func (r *replica) end() bool {
+func (r *replica) end() (bool, error) {
 	r.mu.Lock()
 	r.ended = true
 	proc := r.proc
 	r.mu.Unlock()
 	r.thaw()
-	return !proc.stop(45 * time.Second)
+	killed, err := r.c.stop(r.name, proc, 45*time.Second)
+	return !killed, err
+}
+
+// stopMaxWait is how long a service manager waits for the end of a replica, as the documentation
+// asks for.
+const stopMaxWait = shutdownGrace + 30*time.Second
+
+// stop ends a replica's process with SIGTERM. One that has not ended after maxWait is killed. The
+// observer gets a mark of that: a stop uses up no attempt, and a kill may.
+func (c *cluster) stop(name string, proc *process, maxWait time.Duration) (killed bool, err error) {
+	if proc.terminate(maxWait) {
+		return false, nil
+	}
+	c.say("%s had not stopped after %v and is killed", name, maxWait)
+	over, err := c.also(checker.Kill, name)
+	proc.kill()
+	return true, errors.Join(err, over())
 }

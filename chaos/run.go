@@ -144,7 +144,10 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 	}
 	evidence.Declined, evidence.Resizes = work.declined, work.resizes.all
 	leave()
-	unstopped := c.stopReplicas()
+	unstopped, err := c.stopReplicas()
+	if err != nil {
+		return nil, err
+	}
 	if err := c.readEvidence(ctx, &evidence); err != nil {
 		return nil, err
 	}

@@ -117,11 +117,9 @@ func changeVersion(_ context.Context, h *fault) error {
 	if err := h.begins(r.name); err != nil {
 		return err
 	}
-	if proc.stop(stopMaxWait) {
-		h.c.say("%s: %s had not stopped after %v and was killed", h.Kind.name, r.name, stopMaxWait)
-	}
+	_, err := h.c.stop(r.name, proc, stopMaxWait)
 	r.mu.Lock()
 	r.place.old = to
 	r.mu.Unlock()
-	return letGo()
+	return errors.Join(err, letGo())
 }

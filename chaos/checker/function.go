@@ -35,8 +35,9 @@ var takeOverBounds = map[string]time.Duration{
 
 // Faults that may cost a task an attempt: those by which a replica ends, or by which all
 // others hear nothing of it in Postgres and Consul. A replica that loses its session, or
-// Postgres, or both with all others, must give its tasks back.
-var deadly = []string{Kill, WorkerKill, HostLoss, Frozen, ClaimFreeze, "freeze", "oom", "term", "rolling", "upgrade", GracefulRestart, "consul-wiped",
+// Postgres, or both with all others, must give its tasks back. So must one that is stopped: one that
+// did not end in time has a mark of Kill.
+var deadly = []string{Kill, WorkerKill, HostLoss, Frozen, ClaimFreeze, "freeze", "oom", ConsulWiped,
 	"cut-postgres", PoolerKill, "cut-both", "cut-up", "cut-down", "slow", "reset", "postgres-kill", "postgres-blackhole", "postgres-failover", "split-brain",
 	"postgres-disk-full", "postgres-memory", "replica-memory"}
 

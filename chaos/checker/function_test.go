@@ -161,6 +161,26 @@ func TestFunction(t *testing.T) {
 			s.mark(Kill, "a", 52, 53, true)
 			s.live(noop).claim(51, "a").taken(60, "b").claim(61, "b").ends(62, "b", succeeded, "")
 		}, nil, map[string]int{"attempts used up by kill": 1}},
+		"a takeover that charges for a graceful restart": {func(s *story) {
+			gracefully(s, GracefulRestart, "a")
+		}, map[string]int{"unexpected_ends": 1}, nil},
+		"a takeover that charges for a SIGTERM": {func(s *story) {
+			gracefully(s, "term", "a")
+		}, map[string]int{"unexpected_ends": 1}, nil},
+		"a takeover that charges for a rolling restart": {func(s *story) {
+			gracefully(s, "rolling", "all")
+		}, map[string]int{"unexpected_ends": 1}, nil},
+		"a takeover that charges for an upgrade": {func(s *story) {
+			gracefully(s, "upgrade", "a")
+		}, map[string]int{"unexpected_ends": 1}, nil},
+		"a takeover that charges for a restart in which the replica had to be killed": {func(s *story) {
+			gracefully(s, GracefulRestart, "a")
+			s.mark(Kill, "a", 54, 54.1, false)
+		}, nil, map[string]int{"attempts used up by kill": 1}},
+		"a takeover that charges for a restart in which another replica had to be killed": {func(s *story) {
+			gracefully(s, "rolling", "all")
+			s.mark(Kill, "b", 54, 54.1, false)
+		}, map[string]int{"unexpected_ends": 1}, nil},
 		"a takeover that charges for a session that was destroyed": {func(s *story) {
 			s.mark(SessionDestroy, "a", 52, 53, false)
 			s.live(noop).claim(51, "a").taken(60, "b").claim(61, "b").ends(62, "b", succeeded, "")
@@ -261,6 +281,12 @@ func TestFunction(t *testing.T) {
 			}
 		})
 	}
+}
+
+// gracefully adds a task of replica a that is taken over and charged, as replicas are stopped.
+func gracefully(s *story, kind, target string) {
+	s.mark(kind, target, 52, 55, false)
+	s.live(Enqueued{Task: 7, Kind: "noop"}).claim(51, "a").taken(60, "b").claim(61, "b").ends(62, "b", succeeded, "")
 }
 
 // cancelledAt adds a task that somebody cancels at a moment, and that ends at another.
