@@ -53,7 +53,12 @@ func wipeConsul(ctx context.Context, h *fault) error {
 	var all sync.WaitGroup
 	if killed {
 		for _, r := range c.replicas {
-			letGo = append(letGo, r.hold())
+			over, err := c.also(checker.Kill, r.name)
+			if err != nil {
+				return err
+			}
+			up := r.hold()
+			letGo = append(letGo, func() error { return errors.Join(up(), over()) })
 			all.Go(func() { r.process().kill() })
 		}
 		all.Wait()

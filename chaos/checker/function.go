@@ -37,7 +37,7 @@ var takeOverBounds = map[string]time.Duration{
 // others hear nothing of it in Postgres and Consul. A replica that loses its session, or
 // Postgres, or both with all others, must give its tasks back. So must one that is stopped: one that
 // did not end in time has a mark of Kill.
-var deadly = []string{Kill, WorkerKill, HostLoss, Frozen, ClaimFreeze, "freeze", "oom", ConsulWiped,
+var deadly = []string{Kill, WorkerKill, HostLoss, Frozen, ClaimFreeze, "freeze", "oom",
 	"cut-postgres", PoolerKill, "cut-both", "cut-up", "cut-down", "slow", "reset", "postgres-kill", "postgres-blackhole", "postgres-failover", "split-brain",
 	"postgres-disk-full", "postgres-memory", "replica-memory"}
 
@@ -88,12 +88,11 @@ type function struct {
 	tenures []*tenure
 	byTask  map[int64][]*tenure
 	byHand  map[int64]bool // somebody changed the row, otherwise than by a cancel
-	names   map[string]bool
 }
 
 // function replays all steps, and looks for illegal ones.
 func (h *history) function(v *Report) *function {
-	f := &function{history: h, byTask: map[int64][]*tenure{}, byHand: map[int64]bool{}, names: map[string]bool{}}
+	f := &function{history: h, byTask: map[int64][]*tenure{}, byHand: map[int64]bool{}}
 	if len(h.Steps) == 0 {
 		return f
 	}
@@ -134,7 +133,6 @@ func (h *history) function(v *Report) *function {
 		if s.Was.Status != running && s.Is.Status == running {
 			t := &tenure{task: s.Task, replica: s.Is.Replica, claim: s}
 			open[s.Task] = t
-			f.names[t.replica] = true
 			f.tenures, f.byTask[s.Task] = append(f.tenures, t), append(f.byTask[s.Task], t)
 		}
 	}
@@ -234,16 +232,15 @@ func (f *function) explain(v *Report, t *tenure, kinds []string) {
 	v.violation(&v.UnexpectedEnds, "unexpected: no fault explains that an attempt was used up: %v", t)
 }
 
-// aimed reports whether a fault hit a replica, or what all of them use.
-func (f *function) aimed(m observer.Mark, replica string) bool {
-	another := false
-	for _, target := range strings.FieldsFunc(m.Target, func(r rune) bool { return r == ',' || r == ' ' }) {
-		if target == replica {
-			return true
-		}
-		another = another || f.names[target]
-	}
-	return !another
+// ofAll are the targets of faults that hit all replicas: what they use. With a standby, ends are judged
+// only where commits wait for it.
+var ofAll = []string{"all", "the primary", "the server", "the standby"}
+
+// aimed reports whether a fault hit a replica, its host, or what all of them use.
+func (h *history) aimed(m observer.Mark, replica string) bool {
+	return slices.Contains(ofAll, m.Target) || slices.ContainsFunc(strings.FieldsFunc(m.Target, func(r rune) bool { return r == ',' || r == ' ' }), func(target string) bool {
+		return target == replica || slices.Contains(h.Hosts[target], replica)
+	})
 }
 
 // late is by how much the harness was late within a span.

@@ -161,6 +161,33 @@ func TestFunction(t *testing.T) {
 			s.mark(Kill, "a", 52, 53, true)
 			s.live(noop).claim(51, "a").taken(60, "b").claim(61, "b").ends(62, "b", succeeded, "")
 		}, nil, map[string]int{"attempts used up by kill": 1}},
+		"a takeover that charges although Consul alone was wiped": {func(s *story) {
+			s.mark(ConsulWiped, "all", 52, 55, false)
+			s.live(noop).claim(51, "a").taken(60, "b").claim(61, "b").ends(62, "b", succeeded, "")
+		}, map[string]int{"unexpected_ends": 1}, nil},
+		"a takeover after Consul was wiped and the replica killed": {func(s *story) {
+			s.mark(ConsulWiped, "all", 52, 55, false)
+			s.mark(Kill, "a", 52, 55, false)
+			s.live(noop).claim(51, "a").taken(60, "b").claim(61, "b").ends(62, "b", succeeded, "")
+		}, nil, map[string]int{"attempts used up by kill": 1}},
+		"a takeover after the pooler of the host was killed": {func(s *story) {
+			s.Hosts = map[string][]string{"host-1": {"b"}, "host-2": {"c", "a"}}
+			s.mark(PoolerKill, "host-2", 52, 55, false)
+			s.live(noop).claim(51, "a").taken(60, "b").claim(61, "b").ends(62, "b", succeeded, "")
+		}, nil, map[string]int{"attempts used up by pooler-kill": 1}},
+		"a takeover after the pooler of another host was killed": {func(s *story) {
+			s.Hosts = map[string][]string{"host-1": {"b"}, "host-2": {"c", "a"}}
+			s.mark(PoolerKill, "host-1", 52, 55, false)
+			s.live(noop).claim(51, "a").taken(60, "b").claim(61, "b").ends(62, "b", succeeded, "")
+		}, map[string]int{"unexpected_ends": 1}, nil},
+		"a takeover after a replica that never worked was killed": {func(s *story) {
+			s.mark(Kill, "idle", 52, 55, false)
+			s.live(noop).claim(51, "a").taken(60, "b").claim(61, "b").ends(62, "b", succeeded, "")
+		}, map[string]int{"unexpected_ends": 1}, nil},
+		"a takeover after all lost Postgres": {func(s *story) {
+			s.mark("postgres-failover", "the primary", 52, 55, false)
+			s.live(noop).claim(51, "a").taken(60, "b").claim(61, "b").ends(62, "b", succeeded, "")
+		}, nil, map[string]int{"attempts used up by postgres-failover": 1}},
 		"a takeover that charges for a graceful restart": {func(s *story) {
 			gracefully(s, GracefulRestart, "a")
 		}, map[string]int{"unexpected_ends": 1}, nil},
