@@ -13,6 +13,7 @@ import (
 	"github.com/hashicorp/consul/api"
 	"github.com/jackc/pgx/v5"
 
+	"onejob/chaos/checker"
 	"onejob/internal/procfs"
 )
 
@@ -260,7 +261,12 @@ func (r *replica) countGoroutines(ctx context.Context) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	letGo := r.hold()
+	over, err := r.c.also(checker.Stacks, r.name)
+	if err != nil {
+		return 0, err
+	}
+	up := r.hold()
+	letGo := func() error { return errors.Join(up(), over()) }
 	proc := r.process()
 	proc.signal(syscall.SIGQUIT)
 	select {

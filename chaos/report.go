@@ -155,6 +155,7 @@ func (r *report) summary() string {
 	line("occurrences_wrong", r.OccurrencesWrong, fmt.Sprintf("due times that no line named, after %d edits", r.Edits))
 	line("starved", r.Starved, "due tasks that nobody claimed for 8 s, with all servers and most replicas in order")
 	line("unlocked", r.Unlocked, "attempts that began while no Consul server ran")
+	line("worker_crashes", r.WorkerCrashes, "working processes that ended, and no fault ends them")
 	line("spent", r.Spent, "attempts that nothing but a graceful restart used up")
 	line("spoiled", r.Spoiled, "tasks that failed although no fault ends attempts")
 	line("illegal_steps", r.IllegalSteps, "changes of rows that the state machine does not know")

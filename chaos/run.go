@@ -167,6 +167,10 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 		return nil, err
 	}
 
+	if evidence.Crashes, err = c.crashes(); err != nil {
+		return nil, err
+	}
+
 	r = newReport(s, began, faultRun, &evidence, checker.Check(evidence))
 	r.Build, r.Conditions, r.Helped, r.PoolerExits = built, conditions, int(c.helped.Load()), int(c.poolerExits.Load())
 	r.Inserts, r.InsertsFailed, r.Unstopped = work.batches, work.errors, unstopped

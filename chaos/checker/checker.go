@@ -28,6 +28,7 @@ type Report struct {
 	OccurrencesWrong   int        `json:"occurrences_wrong"`     // due times that no line of an edited schedule names, and tasks that are not as it says
 	Starved            int        `json:"starved"`               // tasks that nobody claimed in time, see history.starved
 	Unlocked           int        `json:"unlocked"`              // attempts that began while no Consul server ran
+	WorkerCrashes      int        `json:"worker_crashes"`        // working processes that ended, and no fault ends them
 	Spent              int        `json:"spent"`                 // attempts that nothing but a graceful restart used up, see history.spent
 	Spoiled            int        `json:"spoiled"`               // tasks that failed without a cause: in a run whose faults give none, or by an error in their own statement
 	IllegalSteps       int        `json:"illegal_steps"`         // changes of rows that package lifecycle has no rule for
@@ -91,7 +92,7 @@ type SlowTakeOver struct {
 func (v *Report) Violated() bool {
 	return v.Overlaps+v.FencesRepeated+v.LimitExcesses+v.Lost+v.DoubleSuccess+v.DoubleEffect+v.DoubleStatements+v.DoubleRunning+
 		v.IllegalSteps+v.UnexpectedEnds+v.Overstays+v.LateTakeOvers+v.LateEnds+v.Misrouted+v.UniqueBroken+v.OutputsWrong+
-		v.StaleAccepted+v.OccurrencesMissing+v.OccurrencesDoubled+v.OccurrencesWrong+v.Starved+v.Unlocked+v.Spent+v.Spoiled > 0
+		v.StaleAccepted+v.OccurrencesMissing+v.OccurrencesDoubled+v.OccurrencesWrong+v.Starved+v.Unlocked+v.WorkerCrashes+v.Spent+v.Spoiled > 0
 }
 
 const maxViolations = 200
@@ -130,6 +131,7 @@ func Check(e Evidence) *Report {
 		v.violation(&v.OutputsWrong, "output: task %d succeeded, and its output lacks the head or the tail", task)
 	}
 	h.unlocked(v)
+	h.crashes(v)
 	h.occurrences(v)
 	h.starved(v)
 	h.takeOvers(v)

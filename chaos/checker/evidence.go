@@ -3,8 +3,8 @@
 // The evidence is what the observer has seen, what was enqueued, and what the
 // database itself noted of every change of a row's status and of every effect of
 // an sql task, and which statements of sql tasks an observer saw at work. What onejob says of itself, its attempts and its logs, is not
-// asked; only how often it refused a write is counted from its logs, and nothing
-// is concluded from that.
+// asked, but for two things that its logs say: how often it refused a write, from which nothing
+// is concluded, and which working processes have crashed, which counts against it.
 //
 // All moments are on one machine's clock, which is not that of Postgres: that may be
 // set. Only due times of schedules are by the clock of Postgres. What the database notes
@@ -50,6 +50,8 @@ type Evidence struct {
 	// Lease is how long a lease may last after the last heartbeat that reached Consul's agent;
 	// zero if there are no leases.
 	Lease time.Duration `json:"lease,omitempty"`
+
+	Crashes []Crash `json:"crashes,omitempty"` // of working processes
 
 	Hosts      map[string][]string `json:"hosts,omitempty"`       // the replicas of each
 	Queues     map[string][]string `json:"queues,omitempty"`      // by replica, of those that do not serve all
@@ -248,6 +250,9 @@ const (
 	// of marks; the target is a replica, which is stopped with SIGTERM and started
 	// again when it has ended. The mark ends then.
 	GracefulRestart = "graceful-restart"
+
+	// of marks; the target is a replica, which is asked for the stacks of its goroutines and dies of it.
+	Stacks = "stacks"
 
 	Stranger = "wrong-consul" // of marks; a replica that has a Consul of its own
 	NoConsul = "no-consul"    // of marks; no server runs

@@ -46,7 +46,7 @@ func (h *history) hits(v *Report) {
 	}
 	slices.SortFunc(all, func(a, b work) int { return cmp.Compare(a.begin, b.begin) })
 	for _, m := range h.Marks {
-		if m.Kind == Helpless {
+		if m.Kind == Helpless || m.Kind == Stacks {
 			continue
 		}
 		targets := h.targets(m, replicas)

@@ -1,0 +1,83 @@
+package checker
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"onejob/chaos/observer"
+)
+
+// Crash is an unexpected end of a working process, as its supervisor logged. The supervisor starts
+// the next one, so the replica itself goes on.
+type Crash struct {
+	Replica string        `json:"replica"`
+	At      observer.Time `json:"at"`             // when that was logged
+	How     string        `json:"how"`            // exit code or signal
+	Said    string        `json:"said,omitempty"` // the last words of the process, on stderr
+}
+
+// What a working process says that cannot start, among other things.
+const (
+	noServers = "within start_timeout"     // Postgres, or a session
+	newSchema = "a newer one has migrated" // this binary is of an old version
+)
+
+// ending are the faults that end working processes.
+var ending = []string{Kill, WorkerKill, HostLoss, "oom", "replica-memory", Stacks}
+
+const (
+	// noticing is how long after the death of a working process its supervisor may log that: it
+	// kills what is left first.
+	noticing = 10 * time.Second
+
+	// logClock is how far the clock of logs may be from the observer's, which does not follow when
+	// the machine's is corrected in the course of an hour.
+	logClock = 2 * time.Second
+
+	// startTimeout is how long a working process waits for Postgres and Consul when it starts.
+	startTimeout = time.Minute
+)
+
+// crashes looks for working processes that ended although no fault ends them. A supervisor that was
+// frozen says so when it has thawed.
+func (h *history) crashes(v *Report) {
+	for _, c := range h.Crashes {
+		i := slices.IndexFunc(h.Marks, func(m observer.Mark) bool {
+			if !slices.Contains(ending, m.Kind) || !h.aimed(m, c.Replica) {
+				return false
+			}
+			s := span{m.Begin.Add(-logClock), never}
+			if m.End != 0 {
+				s.end = m.End.Add(noticing)
+			}
+			for _, f := range h.frozen[c.Replica] {
+				if f.meets(s) && f.end < never {
+					s.end = max(s.end, f.end.Add(noticing))
+				}
+			}
+			return s.begin <= c.At && (s.end == never || c.At <= s.end.Add(h.late(s)))
+		})
+		switch {
+		case i >= 0:
+			v.excuse("working processes that ended by " + h.Marks[i].Kind)
+		case strings.Contains(c.Said, newSchema):
+			v.excuse("working processes of an old version that found a newer schema")
+		case strings.Contains(c.Said, noServers) && h.outage(span{c.At.Add(-startTimeout - noticing), c.At}):
+			v.excuse("working processes that found no Postgres, or got no session, in start_timeout")
+		default:
+			v.violation(&v.WorkerCrashes, "worker crash: the working process of %s ended at %s, and no fault explains that: %s", c.Replica, clock(c.At), strings.TrimSuffix(c.How+"; "+c.Said, "; "))
+		}
+	}
+}
+
+// outage reports whether a fault that may take a server from replicas went on within a span.
+func (h *history) outage(s span) bool {
+	return slices.ContainsFunc(h.Marks, func(m observer.Mark) bool {
+		end := m.End
+		if end == 0 {
+			end = never
+		}
+		return !slices.Contains(mild, m.Kind) && s.meets(span{m.Begin, max(end, m.Begin+1)})
+	})
+}

@@ -1,0 +1,65 @@
+package checker
+
+import (
+	"maps"
+	"testing"
+	"time"
+)
+
+// A working process that ends is a violation, unless a fault ended it.
+func TestCrashes(t *testing.T) {
+	for name, c := range map[string]struct {
+		how    func(s *story) // of daemon-1, at 60
+		excuse string         // none: a violation
+	}{
+		"nothing goes on":                     {func(*story) {}, ""},
+		"another replica is killed":           {func(s *story) { s.harm(WorkerKill, "daemon-2", 59, 59.1) }, ""},
+		"it was killed long before":           {func(s *story) { s.harm(WorkerKill, "daemon-1", 40, 40.1) }, ""},
+		"it is killed later":                  {func(s *story) { s.harm(WorkerKill, "daemon-1", 63, 63.1) }, ""},
+		"it is stopped":                       {func(s *story) { s.harm(GracefulRestart, "daemon-1", 55, 65) }, ""},
+		"Postgres is not there":               {func(s *story) { s.harm("postgres-kill", "the server", 55, 65) }, ""},
+		"its host is another one":             {func(s *story) { s.harm(HostLoss, "daemon-2,go-1", 59, 70) }, ""},
+		"it panics at its start":              {func(s *story) { s.Crashes[0].Said = "panic: nil map" }, ""},
+		"it gives up, and nothing goes on":    {func(s *story) { s.Crashes[0].Said = "onejob: no Postgres within start_timeout (1m0s)" }, ""},
+		"it gives up, as a row was edited":    {func(s *story) { gaveUp(s, RowTouched, 1, 20) }, ""},
+		"it gives up, after a fault was over": {func(s *story) { gaveUp(s, "consul-away", -40, -20) }, ""},
+
+		"its working process is killed, by another clock": {func(s *story) { s.harm(WorkerKill, "daemon-1", 60.5, 60.6) }, "working processes that ended by worker-kill"},
+		"its working process is killed":                   {func(s *story) { s.harm(WorkerKill, "daemon-1", 59, 59.1) }, "working processes that ended by worker-kill"},
+		"the replica is killed":                           {func(s *story) { s.harm(Kill, "daemon-1", 59, 59.1) }, "working processes that ended by kill"},
+		"the largest process is killed":                   {func(s *story) { s.harm("oom", "daemon-1", 59, 59.1) }, "working processes that ended by oom"},
+		"it has no memory":                                {func(s *story) { s.harm("replica-memory", "daemon-1", 45, 65) }, "working processes that ended by replica-memory"},
+		"its host is lost":                                {func(s *story) { s.harm(HostLoss, "go-1,daemon-1", 55, 65) }, "working processes that ended by host-loss"},
+		"it is asked for its stacks":                      {func(s *story) { s.harm(Stacks, "daemon-1", 59, 59.1) }, "working processes that ended by stacks"},
+		"the supervisor is frozen as well":                {func(s *story) { s.harm(WorkerKill, "daemon-1", 30, 30.1); s.froze("daemon-1", 29, 58) }, "working processes that ended by worker-kill"},
+		"the machine stands still": {func(s *story) {
+			s.harm(WorkerKill, "daemon-1", 40, 40.1)
+			s.Delays = []Delay{{at(45), 15 * time.Second}}
+		}, "working processes that ended by worker-kill"},
+		"it gives up, as Consul is not there": {func(s *story) { gaveUp(s, "consul-away", 1, 20) }, "working processes that found no Postgres, or got no session, in start_timeout"},
+		"it knows an older schema alone": {func(s *story) {
+			s.Crashes[0].Said = "onejob: upgrade this binary, a newer one has migrated the database"
+		},
+			"working processes of an old version that found a newer schema"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStory()
+			s.Crashes = []Crash{{Replica: "daemon-1", At: at(60), How: "SIGKILL"}}
+			c.how(s)
+			v := Check(s.Evidence)
+			violations, excused := map[string]int{"worker_crashes": 1}, map[string]int{}
+			if c.excuse != "" {
+				violations, excused = map[string]int{}, map[string]int{c.excuse: 1}
+			}
+			if got := numbers(t, v); !maps.Equal(got, violations) || !maps.Equal(v.Excused, excused) || v.Violated() != (c.excuse == "") {
+				t.Errorf("the checker found %v, excused %v, want %v and %v: %v", got, v.Excused, violations, excused, v.Violations)
+			}
+		})
+	}
+}
+
+// gaveUp lets the working process have waited for its servers, and a fault go on for a while.
+func gaveUp(s *story, kind string, begin, end float64) {
+	s.Crashes[0].Said = "onejob: no session within start_timeout (1m0s): context deadline exceeded"
+	s.harm(kind, "all", begin, end)
+}
