@@ -148,6 +148,7 @@ type history struct {
 	byTask    map[int64][]*attempt
 	byKey     map[string][]*attempt
 	holder    map[int64]string // replica, by fence
+	replicas  map[string]bool  // that are known by name
 	frozen    map[string][]span
 	suspended map[string][]span         // with guards and commands
 	touched   map[int64]map[string]bool // what was done to a task's row by hand
@@ -171,7 +172,7 @@ func (s span) covers(o span) bool { return s.begin <= o.begin && o.end <= s.end 
 
 func newHistory(e Evidence) *history {
 	h := &history{Evidence: e, byFence: map[int64]*attempt{}, outsiders: map[string]*attempt{}, byTask: map[int64][]*attempt{}, byKey: map[string][]*attempt{},
-		holder: map[int64]string{}, frozen: map[string][]span{}, suspended: map[string][]span{},
+		holder: map[int64]string{}, replicas: map[string]bool{}, frozen: map[string][]span{}, suspended: map[string][]span{},
 		touched: map[int64]map[string]bool{}, deleted: map[int64]bool{}, again: map[int64]int{}}
 	for _, t := range e.Touched {
 		if h.touched[t.Task] == nil {
@@ -227,8 +228,14 @@ func newHistory(e Evidence) *history {
 		begin := min(f.Began.Add(cutOff), end)
 		h.add(observer.Stay{Claim: observer.Claim{Task: f.Task, Fence: f.Fence, Key: f.Key, Kind: kindSQL}, Begin: begin, End: end, How: observer.Succeeded})
 	}
+	for _, names := range h.Hosts {
+		for _, name := range names {
+			h.replicas[name] = true
+		}
+	}
 	for _, a := range h.byFence {
 		a.Replica = cmp.Or(a.Replica, h.holder[a.Fence])
+		h.replicas[a.Replica] = true
 		h.attempts = append(h.attempts, a)
 	}
 	for _, a := range h.outsiders {
@@ -290,6 +297,40 @@ func (h *history) excused(a *attempt) []span {
 	}
 }
 
+// unheard is for how long a replica is frozen at least before another one may take its locks, if
+// nothing else went on: others count 7 s from the last heartbeat, and there is one each second.
+const unheard = 4 * time.Second
+
+// lostWhileFrozen reports whether an attempt of a frozen replica may have lost its lock when an overlap
+// began: the replica had been frozen for long enough, less what the harness was late by, or something
+// else may have taken the lock.
+func (h *history) lostWhileFrozen(a *attempt, both span) bool {
+	return slices.ContainsFunc(h.excused(a), func(f span) bool {
+		before := span{f.begin.Add(-longestLease - killing), both.begin}
+		return f.covers(both) && (both.begin >= f.begin.Add(unheard-h.late(before)) || h.mayLose(a.Replica, f, before))
+	})
+}
+
+// harmless are the faults after which every lock is held for as long as before. Of a freeze there is a
+// mark of Frozen beside.
+var harmless = append([]string{"freeze", "suspend", Suspended, "child-kill", "guard-kill", "schedule-edit", "clock-jump", OutsiderKill, OutsiderFreeze, OutsiderCut, Stacks, Helpless}, mild...)
+
+// mayLose reports whether a fault within a span may have taken a replica's locks, besides a freeze that
+// goes on: one that was aimed at the replica, or at none.
+func (h *history) mayLose(replica string, freeze, s span) bool {
+	return slices.ContainsFunc(h.Marks, func(m observer.Mark) bool {
+		end := m.End
+		if end == 0 {
+			end = never
+		}
+		if slices.Contains(harmless, m.Kind) || m.Kind == Frozen && end > freeze.begin || !s.meets(span{m.Begin, max(end, m.Begin+1)}) {
+			return false
+		}
+		targets := h.targets(m, h.replicas)
+		return len(targets) == 0 || slices.Contains(targets, replica)
+	})
+}
+
 func (v *Report) countFrozen(a *attempt) {
 	switch a.Kind {
 	case kindHTTP:
@@ -311,7 +352,7 @@ func (h *history) overlaps(v *Report) {
 			for _, a := range inside {
 				both := span{b.begin, min(a.end, b.end)}
 				switch {
-				case (a.Fence < b.Fence || b.Outsider != "") && h.frozenDuring(a, both):
+				case (a.Fence < b.Fence || b.Outsider != "") && h.lostWhileFrozen(a, both):
 					v.countFrozen(a)
 					h.thaws(v, a, both.end)
 				case h.overrides(v, a, b, both):

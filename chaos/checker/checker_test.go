@@ -185,6 +185,29 @@ func TestEveryViolationIsFound(t *testing.T) {
 			s.change(claim(7, 20, "go", "7", "b"), running, pending, 59, "")
 			s.works(claim(7, 21, "go", "7", "a"), 59.5, 64, observer.Succeeded, succeeded)
 		}, map[string]int{"overlaps": 1}},
+		"a handler that was frozen, beside a successor that came after 2 s": {func(s *story) { frozenFor(s, 2) }, map[string]int{"overlaps": 1}},
+		"a handler that was frozen, beside a successor that came after 2 s, while others were harmed": {func(s *story) {
+			frozenFor(s, 2)
+			s.Hosts = map[string][]string{"host-1": {"a"}, "host-2": {"b"}, "host-3": {"c"}}
+			s.harm("agent-loss", "host-3", 45, 60)
+			s.harm(Kill, "a", 48, 50)
+			s.harm("cut-both", "c", 40, 60)
+			s.froze("c", 40, 60)
+			s.harm(ClaimFreeze, "a", 50, 60)
+			s.harm(OutsiderKill, "outsider-1", 50, 60)
+		}, map[string]int{"overlaps": 1}},
+		"a handler that was frozen, beside a successor that came after 2 s, long after another fault": {func(s *story) {
+			frozenFor(s, 2)
+			s.harm(SessionDestroy, "b", 20, 20.1)
+		}, map[string]int{"overlaps": 1}},
+		"a suspended command, beside a successor that came after 2 s": {func(s *story) {
+			s.suspended("b", 51, 60)
+			s.enqueue(7, "exec")
+			s.claim(claim(7, 20, "exec", "7", "b"), 49)
+			s.stay(claim(7, 20, "exec", "7", "b"), 50, 60.4, observer.Stopped)
+			s.change(claim(7, 20, "exec", "7", "b"), running, pending, 52.9, "")
+			s.works(claim(7, 21, "exec", "7", "a"), 53, 64, observer.Succeeded, succeeded)
+		}, map[string]int{"overlaps": 1}},
 		"a request of a frozen replica whose successor's fence was lower": {func(s *story) {
 			s.froze("b", 51, 70)
 			s.enqueue(7, "http")
@@ -504,6 +527,36 @@ func TestExcuses(t *testing.T) {
 			s.change(claim(7, 20, "go", "7", "b"), running, pending, 59, "")
 			s.works(claim(7, 21, "go", "7", "a"), 59.5, 64, observer.Succeeded, succeeded)
 		}, map[string]int{"frozen_go_in_flight": 1}},
+		"a handler that was frozen, beside a successor that came after 5 s": {func(s *story) { frozenFor(s, 5) }, map[string]int{"frozen_go_in_flight": 1}},
+		"a handler that was frozen, and its session destroyed": {func(s *story) {
+			frozenFor(s, 2)
+			s.harm(SessionDestroy, "b", 50, 50.1)
+		}, map[string]int{"frozen_go_in_flight": 1}},
+		"a handler that was frozen, and its replica black-holed before": {func(s *story) {
+			frozenFor(s, 2)
+			s.harm("cut-both", "b", 42, 50)
+		}, map[string]int{"frozen_go_in_flight": 1}},
+		"a handler that was frozen, and frozen before": {func(s *story) {
+			frozenFor(s, 2)
+			s.froze("b", 40, 50.5)
+		}, map[string]int{"frozen_go_in_flight": 1}},
+		"a handler that was frozen, and a key deleted": {func(s *story) {
+			frozenFor(s, 2)
+			s.harm(KeyDelete, "service/onejob/tasks/", 52, 52.1)
+		}, map[string]int{"frozen_go_in_flight": 1}},
+		"a handler that was frozen, and rows reset": {func(s *story) {
+			frozenFor(s, 2)
+			s.harm("row-reset", "some rows", 52, 52.1)
+		}, map[string]int{"frozen_go_in_flight": 1}},
+		"a handler that was frozen, and the agent of its host lost": {func(s *story) {
+			frozenFor(s, 2)
+			s.Hosts = map[string][]string{"host-1": {"a"}, "host-2": {"b"}}
+			s.harm("agent-loss", "host-2", 45, 60)
+		}, map[string]int{"frozen_go_in_flight": 1}},
+		"a handler that was frozen on a machine that stood still before": {func(s *story) {
+			frozenFor(s, 2)
+			s.Delays = []Delay{{at(47), 3 * time.Second}}
+		}, map[string]int{"frozen_go_in_flight": 1}},
 		"a command that was suspended with its guard, which ended it when both went on": {func(s *story) {
 			s.suspended("b", 51, 60)
 			s.enqueue(7, "exec")
@@ -798,6 +851,19 @@ func (s *story) queue(due float64, claimed ...float64) {
 		s.claim(c, when)
 		s.change(c, running, succeeded, when+0.1, "")
 	}
+}
+
+// frozenFor lets a handler of replica b be frozen from 51 to 60, and another one begin in its place so
+// many seconds after that began.
+func frozenFor(s *story, seconds float64) {
+	s.froze("b", 51, 60)
+	s.harm("freeze", "b", 51.1, 60)
+	s.enqueue(7, "go")
+	c := claim(7, 20, "go", "7", "b")
+	s.claim(c, 49)
+	s.stay(c, 50, 60.4, observer.Stopped)
+	s.change(c, running, pending, 51+seconds-0.2, "")
+	s.works(claim(7, 21, "go", "7", "a"), 51+seconds, 64, observer.Succeeded, succeeded)
 }
 
 // handsOn lets an operator reset the row of an attempt on replica a, and do
