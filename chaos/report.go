@@ -142,7 +142,7 @@ func (r *report) summary() string {
 	}
 	fmt.Fprintf(&b, "\n%d tasks: %v; %d attempts seen by the observer\n\nmust be zero:\n", r.Tasks, r.Statuses, r.Stays)
 	line("overlaps", r.Overlaps, "two attempts of one lock key inside at once")
-	line("fences_repeated", r.FencesRepeated, "fences that two attempts had")
+	line("fences_repeated", r.FencesRepeated, "fences that two attempts had, or one that began twice")
 	line("limit_excesses", r.LimitExcesses, "more inside a limit than it has slots")
 	line("lost", r.Lost, "tasks without an end")
 	line("double_success", r.DoubleSuccess, "tasks accepted as succeeded twice")

@@ -15,7 +15,7 @@ import (
 // Report is what went wrong. Of the first numbers every one must be zero.
 type Report struct {
 	Overlaps           int        `json:"overlaps"`              // pairs of attempts of one lock key inside at once
-	FencesRepeated     int        `json:"fences_repeated"`       // fences that two attempts had
+	FencesRepeated     int        `json:"fences_repeated"`       // fences that two attempts had, and attempts that began twice
 	LimitExcesses      int        `json:"limit_excesses"`        // times at which more were inside a limit than it has slots
 	Lost               int        `json:"lost"`                  // tasks that did not end in a final state
 	DoubleSuccess      int        `json:"double_success"`        // tasks that were accepted as succeeded twice
@@ -369,21 +369,25 @@ func (h *history) overlaps(v *Report) {
 	}
 }
 
-// fences looks for a fence that two attempts had.
+// fences looks for a fence that two attempts had, or one attempt that began twice: its own process or
+// its handler. A request may be sent again, as its idempotency key says.
 func (h *history) fences(v *Report) {
-	first := map[int64]observer.Claim{}
+	first, own := map[int64]observer.Claim{}, map[int64]bool{}
 	for _, s := range h.Stays {
 		if s.Outsider != "" {
 			continue
 		}
 		was, known := first[s.Fence]
 		if !known {
-			first[s.Fence] = s.Claim
-			continue
+			first[s.Fence], was = s.Claim, s.Claim
 		}
-		if was.Task != s.Task || was.Key != s.Key || was.Attempt != s.Attempt || was.Kind != s.Kind {
+		switch {
+		case was.Task != s.Task || was.Key != s.Key || was.Attempt != s.Attempt || was.Kind != s.Kind:
 			v.violation(&v.FencesRepeated, "fence %d was used twice: by %s and %s", s.Fence, &attempt{Claim: was}, &attempt{Claim: s.Claim})
+		case own[s.Fence] && s.Part == "" && s.Kind != kindHTTP:
+			v.violation(&v.FencesRepeated, "fence %d was used twice: its attempt began again at %s: %s", s.Fence, clock(s.Begin), &attempt{Claim: s.Claim})
 		}
+		own[s.Fence] = own[s.Fence] || s.Part == ""
 	}
 }
 

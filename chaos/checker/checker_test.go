@@ -400,6 +400,24 @@ func TestEveryViolationIsFound(t *testing.T) {
 			s.works(claim(7, 20, "exec", "7", "a"), 50, 51, observer.Succeeded, succeeded)
 			s.stay(claim(8, 20, "exec", "8", "a"), 60, 61, observer.Stopped)
 		}, map[string]int{"fences_repeated": 1, "stale_accepted": 1}},
+		"a command that was begun twice": {func(s *story) {
+			s.enqueue(7, "exec")
+			s.stay(claim(7, 20, "exec", "7", "a"), 51, 52, observer.Stopped)
+			s.works(claim(7, 20, "exec", "7", "a"), 50, 53, observer.Succeeded, succeeded)
+		}, map[string]int{"fences_repeated": 1}},
+		"a handler that was begun again after its end, and a command of a process more": {func(s *story) {
+			s.enqueue(7, "go")
+			s.stay(claim(7, 20, "go", "7", "a"), 48, 49, observer.Stopped)
+			s.works(claim(7, 20, "go", "7", "a"), 50, 53, observer.Succeeded, succeeded)
+			c := claim(1, 1, "exec", "k", "a")
+			c.Part = "child"
+			s.stay(c, 1.1, 1.9, observer.Succeeded)
+		}, map[string]int{"fences_repeated": 1}},
+		"a handler under a limit of its kind that was begun twice": {func(s *story) {
+			s.enqueue(7, "capped")
+			s.stay(claim(7, 20, "capped", "7", "a"), 48, 49, observer.Stopped)
+			s.works(claim(7, 20, "capped", "7", "a"), 50, 53, observer.Succeeded, succeeded)
+		}, map[string]int{"fences_repeated": 1}},
 		"a statement that Postgres refused for what it says": {func(s *story) {
 			s.enqueue(7, "sql")
 			s.Final[7] = Final{Status: failed, Error: "ERROR: value out of range (SQLSTATE 22003)"}
@@ -592,6 +610,11 @@ func TestExcuses(t *testing.T) {
 			s.enqueue(8, "exec")
 			s.works(claim(7, 20, "exec", "k2", "a"), 50, 52, observer.Succeeded, succeeded)
 			s.works(claim(8, 21, "exec", "k2", "b"), 52.2, 53, observer.Succeeded, succeeded)
+		}, map[string]int{}},
+		"a request that was sent again": {func(s *story) {
+			s.enqueue(7, "http")
+			s.stay(claim(7, 20, "http", "7", "a"), 50, 50.1, observer.Gone)
+			s.works(claim(7, 20, "http", "7", "a"), 50.2, 53, observer.Succeeded, succeeded)
 		}, map[string]int{}},
 		"two processes of one attempt": {func(s *story) {
 			c := claim(1, 1, "exec", "k", "a")
