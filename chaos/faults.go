@@ -118,7 +118,8 @@ type fault struct {
 	c    *cluster
 	rand *rand.Rand
 
-	about   string // more about the target, for who reads along
+	about   string   // more about the target, for who reads along
+	keys    []string // of Consul, that it deletes
 	mark    observer.Mark
 	victims *victims
 }
@@ -127,7 +128,7 @@ type fault struct {
 // be done to target. What was not begun does not count.
 func (h *fault) begins(target string) error {
 	h.meets(target)
-	h.mark = observer.Mark{ID: h.c.nextMark(), Kind: h.Kind.name, Target: target, Alone: h.Alone}
+	h.mark = observer.Mark{ID: h.c.nextMark(), Kind: h.Kind.name, Target: target, Alone: h.Alone, Keys: h.keys}
 	line := fmt.Sprintf("%s: %s%s", h.Kind.name, target, h.about)
 	if h.Kind.most > 0 {
 		line += fmt.Sprintf(", for %.1f s", h.For.Seconds())

@@ -248,11 +248,14 @@ func deleteKeys(ctx context.Context, h *fault) error {
 	if err != nil || len(keys) == 0 {
 		return errNothing
 	}
+	for _, i := range h.rand.Perm(len(keys))[:min(3, len(keys))] {
+		h.keys = append(h.keys, keys[i])
+	}
 	if err := h.begins(consulPrefix + below); err != nil {
 		return err
 	}
-	for _, i := range h.rand.Perm(len(keys))[:min(3, len(keys))] {
-		_, err := client.KV().Delete(keys[i], (&api.WriteOptions{}).WithContext(ctx))
+	for _, key := range h.keys {
+		_, err := client.KV().Delete(key, (&api.WriteOptions{}).WithContext(ctx))
 		if errors.Is(err, context.DeadlineExceeded) {
 			break
 		}

@@ -432,9 +432,11 @@ func (h *history) sharesAnID(v *Report, key string, a, b, fence int64, before ob
 	return reset
 }
 
-// guardsGone are the faults by which a lock key is free although its holder does not know
-// yet. Tasks have their rows beside it.
-var guardsGone = []string{KeyDelete, ConsulRestore, ConsulWiped}
+// lostKey reports whether a fault may have taken keys of Consul away, some of which are meant, although
+// their holders do not know yet. Tasks have their rows beside them.
+func lostKey(m observer.Mark, meant func(key string) bool) bool {
+	return m.Kind == ConsulRestore || m.Kind == ConsulWiped || m.Kind == KeyDelete && slices.ContainsFunc(m.Keys, meant)
+}
 
 // unguarded reports whether a fault took the key of a away before b began, where one of them
 // has no row: the key was all that kept them apart. It is no excuse after the time that the
@@ -443,8 +445,9 @@ func (h *history) unguarded(v *Report, a, b *attempt, both span) bool {
 	if a.Outsider == "" && b.Outsider == "" {
 		return false
 	}
+	own := func(key string) bool { return strings.HasSuffix(key, "/tasks/"+a.Key) }
 	for _, m := range h.Marks {
-		if !slices.Contains(guardsGone, m.Kind) && !(slices.Contains(completions, m.Kind) && m.Target == a.Replica) {
+		if !lostKey(m, own) && !(slices.Contains(completions, m.Kind) && m.Target == a.Replica) {
 			continue
 		}
 		end := sessionLost(m)

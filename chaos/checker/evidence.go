@@ -257,7 +257,7 @@ const (
 	Stranger = "wrong-consul" // of marks; a replica that has a Consul of its own
 	NoConsul = "no-consul"    // of marks; no server runs
 
-	KeyDelete     = "key-delete"     // of marks: an operator deletes keys
+	KeyDelete     = "key-delete"     // of marks, which have them: an operator deletes keys
 	ConsulRestore = "consul-restore" // of marks: Consul has the state of before
 	ConsulWiped   = "consul-wiped"   // of marks: Consul has no state any more
 

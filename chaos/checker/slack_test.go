@@ -34,6 +34,14 @@ func (s *story) harm(kind, target string, begin, end float64) {
 	s.Marks = append(s.Marks, observer.Mark{ID: 300 + len(s.Marks), Kind: kind, Target: target, Begin: at(begin), End: at(end)})
 }
 
+// deleteKeys lets an operator delete keys of Consul.
+func (s *story) deleteKeys(when float64, keys ...string) {
+	s.harm(KeyDelete, "service/onejob/", when, when+0.1)
+	for _, key := range keys {
+		s.Marks[len(s.Marks)-1].Keys = append(s.Marks[len(s.Marks)-1].Keys, "service/onejob/"+key)
+	}
+}
+
 // silent is an attempt at a new task from 50 on; from 52 on a fault keeps its replica from
 // every heartbeat.
 func silent(s *story, kind, fault string, over, end float64) {
@@ -132,10 +140,15 @@ func TestSlack(t *testing.T) {
 			s.harm("slow", "a", 53, 55)
 		}, map[string]int{}},
 
-		"an outsider after a task":                            {func(s *story) { s.stay(outsider("o/1", "k"), 50, 51, observer.Succeeded) }, map[string]int{"outsiders": 1}},
-		"an outsider beside a task":                           {beside, map[string]int{"overlaps": 1, "outsiders": 1}},
-		"an outsider beside a task whose key was deleted":     {func(s *story) { beside(s); s.harm(KeyDelete, "locks", 52, 52.1) }, map[string]int{"one_hand": 1, "outsiders": 1}},
-		"an outsider beside a task, before a key was deleted": {func(s *story) { beside(s); s.harm(KeyDelete, "locks", 56, 57) }, map[string]int{"overlaps": 1, "outsiders": 1}},
+		"an outsider after a task":                        {func(s *story) { s.stay(outsider("o/1", "k"), 50, 51, observer.Succeeded) }, map[string]int{"outsiders": 1}},
+		"an outsider beside a task":                       {beside, map[string]int{"overlaps": 1, "outsiders": 1}},
+		"an outsider beside a task whose key was deleted": {func(s *story) { beside(s); s.deleteKeys(52, "tasks/shared") }, map[string]int{"one_hand": 1, "outsiders": 1}},
+		"an outsider beside a task, when other keys were deleted": {func(s *story) {
+			beside(s)
+			s.deleteKeys(52, "tasks/shared-1", "tasks/s", "limits/shared/.lock", "running/shared", "leader")
+			s.harm(KeyDelete, "service/onejob/tasks/", 52, 52.1)
+		}, map[string]int{"overlaps": 1, "outsiders": 1}},
+		"an outsider beside a task, before a key was deleted": {func(s *story) { beside(s); s.deleteKeys(56, "tasks/shared") }, map[string]int{"overlaps": 1, "outsiders": 1}},
 		"an outsider beside a task whose session was ended":   {func(s *story) { beside(s); s.harm(SessionUnheard, "a", 52, 70) }, map[string]int{"one_hand": 1, "outsiders": 1}},
 		"an outsider beside a task, where another session was ended": {func(s *story) { beside(s); s.harm(SessionUnheard, "b", 52, 70) },
 			map[string]int{"overlaps": 1, "outsiders": 1}},
@@ -143,7 +156,7 @@ func TestSlack(t *testing.T) {
 			s.enqueue(7, "exec")
 			s.works(claim(7, 20, "exec", "shared", "a"), 50, 80, observer.Stopped, pending)
 			s.Final[7] = Final{Status: failed}
-			s.harm(KeyDelete, "locks", 52, 52.1)
+			s.deleteKeys(52, "tasks/shared")
 			s.stay(outsider("o/1", "shared"), 55, 61, observer.Succeeded)
 			s.stay(outsider("o/2", "shared"), 75, 76, observer.Succeeded)
 		}, map[string]int{"one_hand": 1, "overlaps": 1, "outsiders": 2}},
@@ -235,6 +248,12 @@ func TestSlack(t *testing.T) {
 		"two under a limit that was lowered a moment ago":         {func(s *story) { s.resize(1, 49.5, true); inElastic(s, 2) }, map[string]int{}},
 		"four under a limit that may have been raised":            {func(s *story) { s.resize(4, 45, false); inElastic(s, 4) }, map[string]int{}},
 		"two, when Consul forgot that a limit was lowered":        {func(s *story) { s.resize(1, 40, true); s.harm(ConsulRestore, "of before", 45, 46); inElastic(s, 2) }, map[string]int{}},
+		"two, when a key of a limit that was lowered was deleted": {func(s *story) { s.resize(1, 40, true); s.deleteKeys(45, "limits/narrow/.lock"); inElastic(s, 2) }, map[string]int{}},
+		"two, when keys of others than the lowered limit were deleted": {func(s *story) {
+			s.resize(1, 40, true)
+			s.deleteKeys(45, "limits/wide/.lock", "tasks/x0", "limits/narrow-2/.lock")
+			inElastic(s, 2)
+		}, map[string]int{"limit_excesses": 1}},
 		"two, long after a restored limit was lowered":            {func(s *story) { s.harm(ConsulRestore, "of before", 1, 2); s.resize(1, 40, true); inElastic(s, 2) }, map[string]int{"limit_excesses": 1}},
 		"three inside of two, when Consul may have forgotten one": {func(s *story) { s.harm(ConsulRestore, "of before", 50.5, 51); inElastic(s, 3) }, map[string]int{}},
 		"three inside of two, long after a restore":               {func(s *story) { s.harm(ConsulRestore, "of before", 30, 31); inElastic(s, 3) }, map[string]int{"limit_excesses": 1}},
@@ -334,7 +353,7 @@ func TestExcusesAreMeasured(t *testing.T) {
 		}, "leaving", Excuse{1, 0.5, 1}},
 		"two hands":   {func(s *story) { handsOn(s, SessionUnheard, "b") }, "two_hands", Excuse{1, 9, 15.5}},
 		"a lost slot": {func(s *story) { s.harm(ConsulRestore, "of before", 50.5, 51); inElastic(s, 3) }, "lost_slot", Excuse{1, 1.5, 15.5}},
-		"one hand":    {func(s *story) { beside(s); s.harm(KeyDelete, "locks", 52, 52.5) }, "one_hand", Excuse{1, 7.5, 15.5}},
+		"one hand":    {func(s *story) { beside(s); s.deleteKeys(52, "tasks/shared") }, "one_hand", Excuse{1, 7.9, 15.5}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := good()

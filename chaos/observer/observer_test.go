@@ -339,7 +339,7 @@ func TestMarks(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range 2 {
-		if err := markClient.Begin(Mark{ID: i + 1, Kind: "kill", Target: fmt.Sprint("r", i), Alone: i == 0}); err != nil {
+		if err := markClient.Begin(Mark{ID: i + 1, Kind: "kill", Target: fmt.Sprint("r", i), Alone: i == 0, Keys: []string{fmt.Sprint("k", i)}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -351,7 +351,7 @@ func TestMarks(t *testing.T) {
 		t.Fatalf("marks are %+v", seen.Marks)
 	}
 	a, b := seen.Marks[0], seen.Marks[1]
-	if a.Target != "r0" || !a.Alone || a.Begin < before || a.End != 0 {
+	if a.Target != "r0" || !a.Alone || a.Begin < before || a.End != 0 || !slices.Equal(a.Keys, []string{"k0"}) {
 		t.Errorf("the first mark is %+v", a)
 	}
 	if b.Target != "r1" || b.Alone || b.End < b.Begin || b.Begin < a.Begin {

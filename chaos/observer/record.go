@@ -92,6 +92,8 @@ type Mark struct {
 	Alone  bool   `json:"alone"` // nothing else was going on, nor was to
 	Begin  Time   `json:"begin"`
 	End    Time   `json:"end"` // zero while it goes on
+
+	Keys []string `json:"keys,omitempty"` // of Consul, that are deleted by hand
 }
 
 // Seen is all that the observer has to say.
