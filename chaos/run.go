@@ -63,7 +63,7 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 		evidence.Hosts[r.host.name] = append(evidence.Hosts[r.host.name], r.name)
 	}
 	if ours { // the others have neither schedules nor limits, and no leases
-		evidence.Limits, evidence.Lease, evidence.Queues = limitSlots, leaseLength(s.Liveness), restricted
+		evidence.Limits, evidence.RabbitMQ, evidence.Lease, evidence.Queues = limitSlots, s.RabbitMQ, leaseLength(s.Liveness), restricted
 		if err := c.addOutsiders(ctx, s); err != nil {
 			return nil, err
 		}

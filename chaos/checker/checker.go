@@ -532,14 +532,14 @@ func (h *history) limits(v *Report) {
 }
 
 // slotsLost reports whether no more than most are inside but for those whose slots Consul may
-// have forgotten, and notes how long it took. A limit has no other guard than Consul: who had a
+// have forgotten, and notes how long it took. A limit in Consul has no other guard: who had a
 // slot works on until it notices.
 func (h *history) slotsLost(v *Report, inside map[*attempt]bool, most int, at observer.Time) bool {
 	const bound = longestLease + killing
 	sure, first := len(inside), at
 	for a := range inside {
 		lost := slices.IndexFunc(h.Marks, func(m observer.Mark) bool {
-			return (m.Kind == ConsulRestore || m.Kind == ConsulWiped) && m.Begin <= at && (m.End == 0 || a.begin <= m.End && at <= m.End.Add(bound))
+			return !h.RabbitMQ && (m.Kind == ConsulRestore || m.Kind == ConsulWiped) && m.Begin <= at && (m.End == 0 || a.begin <= m.End && at <= m.End.Add(bound))
 		})
 		if lost >= 0 {
 			sure, first = sure-1, min(first, max(h.Marks[lost].Begin, a.begin))

@@ -42,6 +42,7 @@ type Evidence struct {
 	Until       observer.Time    `json:"until,omitempty"`       // up to when edited schedules are checked
 	ClockSteps  []ClockStep      `json:"clock_steps,omitempty"` // in order; before the first the clock was right
 	Limits      map[string]int   `json:"limits"`                // slots
+	RabbitMQ    bool             `json:"rabbitmq,omitempty"`    // it has the limits; else Consul has
 	Refused     int              `json:"refused"`
 
 	Hostile []int64   `json:"hostile,omitempty"` // tasks that a fault inserted to do harm: nothing is asked of them

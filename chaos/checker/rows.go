@@ -137,7 +137,7 @@ func (h *history) slotsAt(name string, slots int, at observer.Time) int {
 	// The state of before may be back, or the limit was made again.
 	below := func(key string) bool { return strings.Contains(key, "/limits/"+name+"/") }
 	if slices.ContainsFunc(h.Marks, func(m observer.Mark) bool {
-		return lostKey(m, below) && m.Begin < asked.end && (m.End == 0 || m.End.Add(remaking) > last)
+		return !h.RabbitMQ && lostKey(m, below) && m.Begin < asked.end && (m.End == 0 || m.End.Add(remaking) > last)
 	}) {
 		most = max(most, slots)
 		for _, r := range h.Resizes {

@@ -254,12 +254,20 @@ func TestSlack(t *testing.T) {
 			s.deleteKeys(45, "limits/wide/.lock", "tasks/x0", "limits/narrow-2/.lock")
 			inElastic(s, 2)
 		}, map[string]int{"limit_excesses": 1}},
-		"two, long after a restored limit was lowered":            {func(s *story) { s.harm(ConsulRestore, "of before", 1, 2); s.resize(1, 40, true); inElastic(s, 2) }, map[string]int{"limit_excesses": 1}},
-		"three inside of two, when Consul may have forgotten one": {func(s *story) { s.harm(ConsulRestore, "of before", 50.5, 51); inElastic(s, 3) }, map[string]int{}},
-		"three inside of two, long after a restore":               {func(s *story) { s.harm(ConsulRestore, "of before", 30, 31); inElastic(s, 3) }, map[string]int{"limit_excesses": 1}},
-		"three inside of two, just before a restore":              {func(s *story) { s.harm(ConsulRestore, "of before", 53, 54); inElastic(s, 3) }, map[string]int{"limit_excesses": 1}},
-		"two, when a limit that was lowered may not be":           {func(s *story) { s.resize(1, 40, false); inElastic(s, 2) }, map[string]int{}},
-		"three under a limit that was lowered to what it is":      {func(s *story) { s.resize(2, 40, true); inElastic(s, 3) }, map[string]int{"limit_excesses": 1}},
+		"two, long after a restored limit was lowered":                  {func(s *story) { s.harm(ConsulRestore, "of before", 1, 2); s.resize(1, 40, true); inElastic(s, 2) }, map[string]int{"limit_excesses": 1}},
+		"three inside of two, when Consul may have forgotten one":       {func(s *story) { s.harm(ConsulRestore, "of before", 50.5, 51); inElastic(s, 3) }, map[string]int{}},
+		"three inside of two, when Consul was wiped, and has no limits": {func(s *story) { s.RabbitMQ = true; s.harm(ConsulWiped, "all", 50.5, 51); inElastic(s, 3) }, map[string]int{"limit_excesses": 1}},
+		"two, when Consul forgot, and had not the limit that was lowered": {func(s *story) {
+			s.RabbitMQ = true
+			s.resize(1, 40, true)
+			s.harm(ConsulRestore, "of before", 45, 46)
+			s.deleteKeys(45, "limits/narrow/.lock")
+			inElastic(s, 2)
+		}, map[string]int{"limit_excesses": 1}},
+		"three inside of two, long after a restore":          {func(s *story) { s.harm(ConsulRestore, "of before", 30, 31); inElastic(s, 3) }, map[string]int{"limit_excesses": 1}},
+		"three inside of two, just before a restore":         {func(s *story) { s.harm(ConsulRestore, "of before", 53, 54); inElastic(s, 3) }, map[string]int{"limit_excesses": 1}},
+		"two, when a limit that was lowered may not be":      {func(s *story) { s.resize(1, 40, false); inElastic(s, 2) }, map[string]int{}},
+		"three under a limit that was lowered to what it is": {func(s *story) { s.resize(2, 40, true); inElastic(s, 3) }, map[string]int{"limit_excesses": 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := good()
