@@ -177,9 +177,9 @@ SELECT (SELECT count(*) FROM pg_stat_activity
 	return errors.Join(append(errs, err)...)
 }
 
-// checkAll returns what each replica used that was not restarted, and says what
-// grew and what was left over.
-func (l *leaks) checkAll(long time.Duration) (all []growth, found []string) {
+// checkAll returns what each replica used that was not restarted, says what grew and what was left
+// over, and of how many replicas it was judged whether anything grew.
+func (l *leaks) checkAll(long time.Duration) (all []growth, judged int, found []string) {
 	found = append([]string{}, l.found...) // empty, and not null, in the report
 	for _, r := range l.c.replicas {
 		looks := l.looks[r]
@@ -201,7 +201,10 @@ func (l *leaks) checkAll(long time.Duration) (all []growth, found []string) {
 		}
 		all = append(all, g)
 	}
-	return all, found
+	if long >= longEnough {
+		judged = len(all)
+	}
+	return all, judged, found
 }
 
 func median(values []float64) float64 {

@@ -42,19 +42,22 @@ func TestGrowthIsFound(t *testing.T) {
 	} {
 		r := &replica{place: place{name: "leaky"}}
 		l := &leaks{c: &cluster{replicas: []*replica{r}}, looks: map[*replica][]look{r: looksOf(use, same)}}
-		if all, found := l.checkAll(long); len(all) != 1 || len(found) != 1 || !strings.HasPrefix(found[0], "leaky: "+name) {
+		if all, judged, found := l.checkAll(long); len(all) != 1 || judged != 1 || len(found) != 1 || !strings.HasPrefix(found[0], "leaky: "+name) {
 			t.Errorf("%s: found %v in %v", name, found, all)
 		}
 		l.looks[r] = looksOf(use, func(i int) int { return i / 300 })
-		if all, found := l.checkAll(long); len(all)+len(found) != 0 {
+		if all, judged, found := l.checkAll(long); len(all)+judged+len(found) != 0 {
 			t.Errorf("%s, restarted: found %v in %v", name, found, all)
 		}
 	}
 	r := &replica{place: place{name: "tight"}}
 	swings := func(i int) uses { return uses{30 + float64(i%20), 9 + float64(i%7), 20, float64(i % 5), 8} }
 	l := &leaks{c: &cluster{replicas: []*replica{r}}, looks: map[*replica][]look{r: looksOf(swings, same)}}
-	if all, found := l.checkAll(long); len(all) != 1 || len(found) != 0 {
+	if all, judged, found := l.checkAll(long); len(all) != 1 || judged != 1 || len(found) != 0 {
 		t.Errorf("found %v in %v", found, all)
+	}
+	if all, judged, _ := l.checkAll(longEnough - time.Second); len(all) != 1 || judged != 0 {
+		t.Errorf("a short run judges %d of %v", judged, all)
 	}
 }
 

@@ -59,9 +59,11 @@ type report struct {
 	Unstopped     []string `json:"unstopped"`
 	Thin          []string `json:"thin"` // why the run proves too little
 
-	Leaks      []string          `json:"leaks"`                // what grew, and what was left over
-	Growth     []growth          `json:"growth"`               // of replicas that ran all the time
-	Goroutines map[string][2]int `json:"goroutines,omitempty"` // of idle replicas, before all work and after it
+	Leaks  []string `json:"leaks"`  // what grew, and what was left over
+	Growth []growth `json:"growth"` // of replicas that ran all the time
+	// GrowthJudged is of how many it was judged whether they use more and more: none in a short run.
+	GrowthJudged int               `json:"growth_judged"`
+	Goroutines   map[string][2]int `json:"goroutines,omitempty"` // of idle replicas, before all work and after it
 }
 
 // Violated reports whether something happened that must not.
@@ -160,13 +162,13 @@ func (r *report) summary() string {
 	line("spoiled", r.Spoiled, "tasks that failed although no fault ends attempts")
 	line("illegal_steps", r.IllegalSteps, "changes of rows that the state machine does not know")
 	line("unexpected_ends", r.UnexpectedEnds, "ends of attempts and tasks that neither the task nor a fault explains")
-	line("overstays", r.Overstays, "attempts that went on after their timeout, or a cancel")
+	line("overstays", r.Overstays, fmt.Sprintf("attempts that went on after their timeout, or a cancel; %d cancels of running tasks were judged", r.CancelsJudged))
 	line("late_takeovers", r.LateTakeOvers, fmt.Sprintf("of %d rows of replicas that were killed alone", r.RowsOfTheDead))
 	line("late_ends", r.LateEnds, fmt.Sprintf("attempts at work for more than %.1f s after their lease: %d of %d ended after it, p50 %.3f s, max %.3f s", r.Lateness.Bound, r.Lateness.After, r.Lateness.Told, r.Lateness.P50, r.Lateness.Max))
 	line("misrouted", r.Misrouted, "claims by replicas that do not serve the queue")
 	line("unique_broken", r.UniqueBroken, "unique keys that two tasks had, or that nobody had and were refused")
 	line("outputs_wrong", r.OutputsWrong, "outputs without their head or tail")
-	line("leaks", len(r.Leaks), "what grew, or was left over when everything had ended")
+	line("leaks", len(r.Leaks), fmt.Sprintf("what grew, judged of %d replicas, or was left over when everything had ended", r.GrowthJudged))
 	fmt.Fprintln(&b, "to know:")
 	line("hostile_rows", r.HostileRows, fmt.Sprintf("that the table admitted; rows touched by hand: %v", r.Touched))
 	line("faults_missed", r.FaultsMissed, "there was nothing to hit")

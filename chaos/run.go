@@ -184,7 +184,7 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 		return nil, err
 	}
 	if ours {
-		r.Growth, r.Leaks = leaks.checkAll(s.Duration)
+		r.Growth, r.GrowthJudged, r.Leaks = leaks.checkAll(s.Duration)
 	}
 	r.Goroutines = leaks.goroutines
 	if ours {

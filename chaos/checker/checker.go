@@ -34,6 +34,7 @@ type Report struct {
 	IllegalSteps       int        `json:"illegal_steps"`         // changes of rows that package lifecycle has no rule for
 	UnexpectedEnds     int        `json:"unexpected_ends"`       // attempts and tasks that ended otherwise than they were made to, and no fault explains it
 	Overstays          int        `json:"overstays"`             // attempts that went on after their timeout, or after a cancel
+	CancelsJudged      int        `json:"cancels_judged"`        // cancels of running tasks that were looked at; those beside a fault are excused
 	LateTakeOvers      int        `json:"late_takeovers"`        // rows that a dead replica kept for too long
 	Misrouted          int        `json:"misrouted"`             // claims by replicas that do not serve the row's queue
 	UniqueBroken       int        `json:"unique_broken"`         // two tasks with one unique key at once, and INSERTs that were declined without one

@@ -309,6 +309,7 @@ func (f *function) cancels(v *Report) {
 		wait := span{asked, asked.Add(most)}
 		end := all[k].span().end
 		if end <= wait.end.Add(f.late(wait)) {
+			v.CancelsJudged++
 			continue
 		}
 		if slices.ContainsFunc(f.Marks, func(m observer.Mark) bool {
@@ -321,6 +322,7 @@ func (f *function) cancels(v *Report) {
 			v.excuse("cancels of running tasks beside a fault")
 			continue
 		}
+		v.CancelsJudged++
 		v.violation(&v.Overstays, "overstay: somebody asked at %s for the end of %v", clock(asked), all[k])
 	}
 }

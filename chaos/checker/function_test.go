@@ -316,6 +316,29 @@ func gracefully(s *story, kind, target string) {
 	s.live(Enqueued{Task: 7, Kind: "noop"}).claim(51, "a").taken(60, "b").claim(61, "b").ends(62, "b", succeeded, "")
 }
 
+// A zero of cancels that nobody heard says of how many.
+func TestCancelsAreCounted(t *testing.T) {
+	for name, c := range map[string]struct {
+		ended float64
+		harm  bool
+		want  int
+	}{
+		"heard":                       {57, false, 1},
+		"heard, beside another fault": {57, true, 1},
+		"not heard":                   {62, false, 1},
+		"not heard, beside another":   {62, true, 0},
+	} {
+		s := newStory()
+		if c.harm {
+			s.mark("cut-postgres", "b", 45, 46, false)
+		}
+		cancelledAt(s, Enqueued{Task: 7, Kind: "exec"}, 52, c.ended)
+		if got := Check(s.Evidence).CancelsJudged; got != c.want {
+			t.Errorf("%s: %d were judged, want %d", name, got, c.want)
+		}
+	}
+}
+
 // cancelledAt adds a task that somebody cancels at a moment, and that ends at another.
 func cancelledAt(s *story, q Enqueued, asked, ended float64) {
 	q.Cancelled = true
