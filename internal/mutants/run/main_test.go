@@ -1,10 +1,13 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"flag"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -41,6 +44,36 @@ func TestSteps(t *testing.T) {
 	} {
 		if got := count(test.plan, test.of); !reflect.DeepEqual(got, test.want) {
 			t.Errorf("%s: %v, not %v", test.name, got, test.want)
+		}
+	}
+}
+
+// A test catches a mutant if it fails with it, and passes without it.
+func TestOnlyTestsThatPassWithoutAMutantCatchIt(t *testing.T) {
+	const overlay = "overlay.json"
+	broken := errors.New("it does not compile")
+	for _, test := range []struct {
+		with, without bool // it fails
+		err           error
+		want          result
+		runs          []string // with which overlays
+	}{
+		{true, false, nil, result{Caught: true, How: "store.TestX"}, []string{overlay, ""}},
+		{true, true, nil, result{How: "store.TestX fails without it, too"}, []string{overlay, ""}},
+		{false, true, nil, result{How: "store.TestX"}, []string{overlay}},
+		{true, false, broken, result{}, []string{overlay}},
+	} {
+		var runs []string
+		got := result{}
+		err := got.named(t.Context(), overlay, "store.TestX", func(_ context.Context, with, name string) (bool, error) {
+			runs = append(runs, with)
+			if with == "" {
+				return test.without, nil
+			}
+			return test.with, test.err
+		})
+		if got != test.want || !errors.Is(err, test.err) || !slices.Equal(runs, test.runs) {
+			t.Errorf("fails with it %v, without it %v, %v: %+v, %v, after runs with %q", test.with, test.without, test.err, got, err, runs)
 		}
 	}
 }

@@ -24,7 +24,7 @@ import (
 // broken. A test that fails without the mutant as well catches nothing.
 func (s *result) test(ctx context.Context, m mutants.Mutant, overlay string, whole bool) error {
 	if m.Test != "" {
-		if caught, err := s.fails(ctx, overlay, m.Test); caught || err != nil || !whole {
+		if err := s.named(ctx, overlay, m.Test, fails); s.Caught || err != nil || !whole {
 			return err
 		}
 	}
@@ -36,25 +36,48 @@ func (s *result) test(ctx context.Context, m mutants.Mutant, overlay string, who
 	if failed == "" || err != nil {
 		return err
 	}
-	_, err = s.fails(ctx, "", failed)
-	if s.Caught { // that is, it fails without the mutant
-		s.Caught, s.How = false, failed+" fails without it, too"
-	} else {
-		s.Caught, s.How = true, failed
-	}
-	return err
+	return s.confirm(ctx, failed, fails)
 }
 
-// fails runs one test, and notes whether it fails.
-func (s *result) fails(ctx context.Context, overlay, name string) (bool, error) {
+// runTest runs one test, and reports whether it fails.
+type runTest func(ctx context.Context, overlay, name string) (failed bool, err error)
+
+// named lets one test look at the mutant.
+func (s *result) named(ctx context.Context, overlay, name string, run runTest) error {
+	failed, err := run(ctx, overlay, name)
+	if err != nil {
+		return err
+	}
+	if !failed {
+		s.Caught, s.How = false, name
+		return nil
+	}
+	return s.confirm(ctx, name, run)
+}
+
+// confirm runs a test that has failed once without the mutant. If it fails then as well, for want of
+// time or of a server, the mutant is not caught.
+func (s *result) confirm(ctx context.Context, name string, run runTest) error {
+	failed, err := run(ctx, "", name)
+	if err != nil {
+		return err
+	}
+	s.Caught, s.How = !failed, name
+	if failed {
+		s.How += " fails without it, too"
+	}
+	return nil
+}
+
+// fails is a runTest.
+func fails(ctx context.Context, overlay, name string) (bool, error) {
 	pkg, test := mutants.TestOf(name)
 	out, err := command(ctx, overlay, "go", "test", "-count=1", "-pgo=off", "-timeout=10m", "-run", "^"+test+"$", pkg).CombinedOutput()
 	exit := (*exec.ExitError)(nil)
 	if ctx.Err() != nil || err != nil && !errors.As(err, &exit) || strings.Contains(string(out), "[build failed]") || strings.Contains(string(out), "no tests to run") {
 		return false, fmt.Errorf("the test did not run: %w\n%s", cmp.Or(err, errors.New("there is none")), out)
 	}
-	s.Caught, s.How = err != nil, name
-	return s.Caught, nil
+	return err != nil, nil
 }
 
 // dependents returns the packages whose tests contain one of these, themselves first. The
