@@ -36,7 +36,7 @@
 //
 // run.go is the plot. The harness is honest about what it knows: the checker, in
 // the package beside it, gets what the observer saw and what the database itself
-// noted, and no word of onejob's own.
+// noted. Of onejob's own words it gets two: refused writes and crashed working processes.
 package main
 
 import (

@@ -2,6 +2,7 @@ package checker
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -22,7 +23,7 @@ type work struct {
 // began, of a replica that it was aimed at, or of anybody if it was aimed at no replica.
 func (h *history) hits(v *Report) {
 	v.Hits = map[string]map[string]int{}
-	replicas := map[string]bool{}
+	replicas := maps.Clone(h.replicas)
 	var all []work
 	for _, a := range h.attempts {
 		switch {
@@ -30,7 +31,6 @@ func (h *history) hits(v *Report) {
 			all = append(all, work{a.span, OfOutsiders, ""})
 		case a.Kind != kindSQL: // of which only effects are seen, after the fact
 			all = append(all, work{a.span, a.Kind, a.Replica})
-			replicas[a.Replica] = true
 		}
 	}
 	over := map[int64]observer.Time{} // when attempts at rows were, by fence

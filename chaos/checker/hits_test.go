@@ -14,7 +14,7 @@ func TestHits(t *testing.T) {
 	}
 	outsider := observer.Stay{Claim: observer.Claim{Outsider: "o/1"}, Begin: 10, End: 20, How: observer.Succeeded}
 	v := Check(Evidence{
-		Hosts: map[string][]string{"host-1": {"a"}, "host-2": {"b"}},
+		Hosts: map[string][]string{"host-1": {"a"}, "host-2": {"b", "idle"}},
 		Seen: observer.Seen{
 			Stays: []observer.Stay{
 				stay(1, kindExec, "a", 10, 20), stay(2, kindExec, "a", 10, 20), // two of one kind count once
@@ -26,7 +26,8 @@ func TestHits(t *testing.T) {
 				{ID: 3, Kind: "kill", Target: "a", Begin: 20, End: 50}, // what has just ended, and what begins later, does not count
 				{ID: 4, Kind: "host-loss", Target: "host-2", Begin: 12, End: 90},
 				{ID: 5, Kind: "child-kill", Target: "a, task 1, pid 7", Begin: 12, End: 13},
-				{ID: 7, Kind: Stranger, Target: "b", Begin: 12, End: 90}, // which has begun work, too
+				{ID: 11, Kind: "kill", Target: "idle", Begin: 15, End: 16}, // which does nothing
+				{ID: 7, Kind: Stranger, Target: "b", Begin: 12, End: 90},   // which has begun work, too
 				{ID: 8, Kind: "postgres-terminate", Target: "a", Begin: 150, End: 160},
 				{ID: 9, Kind: "postgres-terminate", Target: "b", Begin: 150, End: 160},
 				{ID: 10, Kind: "postgres-terminate", Target: "b", Begin: 119, End: 160},
