@@ -34,6 +34,9 @@
 // little for its zeros to mean something (thin.go). Everything that it starts ends with
 // it, whatever its end.
 //
+// "go run ./chaos judge FILE" lets the checker of today look at the evidence.json of a run
+// that was kept, and prints what it finds. It exits with 1 if that is a violation.
+//
 // run.go is the plot. The harness is honest about what it knows: the checker, in
 // the package beside it, gets what the observer saw and what the database itself
 // noted. Of onejob's own words it gets two: refused writes and crashed working processes.
@@ -42,6 +45,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -52,6 +56,7 @@ import (
 	"syscall"
 	"time"
 
+	"onejob/chaos/checker"
 	"onejob/chaos/observer"
 )
 
@@ -60,6 +65,8 @@ const (
 	partObserver = "observer" // FILE
 	partTask     = "task"     // what exec tasks run
 	partReplica  = "replica"  // a replica with Go handlers
+
+	partJudge = "judge" // FILE: for people
 )
 
 func main() {
@@ -83,10 +90,12 @@ func main() {
 			exit(err)
 		}
 		os.Exit(code)
+	case partJudge:
+		os.Exit(judge(os.Args[2:]))
 	case "":
 		os.Exit(chaos(ctx))
 	default:
-		fmt.Fprintln(os.Stderr, "chaos: it takes no arguments, only variables: DURATION, SEED, FAULTS, RATE, LIMITS, LIVENESS, STANDBY, OLD, DRAIN, SUBJECTS, REPORT, KEEP")
+		fmt.Fprintln(os.Stderr, "chaos: it takes no arguments but judge FILE, only variables: DURATION, SEED, FAULTS, RATE, LIMITS, LIVENESS, STANDBY, OLD, DRAIN, SUBJECTS, REPORT, KEEP")
 		os.Exit(2)
 	}
 }
@@ -97,6 +106,36 @@ func exit(err error) {
 		os.Exit(1)
 	}
 	os.Exit(0)
+}
+
+// judge judges the evidence of a run once more.
+func judge(files []string) int {
+	if len(files) != 1 {
+		fmt.Fprintln(os.Stderr, "chaos: judge takes one file, evidence.json of a folder that was kept")
+		return 2
+	}
+	var e checker.Evidence
+	text, err := os.ReadFile(files[0])
+	if err == nil {
+		err = json.Unmarshal(text, &e)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "chaos:", err)
+		return 2
+	}
+	v := checker.Check(e)
+	if text, err = json.MarshalIndent(v, "", "  "); err != nil {
+		fmt.Fprintln(os.Stderr, "chaos:", err)
+		return 2
+	}
+	fmt.Println(string(text))
+	for _, line := range v.Violations {
+		fmt.Println(line)
+	}
+	if v.Violated() {
+		return 1
+	}
+	return 0
 }
 
 func chaos(ctx context.Context) int {

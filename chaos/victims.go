@@ -129,7 +129,7 @@ func (h *fault) awaitWork(ctx context.Context) {
 			return nil
 		}
 		running := of(h.c.replicas, h.c.atWork())
-		return slices.DeleteFunc(missing, func(kind string) bool { return running[kind] })
+		return slices.DeleteFunc(missing, func(kind string) bool { return running[kind] || !h.c.serves(kind) })
 	}
 	for _, kind := range missing() {
 		h.c.wants.add(kind)
@@ -137,6 +137,15 @@ func (h *fault) awaitWork(ctx context.Context) {
 	for end := time.Now().Add(5 * time.Second); time.Now().Before(end) && ctx.Err() == nil && len(missing()) > 0; {
 		wait(ctx, 100*time.Millisecond)
 	}
+}
+
+// serves reports whether a replica runs that serves a kind of work: Go programs begin last where all
+// daemons are of an old version at first.
+func (c *cluster) serves(kind string) bool {
+	return slices.ContainsFunc(c.replicas, func(r *replica) bool {
+		_, is := r.subject.(*daemon)
+		return is != (kind == "go") && r.process().running()
+	})
 }
 
 // wants are the kinds of work that faults wait for.

@@ -866,8 +866,8 @@ func (h *history) starved(v *Report) {
 }
 
 // queued reports whether a task waited behind others until it was claimed: all the while
-// some were claimed for the first time that were due before it and no less urgent. It may wait
-// for as long as the first of them had waited when it came due: if nobody has served a kind for
+// some were claimed for the first time that were more urgent, or as urgent and due before it. It
+// may wait for as long as the first of them had waited when it came due: if nobody has served a kind for
 // a while, it takes about as long until those that serve it have caught up. Where a fault
 // disturbs claims the queue may stand still.
 func (h *history) queued(q Enqueued, begun map[int64]observer.Time, disturbed []span) bool {
@@ -877,7 +877,8 @@ func (h *history) queued(q Enqueued, begun map[int64]observer.Time, disturbed []
 	}
 	moments, head := []observer.Time{end}, q.Due
 	for _, o := range h.Enqueued {
-		if at, known := begun[o.Task]; known && o.Due != 0 && o.Due < q.Due && o.Priority >= q.Priority && h.touched[o.Task] == nil && at > q.Due && at < end {
+		before := o.Priority > q.Priority || o.Priority == q.Priority && o.Due < q.Due
+		if at, known := begun[o.Task]; known && o.Due != 0 && before && h.touched[o.Task] == nil && at > q.Due && at < end {
 			moments, head = append(moments, at), min(head, o.Due)
 		}
 	}

@@ -297,9 +297,10 @@ const (
 	// cutOff is how much later a moment may be than the database notes it (chaos.clock).
 	cutOff = 10 * time.Millisecond
 
-	// queueing is how long a queue may stand still while tasks wait in it, and queued how
-	// long they may wait, or as long as its head has.
-	queueing = 3 * time.Second
+	// queueing is how long a queue may stand still while tasks wait in it: the longest tasks
+	// take so long, and may have all slots of those that serve a kind. queued is how long tasks
+	// may wait in it, or as long as its head has.
+	queueing = 10 * time.Second
 	queued   = time.Minute
 
 	// leaving is how long after a row was given up its work may still be seen: a
