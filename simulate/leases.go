@@ -60,6 +60,8 @@ type replica struct {
 type belief struct {
 	m        *machine
 	deadline boottime.Instant
+	behind   time.Duration // by how much the machine's clock had been paused
+	stood    bool          // it may have been counted from before a pause
 }
 
 // holder is one lease, from the moment at which it was asked for until it was released.
@@ -296,7 +298,7 @@ func (w *world) believe(m *machine, session string, deadline boottime.Instant) {
 		w.believed = map[string]belief{}
 	}
 	if b := w.believed[session]; b.deadline < deadline {
-		w.believed[session] = belief{m, deadline}
+		w.believed[session] = belief{m, deadline, m.behind, m.stood()}
 	}
 }
 
@@ -317,12 +319,15 @@ func (h *holder) excused() bool {
 	if w.restored >= h.asked {
 		at = max(at, w.restored)
 	}
-	if at < 0 {
-		return false
-	}
+	return at >= 0 && w.unnoticed(h.r.m.id, at)
+}
+
+// unnoticed reports whether a replica may not have noticed yet what was taken from it by hand at a
+// moment.
+func (w *world) unnoticed(who int, at time.Duration) bool {
 	cfg := w.timing()
 	patience := cfg.Verify + cfg.Verify/5 + time.Second + handlerGrace
-	if w.disturbed(h.r.m.id, at-20*time.Second, w.now()) {
+	if w.disturbed(who, at-20*time.Second, w.now()) {
 		patience = 2*cfg.SessionTTL + 10*time.Second
 	}
 	return w.now()-at < patience
@@ -351,7 +356,7 @@ func (w *world) sessionEnded(session string, why fakeconsul.End) {
 		return // its own replica did it, or its agent, which forgot the check
 	}
 	b := w.believed[session]
-	if b.m == nil || b.m.behind > 0 || b.m.paused >= 0 {
+	if b.m == nil || b.m.paused >= 0 || b.m.behind != b.behind || b.stood { // a pause has moved the deadline
 		return
 	}
 	margin := w.timing().Margin

@@ -202,7 +202,7 @@ func (k kind) run(ctx context.Context, a *tasks.Attempt) (tasks.Result, error) {
 	if k.m.life != k.life {
 		return tasks.Result{}, errors.New("dead")
 	}
-	if d := a.Deadline(); d <= began && k.m.behind == 0 {
+	if d := a.Deadline(); d <= began && !k.m.stood() {
 		w.violate("late", "task %d begins on replica %d %v after its lease", a.ID, k.m.id, began.Sub(d))
 	}
 	j := w.claimed[a.Fence]
@@ -290,9 +290,18 @@ func (w *world) checkLimit() {
 }
 
 // slotTaken reports whether a handler's slot may have been taken away by hand, or by a
-// restore: nobody knows of which session it is.
+// restore, and its replica has not noticed yet: nobody knows of which session it is.
 func (h *handler) slotTaken() bool {
-	return len(h.m.w.revoked) > 0 || h.m.w.restored >= h.began
+	w := h.m.w
+	if w.restored >= h.began && w.unnoticed(h.m.id, w.restored) {
+		return true
+	}
+	for _, at := range w.revoked {
+		if w.unnoticed(h.m.id, at) {
+			return true
+		}
+	}
+	return false
 }
 
 // excused reports whether a handler cannot act, or could not until a moment ago. If Postgres
@@ -303,8 +312,12 @@ func (h *handler) excused() bool {
 	if h.done || h.m.stood() || h.m.life != h.life {
 		return true
 	}
-	return w.failed && (w.revoked[h.session] > 0 || w.deleted[h.key] > 0 || w.restored >= h.began)
+	return w.failed && (w.takenAway(h.m.id, w.revoked[h.session]) || w.takenAway(h.m.id, w.deleted[h.key]) || w.restored >= h.began && w.unnoticed(h.m.id, w.restored))
 }
+
+// takenAway reports whether something was taken away by hand at a moment, if that is not zero, and the
+// replica may not have noticed yet.
+func (w *world) takenAway(who int, at time.Duration) bool { return at > 0 && w.unnoticed(who, at) }
 
 // strike notes that the process of a machine dies or stands still.
 func (w *world) strike(m *machine) {
@@ -354,11 +367,12 @@ func (w *world) rowChanged(before, after fakestore.Row, by string) {
 
 // checkDurable: while an outcome is written, its lock is still held.
 func (w *world) checkDurable(r fakestore.Row) {
-	if !w.consul.Lives(r.Session) || w.restored > 0 || w.deleted[r.Key()] > 0 || w.revoked[r.Session] > 0 {
+	if !w.consul.Lives(r.Session) {
 		return
 	}
 	for _, m := range w.machines {
-		if w.replicas[m.id].sessionWas(r.Session) && (m.stood() || w.repeated(m.id) || w.disturbed(m.id, w.now()-40*time.Second, w.now())) {
+		if w.replicas[m.id].sessionWas(r.Session) && (m.stood() || w.repeated(m.id) || w.takenAway(m.id, w.deleted[r.Key()]) || w.takenAway(m.id, w.revoked[r.Session]) ||
+			w.disturbed(m.id, w.now()-40*time.Second, w.now())) { // as by the restore of a snapshot
 			return
 		}
 	}
