@@ -725,9 +725,16 @@ func (h *history) statementsAtOnce(v *Report) {
 
 // unlocked looks for attempts that began while no Consul server ran, which nobody can
 // have had the lock for. An sql task may have waited for Postgres meanwhile, and who was
-// frozen goes on where it was. A stranger has locks in a Consul of its own, which it adopts when no
-// other replica is at work.
+// frozen goes on where it was. A lock is asked for while the claim commits, and a commit may wait
+// for as long as the lease lasts. A stranger has locks in a Consul of its own, which it adopts when
+// no other replica is at work.
 func (h *history) unlocked(v *Report) {
+	claimed := map[int64]observer.Time{} // by fence
+	for _, t := range h.Transitions {
+		if t.To == running {
+			claimed[t.Fence] = t.At
+		}
+	}
 	strangers := map[string]bool{}
 	for _, m := range h.Marks {
 		if m.Kind == Stranger {
@@ -744,6 +751,10 @@ func (h *history) unlocked(v *Report) {
 		}
 		for _, a := range h.attempts {
 			if a.Kind == kindSQL || strangers[a.Replica] || a.begin <= s.begin || a.begin >= s.end || slices.ContainsFunc(h.frozen[a.Replica], s.meets) {
+				continue
+			}
+			if at, ok := claimed[a.Fence]; ok && at <= m.Begin && a.begin <= m.Begin.Add(committing) {
+				v.excuse("attempts that began without Consul, after a long commit")
 				continue
 			}
 			v.violation(&v.Unlocked, "unlocked: %v began while no Consul server ran, since %s", a, clock(m.Begin))

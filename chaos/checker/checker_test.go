@@ -453,6 +453,12 @@ func TestEveryViolationIsFound(t *testing.T) {
 		"a command that began while no Consul server ran": {func(s *story) {
 			began(s, "exec", 54)
 		}, map[string]int{"unlocked": 1}},
+		"a handler that was claimed after the last Consul server had ended": {func(s *story) {
+			beganLate(s, 50.1, 55)
+		}, map[string]int{"unlocked": 1}},
+		"a handler that began for too long after the last Consul server had ended": {func(s *story) {
+			beganLate(s, 49.9, 59.5)
+		}, map[string]int{"unlocked": 1}},
 		"a due time without an occurrence":      {func(s *story) { s.Occurrences = s.Occurrences[1:]; delete(s.Final, 50) }, map[string]int{"occurrences_missing": 1}},
 		"a due time that was skipped":           {func(s *story) { s.Occurrences[1].Task, s.Occurrences[1].Skipped = 0, "missed"; delete(s.Final, 51) }, map[string]int{"occurrences_missing": 1}},
 		"an occurrence whose task is not there": {func(s *story) { delete(s.Final, 52) }, map[string]int{"occurrences_missing": 1}},
@@ -793,6 +799,9 @@ func TestExcuses(t *testing.T) {
 		"a command that was about to begin when the last Consul server was killed": {func(s *story) {
 			began(s, "exec", 52)
 		}, map[string]int{}},
+		"a handler whose claim was committed slowly while no Consul server ran": {func(s *story) {
+			beganLate(s, 49.9, 55)
+		}, map[string]int{}},
 		"a handler that thawed while no Consul server ran": {func(s *story) {
 			s.froze("a", 51, 54)
 			began(s, "go", 54.1)
@@ -867,6 +876,17 @@ func began(s *story, kind string, when float64) {
 	s.Marks = append(s.Marks, observer.Mark{ID: 200, Kind: NoConsul, Target: "all", Begin: at(50), End: at(60)})
 	s.enqueue(7, kind)
 	s.works(claim(7, 20, kind, "k8", "a"), when, when+1, observer.Succeeded, succeeded)
+}
+
+// beganLate adds a task of replica a that is claimed at a moment, and begins at another; from 50 to
+// 60 no Consul server runs.
+func beganLate(s *story, claimed, begins float64) {
+	s.Marks = append(s.Marks, observer.Mark{ID: 200, Kind: NoConsul, Target: "all", Begin: at(50), End: at(60)})
+	s.enqueue(7, "go")
+	c := claim(7, 20, "go", "k8", "a")
+	s.claim(c, claimed)
+	s.stay(c, begins, begins+0.5, observer.Succeeded)
+	s.change(c, running, succeeded, begins+0.6, "")
 }
 
 // starve adds a task that is due at 52, and faults from 50 to 65.

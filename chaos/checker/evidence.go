@@ -303,6 +303,10 @@ const (
 	queueing = 10 * time.Second
 	queued   = time.Minute
 
+	// committing is for how long after the last Consul server ended an attempt may begin that was
+	// claimed before: its lease may last 6 s from a heartbeat that Postgres has acknowledged.
+	committing = 9 * time.Second
+
 	// leaving is how long after a row was given up its work may still be seen: a
 	// target notices a closed connection late when the machine is busy.
 	leaving = time.Second
