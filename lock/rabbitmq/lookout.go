@@ -106,16 +106,6 @@ func (s *Semaphores) part(l *lookout) {
 	if !last {
 		return
 	}
-	for more := true; more; { // nobody here wants them any more
-		select {
-		case message, ok := <-l.rung:
-			if more = ok; ok {
-				s.probeSession.ring(l.queues.wakeup(), slotOf(message))
-			}
-		default:
-			more = false
-		}
-	}
 	l.stop()
 }
 

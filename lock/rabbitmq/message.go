@@ -128,9 +128,10 @@ func (t *session) listen(ctx context.Context, wakeup string) (rung <-chan amqp.D
 
 // A bell is a channel on which one hears a bell. The zero value hears nothing.
 type bell struct {
-	t    *session
-	ch   *amqp.Channel
-	rung <-chan amqp.Delivery
+	t      *session
+	wakeup string
+	ch     *amqp.Channel
+	rung   <-chan amqp.Delivery
 }
 
 // hang makes a bell ready to be heard.
@@ -144,7 +145,7 @@ func (t *session) hang(wakeup string) bell {
 		t.bells.Add(-1)
 		return bell{}
 	}
-	b := bell{t: t, ch: ch}
+	b := bell{t: t, wakeup: wakeup, ch: ch}
 	if _, err := ch.QueueDeclare(wakeup, true, true, false, false, wakeupArguments); err != nil {
 		return b
 	}
@@ -154,10 +155,20 @@ func (t *session) hang(wakeup string) bell {
 	return b
 }
 
+// takeDown ends listening. What came just before is for others.
 func (b bell) takeDown() {
-	if b.ch != nil {
-		b.t.discard(b.ch, func() { b.t.bells.Add(-1) })
+	if b.ch == nil {
+		return
 	}
+	b.t.discard(b.ch, func() {
+		b.t.bells.Add(-1)
+		if b.rung == nil {
+			return
+		}
+		for message := range b.rung { // which the end of the channel has closed
+			b.t.s.probeSession.ring(b.wakeup, slotOf(message))
+		}
+	})
 }
 
 // rings are letters that ring a bell for slots from..to, both included.
