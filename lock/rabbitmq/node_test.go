@@ -27,9 +27,9 @@ func TestPauseWhileTheNodeOfAHolderIsDown(t *testing.T) {
 		t.Fatal(err)
 	}
 	name := fmt.Sprintf(`N = rabbit_misc:r(<<"%s">>, queue, <<"%s">>), `, v.Name, s.cfg.names("k").d(1))
-	down := name + `{ok, _} = rabbit_amqqueue:lookup(N), ok = mnesia:dirty_delete(rabbit_queue, N).`
-	up := name + `[Q] = mnesia:dirty_read(rabbit_durable_queue, N), ok = mnesia:dirty_write(rabbit_queue, Q),
-		rabbit_amqqueue:delete(Q, false, false, <<"operator">>).`
+	down := name + `{ok, Q} = rabbit_amqqueue:lookup(N), persistent_term:put(N, Q), ok = mnesia:dirty_delete(rabbit_queue, N).`
+	up := name + `Q = persistent_term:get(N), ok = mnesia:dirty_write(rabbit_queue, Q),
+		{ok, _} = rabbit_amqqueue:delete(Q, false, false, <<"operator">>).`
 	if output, err := v.Server.Ctl(t.Context(), "eval", down); err != nil {
 		t.Fatalf("%v: %s", err, output)
 	}
