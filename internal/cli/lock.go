@@ -396,7 +396,7 @@ func obtain(ctx context.Context, p lockTarget, maxWait time.Duration) (lock.Leas
 			return lease, nil
 		case errors.Is(err, lock.ErrHeld), errors.Is(err, lock.ErrFull), errors.Is(err, lock.ErrDelayed):
 		case errors.Is(err, lock.ErrLost) && maxWait >= 0: // another session will come
-		case errors.Is(err, rabbitmq.ErrUnconfirmed) && maxWait >= 0: // and alarms end
+		case (errors.Is(err, rabbitmq.ErrUnconfirmed) || errors.Is(err, rabbitmq.ErrUnanswered)) && maxWait >= 0: // which passes
 		case until.Err() == nil:
 			return nil, &exitError{exitLockError, err}
 		}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"onejob/lock"
+	"onejob/lock/rabbitmq"
 )
 
 // noToken is a lock that nobody may have any more, as when a token has ended: there is no
@@ -163,6 +164,8 @@ func TestObtainWaitsForTheDead(t *testing.T) {
 		{"holders die all the time, no wait", []error{lock.ErrDelayed}, []time.Duration{never}, -1, false, 11 * time.Second},
 		{"its holder dies while others wait", []error{lock.ErrFull, lock.ErrDelayed}, []time.Duration{2 * time.Second, 12 * time.Second}, 3 * time.Second, true, 12 * time.Second},
 		{"it is held, a long wait", []error{lock.ErrFull}, []time.Duration{20 * time.Second}, 30 * time.Second, true, 20 * time.Second},
+		{"the broker is stalled", []error{rabbitmq.ErrUnanswered}, []time.Duration{time.Minute}, 0, true, time.Minute},
+		{"the broker is stalled, no wait", []error{rabbitmq.ErrUnanswered}, []time.Duration{time.Minute}, -1, false, 0},
 		{"for ever", []error{lock.ErrFull, lock.ErrDelayed, lock.ErrFull}, []time.Duration{time.Minute, 2 * time.Minute, 3 * time.Minute}, 0, true, 3 * time.Minute},
 	} {
 		synctest.Test(t, func(t *testing.T) {

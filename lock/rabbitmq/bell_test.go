@@ -4,6 +4,8 @@ import (
 	"testing"
 	"time"
 
+	amqp "github.com/rabbitmq/amqp091-go"
+
 	"onejob/internal/testenv"
 )
 
@@ -55,4 +57,43 @@ func TestWakeup(t *testing.T) {
 	if queues := v.Queues(t); len(queues) != 3 { // of the sessions
 		t.Errorf("left are %q", queues)
 	}
+}
+
+// What rings just before one stops listening is heard by another one.
+func TestBellIsPassedOn(t *testing.T) {
+	t.Parallel()
+	v := testenv.RabbitMQ(t)
+	a, y, z := start(t, config(t, v)), start(t, config(t, v)), start(t, config(t, v))
+	if err := a.Create(t.Context(), "k", 1); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range []*Semaphores{a, y} { // which can ring the bell once they have looked for slots
+		if err := take(t, s, "k").Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wakeup := a.cfg.names("k").wakeup()
+	hears := func(who string, rung <-chan amqp.Delivery, slot int) {
+		t.Helper()
+		select {
+		case message := <-rung:
+			if got := slotOf(message); got != slot {
+				t.Errorf("%s heard of slot %d, want %d", who, got, slot)
+			}
+		case <-time.After(maxWait):
+			t.Fatalf("%s has not heard of slot %d", who, slot)
+		}
+	}
+	first, stopFirst := y.current().listen(t.Context(), wakeup)
+	for slot := 1; slot <= 3; slot++ {
+		if !a.probeSession.ring(wakeup, slot) {
+			t.Fatal("the bell was not rung")
+		}
+	}
+	hears("the first", first, 1)
+	second, stopSecond := z.current().listen(t.Context(), wakeup)
+	defer stopSecond()
+	stopFirst()
+	hears("the second", second, 2)
+	hears("the second", second, 3)
 }

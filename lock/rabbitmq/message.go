@@ -126,6 +126,9 @@ func (t *session) listen(ctx context.Context, wakeup string) (rung <-chan amqp.D
 	return b.rung, sync.OnceFunc(b.takeDown)
 }
 
+// listener is the consumer on a bell's channel.
+const listener = "listener"
+
 // A bell is a channel on which one hears a bell. The zero value hears nothing.
 type bell struct {
 	t      *session
@@ -149,25 +152,26 @@ func (t *session) hang(wakeup string) bell {
 	if _, err := ch.QueueDeclare(wakeup, true, true, false, false, wakeupArguments); err != nil {
 		return b
 	}
-	if rung, err := ch.Consume(wakeup, "", true, false, false, false, nil); err == nil {
+	if rung, err := ch.Consume(wakeup, listener, true, false, false, false, nil); err == nil {
 		b.rung = rung
 	}
 	return b
 }
 
-// takeDown ends listening. What came just before is for others.
+// takeDown ends listening. What came just before is for others: the end of the consumer leaves that
+// to be read, the end of a channel does not.
 func (b bell) takeDown() {
 	if b.ch == nil {
 		return
 	}
-	b.t.discard(b.ch, func() {
+	b.t.later(func() {
+		if b.rung != nil && b.ch.Cancel(listener, false) == nil {
+			for message := range b.rung {
+				b.t.s.probeSession.ring(b.wakeup, slotOf(message))
+			}
+		}
+		_ = b.ch.Close()
 		b.t.bells.Add(-1)
-		if b.rung == nil {
-			return
-		}
-		for message := range b.rung { // which the end of the channel has closed
-			b.t.s.probeSession.ring(b.wakeup, slotOf(message))
-		}
 	})
 }
 

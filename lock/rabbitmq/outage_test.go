@@ -318,8 +318,8 @@ func TestBrokerThatDoesNotAnswer(t *testing.T) {
 	}()
 	select {
 	case err := <-created:
-		if !errors.Is(err, errUnanswered) {
-			t.Errorf("create: got error %v, want %v", err, errUnanswered)
+		if !errors.Is(err, ErrUnanswered) {
+			t.Errorf("create: got error %v, want %v", err, ErrUnanswered)
 		}
 	case <-time.After(6 * requestTimeout):
 		t.Fatalf("create has waited for %v", 6*requestTimeout)

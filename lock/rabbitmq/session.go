@@ -268,13 +268,12 @@ func await[T any](ctx context.Context, t *session, work func() T, late func(T)) 
 	}
 }
 
-// discard closes a channel, and then calls closed. It does not wait for long.
-func (t *session) discard(ch *amqp.Channel, closed func()) {
+// later does work that waits for the broker, and does not wait for it for long.
+func (t *session) later(work func()) {
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
-	_, _ = await(ended, t, func() struct{} { // with the session the channel ends as well
-		_ = ch.Close()
-		closed()
+	_, _ = await(ended, t, func() struct{} { // at the session's end its channels end as well
+		work()
 		return struct{}{}
 	}, func(struct{}) {})
 }

@@ -222,14 +222,14 @@ func (s *slot) leave() error {
 	})
 	switch {
 	case err == nil:
-		s.t.discard(s.ch, func() {})
+		s.t.later(func() { _ = s.ch.Close() })
 		s.t.remove(s)
 		if !s.t.s.probeSession.ring(s.t.s.cfg.names(s.semaphore).wakeup(), s.number) {
 			s.t.s.wake(s.semaphore)
 		}
 		return nil
 	case is(err, amqp.ResourceLocked):
-		s.t.discard(s.ch, func() {})
+		s.t.later(func() { _ = s.ch.Close() })
 		s.t.remove(s)
 		return s.revoked() // the queue was deleted, and somebody else has declared it
 	case s.t.gone() != nil:

@@ -114,7 +114,7 @@ func TestNobodyWaitsForAStalledBroker(t *testing.T) {
 		returned["take without a time limit"] <- err
 	}()
 	for what, want := range map[string]error{
-		"take": context.DeadlineExceeded, "await": context.DeadlineExceeded, "take without a time limit": errUnanswered,
+		"take": context.DeadlineExceeded, "await": context.DeadlineExceeded, "take without a time limit": ErrUnanswered,
 	} {
 		select {
 		case err := <-returned[what]:

@@ -82,9 +82,9 @@ func (w *wire) close() {
 // cut ends the connection without asking.
 func (w *wire) cut() { w.socket.Close() }
 
-// errUnanswered says that a request was given up. Heartbeats come from another part of the broker than
+// ErrUnanswered says that a request was given up. Heartbeats come from another part of the broker than
 // answers, and go on while that part, or the queue that the request is about, is stuck.
-var errUnanswered = errors.New("the broker sends heartbeats, and does not answer a request")
+var ErrUnanswered = errors.New("the broker sends heartbeats, and does not answer a request")
 
 // bound returns what request returns, which waits for the broker's answers without a context. It cuts
 // the connection if they do not come in time.
@@ -98,7 +98,7 @@ func (w *wire) bound(limit time.Duration, request func() error) error {
 }
 
 // unanswered is the error about a request that was given up.
-func unanswered(limit time.Duration) error { return fmt.Errorf("%w within %v", errUnanswered, limit) }
+func unanswered(limit time.Duration) error { return fmt.Errorf("%w within %v", ErrUnanswered, limit) }
 
 // A line is a channel on a wire, for one request at a time, that is opened anew
 // after a request has failed, as that has closed it.
