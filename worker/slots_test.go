@@ -50,7 +50,7 @@ type endsAt struct {
 
 func (l endsAt) Deadline() boottime.Instant { return l.at }
 
-// A slot may be lost while the lock is kept. What a command's guard is told is the end of
+// A slot may be lost while the lock is kept. What a command's guard gets is the end of
 // whichever comes first.
 func TestDeadlineUnderASlot(t *testing.T) {
 	for _, c := range []struct{ lock, slot, want boottime.Instant }{{1, 2, 1}, {2, 1, 1}, {3, 3, 3}} {

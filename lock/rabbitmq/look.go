@@ -179,7 +179,7 @@ func settled(ctx context.Context, o observer, n names, v view, mine []int) (bool
 	return inside <= v.slots && !delayed && stand && !raised, nil
 }
 
-// recognise is recognise, and returns soon after the end of ctx.
+// recognise does what the function of that name does, and returns soon after the end of ctx.
 func (t *session) recognise(ctx context.Context, n names, v view) error {
 	if v.known() {
 		return nil
