@@ -3,6 +3,10 @@
 package boottime
 
 import (
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -132,6 +136,39 @@ func TestNow(t *testing.T) {
 		})
 	}
 	group.Wait()
+}
+
+// Time for which the machine was suspended counts. A time namespace stands for it: in it
+// CLOCK_BOOTTIME is ahead, as after a suspension, and CLOCK_MONOTONIC is not.
+func TestNowCountsSuspendedTime(t *testing.T) {
+	const asks = "BOOTTIME_TEST_NOW"
+	if os.Getenv(asks) != "" {
+		t.Logf("now=%d", Now())
+		return
+	}
+	if out, err := exec.Command("unshare", "--time", "true").CombinedOutput(); err != nil {
+		t.Skipf("this needs the right to make a time namespace: %s", out)
+	}
+	const suspended = 1000 * time.Second
+	cmd := exec.Command("unshare", "--time", "--boottime", strconv.Itoa(int(suspended.Seconds())), "--fork", "--",
+		os.Args[0], "-test.run=^TestNowCountsSuspendedTime$", "-test.v")
+	cmd.Env = append(os.Environ(), asks+"=1")
+	before := Now()
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	after := Now()
+	_, text, _ := strings.Cut(string(out), "now=")
+	number, _, _ := strings.Cut(text, "\n")
+	ns, err := strconv.ParseInt(number, 10, 64)
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	now := Instant(ns)
+	if now.Before(before.Add(suspended-time.Second)) || after.Add(suspended+time.Second).Before(now) {
+		t.Errorf("the clock is %v ahead after %v of suspension", now.Sub(before), suspended)
+	}
 }
 
 func BenchmarkNow(b *testing.B) {

@@ -314,6 +314,9 @@ var others = []Mutant{
 	one("pause", "nobody notices that the machine was paused",
 		"boottime/jumps.go", "if first || jump <= Noise {", "if first || jump <= Noise || jump > 0 {").
 		failing("lock/consul.TestPause"),
+	one("suspended", "time for which the machine was suspended does not count",
+		"boottime/clock_linux.go", "const clock = unix.CLOCK_BOOTTIME", "const clock = unix.CLOCK_MONOTONIC").
+		failing("boottime.TestNowCountsSuspendedTime"),
 	one("lock-key", "onejob lock has keys of its own",
 		"internal/cli/lock.go", "return wholeLock{locks, key}, nil", `return wholeLock{locks, key + " of nobody"}, nil`).
 		under("outsider-cut", "overlaps"),
