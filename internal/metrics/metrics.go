@@ -1,8 +1,8 @@
 // Package metrics is what a replica shows to Prometheus at /metrics.
 //
-// Names, units and labels follow Prometheus' conventions. Labels have few values: kinds
-// are those that the replica serves, and names that come out of rows (queues, kinds that
-// nobody knows, limits) are bounded, see [Backlog] and [Limit].
+// Names, units and labels follow Prometheus' conventions. Labels have few values: names that
+// come out of rows (kinds, queues, limits) are bounded, see [Replica.Worker], [Backlog] and
+// [Limits].
 //
 // What the whole cluster shares (the backlog, limits) is shown by the leader alone, so
 // that a sum over all replicas counts it once and Postgres is asked once.
@@ -11,6 +11,9 @@ package metrics
 import (
 	"net/http"
 	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -45,6 +48,37 @@ type Replica struct {
 	lost        prometheus.Counter
 	batches     *prometheus.HistogramVec
 	rounds      *prometheus.HistogramVec
+
+	kinds kinds
+}
+
+// maxKinds is how many kinds have labels of their own before rows of others are counted as
+// otherKinds. The kinds that a replica serves always have one; those of rows that it takes
+// over may be anything that somebody has written.
+const maxKinds = 200
+
+const otherKinds = "other"
+
+// kinds are the labels that were given out.
+type kinds struct {
+	labels sync.Map // from a kind to its label
+	known  atomic.Int64
+}
+
+// label returns the label of a kind. Prometheus takes UTF-8 alone, a database of encoding
+// SQL_ASCII any bytes.
+func (k *kinds) label(kind string, served bool) string {
+	if label, ok := k.labels.Load(kind); ok {
+		return label.(string)
+	}
+	if !served && k.known.Load() >= maxKinds {
+		return otherKinds
+	}
+	label, there := k.labels.LoadOrStore(kind, strings.ToValidUTF8(kind, "?"))
+	if !there {
+		k.known.Add(1)
+	}
+	return label.(string)
 }
 
 // Buckets, in seconds. A pick-up takes milliseconds or, behind a backlog, hours; a round
@@ -120,30 +154,31 @@ func (m *Replica) Gatherer() prometheus.Gatherer { return m.registry }
 // Worker takes what a worker measures, see worker.Config.Measure.
 func (m *Replica) Worker(w worker.Measurement) {
 	took := w.Took.Seconds()
+	kind := m.kinds.label(w.Kind, w.What != worker.MeasureTakeover && w.What != worker.MeasureQuarantine)
 	switch w.What {
 	case worker.MeasureClaim:
 		m.claims.Observe(took)
 		m.claimed.Observe(float64(w.Count))
 	case worker.MeasureStart:
-		m.pickup.WithLabelValues(w.Kind).Observe(took)
+		m.pickup.WithLabelValues(kind).Observe(took)
 	case worker.MeasureEnd:
-		m.run.WithLabelValues(w.Kind).Observe(took)
-		m.attempts.WithLabelValues(w.Kind, w.Cause).Inc()
+		m.run.WithLabelValues(kind).Observe(took)
+		m.attempts.WithLabelValues(kind, w.Cause).Inc()
 	case worker.MeasureRetry:
-		m.retries.WithLabelValues(w.Kind).Inc()
+		m.retries.WithLabelValues(kind).Inc()
 	case worker.MeasureRequeue:
 		m.requeues.WithLabelValues(w.Cause).Inc()
 	case worker.MeasureRefused:
-		m.refused.WithLabelValues(w.Kind).Inc()
+		m.refused.WithLabelValues(kind).Inc()
 	case worker.MeasureConflict:
 		m.conflicts.Inc()
 	case worker.MeasureTakeover:
-		m.takeovers.WithLabelValues(w.Kind).Add(float64(w.Count))
+		m.takeovers.WithLabelValues(kind).Add(float64(w.Count))
 		if took > 0 {
 			m.silence.Observe(took)
 		}
 	case worker.MeasureQuarantine:
-		m.quarantined.WithLabelValues(w.Kind).Inc()
+		m.quarantined.WithLabelValues(kind).Inc()
 	case worker.MeasureHeartbeat:
 		m.heartbeats.WithLabelValues("postgres").Observe(took)
 	case worker.MeasureLate:

@@ -105,6 +105,30 @@ func TestEveryMeasurementIsShown(t *testing.T) {
 }
 
 // What all replicas share is shown by one of them.
+// Rows of dead replicas have the kinds that somebody has written: many, or of bytes that are not
+// UTF-8. The kinds that the replica serves keep their names.
+func TestKindsOfRowsAreBounded(t *testing.T) {
+	m := metrics.New("v1")
+	for i := range 5000 {
+		m.Worker(worker.Measurement{What: worker.MeasureTakeover, Kind: fmt.Sprintf("planted %d", i), Count: 1})
+		m.Worker(worker.Measurement{What: worker.MeasureQuarantine, Kind: fmt.Sprintf("planted \xff %d", i)})
+	}
+	m.Worker(worker.Measurement{What: worker.MeasureEnd, Kind: "served", Cause: "succeeded"})
+	m.Worker(worker.Measurement{What: worker.MeasureTakeover, Kind: "served", Count: 1})
+	families := gather(t, m)
+	total, kinds := 0.0, map[string]float64{}
+	for _, metric := range families["onejob_takeovers_total"].GetMetric() {
+		kinds[metric.GetLabel()[0].GetValue()] = metric.GetCounter().GetValue()
+		total += metric.GetCounter().GetValue()
+	}
+	if len(kinds) > 202 || total != 5001 || kinds["served"] != 1 || kinds["planted 0"] != 1 || kinds["other"] < 4000 {
+		t.Errorf("%d kinds have %v takeovers, %v of them others: %v", len(kinds), total, kinds["other"], kinds)
+	}
+	if n := len(families["onejob_quarantined_total"].GetMetric()); n > 202 {
+		t.Errorf("%d kinds are quarantined", n)
+	}
+}
+
 func TestOnlyTheLeaderShowsWhatIsShared(t *testing.T) {
 	text := scrape(t, everything(t, false))
 	for _, name := range []string{"onejob_tasks_due", "onejob_limit_slots", "onejob_scrape_success"} {
