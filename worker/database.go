@@ -41,15 +41,14 @@ const (
 	// fenceBlock is by how much FencesTo is raised: a write to Consul for so many claims.
 	fenceBlock = 10_000_000
 
-	// fencesPerSecond bounds from below where the fences of a new server begin: with so
-	// many for each second since 1970, they are above all earlier ones even where Consul
-	// and Postgres were both restored from backups, unless more than that were used.
-	fencesPerSecond = 100_000
+	// fencesApart is how far beyond what is known and the clock fences begin, at random. A
+	// failover may lose what the database had noted of another Consul and its record. The next
+	// record is chosen without it, and must not begin where the lost one did.
+	fencesApart = 50_000_000
 
-	// fencesApart is how far beyond that they begin, at random. A failover may lose what the
-	// database had noted of another Consul and its record. The next record is chosen without
-	// it, and must not begin where the lost one did.
-	fencesApart = 1_000_000_000
+	// lastClock is the last fence that a clock asks for, in the year 2223. A clock that is set
+	// beyond it by mistake leaves a tenth of the numbers that JSON keeps, 2^53, to later records.
+	lastClock = 8_000_000_000_000_000
 
 	lookAtRecord     = 5 * time.Second // how often, while all is well
 	lookForSuccessor = time.Second
@@ -254,7 +253,7 @@ func (d *database) lookLocked(ctx context.Context) {
 	if known {
 		return
 	}
-	now, version, err := settleDatabase(ctx, d.store, d.locks, r, version, d.replica, back, false)
+	now, version, err := settleDatabase(ctx, d.store, d.locks, r, version, d.replica, back, false, 0)
 	other := (*errOtherDatabase)(nil)
 	switch {
 	case errors.As(err, &other):
@@ -433,15 +432,23 @@ func CheckDatabase(ctx context.Context, store DatabaseStore, locks DatabaseLocks
 	return nil
 }
 
+// MaxFloor is the highest fence above which AdoptDatabase lets others begin. Beyond it there
+// would be none left that JSON keeps.
+const MaxFloor = lastClock
+
 // AdoptDatabase puts the server that answers on record, whatever was there before, and
-// returns it. All fences that its predecessor may have given out are below its own.
-func AdoptDatabase(ctx context.Context, store DatabaseStore, locks DatabaseLocks, by string) (tasks.Server, error) {
+// returns it. Its fences are above all that its predecessor on record may have given out, and
+// above the given one, for those that nothing remembers. A zero asks for nothing.
+func AdoptDatabase(ctx context.Context, store DatabaseStore, locks DatabaseLocks, by string, above int64) (tasks.Server, error) {
+	if above < 0 || above > MaxFloor {
+		return tasks.Server{}, fmt.Errorf("fences cannot begin above %d: it must be from 0 to %d", above, int64(MaxFloor))
+	}
 	for range 5 {
 		r, version, err := readRecord(ctx, locks)
 		if err != nil {
 			return tasks.Server{}, err
 		}
-		now, _, err := settleDatabase(ctx, store, locks, r, version, by, false, true)
+		now, _, err := settleDatabase(ctx, store, locks, r, version, by, false, true, above)
 		if !errors.Is(err, lock.ErrChanged) {
 			return now.Server, err
 		}
@@ -453,21 +460,24 @@ func AdoptDatabase(ctx context.Context, store DatabaseStore, locks DatabaseLocks
 // and it may take its place. It returns the record as it is then. If the server may not
 // take its place it returns an errOtherDatabase, and the record that it would have; with
 // force it always may.
-func settleDatabase(ctx context.Context, store DatabaseStore, locks DatabaseLocks, r databaseRecord, version uint64, by string, back, force bool) (databaseRecord, uint64, error) {
+func settleDatabase(ctx context.Context, store DatabaseStore, locks DatabaseLocks, r databaseRecord, version uint64, by string, back, force bool, above int64) (databaseRecord, uint64, error) {
 	server, err := store.Server(ctx)
 	now := databaseRecord{Server: server.Server, By: by, At: time.Now().UTC()}
 	if err != nil {
 		return now, 0, err
 	}
-	if version != 0 && r.Same(server.Server) && r.FencesFrom >= server.FencesFrom && !back {
+	if version != 0 && r.Same(server.Server) && r.FencesFrom >= server.FencesFrom && !back && above == 0 {
 		r.last = r.FencesFrom + server.LastFence
 		return r, version, store.Recorded(ctx, r.FencesFrom)
 	}
 	if why := r.refuses(server.Server); why != nil && (!why.adoptable || version != 0 && !force) {
 		return now, 0, why
 	}
-	if version != 0 || server.FencesFrom >= 0 || server.Timeline > 1 { // else all fences that were ever used are the sequence's own
-		now.FencesFrom = max(r.FencesTo, server.FencesFrom+fenceBlock, server.Now.Unix()*fencesPerSecond) + rand.Int64N(fencesApart)
+	if version != 0 || server.FencesFrom >= 0 || server.Timeline > 1 || above > 0 { // else all fences that were ever used are the sequence's own
+		// The clock, in microseconds, moves ahead quicker than fences are used. It is all there is
+		// where Consul and Postgres were both restored from backups.
+		clock := min(server.Now.UnixMicro(), lastClock)
+		now.FencesFrom = max(r.FencesTo, server.FencesFrom+fenceBlock, clock, above) + rand.Int64N(fencesApart)
 	}
 	if version != 0 && !r.Same(server.Server) { // it may have forgotten a record, so it begins above that one too
 		now.FencesFrom += 2 * fencesApart

@@ -168,7 +168,7 @@ func (c *consuls) use(at, claims int) (fences []int64) {
 	c.record, c.version = c.records[at].text, c.records[at].version
 	r, version, err := readRecord(c.t.Context(), c)
 	if err == nil {
-		r, _, err = settleDatabase(c.t.Context(), c, c, r, version, "r", false, false)
+		r, _, err = settleDatabase(c.t.Context(), c, c, r, version, "r", false, false, 0)
 	}
 	if err != nil {
 		c.t.Fatal(err)
@@ -195,6 +195,12 @@ func (c *consuls) failOver() {
 	c.history = append(c.history, "failover")
 	c.standby.Now, c.standby.Timeline, c.standby.Started = c.report.Now, c.report.Timeline+1, c.report.Now.Add(time.Second)
 	c.report = c.standby
+}
+
+func (c *consuls) restart() {
+	c.history = append(c.history, "restart")
+	c.report.Started = c.report.Now.Add(time.Microsecond)
+	c.report.Now = c.report.Now.Add(2 * time.Second)
 }
 
 // Replicas change between Consuls, new ones and ones with a record of their own, as people
@@ -241,6 +247,72 @@ func TestFencesAfterForgottenConsul(t *testing.T) {
 				t.Errorf("a Consul %s, pause %v: fence %d comes after %d", away, pause, own[0], other[99])
 			}
 		}
+	}
+}
+
+// Consul and Postgres are both lost and restored from backups, after the server was restarted a
+// few times. Only the clock knows of the fences since the backups, and is above them when each
+// restart was 160 s ago: it moves ahead by a fence in each microsecond, and a restart by up to
+// 160 million.
+func TestFencesAfterBothAreRestored(t *testing.T) {
+	for restarts := range 5 {
+		for _, consul := range []string{"restored", "empty"} {
+			c := newConsuls(t)
+			c.use(0, 1)
+			c.restart()
+			c.use(0, 1)
+			backup, record := c.report, c.records[0]
+			if consul == "empty" {
+				record = consulRecord{}
+			}
+			c.report.Now = c.report.Now.Add(10 * time.Hour)
+			last := c.use(0, 100)
+			for range restarts {
+				c.restart()
+				last = c.use(0, 100)
+			}
+			backup.Now = c.report.Now.Add(time.Duration(restarts)*160*time.Second + time.Second)
+			c.report, c.records[0] = backup, record
+			c.restart()
+			if first := c.use(0, 1); first[0] <= last[99] {
+				t.Errorf("%d restarts, Consul is %s: fence %d comes after %d", restarts, consul, first[0], last[99])
+			}
+		}
+	}
+}
+
+// A person knows of a fence that no store and no clock remembers.
+func TestAdoptDatabaseAboveAFence(t *testing.T) {
+	const seen = 5_000_000_000_000_000
+	c := newConsuls(t)
+	c.use(0, 1)
+	c.record, c.version = c.records[0].text, c.records[0].version
+	if _, err := AdoptDatabase(t.Context(), c, c, "a person", MaxFloor+1); err == nil {
+		t.Error("fences may begin where JSON has no numbers left")
+	}
+	if _, err := AdoptDatabase(t.Context(), c, c, "a person", seen); err != nil {
+		t.Fatal(err)
+	}
+	c.records[0] = consulRecord{c.record, c.version}
+	if fence := c.use(0, 1)[0]; fence <= seen {
+		t.Errorf("the next fence is %d, and %d was seen", fence, int64(seen))
+	}
+}
+
+// A clock that is wrong by centuries leaves fences that JSON keeps.
+func TestFencesOfAClockFarAhead(t *testing.T) {
+	const largest = 1 << 53 // of the whole numbers that JSON's readers keep; RFC 8259, section 6
+	c := newConsuls(t)
+	c.use(0, 1)
+	c.report.Now = time.Date(9000, 1, 1, 0, 0, 0, 0, time.UTC)
+	var last int64
+	for range 1000 {
+		c.restart()
+		fence := c.use(0, 1)[0]
+		if fence <= last || fence > largest-1e14 {
+			t.Fatalf("fence %d comes after %d", fence, last)
+		}
+		last = fence
 	}
 }
 

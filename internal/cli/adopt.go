@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -75,14 +76,21 @@ Replicas then claim no tasks and log postgres_stale or postgres_is_another.
 
 Run this command when you know that this server is the database: after a restore from
 such a backup, after pg_upgrade, or after a dump was loaded into another server. New
-fences are higher than all that were used before. It needs Postgres and Consul.`,
+fences are higher than all that the record in Consul and the database know of. If both
+were restored from backups, or the clock of Postgres was set back as well, nobody knows
+of the last ones: give the highest fence that a receiver has seen to --fences-above.
+It needs Postgres and Consul.`,
 		Args: cobra.NoArgs,
 	}
 	path := configFlag(c)
 	yes := c.Flags().Bool("yes", false, "confirm that this server is the database")
+	above := c.Flags().Int64("fences-above", 0, "let new fences be higher than this `FENCE` as well")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		if !*yes {
 			return usage(errors.New("make sure first that postgres.dsn leads to the right server, and that no other primary is running; then use --yes"))
+		}
+		if *above < 0 || *above > worker.MaxFloor {
+			return usage(fmt.Errorf("--fences-above must be from 0 to %d", int64(worker.MaxFloor)))
 		}
 		cfg, db, locks, err := both(*path)
 		if err != nil {
@@ -91,7 +99,7 @@ fences are higher than all that were used before. It needs Postgres and Consul.`
 		defer db.Close()
 		ctx, cancel := context.WithTimeout(c.Context(), 30*time.Second)
 		defer cancel()
-		server, err := worker.AdoptDatabase(ctx, db, locks, cfg.Replica)
+		server, err := worker.AdoptDatabase(ctx, db, locks, cfg.Replica, *above)
 		if err != nil {
 			return err
 		}

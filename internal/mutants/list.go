@@ -423,6 +423,9 @@ var others = []Mutant{
 	one("same-start", "two records that are chosen from the same knowledge begin with the same fences",
 		"worker/database.go", " + rand.Int64N(fencesApart)", " + 0*rand.Int64N(fencesApart)").
 		failing("worker.TestFencesOfManyConsuls"),
+	one("no-clock", "where neither Consul nor Postgres remembers the last fences, nothing does",
+		"worker/database.go", "server.FencesFrom+fenceBlock, clock, above)", "server.FencesFrom+fenceBlock, 0*clock, above)").
+		failing("worker.TestFencesAfterBothAreRestored"),
 	one("no-mark", "a fence is used that the record does not cover",
 		"worker/database.go", "covered, version := t.Fence <= d.record.FencesTo, d.version", "covered, version := true, d.version").
 		failing("worker.TestFencesToIsRaised"),
