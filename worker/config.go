@@ -3,6 +3,8 @@ package worker
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -131,6 +133,32 @@ func (c Config) validate() error {
 	}
 	if c.PayloadMemory < MaxPayload {
 		return fmt.Errorf("worker: PayloadMemory %d is below %d, the longest payload", c.PayloadMemory, MaxPayload)
+	}
+	return nil
+}
+
+// enableKinds lets those kinds prepare themselves that need it, as commands do, or refuse times
+// with which their work could go on beside that of a successor.
+func (c Config) enableKinds() error {
+	var margin time.Duration
+	lockDelay := c.LockDelay
+	if locks, ok := c.Locks.(interface {
+		Times() (margin, lockDelay time.Duration)
+	}); ok {
+		var theirs time.Duration
+		margin, theirs = locks.Times()
+		lockDelay = min(lockDelay, theirs)
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Kinds)) {
+		k, ok := c.Kinds[name].(interface {
+			Enable(margin, lockDelay time.Duration) error
+		})
+		if !ok {
+			continue
+		}
+		if err := k.Enable(margin, lockDelay); err != nil {
+			return fmt.Errorf("worker: kind %s: %w", name, err)
+		}
 	}
 	return nil
 }

@@ -118,9 +118,13 @@ func New(cfg Config) (*Worker, error) {
 
 // Run works on tasks until ctx ends. It then stops claiming, lets running tasks
 // continue for ShutdownGrace, cancels the rest, requeues what was cancelled, and
-// releases the locks. It returns nil if all of that succeeded. Call it once.
+// releases the locks. It returns nil if all of that succeeded, and an error at once if one of the
+// kinds cannot run here. Call it once.
 func (w *Worker) Run(ctx context.Context) error {
 	defer logging.SyncStderr()
+	if err := w.cfg.enableKinds(); err != nil {
+		return err
+	}
 	// Three lifetimes, each longer than the one before: claiming tasks, running
 	// them, holding locks.
 	intake, stopIntake := context.WithCancelCause(ctx)

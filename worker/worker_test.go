@@ -621,6 +621,39 @@ func TestBadFieldsAreRefused(t *testing.T) {
 	}
 }
 
+// A program with a configuration of its own may have times with which a command outlives its lock.
+// Its worker does not run; without commands it may have them.
+func TestCommandsNeedTime(t *testing.T) {
+	t.Parallel()
+	for field, cfg := range map[string]consul.Config{
+		"consul.margin":     {Margin: 100 * time.Millisecond},
+		"consul.lock_delay": {LockDelay: 10 * time.Millisecond},
+	} {
+		locks, err := consul.New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		kind, err := execkind.New(execkind.Config{Commands: map[string]execkind.Command{"true": {Path: "/bin/true"}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w, err := worker.New(worker.Config{Store: new(store.Store), Locks: locks, Kinds: tasks.Kinds{"exec": kind}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Run(t.Context()); err == nil || !strings.Contains(err.Error(), field) || !strings.Contains(err.Error(), "too short for commands") {
+			t.Errorf("%s: Run returns %v", field, err)
+		}
+		none, err := execkind.New(execkind.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := none.Enable(locks.Times()); err != nil {
+			t.Errorf("%s, without commands: %v", field, err)
+		}
+	}
+}
+
 // statements returns the kind that runs them.
 func statements(t *testing.T, db *store.Store, byName map[string]sqlkind.Statement) *sqlkind.Kind {
 	t.Helper()

@@ -211,7 +211,7 @@ func (c *Config) validate() error {
 		errs = append(errs, c.validateConsul())
 	}
 	if len(c.Kinds.Exec.Commands) > 0 {
-		errs = append(errs, checkTimes(c.Consul.Margin, c.Consul.LockDelay))
+		errs = append(errs, execkind.CheckTimes(c.Consul.Margin, c.Consul.LockDelay))
 	}
 	join := func(prefix string, err error) {
 		for _, e := range flatten(err) {

@@ -21,6 +21,7 @@ import (
 	"onejob/lock"
 	"onejob/lock/consul"
 	"onejob/lock/rabbitmq"
+	execkind "onejob/tasks/kinds/exec"
 )
 
 func lockCommand() *cobra.Command {
@@ -30,7 +31,8 @@ func lockCommand() *cobra.Command {
 		Long: `Run any command while holding a lock, for existing crontabs. It needs only Consul: no
 Postgres, and no configuration file unless --config or ONEJOB_CONFIG names one. KEY is
 a lock key, as tasks have it in lock_key: the command and such a task never run at the
-same time, if both have the same Consul and the same consul.prefix.
+same time, if both have the same Consul and the same consul.prefix. Consul alone keeps
+them apart: do not delete the key or destroy the session of one that runs.
 
 With -n N, KEY is the name of a limit with N slots, as tasks have it in limit_name: at
 most N run at the same time, commands and tasks together. If the limit does not exist
@@ -134,7 +136,7 @@ func lockOn(c *cobra.Command, configPath, key string) (lockTarget, error) {
 	if lockConfig.Liveness == consul.TTL {
 		lockConfig.LockDelay = lockConfig.SessionTTL
 	}
-	if err := checkTimes(lockConfig.Margin, lockConfig.LockDelay); err != nil {
+	if err := execkind.CheckTimes(lockConfig.Margin, lockConfig.LockDelay); err != nil {
 		return nil, usage(problemList("lock", configPath, nil, nil, err))
 	}
 	locks, err := consul.New(lockConfig)
@@ -176,7 +178,7 @@ func slotOf(c *cobra.Command, configPath, name string, slots int) (lockTarget, e
 		}
 		return &oneSlot{limits: limits, name: name, slots: slots, run: limits.Run, ready: limits.Ready}, nil
 	}
-	if err := checkTimes(cfg.Consul.Margin, cfg.Consul.LockDelay); err != nil {
+	if err := execkind.CheckTimes(cfg.Consul.Margin, cfg.Consul.LockDelay); err != nil {
 		return nil, usage(problemList("lock", configPath, nil, nil, err))
 	}
 	lockConfig := cfg.consulConfig()

@@ -10,6 +10,7 @@ import (
 	"onejob/lock/rabbitmq"
 	"onejob/store"
 	"onejob/tasks"
+	execkind "onejob/tasks/kinds/exec"
 	"onejob/worker"
 )
 
@@ -24,7 +25,7 @@ func reloaded(path string, old Config, handlers tasks.Kinds, db *store.Store, re
 	}
 	if len(cfg.Kinds.Exec.Commands) > 0 {
 		// The new times are not in force before the replica is restarted.
-		if err := checkTimes(old.Consul.Margin, old.Consul.LockDelay); err != nil {
+		if err := execkind.CheckTimes(old.Consul.Margin, old.Consul.LockDelay); err != nil {
 			log.Error("reload_failed", zap.Error(fmt.Errorf("the replica was started without commands and with times that are not safe for them; restart it: %w", err)))
 			return old
 		}

@@ -65,6 +65,10 @@ func New(cfg Config) (*Locker, error) {
 	return l, nil
 }
 
+// Times returns how much earlier than Consul this Locker ends its leases, and how long a key stays
+// locked whose session was ended.
+func (l *Locker) Times() (margin, lockDelay time.Duration) { return l.cfg.Margin, l.cfg.LockDelay }
+
 // Run implements lock.Locker. It may be called once. When ctx has ended it
 // returns within about five seconds, whether or not Consul answers. Release leases
 // before that: the keys of those that are held then are locked for the lock-delay.

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"onejob/internal/guard"
 )
@@ -81,6 +82,34 @@ func (c Config) EnableLimits() error {
 		return fmt.Errorf("memory_max, pids_max or cpu_max of command %s: %w", strings.Join(who, ", "), err)
 	}
 	return nil
+}
+
+// CheckTimes returns an error if a command could still be running when its lock is granted to
+// another task: margin is how much earlier than the backend a replica ends a lease, lockDelay how
+// long a key stays locked whose session was ended. Times that are not above zero are not looked at.
+func CheckTimes(margin, lockDelay time.Duration) error {
+	const kill = "a command can live for 500ms after %s, and the kernel needs up to 100ms to kill it; the minimum is 500ms + 100ms = %v"
+	var errs []error
+	if margin > 0 && margin < guard.MinMargin {
+		errs = append(errs, fmt.Errorf("consul.margin: %v is too short for commands: "+kill, margin, "its lease has ended", guard.MinMargin))
+	}
+	if lockDelay > 0 && lockDelay < guard.MinMargin {
+		errs = append(errs, fmt.Errorf("consul.lock_delay: %v is too short for commands: "+kill, lockDelay, "its session was destroyed", guard.MinMargin))
+	}
+	return errors.Join(errs...)
+}
+
+// Enable makes the limits of the commands available, see [Config.EnableLimits], or returns an
+// error if commands cannot be had with these times, see [CheckTimes]. A worker calls it before
+// it runs anything.
+func (k *Kind) Enable(margin, lockDelay time.Duration) error {
+	if len(k.commands) == 0 {
+		return nil
+	}
+	if err := CheckTimes(margin, lockDelay); err != nil {
+		return err
+	}
+	return Config{Commands: k.commands}.EnableLimits()
 }
 
 // credential returns the user that the command runs as, or nil if that is the
