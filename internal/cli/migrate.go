@@ -3,8 +3,10 @@ package cli
 import (
 	"cmp"
 	"fmt"
+	"os"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/spf13/cobra"
 
 	"onejob/store"
@@ -21,8 +23,8 @@ func migrateCommand() *cobra.Command {
 		Short: "Apply the missing migrations; safe while replicas run",
 		Args:  cobra.NoArgs,
 	}
-	withStore(c, migrateUp)
-	withStore(up, migrateUp)
+	withMigrations(c)
+	withMigrations(up)
 
 	status := &cobra.Command{
 		Use:   "status",
@@ -37,6 +39,42 @@ func migrateCommand() *cobra.Command {
 	})
 	c.AddCommand(up, status, rolesCommand())
 	return c
+}
+
+// withMigrations makes a command apply the missing migrations.
+func withMigrations(c *cobra.Command) {
+	path := configFlag(c)
+	c.RunE = func(c *cobra.Command, args []string) error {
+		db, cfg, err := openConfigured(*path)
+		if err != nil {
+			return err
+		}
+		defer db.Close()
+		if err := oneLogin(cfg); err != nil {
+			return usage(err)
+		}
+		return migrateUp(c, args, db)
+	}
+}
+
+// oneLogin returns an error if the environment has a DSN for one command, and the file's
+// listen_dsn leads to another user or database. Migrations use the latter.
+func oneLogin(cfg Config) error {
+	const variable, listenVariable = "ONEJOB_POSTGRES_DSN", "ONEJOB_POSTGRES_LISTEN_DSN"
+	_, listens := os.LookupEnv(listenVariable)
+	if os.Getenv(variable) == "" || listens || cfg.Postgres.ListenDSN == "" {
+		return nil
+	}
+	given, err := pgconn.ParseConfig(cfg.Postgres.DSN)
+	if err != nil {
+		return nil // it was reported
+	}
+	used, err := pgconn.ParseConfig(cfg.Postgres.ListenDSN)
+	if err != nil || given.User == used.User && given.Database == used.Database {
+		return nil
+	}
+	return fmt.Errorf("%s names user %q and database %q, and postgres.listen_dsn of the file, which migrations use, user %q and database %q; set %s as well (empty: to migrate with %s)",
+		variable, given.User, given.Database, used.User, used.Database, listenVariable, variable)
 }
 
 func rolesCommand() *cobra.Command {
