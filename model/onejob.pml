@@ -19,7 +19,7 @@
  *
  *   FAULTS=mask     faults that may happen, once each, at any moment (see F_...)
  *   CHECK_...       which promise is checked
- *   NO_..., ...     one protection is switched off (see "Protections")
+ *   NO_..., ...     one protection is switched off (docs/decisions/model.md lists them)
  *   OUTSIDER        the second holder of the key is `onejob lock KEY`, which has no row
  *   GO_HANDLER      the task is a Go handler: nobody kills it while its replica is frozen
  *   ONLY_OUTCOMES   with CHECK_FENCES: the order of fences is not checked
