@@ -214,7 +214,7 @@ byte  k_srv[2], k_ver[2]; short k_from[2]; short highest[2]; bit back[2];
 
 byte  pc[2];
 byte  a_sid[2]; short a_f[2]; byte a_no[2];
-bit   settled[2];       /* ghost: its outcome was written, or refused */
+bit   unsettled[2];     /* ghost: the outcome of its last attempt was neither written nor refused */
 bit   inside[2];            /* the handler, or something that its command started, is there */
 #define NEVER 255
 byte  kill_in[2];       /* until SIGKILL, once the lease has ended */
@@ -240,6 +240,8 @@ bit   synced;           /* the standby has copied the primary since the start */
 #define STALE     4
 #define EARLY     8
 #define UNNOTICED 16
+#define STUCK     32
+#define ALIVE     64
 
 byte hi, hj, hx;        /* of loops; 0 outside */
 
@@ -324,6 +326,8 @@ byte hi, hj, hx;        /* of loops; 0 outside */
 #endif
 #endif
 #define OTHERS_ROW(r) (row[at[r]] == RUNNING && row_sid[at[r]] != sid[r])
+#define LEASE_UNDER(r, y) (sid[r] == (y) && LEASE(r))
+#define HOLDER_HAS_LEASE(r) (LEASE_UNDER(0, row_sid[at[r]]) || LEASE_UNDER(1, row_sid[at[r]]))
 #ifdef ONE_WITNESS
 #define ON_LIST_DEAD(s, y) true
 #else
@@ -409,12 +413,20 @@ inline gone(r) {
 
 /* The attempt is over. */
 inline idle(r) {
-  pc[r] = IDLE; a_sid[r] = 0; a_f[r] = 0; a_no[r] = 0; settled[r] = 0
+  pc[r] = IDLE; a_sid[r] = 0; a_f[r] = 0; a_no[r] = 0
+}
+
+/* A replica clears a key of its own, after it has done with the attempt. */
+inline clears(r) {
+#ifdef CHECK_FENCES
+  if :: unsettled[r] -> bad = EARLY; SAYX("=== a key is released before the outcome is durable") :: else fi;
+#endif
+  skip
 }
 
 /* The process is dead: it knows nothing any more. */
 inline dies(r) {
-  st[r] = DOWN; swept[r] = 0; idle(r);
+  st[r] = DOWN; swept[r] = 0; idle(r); unsettled[r] = 0; /* the next process knows nothing of the attempt */
   sid[r] = 0; old[r] = 0; told[r] = 0; hear[r] = 0; flight[r] = 0; back[r] = 0; doubt(r);
 #ifdef GO_HANDLER
   gone(r);
@@ -572,7 +584,7 @@ inline tick() {
   pass(1);
 #ifdef LIVE
   if
-  :: over -> calm++; if :: calm > LIMIT -> bad = 32; SAYX("=== the task has not ended") :: else fi
+  :: over -> calm++; if :: calm > LIMIT -> bad = STUCK; SAYX("=== the task has not ended") :: else fi
   :: else
   fi;
 #endif
@@ -605,7 +617,7 @@ proctype Replica(byte r) provided (RUNS) {
   :: d_step { STEP(r) && pc[r] == IDLE && !inside[r] && rest[r] == 0 && LEASE(r) && PG(r) && trusted[r] && k_srv[r] == at[r] && MAY_CLAIM(r) && CLAIMABLE(at[r]) ->
        claims++;
        seq[at[r]]++;
-       a_f[r] = k_from[r] + seq[at[r]]; a_sid[r] = sid[r]; a_no[r] = claims;
+       a_f[r] = k_from[r] + seq[at[r]]; a_sid[r] = sid[r]; a_no[r] = claims; unsettled[r] = 1;
        row[at[r]] = RUNNING; row_f[at[r]] = a_f[r]; row_sid[at[r]] = a_sid[r]; row_no[at[r]] = a_no[r];
        if
        :: a_f[r] > highest[r] -> highest[r] = ((faults & F_SEQ_BACK) -> a_f[r] : 0); pc[r] = CLAIMED; SAY(r, "claims the task"); printf("      fence %d\n", a_f[r])
@@ -636,11 +648,7 @@ proctype Replica(byte r) provided (RUNS) {
   :: d_step { STEP(r) && pc[r] == WORK && inside[r] && !susp[r] && kill_in[r] == NEVER && guard[r] && !over -> gone(r); pc[r] = RETRY; SAY(r, "the handler fails") }
   :: d_step { STEP(r) && pc[r] == WORK && !inside[r] -> pc[r] = REQUEUE }
 #ifdef RELEASE_FIRST
-  :: d_step { STEP(r) && pc[r] == SUCCESS && !settled[r] && CONSUL(r) && key == a_sid[r] -> key = 0; SAY(r, "releases the key before the outcome is written");
-#ifdef CHECK_FENCES
-       bad = EARLY; SAYX("=== a key is released before the outcome is durable");
-#endif
-     }
+  :: d_step { STEP(r) && pc[r] == SUCCESS -> pc[r] = RELEASE; SAY(r, "does not write the outcome first") }
 #endif
   :: d_step { STEP(r) && pc[r] >= SUCCESS && pc[r] <= REQUEUE && PG(r) ->
        if
@@ -651,19 +659,15 @@ proctype Replica(byte r) provided (RUNS) {
 #ifdef LIVE
        rest[r] = 1000/TICK; /* it waits a second before it claims again */
 #endif
-       settled[r] = 1; pc[r] = RELEASE; ok = 0 }
+       unsettled[r] = 0; pc[r] = RELEASE; ok = 0 }
   :: d_step { STEP(r) && pc[r] == RELEASE ->
        if
-       :: CONSUL(r) && key == a_sid[r] && sid[r] == a_sid[r] ->
-#ifdef CHECK_FENCES
-          if :: !settled[r] -> bad = EARLY; SAYX("=== a key is released before the outcome is durable") :: else fi;
-#endif
-          key = 0; SAY(r, "releases the key")
+       :: CONSUL(r) && key == a_sid[r] && sid[r] == a_sid[r] -> key = 0; SAY(r, "releases the key"); clears(r)
        :: else /* taken away, or of a lost session, or not reachable: what is left is looked for later */
        fi;
        idle(r) }
   /* the key of an attempt that is over is deleted (strays) */
-  :: d_step { STEP(r) && pc[r] == IDLE && LEASE(r) && CONSUL(r) && key == sid[r] -> key = 0; SAY(r, "deletes a key that nobody works under") }
+  :: d_step { STEP(r) && pc[r] == IDLE && LEASE(r) && CONSUL(r) && key == sid[r] -> key = 0; SAY(r, "deletes a key that nobody works under"); clears(r) }
   /* a row that is ours and that we know nothing of is given back (audit) */
   :: d_step { STEP(r) && pc[r] == IDLE && LEASE(r) && PG(r) && row[at[r]] == RUNNING && row_sid[at[r]] == sid[r] ->
        row[at[r]] = PENDING; row_sid[at[r]] = 0; row_f[at[r]] = 0; row_no[at[r]] = 0; SAY(r, "gives back a claim that it knows nothing of") }
@@ -717,7 +721,11 @@ proctype Replica(byte r) provided (RUNS) {
   :: d_step { STEP(r) && LEASE(r) && CONSUL(r) && OURS(r) && PG(r) && trusted[r] && OTHERS_ROW(r) && l_st[L(at[r], row_sid[at[r]])] == ENDED && c_alive[row_sid[at[r]]] ->
        end_session(row_sid[at[r]], 0); SAY(r, "ends the session of the dead one and gives its lock back") }
   :: d_step { STEP(r) && LEASE(r) && CONSUL(r) && OURS(r) && PG(r) && trusted[r] && OTHERS_ROW(r) && !c_alive[row_sid[at[r]]] && ON_LIST_DEAD(at[r], row_sid[at[r]]) ->
-       row[at[r]] = PENDING; row_sid[at[r]] = 0; row_f[at[r]] = 0; row_no[at[r]] = 0; SAY(r, "takes the task over") }
+       SAY(r, "takes the task over");
+#ifdef CHECK_FENCES
+       if :: HOLDER_HAS_LEASE(r) -> bad = ALIVE; SAYX("=== a task is taken over while the lease of its holder lasts") :: else fi;
+#endif
+       row[at[r]] = PENDING; row_sid[at[r]] = 0; row_f[at[r]] = 0; row_no[at[r]] = 0 }
 #endif
   od
 }

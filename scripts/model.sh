@@ -177,6 +177,7 @@ check() {
     *'before the outcome is durable'*) result=EARLY ;;
     *'nobody notices'*) result=UNNOTICED ;;
     *'has not ended'*) result=STUCK ;;
+    *'lease of its holder'*) result=ALIVE ;;
     *) result=unknown ;;
     esac
   fi
