@@ -130,6 +130,7 @@ c_decl { \#include <stdlib.h> }
 #endif
 #define OUTSIDERS (NX - 1)     /* the session of `onejob lock` */
 #define BLOCK 100              /* by how much the fences of another server begin higher */
+#define FURTHER (10*BLOCK)     /* by how much more, because of the clock and a random number */
 #define LIMIT (60000/TICK)
 
 #define SESSION(r, g)  (1 + (r) + 2*(g))
@@ -319,12 +320,11 @@ byte hi, hj, hx;        /* of loops; 0 outside */
 #ifdef NO_MARK
 #define FENCES_FROM(r) 0
 #else
-#ifdef NO_CLOCK
+/* What Consul and this server know. The product adds its clock and a random number: see FURTHER. */
 #define FENCES_FROM(r) MAX((rec_srv == NO_RECORD -> 0 : rec_to), p_from[at[r]] + BLOCK)
-#else
-#define FENCES_FROM(r) MAX(MAX((rec_srv == NO_RECORD -> 0 : rec_to), p_from[at[r]] + BLOCK), BLOCK*(records+1))
 #endif
-#endif
+#define MAY_SETTLE(r) (STEP(r) && LEASE(r) && CONSUL(r) && OURS(r) && PG(r) && (!trusted[r] || rec_ver != k_ver[r]) && (rec_srv == NO_RECORD || rec_srv <= at[r]))
+#define ON_RECORD(r) (rec_srv == at[r] && rec_from >= p_from[at[r]] && !back[r])
 #define OTHERS_ROW(r) (row[at[r]] == RUNNING && row_sid[at[r]] != sid[r])
 #define LEASE_UNDER(r, y) (sid[r] == (y) && LEASE(r))
 #define HOLDER_HAS_LEASE(r) (LEASE_UNDER(0, row_sid[at[r]]) || LEASE_UNDER(1, row_sid[at[r]]))
@@ -397,6 +397,19 @@ inline end_session(y, d) {
 /* A replica does not know which server is the database. */
 inline doubt(r) {
   trusted[r] = 0; k_srv[r] = 0; k_ver[r] = 0; k_from[r] = 0
+}
+
+/* It puts the server that it is connected to on record. rec_from is where its fences begin. */
+inline record(r) {
+  rec_to = rec_from + BLOCK; rec_srv = at[r];
+  records++; rec_ver = records; SAY(r, "puts its Postgres server on record"); printf("      fences from %d\n", rec_from)
+}
+
+/* It works with the server on record, after the server has noted where its fences begin. */
+inline trust(r) {
+  if :: p_from[at[r]] < rec_from -> p_from[at[r]] = rec_from :: else fi;
+  k_srv[r] = at[r]; k_ver[r] = rec_ver; k_from[r] = rec_from; trusted[r] = 1;
+  highest[r] = ((faults & F_SEQ_BACK) -> rec_from + seq[at[r]] : 0); back[r] = 0
 }
 
 /* A replica believes in its session no more: all leases end now. */
@@ -696,16 +709,13 @@ proctype Replica(byte r) provided (RUNS) {
 
   /* -- which server is the database -- */
   :: d_step { STEP(r) && at[r] == 0 && pg_up[1] && !cutP[r] -> move(r) }
-  :: d_step { STEP(r) && LEASE(r) && CONSUL(r) && OURS(r) && PG(r) && (!trusted[r] || rec_ver != k_ver[r]) && (rec_srv == NO_RECORD || rec_srv <= at[r]) ->
-       if
-       :: rec_srv == at[r] && rec_from >= p_from[at[r]] && !back[r] -> skip
-       :: else -> /* put this server on record: its fences begin above all that there were */
-          rec_from = FENCES_FROM(r); rec_to = rec_from + BLOCK; rec_srv = at[r];
-          records++; rec_ver = records; SAY(r, "puts its Postgres server on record")
-       fi;
-       if :: p_from[at[r]] < rec_from -> p_from[at[r]] = rec_from :: else fi;
-       k_srv[r] = at[r]; k_ver[r] = rec_ver; k_from[r] = rec_from; trusted[r] = 1;
-       highest[r] = ((faults & F_SEQ_BACK) -> rec_from + seq[at[r]] : 0); back[r] = 0 }
+  :: d_step { MAY_SETTLE(r) && ON_RECORD(r) -> trust(r) }
+  /* put this server on record: its fences begin above all that it knows of, */
+  :: d_step { MAY_SETTLE(r) && !ON_RECORD(r) -> rec_from = FENCES_FROM(r); record(r); trust(r) }
+#ifdef CHECK_FENCES
+  /* or further above, by the clock and the random number */
+  :: d_step { MAY_SETTLE(r) && !ON_RECORD(r) -> rec_from = FENCES_FROM(r) + FURTHER; record(r); trust(r) }
+#endif
   :: d_step { STEP(r) && CONSUL(r) && trusted[r] && rec_srv != NO_RECORD && rec_srv > at[r] -> doubt(r); SAY(r, "sees that its Postgres server is an old primary") }
 
   /* -- the deaths of others -- */
