@@ -264,6 +264,7 @@ byte hi, hj, hx;        /* of loops; 0 outside */
 #define SAYX(what)    printf("-  "); printf(what); printf("\n")
 
 #define STEP(r) st[r] == UP
+#define OVER(r) (a_sid[r] != old[r]) /* the attempt under its lost session */
 /* How long ago sessions ended matters only where the list can forget them. */
 #define ENDED_NOW (PG_GOES_BACK -> 0 : TAKEOVER_WAIT)
 
@@ -687,11 +688,12 @@ proctype Replica(byte r) provided (RUNS) {
 
   /* -- its session -- */
   :: d_step { STEP(r) && sid[r] != 0 && CONSUL(r) && (!c_alive[sid[r]] || !OURS(r)) -> SAY(r, "hears that its session has ended"); lose(r) }
-  :: d_step { STEP(r) && old[r] != 0 && pc[r] == IDLE && !inside[r] && CONSUL(r) && !told[r] -> end_session(old[r], LOCK_DELAY); told[r] = 1; SAY(r, "ends its lost session in Consul") }
-  :: d_step { STEP(r) && old[r] != 0 && pc[r] == IDLE && !inside[r] && PG(r) ->
+  /* the end of a lost session is made known when the attempt under it is over; the next session does not wait for that */
+  :: d_step { STEP(r) && old[r] != 0 && OVER(r) && CONSUL(r) && !told[r] -> end_session(old[r], LOCK_DELAY); told[r] = 1; SAY(r, "ends its lost session in Consul") }
+  :: d_step { STEP(r) && old[r] != 0 && OVER(r) && PG(r) ->
        if :: l_st[L(at[r], old[r])] == WORKING -> l_st[L(at[r], old[r])] = ENDED :: else fi;
        old[r] = 0; told[r] = 0; SAY(r, "says on the list that it has lost its session") }
-  :: d_step { STEP(r) && sid[r] == 0 && old[r] == 0 && pc[r] == IDLE && !inside[r] && CONSUL(r) && PG(r) && gen[r] < GENERATIONS && (cid != 0 && cid == l_cid[at[r]] || MAY_ADOPT(at[r])) ->
+  :: d_step { STEP(r) && sid[r] == 0 && CONSUL(r) && PG(r) && gen[r] < GENERATIONS && (cid != 0 && cid == l_cid[at[r]] || MAY_ADOPT(at[r])) ->
        if :: cid == 0 || cid != l_cid[at[r]] -> cid = (cid > l_cid[at[r]] -> cid + 1 : l_cid[at[r]] + 1); l_cid[at[r]] = cid; SAY(r, "adopts this Consul") :: else fi;
        sid[r] = SESSION(r, gen[r]); gen[r]++; t_cid[r] = cid;
        c_alive[sid[r]] = 1; c_left[sid[r]] = CHECK_TTL;
