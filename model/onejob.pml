@@ -22,6 +22,8 @@
  *   NO_..., ...     one protection is switched off (docs/decisions/model.md lists them)
  *   OUTSIDER        the second holder of the key is `onejob lock KEY`, which has no row
  *   GO_HANDLER      the task is a Go handler: nobody kills it while its replica is frozen
+ *   SYNC            replication is synchronous: the standby never lags behind, and an old primary takes no writes
+ *   NARROW          a smaller search: faults hit A alone, B follows a new primary at once, each has one session
  *   ONLY_OUTCOMES   with CHECK_FENCES: the order of fences is not checked
  *   LIVE            the faults stop, and the task must end within LIMIT
  *   CLAIMS=n        how often the task is claimed at most, before the faults stop
@@ -250,7 +252,12 @@ byte hi, hj, hx;        /* of loops; 0 outside */
 
 #define LEASE(r)   (sid[r] != 0 && d_check[r] > 0 && d_list[r] > 0)
 #define CONSUL(r)  (st[r] == UP && !cutC[r])
-#define PG(r)      (st[r] == UP && !cutP[r] && pg_up[at[r]])
+#ifdef SYNC
+#define COMMITS(s) (pg_up[s] && !((s) == 0 && pg_up[1])) /* an old primary has no standby any more that would confirm */
+#else
+#define COMMITS(s) pg_up[s]
+#endif
+#define PG(r)      (st[r] == UP && !cutP[r] && COMMITS(at[r]))
 #define OURS(r)    (cid == t_cid[r])
 #ifdef GO_HANDLER
 #define STOPPED(r) (susp[r] || st[r] == FROZEN)
@@ -371,7 +378,19 @@ byte hi, hj, hx;        /* of loops; 0 outside */
 #define GONE \
   pg_up[0] = 0; row[0] = 0; row_sid[0] = 0; row_f[0] = 0; row_no[0] = 0; seq[0] = 0; p_from[0] = 0; l_cid[0] = 0; \
   for (hx : 1 .. NX-2) { l_st[L(0, hx)] = 0; quiet[L(0, hx)] = 0; l_here[L(0, hx)] = 0; }; hx = 0
-#define PROMOTE pg_up[1] = 1; for (hx : 1 .. NX-2) { quiet[L(1, hx)] = 0; l_here[L(1, hx)] = 0; }; hx = 0
+#ifdef SYNC
+#define LAGS false
+#define CATCH_UP COPY
+#else
+#define LAGS true
+#define CATCH_UP skip
+#endif
+#ifdef NARROW
+#define FOLLOW at[1] = 1; doubt(1)
+#else
+#define FOLLOW skip
+#endif
+#define PROMOTE CATCH_UP; FOLLOW; pg_up[1] = 1; for (hx : 1 .. NX-2) { quiet[L(1, hx)] = 0; l_here[L(1, hx)] = 0; }; hx = 0
 
 /* Which promise is broken now? */
 inline judge() {
@@ -852,7 +871,7 @@ active proctype Disasters() provided (RUNS) {
        for (hx : 1 .. NX-1) { if :: c_alive[hx] -> c_ended[hx] = ENDED_NOW :: else fi; c_alive[hx] = 0; c_left[hx] = 0 }; hx = 0;
        key = 0; delay = 0; cid = 0; rec_srv = NO_RECORD; rec_ver = 0; rec_from = 0; rec_to = 0; SAYX("*** Consul loses everything") }
 
-  :: d_step { PG_GOES_BACK && !synced && !pg_up[1] && !over -> synced = 1; COPY; SAYX("the standby has everything up to now") }
+  :: d_step { LAGS && PG_GOES_BACK && !synced && !pg_up[1] && !over -> synced = 1; COPY; SAYX("the standby has everything up to now") }
   :: d_step { MAY(F_FAILOVER) -> USE(F_FAILOVER);
        if :: !pg_up[1] -> PROMOTE :: else fi;
        GONE; SAYX("*** the primary dies; the standby takes its place") }
@@ -869,6 +888,12 @@ active proctype Disasters() provided (RUNS) {
   od
 }
 
+#ifdef NARROW
+#define FIRST_GEN GENERATIONS
+#else
+#define FIRST_GEN 1
+#endif
+
 /* ---- The beginning: both replicas have a session, the task is pending ---- */
 
 init {
@@ -882,7 +907,7 @@ init {
     pg_up[0] = 1; cid = 1; l_cid[0] = 1; l_cid[1] = 1;
     rec_srv = 0; rec_ver = 1; records = 1; rec_to = BLOCK; p_from[0] = 0;
     for (hx : 0 .. 1) {
-      sup[hx] = 1; kill_in[hx] = NEVER; sid[hx] = SESSION(hx, 0); gen[hx] = 1; t_cid[hx] = 1; trusted[hx] = 1; k_ver[hx] = 1;
+      sup[hx] = 1; kill_in[hx] = NEVER; sid[hx] = SESSION(hx, 0); gen[hx] = FIRST_GEN; t_cid[hx] = 1; trusted[hx] = 1; k_ver[hx] = 1;
       c_alive[SESSION(hx, 0)] = 1; c_left[SESSION(hx, 0)] = CHECK_TTL;
       l_st[L(0, SESSION(hx, 0))] = WORKING; l_here[L(0, SESSION(hx, 0))] = 1;
       d_check[hx] = CHECK_TTL - MARGIN; d_list[hx] = SILENCE - MARGIN;
@@ -894,7 +919,10 @@ init {
   }
   atomic { run Replica(0); run Host(0); run Faults(0);
 #ifndef OUTSIDER
-    run Replica(1); run Host(1); run Faults(1)
+    run Replica(1); run Host(1)
+#ifndef NARROW
+    ; run Faults(1)
+#endif
 #endif
   }
 }
