@@ -331,6 +331,7 @@ func (w *Worker) handle(ctx context.Context, lease lock.Lease, a *tasks.Attempt,
 		return tasks.Result{}, errNotBegun{fmt.Errorf("%w: kind %q", tasks.ErrUnknown, a.Kind)}
 	}
 	handler, err := kind.Prepare(a.Payload)
+	probe(err)
 	if errors.Is(err, tasks.ErrUnknown) {
 		return tasks.Result{}, errNotBegun{err}
 	} else if err != nil {
@@ -352,11 +353,17 @@ func (w *Worker) handle(ctx context.Context, lease lock.Lease, a *tasks.Attempt,
 		defer long.Stop()
 	}
 	result, err = handler(trace.Running(ctx, a), a)
-	if err != nil { // its methods may panic, as those of a nil pointer do: better here
+	probe(err)
+	return result, err
+}
+
+// probe calls the methods of an error of an application. They may panic, as those of a nil
+// pointer do: handle recovers, and nothing after it does.
+func probe(err error) {
+	if err != nil {
 		_ = err.Error()
 		_ = errors.Is(err, tasks.ErrRefused) || errors.As(err, new(*tasks.ExitError))
 	}
-	return result, err
 }
 
 // waited returns how long a task was due, and there, before it was claimed.

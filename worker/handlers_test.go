@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -330,6 +331,11 @@ type unwraps struct{ inner error }
 func (*unwraps) Error() string   { return "it unwraps" }
 func (e *unwraps) Unwrap() error { return e.inner }
 
+// refuses is a kind that refuses all payloads.
+type refuses struct{ err error }
+
+func (k refuses) Prepare(json.RawMessage) (tasks.Handler, error) { return nil, k.err }
+
 // I8: however a handler of an application ends, the attempt has an outcome, and its lock key
 // is free for the next task.
 func TestHandlersThatEndInOddWays(t *testing.T) {
@@ -349,6 +355,10 @@ func TestHandlersThatEndInOddWays(t *testing.T) {
 	}
 	for name, h := range odd {
 		tasks.Handle(k, name, h.handler)
+	}
+	for name, err := range map[string]error{"nil-error of Prepare": (*nilError)(nil), "unwraps of Prepare": (*unwraps)(nil)} {
+		k[name] = refuses{err}
+		odd[name] = odd["nil-error"]
 	}
 	r := c.limited(t, "r", k, func(w *worker.Config) { w.LimitSlots = map[string]int{"few": 1} })
 	for name, h := range odd {
