@@ -487,7 +487,11 @@ func (w *Worker) logRefused(t *tasks.Task, o tasks.Outcome) {
 
 // logOutcome logs how an attempt ended, and measures it.
 func (w *Worker) logOutcome(t *tasks.Task, e tasks.Completion, took time.Duration) {
-	w.measure(Measurement{What: MeasureEnd, Kind: t.Kind, Cause: string(e.Outcome), Took: took})
+	cause := string(e.Outcome)
+	if e.Requeue && e.Outcome == tasks.Failed {
+		cause = Requeued
+	}
+	w.measure(Measurement{What: MeasureEnd, Kind: t.Kind, Cause: cause, Took: took})
 	if e.Next == tasks.StatusPending && !e.Requeue {
 		w.measure(Measurement{What: MeasureRetry, Kind: t.Kind})
 	}

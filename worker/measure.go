@@ -22,8 +22,8 @@ const (
 	// whichever was later.
 	MeasureStart
 
-	// MeasureEnd is an attempt whose outcome is durable. Cause is the outcome, and Took is
-	// how long the handler ran.
+	// MeasureEnd is an attempt whose outcome is durable. Cause is the outcome, or Requeued,
+	// and Took is how long the handler ran.
 	MeasureEnd
 
 	// MeasureRetry is an attempt that ended and that will be followed by another one.
@@ -59,6 +59,11 @@ const (
 	// found by the leader.
 	MeasureOverlap
 )
+
+// Requeued is the Cause of a MeasureEnd whose handler returned a [tasks.Requeue]. Such an
+// attempt is failed in onejob.attempts, but a handler that waits for something is not a
+// handler that fails.
+const Requeued = "requeued"
 
 // measure tells cfg.Measure, if anybody listens.
 func (w *Worker) measure(m Measurement) {

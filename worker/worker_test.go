@@ -71,7 +71,18 @@ func TestOutcomes(t *testing.T) {
 	tasks.Handle(k, "never", func(context.Context, *tasks.Attempt, none) (none, error) {
 		return none{}, tasks.Requeue(time.Millisecond, tasks.Permanent(errors.New("never")))
 	})
-	r := c.replica(t, "a", k, nil)
+	var requeued, failed atomic.Int32 // attempts of the kind notyet, as they are measured
+	r := c.replica(t, "a", k, func(w *worker.Config) {
+		w.Measure = func(m worker.Measurement) {
+			switch {
+			case m.What != worker.MeasureEnd || m.Kind != "notyet":
+			case m.Cause == worker.Requeued:
+				requeued.Add(1)
+			case m.Cause == "failed":
+				failed.Add(1)
+			}
+		}
+	})
 
 	t.Run("SuccessKeepsResultAndOutput", func(t *testing.T) {
 		id := c.insert(t, "kind, payload", "greet", `{"Name": "Zoë"}`)
@@ -185,6 +196,9 @@ func TestOutcomes(t *testing.T) {
 		}
 		if n := r.events.FilterMessage("task_requeued").FilterField(zap.Int64("task_id", id)).Len(); n != 2 {
 			t.Errorf("task_requeued was logged %d times, want 2", n)
+		}
+		if n, f := requeued.Load(), failed.Load(); n != 2 || f != 0 {
+			t.Errorf("%d attempts were measured as requeued and %d as failed, want 2 and 0", n, f)
 		}
 	})
 	t.Run("RequeueThatIsPermanentFails", func(t *testing.T) {
