@@ -49,6 +49,9 @@ func init() {
 
 // program is the working process of such a program.
 func program(ctx context.Context, p *worker.Process, name string, log *zap.Logger) error {
+	if p.Reporting() {
+		log.Info("reporting")
+	}
 	db, err := store.Open(store.Config{DSN: os.Getenv("ONEJOB_POSTGRES_DSN")})
 	if err != nil {
 		return err
@@ -179,6 +182,9 @@ func TestHandlerEndsItsProcess(t *testing.T) {
 			testenv.Eventually(t, maxWait, "the next working process has a session", func() bool { return died.count("session_started") == 2 })
 			if died.count("worker_crashed") != 1 || died.count("worker_restarted") != 1 {
 				t.Errorf("%s logged %d crashes and %d restarts", died.name, died.count("worker_crashed"), died.count("worker_restarted"))
+			}
+			if died.count("reporting") == 0 || other.count("reporting") != 0 {
+				t.Errorf("%d processes of %s, which crashed, report a death, and %d of the other", died.count("reporting"), died.name, other.count("reporting"))
 			}
 			if code, signal := died.field("worker_crashed", "exit_code"), died.field("worker_crashed", "signal"); code != test.exitCode || cmp.Or(signal, any("")) != any(test.signal) {
 				t.Errorf("it crashed with code %v and signal %q, want %v and %q", code, signal, test.exitCode, test.signal)

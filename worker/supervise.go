@@ -35,6 +35,10 @@ const (
 // from others of the same user, who cannot read their environment or memory, nor trace
 // them; they leave no core dumps.
 //
+// The supervisor makes a death known by starting this program in the same way: work is
+// called there too, and [Process.Run] returns when the death is known. [Process.Reporting]
+// is true in that process. Of the [Config] it needs Store, Locks and Log alone.
+//
 // Call it before anything else: what main has done before is done in each process.
 func Supervise(log *zap.Logger, work func(ctx context.Context, p *Process) error) (exitCode int) {
 	defer logging.SyncStderr()
@@ -89,6 +93,11 @@ type Process struct {
 	self *supervisor.Worker
 	dead []string
 }
+
+// Reporting reports whether this process only makes the death of others known, instead of
+// working on tasks. It may run beside a working process of the same supervisor, so it must
+// not listen on the same ports.
+func (p *Process) Reporting() bool { return p.dead != nil }
 
 // Run makes a Worker of cfg, whose Process it sets, and runs it as Worker.Run does. Before that it kills what commands of
 // dead replicas have left running on this machine. In a process that the supervisor has

@@ -22,5 +22,8 @@ func Supervise(*zap.Logger, func(context.Context, *Process) error) (exitCode int
 // Process is the working process of a supervisor, which needs Linux.
 type Process struct{}
 
+// Reporting returns false.
+func (*Process) Reporting() bool { return false }
+
 // Run returns an error.
 func (*Process) Run(context.Context, Config) error { return errLinux }
