@@ -61,7 +61,15 @@ func (k typed[P, R]) Prepare(raw json.RawMessage) (Handler, error) {
 //	tasks.Handle(kinds, "resize", func(ctx context.Context, a *tasks.Attempt, p tasks.Lenient[Resize]) (Result, error) {
 //		return resize(ctx, p.Value)
 //	})
+//
+// What [Handle] refuses besides is refused here, too: null for a struct, and two names that
+// differ in case alone.
 type Lenient[P any] struct{ Value P }
 
 // UnmarshalJSON decodes into Value.
-func (l *Lenient[P]) UnmarshalJSON(b []byte) error { return json.Unmarshal(b, &l.Value) }
+func (l *Lenient[P]) UnmarshalJSON(b []byte) error {
+	if err := json.Unmarshal(b, &l.Value); err != nil {
+		return err
+	}
+	return payload.Check(b, &l.Value)
+}

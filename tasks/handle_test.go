@@ -22,6 +22,20 @@ type drawing struct {
 	Hidden int `json:"-"`
 }
 
+// album has drawings, in every way that a payload can.
+type album struct {
+	drawing
+	Title string `json:"title"`
+	Cover drawing
+	Back  *drawing
+	Pages []drawing
+	Loose []*drawing
+	Named map[string]drawing
+	Raw   json.RawMessage
+	Old   tasks.Lenient[drawing]
+	Sizes [1]struct{ Width int }
+}
+
 func TestHandle(t *testing.T) {
 	t.Parallel()
 	failure := errors.New("no")
@@ -39,6 +53,11 @@ func TestHandle(t *testing.T) {
 		return func() {}, nil
 	})
 	tasks.Handle(kinds, "draw", func(context.Context, *tasks.Attempt, *drawing) (struct{}, error) { return struct{}{}, nil })
+	tasks.Handle(kinds, "album", func(context.Context, *tasks.Attempt, album) (struct{}, error) { return struct{}{}, nil })
+	tasks.Handle(kinds, "albums", func(context.Context, *tasks.Attempt, []album) (struct{}, error) { return struct{}{}, nil })
+	tasks.Handle(kinds, "lenient album", func(context.Context, *tasks.Attempt, tasks.Lenient[album]) (struct{}, error) {
+		return struct{}{}, nil
+	})
 	tasks.Handle(kinds, "none", func(context.Context, *tasks.Attempt, struct{}) (struct{}, error) { return struct{}{}, nil })
 	tasks.Handle(kinds, "lenient", func(_ context.Context, _ *tasks.Attempt, p tasks.Lenient[greeting]) (string, error) {
 		return p.Value.Name, nil
@@ -76,7 +95,7 @@ func TestHandle(t *testing.T) {
 	t.Run("refuses fields that the payload type does not have", func(t *testing.T) {
 		for payload, want := range map[string]string{
 			`{"NAME": "you"}`:                               "",
-			`{"name": "you", "Name": "me"}`:                 `payload: "Name" and "name" are the same field`,
+			`{"name": "you", "Name": "me"}`:                 `payload: "name" and "Name" are the same field`,
 			` null `:                                        `payload: null is no object; for one without fields write {}`,
 			`{"name": "you", "imge": "typo"}`:               `payload: unknown field "imge"; allowed are name, size, At`,
 			`{"name": "you", "size": {"widht": 7}}`:         `payload: unknown field "widht"`,
@@ -90,6 +109,49 @@ func TestHandle(t *testing.T) {
 			}
 			if got != want {
 				t.Errorf("%s: %q, want %q", payload, got, want)
+			}
+		}
+		const null = ": null is no object; leave the field out or write {}"
+		for payload, want := range map[string]string{
+			`{"size": null}`:            `payload: "size"` + null,
+			`{"Cover": null}`:           `payload: "Cover"` + null,
+			`{"cover": {"size": null}}`: `payload: "size"` + null,
+			`{"Back": null, "Pages": null, "At": null, "title": null}`: "",
+			`{"Back": {"size": null}}`:                                 `payload: "size"` + null,
+			`{"Pages": [{}, null]}`:                                    `payload: "Pages"` + null,
+			`{"Loose": [{}, null]}`:                                    "",
+			`{"Loose": [{"name": "a", "NAME": "b"}]}`:                  `payload: "name" and "NAME" are the same field`,
+			`{"Old": {"more": 1, "MORE": 2}}`:                          "",
+			`{"Old": null}`:                                            `payload: null is no object; for one without fields write {}`,
+			`{"Old": {"name": "a", "NAME": "b"}}`:                      `payload: "name" and "NAME" are the same field`,
+			`{"Named": {"a": {"size": null}, "A": {}}}`:                "",
+			`{"Raw": {"a": null, "A": 1}}`:                             "",
+			`{"Sizes": [{}, null]}`:                                    "",
+			`{"Sizes": [null]}`:                                        `payload: "Sizes"` + null,
+			`{"Cover": {"size": {"Width": 1}}, "size": {"Width": 1}, "title": "", "name": ""}`: "",
+			`{"Cover": {"size": {"Width": 1, "width": 2}}}`:                                    `payload: "Width" and "width" are the same field`,
+		} {
+			for kind, payload := range map[string]string{"album": payload, "albums": "[{}, " + payload + "]", "lenient album": payload} {
+				got := ""
+				if _, err := run(kind, payload); err != nil {
+					got = err.Error()
+				}
+				if got != want {
+					t.Errorf("%s: %s: %q, want %q", kind, payload, got, want)
+				}
+			}
+		}
+		for payload, want := range map[string]string{
+			`null`:                          `payload: null is no object; for one without fields write {}`,
+			`{"title": "a", "Title": "b"}`:  `payload: "title" and "Title" are the same field`,
+			`{"other": null, "OTHER": "b"}`: "",
+		} {
+			got := ""
+			if _, err := run("lenient album", payload); err != nil {
+				got = err.Error()
+			}
+			if got != want {
+				t.Errorf("lenient album: %s: %q, want %q", payload, got, want)
 			}
 		}
 		if _, err := run("none", `{"a": 1}`); err == nil || err.Error() != `payload: unknown field "a"; no fields are allowed` {

@@ -12,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"reflect"
 	"slices"
 	"strconv"
@@ -51,8 +50,7 @@ func CheckFields(payload json.RawMessage, allowed ...string) error {
 }
 
 // Decode decodes a payload and refuses fields that into has no place for, at
-// every depth, null for a struct, and two fields of the payload whose names differ in case
-// alone. What a type's own UnmarshalJSON accepts, it accepts.
+// every depth, and what [Check] refuses. What a type's own UnmarshalJSON accepts, it accepts.
 func Decode(payload json.RawMessage, into any) error {
 	d := json.NewDecoder(bytes.NewReader(payload))
 	d.DisallowUnknownFields()
@@ -61,7 +59,10 @@ func Decode(payload json.RawMessage, into any) error {
 		if _, err := d.Token(); !errors.Is(err, io.EOF) {
 			return errors.New("payload: something follows the JSON value")
 		}
-		return checkNames(payload, into)
+		err = Check(payload, into)
+	}
+	if err == nil {
+		return nil
 	}
 	if quoted, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
 		return fmt.Errorf("payload: unknown field %.100s%s", quoted, allowedAt(payload, quoted, into))
@@ -69,34 +70,111 @@ func Decode(payload json.RawMessage, into any) error {
 	return fmt.Errorf("payload: %w", err)
 }
 
-// checkNames refuses what encoding/json takes for a struct, and should not: null, and two names
-// for one field. A name in another case than the field's is taken, as encoding/json does.
-func checkNames(payload json.RawMessage, into any) error {
+// Check refuses what encoding/json has decoded into a struct, and should not have: null, and
+// two names for one field. It looks at into, at fields that are structs, and at structs in
+// slices and arrays. It does not look into maps, nor into types with an UnmarshalJSON or
+// UnmarshalText of their own. A field that is a pointer may be null. A name in another case
+// than the field's is taken, as encoding/json does.
+func Check(value json.RawMessage, into any) error {
 	t := reflect.TypeOf(into)
-	for ; t.Kind() == reflect.Pointer; t = t.Elem() {
-		if t.Implements(reflect.TypeFor[json.Unmarshaler]()) || t.Implements(reflect.TypeFor[encoding.TextUnmarshaler]()) {
-			return nil
-		}
+	for t.Kind() == reflect.Pointer && !decodesItself(t.Elem()) {
+		t = t.Elem()
 	}
-	switch {
-	case t.Kind() != reflect.Struct:
+	c := checker{json.NewDecoder(bytes.NewReader(value)), map[reflect.Type][]field{}}
+	return c.value(t, "")
+}
+
+// checker reads valid JSON once, however deep it is.
+type checker struct {
+	*json.Decoder
+	fields map[reflect.Type][]field // of the structs so far
+}
+
+// value reads the next value, which was decoded into a t. where is the field that has it, or
+// "" if none has.
+func (c checker) value(t reflect.Type, where string) error {
+	optional := t.Kind() == reflect.Pointer
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	if decodesItself(t) || !holdsStructs(t) {
+		c.skip()
 		return nil
-	case string(bytes.TrimSpace(payload)) == "null":
-		return errors.New("payload: null is no object; for one without fields write {}")
 	}
-	var top map[string]json.RawMessage
-	if json.Unmarshal(payload, &top) != nil {
-		return nil
-	}
-	fields, seen := fieldNames(t), map[string]string{}
-	for _, name := range slices.Sorted(maps.Keys(top)) {
-		folded := strings.ToLower(name)
-		if other, twice := seen[folded]; twice && !(slices.Contains(fields, name) && slices.Contains(fields, other)) {
-			return fmt.Errorf("payload: %.100q and %.100q are the same field", other, name)
+	switch begin, _ := c.Token(); {
+	case begin == nil && t.Kind() == reflect.Struct && !optional:
+		if where != "" {
+			return fmt.Errorf("%.100q: null is no object; leave the field out or write {}", where)
 		}
-		seen[folded] = name
+		return errors.New("null is no object; for one without fields write {}")
+	case begin == json.Delim('{'):
+		if err := c.object(t); err != nil {
+			return err
+		}
+		_, _ = c.Token()
+	case begin == json.Delim('['):
+		for i := 0; c.More(); i++ {
+			if t.Kind() == reflect.Array && i >= t.Len() { // encoding/json drops these
+				c.skip()
+			} else if err := c.value(t.Elem(), where); err != nil {
+				return err
+			}
+		}
+		_, _ = c.Token()
 	}
 	return nil
+}
+
+// object reads the fields of an object that was decoded into a struct of type t.
+func (c checker) object(t reflect.Type) error {
+	if c.fields[t] == nil {
+		c.fields[t] = fieldsOf(t)
+	}
+	fields, seen := c.fields[t], map[string]string{}
+	for c.More() {
+		token, _ := c.Token()
+		name, _ := token.(string)
+		i := slices.IndexFunc(fields, func(f field) bool { return f.name == name })
+		if i < 0 {
+			i = slices.IndexFunc(fields, func(f field) bool { return strings.EqualFold(f.name, name) })
+		}
+		if i < 0 { // only a lenient decoder gets here
+			c.skip()
+			continue
+		}
+		if other, twice := seen[fields[i].name]; twice && other != name {
+			return fmt.Errorf("%.100q and %.100q are the same field", other, name)
+		}
+		seen[fields[i].name] = name
+		if err := c.value(fields[i].t, name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// skip reads a value of any kind.
+func (c checker) skip() {
+	var value json.RawMessage
+	_ = c.Decode(&value)
+}
+
+// decodesItself reports whether a t has its own way from JSON.
+func decodesItself(t reflect.Type) bool {
+	p := reflect.PointerTo(t)
+	return p.Implements(reflect.TypeFor[json.Unmarshaler]()) || p.Implements(reflect.TypeFor[encoding.TextUnmarshaler]())
+}
+
+// holdsStructs reports whether a t is a struct, or a list that may have some.
+func holdsStructs(t reflect.Type) bool {
+	switch t.Kind() {
+	case reflect.Struct:
+		return true
+	case reflect.Slice, reflect.Array:
+		k := t.Elem().Kind()
+		return k == reflect.Struct || k == reflect.Pointer || k == reflect.Slice || k == reflect.Array
+	}
+	return false
 }
 
 // allowedAt returns the end of a sentence about an unknown field: which fields
@@ -124,12 +202,34 @@ func fieldNames(t reflect.Type) []string {
 		return nil
 	}
 	var names []string
+	for _, f := range fieldsOf(t) {
+		names = append(names, f.name)
+	}
+	return names
+}
+
+// field is a field of a struct, by the name that encoding/json has for it.
+type field struct {
+	name  string
+	t     reflect.Type
+	depth int // in embedded structs
+}
+
+// fieldsOf returns the fields of a struct that encoding/json fills.
+func fieldsOf(t reflect.Type) (fields []field) {
 	for _, f := range reflect.VisibleFields(t) {
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 		if !f.IsExported() || f.Tag.Get("json") == "-" || f.Anonymous && name == "" {
 			continue
 		}
-		names = append(names, cmp.Or(name, f.Name))
+		this := field{cmp.Or(name, f.Name), f.Type, len(f.Index)}
+		i := slices.IndexFunc(fields, func(f field) bool { return f.name == this.name })
+		switch {
+		case i < 0:
+			fields = append(fields, this)
+		case this.depth < fields[i].depth: // it hides the other
+			fields[i] = this
+		}
 	}
-	return names
+	return fields
 }
