@@ -15,7 +15,7 @@ import (
 // table's defaults.
 type NewTask struct {
 	Kind        string
-	Payload     any           // is stored as JSON; a json.RawMessage as it is; default {}
+	Payload     any           // is stored as JSON; a json.RawMessage as it is; no []byte; default {}
 	Queue       string        // default "default"
 	Priority    int           // higher runs first, -1000 to 1000
 	Delay       time.Duration // from now, by Postgres' clock, to run_at; default 0
@@ -71,6 +71,8 @@ func (n NewTask) statement() (sql string, args []any, err error) {
 	case nil:
 	case json.RawMessage:
 		add(len(payload) > 0, "payload", "$%d", string(payload))
+	case []byte: // json.Marshal would write base64, of what is JSON already
+		return "", nil, errors.New("the Payload is a []byte, which JSON has as base64: use json.RawMessage if it is JSON")
 	default:
 		text, err := json.Marshal(payload)
 		if err != nil {

@@ -88,6 +88,9 @@ func TestEnqueueAllOrNone(t *testing.T) {
 	if _, err := store.Enqueue(t.Context(), b.pool, store.NewTask{Kind: "a", Payload: func() {}}); err == nil {
 		t.Error("a payload that cannot be encoded was enqueued")
 	}
+	if _, err := store.Enqueue(t.Context(), b.pool, store.NewTask{Kind: "a", Payload: []byte(`{}`)}); err == nil || !strings.Contains(err.Error(), "use json.RawMessage") {
+		t.Errorf("a payload of bytes: %v", err)
+	}
 	for what, task := range map[string]store.NewTask{
 		"Delay and RunAt":  {Kind: "a", Delay: time.Hour, RunAt: time.Now()},
 		"Delay and Parked": {Kind: "a", Delay: time.Hour, Parked: true},
