@@ -33,17 +33,29 @@ import (
 // fence 1, under a lease of one hour. All fields can be changed before Run. The payload is
 // encoded as JSON, a json.RawMessage is taken as it is, and nil is {}.
 //
-// It panics if the payload cannot be encoded.
+// It panics if the payload cannot be encoded, and if no task of a replica can have it: one
+// longer than 4 MiB, that is no JSON, or has the character U+0000 or half of a surrogate pair.
+// A []byte is refused as by onejob.Enqueue.
+//
+// Postgres keeps payloads as jsonb, which changes their form: spaces, the order of fields,
+// 1e2 to 100, and of equal names only the last is left. NewAttempt does not do that. It makes a
+// difference only to kinds that read the text of a payload.
 func NewAttempt(kind string, payload any) *tasks.Attempt {
 	raw, isRaw := payload.(json.RawMessage)
 	switch {
 	case payload == nil, isRaw && len(raw) == 0: // as of a NewTask
 		raw = json.RawMessage("{}")
 	case !isRaw:
+		if _, is := payload.([]byte); is {
+			panic("onejobtest: the payload is a []byte, which JSON has as base64: use json.RawMessage if it is JSON")
+		}
 		var err error
 		if raw, err = json.Marshal(payload); err != nil {
 			panic(fmt.Sprintf("onejobtest: encode the payload: %v", err))
 		}
+	}
+	if why := unstorable(raw); why != "" {
+		panic("onejobtest: no task can have this payload: " + why)
 	}
 	const id = 1
 	now := time.Now()
@@ -70,6 +82,9 @@ func LeaseFor(d time.Duration) func() boottime.Instant {
 //   - after a.Timeout, with tasks.ErrTimeout as the cause,
 //   - when a.Deadline has passed, with lock.ErrLost as the cause. Deadline may return a
 //     later moment from call to call, as it does when heartbeats extend a lease.
+//
+// If one of these is so before the handler begins, the handler is not called, and Run returns
+// that cause. A test of a handler that is stopped has to end ctx while the handler runs.
 //
 // A payload that the kind refuses is a permanent error, see tasks.IsPermanent, or
 // a requeue if only this replica cannot run it. A result that Postgres would not keep is a
@@ -107,6 +122,12 @@ func Run(ctx context.Context, kinds tasks.Kinds, a *tasks.Attempt) (tasks.Result
 		timed, stop = context.WithTimeoutCause(ctx, a.Timeout, tasks.ErrTimeout)
 		defer stop()
 	}
+	if a.Deadline().Passed() {
+		return tasks.Result{}, lock.ErrLost
+	}
+	if timed.Err() != nil {
+		return tasks.Result{}, context.Cause(timed)
+	}
 	result, err := handler(timed, a)
 	if why := unstorable(result.Value); err == nil && !result.Committed && why != "" {
 		return tasks.Result{}, &tasks.ResultError{Written: tasks.Completion{
@@ -116,8 +137,8 @@ func Run(ctx context.Context, kinds tasks.Kinds, a *tasks.Attempt) (tasks.Result
 	return result, err
 }
 
-// unstorable returns why a result cannot be stored, or "". The words are those of the store
-// and of Postgres.
+// unstorable returns why a result cannot be stored, or why no task has such a payload, or "".
+// The words are those of the store and of Postgres. Both have the same limit of length.
 func unstorable(value json.RawMessage) string {
 	switch {
 	case len(value) == 0:

@@ -53,11 +53,13 @@ func TestPayloads(t *testing.T) {
 			t.Errorf("%s: %v", payload, err)
 		}
 	}
-	for _, text := range []string{`{ "name": "<Zoë>" }`, `{"name": `} { // it is what it is, also if that is no JSON
-		a := onejobtest.NewAttempt("greet", json.RawMessage(text))
-		if string(a.Payload) != text {
-			t.Errorf("the payload is %s, want %s", a.Payload, text)
-		}
+	raw := json.RawMessage(`{ "name": "<Zoë>" }`)
+	if a := onejobtest.NewAttempt("greet", raw); string(a.Payload) != string(raw) {
+		t.Errorf("the payload is %s, want %s", a.Payload, raw)
+	}
+	for _, text := range []string{string(raw), `{"name": `} {
+		a := onejobtest.NewAttempt("greet", nil)
+		a.Payload = json.RawMessage(text)
 		if _, err := onejobtest.Run(t.Context(), kinds, a); (err == nil) != json.Valid(a.Payload) {
 			t.Errorf("%s: %v", text, err)
 		}
@@ -71,6 +73,54 @@ func TestPayloads(t *testing.T) {
 	_, err := onejobtest.Run(t.Context(), tasks.Kinds{"exec": new(execkind.Kind)}, onejobtest.NewAttempt("exec", map[string]string{"command": "backup"}))
 	if _, requeue := tasks.RequeueDelay(err); !requeue || !errors.Is(err, tasks.ErrUnknown) {
 		t.Errorf("a command that is not configured: %v", err)
+	}
+}
+
+// What no row can have, no attempt has.
+func TestPayloadsThatNoTaskCanHave(t *testing.T) {
+	t.Parallel()
+	for why, payload := range map[string]any{
+		"it has 4194305 bytes, of at most 4194304":  strings.Repeat("x", 4<<20-1),
+		"unsupported Unicode escape sequence":       map[string]string{"name": "\x00"},
+		"invalid input syntax for type json":        json.RawMessage(`{"name": "\ud83d"}`),
+		`invalid byte sequence for encoding "UTF8"`: json.RawMessage("\"\xff\""),
+		"use json.RawMessage if it is JSON":         []byte(`{}`),
+	} {
+		func() {
+			defer func() {
+				if got := fmt.Sprint(recover()); !strings.HasSuffix(got, ": "+why) {
+					t.Errorf("%.30v: the panic is %q, want one that ends with %q", payload, got, why)
+				}
+			}()
+			onejobtest.NewAttempt("greet", payload)
+		}()
+	}
+	onejobtest.NewAttempt("greet", strings.Repeat("x", 4<<20-2))
+}
+
+// A replica does not begin a handler whose attempt has ended before.
+func TestHandlerThatDoesNotBegin(t *testing.T) {
+	t.Parallel()
+	var begun atomic.Bool
+	kinds := onejob.Handle("mark", func(context.Context, *onejob.Attempt, struct{}) (struct{}, error) {
+		begun.Store(true)
+		return struct{}{}, nil
+	})
+	for _, want := range []error{tasks.ErrCancelled, tasks.ErrShutdown, lock.ErrLost, tasks.ErrTimeout} {
+		ctx, end := context.WithCancelCause(t.Context())
+		a := onejobtest.NewAttempt("mark", nil)
+		switch want {
+		case lock.ErrLost:
+			a.Deadline = onejobtest.LeaseFor(-time.Second)
+		case tasks.ErrTimeout:
+			a.Timeout = 1
+		default:
+			end(want)
+		}
+		if _, err := onejobtest.Run(ctx, kinds, a); !errors.Is(err, want) || begun.Swap(false) {
+			t.Errorf("it ended with %v, want %v and a handler that did not begin", err, want)
+		}
+		end(nil)
 	}
 }
 
@@ -113,9 +163,10 @@ func TestResults(t *testing.T) {
 			t.Errorf("%.20q: %v, want %s", value, err, why)
 		}
 	}
-	_, err := onejobtest.Run(t.Context(), onejob.Handle("greet", greet), onejobtest.NewAttempt("greet", greeting{"a\x00"}))
+	nul := onejob.Handle("nul", func(context.Context, *onejob.Attempt, struct{}) (string, error) { return "a\x00", nil })
+	_, err := onejobtest.Run(t.Context(), nul, onejobtest.NewAttempt("nul", nil))
 	if refused := new(tasks.ResultError); !errors.As(err, &refused) {
-		t.Errorf("a greeting with a zero byte: %v", err)
+		t.Errorf("a result with a zero byte: %v", err)
 	}
 }
 
@@ -131,8 +182,12 @@ func TestContextEnds(t *testing.T) {
 		}, lock.ErrLost},
 		"lease over already": {func(a *onejob.Attempt, _ context.CancelCauseFunc) { a.Deadline = onejobtest.LeaseFor(-1) }, lock.ErrLost},
 		"timeout":            {func(a *onejob.Attempt, _ context.CancelCauseFunc) { a.Timeout = 20 * time.Millisecond }, tasks.ErrTimeout},
-		"cancelled":          {func(_ *onejob.Attempt, end context.CancelCauseFunc) { end(tasks.ErrCancelled) }, tasks.ErrCancelled},
-		"shutdown":           {func(_ *onejob.Attempt, end context.CancelCauseFunc) { end(tasks.ErrShutdown) }, tasks.ErrShutdown},
+		"cancelled": {func(_ *onejob.Attempt, end context.CancelCauseFunc) {
+			time.AfterFunc(20*time.Millisecond, func() { end(tasks.ErrCancelled) })
+		}, tasks.ErrCancelled},
+		"shutdown": {func(_ *onejob.Attempt, end context.CancelCauseFunc) {
+			time.AfterFunc(20*time.Millisecond, func() { end(tasks.ErrShutdown) })
+		}, tasks.ErrShutdown},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
