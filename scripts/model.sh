@@ -111,7 +111,7 @@ run() { # NAME DEFINES FAULT...
   off no_margin $x "" freeze
   off no_lock_delay $x -DOUTSIDER destroy
   off late_kill $x "" freeze
-  off from_answer $x "" slow freeze
+  off from_answer $x -DNARROW slow freeze
   off early_takeover $x "" freeze
   off no_deadline $x "" cut-consul cut-pg
   off no_guard $x "" freeze
