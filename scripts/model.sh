@@ -124,7 +124,7 @@ run() { # NAME DEFINES FAULT...
   off no_fence_compare $y "" cut-pg
   off no_session_compare $y -DONLY_OUTCOMES freeze seq-back
   off no_mark $y "" failover
-  off no_record_check $y "" split
+  off no_record_check $y -DNARROW split
   off release_first $y ""
   off no_verify $y "" key-delete
   off no_takeover -DLIVE "" kill
