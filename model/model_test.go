@@ -6,6 +6,7 @@ import (
 	"os"
 	"regexp"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -83,5 +84,30 @@ func TestModelHasTheTimesOfTheCode(t *testing.T) {
 	}
 	if tick := fmt.Sprintf("#define TICK %d ", written(t, "../internal/guard/wire.go", "lapse").Milliseconds()); !regexp.MustCompile(`(?m)^` + tick).MatchString(model) {
 		t.Errorf("the model's tick is not the shortest time, the guard's lapse: no line begins with %q", tick)
+	}
+}
+
+func TestEverySingleFaultHasAResult(t *testing.T) {
+	model, err := os.ReadFile("onejob.pml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	expected, err := os.ReadFile("expected.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	faults := []string{"none"}
+	for _, m := range regexp.MustCompile(`(?m)^#define F_([A-Z_]+) `).FindAllStringSubmatch(string(model), -1) {
+		faults = append(faults, strings.ReplaceAll(strings.ToLower(m[1]), "_", "-"))
+	}
+	if len(faults) < 10 {
+		t.Fatalf("found only these faults: %q", faults)
+	}
+	for _, fault := range faults {
+		for _, check := range []string{"exclusion", "fences"} {
+			if run := fault + " " + check; !strings.Contains("\n"+string(expected), "\n"+run+"\t") {
+				t.Errorf("expected.txt has no result of %q", run)
+			}
+		}
 	}
 }
