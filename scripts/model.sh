@@ -6,7 +6,7 @@
 # could not run.
 #
 #   QUICK=1        single faults and protections only
-#   DEEP=1         up to 3 GB for each run instead of 100 or 600 MB, and "fences" for pairs, too (hours)
+#   DEEP=1         up to 3 GB for each run instead of 200 or 600 MB, and "fences" for pairs, too (hours)
 #   JOBS=2         how many run at the same time; default: one for each processor
 #   ONLY=pattern   only the runs whose name matches this regular expression
 #   TRACE=name     print the trace of this run, and nothing else is run
@@ -33,7 +33,7 @@ model=$PWD/model/onejob.pml
 expected=$PWD/model/expected.txt
 # MB for the states of one run: of a pair of faults or of "live", and of anything else. A run that needs
 # more is "bounded": up to there nothing was found.
-pair_memory=100 memory=600
+pair_memory=200 memory=600
 if [[ -n ${DEEP:-} ]]; then pair_memory=3000 memory=3000; fi
 out=$PWD/bin/model
 mkdir -p "$out"
