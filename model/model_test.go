@@ -68,7 +68,7 @@ func TestModelHasTheTimesOfTheCode(t *testing.T) {
 		"MARGIN":        c.Margin,
 		"LOCK_DELAY":    c.LockDelay,
 		"SILENCE":       lock.Silence,
-		"LAPSE":         written(t, "../internal/guard/wire.go", "lapse"),
+		"LAPSE":         written(t, "../internal/guard/guard.go", "lapse"),
 		"BEAT_TIMEOUT":  written(t, "../store/replicas.go", "beatTimeout"),
 		"CHECK_TIMEOUT": max(c.Heartbeat, check.Slack()/2),
 	} {
@@ -79,10 +79,10 @@ func TestModelHasTheTimesOfTheCode(t *testing.T) {
 	if c.CheckTTL < c.LockDelay {
 		t.Error("the model's TAKEOVER_WAIT is CHECK_TTL, which is not the greater one any more")
 	}
-	if lapse := written(t, "../internal/guard/wire.go", "lapse"); guard.MinMargin-lapse != 100*time.Millisecond {
+	if lapse := written(t, "../internal/guard/guard.go", "lapse"); guard.MinMargin-lapse != 100*time.Millisecond {
 		t.Errorf("guard.MinMargin is %v, not the lapse and 100 ms", guard.MinMargin)
 	}
-	if tick := fmt.Sprintf("#define TICK %d ", written(t, "../internal/guard/wire.go", "lapse").Milliseconds()); !regexp.MustCompile(`(?m)^` + tick).MatchString(model) {
+	if tick := fmt.Sprintf("#define TICK %d ", written(t, "../internal/guard/guard.go", "lapse").Milliseconds()); !regexp.MustCompile(`(?m)^` + tick).MatchString(model) {
 		t.Errorf("the model's tick is not the shortest time, the guard's lapse: no line begins with %q", tick)
 	}
 }

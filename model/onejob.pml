@@ -191,6 +191,7 @@ bit   susp[2];          /* the whole machine stands still */
 bit   cutC[2], cutP[2]; /* cut off from Consul, from Postgres */
 bit   slow[2];
 byte  flight[2];        /* how old the heartbeat is that is on its way; 0 if none is */
+bit   inC[2], inP[2];   /* whether it has reached the agent, and the list */
 byte  at[2];            /* the Postgres server that it is connected to */
 
 byte  sid[2];           /* the session that it believes in; 0 if none */
@@ -250,6 +251,7 @@ byte hi, hj, hx;        /* of loops; 0 outside */
 
 /* ---- Shorthand ---- */
 
+#define NO_ANSWER(r) flight[r] = 0; inC[r] = 0; inP[r] = 0 /* is on its way */
 #define LEASE(r)   (sid[r] != 0 && d_check[r] > 0 && d_list[r] > 0)
 #define CONSUL(r)  (st[r] == UP && !cutC[r])
 #ifdef SYNC
@@ -435,7 +437,7 @@ inline trust(r) {
 /* A replica believes in its session no more: all leases end now. */
 inline lose(r) {
   if :: sid[r] != 0 -> old[r] = sid[r]; told[r] = 0 :: else fi;
-  sid[r] = 0; d_check[r] = 0; d_list[r] = 0; hear[r] = 0; flight[r] = 0; robbed[r] = 0;
+  sid[r] = 0; d_check[r] = 0; d_list[r] = 0; hear[r] = 0; NO_ANSWER(r); robbed[r] = 0;
   if :: inside[r] && kill_in[r] == NEVER && !susp[r] -> kill_in[r] = LAPSE :: else fi
 }
 
@@ -460,7 +462,7 @@ inline clears(r) {
 /* The process is dead: it knows nothing any more. */
 inline dies(r) {
   st[r] = DOWN; swept[r] = 0; idle(r); unsettled[r] = 0; /* the next process knows nothing of the attempt */
-  sid[r] = 0; old[r] = 0; told[r] = 0; hear[r] = 0; flight[r] = 0; back[r] = 0; doubt(r);
+  sid[r] = 0; old[r] = 0; told[r] = 0; hear[r] = 0; NO_ANSWER(r); back[r] = 0; doubt(r);
 #ifdef GO_HANDLER
   gone(r);
 #endif
@@ -540,9 +542,9 @@ inline pass(r) {
      :: slow[r] ->
         if
         :: flight[r] == 0 || flight[r] > CHECK_TIMEOUT -> /* sent now, and received now */
-           flight[r] = 1;
-           if :: !cutC[r] && c_alive[sid[r]] -> c_left[sid[r]] = CHECK_TTL :: else fi;
-           if :: PG(r) && l_st[L(at[r], sid[r])] == WORKING -> quiet[L(at[r], sid[r])] = 0; l_here[L(at[r], sid[r])] = 1 :: else fi
+           flight[r] = 1; inC[r] = !cutC[r]; inP[r] = PG(r) && l_st[L(at[r], sid[r])] == WORKING;
+           if :: inC[r] && c_alive[sid[r]] -> c_left[sid[r]] = CHECK_TTL :: else fi;
+           if :: inP[r] -> quiet[L(at[r], sid[r])] = 0; l_here[L(at[r], sid[r])] = 1 :: else fi
         :: else -> flight[r]++
         fi
      :: else
@@ -720,13 +722,13 @@ proctype Replica(byte r) provided (RUNS) {
        d_check[r] = CHECK_TTL - MARGIN; d_list[r] = SILENCE - MARGIN; SAY(r, "begins a session") }
   :: d_step { STEP(r) && slow[r] && flight[r] != 0 && LEASE(r) -> /* the answer to a heartbeat */
 #ifdef FROM_ANSWER
-       d_check[r] = CHECK_TTL - MARGIN;
-       if :: flight[r] <= BEAT_TIMEOUT + 1 && trusted[r] && k_srv[r] == at[r] -> d_list[r] = SILENCE - MARGIN :: else fi;
+       if :: inC[r] -> d_check[r] = CHECK_TTL - MARGIN :: else fi;
+       if :: inP[r] && flight[r] <= BEAT_TIMEOUT + 1 && trusted[r] && k_srv[r] == at[r] -> d_list[r] = SILENCE - MARGIN :: else fi;
 #else
-       if :: d_check[r] < CHECK_TTL - MARGIN - flight[r] + 1 -> d_check[r] = CHECK_TTL - MARGIN - flight[r] + 1 :: else fi;
-       if :: flight[r] <= BEAT_TIMEOUT + 1 && trusted[r] && k_srv[r] == at[r] && d_list[r] < SILENCE - MARGIN - flight[r] + 1 -> d_list[r] = SILENCE - MARGIN - flight[r] + 1 :: else fi;
+       if :: inC[r] && d_check[r] < CHECK_TTL - MARGIN - flight[r] + 1 -> d_check[r] = CHECK_TTL - MARGIN - flight[r] + 1 :: else fi;
+       if :: inP[r] && flight[r] <= BEAT_TIMEOUT + 1 && trusted[r] && k_srv[r] == at[r] && d_list[r] < SILENCE - MARGIN - flight[r] + 1 -> d_list[r] = SILENCE - MARGIN - flight[r] + 1 :: else fi;
 #endif
-       flight[r] = 0 }
+       NO_ANSWER(r) }
 
   /* -- which server is the database -- */
   :: d_step { STEP(r) && at[r] == 0 && pg_up[1] && !cutP[r] -> move(r) }
@@ -839,7 +841,7 @@ proctype Faults(byte r) provided (RUNS) {
        write_row(at[r], late_f[r], late_sid[r], late_no[r], (late_ok[r] -> DONE : PENDING), ok);
        late_no[r] = 0; late_ok[r] = 0; late_sid[r] = 0; late_f[r] = 0; ok = 0 }
   :: d_step { MAY(F_SLOW) && !slow[r] -> USE(F_SLOW); slow[r] = 1; SAY(r, "*** answers to its heartbeats come late") }
-  :: d_step { slow[r] -> slow[r] = 0; flight[r] = 0; SAY(r, "*** answers come in time again") }
+  :: d_step { slow[r] -> slow[r] = 0; NO_ANSWER(r); SAY(r, "*** answers come in time again") }
   od
 }
 

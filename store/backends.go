@@ -23,6 +23,12 @@ import (
 // that was frozen meanwhile from sending its statement after that look: the replica's
 // end is on the list before anybody looks, and the statement is not sent unless the
 // list, read under the mark, says that the replica has not ended.
+//
+// Nobody looks for the statement of a row that a person has made pending, or has deleted: it is
+// no running row of a dead replica. If the lock in Consul goes too, as when the replica dies, the
+// next attempt of the lock key may find it still at work. So a statement has a second mark, of
+// its lock key, which one alone can have. The attempt that has the row ends what keeps it from
+// that.
 
 // markOf is the number of the advisory lock of an attempt, given the table or alias that
 // has its session and fence.
@@ -30,10 +36,17 @@ func markOf(of string) string {
 	return strings.ReplaceAll(`pg_catalog.hashtextextended(pg_catalog.concat('onejob statement ', X.session, ' ', X.fence), 0)`, "X", of)
 }
 
+// markOfKey is the number of the advisory lock of a lock key, given the expression that has it.
+func markOfKey(key string) string {
+	return `pg_catalog.hashtextextended(pg_catalog.concat('onejob statement of lock key ', ` + key + `), 0)`
+}
+
 // markSQL marks a transaction as that of the statement of an attempt, given session and
-// fence; oursSQL says whether its task and its replica are still what they were. Read
+// fence, and as the only one of the lock key; oursSQL says whether its task and its replica are still what they were. Read
 // committed: it sees what was committed before it began, and so after the mark was there.
-var markSQL = `SELECT pg_catalog.pg_try_advisory_xact_lock_shared(` + markOf("a") + `) FROM (SELECT $1::uuid AS session, $2::bigint AS fence) a`
+var markSQL = `SELECT pg_catalog.pg_try_advisory_xact_lock_shared(` + markOf("a") + `),
+       pg_catalog.pg_try_advisory_xact_lock(` + markOfKey("$3::text") + `)
+  FROM (SELECT $1::uuid AS session, $2::bigint AS fence) a`
 
 const oursSQL = `
 SELECT (SELECT true FROM onejob.tasks    WHERE id = $1 AND CASE WHEN fence = $2 THEN status = 'running' END LIMIT 1) IS NOT NULL
@@ -42,18 +55,21 @@ SELECT (SELECT true FROM onejob.tasks    WHERE id = $1 AND CASE WHEN fence = $2 
 // errMarked says that somebody else has the advisory lock: it is nobody of ours.
 var errMarked = errors.New("somebody else holds the advisory lock that marks its statement")
 
+// errNotAlone says that somebody else has the mark of the lock key.
+var errNotAlone = errors.New("another statement of the lock key holds its advisory lock")
+
 // statement is a user's statement that runs, or has not been committed yet.
 type statement struct {
 	Task int64
 	PID  int // of its backend
 }
 
-// endStatements ends the statements of attempts, and returns those that are there a
-// second later. attempts selects task, session and fence.
+// endStatements ends the statements that have marks, and returns those that are there a
+// second later. marked selects task and mark.
 //
 // Anybody may hold any advisory lock; it is a statement's mark only if its holder may
 // change tasks. A backend of another role is not ours to end: it is waited for.
-func (s *Store) endStatements(ctx context.Context, attempts string, args ...any) ([]statement, error) {
+func (s *Store) endStatements(ctx context.Context, marked string, args ...any) ([]statement, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	for wait := 2 * time.Millisecond; ; wait *= 2 {
@@ -61,8 +77,8 @@ func (s *Store) endStatements(ctx context.Context, attempts string, args ...any)
 			return l, row.Scan(&l.Task, &l.PID, nil)
 		}, `
 SELECT a.task, l.pid, CASE WHEN pg_has_role(b.usesysid, 'USAGE') THEN pg_terminate_backend(l.pid) END
-  FROM (`+attempts+`) a
-  JOIN pg_locks l ON (l.classid::bigint << 32 | l.objid::bigint) = `+markOf("a")+`
+  FROM (`+marked+`) a
+  JOIN pg_locks l ON (l.classid::bigint << 32 | l.objid::bigint) = a.mark
   JOIN pg_stat_activity b ON b.pid = l.pid
  WHERE l.locktype = 'advisory'
    AND l.objsubid = 1
@@ -83,7 +99,7 @@ SELECT a.task, l.pid, CASE WHEN pg_has_role(b.usesysid, 'USAGE') THEN pg_termina
 // that go on.
 func (s *Store) endStatementsOf(ctx context.Context, sessions []string) ([]statement, error) {
 	return s.endStatements(ctx, `
-SELECT id AS task, session, fence
+SELECT id AS task, `+markOf("t")+` AS mark
   FROM onejob.tasks t
  WHERE status = 'running'
    AND session = ANY ($1::uuid[])
@@ -125,7 +141,8 @@ func (s *Store) endOwn(ctx context.Context, id, fence int64) error {
 	if !there {
 		return nil
 	}
-	left, err := s.endStatements(context.WithoutCancel(ctx), `SELECT $1::bigint AS task, $2::uuid AS session, $3::bigint AS fence`, id, session, fence)
+	left, err := s.endStatements(context.WithoutCancel(ctx), `
+SELECT $1::bigint AS task, `+markOf("a")+` AS mark FROM (SELECT $2::uuid AS session, $3::bigint AS fence) a`, id, session, fence)
 	if err != nil {
 		return err
 	}
@@ -133,5 +150,20 @@ func (s *Store) endOwn(ctx context.Context, id, fence int64) error {
 		return fmt.Errorf("its statement still runs, in backend %d", left[0].PID)
 	}
 	s.unended.drop(fence)
+	return nil
+}
+
+// makeRoom ends what keeps the statement of an attempt from being the only one of its lock key.
+// The attempt is that of the running row, so what is there is of a row that a person has changed.
+// First it waits a moment: a transaction that was committed holds its marks a little longer.
+func (s *Store) makeRoom(ctx context.Context, t *tasks.Task) error {
+	time.Sleep(10 * time.Millisecond)
+	left, err := s.endStatements(ctx, `SELECT $1::bigint AS task, `+markOfKey("$2::text")+` AS mark`, t.ID, t.LockKey)
+	if err != nil {
+		return err
+	}
+	if len(left) > 0 {
+		return tasks.Requeue(time.Second, fmt.Errorf("another statement of its lock key still runs, in backend %d, which this role may not end", left[0].PID))
+	}
 	return nil
 }

@@ -128,6 +128,42 @@ func TestNoStatementAfterTheEnd(t *testing.T) {
 	}
 }
 
+// A person makes a row pending, and its replica dies, so that its lock is free. Nobody looks for its
+// statement: the row is not running. The next attempt ends it before its own begins.
+func TestOneStatementOfALockKey(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	first := b.joined("first")
+	task := b.claimedBy(first, "lock_key='k'")
+	ended := b.sleep(t.Context(), b.Store, task)
+	b.sql(`UPDATE onejob.tasks SET status = 'pending', session = NULL, replica = NULL WHERE id = $1`, task.ID)
+	other := *b
+	other.session = b.joined("second").Session
+	list := other.claimNext(1)
+	if len(list) != 1 || list[0].ID != task.ID {
+		t.Fatalf("claimed %v, want task %d", list, task.ID)
+	}
+	again := list[0]
+	err := b.CompleteWith(t.Context(), again, func(context.Context, pgx.Tx) (json.RawMessage, error) {
+		if n := b.sleeping(); n != "0" {
+			t.Errorf("a statement begins beside %s of the attempt before", n)
+		}
+		return nil, nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	select {
+	case err := <-ended:
+		if err == nil {
+			t.Error("the first statement succeeded")
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("the first statement goes on")
+	}
+	equal(t, "the row", b.row(again, "status, attempt"), "succeeded 2")
+}
+
 // A statement that was cut off may go on, if the request to cancel it did not arrive.
 // Its attempt is not completed before it has ended: another one would begin.
 func TestCompleteEndsItsOwnStatement(t *testing.T) {
@@ -195,6 +231,13 @@ func TestForeignMarksAreIgnored(t *testing.T) {
 	})
 	if d, requeue := tasks.RequeueDelay(err); !requeue || d != 0 || !strings.Contains(err.Error(), "advisory lock") {
 		t.Errorf("with the lock in other hands: %v", err)
+	}
+	if _, err := conn.Exec(t.Context(), `SELECT pg_advisory_unlock_all(), pg_advisory_lock(hashtextextended(concat('onejob statement of lock key ', $1::text), 0))`, task.LockKey); err != nil {
+		t.Fatal(err)
+	}
+	stopped := errors.New("stopped")
+	if err := b.CompleteWith(t.Context(), task, func(context.Context, pgx.Tx) (json.RawMessage, error) { return nil, stopped }); !errors.Is(err, stopped) {
+		t.Errorf("with the mark of the lock key in other hands: %v", err)
 	}
 	_ = b.EndReplica(t.Context(), r.Session, tasks.ReplicaLost)
 	if abandoned, _, err := b.TakeOver(t.Context(), []string{r.Session}, 3); err != nil || len(abandoned) != 1 {

@@ -446,31 +446,40 @@ func text(s string) pgtype.Text   { return pgtype.Text{String: s, Valid: true} }
 // or the connection breaks, the statement may go on in Postgres; Complete ends it.
 func (s *Store) CompleteWith(ctx context.Context, t *tasks.Task, fn func(ctx context.Context, tx pgx.Tx) (json.RawMessage, error)) error {
 	e := &completion{Completion: tasks.Completion{ID: t.ID, Fence: t.Fence, Session: t.Session, Outcome: tasks.Succeeded, Next: tasks.StatusSucceeded}, ctx: ctx}
-	sent := false
-	err := pgx.BeginFunc(ctx, s.works, func(tx pgx.Tx) error {
-		before, err := beginStatement(ctx, tx, t)
-		if err != nil {
-			return fmt.Errorf("begin task %d: %w", t.ID, err)
+	sent, strangers := false, false
+	work := func() error {
+		return pgx.BeginFunc(ctx, s.works, func(tx pgx.Tx) error {
+			before, err := beginStatement(ctx, tx, t, strangers)
+			if err != nil {
+				return fmt.Errorf("begin task %d: %w", t.ID, err)
+			}
+			sent, e.Begun = true, boottime.Now()
+			if e.Result, err = fn(ctx, tx); err != nil {
+				return err
+			}
+			if err := endStatement(ctx, tx, before); err != nil {
+				return fmt.Errorf("complete task %d: %w", t.ID, err)
+			}
+			rest, err := complete(ctx, tx, completeWaitSQL, []*completion{e}, nil)
+			if err == nil && len(rest) > 0 { // what it waited for may have moved the row, which is locked by now
+				rest, err = complete(ctx, tx, completeWaitSQL, rest, nil)
+			}
+			if err != nil {
+				return fmt.Errorf("complete task %d: %w", t.ID, err)
+			}
+			if len(rest) > 0 {
+				return tasks.ErrRefused
+			}
+			return nil
+		})
+	}
+	err := work()
+	if errors.Is(err, errNotAlone) {
+		if err = s.makeRoom(ctx, t); err == nil {
+			strangers = true // what is there now is none of ours: anybody can hold any advisory lock
+			err = work()
 		}
-		sent, e.Begun = true, boottime.Now()
-		if e.Result, err = fn(ctx, tx); err != nil {
-			return err
-		}
-		if err := endStatement(ctx, tx, before); err != nil {
-			return fmt.Errorf("complete task %d: %w", t.ID, err)
-		}
-		rest, err := complete(ctx, tx, completeWaitSQL, []*completion{e}, nil)
-		if err == nil && len(rest) > 0 { // what it waited for may have moved the row, which is locked by now
-			rest, err = complete(ctx, tx, completeWaitSQL, rest, nil)
-		}
-		if err != nil {
-			return fmt.Errorf("complete task %d: %w", t.ID, err)
-		}
-		if len(rest) > 0 {
-			return tasks.ErrRefused
-		}
-		return nil
-	})
+	}
 	s.works.heal(err)
 	if sent && err != nil && !errors.Is(err, tasks.ErrRefused) && !hasEnded(err) {
 		s.unended.add(t)

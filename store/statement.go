@@ -44,11 +44,12 @@ func (s *Store) CheckStatement(ctx context.Context, sql string) error {
 // anyway.
 //
 // It marks the transaction, so that others find it, and returns tasks.ErrRefused if the
-// task is not the attempt's any more.
-func beginStatement(ctx context.Context, tx pgx.Tx, t *tasks.Task) (before transaction, err error) {
+// task is not the attempt's any more. It returns errNotAlone if another transaction has the mark of
+// the lock key, unless that is known to be none of ours.
+func beginStatement(ctx context.Context, tx pgx.Tx, t *tasks.Task, strangers bool) (before transaction, err error) {
 	var b pgx.Batch
 	b.Queue(`SELECT ` + safe) // no more: the statement has the DateStyle of its role, and so on
-	b.Queue(markSQL, t.Session, t.Fence)
+	b.Queue(markSQL, t.Session, t.Fence, t.LockKey)
 	b.Queue(oursSQL, t.ID, t.Fence, t.Session)
 	b.Queue(`
 SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text,
@@ -63,11 +64,11 @@ SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text,
 		fmt.Sprint(t.ID), fmt.Sprint(t.Attempt), fmt.Sprint(t.Fence), t.LockKey)
 	r := tx.SendBatch(ctx, &b)
 	defer r.Close()
-	var marked, ours bool
+	var marked, alone, ours bool
 	if _, err := r.Exec(); err != nil {
 		return before, err
 	}
-	if err := r.QueryRow().Scan(&marked); err != nil {
+	if err := r.QueryRow().Scan(&marked, &alone); err != nil {
 		return before, err
 	}
 	if err := r.QueryRow().Scan(&ours); err != nil {
@@ -81,6 +82,8 @@ SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text,
 		return before, tasks.ErrRefused
 	case !marked:
 		return before, tasks.Requeue(0, errMarked)
+	case !alone && !strangers:
+		return before, errNotAlone
 	}
 	return before, r.Close()
 }

@@ -66,6 +66,16 @@ import (
 	"onejob/boottime"
 )
 
+const (
+	// lapse is how long after its deadline a command may still be there.
+	lapse = 500 * time.Millisecond
+
+	// MinMargin is how much later than its deadline a lease may be granted to
+	// somebody else at the earliest: the 500 ms that a command may be late, and
+	// 100 ms for the kernel to end it.
+	MinMargin = lapse + 100*time.Millisecond
+)
+
 var (
 	// ErrExpired is returned by Start when the deadline had passed before the
 	// command was started. Nothing was run.

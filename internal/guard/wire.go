@@ -22,14 +22,6 @@ const (
 	// started, then how it ended. It is closed when the daemon dies.
 	linkFD   = 3
 	cgroupFD = 4 // the attempt's cgroup, if it has one; locked
-
-	// lapse is how long after its deadline a command may still be there.
-	lapse = 500 * time.Millisecond
-
-	// MinMargin is how much later than its deadline a lease may be granted to
-	// somebody else at the earliest: the 500 ms that a command may be late, and
-	// 100 ms for the kernel to end it.
-	MinMargin = lapse + 100*time.Millisecond
 )
 
 // plan is what the guard gets first. JSON would change strings that are not

@@ -423,6 +423,9 @@ var others = []Mutant{
 	one("same-start", "two records that are chosen from the same knowledge begin with the same fences",
 		"worker/database.go", " + rand.Int64N(fencesApart)", " + 0*rand.Int64N(fencesApart)").
 		failing("worker.TestFencesOfManyConsuls"),
+	one("not-alone", "a statement begins beside another one of its lock key, whose row a person has changed",
+		"store/statement.go", "	case !alone && !strangers:\n", "	case false:\n").
+		failing("store.TestOneStatementOfALockKey"),
 	one("no-clock", "where neither Consul nor Postgres remembers the last fences, nothing does",
 		"worker/database.go", "server.FencesFrom+fenceBlock, clock, above)", "server.FencesFrom+fenceBlock, 0*clock, above)").
 		failing("worker.TestFencesAfterBothAreRestored"),
