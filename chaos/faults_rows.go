@@ -171,14 +171,22 @@ func (c *cluster) claiming(ctx context.Context, names []string, receiving bool) 
 // takes Postgres a millisecond, with or without the client, so it is stopped while
 // it receives, and large payloads make that long. SIGSTOP may come too late: a
 // replica whose connections are all idle afterwards is continued, and the next claim
-// is waited for.
+// is waited for. For a while only replicas count whose work it has still to meet.
 func freezeClaim(ctx context.Context, h *fault) error {
 	names := []string{}
 	for _, r := range h.c.replicas {
 		names = append(names, r.name)
 	}
-	var enqueued time.Time
-	for end := time.Now().Add(45 * time.Second); time.Now().Before(end) && ctx.Err() == nil; {
+	var enqueued, asked time.Time
+	some := names
+	end := time.Now().Add(45 * time.Second)
+	for anyone := end.Add(-20 * time.Second); time.Now().Before(end) && ctx.Err() == nil; {
+		if time.Since(asked) > 200*time.Millisecond {
+			asked = time.Now()
+			if some = h.unmet(); len(some) == 0 || asked.After(anyone) {
+				some = names
+			}
+		}
 		if time.Since(enqueued) > 2*time.Second {
 			enqueued = time.Now()
 			if err := h.sql(ctx, `
@@ -192,7 +200,7 @@ INSERT INTO chaos.added (task, kind, hostile) SELECT id, kind, false FROM made`)
 				continue
 			}
 		}
-		name, _ := h.c.claiming(ctx, names, true)
+		name, _ := h.c.claiming(ctx, some, true)
 		i := slices.IndexFunc(h.c.replicas, func(r *replica) bool { return r.name == name })
 		if i < 0 {
 			wait(ctx, time.Millisecond)

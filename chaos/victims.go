@@ -193,6 +193,18 @@ func (h *fault) awaits(ctx context.Context, group []*replica) {
 	}
 }
 
+// unmet returns the names of the replicas at work of a kind that this kind of fault must meet and has
+// not met yet.
+func (h *fault) unmet() (names []string) {
+	missing, work := h.victims.missing(h.Kind), h.c.atWork()
+	for _, r := range h.c.replicas {
+		if slices.ContainsFunc(work[r.name], func(kind string) bool { return slices.Contains(missing, kind) }) {
+			names = append(names, r.name)
+		}
+	}
+	return names
+}
+
 // of returns the kinds of work of a group.
 func of(group []*replica, work map[string][]string) map[string]bool {
 	kinds := map[string]bool{}
