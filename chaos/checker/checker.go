@@ -864,7 +864,7 @@ func (h *history) starved(v *Report) {
 		if meets(disturbed) > 0 || meets(frozen) > mostFrozen {
 			continue
 		}
-		if h.queued(q, begun, disturbed) {
+		if known && h.queued(q, at, begun, disturbed) {
 			v.excuse("tasks that waited in a queue")
 			continue
 		}
@@ -876,16 +876,12 @@ func (h *history) starved(v *Report) {
 	}
 }
 
-// queued reports whether a task waited behind others until it was claimed: all the while
+// queued reports whether a task waited behind others until it was claimed, or cancelled, at end: all the while
 // some were claimed for the first time that were more urgent, or as urgent and due before it. It
 // may wait for as long as the first of them had waited when it came due: if nobody has served a kind for
 // a while, it takes about as long until those that serve it have caught up. Where a fault
 // disturbs claims the queue may stand still.
-func (h *history) queued(q Enqueued, begun map[int64]observer.Time, disturbed []span) bool {
-	end, known := begun[q.Task]
-	if !known {
-		return false
-	}
+func (h *history) queued(q Enqueued, end observer.Time, begun map[int64]observer.Time, disturbed []span) bool {
 	moments, head := []observer.Time{end}, q.Due
 	for _, o := range h.Enqueued {
 		before := o.Priority > q.Priority || o.Priority == q.Priority && o.Due < q.Due

@@ -723,6 +723,12 @@ func TestExcuses(t *testing.T) {
 			}
 			s.works(claim(7, 20, "exec", "7", "a"), 70, 71, observer.Succeeded, succeeded)
 		}, map[string]int{}},
+		"a task that was cancelled while it waited behind a queue": {func(s *story) {
+			starve(s, OpenTransaction)
+			s.Enqueued[len(s.Enqueued)-1].Cancelled = true
+			s.queue(51, 54, 56, 58, 60, 62, 64, 66, 68)
+			s.change(claim(7, 0, "exec", "7", ""), pending, cancelled, 70, "")
+		}, map[string]int{}},
 		"a task behind a queue that stood still while long ones had all slots": {func(s *story) {
 			starve(s, OpenTransaction)
 			s.queue(51, 54, 56, 65, 66, 68)
