@@ -87,8 +87,14 @@ func (h *History) Check(t *testing.T) {
 	if h.pairs > maxPairs {
 		t.Fatalf("%d requests have no answer; a history may have %d", h.pairs, maxPairs)
 	}
-	if got := porcupine.CheckOperationsTimeout(h.model(), h.calls, 3*time.Minute); got != porcupine.Ok {
-		t.Errorf("%d calls: %v, want %v: no order of them is one of a semaphore", len(h.calls), got, porcupine.Ok)
+	got := porcupine.CheckOperationsTimeout(h.model(), h.calls, 3*time.Minute)
+	if got == porcupine.Ok {
+		return
+	}
+	t.Errorf("%d calls: %v, want %v: no order of them is one of a semaphore", len(h.calls), got, porcupine.Ok)
+	if h.Exact {
+		h.Exact = false
+		t.Logf("if it may be called full while it is not: %v", porcupine.CheckOperationsTimeout(h.model(), h.calls, time.Minute))
 	}
 }
 
