@@ -42,8 +42,9 @@ func markOfKey(key string) string {
 }
 
 // markSQL marks a transaction as that of the statement of an attempt, given session and
-// fence, and as the only one of the lock key; oursSQL says whether its task and its replica are still what they were. Read
-// committed: it sees what was committed before it began, and so after the mark was there.
+// fence, and as the only one of the lock key; oursSQL says whether its task and its replica are
+// still what they were. Read committed: it sees what was committed before it began, and so
+// after the mark was there.
 var markSQL = `SELECT pg_catalog.pg_try_advisory_xact_lock_shared(` + markOf("a") + `),
        pg_catalog.pg_try_advisory_xact_lock(` + markOfKey("$3::text") + `)
   FROM (SELECT $1::uuid AS session, $2::bigint AS fence) a`

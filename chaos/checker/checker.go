@@ -876,8 +876,8 @@ func (h *history) starved(v *Report) {
 	}
 }
 
-// queued reports whether a task waited behind others until it was claimed, or cancelled, at end: all the while
-// some were claimed for the first time that were more urgent, or as urgent and due before it. It
+// queued reports whether a task waited behind others until it was claimed, or cancelled, at end:
+// all the while some were claimed for the first time that were more urgent, or as urgent and due before it. It
 // may wait for as long as the first of them had waited when it came due: if nobody has served a kind for
 // a while, it takes about as long until those that serve it have caught up. Where a fault
 // disturbs claims the queue may stand still.
