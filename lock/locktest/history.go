@@ -35,7 +35,8 @@ type History struct {
 // Never is the end of a call of which nobody knows it.
 const Never = math.MaxInt64
 
-// A pair is 0, or the same for a take and a release that belong together.
+// A pair is 0, or the same for a take and a release that belong together, and may both
+// never happen.
 type (
 	takeSlots    struct{ n, pair int }
 	releaseSlots struct{ n, pair int }
@@ -60,9 +61,9 @@ func (h *History) Full(n int, call, end int64) { h.add(takeSlots{n: n}, call, is
 func (h *History) Released(n int, call, end int64) { h.add(releaseSlots{n: n}, call, isDone{}, end) }
 
 // Unanswered notes a request for n slots of which nobody knows whether they were granted:
-// the slots are taken and released at any two moments after call. They are noted as a
-// pair, because a search that may let the release stand for that of another holder grows
-// exponentially with the number of such requests.
+// the slots are taken and released at any two moments after call, or never. They are noted
+// as a pair, because a search that may let the release stand for that of another holder
+// grows exponentially with the number of such requests.
 func (h *History) Unanswered(n int, call int64) {
 	h.mu.Lock()
 	h.pairs++
@@ -98,10 +99,18 @@ func (h *History) Check(t *testing.T) {
 	}
 }
 
+// pairBit returns the bit of a pair, and 0 for what belongs to none.
+func pairBit(pair int) uint64 {
+	if pair == 0 {
+		return 0
+	}
+	return 1 << (pair - 1)
+}
+
 func (h *History) model() porcupine.Model {
 	type state struct {
-		slots, held int
-		taken       uint64 // a bit for each pair
+		slots, held   int
+		tried, within uint64 // a bit for each pair: its take was carried out, and was granted
 	}
 	return porcupine.Model{
 		Init: func() any { return state{slots: h.Slots} },
@@ -113,15 +122,18 @@ func (h *History) model() porcupine.Model {
 				if _, full := out.(isFull); full {
 					return !fits || !h.Exact, s
 				}
-				s.held += in.n
-				if in.pair > 0 {
-					s.taken |= 1 << (in.pair - 1)
+				s.tried |= pairBit(in.pair)
+				if fits {
+					s.held += in.n
+					s.within |= pairBit(in.pair)
 				}
-				return fits, s
+				return fits || in.pair > 0, s
 			case releaseSlots:
+				if in.pair > 0 && s.within&pairBit(in.pair) == 0 {
+					return s.tried&pairBit(in.pair) != 0, s
+				}
 				s.held -= in.n
-				paired := in.pair == 0 || s.taken&(1<<(in.pair-1)) != 0
-				return paired && s.held >= 0, s
+				return s.held >= 0, s
 			case resizeTo:
 				s.slots = in.slots
 				return true, s
@@ -173,6 +185,10 @@ func historyOfSlots(t *testing.T, b SemaphoreBackend) {
 			over := "" // a session that has ended
 			for ctx.Err() == nil {
 				session, call := r.Session(), now()
+				if session == "" {
+					time.Sleep(10 * time.Millisecond)
+					continue
+				}
 				leases, err := r.Take(ctx, name, n, nil)
 				switch {
 				case err == nil:
@@ -181,9 +197,13 @@ func historyOfSlots(t *testing.T, b SemaphoreBackend) {
 					count(&full)
 					time.Sleep(rand.N(30 * time.Millisecond))
 					continue
-				case ctx.Err() != nil:
+				case ctx.Err() != nil: // it may have got in, and left again
+					h.Unanswered(n, call)
 					return
-				case errors.Is(err, lock.ErrLost), errors.Is(err, lock.ErrDelayed):
+				case errors.Is(err, lock.ErrDelayed):
+					time.Sleep(10 * time.Millisecond)
+					continue
+				case errors.Is(err, lock.ErrLost):
 					if session != over { // it may have got in before the session ended
 						h.Unanswered(n, call)
 						count(&unanswered)
