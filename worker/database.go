@@ -19,23 +19,29 @@ import (
 // alone cannot see to that: a standby that takes over may not have its last numbers, an
 // old primary may live on, a backup has none of the numbers since it was made. So the
 // locks' backend has a record of which server is the database, and from where to where
-// its fences go. A fence is the sum of FencesFrom and the next number of the sequence.
+// its fences go. A fence is the sum of FencesFrom and the next number of the sequence; those
+// of a record are above FencesAbove, which is FencesFrom and the sequence's last number when it
+// was made.
 //
 //   - A claim is taken only by the server that the replica has found on record.
 //   - Consul locks a task only while the record is the one under which it was claimed.
 //   - No fence above FencesTo is used. A replica that has a higher one raises it first.
-//   - When another server is put on record, FencesFrom becomes more than the old FencesTo.
+//   - When another server is put on record, FencesAbove becomes more than the old FencesTo.
 //
 // databaseRecord is the record, as JSON.
 type databaseRecord struct {
 	tasks.Server
-	FencesFrom int64     `json:"fences_from"`
-	FencesTo   int64     `json:"fences_to"`
-	By         string    `json:"by"` // the replica that wrote it
-	At         time.Time `json:"at"` // by that one's clock, for people
+	FencesFrom  int64     `json:"fences_from"`
+	FencesAbove int64     `json:"fences_above"` // zero if an older version wrote the record; see above
+	FencesTo    int64     `json:"fences_to"`
+	By          string    `json:"by"` // the replica that wrote it
+	At          time.Time `json:"at"` // by that one's clock, for people
 
 	last int64 // fence that the server has given out, when it was asked
 }
+
+// above returns above which fence those of the record are.
+func (r databaseRecord) above() int64 { return max(r.FencesFrom, r.FencesAbove) }
 
 const (
 	// fenceBlock is by how much FencesTo is raised: a write to Consul for so many claims.
@@ -309,13 +315,13 @@ func (d *database) logOutcome(event string, before, now databaseRecord) {
 	case "postgres_server":
 		d.log.Info("postgres_server", zap.Stringer("server", server(now.Server)))
 	case "postgres_recorded":
-		d.log.Info("postgres_recorded", zap.Stringer("server", server(now.Server)), zap.Int64("fences_from", now.FencesFrom))
+		d.log.Info("postgres_recorded", zap.Stringer("server", server(now.Server)), zap.Int64("fences_from", now.above()))
 	case "postgres_restarted":
-		d.log.Info("postgres_restarted", zap.Stringer("server", server(now.Server)), zap.Stringer("on_record", server(before.Server)), zap.Int64("fences_from", now.FencesFrom))
+		d.log.Info("postgres_restarted", zap.Stringer("server", server(now.Server)), zap.Stringer("on_record", server(before.Server)), zap.Int64("fences_from", now.above()))
 	case "postgres_failed_over":
-		d.log.Warn("postgres_failed_over", zap.Stringer("server", server(now.Server)), zap.Stringer("on_record", server(before.Server)), zap.Int64("fences_from", now.FencesFrom))
+		d.log.Warn("postgres_failed_over", zap.Stringer("server", server(now.Server)), zap.Stringer("on_record", server(before.Server)), zap.Int64("fences_from", now.above()))
 	case "fences_went_back":
-		d.log.Error("fences_went_back", zap.Stringer("server", server(now.Server)), zap.Int64("fences_from", now.FencesFrom))
+		d.log.Error("fences_went_back", zap.Stringer("server", server(now.Server)), zap.Int64("fences_from", now.above()))
 	}
 	if !news {
 		return
@@ -343,7 +349,7 @@ func (d *database) cover(ctx context.Context, t *tasks.Task) (version uint64, er
 	for range 3 {
 		d.mu.Lock()
 		// A fence from before the record began anew may have been given out twice.
-		ours := d.trusted && d.record.Started.Equal(t.Server) && t.Fence > d.record.FencesFrom
+		ours := d.trusted && d.record.Started.Equal(t.Server) && t.Fence > d.record.above()
 		covered, version := t.Fence <= d.record.FencesTo, d.version
 		d.mu.Unlock()
 		switch {
@@ -477,13 +483,15 @@ func settleDatabase(ctx context.Context, store DatabaseStore, locks DatabaseLock
 		// The clock, in microseconds, moves ahead quicker than fences are used. It is all there is
 		// where Consul and Postgres were both restored from backups.
 		clock := min(server.Now.UnixMicro(), lastClock)
-		now.FencesFrom = max(r.FencesTo, server.FencesFrom+fenceBlock, clock, above) + rand.Int64N(fencesApart)
-	}
-	if version != 0 && !r.Same(server.Server) { // it may have forgotten a record, so it begins above that one too
-		now.FencesFrom += 2 * fencesApart
+		givenOut := max(r.FencesFrom, server.FencesFrom) + server.LastFence
+		begin := max(r.FencesTo, givenOut+fenceBlock, clock, above) + rand.Int64N(fencesApart)
+		if version != 0 && !r.Same(server.Server) { // it may have forgotten a record, so it begins above that one too
+			begin += 2 * fencesApart
+		}
+		now.FencesFrom = begin - server.LastFence // the sequence goes on, and is not added a second time
 	}
 	now.last = now.FencesFrom + server.LastFence
-	now.FencesTo = now.last + fenceBlock
+	now.FencesAbove, now.FencesTo = now.last, now.last+fenceBlock
 	if version, err = writeRecord(ctx, locks, now, version); err != nil {
 		return now, 0, err
 	}
