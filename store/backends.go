@@ -24,11 +24,11 @@ import (
 // end is on the list before anybody looks, and the statement is not sent unless the
 // list, read under the mark, says that the replica has not ended.
 //
-// Nobody looks for the statement of a row that a person has made pending, or has deleted: it is
-// no running row of a dead replica. If the lock in Consul goes too, as when the replica dies, the
-// next attempt of the lock key may find it still at work. So a statement has a second mark, of
-// its lock key, which one alone can have. The attempt that has the row ends what keeps it from
-// that.
+// That look does not find the statement of a row that a person has made pending, or has deleted:
+// it is no running row of a dead replica. And others than tasks may have the lock key as soon as
+// Consul frees it, as "onejob lock" does. So a statement has two more marks. One is of its session:
+// who puts the end of a session on the list ends all its statements. One is of its lock key, which
+// one alone can have: the attempt that has the row ends what keeps it from that.
 
 // markOf is the number of the advisory lock of an attempt, given the table or alias that
 // has its session and fence.
@@ -41,11 +41,17 @@ func markOfKey(key string) string {
 	return `pg_catalog.hashtextextended(pg_catalog.concat('onejob statement of lock key ', ` + key + `), 0)`
 }
 
+// markOfSession is the number of the advisory lock that all statements of a session share, given
+// the table or alias that has it.
+func markOfSession(of string) string {
+	return `pg_catalog.hashtextextended(pg_catalog.concat('onejob statements of session ', ` + of + `.session), 0)`
+}
+
 // markSQL marks a transaction as that of the statement of an attempt, given session and
 // fence, and as the only one of the lock key; oursSQL says whether its task and its replica are
 // still what they were. Read committed: it sees what was committed before it began, and so
 // after the mark was there.
-var markSQL = `SELECT pg_catalog.pg_try_advisory_xact_lock_shared(` + markOf("a") + `),
+var markSQL = `SELECT pg_catalog.pg_try_advisory_xact_lock_shared(` + markOf("a") + `) AND pg_catalog.pg_try_advisory_xact_lock_shared(` + markOfSession("a") + `),
        pg_catalog.pg_try_advisory_xact_lock(` + markOfKey("$3::text") + `)
   FROM (SELECT $1::uuid AS session, $2::bigint AS fence) a`
 
@@ -96,8 +102,22 @@ SELECT a.task, l.pid, CASE WHEN pg_has_role(b.usesysid, 'USAGE') THEN pg_termina
 	}
 }
 
-// endStatementsOf ends the statements of sessions that have ended, and returns those
-// that go on.
+// endStatementsUnder ends the statements of sessions that have ended, of whatever rows. It chooses the
+// sessions, in the table r of replicas, by a condition on $1. If some go on, the error says so.
+func (s *Store) endStatementsUnder(ctx context.Context, chosen string, arg any) error {
+	left, err := s.endStatements(ctx, `
+SELECT 0::bigint AS task, `+markOfSession("r")+` AS mark
+  FROM onejob.replicas r
+ WHERE `+chosen+`
+   AND ended_at IS NOT NULL`, arg)
+	if err == nil && len(left) > 0 {
+		err = fmt.Errorf("%d statements run on that this role may not end, such as in backend %d", len(left), left[0].PID)
+	}
+	return err
+}
+
+// endStatementsOf ends the statements of running tasks of sessions that have ended, and returns
+// those that go on.
 func (s *Store) endStatementsOf(ctx context.Context, sessions []string) ([]statement, error) {
 	return s.endStatements(ctx, `
 SELECT id AS task, `+markOf("t")+` AS mark
@@ -155,11 +175,13 @@ SELECT $1::bigint AS task, `+markOf("a")+` AS mark FROM (SELECT $2::uuid AS sess
 }
 
 // makeRoom ends what keeps the statement of an attempt from being the only one of its lock key.
-// The attempt is that of the running row, so what is there is of a row that a person has changed.
-// First it waits a moment: a transaction that was committed holds its marks a little longer.
+// While the attempt is that of the running row, what is there is of a row that a person has changed;
+// if it is not, nothing is ended. First it waits a moment: a transaction that was committed holds its marks a little longer.
 func (s *Store) makeRoom(ctx context.Context, t *tasks.Task) error {
 	time.Sleep(10 * time.Millisecond)
-	left, err := s.endStatements(ctx, `SELECT $1::bigint AS task, `+markOfKey("$2::text")+` AS mark`, t.ID, t.LockKey)
+	left, err := s.endStatements(ctx, `
+SELECT $1::bigint AS task, `+markOfKey("$2::text")+` AS mark
+ WHERE EXISTS (SELECT FROM onejob.tasks WHERE id = $1 AND CASE WHEN fence = $3 THEN status = 'running' END)`, t.ID, t.LockKey, t.Fence)
 	if err != nil {
 		return err
 	}

@@ -84,9 +84,8 @@ func TestTakeOverEndsStatements(t *testing.T) {
 	}
 	equal(t, "statements of a living replica", b.sleeping(), "1")
 
-	if _, err := b.DeclareDead(t.Context(), dead, false); err != nil {
-		t.Fatal(err)
-	}
+	// Its end is on the list, and who put it there has died in the meantime.
+	b.sql(`UPDATE onejob.replicas SET state = 'dead', ended_at = now() WHERE session = $1`, dead.Session)
 	abandoned, _, err = b.TakeOver(t.Context(), []string{dead.Session}, 3)
 	if err != nil || len(abandoned) != 1 {
 		t.Fatalf("taken over: %v, %v", abandoned, err)
@@ -98,6 +97,48 @@ func TestTakeOverEndsStatements(t *testing.T) {
 		t.Error("the statement succeeded")
 	}
 	equal(t, "the row", b.row(task, "status, attempt, crashes"), "pending 1 1")
+}
+
+// Who declares a replica dead ends its statements, of whatever rows: those of others go on, and
+// nobody looks for that of a row that a person has made pending or deleted.
+func TestDeathEndsStatements(t *testing.T) {
+	t.Parallel()
+	for what, change := range map[string]string{
+		"running": `SELECT 1 WHERE $1::bigint > 0`,
+		"pending": `UPDATE onejob.tasks SET status = 'pending', session = NULL, replica = NULL WHERE id = $1`,
+		"deleted": `DELETE FROM onejob.tasks WHERE id = $1`,
+	} {
+		for how, declare := range map[string]func(*bench, tasks.Replica) error{
+			"by others": func(b *bench, r tasks.Replica) error {
+				_, err := b.DeclareDead(t.Context(), r, false)
+				return err
+			},
+			"by its supervisor": func(b *bench, r tasks.Replica) error {
+				_, err := b.DeclareProcessDead(t.Context(), r.Process)
+				return err
+			},
+		} {
+			t.Run(what+" "+how, func(t *testing.T) {
+				t.Parallel()
+				b := newBench(t)
+				dead, living := b.joined("dead"), b.joined("living")
+				task := b.claimedBy(dead)
+				ended := b.sleep(t.Context(), b.Store, task)
+				b.sql(change, task.ID)
+				if err := declare(b, living); err != nil {
+					t.Fatal(err)
+				}
+				equal(t, "statements of another replica", b.sleeping(), "1")
+				if err := declare(b, dead); err != nil {
+					t.Fatal(err)
+				}
+				equal(t, "statements after the death", b.sleeping(), "0")
+				if err := <-ended; err == nil {
+					t.Error("the statement succeeded")
+				}
+			})
+		}
+	}
 }
 
 // A replica that was frozen while others called it dead does not send its statement.
@@ -162,6 +203,28 @@ func TestOneStatementOfALockKey(t *testing.T) {
 		t.Fatal("the first statement goes on")
 	}
 	equal(t, "the row", b.row(again, "status, attempt"), "succeeded 2")
+}
+
+// An attempt that was frozen while it made room, and was taken over, ends nothing of its successor.
+func TestNoRoomForAnOldAttempt(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	first := b.joined("first")
+	old := b.claimedBy(first, "lock_key='k'")
+	b.sql(`UPDATE onejob.tasks SET status = 'pending', session = NULL, replica = NULL WHERE id = $1`, old.ID)
+	other := *b
+	other.session = b.joined("second").Session
+	again := other.claimNext(1)[0]
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := b.sleep(ctx, b.Store, again)
+	if err := store.MakeRoom(t.Context(), b.Store, old); err != nil {
+		t.Error(err)
+	}
+	equal(t, "statements of the successor", b.sleeping(), "1")
+	cancel()
+	if err := <-ended; err == nil {
+		t.Error("the statement succeeded")
+	}
 }
 
 // A statement that was cut off may go on, if the request to cancel it did not arrive.

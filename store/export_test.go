@@ -69,6 +69,9 @@ func Glances(s *Store) *pgxpool.Pool { return s.glances.inner }
 // Works returns the pool of CompleteWith.
 func Works(s *Store) *pgxpool.Pool { return s.works.inner }
 
+// MakeRoom is what an attempt does that is not the only one of its lock key.
+func MakeRoom(ctx context.Context, s *Store, t *tasks.Task) error { return s.makeRoom(ctx, t) }
+
 // Duration is what a row's timeout is for Go.
 var Duration = duration
 

@@ -298,6 +298,9 @@ RETURNING true`, session, how); err != nil {
 // DeclareDead notes that a session has ended, unless there was a heartbeat after the
 // one given, and returns how: stopped if it is known to have stopped in order, and lost
 // if the process lives on under another one. The answer is empty if it was not changed.
+//
+// It ends the statements of the session, of whatever rows. If one cannot be ended, TakeOver says so
+// for a row that is still running.
 func (s *Store) DeclareDead(ctx context.Context, r tasks.Replica, stopped bool) (tasks.ReplicaState, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
@@ -317,11 +320,13 @@ RETURNING state`, r.Session, r.HeartbeatAt, stopped)
 	if len(how) == 0 {
 		return "", nil
 	}
+	_ = s.endStatementsUnder(ctx, `session = $1`, r.Session)
 	return how[0], nil
 }
 
 // DeclareProcessDead notes that all sessions of a process are dead, whose end the
-// caller has seen, and returns those that had not ended.
+// caller has seen, and returns those that had not ended. It ends their statements, of whatever
+// rows, and returns an error too if one goes on.
 func (s *Store) DeclareProcessDead(ctx context.Context, process string) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
@@ -334,6 +339,9 @@ UPDATE onejob.replicas
 RETURNING session::text`, process)
 	if err != nil {
 		return nil, fmt.Errorf("declare process %s dead: %w", process, err)
+	}
+	if err := s.endStatementsUnder(ctx, `process = $1`, process); err != nil {
+		return sessions, fmt.Errorf("end the statements of process %s: %w", process, err)
 	}
 	return sessions, nil
 }

@@ -24,9 +24,11 @@ func (c Crash) Log(log *zap.Logger) {
 // ReportDeath makes known that processes are dead, of which nothing is left, and tries until
 // Postgres and Consul both know, or ctx ends. tried is called when it has tried once.
 //
-// Any order is safe: nothing is left that could work, and that is all that a takeover
-// waits for. Postgres comes first because of speed: other replicas look there when a
-// session's key vanishes from Consul. If Postgres is unavailable, Consul is written at once.
+// For tasks any order is safe: nothing of the processes is left, and a takeover ends what is at work
+// in Postgres. Postgres comes first for those that share a lock key without a row: the statements of
+// the processes are ended there before Consul frees the keys. It is quicker as well: other replicas
+// look there when a session's key vanishes from Consul. If Postgres is unavailable, Consul is written
+// at once.
 func ReportDeath(ctx context.Context, log *zap.Logger, processes []string, inPostgres, inConsul func(context.Context, string) ([]string, error), tried func()) {
 	attempt := func(ctx context.Context, where string, declare func(context.Context, string) ([]string, error)) error {
 		var sessions []string
