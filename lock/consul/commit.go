@@ -61,7 +61,8 @@ func (k *locks) acquire(ctx context.Context, in *leases, r lock.Request, path st
 		return nil, fmt.Errorf("%s: %w by another task of this replica", r.Key, lock.ErrHeld)
 	}
 	k.acquires.Do(ls)
-	if err := ls.err; err != nil {
+	if ls.err != nil {
+		err := cmp.Or(in.Lost(), ls.err)
 		ls.Abandon(err)
 		ls.settle(true)
 		return nil, err
@@ -98,7 +99,8 @@ var errMarked = errors.New("the group has a marker")
 // err.
 //
 // Within one session a lock may be taken twice, and that changes nothing. So a
-// try whose answer was lost is simply repeated.
+// try whose answer was lost is simply repeated. When the session is lost no answer is waited
+// for: until all have theirs, the cluster's list does not learn that the replica lives on.
 func (k *locks) lockKeys(ctx context.Context, list []*lease) {
 	ctx, cancel := context.WithTimeout(ctx, 2*requestTimeout)
 	defer cancel()
@@ -106,6 +108,10 @@ func (k *locks) lockKeys(ctx context.Context, list []*lease) {
 		ls.err = ls.in.Lost()
 		return ls.err != nil
 	})
+	if len(list) > 0 { // all are of one session: there is no other that is not lost
+		stop := context.AfterFunc(list[0].in.Context(), cancel)
+		defer stop()
+	}
 	for round := 1; len(list) > 0; round++ {
 		var divert []*lease
 		for _, ls := range list {

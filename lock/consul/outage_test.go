@@ -2,10 +2,13 @@ package consul
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/hashicorp/consul/api"
 
 	"onejob/boottime"
 	"onejob/internal/servers"
@@ -133,6 +136,44 @@ func TestSlowKeysDoNotSlowHeartbeats(t *testing.T) {
 	p.inject(nil)
 	release(t, first)
 	release(t, second)
+}
+
+// TestNoAnswerUnderALostSession loses the session while Consul does not answer those who lock:
+// they do not wait for it, nor does what comes after the session.
+func TestNoAnswerUnderALostSession(t *testing.T) {
+	t.Parallel()
+	kv := testenv.Consul(t)
+	p := newProxy(t, kv.Addr)
+	cfg := config(t, kv)
+	cfg.Client.Address = p.Addr
+	l := start(t, cfg)
+	var took time.Duration
+	for range 5 { // on a busy machine one may take as long as without it, but not each
+		ready(t, l)
+		p.inject(on(func(r *http.Request) bool { return r.URL.Path == "/v1/txn" }, 0, silence))
+		before := p.count(with(api.KVLock))
+		failed := make(chan error, 2)
+		for _, key := range []string{"first", "second"} {
+			go func() {
+				_, err := try(l, key)
+				failed <- err
+			}()
+		}
+		testenv.Eventually(t, maxWait, "Consul is asked", func() bool { return p.count(with(api.KVLock)) > before })
+		began := time.Now()
+		l.Lose(l.Session(), errors.New("a test says so"))
+		for range 2 {
+			if err := <-failed; !errors.Is(err, lock.ErrLost) {
+				t.Errorf("acquire: got error %v, want %v", err, lock.ErrLost)
+			}
+		}
+		took = time.Since(began)
+		p.inject(nil)
+		if took < requestTimeout/2 {
+			return
+		}
+	}
+	t.Errorf("an answer was waited for, for %v", took)
 }
 
 // TestBusyServerIsNotALostLock answers what keeps the session alive, and what
