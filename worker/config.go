@@ -137,20 +137,17 @@ func (c Config) validate() error {
 	return nil
 }
 
-// enableKinds lets those kinds prepare themselves that need it, as commands do, or refuse times
-// with which their work could go on beside that of a successor.
-func (c Config) enableKinds() error {
-	var margin time.Duration
-	lockDelay := c.LockDelay
+// enableKinds lets those kinds prepare themselves that need it, as commands do, or refuse times of
+// the locks with which their work could go on beside that of a successor.
+func (c Config) enableKinds(kinds tasks.Kinds) error {
+	var margin, lockDelay time.Duration // zero if the locks do not say
 	if locks, ok := c.Locks.(interface {
 		Times() (margin, lockDelay time.Duration)
 	}); ok {
-		var theirs time.Duration
-		margin, theirs = locks.Times()
-		lockDelay = min(lockDelay, theirs)
+		margin, lockDelay = locks.Times()
 	}
-	for _, name := range slices.Sorted(maps.Keys(c.Kinds)) {
-		k, ok := c.Kinds[name].(interface {
+	for _, name := range slices.Sorted(maps.Keys(kinds)) {
+		k, ok := kinds[name].(interface {
 			Enable(margin, lockDelay time.Duration) error
 		})
 		if !ok {

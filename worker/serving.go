@@ -32,10 +32,13 @@ func newServing(kinds tasks.Kinds, slots map[string]int, limitOf map[string]stri
 // Reload replaces Kinds, LimitSlots and KindLimits while the worker runs. Attempts
 // that have begun are not touched. A task that was claimed for a kind that is gone is
 // requeued without using up an attempt. Reload returns an error, and changes nothing,
-// if there are no kinds.
+// if there are no kinds, or one of them cannot run here.
 func (w *Worker) Reload(kinds tasks.Kinds, slots map[string]int, kindLimits map[string]string) error {
 	if len(kinds) == 0 {
 		return errors.New("worker: at least one of Kinds is required")
+	}
+	if err := w.cfg.enableKinds(kinds); err != nil {
+		return err
 	}
 	w.serving.Store(newServing(kinds, slots, kindLimits))
 	w.limits.know(slots)

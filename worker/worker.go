@@ -122,7 +122,7 @@ func New(cfg Config) (*Worker, error) {
 // kinds cannot run here. Call it once.
 func (w *Worker) Run(ctx context.Context) error {
 	defer logging.SyncStderr()
-	if err := w.cfg.enableKinds(); err != nil {
+	if err := w.cfg.enableKinds(w.serving.Load().kinds); err != nil {
 		return err
 	}
 	// Three lifetimes, each longer than the one before: claiming tasks, running

@@ -651,12 +651,21 @@ func TestCommandsNeedTime(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w, err := worker.New(worker.Config{Store: new(store.Store), Locks: locks, Kinds: tasks.Kinds{"exec": kind}})
-		if err != nil {
-			t.Fatal(err)
+		start := func(kind tasks.Kind) *worker.Worker {
+			w, err := worker.New(worker.Config{Store: new(store.Store), Locks: locks, Kinds: tasks.Kinds{"exec": kind}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return w
 		}
-		if err := w.Run(t.Context()); err == nil || !strings.Contains(err.Error(), field) || !strings.Contains(err.Error(), "too short for commands") {
+		refused := func(err error) bool {
+			return err != nil && strings.Contains(err.Error(), field) && strings.Contains(err.Error(), "too short for commands")
+		}
+		if err := start(kind).Run(t.Context()); !refused(err) {
 			t.Errorf("%s: Run returns %v", field, err)
+		}
+		if err := start(tasks.Noop{}).Reload(tasks.Kinds{"exec": kind}, nil, nil); !refused(err) {
+			t.Errorf("%s: Reload returns %v", field, err)
 		}
 		none, err := execkind.New(execkind.Config{})
 		if err != nil {
