@@ -28,12 +28,14 @@ type retentionStore interface {
 }
 
 // run deletes finished tasks past their retention, in small batches with pauses,
-// so that no snapshot is held for long and waiting tasks are not delayed.
+// so that no snapshot is held for long and waiting tasks are not delayed. What takes longer than
+// every, such as many rows that cannot be deleted, is interrupted by the rest.
 func (r *retention) run(ctx context.Context) {
 	const batch = 1000
+	interrupted := false
 	purge := func(what string, f func() (n int, more bool, err error)) {
 		total := 0
-		for ctx.Err() == nil {
+		for began := time.Now(); ctx.Err() == nil; sleep(ctx, 50*time.Millisecond) {
 			n, more, err := f()
 			if err != nil {
 				if ctx.Err() == nil {
@@ -45,13 +47,17 @@ func (r *retention) run(ctx context.Context) {
 			if !more {
 				break
 			}
-			sleep(ctx, 50*time.Millisecond)
+			if time.Since(began) >= r.every {
+				interrupted = true
+				break
+			}
 		}
 		if total > 0 {
 			r.log.Info("retention_deleted", zap.String("what", what), zap.Int("rows", total))
 		}
 	}
 	for ctx.Err() == nil {
+		interrupted = false
 		for status, keep := range map[tasks.Status]time.Duration{
 			tasks.StatusSucceeded: r.keepSucceeded, tasks.StatusFailed: r.keepFailed, tasks.StatusCancelled: r.keepFailed,
 		} {
@@ -74,6 +80,8 @@ func (r *retention) run(ctx context.Context) {
 			n, err := r.store.PurgeActions(ctx, max(r.keepSucceeded, r.keepFailed), batch)
 			return n, n == batch, err
 		})
-		sleep(ctx, r.every)
+		if !interrupted {
+			sleep(ctx, r.every)
+		}
 	}
 }
