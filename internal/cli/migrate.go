@@ -2,6 +2,7 @@ package cli
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"os"
 	"time"
@@ -50,7 +51,7 @@ func withMigrations(c *cobra.Command) {
 			return err
 		}
 		defer db.Close()
-		if err := oneLogin(cfg); err != nil {
+		if err := oneLogin(c.Context(), cfg, db); err != nil {
 			return usage(err)
 		}
 		return migrateUp(c, args, db)
@@ -58,8 +59,8 @@ func withMigrations(c *cobra.Command) {
 }
 
 // oneLogin returns an error if the environment has a DSN for one command, and the file's
-// listen_dsn leads to another user or database. Migrations use the latter.
-func oneLogin(cfg Config) error {
+// listen_dsn leads to another user, database or server, or nobody can tell. Migrations use the latter.
+func oneLogin(ctx context.Context, cfg Config, db *store.Store) error {
 	const variable, listenVariable = "ONEJOB_POSTGRES_DSN", "ONEJOB_POSTGRES_LISTEN_DSN"
 	_, listens := os.LookupEnv(listenVariable)
 	if os.Getenv(variable) == "" || listens || cfg.Postgres.ListenDSN == "" {
@@ -70,11 +71,31 @@ func oneLogin(cfg Config) error {
 		return nil // it was reported
 	}
 	used, err := pgconn.ParseConfig(cfg.Postgres.ListenDSN)
-	if err != nil || given.User == used.User && given.Database == used.Database {
-		return nil
+	if err != nil {
+		return nil // it was reported
 	}
-	return fmt.Errorf("%s names user %q and database %q, and postgres.listen_dsn of the file, which migrations use, user %q and database %q; set %s as well (empty: to migrate with %s)",
-		variable, given.User, given.Database, used.User, used.Database, listenVariable, variable)
+	advice := fmt.Sprintf("set %s as well (empty: to migrate with %s)", listenVariable, variable)
+	if given.User != used.User || given.Database != used.Database {
+		return fmt.Errorf("%s names user %q and database %q, and postgres.listen_dsn of the file, which migrations use, user %q and database %q; %s",
+			variable, given.User, given.Database, used.User, used.Database, advice)
+	}
+	past, err := store.Open(store.Config{DSN: cfg.Postgres.ListenDSN})
+	if err != nil {
+		return err
+	}
+	defer past.Close()
+	this, err := db.Which(ctx)
+	if err != nil {
+		return fmt.Errorf("%s, and postgres.listen_dsn of the file, which migrations use, may lead to different servers: %w; %s", variable, err, advice)
+	}
+	that, err := past.Which(ctx)
+	if err != nil {
+		return fmt.Errorf("postgres.listen_dsn of the file, which migrations use: %w; %s", err, advice)
+	}
+	if !this.Started.Equal(that.Started) { // no two servers were started in the same microsecond
+		return fmt.Errorf("%s leads to the server at %s, and postgres.listen_dsn of the file, which migrations use, to another one, at %s; %s", variable, this.Address, that.Address, advice)
+	}
+	return nil
 }
 
 func rolesCommand() *cobra.Command {
