@@ -90,7 +90,7 @@ var simulated = []Mutant{
 		failing("worker.TestFencesRiseThroughARestore"),
 	one("any-server", "a claim is taken by whatever server answers",
 		"worker/database.go", "c.Server, c.FencesFrom = d.record.Started, d.record.FencesFrom", "c.FencesFrom = d.record.FencesFrom").
-		and("worker/database.go", "ours := d.trusted && d.record.Started.Equal(t.Server) && t.Fence > d.record.FencesFrom", "ours := true").
+		and("worker/database.go", "ours := d.trusted && d.record.Started.Equal(t.Server) && t.Fence > d.record.above()", "ours := true").
 		and("lock/consul/commit.go", "if version := list[0].database; version != 0 {", "if version := list[0].database; version < 0 {"),
 	one("stops-cost-attempts", "a stop uses up an attempt",
 		"worker/attempt.go", "e.Outcome, e.Next, e.Requeue = tasks.Shutdown, tasks.StatusPending, true", "e.Outcome, e.Next, e.Requeue = tasks.Shutdown, tasks.StatusPending, false"),
@@ -418,7 +418,7 @@ var others = []Mutant{
 		"tasks/schedule/cron.go", "every && pauseEnd != nil && begin.Before(*pauseEnd)", "every && pauseEnd != nil && c.Next(begin).Before(*pauseEnd)").
 		failing("tasks/schedule.TestPlan"),
 	one("forgotten", "after a failover fences begin as if the database had forgotten nothing",
-		"worker/database.go", "now.FencesFrom += 2 * fencesApart", "now.FencesFrom += 0").
+		"worker/database.go", "begin += 2 * fencesApart", "begin += 0").
 		failing("worker.TestFencesAfterForgottenConsul"),
 	one("same-start", "two records that are chosen from the same knowledge begin with the same fences",
 		"worker/database.go", " + rand.Int64N(fencesApart)", " + 0*rand.Int64N(fencesApart)").
@@ -426,8 +426,17 @@ var others = []Mutant{
 	one("not-alone", "a statement begins beside another one of its lock key, whose row a person has changed",
 		"store/statement.go", "	case !alone && !strangers:\n", "	case false:\n").
 		failing("store.TestOneStatementOfALockKey"),
+	one("deaf-to-loss", "who locks a key waits for Consul's answer when the session is lost",
+		"lock/consul/commit.go", "context.AfterFunc(list[0].in.Context(), cancel)", "context.AfterFunc(context.Background(), cancel)").
+		failing("lock/consul.TestNoAnswerUnderALostSession"),
+	one("left-behind", "the statement of a row that a person has changed goes on after the death of its replica",
+		"store/backends.go", "   AND ended_at IS NOT NULL`, arg)", "   AND ended_at IS NOT NULL AND false`, arg)").
+		failing("store.TestDeathEndsStatements"),
+	one("old-room", "an attempt that was taken over ends the statement of its successor",
+		"store/backends.go", "CASE WHEN fence = $3 THEN status = 'running' END)`, t.ID", "CASE WHEN fence <> $3 THEN true ELSE status = 'running' END)`, t.ID").
+		failing("store.TestNoRoomForAnOldAttempt"),
 	one("no-clock", "where neither Consul nor Postgres remembers the last fences, nothing does",
-		"worker/database.go", "server.FencesFrom+fenceBlock, clock, above)", "server.FencesFrom+fenceBlock, 0*clock, above)").
+		"worker/database.go", "givenOut+fenceBlock, clock, above)", "givenOut+fenceBlock, 0*clock, above)").
 		failing("worker.TestFencesAfterBothAreRestored"),
 	one("no-mark", "a fence is used that the record does not cover",
 		"worker/database.go", "covered, version := t.Fence <= d.record.FencesTo, d.version", "covered, version := true, d.version").
