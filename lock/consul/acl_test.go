@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/hashicorp/consul/api"
 
@@ -49,9 +48,7 @@ func TestRights(t *testing.T) {
 		t.Helper()
 		l := create(t, cfg)
 		run(t, l)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		err := l.Ready(ctx)
+		err := refusal(t, l)
 		if err == nil {
 			t.Error("a session could be had")
 		}

@@ -117,6 +117,20 @@ func ready(t testing.TB, l *Locker) {
 	}
 }
 
+// refusal waits until there is a session, or an answer that keeps it from coming, which it
+// returns. It waits through requests that a busy server does not answer in time.
+func refusal(t testing.TB, l *Locker) error {
+	t.Helper()
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	var err error
+	testenv.Eventually(t, maxWait, "there is an answer", func() bool {
+		err = l.Ready(over)
+		return err == nil || err.Error() != "consul: no session yet" && !errors.Is(err, context.DeadlineExceeded)
+	})
+	return err
+}
+
 func try(l *Locker, key string) (lock.Lease, error) {
 	return l.Acquire(context.Background(), lock.Request{Session: l.Session(), Key: key, Value: []byte(`{"test":true}`)})
 }

@@ -1,7 +1,6 @@
 package consul
 
 import (
-	"context"
 	"errors"
 	"net/http"
 	"net/http/httptest"
@@ -10,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/hashicorp/consul/api"
 
@@ -67,9 +65,7 @@ func TestTLS(t *testing.T) {
 		put(foreign)
 		l := create(t, with(t, address, tls))
 		run(t, l)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		if err := l.Ready(ctx); err == nil {
+		if refusal(t, l) == nil {
 			t.Error("the certificate of a stranger was accepted")
 		}
 		put(client)
@@ -90,13 +86,7 @@ func TestTLS(t *testing.T) {
 			t.Parallel()
 			l := create(t, with(t, test.address, test.tls))
 			run(t, l)
-			over, cancel := context.WithCancel(t.Context())
-			cancel()
-			var err error
-			testenv.Eventually(t, maxWait, "there is an answer", func() bool {
-				err = l.Ready(over)
-				return err == nil || err.Error() != "consul: no session yet"
-			})
+			err := refusal(t, l)
 			if err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("got error %v, want %s", err, test.want)
 			}
