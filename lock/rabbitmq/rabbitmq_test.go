@@ -98,15 +98,24 @@ func take(t testing.TB, s *Semaphores, name string) *slot {
 // takeSoon takes a slot as soon as there is one.
 func takeSoon(t testing.TB, s *Semaphores, name string) *slot {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), maxWait)
+	taken, err := awaitSlot(t.Context(), s, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return taken
+}
+
+// awaitSlot is takeSoon for any goroutine.
+func awaitSlot(ctx context.Context, s *Semaphores, name string) (*slot, error) {
+	ctx, cancel := context.WithTimeout(ctx, maxWait)
 	defer cancel()
 	for {
 		leases, err := s.Take(ctx, name, 1, nil)
 		switch {
 		case err == nil:
-			return leases[0].(*slot)
+			return leases[0].(*slot), nil
 		case ctx.Err() != nil || !errors.Is(err, lock.ErrFull) && !errors.Is(err, lock.ErrDelayed) && !errors.Is(err, lock.ErrLost):
-			t.Fatal(err)
+			return nil, err
 		}
 		_ = s.Await(ctx, name)
 	}
