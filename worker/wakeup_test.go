@@ -25,16 +25,21 @@ func (c *cluster) listening(t *testing.T, n int) {
 	})
 }
 
-// countClaims starts n replicas and counts their claims.
+// countClaims starts n replicas and counts their claims. It also calls their Measure, if change
+// sets one.
 func (c *cluster) countClaims(t *testing.T, n int, change func(*worker.Config)) *atomic.Int64 {
 	t.Helper()
 	var claims atomic.Int64
 	for i := range n {
 		c.replica(t, fmt.Sprint("r", i), kinds(nil), func(cfg *worker.Config) {
 			change(cfg)
+			also := cfg.Measure
 			cfg.Measure = func(m worker.Measurement) {
 				if m.What == worker.MeasureClaim {
 					claims.Add(1)
+				}
+				if also != nil {
+					also(m)
 				}
 			}
 		})
