@@ -12,20 +12,44 @@ import (
 	"time"
 )
 
+// synced waits until what was written before is handed on, for longer than Sync does.
+func synced(t *testing.T, q *Queue) {
+	t.Helper()
+	deadline := time.Now().Add(time.Minute)
+	for err := q.Sync(); err != nil; err = q.Sync() {
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// notifying closes a channel when the first Write begins.
+type notifying struct {
+	io.Writer
+	once  sync.Once
+	begun chan struct{}
+}
+
+func (w *notifying) Write(p []byte) (int, error) {
+	w.once.Do(func() { close(w.begun) })
+	return w.Writer.Write(p)
+}
+
 // A reader who does not read delays nobody. What there was no room for is counted, and the
 // reader learns of it when it reads again.
 func TestQueueWithoutAReader(t *testing.T) {
 	t.Parallel()
-	in, out, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	in, out := io.Pipe() // which has no buffer
 	defer in.Close()
-	q := &Queue{Out: out}
+	stuck := &notifying{Writer: out, begun: make(chan struct{})}
+	q := &Queue{Out: stuck}
 	q.OnDrop(func(lines int) { fmt.Fprintf(q, "dropped %d\n", lines) })
 	const lines, pad = 20_000, 1000 // some 20 MB
 	for i := range lines {
 		fmt.Fprintf(q, "%d%*s\n", i, pad, "end")
+		if i == 0 {
+			<-stuck.begun // or lines may be dropped that come before some that are kept
+		}
 	}
 	if err := q.Sync(); !errors.Is(err, errStalled) {
 		t.Errorf("Sync returns %v while nobody reads", err)
@@ -39,11 +63,9 @@ func TestQueueWithoutAReader(t *testing.T) {
 		}
 		read <- all
 	}()
-	for q.Sync() != nil { // until all has been read; the test's own limit ends it otherwise
-	}
+	synced(t, q)
 	fmt.Fprintln(q, "afterwards")
-	for q.Sync() != nil {
-	}
+	synced(t, q)
 	out.Close()
 	all := <-read
 	if len(all) < 1000 {
@@ -95,9 +117,7 @@ func TestQueueOnAFullDisk(t *testing.T) {
 	write := func(lines ...string) {
 		for _, l := range lines {
 			fmt.Fprintln(q, l)
-			if err := q.Sync(); err != nil {
-				t.Fatal(err)
-			}
+			synced(t, q)
 		}
 	}
 	write("first", "second", "third", "fourth")
@@ -124,9 +144,7 @@ func TestQueueOfMany(t *testing.T) {
 		})
 	}
 	writers.Wait()
-	if err := q.Sync(); err != nil {
-		t.Fatal(err)
-	}
+	synced(t, q)
 	var next [8]int
 	for line := range strings.Lines(d.has.String()) {
 		var w, i int
