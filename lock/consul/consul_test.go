@@ -211,19 +211,21 @@ func TestEndWaitsForHolders(t *testing.T) {
 			ready(t, l)
 			session := l.Session()
 			lease := acquire(t, l, name)
-			ended := make(chan string, 1)
+			ended := make(chan struct{})
+			began := time.Now()
 			go func() {
+				defer close(ended)
 				<-lease.Context().Done()
-				s := holder(t, kv, "tasks/"+name)
+				// On a busy machine the answer may come when the session need not live any more.
+				if s := holder(t, kv, "tasks/"+name); s != session && time.Since(began) < cfg.Margin {
+					t.Errorf("when the lease ended the key was held by %q, want %s", s, session)
+				}
 				if lets {
 					_ = lease.Release(context.Background())
 				}
-				ended <- s
 			}()
 			stop()
-			if s := <-ended; s != session {
-				t.Errorf("when the lease ended the key was held by %q, want %s", s, session)
-			}
+			<-ended
 			if entry, _, err := kv.Client.Session().Info(session, nil); entry != nil || err != nil {
 				t.Errorf("the session is left: %v, %v", entry, err)
 			}

@@ -145,8 +145,9 @@ func TestMissingLockOfAHolderWhoNeverLetsGo(t *testing.T) {
 			l, _, kv := semaphoreAt(t, 1)
 			other := start(t, config(t, kv))
 			lease := takeOne(t, l, "k")
-			rob(kv, look(t, l, "k").Holders[0].Session)
+			session := look(t, l, "k").Holders[0].Session
 			began := time.Now()
+			rob(kv, session)
 			notOne(t, other, "k", lock.ErrDelayed)
 			ended(t, lease, lock.ErrRevoked)
 			if err := other.Semaphores().Await(t.Context(), "k"); err != nil {
@@ -399,7 +400,15 @@ func TestWhatItCosts(t *testing.T) {
 	}
 	before = p.count(txns)
 	leases := make([]lock.Lease, waiters)
-	together(waiters, func(i int) { leases[i] = takeOne(t, l, "k") })
+	together(waiters, func(i int) {
+		one, err := s.Take(t.Context(), "k", 1, []byte("ours"))
+		if errs[i] = err; err == nil {
+			leases[i] = one[0]
+		}
+	})
+	if err := errors.Join(errs...); err != nil {
+		t.Fatalf("take: %v", err)
+	}
 	taken := p.count(txns) - before
 	together(waiters, func(i int) { release(t, leases[i]) })
 	left := p.count(txns) - before - taken

@@ -92,8 +92,8 @@ func TestLimitThatARestoredSnapshotForgets(t *testing.T) {
 		t.Fatal(err)
 	}
 	notOne(t, other, "k", lock.ErrFull)
-	restore()
 	began := boottime.Now()
+	restore()
 	notOne(t, other, "k", lock.ErrNoSemaphore)
 	if err := other.Semaphores().Create(t.Context(), "k", 1); err != nil {
 		t.Fatal(err)
@@ -186,8 +186,8 @@ func TestSlotThatARestoredSnapshotForgets(t *testing.T) {
 		t.Fatal(err)
 	}
 	notOne(t, other, "k", lock.ErrFull)
-	restore()
 	began := boottime.Now()
+	restore()
 	notOne(t, other, "k", lock.ErrDelayed)
 	if n := len(look(t, other, "k").Holders); n != 0 {
 		t.Errorf("the restored .lock has %d holders", n)
