@@ -238,7 +238,9 @@ func freeze(t *testing.T, holder *exec.Cmd) {
 func TestDelayQueue(t *testing.T) {
 	t.Parallel()
 	v := testenv.RabbitMQ(t)
-	a, z := start(t, config(t, v)), start(t, config(t, v))
+	cfg := config(t, v)
+	cfg.Heartbeat = 15 * time.Second // the delay, of which rabbitmqctl may take seconds to end
+	a, z := start(t, cfg), start(t, cfg)
 	if err := a.Create(t.Context(), "k", 2); err != nil {
 		t.Fatal(err)
 	}

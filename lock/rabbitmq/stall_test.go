@@ -101,7 +101,7 @@ func TestNobodyWaitsForAStalledBroker(t *testing.T) {
 	}
 	held, session := take(t, s, "full"), s.current()
 	resume := stall(t, broker)
-	hurried, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	hurried, cancel := context.WithTimeout(t.Context(), requestTimeout*2/3) // the first requests are answered
 	defer cancel()
 	returned := map[string]chan error{"take": make(chan error, 1), "await": make(chan error, 1), "take without a time limit": make(chan error, 1)}
 	go func() {
