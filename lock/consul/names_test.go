@@ -415,11 +415,15 @@ func TestNoTaskIsHeldTwice(t *testing.T) {
 	var mu sync.Mutex
 	holders := map[int64]int{}
 	var taken, refused, diverted atomic.Int64
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*maxWait)
 	defer cancel()
+	began := time.Now()
+	enough := func() bool { // both kinds of names were used, and for a while
+		return time.Since(began) > 4*time.Second && diverted.Load() > 0 && diverted.Load() < taken.Load()
+	}
 	together(24, func(i int) {
 		l := replicas[i%len(replicas)]
-		for ctx.Err() == nil {
+		for ctx.Err() == nil && !enough() {
 			id := ids[rand.N(len(ids))]
 			ls, err := tryTask(l, id)
 			if err != nil {
@@ -435,9 +439,10 @@ func TestNoTaskIsHeldTwice(t *testing.T) {
 				t.Errorf("task %d has %d holders", id, holders[id])
 			}
 			mu.Unlock()
-			if taken.Add(1); ls.(*lease).path == ls.(*lease).own {
-				diverted.Add(1)
+			if ls.(*lease).path == ls.(*lease).own {
+				diverted.Add(1) // before taken, lest that seems to be more
 			}
+			taken.Add(1)
 			retry.Pause(ctx, rand.N(3*time.Millisecond))
 			mu.Lock()
 			holders[id]--

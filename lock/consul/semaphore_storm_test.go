@@ -277,6 +277,7 @@ func startContender(t *testing.T, kv *testenv.KV, w *observer) *contender {
 func TestStorm(t *testing.T) {
 	t.Parallel()
 	const processes, rounds, perStep = 8, 6, 90
+	const stepWait = 5 * time.Minute // a step takes seconds, and much longer where the processes get little time
 	kv := testenv.Consul(t)
 	l := start(t, config(t, kv))
 	s := l.Semaphores()
@@ -311,7 +312,7 @@ func TestStorm(t *testing.T) {
 			// They fill the house, and may be killed there. Then the limit moves, and
 			// they come and go.
 			w.keep(true)
-			testenv.Eventually(t, 2*maxWait, fmt.Sprintf("all %d slots are held at once", limit), w.full)
+			testenv.Eventually(t, stepWait, fmt.Sprintf("all %d slots are held at once", limit), w.full)
 			if step == fatal {
 				pid := w.somebody()
 				victim := contenders[pid]
@@ -334,7 +335,7 @@ func TestStorm(t *testing.T) {
 			moves++
 			w.keep(false)
 			enough := w.granted() + perStep
-			testenv.Eventually(t, 2*maxWait, "more slots are granted", func() bool { return w.granted() >= enough })
+			testenv.Eventually(t, stepWait, "more slots are granted", func() bool { return w.granted() >= enough })
 		}
 	}
 	took := time.Since(began)

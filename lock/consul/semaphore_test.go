@@ -101,7 +101,7 @@ func TestManyFullLimits(t *testing.T) {
 	run(t, l)
 	limits := l.Semaphores()
 	const n = 3 * maxWaiting
-	ctx, cancel := context.WithTimeout(t.Context(), maxWait)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*maxWait)
 	defer cancel()
 	freed := make(chan error, n)
 	for i := range n {
