@@ -261,7 +261,7 @@ func TestStoryWhileAllConnectionsAreBusy(t *testing.T) {
 	t.Parallel()
 	b := newBareBench(t)
 	id := idOf(t, b.insert("run_at='infinity'"))
-	b.Store = open(t, store.Config{DSN: b.dsn, MaxConns: 1, Timeout: time.Minute})
+	b.Store = open(t, store.Config{DSN: b.dsn, MaxConns: 1, Timeout: 10 * time.Minute})
 	_, end := openTransaction(t, b.dsn, `BEGIN`, `LOCK TABLE onejob.occurrences IN ACCESS EXCLUSIVE MODE`)
 	busy := make(chan error, 1)
 	go func() {
@@ -271,7 +271,7 @@ func TestStoryWhileAllConnectionsAreBusy(t *testing.T) {
 	b.eventually("the connection is busy", func() bool {
 		return b.one(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`) == "1"
 	})
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	s, err := b.Story(ctx, id)
 	if want := fmt.Sprintf("Task %d is parked", id); err != nil || !strings.HasPrefix(s.Why, want) {

@@ -31,7 +31,7 @@ func TestAStuckClaimHoldsNobodyUp(t *testing.T) {
 	query.Set("application_name", "stuck")
 	address.RawQuery = query.Encode()
 	stuck := *b
-	stuck.Store = open(t, store.Config{DSN: address.String(), MaxConns: 1, Timeout: time.Minute})
+	stuck.Store = open(t, store.Config{DSN: address.String(), MaxConns: 1, Timeout: 10 * time.Minute})
 	equal(t, "tasks before there are any", len(stuck.claimMax(1)), 0) // its statements are prepared
 	// Compressed a payload has some 12 KB, so that all of them come with the claim.
 	b.sql(`INSERT INTO onejob.tasks (kind, priority, payload)
@@ -49,7 +49,7 @@ SELECT 'noop', 1, jsonb_build_object('a', repeat('a', 1000000)) FROM generate_se
 		}
 		answered <- len(claimed.Tasks)
 	}()
-	testenv.Eventually(t, 10*time.Second, "the answer does not come through", func() bool {
+	testenv.Eventually(t, time.Minute, "the answer does not come through", func() bool {
 		return b.one(`SELECT count(*) FROM pg_stat_activity WHERE application_name = 'stuck' AND wait_event = 'ClientWrite'`) == "1"
 	})
 	equal(t, "locks on rows, keys and turns", b.one(`
