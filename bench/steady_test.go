@@ -52,7 +52,7 @@ func TestSteady(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			rate := c.rate
-			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute) // it builds the subject first
 			defer cancel()
 			var s steadyPlan
 			s.flags(flag.NewFlagSet("", flag.ContinueOnError))
