@@ -26,7 +26,7 @@ func TestConsulsWords(t *testing.T) {
 	session := l.Session()
 	key := func(name string) string { return kv.Prefix + "/words/" + name }
 	newSession := func() string {
-		id, _, err := kv.Client.Session().CreateNoChecks(&api.SessionEntry{TTL: "60s", Behavior: "delete", LockDelay: 15e9}, nil)
+		id, _, err := kv.Client.Session().CreateNoChecks(&api.SessionEntry{TTL: "60s", Behavior: "delete", LockDelay: 60e9}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -150,15 +150,15 @@ type exchange struct {
 // TestAnswers holds codes and texts.
 func TestAnswers(t *testing.T) {
 	both(t, func(t *testing.T, s *server) {
-		session := func(delay time.Duration) string {
-			id, _, err := s.api.Session().CreateNoChecks(&api.SessionEntry{TTL: "60s", Behavior: "delete", LockDelay: delay}, nil)
+		session := func() string {
+			id, _, err := s.api.Session().CreateNoChecks(&api.SessionEntry{TTL: "60s", Behavior: "delete", LockDelay: time.Minute}, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { _, _ = s.api.Session().Destroy(id, nil) })
 			return id
 		}
-		a, b, dead := session(15*time.Second), session(15*time.Second), session(15*time.Second)
+		a, b, dead := session(), session(), session()
 		if ok, _, err := s.api.KV().Acquire(&api.KVPair{Key: s.prefix + "/delayed", Session: dead}, nil); !ok || err != nil {
 			t.Fatalf("lock: %v, %v", ok, err)
 		}
