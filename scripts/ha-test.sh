@@ -54,7 +54,8 @@ cleaner=$!
 trap 'exec 9>&-; wait "$cleaner" || true' EXIT
 trap 'exit 130' INT TERM HUP
 
-chmod 755 "$dir" # Postgres runs as another user
+umask 022 # Patroni and Postgres run as another user, and read what is written here
+chmod 755 "$dir"
 go build -o "$dir/onejob" ./cmd/onejob
 go build -o "$dir/ha" ./chaos/ha
 

@@ -30,6 +30,9 @@ func makeClock(dir string) (environment []string, err error) {
 	if err := os.WriteFile(file, make([]byte, 8), 0o644); err != nil {
 		return nil, err
 	}
+	if err := os.Chmod(file, 0o644); err != nil { // the server may run as another user, and the umask be strict
+		return nil, err
+	}
 	if out, err := exec.Command("cc", "-shared", "-fPIC", "-O2", "-o", library, source).CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("compile a clock (install a C compiler, gcc and libc6-dev on Debian): %w\n%s", err, out)
 	}
