@@ -55,6 +55,7 @@ type Consul struct {
 	folder    *folder
 	host      string
 	ports     consulPorts
+	held      heldPorts // none if it is a server of a ConsulCluster, which has them
 	members   []string  // all hosts of the cluster, if it has more than this one
 	agentOf   []*Consul // the servers that it is a client agent of; empty if it is a server itself
 	client    *api.Client
@@ -102,7 +103,7 @@ func startConsul(ctx context.Context, c *Consul) (*Consul, error) {
 	if c.folder, err = makeFolder(c.config.Dir, "consul", c.config.DiskBytes); err != nil {
 		return nil, err
 	}
-	err = startOnFreePorts(ctx, 3, func(ports []int) error {
+	err = startOnFreePorts(ctx, &c.held, 3, func(ports []int) error {
 		if err := c.prepare(ports); err != nil {
 			return err
 		}
@@ -330,6 +331,7 @@ func (c *Consul) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.process.kill() // nobody will read the data
+	c.held.release()
 	if c.closeIdle != nil {
 		c.closeIdle()
 	}

@@ -18,6 +18,8 @@ var clusterHosts = []string{"127.0.0.2", "127.0.0.3", "127.0.0.4"}
 // on 127.0.0.2 to 127.0.0.4 and the same ports. It can lose one of them.
 type ConsulCluster struct {
 	Servers []*Consul
+
+	held heldPorts
 }
 
 // StartConsulCluster makes a new cluster and returns when all three servers
@@ -36,7 +38,7 @@ func StartConsulCluster(ctx context.Context, config ConsulConfig) (*ConsulCluste
 		}
 		k.Servers = append(k.Servers, &Consul{config: config, path: path, folder: folder, host: host, members: clusterHosts})
 	}
-	err = startOnFreePorts(ctx, 3, func(ports []int) error {
+	err = startOnFreePorts(ctx, &k.held, 3, func(ports []int) error {
 		for _, c := range k.Servers {
 			if err := c.prepare(ports); err != nil {
 				return err
@@ -98,6 +100,7 @@ func (k *ConsulCluster) Close() error {
 	for _, c := range k.Servers {
 		errs = append(errs, c.Close())
 	}
+	k.held.release()
 	return errors.Join(errs...)
 }
 

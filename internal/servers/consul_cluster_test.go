@@ -63,6 +63,7 @@ func TestConsulClusterComesBackWhole(t *testing.T) {
 	for _, c := range k.Servers {
 		c.Kill()
 	}
+	checkHeld(t, k.held.numbers...)
 	if err := k.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}

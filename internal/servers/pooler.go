@@ -22,6 +22,7 @@ type Pooler struct {
 	target string
 	pool   int
 	port   int
+	held   heldPorts
 
 	mu      sync.Mutex
 	process *process
@@ -42,7 +43,7 @@ func StartPooler(ctx context.Context, dir, target string, connections int) (*Poo
 		return nil, err
 	}
 	p := &Pooler{folder: folder, binary: binary, target: target, pool: connections}
-	err = startOnFreePorts(ctx, 1, func(ports []int) error {
+	err = startOnFreePorts(ctx, &p.held, 1, func(ports []int) error {
 		p.port = ports[0]
 		if err := p.configure(); err != nil {
 			return err
@@ -143,5 +144,6 @@ func (p *Pooler) Kill() {
 // Close ends the pooler and removes all that it has written.
 func (p *Pooler) Close() error {
 	p.Kill()
+	p.held.release()
 	return p.folder.remove()
 }

@@ -57,6 +57,7 @@ type Postgres struct {
 	folder  *folder
 	data    string
 	port    int
+	held    heldPorts
 	tls     TLS // the server's own copy
 
 	mu      sync.Mutex
@@ -245,7 +246,7 @@ func (p *Postgres) createFrom(ctx context.Context, fill func(context.Context) er
 			return fmt.Errorf("start PostgreSQL: %w", err)
 		}
 	}
-	return startOnFreePorts(ctx, 1, func(ports []int) error {
+	return startOnFreePorts(ctx, &p.held, 1, func(ports []int) error {
 		p.port = ports[0]
 		return p.Start(ctx)
 	})
@@ -392,6 +393,7 @@ func (p *Postgres) Close() error {
 	// Nobody will read the data, so it needs no orderly shutdown.
 	err := p.process.stop(Immediate.signal())
 	removeSharedMemory(p.data, p.account)
+	p.held.release()
 	return errors.Join(err, p.folder.remove())
 }
 

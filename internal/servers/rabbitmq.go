@@ -44,6 +44,7 @@ type RabbitMQ struct {
 	epmd   string
 	folder *folder
 	ports  rabbitMQPorts
+	held   heldPorts
 	http   *http.Client
 
 	first *RabbitMQ // of the cluster that it is to join, whose port mapper and cookie it has; or nil
@@ -76,7 +77,7 @@ func startRabbitMQ(ctx context.Context, config RabbitMQConfig, first *RabbitMQ) 
 	}
 	r := &RabbitMQ{config: config, path: path, epmd: epmd, folder: folder, first: first}
 	r.http = &http.Client{Transport: http.DefaultTransport.(*http.Transport).Clone()}
-	err = startOnFreePorts(ctx, 5, func(ports []int) error { return r.create(ctx, ports) })
+	err = startOnFreePorts(ctx, &r.held, 5, func(ports []int) error { return r.create(ctx, ports) })
 	if err != nil {
 		return nil, errors.Join(err, r.Close())
 	}
@@ -277,6 +278,7 @@ func (r *RabbitMQ) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.killAll() // nobody will read the data
+	r.held.release()
 	r.http.CloseIdleConnections()
 	return r.folder.remove()
 }

@@ -53,6 +53,7 @@ func TestRabbitMQIsStoppedAndStarted(t *testing.T) {
 			conn.Close()
 			t.Errorf("after %s the port still answers", name)
 		}
+		checkHeld(t, r.held.numbers...)
 		if err := r.Start(t.Context()); err != nil {
 			t.Fatalf("start after %s: %v", name, err)
 		}
@@ -66,12 +67,13 @@ func TestRabbitMQIsStoppedAndStarted(t *testing.T) {
 		t.Errorf("rabbitmqctl lists %q", names)
 	}
 
-	broker, mapper := r.process.cmd.Process.Pid, r.mapper.cmd.Process.Pid
+	broker, mapper, ports := r.process.cmd.Process.Pid, r.mapper.cmd.Process.Pid, r.held.numbers
 	if err := r.Close(); err != nil {
 		t.Errorf("close: %v", err)
 	}
 	checkGone(t, r.folder.path, broker)
 	checkGone(t, r.folder.path, mapper)
+	checkReleased(t, ports...)
 }
 
 func TestRabbitMQThatCannotStart(t *testing.T) {

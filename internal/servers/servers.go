@@ -1,9 +1,10 @@
 // Package servers runs a private PostgreSQL and a private Consul: real servers,
 // for tests and for trying things out on one machine.
 //
-// Every server listens on 127.0.0.1 only, on ports nobody else was using, and
-// keeps its data in a folder of its own. Stop, Kill and Start again on the same
-// ports and the same data are how tests take a service away and give it back.
+// Every server listens on 127.0.0.1 only, on ports that nobody else was using and
+// that this package gives to nobody else until Close, and keeps its data in a folder
+// of its own. Stop, Kill and Start again on the same ports and the same data are how
+// tests take a service away and give it back.
 // The servers do not share the terminal's process group, so Ctrl-C reaches the
 // program that started them and not the servers.
 //
@@ -36,14 +37,14 @@ const (
 
 // startOnFreePorts chooses n ports that are free on all hosts (127.0.0.1 if there
 // are none) and calls start with them, and does so again with other ports when
-// somebody was faster at taking one.
-func startOnFreePorts(ctx context.Context, n int, start func(ports []int) error, hosts ...string) error {
+// somebody was faster at taking one. held has those of the last call.
+func startOnFreePorts(ctx context.Context, held *heldPorts, n int, start func(ports []int) error, hosts ...string) error {
 	for try := 1; ; try++ {
-		ports, err := freePorts(n, hosts...)
-		if err != nil {
+		held.release()
+		if err := held.choose(n, hosts...); err != nil {
 			return err
 		}
-		err = start(ports)
+		err := start(held.numbers)
 		if err == nil || try == startTries || ctx.Err() != nil {
 			return err
 		}

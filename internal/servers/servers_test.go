@@ -30,6 +30,10 @@ func TestMain(m *testing.M) {
 	if os.Getenv(parentFlag) != "" {
 		beParent()
 	}
+	if os.Getenv(holderFlag) != "" {
+		beHolder()
+		return
+	}
 	goleak.VerifyTestMain(m)
 }
 
@@ -76,6 +80,7 @@ func TestPostgresIsStoppedAndStarted(t *testing.T) {
 			t.Errorf("%s: a connection lives on", name)
 		}
 		conn.Close(t.Context())
+		checkHeld(t, p.port)
 		if err := p.Start(t.Context()); err != nil {
 			t.Fatalf("start after %s: %v", name, err)
 		}
@@ -92,6 +97,7 @@ func TestPostgresIsStoppedAndStarted(t *testing.T) {
 		t.Errorf("close: %v", err)
 	}
 	checkGone(t, p.folder.path, pid)
+	checkReleased(t, p.port)
 }
 
 func TestPostgresLeavesNoSharedMemory(t *testing.T) {
@@ -155,6 +161,7 @@ func TestConsulIsStoppedAndStarted(t *testing.T) {
 		if _, err := c.Client().Status().Leader(); err == nil {
 			t.Errorf("%s: it still answers", name)
 		}
+		checkHeld(t, c.held.numbers...)
 		if err := c.Start(t.Context()); err != nil {
 			t.Fatalf("start after %s: %v", name, err)
 		}
@@ -166,11 +173,12 @@ func TestConsulIsStoppedAndStarted(t *testing.T) {
 		}
 	}
 
-	pid := c.process.cmd.Process.Pid
+	pid, ports := c.process.cmd.Process.Pid, c.held.numbers
 	if err := c.Close(); err != nil {
 		t.Errorf("close: %v", err)
 	}
 	checkGone(t, c.folder.path, pid)
+	checkReleased(t, ports...)
 }
 
 func TestConsulIsFrozen(t *testing.T) {
