@@ -25,10 +25,11 @@ func killChildren(parent *os.Process) {
 	}
 }
 
-// awaitState waits until a process is in the given state, dead or gone. It does
-// not wait for ever, as a process may be stuck in the kernel.
+// awaitState waits until a process is in the given state, dead or gone. One that waits
+// for a disk neither stops nor dies until the disk answers. It does not wait for ever, as a
+// process may be stuck in the kernel.
 func awaitState(pid int, state byte) {
-	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(3 * time.Minute); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		if now := stateOf(pid); now == state || now == 'Z' || now == 'X' || now == 0 {
 			return
 		}

@@ -278,7 +278,7 @@ func (c *Consul) ready(ctx context.Context) error {
 func (c *Consul) Stop() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.process.stop(syscall.SIGTERM)
+	return c.process.stop(syscall.SIGTERM, c.process.kill)
 }
 
 // Kill ends the server with kill -9.

@@ -359,7 +359,7 @@ func (p *Postgres) ready(ctx context.Context) error {
 func (p *Postgres) Stop(mode StopMode) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.process.stop(mode.signal())
+	return p.stop(mode)
 }
 
 // Kill ends the server and all its children with kill -9, and returns when they
@@ -369,6 +369,10 @@ func (p *Postgres) Kill() {
 	defer p.mu.Unlock()
 	p.killAll()
 }
+
+// stop kills the children as well when it has to kill: the next start would fail for as long as
+// one of them has the shared memory.
+func (p *Postgres) stop(mode StopMode) error { return p.process.stop(mode.signal(), p.killAll) }
 
 func (p *Postgres) killAll() {
 	if p.process.running() {
@@ -391,7 +395,7 @@ func (p *Postgres) Close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	// Nobody will read the data, so it needs no orderly shutdown.
-	err := p.process.stop(Immediate.signal())
+	err := p.stop(Immediate)
 	removeSharedMemory(p.data, p.account)
 	p.held.release()
 	return errors.Join(err, p.folder.remove())

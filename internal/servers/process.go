@@ -104,9 +104,9 @@ func (p *process) await(ctx context.Context, ready func(context.Context) error) 
 // ErrKilled says that a server did not stop in time. It is gone now.
 var ErrKilled = errors.New("was killed")
 
-// stop asks the process to end with signal, and kills it when it has not ended
-// after a while, which is an error. A process that is gone is fine.
-func (p *process) stop(signal syscall.Signal) error {
+// stop asks the process to end with signal, and calls kill, which ends it, when it has
+// not ended after a while. That is an error. A process that is gone is fine.
+func (p *process) stop(signal syscall.Signal, kill func()) error {
 	if !p.running() {
 		return nil
 	}
@@ -116,7 +116,7 @@ func (p *process) stop(signal syscall.Signal) error {
 	case <-p.exited:
 		return nil
 	case <-time.After(stopTimeout):
-		p.kill()
+		kill()
 		return fmt.Errorf("%s had not stopped %v after a %v and %w%s", p.name, stopTimeout, signal, ErrKilled, p.log.tail())
 	}
 }

@@ -262,7 +262,7 @@ func (r *RabbitMQ) Ctl(ctx context.Context, arguments ...string) (string, error)
 func (r *RabbitMQ) Stop() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.process.stop(syscall.SIGTERM)
+	return r.process.stop(syscall.SIGTERM, r.process.kill)
 }
 
 // Kill ends the broker with kill -9.

@@ -100,6 +100,33 @@ func TestPostgresIsStoppedAndStarted(t *testing.T) {
 	checkReleased(t, p.port)
 }
 
+// A server that does not stop in time is killed with its children, or else it could not start again.
+func TestPostgresThatDoesNotStopStartsAgain(t *testing.T) {
+	t.Parallel()
+	p, err := StartPostgres(t.Context(), PostgresConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	children := procfs.Children(p.PID())
+	for _, pid := range children {
+		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil && err != syscall.ESRCH {
+			t.Fatal(err)
+		}
+	}
+	if err := p.Stop(Fast); !errors.Is(err, ErrKilled) {
+		t.Errorf("a stop while %d children are stopped: %v", len(children), err)
+	}
+	for _, pid := range children {
+		if state := stateOf(pid); state != 0 && state != 'Z' {
+			t.Errorf("child %d is in state %c", pid, state)
+		}
+	}
+	if err := p.Start(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestPostgresLeavesNoSharedMemory(t *testing.T) {
 	t.Parallel()
 	p, err := StartPostgres(t.Context(), PostgresConfig{})
