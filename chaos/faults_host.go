@@ -165,9 +165,10 @@ func stopAll(procs []*process) (pids []int) {
 }
 
 // awaitGone waits until none of these processes lives. Those of a supervisor that is
-// gone are buried by somebody else.
+// gone are reaped by another process. One that waits for the disk of its host dies when the
+// disk answers.
 func awaitGone(ctx context.Context, pids []int) error {
-	return eventually(context.WithoutCancel(ctx), 10*time.Second, "the processes of a host are gone", func() error {
+	return eventually(context.WithoutCancel(ctx), 3*time.Minute, "the processes of a host are gone", func() error {
 		for _, pid := range pids {
 			if p, err := procfs.Read(pid); err == nil && !p.Dead {
 				return fmt.Errorf("%d lives", pid)

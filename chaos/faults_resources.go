@@ -205,9 +205,10 @@ func (g *memoryGroup) kills() (n int) {
 	return n
 }
 
-// remove takes the limit away.
+// remove takes the limit away. A process that the kernel has killed stays in the group until it is
+// gone, which may take as long as its disk takes.
 func (g *memoryGroup) remove(ctx context.Context) error {
-	return eventually(ctx, 30*time.Second, "a control group is removed", func() error {
+	return eventually(ctx, 3*time.Minute, "a control group is removed", func() error {
 		all, err := os.ReadFile(filepath.Join(g.path, "cgroup.procs"))
 		if err != nil {
 			return err
