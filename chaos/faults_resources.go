@@ -12,6 +12,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/hashicorp/consul/api"
+
 	"onejob/internal/servers"
 )
 
@@ -89,7 +91,7 @@ func fillConsul(ctx context.Context, h *fault, s *servers.Consul) error {
 	if err := h.fill(ctx, s); err != nil {
 		return err
 	}
-	return s.Start(context.WithoutCancel(ctx)) // it may have ended
+	return revive(ctx, s)
 }
 
 func fillHost(ctx context.Context, h *fault, host *host) error {
@@ -99,7 +101,23 @@ func fillHost(ctx context.Context, h *fault, host *host) error {
 	if err := h.fill(ctx, host.agent); err != nil {
 		return err
 	}
-	return host.agent.Start(context.WithoutCancel(ctx))
+	return revive(ctx, host.agent)
+}
+
+// revive starts a server or an agent of Consul that may have ended, and returns when it answers.
+// One that is just ending counts as running, so a Start that returns nil is not enough. A fault may
+// have taken the servers away from an agent for a minute.
+func revive(ctx context.Context, s *servers.Consul) error {
+	ctx = context.WithoutCancel(ctx)
+	return eventually(ctx, 5*time.Minute, "Consul is there again", func() error {
+		if err := s.Start(ctx); err != nil {
+			return err
+		}
+		asking, cancel := context.WithTimeout(ctx, consulMaxWait)
+		defer cancel()
+		_, _, err := s.Client().KV().Get(consulPrefix+"/leader", new(api.QueryOptions).WithContext(asking))
+		return err
+	})
 }
 
 func squeezePostgres(ctx context.Context, h *fault) error {
