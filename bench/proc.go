@@ -55,19 +55,19 @@ func parseStat(text []byte) (procStat, error) {
 // cpuTime returns the time on the processor that a process and all below it have
 // used, dead ones included, but not the living ones in except.
 func cpuTime(pid int, except ...int) (time.Duration, error) {
-	// The living are read first: one that dies in between is counted a moment
-	// late, and never twice.
-	var living time.Duration
-	for _, child := range procfs.Children(pid) {
-		if !slices.Contains(except, child) {
-			if used, err := cpuTime(child, except...); err == nil {
-				living += used
-			}
-		}
-	}
+	// Every parent is read before its children: one that dies in between, and is no longer
+	// among them, is counted with the dead the next time, and nobody is counted twice.
 	s, err := readStat(pid)
 	if err != nil {
 		return 0, err
 	}
-	return s.own + s.dead + living, nil
+	used := s.own + s.dead
+	for _, child := range procfs.Children(pid) {
+		if !slices.Contains(except, child) {
+			if more, err := cpuTime(child, except...); err == nil {
+				used += more
+			}
+		}
+	}
+	return used, nil
 }
