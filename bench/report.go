@@ -112,8 +112,7 @@ func (m *measured) costs(r report, put func(string, []float64)) {
 		put("consul_writes_per_task", each(own, func(o outcome) float64 { return o.ConsulWrites }))
 		put("rss_mb_busy", each(own, func(o outcome) float64 { return o.PeakMB }))
 	}
-	if river := bySubject["river"]["all"]; river > 0 {
-		own := bySubject["onejob"]
+	if own, river := bySubject["onejob"], bySubject["river"]["all"]; own["all"] > 0 && river > 0 {
 		r["river_cpu_ratio"], r["river_cpu_ratio_without_consul"] = own["all"]/river, (own["all"]-own["consul"])/river
 	}
 	for _, name := range []string{"replicas3", "replicas8"} {

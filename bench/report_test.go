@@ -23,6 +23,26 @@ func TestReportOfCalmRounds(t *testing.T) {
 	}
 }
 
+// Two contests have a ratio only if both took place.
+func TestReportOfProcessorTime(t *testing.T) {
+	contests := map[string][]outcome{
+		"onejob": {{CPU: map[string]float64{"subject": 20, "postgres": 30, "consul": 10}}},
+		"river":  {{CPU: map[string]float64{"subject": 10, "postgres": 30}}},
+	}
+	r := (&measured{benchCases: contests}).report()
+	if with, without := r["river_cpu_ratio"], r["river_cpu_ratio_without_consul"]; with != 1.5 || without != 1.25 {
+		t.Errorf("the ratios are %v and %v, not 1.5 and 1.25", with, without)
+	}
+	for name, rounds := range contests {
+		r := (&measured{benchCases: map[string][]outcome{name: rounds}}).report()
+		for _, key := range []string{"river_cpu_ratio", "river_cpu_ratio_without_consul"} {
+			if got, ok := r[key]; ok {
+				t.Errorf("of %s alone: %s is %v", name, key, got)
+			}
+		}
+	}
+}
+
 func TestLayOut(t *testing.T) {
 	const compact = `{"a":{"b":[1,2]},"list":[{"c":"x, [y"},{"c":1}],"n":1.50,"s":"{\"}"}`
 	for _, test := range []struct {
