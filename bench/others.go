@@ -2,12 +2,14 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // What others on the machine do while we measure: it is written down with every
@@ -16,19 +18,29 @@ import (
 // calmShare is how much of the machine others may use for it to be called calm.
 const calmShare = 0.1
 
-// processorUse is how much of the processors was used up to a moment.
+// processorUse is how much of the processors was used up to a moment. They are those that this
+// program may run on, as with taskset: what others do on the rest takes nothing from it.
 type processorUse struct {
-	at  time.Time
-	all time.Duration // by everybody, and by other machines on the same hardware
-	own time.Duration // by this program, its servers and its subjects
+	at         time.Time
+	processors int
+	all        time.Duration // by everybody, and by other machines on the same hardware
+	own        time.Duration // by this program, its servers and its subjects
 }
 
 func readProcessorUse() (u processorUse, err error) {
+	var ours unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &ours); err != nil {
+		return u, fmt.Errorf("which processors this program may run on: %w", err)
+	}
 	text, err := os.ReadFile("/proc/stat")
 	if err != nil {
 		return u, err
 	}
-	if u.all, err = parseBusy(string(text)); err != nil {
+	busy, err := parseBusy(string(text))
+	if err != nil {
+		return u, err
+	}
+	if u.all, u.processors, err = ofOurs(busy, &ours); err != nil {
 		return u, err
 	}
 	u.at = time.Now()
@@ -36,28 +48,47 @@ func readProcessorUse() (u processorUse, err error) {
 	return u, err
 }
 
-// parseBusy returns the time that all processors were busy from /proc/stat.
-func parseBusy(text string) (time.Duration, error) {
-	line, _, _ := strings.Cut(text, "\n")
-	fields := strings.Fields(line)
-	// cpu user nice system idle iowait irq softirq steal; user has what guests used
-	if len(fields) < 9 || fields[0] != "cpu" {
-		return 0, fmt.Errorf("%q is no line of /proc/stat", line)
-	}
-	var busy int64
-	for _, i := range []int{1, 2, 3, 6, 7, 8} {
-		n, err := strconv.ParseInt(fields[i], 10, 64)
-		if err != nil {
-			return 0, fmt.Errorf("%q is no line of /proc/stat: %w", line, err)
+// parseBusy returns for how long each processor was busy from /proc/stat.
+func parseBusy(text string) (map[int]time.Duration, error) {
+	busy := map[int]time.Duration{}
+	for line := range strings.Lines(text) {
+		fields := strings.Fields(line)
+		if len(fields) == 0 || !strings.HasPrefix(fields[0], "cpu") || fields[0] == "cpu" { // the last one is the sum of all
+			continue
 		}
-		busy += n
+		processor, err := strconv.Atoi(fields[0][len("cpu"):])
+		// cpu0 user nice system idle iowait irq softirq steal; user has what guests used
+		if err != nil || len(fields) < 9 {
+			return nil, fmt.Errorf("%q is no line of /proc/stat", line)
+		}
+		for _, i := range []int{1, 2, 3, 6, 7, 8} {
+			n, err := strconv.ParseInt(fields[i], 10, 64)
+			if err != nil {
+				return nil, fmt.Errorf("%q is no line of /proc/stat: %w", line, err)
+			}
+			busy[processor] += time.Duration(n) * tick
+		}
 	}
-	return time.Duration(busy) * tick, nil
+	return busy, nil
 }
 
-// othersShare returns which share of the machine others used between two moments.
+// ofOurs sums up the processors that this program may run on, and counts them. Some containers
+// show no others, and number them anew.
+func ofOurs(busy map[int]time.Duration, ours *unix.CPUSet) (all time.Duration, processors int, err error) {
+	for processor, used := range busy {
+		if ours.IsSet(processor) || len(busy) == ours.Count() {
+			all, processors = all+used, processors+1
+		}
+	}
+	if processors == 0 {
+		return 0, 0, errors.New("/proc/stat has no line of a processor that this program may run on")
+	}
+	return all, processors, nil
+}
+
+// othersShare returns which share of the processors others used between two moments.
 func othersShare(from, to processorUse) float64 {
-	whole := to.at.Sub(from.at) * time.Duration(runtime.NumCPU())
+	whole := to.at.Sub(from.at) * time.Duration(to.processors)
 	return max(0, float64((to.all-from.all)-(to.own-from.own))/float64(whole))
 }
 
