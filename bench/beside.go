@@ -152,21 +152,29 @@ func runBeside(ctx context.Context, p besidePlan) (err error) {
 	if err := retry.Start(); err != nil {
 		return err
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- retry.Wait() }()
+	type end struct {
+		took time.Duration
+		err  error
+	}
+	ends := make(chan end, 1)
+	go func() {
+		err := retry.Wait()
+		ends <- end{time.Since(began), err}
+	}()
+	var ended end
 	going := true
 	err = phase("beside a retry of all failed tasks", 1, func() bool {
 		select {
-		case failed = <-ended:
+		case ended = <-ends:
 			going = false
 		default:
 		}
 		return going
 	})
-	r.RetryS = time.Since(began).Seconds()
-	if err = errors.Join(err, failed); err != nil {
+	if err = errors.Join(err, ended.err); err != nil {
 		return err
 	}
+	r.RetryS = ended.took.Seconds() // the phase goes on until its last task has run
 	if usage, ok := retry.ProcessState.SysUsage().(*syscall.Rusage); ok {
 		r.RetryMB = float64(usage.Maxrss) / 1024
 	}
