@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"syscall"
@@ -144,11 +145,14 @@ func spoilDatabaseKey(ctx context.Context, h *fault) error {
 	return eventually(context.WithoutCancel(ctx), 3*time.Minute, "the record of the database is put right", func() error {
 		writing, cancel := context.WithTimeout(context.WithoutCancel(ctx), consulMaxWait)
 		defer cancel()
+		var errs []error
 		for _, s := range h.c.consul.Servers {
-			if _, err := s.Client().KV().Put(&api.KVPair{Key: key, Value: before.Value}, new(api.WriteOptions).WithContext(writing)); err == nil {
+			_, err := s.Client().KV().Put(&api.KVPair{Key: key, Value: before.Value}, new(api.WriteOptions).WithContext(writing))
+			if err == nil {
 				return nil
 			}
+			errs = append(errs, err)
 		}
-		return errNothing
+		return errors.Join(errs...)
 	})
 }

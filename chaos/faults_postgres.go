@@ -81,9 +81,9 @@ func slowPostgres(ctx context.Context, h *fault) error {
 		_ = h.sql(ctx, s)
 	}
 	h.lasts(ctx)
-	return eventually(context.WithoutCancel(ctx), time.Minute, "Postgres' disk is mended", func() error {
+	return eventually(context.WithoutCancel(ctx), 3*time.Minute, "Postgres' disk is quick again", func() error {
 		for _, s := range []string{`ALTER SYSTEM RESET commit_delay`, `ALTER SYSTEM RESET commit_siblings`, `SELECT pg_reload_conf()`} {
-			if err := h.sql(context.WithoutCancel(ctx), s); err != nil {
+			if err := h.operate(context.WithoutCancel(ctx), s); err != nil {
 				return err
 			}
 		}
