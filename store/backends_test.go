@@ -123,7 +123,9 @@ func TestDeathEndsStatements(t *testing.T) {
 				b := newBench(t)
 				dead, living := b.joined("dead"), b.joined("living")
 				task := b.claimedBy(dead)
-				ended := b.sleep(t.Context(), b.Store, task)
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				ended := b.sleep(ctx, b.Store, task)
 				b.sql(change, task.ID)
 				if err := declare(b, living); err != nil {
 					t.Fatal(err)
@@ -132,7 +134,9 @@ func TestDeathEndsStatements(t *testing.T) {
 				if err := declare(b, dead); err != nil {
 					t.Fatal(err)
 				}
-				equal(t, "statements after the death", b.sleeping(), "0")
+				if n := b.sleeping(); n != "0" {
+					t.Fatalf("statements after the death: %s", n)
+				}
 				if err := <-ended; err == nil {
 					t.Error("the statement succeeded")
 				}

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"fmt"
 	"os"
 	"reflect"
 
@@ -9,6 +10,7 @@ import (
 	"onejob/lock/rabbitmq"
 	"onejob/store"
 	"onejob/tasks"
+	execkind "onejob/tasks/kinds/exec"
 	"onejob/worker"
 )
 
@@ -21,8 +23,15 @@ func reloaded(path string, old Config, handlers tasks.Kinds, db *store.Store, re
 		log.Error("reload_failed", zap.Error(err))
 		return old
 	}
+	if len(cfg.Kinds.Exec.Commands) > 0 {
+		// The new times are not in force before the replica is restarted.
+		if err := execkind.CheckTimes(old.Consul.Margin, old.Consul.LockDelay); err != nil {
+			log.Error("reload_failed", zap.Error(fmt.Errorf("the replica was started without commands and with times that are not safe for them; restart it: %w", err)))
+			return old
+		}
+	}
 	kinds, err := cfg.kinds(db, handlers)
-	if err == nil { // with the times that the locks were started with
+	if err == nil {
 		err = replica.Reload(kinds, cfg.Limits.Slots, cfg.Limits.Kinds)
 	}
 	if err != nil {
