@@ -109,6 +109,11 @@ func TestPostgresThatDoesNotStopStartsAgain(t *testing.T) {
 	}
 	t.Cleanup(func() { p.Close() })
 	children := procfs.Children(p.PID())
+	t.Cleanup(func() {
+		for _, pid := range children { // none is left if the test passes
+			_ = syscall.Kill(pid, syscall.SIGCONT)
+		}
+	})
 	for _, pid := range children {
 		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil && err != syscall.ESRCH {
 			t.Fatal(err)
