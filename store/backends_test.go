@@ -18,10 +18,11 @@ import (
 	"onejob/tasks"
 )
 
-// sleeping returns how many statements of the test sleep in the database.
+// sleeping returns how many statements of the test sleep in the database. A backend that was ended
+// is there, as an active one, for a moment after it has given up its transaction and its locks.
 func (b *bench) sleeping() string {
 	b.t.Helper()
-	return b.one(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'active' AND query LIKE 'SELECT pg_sleep(600)%'`)
+	return b.one(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep' AND query LIKE 'SELECT pg_sleep(600)%'`)
 }
 
 // sleep runs a statement for a task that sleeps, and returns when it does so.

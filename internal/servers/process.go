@@ -148,5 +148,6 @@ func (e *exitError) Unwrap() error { return e.err }
 
 // portTaken reports whether the server ended because of a port in use.
 func (e *exitError) portTaken() bool {
-	return strings.Contains(strings.ToLower(e.log), "address already in use")
+	log := strings.ToLower(e.log)
+	return strings.Contains(log, "address already in use") || strings.Contains(log, "dist_port_already_used") // RabbitMQ's distribution port
 }
