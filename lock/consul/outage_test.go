@@ -113,11 +113,7 @@ func TestEndWhileConsulIsAway(t *testing.T) {
 // check's TTL: the leases must live on.
 func TestSlowKeysDoNotSlowHeartbeats(t *testing.T) {
 	t.Parallel()
-	kv := testenv.Consul(t)
-	p := newProxy(t, kv.Addr)
-	cfg := config(t, kv)
-	cfg.Client.Address = p.Addr
-	l := start(t, cfg)
+	l, p, cfg := behindProxy(t)
 	first := acquire(t, l, "first")
 	before := first.Deadline()
 	p.inject(on(func(r *http.Request) bool { return r.URL.Path == "/v1/txn" }, 0, func(w http.ResponseWriter, r *http.Request, forward http.HandlerFunc) {
@@ -146,11 +142,7 @@ func TestSlowKeysDoNotSlowHeartbeats(t *testing.T) {
 // they do not wait for it, nor does what comes after the session.
 func TestNoAnswerUnderALostSession(t *testing.T) {
 	t.Parallel()
-	kv := testenv.Consul(t)
-	p := newProxy(t, kv.Addr)
-	cfg := config(t, kv)
-	cfg.Client.Address = p.Addr
-	l := start(t, cfg)
+	l, p, _ := behindProxy(t)
 	var took time.Duration
 	for range 5 { // on a busy machine one may take as long as without it, but not each
 		ready(t, l)

@@ -15,6 +15,8 @@ import (
 	"testing"
 
 	"github.com/hashicorp/consul/api"
+
+	"onejob/internal/testenv"
 )
 
 // A proxy stands between a locker and a real Consul server, for the faults that
@@ -95,6 +97,16 @@ func (p *proxy) serve(w http.ResponseWriter, r *http.Request) {
 }
 
 // inject makes f answer from now on; nil is no fault.
+// behindProxy starts a locker whose way to Consul leads through a proxy.
+func behindProxy(t testing.TB) (*Locker, *proxy, Config) {
+	t.Helper()
+	kv := testenv.Consul(t)
+	p := newProxy(t, kv.Addr)
+	cfg := config(t, kv)
+	cfg.Client.Address = p.Addr
+	return start(t, cfg), p, cfg
+}
+
 func (p *proxy) inject(f fault) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
