@@ -7,10 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"runtime"
 	"slices"
@@ -101,13 +103,13 @@ func dev(ctx context.Context, config string, replicas int, envFile string, stdou
 	}
 	defer func() { err = errors.Join(err, consul.Close()) }()
 
-	environ := append(privateEnviron(os.Environ()), "ONEJOB_CONFIG="+config,
-		"ONEJOB_POSTGRES_DSN="+pg.DSN("postgres"), "ONEJOB_POSTGRES_LISTEN_DSN=",
-		"CONSUL_HTTP_ADDR="+consul.Addr())
+	addresses := []string{"ONEJOB_POSTGRES_DSN=" + pg.DSN("postgres"), "CONSUL_HTTP_ADDR=" + consul.Addr(), "ONEJOB_CONFIG=" + config}
+	overrides := []string{"ONEJOB_POSTGRES_LISTEN_DSN=", "ONEJOB_LIMITS_BACKEND=consul"}
 	for _, name := range consulAccess {
-		environ = append(environ, name+"=") // over what the file says
+		overrides = append(overrides, name+"=")
 	}
-	environ = append(environ, "ONEJOB_CONSUL_ADDRESS="+consul.Addr())
+	overrides = append(overrides, "ONEJOB_CONSUL_ADDRESS="+consul.Addr())
+	environ := slices.Concat(privateEnviron(os.Environ()), addresses, overrides)
 	cfg, err := loadConfig(config, environ)
 	if err != nil {
 		return err
@@ -118,7 +120,7 @@ func dev(ctx context.Context, config string, replicas int, envFile string, stdou
 
 	say("starting %d replicas ...", replicas)
 	running, err := startReplicas(replicas, environ, stdout)
-	defer func() { err = errors.Join(err, running.stop()) }()
+	defer func() { err = errors.Join(err, running.stop(cfg.Worker.ShutdownGrace+30*time.Second)) }()
 	if err != nil {
 		return err
 	}
@@ -130,8 +132,12 @@ func dev(ctx context.Context, config string, replicas int, envFile string, stdou
 	}
 
 	pages := running.pages()
-	vars := fmt.Sprintf("export ONEJOB_POSTGRES_DSN='%s'\nexport CONSUL_HTTP_ADDR='%s'\nexport ONEJOB_CONFIG='%s'\nexport ONEJOB_DEV_PIDS='%s'\nexport ONEJOB_DEV_PAGES='%s'\n",
-		pg.DSN("postgres"), consul.Addr(), config, strings.Join(running.pids(), " "), strings.Join(pages, " "))
+	needed, err := neededOverrides(overrides, config, os.Environ())
+	if err != nil {
+		return err
+	}
+	vars := exports(slices.Concat(addresses, needed,
+		[]string{"ONEJOB_DEV_PIDS=" + strings.Join(running.pids(), " "), "ONEJOB_DEV_PAGES=" + strings.Join(pages, " ")}))
 	if envFile != "" {
 		if err := writeWhole(envFile, vars); err != nil {
 			return err
@@ -162,6 +168,53 @@ func privateEnviron(environ []string) []string {
 		return strings.HasPrefix(name, "CONSUL_") || strings.HasPrefix(name, "PG") || name == "ONEJOB_REPLICA" ||
 			name == "ONEJOB_POSTGRES_DSN" || name == "ONEJOB_POSTGRES_LISTEN_DSN" || slices.Contains(consulAccess, name)
 	})
+}
+
+// neededOverrides returns those of the overrides, and of other variables made empty, without which a
+// command in another terminal would be led elsewhere: by the configuration file, or by a variable that
+// is set here, and so most likely there too.
+func neededOverrides(overrides []string, config string, environ []string) ([]string, error) {
+	content, err := os.ReadFile(config)
+	if err != nil {
+		return nil, err
+	}
+	_, lines, err := parseFile(content)
+	if err != nil {
+		return nil, err
+	}
+	needed := map[string]bool{}
+	for _, s := range settings(reflect.TypeFor[Config](), nil) {
+		needed[s.variable()] = lines[s.key()] > 0
+	}
+	var all []string
+	for _, entry := range environ {
+		name, _, _ := strings.Cut(entry, "=")
+		needed[name] = true
+		if strings.HasPrefix(name, "CONSUL_") && name != "CONSUL_HTTP_ADDR" {
+			all = append(all, name+"=")
+		}
+	}
+	value := map[string]string{}
+	for _, entry := range overrides { // the last one of a name counts
+		name, v, _ := strings.Cut(entry, "=")
+		value[name] = v
+	}
+	for _, name := range slices.Sorted(maps.Keys(value)) {
+		if needed[name] {
+			all = append(all, name+"="+value[name])
+		}
+	}
+	return all, nil
+}
+
+// exports returns lines of a shell that set variables.
+func exports(entries []string) string {
+	var lines strings.Builder
+	for _, entry := range entries {
+		name, value, _ := strings.Cut(entry, "=")
+		fmt.Fprintf(&lines, "export %s='%s'\n", name, value)
+	}
+	return lines.String()
 }
 
 func migrateNow(ctx context.Context, cfg Config) error {
@@ -297,8 +350,8 @@ func (r *replicas) await(ctx context.Context, ready func(context.Context) error)
 	}
 }
 
-// stop ends the replicas as systemd would, and returns when they are gone.
-func (r *replicas) stop() error {
+// stop ends the replicas as systemd would, and returns when they are gone. It kills them after maxWait.
+func (r *replicas) stop(maxWait time.Duration) error {
 	for _, cmd := range r.cmds {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 	}
@@ -307,7 +360,7 @@ func (r *replicas) stop() error {
 	forceStop := make(chan os.Signal, 1)
 	signal.Notify(forceStop, syscall.SIGINT, syscall.SIGTERM)
 	defer signal.Stop(forceStop)
-	maxWait := time.After(45 * time.Second)
+	tooLong := time.After(maxWait)
 	for {
 		select {
 		case <-gone:
@@ -316,12 +369,12 @@ func (r *replicas) stop() error {
 			for _, cmd := range r.cmds {
 				_ = cmd.Process.Signal(syscall.SIGTERM)
 			}
-		case <-maxWait:
+		case <-tooLong:
 			for _, cmd := range r.cmds {
 				_ = cmd.Process.Kill()
 			}
 			<-gone
-			return errors.New("replicas did not stop within 45s and were killed")
+			return fmt.Errorf("replicas did not stop within %v and were killed", maxWait)
 		}
 	}
 }
