@@ -292,7 +292,9 @@ func (c *Config) validateSettings() error {
 	switch c.Limits.Backend {
 	case "consul":
 	case "rabbitmq":
-		join("limits.rabbitmq_url: ", c.rabbitmqConfig().Validate())
+		for _, err := range flatten(rabbitmq.Config{URL: c.Limits.RabbitMQURL}.Validate()) { // the names are judged below
+			add("limits.rabbitmq_url: %s", strings.TrimPrefix(err.Error(), "rabbitmq.url: "))
+		}
 	default:
 		add("limits.backend: must be consul or rabbitmq, not %q", c.Limits.Backend)
 	}

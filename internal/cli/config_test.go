@@ -249,6 +249,8 @@ func TestConfigProblems(t *testing.T) {
 			`kinds.http.allow[0] "ftp://x": ...`,
 			`kinds.sql: statement "c" has no sql`,
 		}},
+		{"RabbitMQHeartbeat", "limits: {backend: rabbitmq, rabbitmq_url: \"amqp://host/?heartbeat=3\", slots: {\"\": 1}}", nil, []string{
+			"limits.rabbitmq_url: take heartbeat=3 out of it: ...", "limits.slots: ..."}},
 		{"TwoTokens", "http: {read_token: 0123456789abcdef, read_token_file: /dev/null}", nil, []string{"http.read_token_file: cannot be used together with http.read_token"}},
 		{"TwoConsulTokens", "consul: {token: a, token_file: /dev/null}", nil, []string{"consul.token_file: cannot be used together with consul.token"}},
 		{"MissingTokenFile", "consul: {token_file: /no/such}", nil, []string{"consul token file: ..."}},
