@@ -336,6 +336,28 @@ func TestTheTokenToActReads(t *testing.T) {
 	}
 }
 
+// A token that cannot be read shuts out nobody who has another one.
+func TestABrokenTokenShutsOutNobodyElse(t *testing.T) {
+	t.Parallel()
+	broken := func() (string, error) { return "", errors.New("no such file") }
+	page := acting(t, &cluster{text: "x"}, &deeds{}, func(cfg *web.Config) { cfg.Loopback, cfg.Token = false, broken })
+	for status, request := range map[int]func(*http.Request){200: alice, 500: basic("alice", "fedcba9876543211")} {
+		if resp, body := get(t, page+"/", request); resp.StatusCode != status {
+			t.Errorf("the read token is broken: %d, want %d\n%s", resp.StatusCode, status, body)
+		}
+	}
+	page = acting(t, &cluster{text: "x"}, &deeds{}, func(cfg *web.Config) {
+		cfg.Loopback = false
+		cfg.Token = func() (string, error) { return readToken, nil }
+		cfg.ActTokens = func() ([]web.ActToken, error) { return nil, errors.New("no such file") }
+	})
+	for status, request := range map[int]func(*http.Request){200: basic("any", readToken), 500: alice} {
+		if resp, body := get(t, page+"/", request); resp.StatusCode != status {
+			t.Errorf("the act tokens are broken: %d, want %d\n%s", resp.StatusCode, status, body)
+		}
+	}
+}
+
 func TestButtonsAreThereOnlyIfSomebodyMayAct(t *testing.T) {
 	t.Parallel()
 	page := acting(t, &cluster{text: "x"}, &deeds{}, nil)

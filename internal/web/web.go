@@ -202,22 +202,25 @@ func (p *page) admitReader(r *http.Request) *refusal {
 	if p.cfg.Token == nil && p.cfg.Loopback {
 		return nil
 	}
+	var broken *refusal // it shuts out nobody who has another token
 	if p.cfg.Token != nil {
-		token, err := p.cfg.Token()
-		if err != nil {
-			return &refusal{status: http.StatusInternalServerError, text: "The token cannot be read: " + err.Error()}
-		}
-		if holds(r, token) {
+		switch token, err := p.cfg.Token(); {
+		case err != nil:
+			broken = &refusal{status: http.StatusInternalServerError, text: "The token cannot be read: " + err.Error()}
+		case holds(r, token):
 			return nil
 		}
 	}
 	if p.cfg.ActTokens != nil {
 		switch actor, err := p.actor(r); {
 		case err != nil:
-			return &refusal{status: http.StatusInternalServerError, text: "The tokens cannot be read: " + err.Error()}
+			broken = &refusal{status: http.StatusInternalServerError, text: "The tokens cannot be read: " + err.Error()}
 		case actor != "":
 			return nil
 		}
+	}
+	if broken != nil {
+		return broken
 	}
 	return &refusal{http.StatusUnauthorized, "A token is needed: Authorization: Bearer TOKEN, or any user with the token as the password.", "any user, the password is http.read_token"}
 }
