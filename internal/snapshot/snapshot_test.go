@@ -335,6 +335,16 @@ func TestVerdicts(t *testing.T) {
 				o.Replicas.Rows[i].Queues = []string{"default"}
 			}
 		}},
+		{name: "AllStop", level: snapshot.Warning, want: "3 replicas, 41 running, behind 0.4 s, nothing fails, leader web-2", need: "tasks of kind noop wait in queue default: the replicas that could claim them are stopping, or are silent", change: func(o *store.Overview) {
+			for i := range o.Replicas.Rows {
+				o.Replicas.Rows[i].State = tasks.ReplicaStopping
+			}
+		}},
+		{name: "OneWorksOn", level: snapshot.Good, change: func(o *store.Overview) {
+			for i := range o.Replicas.Rows[1:] {
+				o.Replicas.Rows[1+i].State = tasks.ReplicaStopping
+			}
+		}},
 		{name: "QueueWithoutTheKind", level: snapshot.Bad, need: "tasks of kind http wait in queue mail: no replica that serves the queue knows the kind", change: func(o *store.Overview) {
 			o.Waiting.Rows = append(o.Waiting.Rows, store.Waiting{Queue: "mail", Kind: "http", Due: 1})
 			for i := range o.Replicas.Rows {

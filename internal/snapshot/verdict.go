@@ -95,8 +95,9 @@ func (v *view) needsOfReplicas() {
 	}
 }
 
-// claimers returns how many live replicas serve the queue, know the kind, and both.
-func (v *view) claimers(w store.Waiting) (queue, kind, both int) {
+// claimers returns how many live replicas serve the queue, know the kind, and both; and of the last
+// how many claim: the others are stopping, or have sent no heartbeat for long.
+func (v *view) claimers(w store.Waiting) (queue, kind, both, claim int) {
 	for _, r := range v.Replicas {
 		if !r.Live() {
 			continue
@@ -110,9 +111,12 @@ func (v *view) claimers(w store.Waiting) (queue, kind, both int) {
 		}
 		if serves && knows {
 			both++
+			if r.State != tasks.ReplicaStopping && !r.Silent() {
+				claim++
+			}
 		}
 	}
-	return queue, kind, both
+	return queue, kind, both, claim
 }
 
 // needsOfWaiting finds tasks that are due and that no replica will claim.
@@ -124,11 +128,15 @@ func (v *view) needsOfWaiting() {
 	}
 	seen := map[string]bool{}
 	for _, w := range v.waiting {
-		queue, kind, both := v.claimers(w)
+		queue, kind, both, claim := v.claimers(w)
 		var text, do string
+		level := Bad
 		switch {
-		case w.Due == 0 || both > 0 || v.paused(w.Queue) != nil:
+		case w.Due == 0 || claim > 0 || v.paused(w.Queue) != nil:
 			continue
+		case both > 0:
+			level = Warning
+			text, do = fmt.Sprintf("tasks of kind %s wait in queue %s: the replicas that could claim them are stopping, or are silent", w.Kind, w.Queue), "start another replica if none starts by itself"
 		case queue == 0:
 			text, do = fmt.Sprintf("tasks wait in queue %s: no replica serves it", w.Queue), "add the queue to worker.queues of a replica"
 		case kind == 0:
@@ -138,7 +146,7 @@ func (v *view) needsOfWaiting() {
 		}
 		if !seen[text] && len(seen) < 20 {
 			seen[text] = true
-			v.need(Bad, 0, do, "%s", text)
+			v.need(level, 0, do, "%s", text)
 		}
 	}
 }
@@ -204,7 +212,7 @@ func dueTasks(c Count) string {
 // limit and no lock key, and a replica would claim it, if there were any.
 func (v *view) behind() (behind time.Duration) {
 	for _, w := range v.waiting {
-		if _, _, claimers := v.claimers(w); w.Limit == "" && v.paused(w.Queue) == nil && (claimers > 0 || v.live() == 0) {
+		if _, _, claimers, _ := v.claimers(w); w.Limit == "" && v.paused(w.Queue) == nil && (claimers > 0 || v.live() == 0) {
 			behind = max(behind, w.Keyless)
 		}
 	}
