@@ -11,10 +11,13 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/url"
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
+	"syscall"
 	"time"
 
 	"onejob/internal/payload"
@@ -68,7 +71,8 @@ type Config struct {
 // attempts at one task; and Traceparent, if the attempt belongs to a trace.
 //
 // A status of 2xx is success. 408, 425, 429, 5xx and a failing network are
-// tried again, not before Retry-After asks for. Every other status fails the
+// tried again, not before Retry-After asks for. If the host has no files, memory
+// or ports left to open a connection, the task is requeued. Every other status fails the
 // task at once. Up to 5 redirects are followed, with the methods and bodies
 // that browsers would use, and only to where the allow-list leads; to another
 // origin the payload's own headers do not go along.
@@ -143,13 +147,18 @@ func (k *Kind) send(ctx context.Context, a *tasks.Attempt, out *outgoing) (tasks
 		ctx, cancel = context.WithTimeoutCause(ctx, k.timeout, cause)
 		defer cancel()
 	}
+	var connected atomic.Bool // once, as before a redirect: something may have been sent
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { connected.Store(true) }})
 	req, err := out.request(ctx, a)
 	if err != nil {
 		return tasks.Result{}, tasks.Permanent(err)
 	}
 	resp, err := k.client.Do(req)
 	if err != nil {
-		return tasks.Result{}, requestError(req, err)
+		if err = requestError(req, err); !connected.Load() && exhausted(err) { // which is no fault of the task's
+			err = tasks.Requeue(0, err)
+		}
+		return tasks.Result{}, err
 	}
 	defer resp.Body.Close()
 	// The body of a switched protocol is the connection itself, which does not end with ctx.
@@ -190,6 +199,29 @@ func requestError(req *http.Request, err error) error {
 		err = context.Cause(ctx)
 	}
 	return fmt.Errorf("%s %s: %w", req.Method, shown(req.URL), err)
+}
+
+// lacks are what no connection can be opened with when this host has no files or memory left.
+var lacks = []syscall.Errno{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM}
+
+// exhausted reports whether no connection could be opened because this host has no files, memory
+// or ports left.
+func exhausted(err error) bool {
+	op, is := errors.AsType[*net.OpError](err)
+	for is && op.Op != "dial" { // "proxyconnect" has another one in it
+		op, is = errors.AsType[*net.OpError](op.Err)
+	}
+	if !is {
+		return false
+	}
+	if dns, is := errors.AsType[*net.DNSError](op.Err); is { // it keeps the text of its cause only
+		return slices.ContainsFunc(lacks, func(lack syscall.Errno) bool { return strings.HasSuffix(dns.Err, lack.Error()) })
+	}
+	if errors.Is(op.Err, syscall.EADDRNOTAVAIL) { // no port; for an IPv6 address also: no IPv6 here
+		to, is := op.Addr.(*net.TCPAddr)
+		return is && to.IP.To4() != nil
+	}
+	return slices.ContainsFunc(lacks, func(lack syscall.Errno) bool { return errors.Is(op.Err, lack) })
 }
 
 // shown returns u as it may be shown: without its query and whom it signs in.
