@@ -445,6 +445,9 @@ const MaxFloor = lastClock
 // AdoptDatabase puts the server that answers on record, whatever was there before, and
 // returns it. Its fences are above all that its predecessor on record may have given out, and
 // above the given one, for those that nothing remembers. A zero asks for nothing.
+//
+// If the database does not note what was put on record, the error says that replicas follow the
+// record regardless. Another call, or a replica, makes up for it.
 func AdoptDatabase(ctx context.Context, store DatabaseStore, locks DatabaseLocks, by string, above int64) (tasks.Server, error) {
 	if above < 0 || above > MaxFloor {
 		return tasks.Server{}, fmt.Errorf("fences cannot begin above %d: it must be from 0 to %d", above, int64(MaxFloor))
@@ -454,10 +457,14 @@ func AdoptDatabase(ctx context.Context, store DatabaseStore, locks DatabaseLocks
 		if err != nil {
 			return tasks.Server{}, err
 		}
-		now, _, err := settleDatabase(ctx, store, locks, r, version, by, false, true, above)
-		if !errors.Is(err, lock.ErrChanged) {
-			return now.Server, err
+		now, recorded, err := settleDatabase(ctx, store, locks, r, version, by, false, true, above)
+		switch {
+		case errors.Is(err, lock.ErrChanged):
+			continue
+		case err != nil && recorded != 0:
+			return now.Server, fmt.Errorf("the record in Consul names %s already, and replicas follow it, but that server has not noted where its fences begin; it is safe to repeat this: %w", now.Server, err)
 		}
+		return now.Server, err
 	}
 	return tasks.Server{}, lock.ErrChanged
 }
@@ -465,7 +472,8 @@ func AdoptDatabase(ctx context.Context, store DatabaseStore, locks DatabaseLocks
 // settleDatabase puts the server that answers on record, where r is not of that server
 // and it may take its place. It returns the record as it is then. If the server may not
 // take its place it returns an errOtherDatabase, and the record that it would have; with
-// force it always may.
+// force it always may. If the server is on record and has not noted it, it returns an error
+// beside the version; with every other error the version is zero.
 func settleDatabase(ctx context.Context, store DatabaseStore, locks DatabaseLocks, r databaseRecord, version uint64, by string, back, force bool, above int64) (databaseRecord, uint64, error) {
 	server, err := store.Server(ctx)
 	now := databaseRecord{Server: server.Server, By: by, At: time.Now().UTC()}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -297,6 +298,47 @@ func TestAdoptDatabaseAboveAFence(t *testing.T) {
 	c.records[0] = consulRecord{c.record, c.version}
 	if fence := c.use(0, 1)[0]; fence <= seen {
 		t.Errorf("the next fence is %d, and %d was seen", fence, int64(seen))
+	}
+}
+
+// noteless is a Postgres that fails to note where its fences begin.
+type noteless struct {
+	*recordKept
+	err error
+}
+
+func (f noteless) Recorded(context.Context, int64) error { return f.err }
+
+// A server that is put on record, and fails then, is the database. A person who reads only the
+// error would believe that nothing has changed.
+func TestAdoptDatabaseThatNotesNothing(t *testing.T) {
+	_, k, _, _ := lookedAt(t)
+	k.mu.Lock()
+	k.report.System, k.report.Standby = "2", true
+	k.mu.Unlock()
+	broken := errors.New("the connection broke")
+	const already = "the record in Consul names"
+	if _, err := AdoptDatabase(t.Context(), noteless{k, broken}, k, "a person", 0); err == nil || strings.Contains(err.Error(), already) {
+		t.Errorf("a server that is not put on record: %v", err)
+	}
+
+	k.mu.Lock()
+	k.report.Standby = false
+	k.mu.Unlock()
+	_, err := AdoptDatabase(t.Context(), noteless{k, broken}, k, "a person", 0)
+	if !errors.Is(err, broken) || !strings.Contains(err.Error(), already) || !strings.Contains(err.Error(), "repeat") {
+		t.Errorf("a server that is on record and has not noted it: %v", err)
+	}
+	var r databaseRecord
+	if err := json.Unmarshal(k.record, &r); err != nil || r.System != "2" {
+		t.Fatalf("on record is %s, %v", k.record, err)
+	}
+
+	if _, err := AdoptDatabase(t.Context(), k, k, "a person", 0); err != nil {
+		t.Fatal(err)
+	}
+	if k.report.FencesFrom != r.FencesFrom {
+		t.Errorf("after another call fences from %d are noted, want %d", k.report.FencesFrom, r.FencesFrom)
 	}
 }
 
