@@ -50,7 +50,8 @@ type limits struct {
 
 	fresh chan struct{} // rows with a limit may have come
 
-	held atomic.Bool // slots were not taken because of ours
+	held  atomic.Bool   // slots were not taken because of ours
+	turns atomic.Uint32 // of claims under a limit that rows have by their kind too
 
 	wg    sync.WaitGroup
 	news  atomic.Bool // rows with a limit may have come due, or got room, since we looked

@@ -164,6 +164,43 @@ func TestKindWithALimit(t *testing.T) {
 	}
 }
 
+// Rows that name a limit do not keep those waiting that have it by their kind, nor these them.
+func TestRowsOfALimitTakeTurns(t *testing.T) {
+	t.Parallel()
+	for _, named := range []bool{true, false} {
+		t.Run(fmt.Sprintf("named is %v", named), func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t)
+			begin := make(chan struct{})
+			k := tasks.Kinds{}
+			tasks.Handle(k, "visit", func(ctx context.Context, _ *tasks.Attempt, _ none) (none, error) {
+				select {
+				case <-begin:
+				case <-ctx.Done():
+				}
+				return none{}, nil
+			})
+			many, one := new("one"), (*string)(nil)
+			if !named {
+				many, one = one, many
+			}
+			c.exec(t, `INSERT INTO onejob.tasks (kind, priority, limit_name) SELECT 'visit', 9, $1 FROM generate_series(1, 100)`, many)
+			c.limited(t, "a", k, func(w *worker.Config) {
+				w.LimitSlots, w.KindLimits = map[string]int{"one": 1}, map[string]string{"visit": "one"}
+			})
+			testenv.Eventually(t, maxWait, "one runs", func() bool {
+				return get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status = 'running'") == 1
+			})
+			other := c.insert(t, "kind, limit_name", "visit", one)
+			close(begin)
+			c.awaitAll(t, 5*maxWait)
+			if before := get[int](t, c, "SELECT count(*) FROM onejob.attempts WHERE fence < (SELECT fence FROM onejob.tasks WHERE id = $1)", other); before > 10 {
+				t.Errorf("%d of 100 were before it", before)
+			}
+		})
+	}
+}
+
 // unlisted is a backend that cannot tell which limits there are.
 type unlisted struct{ lock.Semaphores }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -249,11 +250,17 @@ func (l *limits) release(name string, slot lock.Lease) {
 // claimUnder claims one task under a slot of the limit; nil if there is none. It
 // is noted as running; the caller says when it has ended. As in claimSome, a claim
 // that has begun is finished.
+//
+// Rows that name the limit and those that have it by their kind come in turns: they are two claims, and
+// in one order the first ones could keep the others waiting for ever.
 func (l *limits) claimUnder(ctx context.Context, name string) *tasks.Task {
 	s := l.config()
 	claims := []tasks.Claim{{Limit: name, Kinds: s.kinds.Names()}}
 	if kinds := s.under[name]; len(kinds) > 0 {
 		claims = append(claims, tasks.Claim{Kinds: kinds})
+		if l.turns.Add(1)%2 == 0 {
+			slices.Reverse(claims)
+		}
 	}
 	for _, c := range claims {
 		for more := true; more; {
