@@ -322,6 +322,7 @@ func readChosen(row pgx.Row, plain bool) (c chosen, err error) {
 type memory struct {
 	mu   sync.Mutex
 	sort map[string]*lanes
+	uses uint64 // of all sorts
 }
 
 // forget lets the next claim of each sort begin at the first row of each lane.
@@ -351,24 +352,49 @@ func (r *memory) dear() namedArgs {
 	return markArguments(marks)
 }
 
+// sortOf names the sort of a claim.
+func sortOf(c tasks.Claim) string {
+	return strings.Join([]string{c.Limit, strings.Join(c.Kinds, "\x1f"), strings.Join(c.Queues, "\x1f")}, "\x1e")
+}
+
 func (s *Store) lanesOf(c tasks.Claim) *lanes {
-	name := strings.Join([]string{c.Limit, strings.Join(c.Kinds, "\x1f"), strings.Join(c.Queues, "\x1f")}, "\x1e")
+	name := sortOf(c)
 	s.remember.mu.Lock()
 	defer s.remember.mu.Unlock()
 	l := s.remember.sort[name]
 	if l == nil {
-		if s.remember.sort == nil || len(s.remember.sort) == maxSorts {
+		if s.remember.sort == nil {
 			s.remember.sort = map[string]*lanes{}
 		}
-		l = &lanes{}
+		if len(s.remember.sort) == maxSorts {
+			s.remember.drop()
+		}
+		l = &lanes{limited: c.Limit != ""}
 		s.remember.sort[name] = l
 	}
+	s.remember.uses++
+	l.use = s.remember.uses
 	return l
+}
+
+// drop forgets the sort that was used longest ago: one with a limit, if there is any, as what claims
+// without one have passed may be the most. r.mu is held.
+func (r *memory) drop() {
+	first := ""
+	for name, l := range r.sort {
+		if old := r.sort[first]; old == nil || l.limited && !old.limited || l.limited == old.limited && l.use < old.use {
+			first = name
+		}
+	}
+	delete(r.sort, first)
 }
 
 // lanes remembers where claims of one sort go on. To forget is always right: the
 // next claim begins at the first row of each lane and finds what there is.
 type lanes struct {
+	limited bool   // claims of this sort are under a limit
+	use     uint64 // the number of its last use; under the mutex of memory
+
 	mu        sync.Mutex
 	marks     map[int64]mark
 	since     time.Time     // when a claim last began without marks

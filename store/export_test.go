@@ -55,6 +55,16 @@ func (s *Store) Expensive() {
 	}
 }
 
+// Remember notes that a claim goes on where the one before it has ended.
+func Remember(s *Store, c tasks.Claim) { s.lanesOf(c) }
+
+// Remembered returns for how many sorts of claims it is remembered where they go on, and whether c's is
+// among them.
+func Remembered(s *Store, c tasks.Claim) (n int, is bool) {
+	_, is = s.remember.sort[sortOf(c)]
+	return len(s.remember.sort), is
+}
+
 // Portions returns in how many portions LookBehind looks, of all sorts of claims.
 func Portions(s *Store) (n int) {
 	for _, l := range s.remember.sort {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	"onejob/store"
 	"onejob/tasks"
 )
 
@@ -85,5 +86,24 @@ func TestLowestID(t *testing.T) {
 		if err != nil || len(c.Tasks) != 1 {
 			t.Fatalf("claim %d: %d tasks, %v", i, len(c.Tasks), err)
 		}
+	}
+}
+
+// With more limits in use than are remembered, those used longest ago are forgotten, and not where
+// claims without one go on.
+func TestManyLimitsForgetNoOthers(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	sort := func(limit string) tasks.Claim { return tasks.Claim{Kinds: []string{"noop"}, Limit: limit} }
+	store.Remember(b.Store, sort(""))
+	for i := range 300 { // and no claim without a limit meanwhile
+		store.Remember(b.Store, sort(fmt.Sprint("limit ", i)))
+	}
+	n, is := store.Remembered(b.Store, sort(""))
+	equal(t, "sorts", n, 256)
+	equal(t, "whether that without a limit is one", is, true)
+	for i, want := range map[int]bool{299: true, 250: true, 10: false} {
+		n, is := store.Remembered(b.Store, sort(fmt.Sprint("limit ", i)))
+		equal(t, fmt.Sprintf("whether limit %d is one of %d", i, n), is, want)
 	}
 }

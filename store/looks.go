@@ -188,16 +188,18 @@ func (s *Store) UnknownLimits(ctx context.Context, known []string, n int) ([]str
 	return names, nil
 }
 
+// The known ones are looked up in a hash table. With an array in its place each name would be compared
+// with all of them: it is no constant, of which Postgres would make such a table.
 const unknownLimitsSQL = `
 WITH RECURSIVE names AS (
-    (SELECT limit_name, (limit_name <> ALL ($1))::int AS unknown
+    (SELECT limit_name, (limit_name NOT IN (SELECT unnest($1::text[])))::int AS unknown
        FROM onejob.tasks
       WHERE status = 'pending'
         AND limit_name > $3
       ORDER BY limit_name
       LIMIT 1)
  UNION ALL
-    SELECT next.limit_name, n.unknown + (next.limit_name <> ALL ($1))::int
+    SELECT next.limit_name, n.unknown + (next.limit_name NOT IN (SELECT unnest($1::text[])))::int
       FROM names n
      CROSS JOIN LATERAL (
            SELECT limit_name
@@ -208,7 +210,7 @@ WITH RECURSIVE names AS (
             LIMIT 1) next
      WHERE n.unknown < $2
 )
-SELECT limit_name FROM names WHERE limit_name <> ALL ($1) ORDER BY limit_name`
+SELECT limit_name FROM names WHERE limit_name NOT IN (SELECT unnest($1::text[])) ORDER BY limit_name`
 
 // unsayable are names that the encoding of the database, which is not UTF8 then, lacks a
 // character of. Anybody who may write to Consul can give a limit such a name. The zero value is ready.
