@@ -49,15 +49,16 @@ func markOfSession(of string) string {
 
 // markSQL marks a transaction as that of the statement of an attempt, given session and
 // fence, and as the only one of the lock key; oursSQL says whether its task and its replica are
-// still what they were. Read committed: it sees what was committed before it began, and so
-// after the mark was there.
+// still what they were, and how often the attempt has failed without being used up. Read committed: it
+// sees what was committed before it began, and so after the mark was there.
 var markSQL = `SELECT pg_catalog.pg_try_advisory_xact_lock_shared(` + markOf("a") + `) AND pg_catalog.pg_try_advisory_xact_lock_shared(` + markOfSession("a") + `),
        pg_catalog.pg_try_advisory_xact_lock(` + markOfKey("$3::text") + `)
   FROM (SELECT $1::uuid AS session, $2::bigint AS fence) a`
 
 const oursSQL = `
 SELECT (SELECT true FROM onejob.tasks    WHERE id = $1 AND CASE WHEN fence = $2 THEN status = 'running' END LIMIT 1) IS NOT NULL
-   AND (SELECT true FROM onejob.replicas WHERE session = $3 AND ended_at IS NULL LIMIT 1) IS NOT NULL`
+   AND (SELECT true FROM onejob.replicas WHERE session = $3 AND ended_at IS NULL LIMIT 1) IS NOT NULL,
+       (SELECT count(*) FROM onejob.attempts WHERE task_id = $1 AND attempt = $4 AND outcome = 'failed')`
 
 // errMarked says that somebody else has the advisory lock: it is nobody of ours.
 var errMarked = errors.New("somebody else holds the advisory lock that marks its statement")

@@ -118,6 +118,20 @@ func TestDeathEndsStatements(t *testing.T) {
 				_, err := b.DeclareProcessDead(t.Context(), r.Process)
 				return err
 			},
+			"by a person": func(b *bench, r tasks.Replica) error {
+				list, err := b.Replicas(t.Context())
+				if err != nil {
+					return err
+				}
+				var known []string
+				for _, other := range list {
+					if other.Session != r.Session {
+						known = append(known, other.Session)
+					}
+				}
+				_, err = b.ForgetReplicas(t.Context(), known)
+				return err
+			},
 		} {
 			t.Run(what+" "+how, func(t *testing.T) {
 				t.Parallel()

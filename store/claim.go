@@ -361,6 +361,8 @@ func (s *Store) tryOne(ctx context.Context, c tasks.Claim, l look, turn turn) (r
 	case waitedInVain(err):
 		s.claims.inVain(1)
 		wait = avoidFirst
+	case relayed(err):
+		wait = avoidFirst
 	}
 	// If it fails with no row, or there is no fence, none is to blame.
 	none := `SELECT pg_catalog.set_config('onejob.tuples', '{}', true)`

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"onejob/boottime"
+	"onejob/internal/pgerror"
 	"onejob/tasks"
 )
 
@@ -249,21 +250,48 @@ func (s *Store) commitAll(completions []*completion) {
 func fitting(completions []*completion) int {
 	size := 0
 	for i, e := range completions {
-		if size += len(e.Result) + len(e.Output) + len(e.Error); i > 0 && size > maxCompletionBytes {
+		if size += e.size(); i > 0 && size > maxCompletionBytes {
 			return i
 		}
 	}
 	return len(completions)
 }
 
+// size is about how many bytes a completion brings to Postgres, before they are escaped.
+func (e *completion) size() int { return len(e.Result) + len(e.Output) + len(e.Error) }
+
+// smallFirst divides several completions: the small ones are written without the rest. There is at least
+// one of each.
+func smallFirst(completions []*completion) (small, rest []*completion) {
+	sorted := slices.SortedStableFunc(slices.Values(completions), func(a, b *completion) int { return a.size() - b.size() })
+	n := slices.IndexFunc(sorted, func(e *completion) bool { return e.size() > smallCompletions })
+	if n <= 0 {
+		n = len(sorted) / 2
+	}
+	return sorted[:n], sorted[n:]
+}
+
+// A statement that carries much is given a second more for each secondBytes, as for a slow network.
+// Completions of more than smallCompletions bytes together may be too much even so: then they are
+// written in parts.
+const (
+	secondBytes      = 1 << 20
+	smallCompletions = 256 << 10
+)
+
 func (s *Store) writeCompletions(completions []*completion) {
 	completions = slices.DeleteFunc(completions, (*completion).gone)
 	if len(completions) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(completions[0].ctx, s.timeout)
+	size := 0
+	for _, e := range completions {
+		size += e.size()
+	}
+	more := time.Duration(size/secondBytes) * time.Second
+	ctx, cancel := context.WithTimeout(completions[0].ctx, s.timeout+more)
 	defer cancel()
-	err := s.completeOrSettle(ctx, completions)
+	err := s.completeOrSettle(ctx, completions, more)
 	if err == nil {
 		return
 	}
@@ -272,8 +300,16 @@ func (s *Store) writeCompletions(completions []*completion) {
 	case e.gone():
 		s.writeCompletions(completions)
 		return
+	case ctx.Err() != nil && size > smallCompletions && s.canComplete(e.ctx) == nil: // Postgres answers what is small
+		if len(completions) > 1 {
+			small, rest := smallFirst(completions)
+			s.writeCompletions(small)
+			s.writeCompletions(rest)
+			return
+		}
+		s.apart.add(e.ID) // it keeps no others waiting
 	case !mayBeARow(err) || !errors.As(err, &pg):
-	case waitedInVain(err) && s.canComplete(ctx) != nil: // all of them wait
+	case (waitedInVain(err) || relayed(err)) && s.canComplete(ctx) != nil: // it is about all of them
 	case len(completions) > 1:
 		// One of them is to blame; it must not take the others along.
 		for _, e := range completions {
@@ -287,6 +323,8 @@ func (s *Store) writeCompletions(completions []*completion) {
 		return
 	case waitedInVain(err): // for a trigger; somebody lets go of the lock in the end
 		s.writes.inVain(1)
+		s.apart.add(e.ID)
+	case relayed(err): // the other server is back in the end
 		s.apart.add(e.ID)
 	case unfit(err) && e.Result != nil:
 		e.Completion = withoutResult(e.Completion, pg.Message)
@@ -302,6 +340,8 @@ func (s *Store) writeCompletions(completions []*completion) {
 
 // canComplete returns why no completion at all can be written, if so.
 func (s *Store) canComplete(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
 	_, err := complete(ctx, s.pool, completeSQL, nil, s.writes.bounds(0, s.timeout))
 	return err
 }
@@ -334,8 +374,8 @@ func withoutResult(e tasks.Completion, why string) tasks.Completion {
 	return e
 }
 
-func (s *Store) completeOrSettle(ctx context.Context, completions []*completion) error {
-	bounds := s.writes.bounds(len(completions), s.timeout)
+func (s *Store) completeOrSettle(ctx context.Context, completions []*completion, more time.Duration) error {
+	bounds := s.writes.bounds(len(completions), s.timeout+rowStatementPart*more) // it may begin before all of it has arrived
 	rest, err := complete(ctx, s.pool, completeSQL, completions, bounds)
 	if err != nil || len(rest) == 0 {
 		return err
@@ -444,16 +484,25 @@ func text(s string) pgtype.Text   { return pgtype.Text{String: s, Valid: true} }
 // superseded. After any other error nothing of fn was kept, except if the
 // connection broke during the commit: then a later Complete finds out. When ctx ends,
 // or the connection breaks, the statement may go on in Postgres; Complete ends it.
+//
+// No more than Config.MaxConns of these are at work at a time. If another one has to wait for more than
+// a second, or ctx ends before fn is called, the error has a method NotBegun(): nothing was done. If the
+// connection breaks after that, the error has a method Broken() int, which returns how often this attempt
+// has failed before without being used up.
 func (s *Store) CompleteWith(ctx context.Context, t *tasks.Task, fn func(ctx context.Context, tx pgx.Tx) (json.RawMessage, error)) error {
+	if err := s.statements.enter(ctx); err != nil {
+		return fmt.Errorf("begin task %d: %w", t.ID, err)
+	}
+	defer s.statements.leave()
 	e := &completion{Completion: tasks.Completion{ID: t.ID, Fence: t.Fence, Session: t.Session, Outcome: tasks.Succeeded, Next: tasks.StatusSucceeded}, ctx: ctx}
-	sent, strangers := false, false
+	sent, strangers, repeats := false, false, 0
 	work := func() error {
 		return pgx.BeginFunc(ctx, s.works, func(tx pgx.Tx) error {
 			before, err := beginStatement(ctx, tx, t, strangers)
 			if err != nil {
 				return fmt.Errorf("begin task %d: %w", t.ID, err)
 			}
-			sent, e.Begun = true, boottime.Now()
+			sent, repeats, e.Begun = true, before.repeats, boottime.Now()
 			if e.Result, err = fn(ctx, tx); err != nil {
 				return err
 			}
@@ -484,9 +533,14 @@ func (s *Store) CompleteWith(ctx context.Context, t *tasks.Task, fn func(ctx con
 	if sent && err != nil && !errors.Is(err, tasks.ErrRefused) && !hasEnded(err) {
 		s.unended.add(t)
 	}
-	if errors.Is(err, tasks.ErrRefused) {
+	switch {
+	case errors.Is(err, tasks.ErrRefused):
 		// The refusal stands, whether or not there is a row about it.
 		_ = settle(ctx, s.pool, []*completion{e}, s.writes.bounds(1, s.timeout))
+	case err != nil && !sent && ctx.Err() != nil:
+		err = errNotBegun{fmt.Errorf("begin task %d: %w", t.ID, context.Cause(ctx))}
+	case err != nil && sent && ctx.Err() == nil && !hasEnded(err) && !relayed(err) && pgerror.Unavailable(err):
+		err = errBroken{err, repeats}
 	}
 	return err
 }
@@ -586,7 +640,7 @@ func (s *Store) commitReturns(list []*requeue) {
 		return
 	}
 	switch {
-	case waitedInVain(err) && s.canRequeue(ctx) != nil: // all of them wait
+	case (waitedInVain(err) || relayed(err)) && s.canRequeue(ctx) != nil: // it is about all of them
 	case mayBeARow(err) && len(list) > 1: // one of them is to blame
 		for _, r := range list {
 			s.commitReturns([]*requeue{r})
@@ -594,6 +648,8 @@ func (s *Store) commitReturns(list []*requeue) {
 		return
 	case waitedInVain(err):
 		s.writes.inVain(1)
+		s.apart.add(list[0].id)
+	case relayed(err):
 		s.apart.add(list[0].id)
 	}
 	for _, r := range list {

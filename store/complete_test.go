@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"onejob/internal/proxy"
 	"onejob/internal/testenv"
 	"onejob/store"
 	"onejob/tasks"
@@ -185,6 +186,32 @@ func TestOneBadCompletionTakesNoneAlong(t *testing.T) {
 			b.sql(`TRUNCATE onejob.tasks, onejob.attempts`)
 		})
 	}
+}
+
+// Over a network that is too slow for one completion the others of the batch are done; that one is,
+// when it is quicker.
+func TestACompletionThatIsTooLargeTakesNoneAlong(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	way, dsn := b.throughProxy()
+	s := open(t, store.Config{DSN: dsn, Timeout: 3 * time.Second})
+	b.sql(`INSERT INTO onejob.tasks (kind) SELECT 'noop' FROM generate_series(1, 10)`)
+	var completions []tasks.Completion
+	for _, task := range b.claimMax(10) {
+		completions = append(completions, succeeded(task))
+	}
+	completions[3].Output = strings.Repeat("x", 6<<20)
+	way.Delay(proxy.Up, 60*time.Millisecond) // for each 32 KiB: that one alone takes longer than its 9 s
+	for i, err := range store.CompleteTogether(t.Context(), s, completions...) {
+		if large := i == 3; large != (err != nil) {
+			t.Errorf("completion %d: %v", i, err)
+		}
+	}
+	way.Delay(proxy.Up, 0)
+	if err := s.Complete(t.Context(), completions[3]); err != nil {
+		t.Error(err)
+	}
+	equal(t, "the output", b.one(`SELECT length(output) FROM onejob.attempts WHERE task_id = $1`, completions[3].ID), fmt.Sprint(6<<20))
 }
 
 // Somebody's open transaction has a row: the others of the batch are done at

@@ -114,7 +114,7 @@ func waitedInVain(err error) bool {
 // is bounded: it refuses that row, or waited for it in vain.
 func mayBeARow(err error) bool { return aboutARow(err) || waitedInVain(err) }
 
-// apart are rows that were waited for in vain a short while ago. They are written one by one,
+// apart are rows that were waited for in vain a short while ago, or whose trigger needed another server. They are written one by one,
 // while others are written together: who waits for them again keeps nobody waiting. The zero value
 // is ready.
 type apart struct {

@@ -470,5 +470,5 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 	if err := b.Listen(listening, func(tasks.Signal, string) { stop() }); listening.Err() == nil && !(b.Pooled() && errors.Is(err, store.ErrDeaf)) {
 		t.Errorf("Listen: %v", err)
 	}
-	return append(ran, "Listen", "Pool", "Pooled", "Close", "TurnStuck", "Forget", "Expensive") // the last six run no statement
+	return append(ran, "Listen", "Pool", "Pooled", "Close", "TurnStuck", "Forget", "Expensive", "StatementRoom") // the last seven run no statement
 }

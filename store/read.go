@@ -95,6 +95,10 @@ func duration(i pgtype.Interval) time.Duration {
 
 // readRest reads what did not come along with the claim, in portions, and requeues
 // what there is no room for.
+//
+// After an error that is about no row it neither requeues nor fails anything: each statement would
+// wait for Postgres as long as the one before, and the next claim, and a stop of the replica, wait
+// for this one. What was not read stays the session's own, and Held returns it.
 func (s *Store) readRest(ctx context.Context, c tasks.Claim, r round) (tasks.Claimed, error) {
 	out := tasks.Claimed{More: r.chosen.more}
 	list, bytes := r.read, 0
@@ -113,23 +117,73 @@ func (s *Store) readRest(ctx context.Context, c tasks.Claim, r round) (tasks.Cla
 		list = append(list, read...)
 		rest = rest[n:]
 	}
-	for _, t := range rest { // no room, or no Postgres
-		out.More = true
-		if e := s.Requeue(context.WithoutCancel(ctx), &tasks.Task{ID: t.id, Fence: t.fence, Session: c.Session}, 0); e != nil {
-			err = errors.Join(err, e)
-		}
-	}
 	slices.SortFunc(list, func(a, b claimed) int {
 		return cmp.Or(cmp.Compare(b.Priority, a.Priority), a.RunAt.Compare(b.RunAt), cmp.Compare(a.ID, b.ID))
 	})
 	for _, t := range list {
-		if t.Payload == nil {
-			s.failUnread(ctx, t.ID, t.Fence, c.Session, fmt.Sprintf("the payload has %d bytes, of at most %d", t.length, maxPayload), &out)
-			continue
+		switch {
+		case t.Payload != nil:
+			out.Tasks = append(out.Tasks, t.Task)
+		case err == nil:
+			err = s.failUnread(ctx, t.ID, t.Fence, c.Session, fmt.Sprintf("the payload has %d bytes, of at most %d", t.length, maxPayload), &out)
 		}
-		out.Tasks = append(out.Tasks, t.Task)
+	}
+	if len(rest) > 0 {
+		out.More = true
+	}
+	if err == nil && len(rest) > 0 {
+		err = s.requeueUnread(ctx, c.Session, rest)
 	}
 	return out, err
+}
+
+// requeueUnread requeues claimed rows that there is no room for, in one statement. Those that another
+// transaction has locked are tried again for half a second, and those that lately kept Postgres
+// waiting (see apart) are requeued one by one. All of it may take as long as one statement.
+func (s *Store) requeueUnread(ctx context.Context, session string, rows []taken) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.timeout)
+	defer cancel()
+	var left, single []*requeue
+	for _, t := range rows {
+		r := &requeue{id: t.id, fence: t.fence, session: session, ctx: ctx}
+		if s.apart.has(t.id) {
+			single = append(single, r)
+		} else {
+			left = append(left, r)
+		}
+	}
+	var failures []error
+	locked := untilUnlocked(func() (err error) {
+		s.commitReturns(slices.Clone(left)) // it removes elements of its list
+		again := left[:0]
+		for _, r := range left {
+			switch {
+			case errors.Is(r.err, errLocked):
+				err, r.err = r.err, nil
+				again = append(again, r)
+			case r.err != nil:
+				failures = append(failures, r.err)
+			}
+		}
+		left = again
+		return err
+	})
+	if locked != nil {
+		failures = append(failures, locked)
+	}
+	for _, r := range single {
+		if err := s.Requeue(ctx, &tasks.Task{ID: r.id, Fence: r.fence, Session: r.session}, 0); err != nil {
+			failures = append(failures, err)
+		}
+	}
+	if len(failures) == 0 {
+		return nil
+	}
+	n := len(failures)
+	if locked != nil {
+		n += len(left) - 1
+	}
+	return fmt.Errorf("requeue %d of %d claimed tasks for whose payloads there is no room: %w", n, len(rows), failures[0])
 }
 
 // portion returns how many rows are read together, at least one.
@@ -155,15 +209,14 @@ func (s *Store) readPortion(ctx context.Context, c tasks.Claim, rows []taken, ou
 	switch {
 	case err == nil:
 		return read, nil
-	case !aboutARow(err), isLockTimeout(err): // of the role's: nothing that is read has a trigger
+	case !aboutARow(err), relayed(err), isLockTimeout(err): // of the role's: nothing that is read has a trigger
 		return nil, fmt.Errorf("read claimed tasks: %w", err)
 	case len(rows) == 1:
 		if _, other := s.read(ctx, c, []int64{}); other != nil { // it is about no row
 			return nil, fmt.Errorf("read claimed tasks: %w", other)
 		}
 		errors.As(err, &pg)
-		s.failUnread(ctx, rows[0].id, rows[0].fence, c.Session, "the payload cannot be read: "+words(pg), out)
-		return nil, nil
+		return nil, s.failUnread(ctx, rows[0].id, rows[0].fence, c.Session, "the payload cannot be read: "+words(pg), out)
 	}
 	var list []claimed
 	for _, t := range rows {
@@ -184,10 +237,15 @@ func (s *Store) read(ctx context.Context, c tasks.Claim, ids []int64) ([]claimed
 	return query(ctx, s.pool, scanClaimed(c), readSQL, arguments)
 }
 
-// failUnread fails a claimed task that cannot be handed to anybody.
-func (s *Store) failUnread(ctx context.Context, id, fence int64, session, why string, out *tasks.Claimed) {
+// failUnread fails a claimed task that cannot be handed to anybody. It returns an error that is about
+// no row, after which others cannot be failed either.
+func (s *Store) failUnread(ctx context.Context, id, fence int64, session, why string, out *tasks.Claimed) error {
 	err := s.Complete(context.WithoutCancel(ctx), tasks.Completion{ID: id, Fence: fence, Session: session, Outcome: tasks.Failed, Next: tasks.StatusFailed, Error: why})
 	out.Refused = append(out.Refused, tasks.RowError{ID: id, Failed: err == nil, Err: errors.New(why)})
+	if errors.Is(err, tasks.ErrRefused) || errors.Is(err, tasks.ErrUnwritable) || errors.Is(err, errLocked) || waitedInVain(err) || relayed(err) {
+		return nil
+	}
+	return err
 }
 
 func without(all []taken, read []claimed) []taken {

@@ -37,6 +37,10 @@ var otherRefusals = map[string]string{
 	"55P03": `RAISE lock_not_available`, // as FOR UPDATE NOWAIT
 }
 
+// relayedRefusals are errors that a trigger relays of another server that it writes to, or of the way
+// there. They end with that server's trouble, so that an outcome is not given up.
+var relayedRefusals = []string{"08001", "08006", "0A000", "25006", "28P01", "3D000", "40001", "57P01", "57P03", "58P01"}
+
 // refusingBy is refusing with a trigger that does this.
 func (b *bench) refusingBy(condition, statement string) {
 	b.t.Helper()
@@ -99,6 +103,12 @@ func TestATriggerStopsNoOthers(t *testing.T) {
 		t.Run(code, func(t *testing.T) {
 			t.Parallel()
 			stopsNoOthers(t, newBench(t), code, statement, code == "55P03")
+		})
+	}
+	for _, code := range relayedRefusals {
+		t.Run("relays "+code, func(t *testing.T) {
+			t.Parallel()
+			stopsNoOthers(t, newBench(t), code, `RAISE 'of another server' USING ERRCODE = '`+code+`'`, true)
 		})
 	}
 	for code, statement := range waits {
@@ -169,7 +179,7 @@ func stopsNoOthers(t *testing.T, b *bench, code, statement string, mayPass bool)
 // What is about no row blames none, whatever it says.
 func TestWhatIsAboutNoRow(t *testing.T) {
 	t.Parallel()
-	for _, raise := range []string{`insufficient_privilege`, `'closed for today'`, `numeric_value_out_of_range`} {
+	for _, raise := range []string{`insufficient_privilege`, `'closed for today'`, `numeric_value_out_of_range`, `sqlclient_unable_to_establish_sqlconnection`, `read_only_sql_transaction`} {
 		t.Run(raise, func(t *testing.T) {
 			t.Parallel()
 			b := newBench(t)

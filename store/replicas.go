@@ -93,6 +93,10 @@ SELECT t.session::text, t.replica
 
 // ForgetReplicas calls all replicas dead that may be alive and are not known in
 // Consul, and returns their names. A person who does that knows that they are gone.
+//
+// It ends the statements of all sessions that have ended and are not known, of whatever rows, so
+// that a call that did not end all of them can be repeated. If one goes on it returns an error
+// beside the names.
 func (s *Store) ForgetReplicas(ctx context.Context, known []string) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
@@ -112,6 +116,9 @@ SELECT session, session, name, '', 0, '', '{}', '{}', 0, 0, 'dead', clock_timest
 RETURNING name`, notNil(known))
 	if err != nil {
 		return nil, fmt.Errorf("forget replicas: %w", err)
+	}
+	if err := s.endStatementsUnder(ctx, `session::text <> ALL ($1)`, notNil(known)); err != nil {
+		return names, fmt.Errorf("statements of dead replicas may run on; do this again to end them: %w", err)
 	}
 	return names, nil
 }

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"onejob/boottime"
 	"onejob/tasks"
 )
 
@@ -20,7 +22,74 @@ import (
 type transaction struct {
 	id       string
 	readOnly string
+	repeats  int // how often the attempt has failed before without being used up
 }
+
+// statements are those of CompleteWith that are at work. There are no more than the pool has
+// connections, so that none waits there: the time of its attempt would pass, and a slot of the worker be
+// taken that others need.
+type statements struct {
+	slots chan struct{}
+	vain  atomic.Int64 // when one has waited in vain last, or all were in use after that, by the boot-time clock
+}
+
+// roomPatience is how long a statement waits for others to end: most take less. scarceFor is for how
+// long there seem to be more of them than connections after one has waited in vain.
+const (
+	roomPatience = time.Second
+	scarceFor    = 10 * time.Second
+)
+
+// enter waits until the statement may begin, for a while. Call leave when it has ended, unless there is
+// an error.
+func (s *statements) enter(ctx context.Context) error {
+	select {
+	case s.slots <- struct{}{}:
+		return nil
+	default:
+	}
+	t := time.NewTimer(roomPatience)
+	defer t.Stop()
+	select {
+	case s.slots <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return errNotBegun{context.Cause(ctx)}
+	case <-t.C:
+		s.vain.Store(int64(boottime.Now()))
+		return errNotBegun{fmt.Errorf("%d statements are at work, and postgres.max_conns allows no more", cap(s.slots))}
+	}
+}
+
+func (s *statements) leave() { <-s.slots }
+
+// StatementRoom returns how many calls of CompleteWith could begin at once now. It reports whether there
+// seem to be more of them than that for longer: one has waited in vain lately, and all the time since
+// then there was room for none when somebody asked, but for some seconds.
+func (s *Store) StatementRoom() (n int, scarce bool) {
+	n = cap(s.statements.slots) - len(s.statements.slots)
+	vain := boottime.Instant(s.statements.vain.Load())
+	now := boottime.Now()
+	if scarce = vain != 0 && now.Sub(vain) < scarceFor; scarce && n == 0 {
+		s.statements.vain.Store(int64(now))
+	}
+	return n, scarce
+}
+
+// errNotBegun says that nothing of an attempt was done.
+type errNotBegun struct{ error }
+
+func (e errNotBegun) Unwrap() error { return e.error }
+func (e errNotBegun) NotBegun()     {}
+
+// errBroken says that the connection broke while the statement of an attempt was at work.
+type errBroken struct {
+	error
+	repeats int
+}
+
+func (e errBroken) Unwrap() error { return e.error }
+func (e errBroken) Broken() int   { return e.repeats }
 
 // CheckStatement lets Postgres parse a user's statement, with the search_path that it will run with,
 // and returns what is wrong with it. It does not run it.
@@ -50,7 +119,7 @@ func beginStatement(ctx context.Context, tx pgx.Tx, t *tasks.Task, strangers boo
 	var b pgx.Batch
 	b.Queue(`SELECT ` + safe) // no more: the statement has the DateStyle of its role, and so on
 	b.Queue(markSQL, t.Session, t.Fence, t.LockKey)
-	b.Queue(oursSQL, t.ID, t.Fence, t.Session)
+	b.Queue(oursSQL, t.ID, t.Fence, t.Session, t.Attempt)
 	b.Queue(`
 SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text,
        pg_catalog.current_setting('transaction_read_only'),
@@ -71,7 +140,7 @@ SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text,
 	if err := r.QueryRow().Scan(&marked, &alone); err != nil {
 		return before, err
 	}
-	if err := r.QueryRow().Scan(&ours); err != nil {
+	if err := r.QueryRow().Scan(&ours, &before.repeats); err != nil {
 		return before, err
 	}
 	if err := r.QueryRow().Scan(&before.id, &before.readOnly, nil, nil, nil, nil, nil, nil, nil); err != nil {

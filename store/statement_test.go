@@ -2,7 +2,10 @@ package store_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -208,7 +211,11 @@ func TestUnavailableDatabaseRequeues(t *testing.T) {
 	}{
 		{"NoServer", away, nil, `SELECT 1`, true},
 		{"ConnectionTerminated", nil, nil, `SELECT pg_terminate_backend(pg_backend_pid())`, true},
-		{"ServerShutsDown", nil, nil, `DO 'BEGIN RAISE EXCEPTION USING errcode = ''57P01''; END'`, true},
+		{"AnotherServerShutsDown", nil, nil, `DO 'BEGIN RAISE EXCEPTION USING errcode = ''57P01''; END'`, false},
+		{"AnotherServerIsUnavailable", nil, nil, `DO 'BEGIN RAISE EXCEPTION USING errcode = ''08001''; END'`, false},
+		{"OutOfMemory", nil, nil, `DO 'BEGIN RAISE EXCEPTION USING errcode = ''53200''; END'`, false},
+		{"TooManyTemporaryFiles", nil, nil, `DO 'BEGIN RAISE EXCEPTION USING errcode = ''53400''; END'`, false},
+		{"ReadOnly", nil, nil, `DO 'BEGIN RAISE EXCEPTION USING errcode = ''25006''; END'`, true},
 		{"IdleInTransaction", nil, nil, `DO 'BEGIN RAISE EXCEPTION USING errcode = ''25P03''; END'`, true},
 		{"DiskFull", nil, nil, `DO 'BEGIN RAISE EXCEPTION USING errcode = ''53100''; END'`, true},
 		{"PreparedStatementsGone", nil, func(s *store.Store) {
@@ -235,9 +242,8 @@ func TestUnavailableDatabaseRequeues(t *testing.T) {
 			if err == nil {
 				t.Fatal("it succeeded")
 			}
-			d, requeue := tasks.RequeueDelay(err)
-			if requeue != test.requeue || requeue && d <= 0 {
-				t.Errorf("requeue %v after %v: %v", requeue, d, err)
+			if _, requeue := tasks.RequeueDelay(err); requeue != test.requeue {
+				t.Errorf("requeue %v: %v", requeue, err)
 			}
 			if err := b.Complete(t.Context(), failed(task, tasks.StatusFailed)); err != nil {
 				t.Error(err)
@@ -253,5 +259,58 @@ func TestUnavailableDatabaseRequeues(t *testing.T) {
 	err := runStatement(ctx, b.Store, task, `SELECT pg_sleep(60)`)
 	if _, requeue := tasks.RequeueDelay(err); err == nil || requeue {
 		t.Errorf("cut off: %v", err)
+	}
+}
+
+// Statements that wait for a connection use up no time of their attempts, and soon say that nothing of
+// them was done.
+func TestStatementsWaitForNoConnection(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.join()
+	s := open(t, store.Config{DSN: b.dsn, MaxConns: 2})
+	b.sql(`CREATE TABLE public.mine ()`)
+	_, unlock := openTransaction(t, b.dsn, `BEGIN`, `LOCK public.mine`)
+	var working sync.WaitGroup
+	errs := make([]error, 2)
+	var ids []int64
+	for i := range errs {
+		task := b.claimed()
+		task.Payload = jsonOf(`{"statement": "it"}`)
+		ids = append(ids, task.ID)
+		working.Go(func() { errs[i] = runStatement(t.Context(), s, task, `SELECT FROM public.mine`) })
+	}
+	testenv.Eventually(t, time.Minute, "two statements wait", func() bool {
+		return b.one(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query = 'SELECT FROM public.mine' AND wait_event_type = 'Lock'`) == "2"
+	})
+	room := func(want string) {
+		t.Helper()
+		equal(t, "room, and whether it is scarce", fmt.Sprint(s.StatementRoom()), want)
+	}
+	room("0 false")
+	for name, timeout := range map[string]time.Duration{"for its timeout": 100 * time.Millisecond, "for others": time.Hour} {
+		task := b.claimed()
+		task.Payload = jsonOf(`{"statement": "it"}`)
+		ctx, cancel := context.WithTimeout(t.Context(), timeout)
+		err := runStatement(ctx, s, task, `SELECT 1`)
+		cancel()
+		if !errors.As(err, new(interface{ NotBegun() })) {
+			t.Errorf("a third one that waits %s: %v", name, err)
+		}
+	}
+	room("0 true")
+	unlock()
+	working.Wait()
+	for i, err := range errs {
+		if err != nil {
+			t.Errorf("statement %d: %v", i, err)
+		}
+		equal(t, "its row", b.row(&tasks.Task{ID: ids[i]}, "status"), "succeeded")
+	}
+	if n, _ := s.StatementRoom(); n != 2 {
+		t.Errorf("there is room for %d", n)
+	}
+	if _, err := runSQL(b, s, `SELECT 1`); err != nil {
+		t.Error(err)
 	}
 }

@@ -95,6 +95,7 @@ type Store struct {
 	completions batch.Group[*completion]
 	returns     batch.Group[*requeue]
 	unended     unended
+	statements  statements
 }
 
 // Open prepares a store. It parses the configuration, and fails if that cannot
@@ -178,6 +179,7 @@ func Open(cfg Config) (*Store, error) {
 		}
 	}, Max: maxCompletions}
 	s.returns = batch.Group[*requeue]{Commit: s.commitReturns, Max: 128}
+	s.statements.slots = make(chan struct{}, wc.MaxConns)
 	return s, nil
 }
 
@@ -329,6 +331,7 @@ const (
 	noSuchStatement    = "26000"
 	duplicateStatement = "42P05"
 	cachedPlanChanged  = "0A000"
+	protocolViolation  = "08P01"
 	invalidText        = "22P02"
 )
 
@@ -357,10 +360,38 @@ func aboutARow(err error) bool {
 	}
 	switch pg.Code[:2] {
 	case "08", "0A", "25", "26", "28", "3D", "40", "53", "57", "58": // connections, transactions, the server
-		return false
+		return relayed(err)
 	}
 	return pg.Code != duplicateStatement
 }
+
+// relayed reports whether an error that is about a connection, a transaction or a server most likely
+// is about another server than the one that gives it: a trigger of the user's may write there
+// (postgres_fdw, dblink), and says what that server says, or that there is none. What is about ours
+// most often ends the session, or concerns a statement without any row as well. Such an error
+// may last for as long as the other server is unavailable.
+//
+// A full disk and the like (class 53) are no such case: a statement without any row needs no room. Nor
+// is a deadlock, which is ours, or what a pooler says of its own (protocol_violation).
+func relayed(err error) bool {
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) || len(pg.Code) != 5 || pg.SeverityUnlocalized != "ERROR" || pg.Routine == replanned {
+		return false
+	}
+	switch pg.Code {
+	case deadlock, queryCanceled, protocolViolation:
+		return false
+	}
+	switch pg.Code[:2] {
+	case "08", "0A", "25", "28", "3D", "40", "57", "58":
+		return true
+	}
+	return false
+}
+
+// replanned is the function of Postgres that refuses the plan of a prepared statement whose table has
+// changed (cachedPlanChanged).
+const replanned = "RevalidateCachedQuery"
 
 // avoidFor is for how long a row is left alone that Postgres refuses to change. Its trigger may
 // be repaired by then. One for which it waited in vain is left alone for avoidFirst, and for twice as

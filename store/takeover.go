@@ -87,6 +87,8 @@ func (s *Store) takeOverAll(ctx context.Context, dead []string, except []int64, 
 			wait := avoidFor
 			if waitedInVain(err) {
 				s.writes.inVain(1)
+			}
+			if waitedInVain(err) || relayed(err) {
 				wait = avoidFirst
 			}
 			s.avoid.add(id, wait)

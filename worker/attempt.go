@@ -214,6 +214,9 @@ func (w *Worker) requeue(t *tasks.Task, why error) {
 	case errors.Is(why, lock.ErrLost):
 		w.cfg.Log.Debug("lock_without_session", fields(t, zap.Error(why))...)
 		delay, cause = 0, "session_lost"
+	case errors.As(why, new(notBegun)):
+		delay, cause = 0, "kind_full" // it has waited here, and is not claimed again before there is room
+		w.cfg.Log.Debug("kind_full", fields(t, zap.Error(why))...)
 	default:
 		first := false
 		if w.othersHadLocks() {
@@ -292,9 +295,8 @@ func (w *Worker) returned(ctx context.Context, t *tasks.Task, a *tasks.Attempt, 
 		w.left(false)
 	}
 
-	var notBegun errNotBegun
-	if errors.As(err, &notBegun) {
-		w.requeue(t, notBegun)
+	if errors.As(err, new(notBegun)) {
+		w.requeue(t, err)
 		return completion
 	}
 	completion = w.judge(t, result, err, context.Cause(ctx))

@@ -69,7 +69,7 @@ func (w *Worker) claim(ctx context.Context) {
 				w.lookups.claimed(err)
 				failing, behind, turn = err != nil, more, turn || !first
 			}
-			nothing = asked && err == nil && !more
+			nothing = asked && err == nil && !more && !w.someWait()
 			more = more && err == nil // after an error the next tick tries again
 		}
 		if !first {
@@ -126,7 +126,9 @@ func (w *Worker) claimSome(ctx context.Context) (more, asked bool, err error) {
 	defer w.running.unreserve(bytes)
 	c := tasks.Claim{}
 	before, known := w.database.put(&c, session)
-	if room == 0 || bytes == 0 || session == "" || !known {
+	serving := w.serving.Load()
+	kinds, begin := serving.ready(room)
+	if room == 0 || bytes == 0 || session == "" || !known || len(kinds) == 0 && len(serving.none) > 0 {
 		w.running.leave(room)
 		return false, false, nil // a free slot, a session or a database wakes this loop
 	}
@@ -138,7 +140,7 @@ func (w *Worker) claimSome(ctx context.Context) (more, asked bool, err error) {
 	}
 	w.claiming.RLock()
 	defer w.claiming.RUnlock()
-	c = tasks.Claim{Server: c.Server, FencesFrom: c.FencesFrom, Session: session, Replica: w.cfg.Replica, Kinds: w.serving.Load().none, Queues: w.cfg.Queues, Max: w.payloads.fit(room, bytes), MaxBytes: bytes}
+	c = tasks.Claim{Server: c.Server, FencesFrom: c.FencesFrom, Session: session, Replica: w.cfg.Replica, Kinds: kinds, Queues: w.cfg.Queues, Max: w.payloads.fit(min(begin, room), bytes), MaxBytes: bytes}
 	whole := context.WithoutCancel(ctx)
 	var ahead ahead
 	c.Taken = func(rows []tasks.Taken) { ahead.lock(w, c, rows) }
@@ -177,6 +179,13 @@ func (w *Worker) claimSome(ctx context.Context) (more, asked bool, err error) {
 		notify(w.full)
 	}
 	return claimed.More, true, err
+}
+
+// someWait reports whether tasks of some kind are not claimed here although there are slots.
+func (w *Worker) someWait() bool {
+	s := w.serving.Load()
+	kinds, _ := s.ready(0)
+	return len(kinds) < len(s.none)
 }
 
 // claimOne claims one task under a limit, and notes it as running; nil if there is none.
@@ -277,10 +286,17 @@ func (p *payloads) saw(list []*tasks.Task) {
 func (w *Worker) lookBehind(ctx context.Context) {
 	for ctx.Err() == nil {
 		sleep(ctx, time.Second)
-		some, err := w.cfg.Store.LookBehind(ctx, tasks.Claim{Kinds: w.serving.Load().none, Queues: w.cfg.Queues})
-		w.lookups.saw("tasks_passed_over", err)
-		if err == nil && some {
-			w.claimSoon()
+		s := w.serving.Load()
+		sorts := [][]string{s.none}
+		if some, _ := s.ready(0); len(some) > 0 && len(some) < len(s.none) {
+			sorts = append(sorts, some)
+		}
+		for _, kinds := range sorts {
+			some, err := w.cfg.Store.LookBehind(ctx, tasks.Claim{Kinds: kinds, Queues: w.cfg.Queues})
+			w.lookups.saw("tasks_passed_over", err)
+			if err == nil && some {
+				w.claimSoon()
+			}
 		}
 	}
 }

@@ -1,8 +1,11 @@
 package worker_test
 
 import (
+	"context"
 	"fmt"
+	"strings"
 	"testing"
+	"time"
 
 	"onejob/internal/testenv"
 	"onejob/store"
@@ -82,4 +85,74 @@ func TestBrokenConnectionsUseUpNoAttempt(t *testing.T) {
 		t.Errorf("the outcomes are %s, want %s", got, want)
 	}
 	r.logged(t, "task_requeued")
+}
+
+// A statement under which the connection breaks each time may be what ends the server: in the end it
+// uses up its attempts.
+func TestConnectionsThatAlwaysBreakUseUpAttempts(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.replica(t, "a", tasks.Kinds{"noop": tasks.Noop{}}, func(w *worker.Config) {
+		w.RetryBase = 10 * time.Millisecond
+		w.Kinds = tasks.Kinds{"sql": statements(t, w.Store.(*store.Store), map[string]sqlkind.Statement{
+			"crash": {SQL: "SELECT pg_terminate_backend(pg_backend_pid())"},
+		})}
+	})
+	id := c.insert(t, "kind, payload, max_attempts", "sql", `{"statement": "crash"}`, 1)
+	for n := range 4 { // as if the pauses were over
+		testenv.Eventually(t, maxWait, "the connection has broken", func() bool {
+			return get[int](t, c, "SELECT count(*) FROM onejob.attempts WHERE task_id = $1", id) > n
+		})
+		c.exec(t, "UPDATE onejob.tasks SET run_at = now() WHERE id = $1 AND status = 'pending'", id)
+	}
+	c.await(t, id, "failed")
+	if got, want := c.outcomes(t, id), "failed failed failed failed"; got != want {
+		t.Errorf("the outcomes are %s, want %s", got, want)
+	}
+	if got := get[string](t, c, "SELECT error FROM onejob.tasks WHERE id = $1", id); !strings.HasPrefix(got, "the connection broke under the statement, as 3 times before: ") {
+		t.Errorf("the error is %q", got)
+	}
+}
+
+// While statements hold all connections that there are for them, tasks of other kinds run, and no task
+// that waits for a connection fails.
+func TestStatementsKeepNoOthersWaiting(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.exec(t, "CREATE TABLE held (n int)")
+	tx, err := c.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.WithoutCancel(t.Context()))
+	if _, err := tx.Exec(t.Context(), "LOCK held"); err != nil {
+		t.Fatal(err)
+	}
+	r := c.replica(t, "a", tasks.Kinds{"noop": tasks.Noop{}}, func(w *worker.Config) {
+		w.Concurrency = 10
+		w.Kinds = tasks.Kinds{"noop": tasks.Noop{}, "sql": statements(t, w.Store.(*store.Store), map[string]sqlkind.Statement{
+			"wait": {SQL: "SELECT FROM held"},
+		})}
+	})
+	for range 12 {
+		c.insert(t, "kind, payload, max_attempts, priority", "sql", `{"statement": "wait"}`, 1, 9)
+	}
+	short := c.insert(t, "kind, payload, max_attempts, priority, timeout", "sql", `{"statement": "wait"}`, 1, 5, "500 milliseconds")
+	testenv.Eventually(t, maxWait, "as many statements wait as there are connections", func() bool {
+		return get[int](t, c, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query = 'SELECT FROM held' AND wait_event_type = 'Lock'") == store.DefaultMaxConns
+	})
+	for range 3 {
+		c.await(t, c.insert(t, "kind", "noop"), "succeeded")
+	}
+	r.logged(t, "kind_full")
+	if got := get[string](t, c, "SELECT status FROM onejob.tasks WHERE id = $1", short); got == "failed" {
+		t.Error("a task failed that waited for a connection")
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c.awaitAll(t, maxWait)
+	if got := get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status = 'succeeded' AND attempt = 1"); got != 16 {
+		t.Errorf("%d of 16 succeeded at the first attempt", got)
+	}
 }

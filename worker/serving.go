@@ -3,6 +3,7 @@ package worker
 import (
 	"errors"
 	"maps"
+	"slices"
 
 	"onejob/tasks"
 )
@@ -27,6 +28,27 @@ func newServing(kinds tasks.Kinds, slots map[string]int, limitOf map[string]stri
 		}
 	}
 	return s
+}
+
+// ready returns the kinds whose rows have no limit unless they name one, of which tasks can begin here
+// now, and how many tasks to claim of these, up to most. A kind may have room for so many and no more, as
+// sql has connections. Only where that has kept tasks waiting lately it counts.
+func (s *serving) ready(most int) (kinds []string, n int) {
+	kinds = s.none
+	for _, name := range s.none {
+		k, ok := s.kinds[name].(interface{ Room() (n int, scarce bool) })
+		if !ok {
+			continue
+		}
+		switch room, scarce := k.Room(); {
+		case !scarce:
+		case room <= 0:
+			kinds = slices.DeleteFunc(slices.Clone(kinds), func(other string) bool { return other == name })
+		default:
+			most = min(most, room)
+		}
+	}
+	return kinds, most
 }
 
 // Reload replaces Kinds, LimitSlots and KindLimits while the worker runs. Attempts

@@ -81,6 +81,11 @@ func (w *Worker) reportUnknown(ctx context.Context) {
 type errNotBegun struct{ error }
 
 func (e errNotBegun) Unwrap() error { return e.error }
+func (e errNotBegun) NotBegun()     {}
+
+// notBegun is an error after which nothing of the attempt was done: the task is requeued, and has no
+// attempt in the history. That of the kind sql has this method too.
+type notBegun interface{ NotBegun() }
 
 // reportUnknownName logs what a task names and this replica lacks.
 func (w *Worker) reportUnknownName(t *tasks.Task, err error) {

@@ -45,12 +45,12 @@ over the tasks of the dead ones. It needs Postgres and Consul.`,
 			return err
 		}
 		names, err := db.ForgetReplicas(ctx, known)
-		if err != nil {
-			return err
-		}
 		out := c.OutOrStdout()
 		for _, name := range names {
 			printf(out, "declared dead: %s\n", name)
+		}
+		if err != nil {
+			return err
 		}
 		if len(names) == 0 {
 			printf(out, "all replicas that may be alive have a session in this Consul; nothing was changed\n")

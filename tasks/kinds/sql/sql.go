@@ -59,6 +59,15 @@ type Committer interface {
 	CompleteWith(ctx context.Context, t *tasks.Task, fn func(ctx context.Context, tx pgx.Tx) (json.RawMessage, error)) error
 }
 
+// Room returns how many statements could begin now, and whether that is fewer than there seem to be: then
+// a replica claims no more than these.
+func (k *Kind) Room() (n int, scarce bool) {
+	if s, ok := k.store.(interface{ StatementRoom() (n int, scarce bool) }); ok {
+		return s.StatementRoom()
+	}
+	return 0, false
+}
+
 // New returns a Kind that completes its tasks in store, or an error that names
 // everything that is wrong with the configuration.
 func New(c Config, store Committer) (*Kind, error) {
@@ -171,7 +180,8 @@ type execution struct {
 //
 // An error whose cause is the database or the way to it uses up no attempt. Nothing
 // of the statement was kept then, or the commit was not answered; in that case the
-// fence decides when the task is requeued.
+// fence decides when the task is requeued. But if the connection breaks under the statement again and
+// again, the statement may be the cause, and attempts are used up.
 func (e execution) run(ctx context.Context, a *tasks.Attempt) (tasks.Result, error) {
 	var own error // of the statement itself
 	err := e.store.CompleteWith(ctx, &a.Task, func(ctx context.Context, tx pgx.Tx) (json.RawMessage, error) {
@@ -181,13 +191,19 @@ func (e execution) run(ctx context.Context, a *tasks.Attempt) (tasks.Result, err
 		}
 		return json.RawMessage(fmt.Sprintf(`{"rows": %d}`, n)), nil
 	})
+	var broken interface{ Broken() int }
 	switch {
 	case err == nil:
 		return tasks.Result{Committed: true}, nil
 	case ctx.Err() != nil:
 		return tasks.Result{}, err
-	// The user's statement is not prepared: if that fails so, it said EXECUTE or PREPARE itself.
-	case pgerror.Unavailable(err) && !(own != nil && pgerror.PreparedStatement(err)):
+	case errors.As(err, &broken):
+		n := broken.Broken()
+		if n < maxBroken {
+			return tasks.Result{}, tasks.Requeue(requeueOwnAfter<<n, err)
+		}
+		return tasks.Result{}, fmt.Errorf("the connection broke under the statement, as %d times before: %w", n, err)
+	case pgerror.Unavailable(err) && !(own != nil && ofStatement(err)):
 		d := requeueAfter
 		if own != nil {
 			d = requeueOwnAfter
@@ -221,10 +237,29 @@ func execOne(ctx context.Context, tx pgx.Tx, sql string, args []any) (int64, err
 	return rows.CommandTag().RowsAffected(), rows.Err()
 }
 
-// How long a task waits when the database was unavailable. It waits longer if its
-// own statement was running: should the statement be what takes the server down, it
-// does not do so every second. No attempt is used up, so nothing else bounds that.
+// ofStatement reports whether an error as of an unavailable database is about the user's statement
+// after all: the server that gives it lives on. It may be another server that is unavailable, which the
+// statement asks (postgres_fdw, dblink), or memory that the statement alone needs.
+//
+// The statement is not prepared: if that fails so, it said EXECUTE or PREPARE itself.
+func ofStatement(err error) bool {
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) || pg.SeverityUnlocalized != "ERROR" {
+		return false
+	}
+	switch pg.Code {
+	case "53100", "25006", "25P03", "25P04", "08P01": // a full disk, a standby, too slow, a pooler's word
+		return false
+	}
+	return true
+}
+
+// How long a task waits when the database was unavailable. It waits longer if its own statement was at
+// work, and twice as long each time that the connection broke under it: should the statement be what
+// takes the server down, it does not do so every second. After maxBroken such times each one uses up an
+// attempt.
 const (
 	requeueAfter    = time.Second
 	requeueOwnAfter = 5 * time.Second
+	maxBroken       = 3
 )
