@@ -468,6 +468,12 @@ var others = []Mutant{
 	one("forgets-finds", "a claim that ends forgets what the look behind has found meanwhile",
 		"store/choose.go", "m.before(old) || old.found > k.finds", "m.before(old)").
 		failing("store.TestAClaimOnItsWayForgetsNoFind"),
+	one("relayed", "a trigger that has an error of another server stops all that is written with its row",
+		"store/store.go", "		return relayed(err)\n", "		return false\n").
+		failing("store.TestATriggerStopsNoOthers"),
+	one("breaks-for-ever", "a statement under which the connection always breaks is repeated for ever",
+		"tasks/kinds/sql/sql.go", "if n < maxBroken {", "if n < 1<<maxBroken {").
+		failing("worker.TestConnectionsThatAlwaysBreakUseUpAttempts"),
 	one("timeouts", "a task's timeout ends nothing",
 		"worker/attempt.go", "	if timeout > 0 {\n		var stop", "	if timeout < 0 {\n		var stop").
 		under("none", "unexpected_ends", "overstays"),
