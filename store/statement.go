@@ -69,8 +69,11 @@ func (s *statements) leave() { <-s.slots }
 func (s *Store) StatementRoom() (n int, scarce bool) {
 	n = cap(s.statements.slots) - len(s.statements.slots)
 	vain := boottime.Instant(s.statements.vain.Load())
+	if vain == 0 {
+		return n, false
+	}
 	now := boottime.Now()
-	if scarce = vain != 0 && now.Sub(vain) < scarceFor; scarce && n == 0 {
+	if scarce = now.Sub(vain) < scarceFor; scarce && n == 0 {
 		s.statements.vain.Store(int64(now))
 	}
 	return n, scarce

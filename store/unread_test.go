@@ -42,9 +42,16 @@ func TestAClaimThatCannotReadReturns(t *testing.T) {
 		claimed, err := far.Claim(t.Context(), tasks.Claim{Session: b.session, Replica: "far", Kinds: []string{"noop"}, Max: rows})
 		answered <- answer{claimed, err}
 	}()
-	b.eventually("the rows are claimed", func() bool {
-		return b.one(`SELECT count(*) FROM onejob.tasks WHERE status = 'running'`) == fmt.Sprint(rows)
+	b.eventually("the answer to the claim was there, and payloads are read", func() bool {
+		return b.one(`
+SELECT count(*)
+  FROM pg_stat_activity
+ WHERE datname = current_database()
+   AND query LIKE '%octet_length(body)%'
+   AND query NOT LIKE '%onejob.claimed%'
+   AND pid <> pg_backend_pid()`) != "0"
 	})
+	equal(t, "the rows that are claimed", b.one(`SELECT count(*) FROM onejob.tasks WHERE status = 'running'`), fmt.Sprint(rows))
 	way.Cut(proxy.Both)
 	var claimed answer
 	select {
