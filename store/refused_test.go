@@ -111,6 +111,12 @@ func TestATriggerStopsNoOthers(t *testing.T) {
 			stopsNoOthers(t, newBench(t), code, `RAISE 'of another server' USING ERRCODE = '`+code+`'`, true)
 		})
 	}
+	t.Run("writes to a server that is not there", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t)
+		b.sql(`CREATE EXTENSION dblink SCHEMA public`)
+		stopsNoOthers(t, b, "08001", `PERFORM public.dblink_exec('host=127.0.0.1 port=1', 'SELECT 1')`, true)
+	})
 	for code, statement := range waits {
 		t.Run("waits "+code, func(t *testing.T) {
 			bothWays(t, nil, func(t *testing.T, db *testenv.DB, cfg store.Config) {
