@@ -193,7 +193,7 @@ var others = []Mutant{
 		"lock/consul/membership.go", "		delete(c.ended, s) // it is held", "		if c.ended[s].buried {\n			continue\n		}\n		delete(c.ended, s) // it is held").
 		failing("lock/consul.TestWrongDeathIsTakenBack"),
 	one("stopped", "a replica that stops tells nobody but Postgres",
-		"lock/consul/replica.go", "if t.leave(ctx, false) != nil {", "if t.leave(ctx, false); false {").
+		"lock/consul/replica.go", "if t.leave(ctx, lost) == nil {", "if t.leave(ctx, lost); true {").
 		failing("worker.TestStopWithoutPostgres"),
 	one("late", "takeovers begin 20 s late",
 		"worker/takeover.go", "	abandoned, refused, err := w.cfg.Store.TakeOver(", "	sleep(ctx, 20*time.Second)\n	abandoned, refused, err := w.cfg.Store.TakeOver(").

@@ -335,12 +335,19 @@ func (t *session) end(ctx context.Context) {
 	}
 	t.endDead(ctx)
 	if t.cluster != "" && !held {
-		if t.leave(ctx, false) != nil { // the others will hear no heartbeat
-			ctx, cancel := context.WithTimeout(ctx, shutdownTimeout)
-			defer cancel()
-			_, _ = t.heartbeats.KV().Put(&api.KVPair{Key: t.stoppedKey(t.id), Value: t.card()}, t.write(ctx))
-		}
+		t.part(ctx, false)
 	}
+}
+
+// part tells the cluster's list that the session is over when the replica stops. If the list
+// cannot be told, it says so in Consul: the others look there when they miss its heartbeats.
+func (t *session) part(ctx context.Context, lost bool) {
+	if t.leave(ctx, lost) == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, shutdownTimeout)
+	defer cancel()
+	_, _ = t.heartbeats.KV().Put(&api.KVPair{Key: t.stoppedKey(t.id), Value: t.card()}, t.write(ctx))
 }
 
 // endDead ends the session, if Consul still has it, and the registration.
@@ -368,7 +375,8 @@ func (t *session) endDead(ctx context.Context) {
 // in case Consul still has it: others need not wait for it to expire. Work that
 // goes on for longer than Consul would have kept the session is not waited for;
 // nor is any once ctx ends. Its keys then go into the lock-delay. The cluster's list
-// learns of it when the work has ended, however long that takes.
+// learns of it when the work has ended, however long that takes; also if ctx ends before the list
+// can be told.
 func (t *session) drain(ctx context.Context) {
 	for _, h := range t.held() {
 		if h.State() == hold.Leaked {
@@ -391,8 +399,14 @@ func (t *session) drain(ctx context.Context) {
 	case <-t.empty:
 	case <-ctx.Done():
 	}
-	for failures := 1; ctx.Err() == nil && t.leave(ctx, true) != nil; failures++ {
+	for failures := 1; ctx.Err() == nil; failures++ {
+		if t.leave(ctx, true) == nil {
+			return
+		}
 		retry.Pause(ctx, retry.Backoff(failures))
+	}
+	if !t.busy() {
+		t.part(context.WithoutCancel(ctx), true)
 	}
 }
 
