@@ -351,8 +351,14 @@ func (w *Worker) reportDeath(ctx context.Context, r tasks.Replica) {
 // here says nothing: it may be alive, and heard by an old primary. Consul alone must have
 // ended its session, by its own clock.
 func (w *Worker) reportDeathElsewhere(ctx context.Context, r tasks.Replica) {
-	if dead, err := w.cfg.Locks.Dead(ctx, []string{r.Session}); err == nil && len(dead) == 1 && w.database.unchanged(ctx, r.Server) {
-		w.declareDead(ctx, r, lock.Dead)
+	dead, err := w.cfg.Locks.Dead(ctx, []string{r.Session})
+	if err != nil || len(dead) == 0 || !w.database.unchanged(ctx, r.Server) {
+		return
+	}
+	// It may have stopped in order, and have said so in Consul as it could not reach Postgres.
+	how, err := w.cfg.Locks.End(ctx, r.Session, lock.Silence)
+	if err == nil && how != lock.Alive {
+		w.declareDead(ctx, r, how)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"onejob/internal/servers"
 	"onejob/internal/testenv"
 	"onejob/tasks"
 	"onejob/worker"
@@ -63,7 +64,25 @@ func TestStopAtAnyMomentOfTheStart(t *testing.T) {
 // has not crashed for all that.
 func TestStopWithoutPostgres(t *testing.T) {
 	t.Parallel()
-	c, w := newCluster(t), newRecorder(t)
+	c := newCluster(t)
+	stopWithoutPostgres(t, c, func() {})
+}
+
+// Nor has one that heard nothing from Postgres any more before that was restarted.
+func TestStopBesideARestartOfPostgres(t *testing.T) {
+	t.Parallel()
+	server, db := testenv.OwnPostgres(t)
+	c := clusterOn(t, db, testenv.Consul(t))
+	stopWithoutPostgres(t, c, func() {
+		if err := server.Restart(t.Context(), servers.Fast); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+func stopWithoutPostgres(t *testing.T, c *cluster, meanwhile func()) {
+	t.Helper()
+	w := newRecorder(t)
 	behind, toPostgres, _ := c.behind(t)
 	const n = 3
 	c.insertLong(t, n, 1)
@@ -71,6 +90,7 @@ func TestStopWithoutPostgres(t *testing.T) {
 	c.awaitRunning(t, w, n, n)
 	c.process(t, "near", w.long())
 	toPostgres.Cut()
+	meanwhile()
 	far.signal(t, syscall.SIGTERM)
 	<-far.exited
 	toPostgres.Heal()
