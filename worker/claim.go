@@ -127,7 +127,7 @@ func (w *Worker) claimSome(ctx context.Context) (more, asked bool, err error) {
 	c := tasks.Claim{}
 	before, known := w.database.put(&c, session)
 	serving := w.serving.Load()
-	kinds, begin := serving.ready(room)
+	kinds, begin := serving.ready(serving.none, room)
 	if room == 0 || bytes == 0 || session == "" || !known || len(kinds) == 0 && len(serving.none) > 0 {
 		w.running.leave(room)
 		return false, false, nil // a free slot, a session or a database wakes this loop
@@ -184,8 +184,8 @@ func (w *Worker) claimSome(ctx context.Context) (more, asked bool, err error) {
 // someWait reports whether tasks of some kind are not claimed here although there are slots.
 func (w *Worker) someWait() bool {
 	s := w.serving.Load()
-	kinds, _ := s.ready(0)
-	return len(kinds) < len(s.none)
+	kinds, _ := s.ready(s.kinds.Names(), 0)
+	return len(kinds) < len(s.kinds)
 }
 
 // claimOne claims one task under a limit, and notes it as running; nil if there is none.
@@ -288,7 +288,7 @@ func (w *Worker) lookBehind(ctx context.Context) {
 		sleep(ctx, time.Second)
 		s := w.serving.Load()
 		sorts := [][]string{s.none}
-		if some, _ := s.ready(0); len(some) > 0 && len(some) < len(s.none) {
+		if some, _ := s.ready(s.none, 0); len(some) > 0 && len(some) < len(s.none) {
 			sorts = append(sorts, some)
 		}
 		for _, kinds := range sorts {

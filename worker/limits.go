@@ -19,6 +19,8 @@ import (
 // missingFor how long one that was not there is left alone.
 const (
 	findEvery  = time.Second
+	findPart   = 40 // of the time, at most, where there are many names
+	findAtMost = 30 * time.Second
 	findAnyway = 10 * time.Second // where no row had a limit, and nothing has happened since
 	missingFor = 30 * time.Second
 	maxTold    = 1000
@@ -50,8 +52,7 @@ type limits struct {
 
 	fresh chan struct{} // rows with a limit may have come
 
-	held  atomic.Bool   // slots were not taken because of ours
-	turns atomic.Uint32 // of claims under a limit that rows have by their kind too
+	held atomic.Bool // slots were not taken because of ours
 
 	wg    sync.WaitGroup
 	news  atomic.Bool // rows with a limit may have come due, or got room, since we looked
@@ -60,15 +61,17 @@ type limits struct {
 
 	mu      sync.Mutex
 	known   map[string]bool          // limits that are there, or that we make
-	missing map[string]time.Time     // names that were no limit, and when
+	missing map[string]time.Time     // names that were no limit, and since when
 	served  map[string]bool          // whether somebody asked for it again meanwhile
 	pauses  map[string]time.Duration // the last pause of those under which nothing could be claimed
 	rests   map[string]time.Duration // the last rest of those whose backend failed
 	stirred chan struct{}            // is closed, and replaced, when a lock key has come free
 	came    chan struct{}            // the same when tasks may have come
+	named   map[string]bool          // whether the row that was claimed last under it names it
 	told    map[string]string        // what was said last of a limit that cannot be served
 
-	unknown reported // names that are no limit
+	askedUpTo string   // of missing
+	unknown   reported // names that are no limit
 }
 
 // limitStore is what limits need of the database, besides claims.
@@ -109,16 +112,29 @@ func (l *limits) note(name string, there bool) (news bool) {
 		delete(l.missing, name)
 	} else {
 		delete(l.known, name)
-		l.missing[name] = time.Now()
+		if _, before := l.missing[name]; !before {
+			l.missing[name] = time.Now()
+		}
 	}
 	return news
 }
 
-// misses reports whether names have lately been found missing, which may be there by now.
-func (l *limits) misses() bool {
+// missed returns up to n names that have lately been found missing, others each time. They may be
+// there by now.
+func (l *limits) missed(n int) []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return len(l.missing) > 0
+	names := slices.Sorted(maps.Keys(l.missing))
+	i := 0
+	if len(names) > n {
+		i, _ = slices.BinarySearch(names, l.askedUpTo)
+	}
+	names = slices.Concat(names[i:], names[:i])
+	names = names[:min(n, len(names))]
+	if len(names) > 0 {
+		l.askedUpTo = names[len(names)-1] + "\x00" // behind it
+	}
+	return names
 }
 
 // passedOver returns the names that need not be looked for: known ones, and those
@@ -140,7 +156,7 @@ func (l *limits) find(ctx context.Context) {
 		if err == nil && some {
 			l.findSome(ctx)
 		}
-		sleep(ctx, findEvery)
+		sleep(ctx, max(findEvery, min(findPart*time.Since(began), findAtMost)))
 		if err != nil || some || !l.hears() {
 			continue
 		}
@@ -166,15 +182,16 @@ func (l *limits) again() {
 	}
 }
 
-// findSome asks for names that rows have and that are not known. Where there are none, nobody is
-// asked for all limits: RabbitMQ would have to be asked for each.
+// findSome asks for names that rows have and that are not known. Where there are no new ones, nobody is
+// asked for all limits: there may be many, and RabbitMQ would have to be asked for each.
 func (l *limits) findSome(ctx context.Context) {
 	names, err := l.store.UnknownLimits(ctx, l.passedOver(), findFew)
 	l.lookups.saw("limits_unknown", err)
-	if err != nil || len(names) == 0 && !l.misses() {
+	if err != nil {
 		return
 	}
-	if l.semaphores != nil {
+	some := len(names) > 0
+	if names = append(names, l.missed(findFew)...); l.semaphores != nil && some {
 		if list, err := l.semaphores.List(ctx); err == nil { // all of them, where the backend can tell
 			for _, name := range list {
 				if l.note(name, true) {
@@ -221,11 +238,12 @@ func (l *limits) serve(ctx context.Context) (some bool) {
 	if len(known) > fewLimits {
 		any, err = l.store.Limited(ctx)
 	}
+	ready, _ := s.ready(s.kinds.Names(), 1)
 	if err == nil && any && len(known) > 0 {
-		due, err = l.store.DueLimits(ctx, tasks.Claim{Kinds: s.kinds.Names(), Queues: l.queues}, known)
+		due, err = l.store.DueLimits(ctx, tasks.Claim{Kinds: ready, Queues: l.queues}, known)
 	}
 	if err == nil && len(s.under) > 0 {
-		limited := slices.DeleteFunc(s.kinds.Names(), func(kind string) bool { return s.limitOf[kind] == "" })
+		limited := slices.DeleteFunc(slices.Clone(ready), func(kind string) bool { return s.limitOf[kind] == "" })
 		var kinds []string
 		kinds, err = l.store.DueKinds(ctx, tasks.Claim{Kinds: limited, Queues: l.queues})
 		for _, k := range kinds {
@@ -280,10 +298,12 @@ func (l *limits) serve(ctx context.Context) (some bool) {
 func (l *limits) logOnce(name, event string, err error) {
 	l.mu.Lock()
 	news := l.told[name] != event
-	if len(l.told) > maxTold {
-		clear(l.told) // somebody invents names
+	if len(l.told) > maxTold { // somebody invents names
+		maps.DeleteFunc(l.told, func(name, _ string) bool { return !l.known[name] })
 	}
-	l.told[name] = event
+	if l.told[name] = event; event == "" {
+		delete(l.told, name)
+	}
 	l.mu.Unlock()
 	if !news {
 		return

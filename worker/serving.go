@@ -30,12 +30,12 @@ func newServing(kinds tasks.Kinds, slots map[string]int, limitOf map[string]stri
 	return s
 }
 
-// ready returns the kinds whose rows have no limit unless they name one, of which tasks can begin here
-// now, and how many tasks to claim of these, up to most. A kind may have room for so many and no more, as
-// sql has connections. Only where that has kept tasks waiting lately it counts.
-func (s *serving) ready(most int) (kinds []string, n int) {
-	kinds = s.none
-	for _, name := range s.none {
+// ready returns those of kinds of which tasks can begin here now, and how many tasks to claim of
+// these, up to most. A kind may have room for so many and no more, as sql has connections. Only where
+// that has kept tasks waiting lately it counts.
+func (s *serving) ready(kinds []string, most int) (some []string, n int) {
+	some = kinds
+	for _, name := range kinds {
 		k, ok := s.kinds[name].(interface{ Room() (n int, scarce bool) })
 		if !ok {
 			continue
@@ -43,21 +43,24 @@ func (s *serving) ready(most int) (kinds []string, n int) {
 		switch room, scarce := k.Room(); {
 		case !scarce:
 		case room <= 0:
-			kinds = slices.DeleteFunc(slices.Clone(kinds), func(other string) bool { return other == name })
+			some = slices.DeleteFunc(slices.Clone(some), func(other string) bool { return other == name })
 		default:
 			most = min(most, room)
 		}
 	}
-	return kinds, most
+	return some, most
 }
 
 // Reload replaces Kinds, LimitSlots and KindLimits while the worker runs. Attempts
 // that have begun are not touched. A task that was claimed for a kind that is gone is
 // requeued without using up an attempt. Reload returns an error, and changes nothing,
-// if there are no kinds, or one of them cannot run here.
+// if there are no kinds, one of them is nil, or one cannot run here.
 func (w *Worker) Reload(kinds tasks.Kinds, slots map[string]int, kindLimits map[string]string) error {
 	if len(kinds) == 0 {
 		return errors.New("worker: at least one of Kinds is required")
+	}
+	if err := noneIsNil(kinds); err != nil {
+		return err
 	}
 	if err := w.cfg.enableKinds(kinds); err != nil {
 		return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"slices"
 	"time"
 
@@ -143,8 +144,8 @@ const (
 func (l *limits) failed(name string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.rests) > maxTold {
-		clear(l.rests) // somebody invents names
+	if len(l.rests) > maxTold { // somebody invents names
+		maps.DeleteFunc(l.rests, func(name string, _ time.Duration) bool { return !l.known[name] })
 	}
 	l.rests[name] = max(leastRest, min(2*l.rests[name], mostRest))
 }
@@ -255,10 +256,11 @@ func (l *limits) release(name string, slot lock.Lease) {
 // in one order the first ones could keep the others waiting for ever.
 func (l *limits) claimUnder(ctx context.Context, name string) *tasks.Task {
 	s := l.config()
-	claims := []tasks.Claim{{Limit: name, Kinds: s.kinds.Names()}}
-	if kinds := s.under[name]; len(kinds) > 0 {
+	all, _ := s.ready(s.kinds.Names(), 1)
+	claims := []tasks.Claim{{Limit: name, Kinds: all}}
+	if kinds, _ := s.ready(s.under[name], 1); len(kinds) > 0 {
 		claims = append(claims, tasks.Claim{Kinds: kinds})
-		if l.turns.Add(1)%2 == 0 {
+		if l.lastNamed(name) {
 			slices.Reverse(claims)
 		}
 	}
@@ -266,11 +268,27 @@ func (l *limits) claimUnder(ctx context.Context, name string) *tasks.Task {
 		for more := true; more; {
 			var t *tasks.Task
 			if t, more = l.claim(ctx, name, c); t != nil {
+				if len(claims) > 1 {
+					l.noteNamed(name, c.Limit != "")
+				}
 				return t
 			}
 		}
 	}
 	return nil
+}
+
+// lastNamed reports whether the row that was claimed last under a limit names it.
+func (l *limits) lastNamed(name string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.named[name]
+}
+
+func (l *limits) noteNamed(name string, named bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.named[name] = named
 }
 
 // underSlot is the lease on a task that holds only as long as a slot does, too.

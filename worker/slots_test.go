@@ -1,12 +1,42 @@
 package worker
 
 import (
+	"context"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"onejob/boottime"
+	"onejob/tasks"
 )
+
+// Rows that name a limit, and those that have it by their kind, come in turns under each limit, also if
+// claims under several limits come in turns.
+func TestTurnsUnderEachLimit(t *testing.T) {
+	s := newServing(tasks.Kinds{"a": nil, "b": nil}, nil, map[string]string{"a": "one", "b": "two"})
+	got := map[string][]bool{}
+	l := &limits{
+		config: func() *serving { return s }, named: map[string]bool{},
+		claim: func(_ context.Context, limit string, c tasks.Claim) (*tasks.Task, bool) {
+			got[limit] = append(got[limit], c.Limit != "")
+			return &tasks.Task{}, false
+		},
+	}
+	for range 4 {
+		for limit := range s.under {
+			l.claimUnder(t.Context(), limit)
+		}
+	}
+	for limit, named := range got {
+		if !slices.Equal(named, []bool{true, false, true, false}) {
+			t.Errorf("of %s, claims for rows that name it: %v", limit, named)
+		}
+	}
+	if len(got) != 2 {
+		t.Errorf("claims were under %v", got)
+	}
+}
 
 // Pauses grow. News ends the second half of one, and a lock key that comes free all that is left of
 // it, but never before leastPause.

@@ -101,7 +101,7 @@ func New(cfg Config) (*Worker, error) {
 	w.limits = &limits{
 		semaphores: cfg.Limits, store: cfg.Store, log: cfg.Log, replica: cfg.Replica, queues: cfg.Queues, concurrency: cfg.Concurrency,
 		config: w.serving.Load, running: &w.running, lookups: &w.lookups, ours: func() error { return w.members.sameBackend(cfg.Locks.Session()) }, wake: w.claimAgain, hears: w.wakeups.hears.Load, claim: w.claimOne, attempt: func(t *tasks.Task, slot lock.Lease) { w.attemptUnder(t, slot, nil) },
-		fresh: make(chan struct{}, 1), known: map[string]bool{}, missing: map[string]time.Time{}, served: map[string]bool{}, pauses: map[string]time.Duration{}, rests: map[string]time.Duration{}, stirred: make(chan struct{}), came: make(chan struct{}), told: map[string]string{},
+		fresh: make(chan struct{}, 1), known: map[string]bool{}, missing: map[string]time.Time{}, served: map[string]bool{}, pauses: map[string]time.Duration{}, rests: map[string]time.Duration{}, stirred: make(chan struct{}), came: make(chan struct{}), named: map[string]bool{}, told: map[string]string{},
 	}
 	w.limits.know(cfg.LimitSlots)
 	w.leader.log = cfg.Log
