@@ -48,6 +48,9 @@ func (r *requeues) next(id int64) time.Duration {
 	if !known && len(r.tasks) >= maxRequeued {
 		return requeueMax
 	}
+	if now.Sub(before.at) > requeueForgotten {
+		before.delay = 0
+	}
 	delay := min(max(2*before.delay, requeueMin), requeueMax)
 	r.tasks[id] = requeued{delay, now}
 	return delay

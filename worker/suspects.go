@@ -12,7 +12,7 @@ import (
 // suspects are tasks that the next crash would quarantine. A crash tells which of them
 // is the cause if only one has begun a short while before. But a host that lost its power
 // twice makes suspects of many innocent tasks, which must not wait for each other for
-// long. So they begin in batches that double as long as nothing happens, from one on. If a
+// long. So they begin in batches that double as long as nothing happens and some wait, from one on. If a
 // crash meets several, those are counted beyond the limit, and from then on begin one by
 // one. The zero value is ready.
 type suspects struct {
@@ -35,6 +35,9 @@ func (s *suspects) enter(task, fence int64, prime bool) bool {
 		s.began = map[int64]boottime.Instant{}
 	}
 	maps.DeleteFunc(s.lost, func(of int64, at boottime.Instant) bool { return of == task || now.Sub(at) >= 2*tasks.SuspectTime })
+	if now.Sub(s.since) >= 4*tasks.SuspectTime { // suspects that wait come back sooner; these are others
+		s.batch = 0
+	}
 	if s.batch == 0 || now.Sub(s.since) >= tasks.SuspectTime {
 		s.batch = max(1, min(2*s.batch, 1024))
 		s.left, s.since, s.alone = s.batch, now, false

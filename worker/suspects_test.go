@@ -37,6 +37,13 @@ func TestSuspects(t *testing.T) {
 		t.Error("one past the limit began beside another")
 	}
 
+	for range 4 { // nobody has come for a minute
+		later()
+	}
+	if !enter(false) || enter(false) {
+		t.Error("after a long time suspects do not begin one by one")
+	}
+
 	var lone suspects
 	if lone.only(1) || !lone.enter(1, 1, false) || !lone.only(1) || lone.only(2) {
 		t.Error("the only suspect is not known as such")

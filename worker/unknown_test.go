@@ -56,6 +56,10 @@ func TestRequeueDelayGrows(t *testing.T) {
 			}
 			time.Sleep(time.Minute)
 		}
+		time.Sleep(requeueForgotten)
+		if got := r.next(7); got != requeueMin {
+			t.Errorf("after it has not come back for long it waits %v", got)
+		}
 		if got := r.next(8); got != requeueMin {
 			t.Errorf("another task waits %v", got)
 		}
