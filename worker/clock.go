@@ -42,10 +42,10 @@ type clockStore interface {
 // run repairs what was written by a clock of Postgres' that was ahead, when it has
 // been set back: tasks that were to run at once would wait until it is there again, and
 // schedules would be silent. It looks at what is there when this replica begins to lead,
-// and whenever it has seen a step. A step forward needs no repair: due times that were
-// passed over are missed ones.
+// whenever it has seen a step, and when Postgres was started, or is another server. A step
+// forward needs no repair: due times that were passed over are missed ones.
 func (c *postgresClock) run(ctx context.Context) {
-	repair := true
+	var repair bool
 	var pause, left time.Duration // after a repair that failed, and what is left of that
 	var ahead time.Duration       // of this machine's time since its start
 	var of time.Time              // when the server was started whose clock that was
@@ -61,7 +61,10 @@ func (c *postgresClock) run(ctx context.Context) {
 		}
 		took := boottime.Now().Sub(asked)
 		is := time.Duration(now.UnixNano()) - time.Duration(asked)
-		if step := is - ahead; started.Equal(of) && (step < -clockStep || step > clockStep+took) {
+		switch step := is - ahead; {
+		case !started.Equal(of): // another server, or the same one anew: its clock may be behind
+			repair, pause, left = true, 0, 0
+		case step < -clockStep || step > clockStep+took:
 			c.log.Warn("postgres_clock_set", zap.Duration("by", step.Round(time.Millisecond)), zap.Time("to", now))
 			repair, pause, left = true, 0, 0
 		}

@@ -64,3 +64,36 @@ SELECT count(*)
 	}
 	c.noOverlaps(t)
 }
+
+// Postgres is started anew, with a clock that is no longer an hour ahead: no step is seen, as it is not
+// the same process.
+func TestPostgresIsStartedWithItsClockSetBack(t *testing.T) {
+	t.Parallel()
+	server, db := testenv.OwnPostgresWith(t, servers.PostgresConfig{Clock: true})
+	if err := server.SetClock(time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	c := clusterOn(t, db, testenv.Consul(t))
+	c.exec(t, `INSERT INTO onejob.schedules (name, cron, kind) VALUES ('often', '* * * * * *', 'noop')`)
+	r := c.replica(t, "a", tasks.Kinds{"noop": tasks.Noop{}}, nil)
+	testenv.Eventually(t, maxWait, "due times are made", func() bool {
+		return get[int](t, c, "SELECT count(*) FROM onejob.occurrences") > 3
+	})
+	id := c.insert(t, "kind", "other")
+	if err := server.Stop(servers.Fast); err != nil {
+		t.Fatal(err)
+	}
+	if err := server.SetClock(0); err != nil {
+		t.Fatal(err)
+	}
+	if err := server.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c.pool.Reset()
+	r.logged(t, "clock_set_back_repaired")
+	c.limited(t, "b", tasks.Kinds{"other": tasks.Noop{}}, nil)
+	c.await(t, id, "succeeded")
+	testenv.Eventually(t, maxWait, "due times come again", func() bool {
+		return get[int](t, c, "SELECT count(*) FROM onejob.occurrences WHERE due_at <= clock_timestamp()") > 3
+	})
+}
