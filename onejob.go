@@ -66,7 +66,7 @@ func merge(all []Kinds) Kinds {
 	one := Kinds{}
 	for _, kinds := range all {
 		for name, kind := range kinds {
-			if one[name] != nil {
+			if _, taken := one[name]; taken {
 				panic(fmt.Sprintf("onejob: kind %q is registered twice", name))
 			}
 			one[name] = kind
@@ -99,6 +99,9 @@ func EnqueueTx(ctx context.Context, tx pgx.Tx, t NewTask) (id int64, err error) 
 
 // EnqueueMany adds tasks in one round trip, all or none, and returns their IDs in the same
 // order. An ID is 0 if the task was not added because of its UniqueKey.
+//
+// Two transactions that add tasks with the same UniqueKeys in different orders may wait for each
+// other; Postgres then ends one of them (deadlock_detected). Add them in one order, or try again.
 func EnqueueMany(ctx context.Context, db DB, list []NewTask) (ids []int64, err error) {
 	return store.Enqueue(ctx, db, list...)
 }

@@ -77,6 +77,9 @@ func (e *retryAfterError) Unwrap() error { return e.error }
 // pending without using up an attempt, however many it has left, and is not due
 // again before d has passed. A d of zero leaves the delay to the worker. An
 // error that is [Permanent] as well fails the task. Requeue(d, nil) is nil.
+//
+// It is about an attempt that nothing else has ended. One that was cancelled or has lost its lease
+// ends as that, and a timeout uses up the attempt, whatever the handler returns then.
 func Requeue(d time.Duration, err error) error {
 	if err == nil {
 		return nil

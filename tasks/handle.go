@@ -73,3 +73,6 @@ func (l *Lenient[P]) UnmarshalJSON(b []byte) error {
 	}
 	return payload.Check(b, &l.Value)
 }
+
+// MarshalJSON encodes Value alone, as UnmarshalJSON reads it.
+func (l Lenient[P]) MarshalJSON() ([]byte, error) { return json.Marshal(l.Value) }

@@ -162,6 +162,13 @@ func TestHandle(t *testing.T) {
 		if result, err := run("lenient", `{"name": "you", "imge": "typo"}`); err != nil || string(result.Value) != `"you"` {
 			t.Errorf("Lenient: %s, %v", result.Value, err)
 		}
+		sent, err := json.Marshal(tasks.Lenient[greeting]{Value: greeting{Name: "me"}}) // as a program enqueues it
+		if err != nil {
+			t.Fatal(err)
+		}
+		if result, err := run("lenient", string(sent)); err != nil || string(result.Value) != `"me"` {
+			t.Errorf("Lenient that was enqueued as %s: %s, %v", sent, result.Value, err)
+		}
 		if _, err := run("lenient", `{"name": 1}`); err == nil {
 			t.Error("Lenient accepts a name that is a number")
 		}

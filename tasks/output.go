@@ -13,9 +13,9 @@ import (
 // half of it from the beginning and half from the end.
 const DefaultOutputLimit = 16 << 10
 
-// MaxKept is the highest limit, in bytes, that a configuration may set for what is
-// kept of an attempt: the output of a command, or the response to a request. Each
-// attempt that runs may hold that much in memory.
+// MaxKept is the most, in bytes, that is kept of an attempt: the output of a command or
+// a handler, or the response to a request. Each attempt that runs may hold that much in
+// memory.
 const MaxKept = 16 << 20
 
 // Output keeps the beginning and the end of what is written to it and counts
@@ -30,21 +30,24 @@ type Output struct {
 	total int64
 }
 
-// NewOutput returns an Output that keeps at most limit bytes, rounded up to an even number. Zero
-// means DefaultOutputLimit.
+// NewOutput returns an Output that keeps at most limit bytes, rounded up to an even number, and no
+// more than MaxKept. Zero means DefaultOutputLimit.
 func NewOutput(limit int) *Output {
 	if limit <= 0 {
 		limit = DefaultOutputLimit
 	}
-	return &Output{limit: (limit + 1) / 2}
+	return &Output{limit: half(limit)}
 }
 
-// Limit changes how many bytes are kept; it must come before the first write.
+// half returns how much of the limit is for the beginning, and how much for the end.
+func half(limit int) int { return (min(limit, MaxKept) + 1) / 2 }
+
+// Limit changes how many bytes are kept, MaxKept at most; it must come before the first write.
 func (o *Output) Limit(limit int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.total == 0 && limit > 0 {
-		o.limit = (limit + 1) / 2
+		o.limit = half(limit)
 	}
 }
 

@@ -1,6 +1,8 @@
 package tasks_test
 
 import (
+	"bytes"
+	"math"
 	"strings"
 	"sync"
 	"testing"
@@ -85,6 +87,13 @@ func TestOutputLimit(t *testing.T) {
 	o.Limit(100) // too late
 	if want := "ab\n... 2 bytes left out ...\nef"; o.String() != want {
 		t.Errorf("%q, want %q", o.String(), want)
+	}
+	for _, o := range []*tasks.Output{tasks.NewOutput(math.MaxInt), tasks.NewOutput(0)} {
+		o.Limit(math.MaxInt)
+		_, _ = o.Write(bytes.Repeat([]byte("x"), tasks.MaxKept+10))
+		if text := o.String(); len(text) > tasks.MaxKept+100 || !strings.Contains(text, "... 10 bytes left out ...") {
+			t.Errorf("without a limit %d bytes are kept", len(text))
+		}
 	}
 	o = tasks.NewOutput(0)
 	_, _ = o.Write(make([]byte, tasks.DefaultOutputLimit))

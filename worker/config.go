@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -77,8 +78,11 @@ type Config struct {
 const MaxPayload = 4 << 20
 
 // ParsePoll parses when to poll the table: a cron spec with optional seconds, or a
-// descriptor such as @every 5s.
+// descriptor such as @every 5s. It is about the zone of the machine: a zone in the spec is an error.
 func ParsePoll(spec string) (cron.Schedule, error) {
+	if strings.HasPrefix(spec, "TZ=") || strings.HasPrefix(spec, "CRON_TZ=") {
+		return nil, errors.New("it has a time zone: write it without, for the zone of the machine")
+	}
 	return cron.NewParser(cron.SecondOptional | cron.Minute | cron.Hour | cron.Dom | cron.Month | cron.Dow | cron.Descriptor).Parse(spec)
 }
 
@@ -117,6 +121,9 @@ func (c Config) validate() error {
 	if c.Store == nil || c.Locks == nil || len(c.Kinds) == 0 {
 		return errors.New("worker: Store, Locks and at least one of Kinds are required")
 	}
+	if err := noneIsNil(c.Kinds); err != nil {
+		return err
+	}
 	if _, err := ParsePoll(c.Poll); err != nil {
 		return fmt.Errorf("worker: poll %q: %w", c.Poll, err)
 	}
@@ -133,6 +140,17 @@ func (c Config) validate() error {
 	}
 	if c.PayloadMemory < MaxPayload {
 		return fmt.Errorf("worker: PayloadMemory %d is below %d, the longest payload", c.PayloadMemory, MaxPayload)
+	}
+	return nil
+}
+
+// noneIsNil returns an error that names a kind that is there and nil: nobody could run its tasks, and
+// this replica would take them from others that can.
+func noneIsNil(kinds tasks.Kinds) error {
+	for _, name := range kinds.Names() {
+		if kinds[name] == nil {
+			return fmt.Errorf("worker: kind %q is nil", name)
+		}
 	}
 	return nil
 }

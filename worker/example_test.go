@@ -68,8 +68,10 @@ func ExampleSupervise() {
 			return err
 		}
 		defer db.Close()
-		if err := db.Migrate(ctx, nil); err != nil {
-			return err
+		if !p.Reporting() { // a death is made known whatever the schema is
+			if err := db.Migrate(ctx, nil); err != nil {
+				return err
+			}
 		}
 		locks, err := consul.New(consul.Config{Log: logger})
 		if err != nil {

@@ -630,8 +630,21 @@ func TestBadFieldsAreRefused(t *testing.T) {
 			t.Errorf("%s of -1: error %v", name, err)
 		}
 	}
-	if _, err := worker.ParsePoll("every second"); err == nil {
-		t.Error("ParsePoll of nonsense: no error")
+	for _, poll := range []string{"every second", "CRON_TZ=UTC", "TZ=UTC", "TZ=UTC * * * * *"} {
+		if _, err := worker.ParsePoll(poll); err == nil {
+			t.Errorf("ParsePoll(%q): no error", poll)
+		}
+	}
+	none := tasks.Kinds{"none": nil}
+	if _, err := worker.New(worker.Config{Store: new(store.Store), Locks: new(consul.Locker), Kinds: none}); err == nil || !strings.Contains(err.Error(), `"none"`) {
+		t.Errorf("New with a kind that is nil: error %v", err)
+	}
+	w, err := worker.New(worker.Config{Store: new(store.Store), Locks: new(consul.Locker), Kinds: k0()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Reload(none, nil, nil); err == nil || !strings.Contains(err.Error(), `"none"`) {
+		t.Errorf("Reload with a kind that is nil: error %v", err)
 	}
 }
 

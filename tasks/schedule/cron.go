@@ -57,6 +57,7 @@ func Parse(line, zone string) (Cron, error) {
 		if d < MinEvery || d%time.Second != 0 {
 			return Cron{}, fmt.Errorf("cron %q: an interval is %v at the least, and has whole seconds", line, MinEvery)
 		}
+		line = "@every " + strings.TrimSpace(every) // the parser takes no second space
 	}
 	spec, err := cronParser.Parse(sundayIsZero(line))
 	if err != nil {
@@ -67,6 +68,11 @@ func Parse(line, zone string) (Cron, error) {
 		return Cron{}, fmt.Errorf("time_zone %q: %w (%w); name one such as UTC or Europe/Berlin, or install newer zone data", zone, ErrUnknownZone, err)
 	}
 	if s, ok := spec.(*cron.SpecSchedule); ok {
+		for _, field := range []uint64{s.Second, s.Minute, s.Hour, s.Dom, s.Month, s.Dow} {
+			if field&^anyValue == 0 { // of commas alone, which the parser takes
+				return Cron{}, fmt.Errorf("cron %q: a field has no value", line)
+			}
+		}
 		s.Location = time.UTC // wall clocks are handed over as if they were UTC
 		if fields := strings.Fields(line); len(fields) >= 5 {
 			s.Dom |= star(fields[len(fields)-3])
@@ -81,10 +87,12 @@ func Parse(line, zone string) (Cron, error) {
 // takes */2 for a choice.
 func star(field string) uint64 {
 	if strings.HasPrefix(field, "*") {
-		return 1 << 63
+		return anyValue
 	}
 	return 0
 }
+
+const anyValue = 1 << 63
 
 // sundayIsZero returns the line with every weekday 7 written as 0: crontabs have
 // both, the parser has 0 only. What the parser must refuse is left for it to refuse.

@@ -171,6 +171,10 @@ func TestParseRefuses(t *testing.T) {
 		{"@every soon", "UTC", "90s"},
 		{"@every -5s", "UTC", "1s at the least"},
 		{"every day", "UTC", "minute hour day"},
+		{", * * * *", "UTC", "no value"},
+		{",, 0 * * * *", "UTC", "no value"},
+		{"0 0 , * *", "UTC", "no value"},
+		{"0 0 * * ,", "UTC", "no value"},
 		{"60 * * * *", "UTC", "60"},
 		{"* * * * 8", "UTC", "8"},
 		{"* * * * 6-8", "UTC", "8"},
@@ -189,6 +193,19 @@ func TestParseRefuses(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), test.says) {
 			t.Errorf("%q in %q: error %v does not say %q", test.line, test.zone, err, test.says)
 		}
+	}
+}
+
+// The table takes several spaces behind @every.
+func TestEveryWithSpaces(t *testing.T) {
+	t.Parallel()
+	s, err := schedule.Parse("@every   90s", "UTC")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
+	if next := s.Next(at); !next.Equal(at.Add(90 * time.Second)) {
+		t.Errorf("after %v comes %v", at, next)
 	}
 }
 
