@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -16,7 +18,7 @@ import (
 // waiting for nothing that is known: it came after the claim had passed. The last row has, in
 // the place of an ID, how many microseconds Postgres took: what the network and this process
 // take is no reason to look at less.
-const behindSQL = `
+const behind = `
 SELECT m.lane, greatest(t.run_at, '0001-01-01 UTC'), t.id
   FROM unnest(@lanes::bigint[], @run_ats::timestamptz[], @ids::bigint[], @busy::text[]) AS m(lane, run_at, id, busy)
  CROSS JOIN LATERAL (
@@ -26,25 +28,35 @@ SELECT m.lane, greatest(t.run_at, '0001-01-01 UTC'), t.id
           AND limit_name IS NULL
           AND onejob.lane(priority, queue, kind, lock_key IS NULL) = m.lane
           AND (run_at, id) <= (m.run_at, m.id)
-          AND run_at >= coalesce(@from::timestamptz, '-infinity')
-          AND run_at <  coalesce(@to::timestamptz, 'infinity')
+          AND {portion}
           AND NOT coalesce(m.busy::jsonb ? lock_key, false)
         ORDER BY run_at, id
         LIMIT 1) t
 UNION ALL
 SELECT -1, '0001-01-01 UTC', (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::bigint`
 
+// A portion ends at a time, or is one of a moment. The comparison of two rows does not end a walk
+// through an index where their second column decides.
+var (
+	behindSQL = strings.Replace(behind, "{portion}", `(run_at, id) >= (coalesce(@from::timestamptz, '-infinity'), @from_id::bigint) AND run_at < coalesce(@to::timestamptz, 'infinity')`, 1)
+	momentSQL = strings.Replace(behind, "{portion}", `run_at = @from AND id >= @from_id AND id < @to_id`, 1)
+)
+
 const (
 	// lookFor is about how long one call of LookBehind looks. It is called every second.
 	lookFor = 20 * time.Millisecond
 
-	// A portion that takes longer than longPortion is split; one that takes less than
-	// shortPortion is joined with the one before it.
-	longPortion  = 10 * time.Millisecond
-	shortPortion = 3 * time.Millisecond
+	// A portion that takes longer than longPortion is split, or, where so many are not enough, than
+	// longPart of all of them together. One that takes less than a third of that is joined with the one
+	// before it.
+	longPortion = 10 * time.Millisecond
+	longPart    = maxPortions / 3
 
-	// leastPortion is not split, and there are no more than maxPortions.
+	// leastPortion is not split, unless a look at it takes longer than oneMoment: then rows of one
+	// time may be in it, and it is split down to the microsecond, of which there are no parts, and
+	// then by IDs. There are no more than maxPortions.
 	leastPortion = 10 * time.Millisecond
+	oneMoment    = 100 * time.Millisecond
 	maxPortions  = 512
 
 	// slowLooks is how often a portion is looked at that takes longer than longPortion: the
@@ -62,7 +74,8 @@ const (
 //
 // Beside an old snapshot it has to pass millions of dead index entries, which takes
 // seconds. So it looks at portions of time, one after the other: no look keeps a
-// processor busy for long. Each call begins with the newest portion: most of what claims pass
+// processor busy for long. Rows that one statement has inserted mostly have one time: many of them
+// are divided by their IDs. Each call begins with the newest portion: most of what claims pass
 // over has just come.
 func (s *Store) LookBehind(ctx context.Context, c tasks.Claim) (some bool, err error) {
 	l := s.lanesOf(c)
@@ -96,15 +109,15 @@ func (s *Store) LookBehind(ctx context.Context, c tasks.Claim) (some bool, err e
 // lookBehind is what LookBehind looks at at a time.
 type lookBehind struct {
 	marks    map[int64]mark
-	from, to time.Time // the portion; zero for none
-	newest   bool      // out of turn
+	from, to place // the portion; zero for none
+	newest   bool  // out of turn
 
 	took  time.Duration // the quickest look
 	looks int
 }
 
 // lookBehind returns the first row of each lane, and how long Postgres took.
-func (s *Store) lookBehind(ctx context.Context, marks map[int64]mark, from, to time.Time) (found map[int64]mark, took time.Duration, err error) {
+func (s *Store) lookBehind(ctx context.Context, marks map[int64]mark, from, to place) (found map[int64]mark, took time.Duration, err error) {
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
@@ -114,8 +127,14 @@ func (s *Store) lookBehind(ctx context.Context, marks map[int64]mark, from, to t
 		ID    int64
 	}
 	arguments := markArguments(marks)
-	arguments["from"], arguments["to"] = moment(from), moment(to)
-	rows, err := query(ctx, s.pool, pgx.RowToStructByPos[row], behindSQL, arguments)
+	arguments["from"], arguments["from_id"] = moment(from.at), from.first()
+	sql := behindSQL
+	if to.ofAMoment() {
+		sql, arguments["to_id"] = momentSQL, to.id
+	} else {
+		arguments["to"] = moment(to.at)
+	}
+	rows, err := query(ctx, s.pool, pgx.RowToStructByPos[row], sql, arguments)
 	if err != nil {
 		return nil, time.Since(began), err
 	}
@@ -170,7 +189,7 @@ func (l *lanes) lookedBehind(p lookBehind, found map[int64]mark) (all bool) {
 	defer l.mu.Unlock()
 	l.since, l.cost = time.Now(), l.cost+min(p.took*time.Duration(p.looks), maxCharge)
 	if p.newest {
-		if p.took > longPortion {
+		if p.took > l.behind.long() {
 			l.behind.split(len(l.behind.bounds), p.took, l.since)
 		}
 	} else {
@@ -193,15 +212,41 @@ func (l *lanes) lookedBehind(p lookBehind, found map[int64]mark) (all bool) {
 	return all
 }
 
-// portions divide time so that to look at each takes about as long.
-type portions struct {
-	bounds []time.Time   // between them, ascending
-	at     int           // the next one
-	spent  time.Duration // since the first
+// place is one in the order of due rows: in front of the row of that time and ID, whether or not there
+// is one.
+type place struct {
+	at time.Time
+	id int64
 }
 
-// next returns the next portion: from from on, before to. A zero time is no bound.
-func (p *portions) next() (from, to time.Time) {
+// before returns the place in front of all rows of a time.
+func before(at time.Time) place { return place{at.Truncate(time.Microsecond), math.MinInt64} }
+
+// ofAMoment reports whether it is among rows of one time.
+func (p place) ofAMoment() bool { return p.first() != math.MinInt64 }
+
+// first returns the ID, and that of no row for the zero place.
+func (p place) first() int64 {
+	if p.at.IsZero() {
+		return math.MinInt64
+	}
+	return p.id
+}
+
+// portions divide all rows so that to look at each takes about as long. One that ends among rows of one
+// time has no others.
+type portions struct {
+	bounds []place       // between them, ascending
+	at     int           // the next one
+	spent  time.Duration // since the first
+	total  time.Duration // what all took the last time
+}
+
+// long returns how long a portion may take.
+func (p *portions) long() time.Duration { return max(longPortion, p.total/longPart) }
+
+// next returns the next portion: from from on, before to. A zero place is no bound.
+func (p *portions) next() (from, to place) {
 	if p.at > 0 {
 		from = p.bounds[p.at-1]
 	}
@@ -217,9 +262,9 @@ func (p *portions) looked(took time.Duration, now time.Time) (total time.Duratio
 	p.spent += took
 	parts := 0
 	switch {
-	case took > longPortion:
+	case took > p.long():
 		parts = p.split(p.at, took, now)
-	case took < shortPortion && p.at > 0:
+	case took < p.long()/3 && p.joins():
 		p.bounds = slices.Delete(p.bounds, p.at-1, p.at)
 		p.at--
 	}
@@ -227,35 +272,91 @@ func (p *portions) looked(took time.Duration, now time.Time) (total time.Duratio
 	if p.at <= len(p.bounds) {
 		return 0, false
 	}
-	total = p.spent
+	p.total = p.spent
 	p.at, p.spent = 0, 0
-	return total, true
+	return p.total, true
+}
+
+// joins reports whether the next portion can be joined with the one before it.
+func (p *portions) joins() bool {
+	switch {
+	case p.at == 0:
+		return false
+	case p.at == len(p.bounds) || !p.bounds[p.at].ofAMoment():
+		return true
+	}
+	return p.at > 1 && p.bounds[p.at-2].at.Equal(p.bounds[p.at].at)
 }
 
 // split divides a portion that took so long, and returns how many there are more. Of one that
-// has no beginning it divides the last hour.
+// has no beginning it divides the last hour, or as much as lies between its end and now, back to the
+// first centuries.
 func (p *portions) split(at int, took time.Duration, now time.Time) int {
-	var from time.Time
-	to := now
+	var from place
+	to := before(now)
 	if at > 0 {
 		from = p.bounds[at-1]
 	}
 	if at < len(p.bounds) {
 		to = p.bounds[at]
 	}
-	parts := min(int(took*2/longPortion), 64, maxPortions-len(p.bounds))
+	parts := min(int(took*2/p.long()), 64, maxPortions-len(p.bounds))
 	if parts < 1 {
 		return 0
 	}
-	var bounds []time.Time
-	if from.IsZero() {
-		from = to.Add(-time.Hour)
+	var bounds []place
+	if from.at.IsZero() {
+		if to.at.Year() < 300 {
+			return 0
+		}
+		from = before(to.at.Add(-max(time.Hour, now.Sub(to.at))))
 		bounds = append(bounds, from)
 	}
-	parts = min(parts, int(to.Sub(from)/leastPortion))
-	for i := 1; i < parts; i++ {
-		bounds = append(bounds, from.Add(to.Sub(from)/time.Duration(parts)*time.Duration(i)))
+	least := leastPortion
+	if took > oneMoment {
+		least = time.Microsecond
 	}
+	bounds = append(bounds, divide(from, to, parts, least)...)
 	p.bounds = slices.Insert(p.bounds, at, bounds...)
 	return len(bounds)
 }
+
+// divide returns what divides the rows from from on and before to into so many parts, or fewer: by time
+// if each part is as long as least, and by IDs if all have one time.
+func divide(from, to place, parts int, least time.Duration) (bounds []place) {
+	span := to.at.Sub(from.at)
+	if n := min(parts, int(span/least)); n > 1 {
+		for i := 1; i < n; i++ {
+			bounds = append(bounds, before(from.at.Add(span/time.Duration(n)*time.Duration(i))))
+		}
+		return bounds
+	}
+	low := max(0, from.id)
+	switch {
+	case span == 0:
+		n := min(int64(parts), (to.id-low)/leastIDs)
+		for i := int64(1); i < n; i++ {
+			bounds = append(bounds, place{from.at, low + (to.id-low)/n*i})
+		}
+		return bounds
+	case span < 0 || span > time.Microsecond:
+		return nil
+	}
+	// Up to which ID there are rows is not known: each part is a multiple of the one before it.
+	for i := range parts {
+		id := low + leastIDs<<(maxIDBits*i/parts)
+		if id < low {
+			break // more than there are
+		}
+		if n := len(bounds); n == 0 || bounds[n-1].id < id {
+			bounds = append(bounds, place{from.at, id})
+		}
+	}
+	return bounds
+}
+
+// Rows of one time whose IDs are within leastIDs are not divided.
+const leastIDs int64 = 1000
+
+// maxIDBits is for IDs as high as there can be: leastIDs<<maxIDBits is about 2^62.
+const maxIDBits = 52

@@ -5,6 +5,77 @@ import (
 	"time"
 )
 
+// passPortions looks at all portions once, and returns what the dearest look and all together cost.
+func passPortions(t *testing.T, p *portions, now time.Time, cost func(from, to place) time.Duration) (most time.Duration, looks int, total time.Duration) {
+	t.Helper()
+	var last place
+	for {
+		from, to := p.next()
+		if from != last {
+			t.Fatalf("after %v comes %v", last, from)
+		}
+		if !to.at.IsZero() && (to.at.Before(from.at) || to.at.Equal(from.at) && to.id <= from.id) {
+			t.Fatalf("a portion from %v to %v", from, to)
+		}
+		if to.ofAMoment() && !to.at.Equal(from.at) {
+			t.Fatalf("a portion from %v ends among rows of one time, at %v", from, to)
+		}
+		last = to
+		c := cost(from, to)
+		most = max(most, c)
+		looks++
+		if total, all := p.looked(c, now); all {
+			if !last.at.IsZero() {
+				t.Fatalf("the last one ends at %v", last)
+			}
+			return most, looks, total
+		}
+	}
+}
+
+// Rows that one statement inserted have one time. They are divided by their IDs, however high these
+// are and however long ago that was.
+func TestPortionsOfOneMoment(t *testing.T) {
+	t.Parallel()
+	const rows = 20_000_000
+	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
+	for _, at := range []time.Time{
+		now.Add(-time.Second), now.Add(-20*time.Minute + 123456*time.Microsecond), now.AddDate(0, -1, 0), now.AddDate(-3, 0, 0),
+	} {
+		for _, first := range []int64{1, 5_000_000_000, 1 << 60} {
+			// rowsBefore is how many are before a place.
+			rowsBefore := func(p place) int64 {
+				switch {
+				case p.at.Before(at):
+					return 0
+				case p.at.After(at):
+					return rows
+				}
+				return min(rows, max(0, max(p.id, first)-first))
+			}
+			var p portions
+			cost := func(from, to place) time.Duration {
+				n := int64(rows)
+				if !to.at.IsZero() {
+					n = rowsBefore(to)
+				}
+				return time.Duration(n-rowsBefore(from)) * time.Microsecond
+			}
+			passes := 0
+			for most := time.Hour; most > 2*p.long(); passes++ {
+				if passes == 60 {
+					t.Errorf("rows of %v from ID %d on: the dearest look still takes %v", at, first, most)
+					break
+				}
+				most, _, _ = passPortions(t, &p, now, cost)
+			}
+			if n := len(p.bounds); n > maxPortions {
+				t.Errorf("rows of %v from ID %d on: %d portions", at, first, n+1)
+			}
+		}
+	}
+}
+
 // Whatever looks cost, the portions are all of time, one after the other, and none stays
 // so large, or so small, that it matters.
 func TestPortions(t *testing.T) {
@@ -23,26 +94,7 @@ func TestPortions(t *testing.T) {
 		return max(0, to.Sub(from)) / 600
 	}
 	cycle := func() (most time.Duration, looks int, total time.Duration) {
-		var last time.Time
-		for {
-			from, to := p.next()
-			if !from.Equal(last) {
-				t.Fatalf("after %v comes %v", last, from)
-			}
-			if !to.IsZero() && !from.Before(to) {
-				t.Fatalf("a portion from %v to %v", from, to)
-			}
-			last = to
-			c := cost(from, to)
-			most = max(most, c)
-			looks++
-			if total, all := p.looked(c, now); all {
-				if !last.IsZero() {
-					t.Fatalf("the last one ends at %v", last)
-				}
-				return most, looks, total
-			}
-		}
+		return passPortions(t, &p, now, func(from, to place) time.Duration { return cost(from.at, to.at) })
 	}
 	if most, looks, total := cycle(); looks != 1 || most != 2*time.Second || total != most {
 		t.Errorf("the first time: %d looks of up to %v, %v in all", looks, most, total)
@@ -102,7 +154,7 @@ func TestPortionsAfterABusyTime(t *testing.T) {
 			if !due {
 				t.Fatal("it is not time")
 			}
-			if portions == 0 && !p.to.IsZero() {
+			if portions == 0 && !p.to.at.IsZero() {
 				t.Fatalf("the first portion ends at %v", p.to)
 			}
 			p.took, p.looks = took, slowLooks

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -560,6 +561,29 @@ func TestLookBehind(t *testing.T) {
 			urgent := b.insert("priority=1", "lock_key='urgent'")
 			equal(t, "an urgent row", ids(b.claimNext(9)), urgent)
 		})
+	}
+}
+
+// Rows of one time are looked at in parts, by their IDs. No row is left out between two.
+func TestLookBehindPartOfAMoment(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.sql(`INSERT INTO onejob.tasks (kind, run_at) SELECT 'noop', '2026-05-01 12:00 UTC' FROM generate_series(1, 20)`)
+	lane, err := strconv.ParseInt(b.one(`SELECT DISTINCT onejob.lane(priority, queue, kind, lock_key IS NULL) FROM onejob.tasks`), 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for from := range int64(23) {
+		for to := range int64(23) {
+			want := max(1, from)
+			if want >= to || want > 20 {
+				want = 0
+			}
+			got, err := store.FirstBehind(t.Context(), b.Store, lane, time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC), from, to)
+			if err != nil || got != want {
+				t.Fatalf("from %d to %d the first row is %d (%v), want %d", from, to, got, err, want)
+			}
+		}
 	}
 }
 
