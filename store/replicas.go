@@ -185,6 +185,7 @@ func progress(r tasks.Replica) *string {
 	return &text
 }
 
+// The table is read once: beside an old snapshot it has a version of each row for every second.
 var beatSQL = `
 WITH beat AS (
     UPDATE onejob.replicas
@@ -199,17 +200,20 @@ WITH beat AS (
      WHERE session = $1
        AND ended_at IS NULL
  RETURNING true
+), listed AS MATERIALIZED (
+    SELECT ` + listColumns + `, xmin AS written
+      FROM onejob.replicas` + onList + `
 ), now_listed AS (
     SELECT sum(hashtextextended(state, uuid_hash_extended(session, running # hash_array_extended(kinds, 0))))::text AS digest
-      FROM onejob.replicas` + onList + `
+      FROM listed
 ), answer AS (
     SELECT (SELECT true FROM beat) IS NULL AS ended, pg_current_xact_id()::xid AS transaction, digest,
            digest <> $8 OR pg_postmaster_start_time() <> $9 AS whole
       FROM now_listed
 )` + replicasSQL(`,
-       quiet, ended, transaction, digest, whole`, `
+       quiet, ended, transaction, digest, whole`, `listed
  CROSS JOIN answer
- CROSS JOIN LATERAL (SELECT ended_at IS NULL AND pg_postmaster_start_time() = $9 AND age(replicas.xmin) > age($10::xid) AS quiet) q`, `
+ CROSS JOIN LATERAL (SELECT ended_at IS NULL AND pg_postmaster_start_time() = $9 AND age(written) > age($10::xid) AS quiet) q`, `
    AND (whole OR quiet OR session = $1)`)
 
 // Beat writes a heartbeat of a session. It answers with what Replicas returns if that is
@@ -258,7 +262,7 @@ func (s *Store) Replicas(ctx context.Context) ([]tasks.Replica, error) {
 	defer cancel()
 	list, err := query(ctx, s.list, func(row pgx.CollectableRow) (r tasks.Replica, err error) {
 		return r, row.Scan(replicaColumns(&r)...)
-	}, replicasSQL("", "", ""))
+	}, replicasSQL("", "onejob.replicas", ""))
 	if err != nil {
 		return nil, fmt.Errorf("list replicas: %w", err)
 	}
@@ -269,13 +273,16 @@ func (s *Store) Replicas(ctx context.Context) ([]tasks.Replica, error) {
 const onList = `
  WHERE (ended_at IS NULL OR ended_at > statement_timestamp() - interval '10 minutes')`
 
-// replicasSQL returns a statement for rows on the list, with more columns, tables and
+// listColumns are what the list has of a row.
+const listColumns = `session, process, name, host, pid, version, kinds, queues, concurrency, limits_backend, running, state, heartbeat_at, machine, started, server, began_at, ended_at`
+
+// replicasSQL returns a statement for rows on the list, with more columns, from a table, and with more
 // conditions.
 func replicasSQL(columns, from, where string) string {
 	return `
 SELECT session::text, process::text, name, host, pid, version, kinds, queues, concurrency, coalesce(limits_backend, ''), running, state, heartbeat_at, machine, started,
        server IS NOT DISTINCT FROM pg_postmaster_start_time(), pg_postmaster_start_time()` + columns + `
-  FROM onejob.replicas` + from + onList + where + `
+  FROM ` + from + onList + where + `
  ORDER BY began_at, session`
 }
 
