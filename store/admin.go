@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -159,7 +160,11 @@ func (s *Store) Unended(ctx context.Context, uniqueKey string) (int64, error) {
 	return ids[0], nil
 }
 
-// Show returns one task and its attempts, the oldest first, or ErrNoTask.
+// MostAttempts is how many attempts Show returns at most. A task that is requeued, which uses up none
+// of its attempts, may have any number.
+const MostAttempts = 1000
+
+// Show returns one task and its last attempts, the oldest first, or ErrNoTask.
 func (s *Store) Show(ctx context.Context, id int64) (Row, []AttemptRow, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
@@ -180,7 +185,8 @@ SELECT fence, coalesce(attempt, 0) AS attempt, coalesce(replica, '') AS replica,
        coalesce(started_at, finished_at) AS started_at, finished_at, outcome, error, exit_code, output
   FROM onejob.attempts
  WHERE task_id = $1
- ORDER BY fence`, id)
+ ORDER BY fence DESC
+ LIMIT $2`, id, MostAttempts)
 	if err != nil {
 		return Row{}, nil, fmt.Errorf("show task %d: %w", id, err)
 	}
@@ -188,6 +194,7 @@ SELECT fence, coalesce(attempt, 0) AS attempt, coalesce(replica, '') AS replica,
 	if err != nil {
 		return Row{}, nil, fmt.Errorf("show task %d: %w", id, err)
 	}
+	slices.Reverse(attempts)
 	return row, attempts, nil
 }
 

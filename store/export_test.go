@@ -30,6 +30,16 @@ func TryAgain(s *Store) {
 	}
 }
 
+// NoMorePutOff ends these times as if they were over.
+func NoMorePutOff(s *Store) {
+	s.putOff.mu.Lock()
+	defer s.putOff.mu.Unlock()
+	for id, r := range s.putOff.rows {
+		r.until = time.Now().Add(-time.Millisecond)
+		s.putOff.rows[id] = r
+	}
+}
+
 // PutOffForLonger lets what is put off stay so for a minute.
 func PutOffForLonger(s *Store) {
 	s.putOff.mu.Lock()
@@ -63,6 +73,16 @@ func Remember(s *Store, c tasks.Claim) { s.lanesOf(c) }
 func Remembered(s *Store, c tasks.Claim) (n int, is bool) {
 	_, is = s.remember.sort[sortOf(c)]
 	return len(s.remember.sort), is
+}
+
+// FirstBehind returns the first row of a lane in front of which LookBehind looks among those of one
+// time whose IDs are at least from and below to; 0 if there is none.
+func FirstBehind(ctx context.Context, s *Store, lane int64, at time.Time, from, to int64) (id int64, err error) {
+	found, _, err := s.lookBehind(ctx, map[int64]mark{lane: {runAt: at.Add(time.Hour)}}, place{at, from}, place{at, to})
+	if m, is := found[lane]; is {
+		return m.id + 1, err
+	}
+	return 0, err
 }
 
 // Portions returns in how many portions LookBehind looks, of all sorts of claims.

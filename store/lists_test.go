@@ -369,6 +369,10 @@ func TestOddRowsAreShown(t *testing.T) {
 			t.Errorf("Show(%d): %s, %v", row.ID, text, err)
 		}
 	}
+	b.sql(`INSERT INTO onejob.attempts (task_id, fence, finished_at, outcome) SELECT $1, i, now(), 'refused' FROM generate_series(1000000, 1001999) i`, parked)
+	if _, attempts, err := b.Show(t.Context(), parked); err != nil || len(attempts) != store.MostAttempts || attempts[0].Fence != 1001000 || attempts[len(attempts)-1].Fence != 1001999 {
+		t.Errorf("Show returns %d of 2,000 attempts, %v", len(attempts), err)
+	}
 	again, err := b.Enqueue(t.Context(), store.NewTask{Kind: "noop", UniqueKey: "u"})
 	equal(t, "Enqueue beside a parked one", fmt.Sprint(again, err), "0 <nil>")
 	for _, id := range []int64{parked, p.Rows[3].ID} {

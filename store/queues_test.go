@@ -146,3 +146,25 @@ func TestUnservedQueues(t *testing.T) {
 	b.serves("two", "{}", "{noop}", "", 0, 5)
 	equal(t, "the queues that nobody serves beside a replica of all", unserved(), "[]")
 }
+
+// Pauses that have ended by themselves are not kept for ever.
+func TestEndedPausesAreRemoved(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	for _, name := range []string{"long ago", "lately", "locked", "still"} {
+		if err := b.PauseQueue(t.Context(), name, "a test", time.Time{}, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.sql(`UPDATE onejob.queues SET paused_until = now() - CASE name WHEN 'lately' THEN interval '1 minute' WHEN 'still' THEN interval '-1 hour' ELSE interval '2 hours' END`)
+	_, end := openTransaction(t, b.dsn, `BEGIN`, `SELECT FROM onejob.queues WHERE name = 'locked' FOR UPDATE`)
+	if err := b.PauseQueue(t.Context(), "other", "a test", time.Time{}, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	end()
+	equal(t, "the queues on record", b.one(`SELECT string_agg(name, ', ' ORDER BY name) FROM onejob.queues`), "lately, locked, other, still")
+	if err := b.PauseQueue(t.Context(), "locked", "again", time.Time{}, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "a pause that is begun anew", b.one(`SELECT paused_until > now() AND paused_at > now() - interval '1 minute' FROM onejob.queues WHERE name = 'locked'`), "true")
+}

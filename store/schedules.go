@@ -29,7 +29,7 @@ import (
 func (s *Store) DueSchedules(ctx context.Context, unknownZones []string) (now time.Time, due []schedule.Due, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	ids, versions := s.putOff.list()
+	ids, versions, again := s.putOff.list()
 	rows, err := s.pool.Query(ctx, `
 WITH former AS (
     SELECT DISTINCT schedule_id
@@ -62,8 +62,8 @@ SELECT now(), id, name, cron, time_zone, on_missed, missed_cap, on_overlap,
        SELECT enabled AND paused_until IS DISTINCT FROM 'infinity' AND (next_at IS NULL OR next_at <= now()) AND time_zone <> ALL (coalesce($1, '{}'::text[]))) AS x(is_due)
  WHERE (is_due OR id IN (SELECT schedule_id FROM former))
    AND `+notPutOff+`
- ORDER BY next_at, id
- LIMIT 1000`, unknownZones, ids, versions)
+ ORDER BY id = ANY (coalesce($4, '{}'::bigint[])), next_at, id  -- those that were locked a moment ago keep no others waiting
+ LIMIT 1000`, unknownZones, ids, versions, again)
 	if err != nil {
 		return now, nil, fmt.Errorf("look for due schedules: %w", err)
 	}
@@ -455,7 +455,8 @@ func (p *putOff) remove(id int64) {
 	delete(p.rows, id)
 }
 
-func (p *putOff) list() (ids []int64, versions []string) {
+// list returns what is put off, and again what lately was.
+func (p *putOff) list() (ids []int64, versions []string, again []int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for id, r := range p.rows {
@@ -463,11 +464,12 @@ func (p *putOff) list() (ids []int64, versions []string) {
 			if now.After(r.until.Add(max(r.wait, markedFor))) { // until then the next wait is longer
 				delete(p.rows, id)
 			}
+			again = append(again, id)
 			continue
 		}
 		ids, versions = append(ids, id), append(versions, r.version)
 	}
-	return ids, versions
+	return ids, versions, again
 }
 
 // UntilNextSchedule returns how long it is, by Postgres' clock, until a
@@ -476,7 +478,7 @@ func (p *putOff) list() (ids []int64, versions []string) {
 func (s *Store) UntilNextSchedule(ctx context.Context, d time.Duration, unknownZones []string) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	ids, versions := s.putOff.list()
+	ids, versions, _ := s.putOff.list()
 	var micros int64
 	err := s.pool.QueryRow(ctx, `
 SELECT least((extract(epoch FROM min(next_at) FILTER (WHERE isfinite(next_at)) - clock_timestamp()) * 1000000)::bigint, $4)
@@ -766,7 +768,8 @@ func (k *kept) passedOver(status tasks.Status, id, until int64) {
 // PurgeOccurrences deletes up to n occurrences that were made longer than keep
 // ago and whose task is gone, or never was. It returns how many. They are named
 // by their place in the table: one that a backfill has just given a task has
-// another place, and stays.
+// another place, and stays. Releases of Postgres that follow the row to that place find it no longer
+// old.
 //
 // A statement looks at a bounded number of them. Those whose tasks are still there are looked
 // at again after an hour.
@@ -818,6 +821,7 @@ WITH old AS MATERIALIZED (
 ), deleted AS (
     DELETE FROM onejob.occurrences
      WHERE ctid = ANY (ARRAY(SELECT place FROM gone))
+       AND made_at < now() - $1 * interval '1 microsecond'
  RETURNING true
 )
 SELECT (SELECT count(*) FROM deleted), enough,

@@ -198,6 +198,34 @@ func TestPausedScheduleWithADueTime(t *testing.T) {
 	}
 }
 
+// More schedules than are looked at together, which a transaction has locked, keep another one from
+// nothing that comes due later.
+func TestManyLockedSchedules(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.schedule("free", time.Now().Add(-time.Minute))
+	b.sql(`INSERT INTO onejob.schedules (name, cron, kind) SELECT 'locked ' || i, '* * * * *', 'noop' FROM generate_series(1, 1500) i`)
+	b.sql(`UPDATE onejob.schedules SET next_at = now() - interval '1 hour' WHERE name <> 'free'`)
+	_, end := openTransaction(t, b.dsn, `BEGIN`, `SELECT FROM onejob.schedules WHERE name <> 'free' FOR UPDATE`)
+	defer end()
+	for round := range 3 {
+		_, list, err := b.DueSchedules(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range list {
+			if d.Name == "free" {
+				return
+			}
+			if current, _, err := b.MakeOccurrences(t.Context(), d, schedule.Plan{Next: time.Now()}); err != nil || current {
+				t.Fatalf("round %d: the plan of %s is written: %v, %v", round, d.Name, current, err)
+			}
+		}
+		store.NoMorePutOff(b.Store) // as on a slow machine
+	}
+	t.Error("the schedule that nobody has locked is not looked at")
+}
+
 // isDue reports whether DueSchedules returns the schedule of that name.
 func (b *bench) isDue(name string) bool {
 	b.t.Helper()

@@ -199,6 +199,7 @@ func tasksShow() *cobra.Command {
 		if err != nil {
 			return err
 		}
+		sayCut(c, attempts)
 		if *output == formatJSON {
 			return printJSON(c.OutOrStdout(), struct {
 				store.Row
@@ -209,6 +210,13 @@ func tasksShow() *cobra.Command {
 		return showTask(c.OutOrStdout(), row, why, attempts, cfg.Consul.Prefix)
 	}
 	return c
+}
+
+// sayCut says so if there may be more attempts than these.
+func sayCut(c *cobra.Command, attempts []store.AttemptRow) {
+	if len(attempts) == store.MostAttempts {
+		printf(c.ErrOrStderr(), "onejob: these are the last %d attempts; onejob.attempts has all\n", len(attempts))
+	}
 }
 
 func showTask(w io.Writer, r store.Row, why string, attempts []store.AttemptRow, prefix string) error {

@@ -117,7 +117,9 @@ show). Control characters are replaced; tasks show -o json has the output as it 
 		if len(attempts) == 0 {
 			printf(c.ErrOrStderr(), "onejob: no attempt of task %d has ended\n", id)
 		}
-		if !*all {
+		if *all {
+			sayCut(c, attempts)
+		} else {
 			attempts = attempts[max(0, len(attempts)-1):]
 		}
 		var text bytes.Buffer
