@@ -12,6 +12,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/hashicorp/consul/api"
@@ -158,10 +159,10 @@ func defaults() Config {
 	return c
 }
 
-// replicaName is a replica's name unless it is set: another one each time.
-func replicaName() string {
+// replicaName is a replica's name unless it is set: another one in each process.
+var replicaName = sync.OnceValue(func() string {
 	return cmp.Or(hostname(), "replica") + "-" + strings.ToLower(rand.Text()[:5])
-}
+})
 
 // loadConfig reads the file, if path is not empty, and the environment over it, for a
 // replica: what it needs to run tasks must be there. It returns all problems at once.

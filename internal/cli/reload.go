@@ -42,7 +42,6 @@ func reloaded(path string, old Config, handlers tasks.Kinds, db *store.Store, re
 		broker.SetNames(cfg.limitNames())
 	}
 	_ = level.UnmarshalText([]byte(cfg.Log.Level)) // was validated
-	cfg.Replica = old.Replica                      // made up anew each time, unless it is set
 	applied := old
 	applied.Kinds, applied.Limits.Slots, applied.Limits.Kinds, applied.Log.Level = cfg.Kinds, cfg.Limits.Slots, cfg.Limits.Kinds, cfg.Log.Level
 	log.Info("reloaded", zap.Strings("kinds", kinds.Names()), zap.Bool("restart_needed", !reflect.DeepEqual(applied, cfg)))
