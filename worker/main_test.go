@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -29,14 +28,7 @@ import (
 	"onejob/worker"
 )
 
-func TestMain(m *testing.M) {
-	// Most of these tests wait most of the time.
-	flag.Parse()
-	if err := flag.Set("test.parallel", "6"); err != nil {
-		panic(err)
-	}
-	testenv.Main(m)
-}
+func TestMain(m *testing.M) { testenv.Main(m) }
 
 // maxWait is for what should take no time at all, on a machine that is busy.
 const maxWait = 60 * time.Second
