@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -28,7 +29,14 @@ import (
 	"onejob/worker"
 )
 
-func TestMain(m *testing.M) { testenv.Main(m) }
+func TestMain(m *testing.M) {
+	// Most of these tests wait most of the time.
+	flag.Parse()
+	if err := flag.Set("test.parallel", "6"); err != nil {
+		panic(err)
+	}
+	testenv.Main(m)
+}
 
 // maxWait is for what should take no time at all, on a machine that is busy.
 const maxWait = 60 * time.Second

@@ -17,7 +17,6 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"flag"
 	"fmt"
 	"net/http"
 	"os"
@@ -47,22 +46,9 @@ var (
 
 // Main runs the tests, stops the shared servers, looks for goroutines that were
 // left behind and exits. The options say which goroutines to put up with.
-//
-// As many tests run at once as test.parallel says. If it is not set these are 6, however few
-// processors there are: most tests wait most of the time.
 func Main(m *testing.M, options ...goleak.Option) {
-	flag.Parse()
-	set := false
-	flag.Visit(func(f *flag.Flag) { set = set || f.Name == parallel })
-	if !set {
-		if err := flag.Set(parallel, "6"); err != nil {
-			panic(err)
-		}
-	}
 	os.Exit(run(m, options...))
 }
-
-const parallel = "test.parallel"
 
 func run(m *testing.M, options ...goleak.Option) int {
 	inMain = true
