@@ -14,14 +14,21 @@ import (
 	"onejob/tasks"
 )
 
-// overview returns an overview whose parts could all be read.
-func (b *bench) overview() store.Overview {
+// overview returns an overview whose parts could all be read. On a busy machine that may take several.
+func (b *bench) overview() (o store.Overview) {
 	b.t.Helper()
-	o, err := b.Overview(b.t.Context())
-	if err := errors.Join(err, o.Replicas.Err, o.Waiting.Err, o.Paused.Err, o.Running.Err, o.Schedules.Err, o.Failures.Err, o.Overlaps.Err, o.Held.Err); err != nil {
-		b.t.Fatal(err)
+	for tries := 1; ; tries++ {
+		var err error
+		o, err = b.Overview(b.t.Context())
+		err = errors.Join(err, o.Replicas.Err, o.Waiting.Err, o.Paused.Err, o.Running.Err, o.Schedules.Err, o.Failures.Err, o.Overlaps.Err, o.Held.Err)
+		switch {
+		case err == nil:
+			return o
+		case tries == 60 || !strings.Contains(err.Error(), "no answer from Postgres within"):
+			b.t.Fatal(err)
+		}
+		time.Sleep(time.Second)
 	}
-	return o
 }
 
 func waitingOf(o store.Overview, queue, kind, limit string) (w store.Waiting) {
