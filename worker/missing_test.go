@@ -98,6 +98,9 @@ func TestManyLimitsAreServed(t *testing.T) {
 			l.failed(name)
 		}
 	}
+	if n := len(l.told); n != 1 {
+		t.Errorf("what is wrong with %d limits is remembered, want one", n)
+	}
 	if n := events.FilterMessage("limit_failed").Len(); n != 5 {
 		t.Errorf("limit_failed was logged %d times, want once after each success", n)
 	}
