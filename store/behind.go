@@ -59,7 +59,7 @@ const (
 	oneMoment    = 100 * time.Millisecond
 	maxPortions  = 512
 
-	// slowLooks is how often a portion is looked at that takes longer than longPortion: the
+	// slowLooks is how often a portion is looked at that takes so long that it is split: the
 	// quickest look tells what it costs. The others may have waited for a processor, and the more
 	// portions there are, the longer it takes until all have been looked at.
 	slowLooks = 3
@@ -88,12 +88,12 @@ func (s *Store) LookBehind(ctx context.Context, c tasks.Claim) (some bool, err e
 		}
 		found, took, err := s.lookBehind(ctx, p.marks, p.from, p.to)
 		p.took, p.looks = took, 1
-		for ; err == nil && len(found) == 0 && p.took > longPortion && p.looks < slowLooks; p.looks++ {
+		for ; err == nil && len(found) == 0 && p.took > p.long && p.looks < slowLooks; p.looks++ {
 			found, took, err = s.lookBehind(ctx, p.marks, p.from, p.to)
 			p.took = min(p.took, took)
 		}
 		if err != nil {
-			if p.took > longPortion { // or it would be too long again
+			if p.took > p.long { // or it would be too long again
 				l.lookedBehind(p, nil)
 			}
 			return some, fmt.Errorf("look behind claims: %w", err)
@@ -109,8 +109,9 @@ func (s *Store) LookBehind(ctx context.Context, c tasks.Claim) (some bool, err e
 // lookBehind is what LookBehind looks at at a time.
 type lookBehind struct {
 	marks    map[int64]mark
-	from, to place // the portion; zero for none
-	newest   bool  // out of turn
+	from, to place         // the portion; zero for none
+	newest   bool          // out of turn
+	long     time.Duration // one that takes longer is split
 
 	took  time.Duration // the quickest look
 	looks int
@@ -173,7 +174,7 @@ func (l *lanes) toLookBehind(began time.Time, first bool) (p lookBehind, due boo
 	if l.since.Before(began) {
 		l.again(time.Now())
 	}
-	p.marks = maps.Clone(l.marks)
+	p.marks, p.long = maps.Clone(l.marks), l.behind.long()
 	if p.newest = first && len(l.behind.bounds) > 0; p.newest {
 		p.from = l.behind.bounds[len(l.behind.bounds)-1]
 	} else {

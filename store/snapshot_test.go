@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"onejob/internal/testenv"
 	"onejob/store"
 	"onejob/tasks"
 )
@@ -17,18 +18,16 @@ import (
 // overview returns an overview whose parts could all be read. On a busy machine that may take several.
 func (b *bench) overview() (o store.Overview) {
 	b.t.Helper()
-	for tries := 1; ; tries++ {
+	testenv.Eventually(b.t, time.Minute, "all parts of the overview are read", func() bool {
 		var err error
 		o, err = b.Overview(b.t.Context())
 		err = errors.Join(err, o.Replicas.Err, o.Waiting.Err, o.Paused.Err, o.Running.Err, o.Schedules.Err, o.Failures.Err, o.Overlaps.Err, o.Held.Err)
-		switch {
-		case err == nil:
-			return o
-		case tries == 60 || !strings.Contains(err.Error(), "no answer from Postgres within"):
+		if err != nil && !strings.Contains(err.Error(), "no answer from Postgres within") {
 			b.t.Fatal(err)
 		}
-		time.Sleep(time.Second)
-	}
+		return err == nil
+	})
+	return o
 }
 
 func waitingOf(o store.Overview, queue, kind, limit string) (w store.Waiting) {

@@ -19,8 +19,8 @@ import (
 // missingFor how long one that was not there is left alone.
 const (
 	findEvery  = time.Second
-	findPart   = 40 // of the time, at most, where there are many names
-	findAtMost = 30 * time.Second
+	findPart   = 40               // a fortieth of the time is for looks of Postgres, where there are many names
+	findAtMost = 30 * time.Second // from one to the next in any case
 	findAnyway = 10 * time.Second // where no row had a limit, and nothing has happened since
 	missingFor = 30 * time.Second
 	maxTold    = 1000
@@ -153,10 +153,11 @@ func (l *limits) find(ctx context.Context) {
 		began := time.Now()
 		some, err := l.store.Limited(ctx)
 		l.lookups.saw("limits_waiting", err)
+		took := time.Since(began)
 		if err == nil && some {
-			l.findSome(ctx)
+			took += l.findSome(ctx)
 		}
-		sleep(ctx, max(findEvery, min(findPart*time.Since(began), findAtMost)))
+		sleep(ctx, max(findEvery, min(findPart*took, findAtMost)))
 		if err != nil || some || !l.hears() {
 			continue
 		}
@@ -183,12 +184,15 @@ func (l *limits) again() {
 }
 
 // findSome asks for names that rows have and that are not known. Where there are no new ones, nobody is
-// asked for all limits: there may be many, and RabbitMQ would have to be asked for each.
-func (l *limits) findSome(ctx context.Context) {
+// asked for all limits: there may be many, and RabbitMQ would have to be asked for each. It returns how
+// long Postgres took.
+func (l *limits) findSome(ctx context.Context) (took time.Duration) {
+	began := time.Now()
 	names, err := l.store.UnknownLimits(ctx, l.passedOver(), findFew)
+	took = time.Since(began)
 	l.lookups.saw("limits_unknown", err)
 	if err != nil {
-		return
+		return took
 	}
 	some := len(names) > 0
 	if names = append(names, l.missed(findFew)...); l.semaphores != nil && some {
@@ -217,10 +221,11 @@ func (l *limits) findSome(ctx context.Context) {
 			l.wake()
 		default: // nobody knows, and the next look asks again; what is wrong may be about this name alone
 			if unanswered++; unanswered > 1 {
-				return
+				return took
 			}
 		}
 	}
+	return took
 }
 
 // serve sees to it that every limit with due rows is served. It asks only

@@ -9,7 +9,7 @@ import (
 	"onejob/internal/testenv"
 )
 
-// deaf is a list that was told of no end.
+// deaf is a list that no end can be told.
 type deaf struct {
 	alone
 	tries atomic.Int64
