@@ -85,17 +85,6 @@ func FirstBehind(ctx context.Context, s *Store, lane int64, at time.Time, from, 
 	return 0, err
 }
 
-// Divide lets LookBehind look at rows of one time in portions that end in front of these IDs.
-func Divide(s *Store, at time.Time, ids ...int64) {
-	for _, l := range s.remember.sort {
-		l.behind = portions{bounds: []place{before(at)}}
-		for _, id := range ids {
-			l.behind.bounds = append(l.behind.bounds, place{at.Truncate(time.Microsecond), id})
-		}
-		l.behind.bounds = append(l.behind.bounds, before(at.Add(time.Microsecond)))
-	}
-}
-
 // Portions returns in how many portions LookBehind looks, of all sorts of claims.
 func Portions(s *Store) (n int) {
 	for _, l := range s.remember.sort {

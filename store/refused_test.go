@@ -587,34 +587,6 @@ func TestLookBehindPartOfAMoment(t *testing.T) {
 	}
 }
 
-// Many rows of one INSERT and one busy lock key, divided by IDs: a row among them whose key is another
-// one by then is found.
-func TestLookBehindAMoment(t *testing.T) {
-	t.Parallel()
-	b := newBench(t)
-	c := tasks.Claim{Kinds: []string{"noop", "other"}}
-	b.claimed("lock_key='busy'", "run_at=now() - interval '1 day'")
-	b.sql(`INSERT INTO onejob.tasks (kind, run_at, lock_key) SELECT 'noop', now() - interval '1 hour', 'busy' FROM generate_series(1, 60000)`)
-	last := b.insert("lock_key='other'")
-	testenv.Eventually(t, time.Minute, "the row behind them is claimed", func() bool { return ids(b.claimNext(9)) == last })
-	var at time.Time
-	var first int64
-	if err := b.pool.QueryRow(t.Context(), `SELECT run_at, min(id) FROM onejob.tasks WHERE lock_key = 'busy' AND status = 'pending' GROUP BY run_at`).Scan(&at, &first); err != nil {
-		t.Fatal(err)
-	}
-	for _, n := range []int64{0, 999, 1000, 1001, 59999} {
-		one := b.one(`UPDATE onejob.tasks SET lock_key = 'free' || id WHERE id = $1 RETURNING id`, first+n)
-		b.Expensive()
-		store.Divide(b.Store, at, first, first+1000, first+2000)
-		testenv.Eventually(t, time.Minute, "the row among them is claimed", func() bool {
-			if _, err := b.LookBehind(t.Context(), c); err != nil {
-				t.Fatal(err)
-			}
-			return ids(b.claimNext(9)) == one
-		})
-	}
-}
-
 // A look that takes longer than a statement may is not made again as it was.
 func TestLookBehindThatTakesTooLong(t *testing.T) {
 	t.Parallel()
