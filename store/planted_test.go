@@ -91,7 +91,7 @@ func TestFunctionsHaveAFixedPathAndAreNotForEverybody(t *testing.T) {
 	for _, f := range b.sql(`SELECT oid::regprocedure::text FROM pg_proc WHERE pronamespace = 'onejob'::regnamespace AND proname <> 'lane' AND has_function_privilege('public', oid, 'EXECUTE')`) {
 		t.Errorf("PUBLIC may EXECUTE %s", f)
 	}
-	equal(t, "the functions that run with their owner's rights", strings.Join(b.sql(`SELECT proname FROM pg_proc WHERE pronamespace = 'onejob'::regnamespace AND prosecdef ORDER BY 1`), " "), "bulk cancel delete_attempts keep_former_schedule pause_queue pause_schedule record record_schedule resume_queue resume_schedule retry run_schedule")
+	equal(t, "the functions that run with their owner's rights", strings.Join(b.sql(`SELECT proname FROM pg_proc WHERE pronamespace = 'onejob'::regnamespace AND prosecdef ORDER BY 1`), " "), "bulk cancel delete_attempts forget_ended_pauses keep_former_schedule pause_queue pause_schedule record record_schedule resume_queue resume_schedule retry run_schedule")
 }
 
 // plant makes, as a role that may do nothing but CREATE in public, everything that
