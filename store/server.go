@@ -94,6 +94,7 @@ func (s *Store) Server(ctx context.Context) (tasks.ServerReport, error) {
 	defer cancel()
 	return which(ctx, s.pool, restOfServer+`,
        coalesce(pg_sequence_last_value('onejob.fences'::regclass), 0),
+       (SELECT oid::text FROM pg_database WHERE datname = current_database()) || '.' || 'onejob.fences'::regclass::oid,
        coalesce((SELECT fences_from FROM onejob.cluster), -1)`)
 }
 
@@ -119,7 +120,7 @@ func identify(ctx context.Context, db sender, sql string) (tasks.ServerReport, e
 		var seconds int64
 		to := []any{&r.System, &timeline, &r.Started, &r.Address, &r.Standby, &seconds}
 		if len(row.FieldDescriptions()) > len(to) {
-			to = append(to, &r.LastFence, &r.FencesFrom)
+			to = append(to, &r.LastFence, &r.Sequence, &r.FencesFrom)
 		}
 		if err := row.Scan(to...); err != nil {
 			return r, err

@@ -34,6 +34,10 @@ type ServerReport struct {
 	Now       time.Time // by its clock
 	LastFence int64     // the last number of onejob.fences; zero if none was given out
 
+	// Sequence tells onejob.fences from one of another database, and from one that was dropped and made
+	// again, as when a dump is loaded. Empty if the server does not tell.
+	Sequence string
+
 	// FencesFrom is what the database knows was added to these numbers last; -1 if it was
 	// never on record.
 	FencesFrom int64

@@ -31,6 +31,7 @@ import (
 // databaseRecord is the record, as JSON.
 type databaseRecord struct {
 	tasks.Server
+	Sequence    string    `json:"sequence"` // see [tasks.ServerReport]; empty if an older version wrote the record
 	FencesFrom  int64     `json:"fences_from"`
 	FencesAbove int64     `json:"fences_above"` // zero if an older version wrote the record; see above
 	FencesTo    int64     `json:"fences_to"`
@@ -38,6 +39,11 @@ type databaseRecord struct {
 	At          time.Time `json:"at"` // by that one's clock, for people
 
 	last int64 // fence that the server has given out, when it was asked
+}
+
+// same reports whether the record is of the server and of the sequence in its database.
+func (r databaseRecord) same(server tasks.ServerReport) bool {
+	return r.Same(server.Server) && (r.Sequence == "" || r.Sequence == server.Sequence)
 }
 
 // above returns above which fence those of the record are.
@@ -293,6 +299,8 @@ func (d *database) lookLocked(ctx context.Context) {
 	switch {
 	case now.FencesFrom == r.FencesFrom && now.Same(r.Server): // others have put it on record
 		d.logOutcome("postgres_server", r, now)
+	case now.Same(r.Server) && r.Sequence != "" && r.Sequence != now.Sequence:
+		d.logOutcome("postgres_reloaded", r, now)
 	case r.System == "" || now.Same(r.Server) && !back:
 		d.logOutcome("postgres_recorded", r, now)
 	case back:
@@ -320,6 +328,8 @@ func (d *database) logOutcome(event string, before, now databaseRecord) {
 		d.log.Info("postgres_restarted", zap.Stringer("server", server(now.Server)), zap.Stringer("on_record", server(before.Server)), zap.Int64("fences_from", now.above()))
 	case "postgres_failed_over":
 		d.log.Warn("postgres_failed_over", zap.Stringer("server", server(now.Server)), zap.Stringer("on_record", server(before.Server)), zap.Int64("fences_from", now.above()))
+	case "postgres_reloaded":
+		d.log.Warn("postgres_reloaded", zap.Stringer("server", server(now.Server)), zap.Int64("fences_from", now.above()))
 	case "fences_went_back":
 		d.log.Error("fences_went_back", zap.Stringer("server", server(now.Server)), zap.Int64("fences_from", now.above()))
 	}
@@ -476,12 +486,18 @@ func AdoptDatabase(ctx context.Context, store DatabaseStore, locks DatabaseLocks
 // beside the version; with every other error the version is zero.
 func settleDatabase(ctx context.Context, store DatabaseStore, locks DatabaseLocks, r databaseRecord, version uint64, by string, back, force bool, above int64) (databaseRecord, uint64, error) {
 	server, err := store.Server(ctx)
-	now := databaseRecord{Server: server.Server, By: by, At: time.Now().UTC()}
+	now := databaseRecord{Server: server.Server, Sequence: server.Sequence, By: by, At: time.Now().UTC()}
 	if err != nil {
 		return now, 0, err
 	}
-	if version != 0 && r.Same(server.Server) && r.FencesFrom >= server.FencesFrom && !back && above == 0 {
+	if version != 0 && r.same(server) && r.FencesFrom >= server.FencesFrom && !back && above == 0 {
 		r.last = r.FencesFrom + server.LastFence
+		if r.Sequence != server.Sequence {
+			r.Sequence = server.Sequence
+			if version, err = writeRecord(ctx, locks, r, version); err != nil {
+				return r, 0, err
+			}
+		}
 		return r, version, store.Recorded(ctx, r.FencesFrom)
 	}
 	if why := r.refuses(server.Server); why != nil && (!why.adoptable || version != 0 && !force) {
@@ -493,7 +509,7 @@ func settleDatabase(ctx context.Context, store DatabaseStore, locks DatabaseLock
 		clock := min(server.Now.UnixMicro(), lastClock)
 		givenOut := max(r.FencesFrom, server.FencesFrom) + server.LastFence
 		begin := max(r.FencesTo, givenOut+fenceBlock, clock, above) + rand.Int64N(fencesApart)
-		if version != 0 && !r.Same(server.Server) { // it may have forgotten a record, so it begins above that one too
+		if version != 0 && !r.same(server) { // it may have forgotten a record, so it begins above that one too
 			begin += 2 * fencesApart
 		}
 		now.FencesFrom = begin - server.LastFence // the sequence goes on, and is not added a second time

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"onejob/internal/servers"
 	"onejob/internal/testenv"
 	"onejob/tasks"
 )
@@ -295,6 +296,62 @@ func TestFencesRiseThroughARestore(t *testing.T) {
 	c.awaitAll(t, maxWait)
 	testenv.Eventually(t, maxWait, "the restart is announced", func() bool { return events(rs, "postgres_restarted") == 1 })
 	l.check(t)
+}
+
+// I10: a dump, or a copy, is loaded into the server that it was made of, while no replica runs. The
+// server is the same; the sequence is another one, and has forgotten numbers.
+func TestFencesRiseThroughADump(t *testing.T) {
+	t.Parallel()
+	for name, save := range map[string]func(*testing.T, *servers.Postgres) (load func(context.Context) error){
+		"a dump": func(t *testing.T, p *servers.Postgres) func(context.Context) error {
+			load, err := p.Dump(t.Context(), "test")
+			if err != nil {
+				t.Fatal(err)
+			}
+			return load
+		},
+		"a copy": func(t *testing.T, p *servers.Postgres) func(context.Context) error {
+			if err := p.Exec(t.Context(), `CREATE DATABASE kept TEMPLATE test`); err != nil {
+				t.Fatal(err)
+			}
+			return func(ctx context.Context) error {
+				return p.Exec(ctx, `DROP DATABASE test WITH (FORCE)`, `ALTER DATABASE kept RENAME TO test`)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server, db := testenv.OwnPostgres(t)
+			c := clusterOn(t, db, testenv.Consul(t))
+			var l ledger
+			work := func(n int) *replica {
+				r := c.replica(t, "a", l.kinds(), nil)
+				c.notes(t, n)
+				c.awaitAll(t, maxWait)
+				if err := r.stop(); err != nil {
+					t.Fatal(err)
+				}
+				c.pool.Reset()
+				return r
+			}
+			work(50)
+			testenv.Eventually(t, maxWait, "nobody is connected", func() bool {
+				return get[int](t, c, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()`) == 0
+			})
+			c.pool.Reset()
+			load := save(t, server)
+			work(300)
+			if err := load(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			c.pool.Reset()
+			work(300).logged(t, "postgres_reloaded")
+			if r := work(100); r.events.FilterMessage("postgres_reloaded").Len() > 0 || r.events.FilterMessage("postgres_server").Len() == 0 {
+				t.Error("it is put on record once more")
+			}
+			l.check(t)
+		})
+	}
 }
 
 // I10: somebody sets the sequence back, loses or spoils the record in Consul.

@@ -1,6 +1,7 @@
 package servers
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -207,6 +208,27 @@ func (p *Postgres) Exec(ctx context.Context, statements ...string) error {
 		}
 	}
 	return nil
+}
+
+// Dump returns the database as pg_dump writes it. load drops it, whoever is connected, and makes it anew
+// from that, in the server that has run all the time.
+func (p *Postgres) Dump(ctx context.Context, database string) (load func(context.Context) error, err error) {
+	dump, err := exec.CommandContext(ctx, filepath.Join(p.bin, "pg_dump"), "--dbname", p.DSN(database)).Output()
+	if err != nil {
+		return nil, fmt.Errorf("pg_dump: %w", err)
+	}
+	name := pgx.Identifier{database}.Sanitize()
+	return func(ctx context.Context) error {
+		if err := p.Exec(ctx, "DROP DATABASE "+name+" WITH (FORCE)", "CREATE DATABASE "+name+" TEMPLATE template0"); err != nil {
+			return err
+		}
+		cmd := exec.CommandContext(ctx, filepath.Join(p.bin, "psql"), "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", "--dbname", p.DSN(database))
+		cmd.Stdin = bytes.NewReader(dump)
+		if output, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("psql: %w\n%s", err, output)
+		}
+		return nil
+	}, nil
 }
 
 // Backup copies the data of the server. restore kills the server, and starts it again
