@@ -340,7 +340,7 @@ func (w *Worker) handle(ctx context.Context, lease lock.Lease, a *tasks.Attempt,
 		return tasks.Result{}, tasks.Permanent(err)
 	}
 	if lease.Deadline().Passed() {
-		return tasks.Result{}, lock.ErrLost
+		return tasks.Result{}, tasks.ErrLeaseEnded
 	}
 	if ctx.Err() != nil {
 		return tasks.Result{}, context.Cause(ctx)
@@ -399,17 +399,19 @@ func (w *Worker) judge(t *tasks.Task, result tasks.Result, err, cause error) tas
 			}
 		}
 	}
-	is := func(target error) bool { return errors.Is(cause, target) || errors.Is(err, target) }
+	// What ended the attempt is known. A handler's error may be about a lock, a cancel or a shutdown of its own.
+	ended := func(target error) bool { return errors.Is(cause, target) }
+	is := func(target error) bool { return ended(target) || errors.Is(err, target) }
 	switch {
-	case is(lock.ErrLost), is(lock.ErrRevoked), is(tasks.ErrLeaseEnded):
+	case ended(lock.ErrLost), ended(lock.ErrRevoked), is(tasks.ErrLeaseEnded):
 		e.Outcome, e.Next, e.Requeue, e.Delay = tasks.LeaseLost, tasks.StatusPending, true, w.cfg.LockDelay
 		if e.Stalled = w.stalls.lately(); e.Stalled && t.Crashes+t.Stalls+1 >= w.cfg.MaxCrashes && (w.cfg.MaxCrashes == 1 || w.suspects.only(t.Fence)) {
 			e.Next, e.Requeue = tasks.StatusFailed, false
 			e.Error = fmt.Sprintf("quarantined: %d replicas died or stalled while they worked on it, the last was %s; see what it does to them, then onejob tasks retry %d", t.Crashes+t.Stalls+1, w.cfg.Replica, t.ID)
 		}
-	case is(tasks.ErrCancelled):
+	case ended(tasks.ErrCancelled):
 		e.Outcome, e.Next = tasks.Cancelled, tasks.StatusCancelled
-	case is(tasks.ErrShutdown):
+	case ended(tasks.ErrShutdown):
 		e.Outcome, e.Next, e.Requeue = tasks.Shutdown, tasks.StatusPending, true
 	case is(tasks.ErrTimeout):
 		again(tasks.TimedOut)
