@@ -26,6 +26,9 @@ func EnableLimits(l Limits) error {
 	return nil
 }
 
+// CheckProc returns an error.
+func CheckProc() error { return errLinux }
+
 // CgroupError returns an error.
 func CgroupError() error { return errLinux }
 

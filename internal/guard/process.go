@@ -64,7 +64,7 @@ func exhausted(err error) bool {
 }
 
 func launch(s Spec) (*Process, error) {
-	if err := s.check(); err != nil {
+	if err := cmp.Or(s.check(), CheckProc()); err != nil {
 		return nil, err
 	}
 	if s.Deadline.Passed() {
@@ -182,6 +182,15 @@ func (s *Spec) check() error {
 	}
 	if s.Files != nil && len(s.Files) != 3 {
 		return fmt.Errorf("start %q: %d files instead of stdin, stdout and stderr", s.Path, len(s.Files))
+	}
+	return nil
+}
+
+// CheckProc returns an error if /proc shows the processes of another PID namespace. Guards find there
+// what they have to kill: they would find nothing, or strangers.
+func CheckProc() error {
+	if procfs.Place() == "" {
+		return errors.New("/proc is that of another PID namespace, so no process of a command could be found there: mount it anew (unshare --mount-proc)")
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package exec
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -106,7 +107,7 @@ func (k *Kind) Enable(margin, lockDelay time.Duration) error {
 	if len(k.commands) == 0 {
 		return nil
 	}
-	if err := CheckTimes(margin, lockDelay); err != nil {
+	if err := cmp.Or(CheckTimes(margin, lockDelay), guard.CheckProc()); err != nil {
 		return err
 	}
 	return Config{Commands: k.commands}.EnableLimits()

@@ -1,0 +1,38 @@
+//go:build linux
+
+package guard
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"onejob/boottime"
+)
+
+// In a PID namespace that has kept the /proc of its parent, a guard would look for what it has to kill
+// under numbers of strangers.
+func TestProcOfAnotherNamespace(t *testing.T) {
+	const inside = "GUARD_TEST_INSIDE"
+	if os.Getenv(inside) != "" {
+		p, err := Start(Spec{Path: "/bin/true", Deadline: boottime.Now().Add(time.Minute)})
+		fmt.Println(p == nil, err)
+		os.Exit(0)
+	}
+	if os.Getuid() != 0 {
+		t.Skip("only root may make a PID namespace")
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := exec.Command("unshare", "--pid", "--fork", self, "-test.run=^TestProcOfAnotherNamespace$")
+	c.Env = append(os.Environ(), inside+"=1")
+	out, err := c.CombinedOutput()
+	if err != nil || !strings.HasPrefix(string(out), "true /proc is that of another PID namespace") {
+		t.Errorf("%v: %s", err, out)
+	}
+}
