@@ -60,7 +60,7 @@ var simulated = []Mutant{
 
 	// Of the worker, and what it rests on.
 	one("begins-late", "a handler begins without a look at the deadline",
-		"worker/attempt.go", "	if lease.Deadline().Passed() {\n		return tasks.Result{}, lock.ErrLost\n	}\n	if ctx.Err() != nil {\n		return tasks.Result{}, context.Cause(ctx)\n	}\n", "").
+		"worker/attempt.go", "	if lease.Deadline().Passed() {\n		return tasks.Result{}, tasks.ErrLeaseEnded\n	}\n	if ctx.Err() != nil {\n		return tasks.Result{}, context.Cause(ctx)\n	}\n", "").
 		failing("worker.TestHandlerDoesNotBeginAfterTheDeadline"),
 	one("early-release", "the lock is released before the outcome is durable",
 		"worker/attempt.go", "	w.run(lease, t, trace, &ended)\n", "	_ = lease.Release(context.Background())\n	w.run(lease, t, trace, &ended)\n"),
@@ -441,6 +441,9 @@ var others = []Mutant{
 	one("no-mark", "a fence is used that the record does not cover",
 		"worker/database.go", "covered, version := t.Fence <= d.record.FencesTo, d.version", "covered, version := true, d.version").
 		failing("worker.TestFencesToIsRaised"),
+	one("any-sequence", "a sequence of fences that was made anew passes for the one on record",
+		"worker/database.go", `return r.Same(server.Server) && (r.Sequence == "" || r.Sequence == server.Sequence)`, `return r.Same(server.Server)`).
+		failing("worker.TestFencesRiseThroughADump"),
 	one("mark-stays", "the end of the fences on record is not raised",
 		"worker/database.go", "r.FencesTo, r.By, r.At = fence+fenceBlock,", "r.FencesTo, r.By, r.At = r.FencesTo,").
 		failing("worker.TestFencesToIsRaised"),
