@@ -63,17 +63,29 @@ func (h *fault) cutAll(ctx context.Context, ways func(*replica) []*proxy.Proxy) 
 	if err := h.begins("all"); err != nil {
 		return err
 	}
-	each := func(do func(*proxy.Proxy, proxy.Direction)) {
-		for _, r := range h.c.replicas {
-			for _, p := range ways(r) {
-				do(p, proxy.Both)
-			}
-		}
+	all := &held{}
+	defer all.release()
+	for _, r := range h.c.replicas {
+		all.hold(ways(r)...)
 	}
-	each((*proxy.Proxy).Cut)
 	h.lasts(ctx)
-	each((*proxy.Proxy).Heal)
 	return nil
+}
+
+// held are ways that a fault holds. Another fault that ends earlier, also of the same ways, does not
+// open them: the one replica that is not cut off would rightly call all others dead.
+type held struct{ releases []func() }
+
+func (h *held) hold(ways ...*proxy.Proxy) {
+	for _, p := range ways {
+		h.releases = append(h.releases, p.Hold(proxy.Both))
+	}
+}
+
+func (h *held) release() {
+	for _, release := range h.releases {
+		release()
+	}
 }
 
 // wrongConsul starts what a typo in consul.address starts. To that replica all others

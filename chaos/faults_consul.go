@@ -183,8 +183,7 @@ func destroyUnheard(ctx context.Context, h *fault) error {
 	if err := h.begins(r.name); err != nil {
 		return err
 	}
-	r.consul.Cut(proxy.Both)
-	defer r.consul.Heal(proxy.Both)
+	defer r.consul.Hold(proxy.Both)()
 	err := h.destroy(ctx, r.name, func(s *api.SessionEntry) bool {
 		return s.Name == "onejob "+r.name || s.Name == "onejob slot "+r.name
 	})

@@ -10,7 +10,6 @@ import (
 
 	"onejob/chaos/checker"
 	"onejob/internal/procfs"
-	"onejob/internal/proxy"
 )
 
 // Faults of hosts and their Consul agents.
@@ -100,12 +99,12 @@ func loseHost(ctx context.Context, h *fault, host *host) error {
 	if err := h.begins(strings.Join(names, ",")); err != nil {
 		return err
 	}
+	ways := &held{}
+	defer ways.release()
 	for _, r := range replicas {
-		for _, p := range r.toPostgres() {
-			p.Cut(proxy.Both)
-		}
+		ways.hold(r.toPostgres()...)
 		if r.rabbitmq != nil {
-			r.rabbitmq.Cut(proxy.Both)
+			ways.hold(r.rabbitmq)
 		}
 	}
 	_ = host.agent.Freeze() // it may not run
@@ -126,9 +125,9 @@ func loseHost(ctx context.Context, h *fault, host *host) error {
 	for _, r := range replicas {
 		for _, p := range r.ways() {
 			p.Reset() // what the dead had sent never arrives, and a machine that is back knows no old connection
-			p.Heal(proxy.Both)
 		}
 	}
+	ways.release()
 	if err := host.agent.Start(ctx); err != nil {
 		return err
 	}

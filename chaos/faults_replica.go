@@ -144,9 +144,8 @@ func toEither(h *fault, r *replica) ([]*proxy.Proxy, string) {
 	return []way{toConsul, toPostgres, toBoth}[h.rand.IntN(3)](h, r)
 }
 
-// link is a fault of some of a replica's ways. Of two that overlap on one way
-// the first to end mends it.
-func link(to way, harm func(ctx context.Context, h *fault, p *proxy.Proxy)) func(context.Context, *fault) error {
+// link is a fault of some of a replica's ways. harm returns what ends it.
+func link(to way, harm func(ctx context.Context, h *fault, p *proxy.Proxy) (end func())) func(context.Context, *fault) error {
 	return func(ctx context.Context, h *fault) error {
 		r := h.replica()
 		ways, name := to(h, r)
@@ -155,32 +154,32 @@ func link(to way, harm func(ctx context.Context, h *fault, p *proxy.Proxy)) func
 			return err
 		}
 		for _, p := range ways {
-			harm(ctx, h, p)
+			defer harm(ctx, h, p)()
 		}
 		if h.Kind.name != "reset" {
 			h.lasts(ctx)
-		}
-		for _, p := range ways {
-			p.Heal(proxy.Both)
 		}
 		return nil
 	}
 }
 
-func cut(d proxy.Direction) func(context.Context, *fault, *proxy.Proxy) {
-	return func(_ context.Context, _ *fault, p *proxy.Proxy) { p.Cut(d) }
+func cut(d proxy.Direction) func(context.Context, *fault, *proxy.Proxy) func() {
+	return func(_ context.Context, _ *fault, p *proxy.Proxy) func() { return p.Hold(d) }
 }
 
-func slow(_ context.Context, h *fault, p *proxy.Proxy) {
+// Of two that overlap on one way the first to end makes it quick again.
+func slow(_ context.Context, h *fault, p *proxy.Proxy) func() {
 	p.Delay(proxy.Up, time.Duration(h.rand.IntN(800))*time.Millisecond)
 	p.Delay(proxy.Down, time.Duration(h.rand.IntN(800))*time.Millisecond)
+	return func() { p.Delay(proxy.Both, 0) }
 }
 
-func reset(ctx context.Context, h *fault, p *proxy.Proxy) {
+func reset(ctx context.Context, h *fault, p *proxy.Proxy) func() {
 	for end := time.Now().Add(h.For); time.Now().Before(end) && ctx.Err() == nil; {
 		p.Reset()
 		wait(ctx, time.Duration(50+h.rand.IntN(1000))*time.Millisecond)
 	}
+	return func() {}
 }
 
 // Faults of single processes below a replica.

@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"time"
-
-	"onejob/internal/proxy"
 )
 
 // Faults of a primary and a standby. Each leaves both in order, in other places perhaps.
@@ -39,9 +37,12 @@ func failOver(ctx context.Context, h *fault) error {
 		}
 		wait(ctx, time.Duration(500+h.rand.IntN(4000))*time.Millisecond)
 	}
-	old := h.wayTo(d.primaryIndex())
+	ways := &held{}
+	defer ways.release()
 	if silent {
-		old((*proxy.Proxy).Cut)
+		for _, r := range h.c.replicas {
+			ways.hold(r.postgres[d.primaryIndex()])
+		}
 		wait(ctx, time.Duration(h.rand.IntN(3000))*time.Millisecond)
 	}
 	d.primary().Kill()
@@ -55,7 +56,7 @@ func failOver(ctx context.Context, h *fault) error {
 			return err
 		}
 	}
-	old((*proxy.Proxy).Heal)
+	ways.release()
 	if returns {
 		wait(ctx, 5*time.Second)
 	}
@@ -70,12 +71,14 @@ func splitBrain(ctx context.Context, h *fault) error {
 		return err
 	}
 	before := d.primaryIndex()
+	ways := &held{}
+	defer ways.release()
 	for _, r := range h.c.replicas {
 		switch h.rand.IntN(3) {
 		case 0:
-			r.postgres[before].Cut(proxy.Both)
+			ways.hold(r.postgres[before])
 		case 1:
-			r.postgres[1-before].Cut(proxy.Both)
+			ways.hold(r.postgres[1-before])
 		}
 	}
 	whole := context.WithoutCancel(ctx)
@@ -83,18 +86,8 @@ func splitBrain(ctx context.Context, h *fault) error {
 		return err
 	}
 	h.lasts(ctx)
-	h.wayTo(before)((*proxy.Proxy).Heal)
-	h.wayTo(1 - before)((*proxy.Proxy).Heal)
+	ways.release()
 	return d.rebuild(whole)
-}
-
-// wayTo does something with all replicas' ways to a server.
-func (h *fault) wayTo(server int) func(do func(*proxy.Proxy, proxy.Direction)) {
-	return func(do func(*proxy.Proxy, proxy.Direction)) {
-		for _, r := range h.c.replicas {
-			do(r.postgres[server], proxy.Both)
-		}
-	}
 }
 
 func restorePostgres(ctx context.Context, h *fault) error {

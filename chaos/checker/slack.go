@@ -112,7 +112,7 @@ func (h *history) silenced(v *Report) {
 	for _, m := range h.Marks {
 		forGood, ok := silencing[m.Kind]
 		deadline := m.Begin.Add(h.Lease)
-		if !ok || !forGood && m.End != 0 && m.End < deadline || strings.HasPrefix(m.Kind, "cut-") && h.shared(m, span{m.Begin, deadline}) {
+		if !ok || !forGood && m.End != 0 && m.End < deadline {
 			continue
 		}
 		targets := strings.Split(m.Target, ",")
@@ -132,22 +132,6 @@ func (h *history) silenced(v *Report) {
 		}
 	}
 	v.Lateness.Silenced, v.Lateness.SilencedMax = len(after), inSeconds(Quantile(after, 1))
-}
-
-// shared reports whether another fault went on with the same target, or all of them, within
-// a span: of two that cut one link, the first to end repairs it.
-func (h *history) shared(m observer.Mark, s span) bool {
-	return slices.ContainsFunc(h.Marks, func(o observer.Mark) bool {
-		end := o.End
-		if end == 0 {
-			end = never
-		}
-		if o.ID == m.ID || !s.meets(span{o.Begin, end}) {
-			return false
-		}
-		targets := strings.FieldsFunc(o.Target, func(r rune) bool { return r == ',' || r == ' ' })
-		return o.Target == "all" || slices.Contains(targets, m.Target)
-	})
 }
 
 // Slack is how long it took from the end of one attempt to the beginning of the next with

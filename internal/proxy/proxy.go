@@ -38,8 +38,25 @@ type Proxy struct {
 
 // way is one direction.
 type way struct {
-	healed chan struct{} // closed unless the way is cut
+	healed chan struct{} // closed unless the way is cut or held
+	cut    bool
+	holds  int
 	delay  time.Duration
+}
+
+// settle makes healed what cut and holds say.
+func (w *way) settle() {
+	closed := w.cut || w.holds > 0
+	select {
+	case <-w.healed:
+		if closed {
+			w.healed = make(chan struct{})
+		}
+	default:
+		if !closed {
+			close(w.healed)
+		}
+	}
 }
 
 // New leads from a free port of 127.0.0.1 to target, a host and port, until
@@ -77,13 +94,14 @@ func (p *Proxy) Lead(target string) {
 
 // Cut holds back everything that goes in the direction, until Heal.
 func (p *Proxy) Cut(d Direction) {
-	p.change(d, func(w *way) {
-		select {
-		case <-w.healed:
-			w.healed = make(chan struct{})
-		default:
-		}
-	})
+	p.change(d, func(w *way) { w.cut = true })
+}
+
+// Hold is a Cut of which there may be several at once: what goes in the direction is held back until
+// all have been released. Heal releases none.
+func (p *Proxy) Hold(d Direction) (release func()) {
+	p.change(d, func(w *way) { w.holds++ })
+	return sync.OnceFunc(func() { p.change(d, func(w *way) { w.holds-- }) })
 }
 
 // Delay makes everything that goes in the direction arrive so much later. It
@@ -95,14 +113,7 @@ func (p *Proxy) Delay(d Direction, by time.Duration) {
 
 // Heal ends Cut and Delay in the direction. What was held back is delivered.
 func (p *Proxy) Heal(d Direction) {
-	p.change(d, func(w *way) {
-		w.delay = 0
-		select {
-		case <-w.healed:
-		default:
-			close(w.healed)
-		}
-	})
+	p.change(d, func(w *way) { w.cut, w.delay = false, 0 })
 }
 
 // Reset ends all connections with a TCP reset, towards both ends. What was on
@@ -119,12 +130,15 @@ func (p *Proxy) Reset() {
 // Close ends the proxy and its connections, and returns when all is gone.
 func (p *Proxy) Close() error {
 	err := p.listener.Close()
-	p.Heal(Both)
 	p.mu.Lock()
 	for c := range p.conns {
 		_ = c.Close()
 	}
 	p.conns = nil
+	for _, w := range []*way{&p.up, &p.down} {
+		w.cut, w.delay, w.holds = false, 0, 0
+		w.settle()
+	}
 	p.mu.Unlock()
 	p.running.Wait()
 	return err
@@ -133,11 +147,16 @@ func (p *Proxy) Close() error {
 func (p *Proxy) change(d Direction, f func(*way)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.conns == nil {
+		return
+	}
 	if d&Up != 0 {
 		f(&p.up)
+		p.up.settle()
 	}
 	if d&Down != 0 {
 		f(&p.down)
+		p.down.settle()
 	}
 }
 

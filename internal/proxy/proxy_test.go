@@ -163,6 +163,22 @@ func TestConnectionsMadeDuringACutComeThroughLater(t *testing.T) {
 	expect(t, a.lines, "patient")
 }
 
+// Of two that hold a way the first to end does not open it.
+func TestHold(t *testing.T) {
+	addr, heard := echo(t)
+	p := open(t, addr)
+	first, second := p.Hold(proxy.Both), p.Hold(proxy.Up)
+	a := dial(t, p)
+	a.say(t, "patient")
+	silence(t, heard)
+	first()
+	first()
+	p.Heal(proxy.Both)
+	silence(t, heard)
+	second()
+	expect(t, a.lines, "patient")
+}
+
 func TestDelay(t *testing.T) {
 	addr, _ := echo(t)
 	p := open(t, addr)
