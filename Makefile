@@ -34,14 +34,16 @@ demo: ## Three replicas, one killed in the middle of its work: see the takeover 
 	@$(MAKE) -s build consul postgres >/dev/null
 	@./scripts/demo.sh
 
-# Without the profile of cmd/onejob: with it, everything that its test imports is compiled twice.
+# Without the profile of cmd/onejob: with it, everything that its test imports is compiled twice, and
+# everything of the daemon that tests of the bench build.
 test: consul postgres rabbitmq ## Run all tests, against real servers, under the race detector
 	go test -race -pgo=off -timeout 40m ./...
-	cd bench && go test -pgo=off -timeout 20m ./...
+	cd bench && GOFLAGS="$(GOFLAGS) -pgo=off" go test -timeout 20m ./...
 
+# make lint has vetted it.
 retest: consul postgres rabbitmq bin/gotestsum ## The same, and what failed once more, alone: for a machine that others slow down
-	bin/gotestsum --format pkgname $(RERUN) --packages ./... -- -race -pgo=off -timeout 40m
-	cd bench && ../bin/gotestsum --format pkgname $(RERUN) --packages ./... -- -pgo=off -timeout 20m
+	bin/gotestsum --format pkgname $(RERUN) --packages ./... -- -race -pgo=off -vet=off -timeout 40m
+	cd bench && GOFLAGS="$(GOFLAGS) -pgo=off" ../bin/gotestsum --format pkgname $(RERUN) --packages ./... -- -vet=off -timeout 20m
 
 # At most five tests; not one with a data race, and no package that ends in a panic.
 RERUN = --rerun-fails=1 --rerun-fails-max-failures=5 --rerun-fails-abort-on-data-race --rerun-fails-run-root-test

@@ -23,6 +23,7 @@ var keys = []string{
 // A whole run with tiny numbers: real servers, real subjects. What the figures
 // are says nothing; that they are there, and that every task ended well, does.
 func TestBench(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
 	defer cancel()
 	var p plan

@@ -12,6 +12,7 @@ import (
 
 // A small run on real servers: each phase has its INSERTs, and everything was retried.
 func TestBeside(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	var p besidePlan

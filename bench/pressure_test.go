@@ -14,8 +14,10 @@ import (
 // A short run under pressure, on real servers: nothing is lost, and there is a figure and a
 // picture for everything.
 func TestPressure(t *testing.T) {
+	t.Parallel()
 	for only, subjects := range map[string][]string{"snapshot-full,restart": {"onejob", "river"}, "readers,burst,kills": {"onejob"}} {
 		t.Run(only, func(t *testing.T) {
+			t.Parallel()
 			ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
 			defer cancel()
 			var p pressurePlan

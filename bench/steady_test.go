@@ -43,6 +43,7 @@ func TestCalibrationBetween(t *testing.T) {
 
 // A short steady run with a rate and one without, on real servers.
 func TestSteady(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		rate     float64
 		lockKeys int
@@ -51,6 +52,7 @@ func TestSteady(t *testing.T) {
 		"as fast as it can": {}, "at a rate": {rate: 500}, "with lock keys": {lockKeys: 5_000}, "with a snapshot held": {rate: 500, holdXmin: true},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			rate := c.rate
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute) // it builds the subject first
 			defer cancel()
