@@ -6,12 +6,31 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"onejob/boottime"
 )
+
+// A program whose own packages end it in a guard says so at once, and not for each command.
+func TestTry(t *testing.T) {
+	t.Parallel()
+	if err := Try(); err != nil {
+		t.Error(err)
+	}
+	program := filepath.Join(t.TempDir(), "early")
+	if out, err := exec.Command("go", "build", "-pgo=off", "-o", program, "./testdata/early").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	c := exec.Command(program)
+	c.Env = append(os.Environ(), "NEEDED=there")
+	out, err := c.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "there no command can be started") || !strings.Contains(string(out), "NEEDED is not set") {
+		t.Errorf("%v: %s", err, out)
+	}
+}
 
 // In a PID namespace that has kept the /proc of its parent, a guard would look for what it has to kill
 // under numbers of strangers.

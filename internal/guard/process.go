@@ -3,6 +3,7 @@
 package guard
 
 import (
+	"bytes"
 	"cmp"
 	"crypto/rand"
 	"encoding/json"
@@ -182,6 +183,20 @@ func (s *Spec) check() error {
 	}
 	if s.Files != nil && len(s.Files) != 3 {
 		return fmt.Errorf("start %q: %d files instead of stdin, stdout and stderr", s.Path, len(s.Files))
+	}
+	return nil
+}
+
+// Try starts a guard without a command, and returns an error if it does not get as far as its orders.
+//
+// A guard is this program, without main and with an empty environment. Packages that the linker has put
+// in front of this one are initialised in it, too, and one that ends the process for want of a variable
+// would end every command.
+func Try() error {
+	var output bytes.Buffer
+	_, err := Start(Spec{Path: "/dev/null/onejob", Output: &output, Deadline: boottime.Now().Add(time.Minute)}) // there is no such program
+	if errors.Is(err, ErrGuardDied) || errors.Is(err, ErrExhausted) && output.Len() > 0 {
+		return fmt.Errorf("no command can be started, as the guard of each is this program without main and with an empty environment, and ended early: %w; it said %q: let no init function or package variable end it", err, output.String())
 	}
 	return nil
 }

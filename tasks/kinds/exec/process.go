@@ -110,6 +110,9 @@ func (k *Kind) Enable(margin, lockDelay time.Duration) error {
 	if err := cmp.Or(CheckTimes(margin, lockDelay), guard.CheckProc()); err != nil {
 		return err
 	}
+	if err := guard.Try(); err != nil {
+		return err
+	}
 	return Config{Commands: k.commands}.EnableLimits()
 }
 
