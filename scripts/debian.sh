@@ -19,7 +19,7 @@ root() {
 install_packages() {
   say "installing $*"
   root env DEBIAN_FRONTEND=noninteractive apt-get -q -y update >&2 || say "apt-get update failed; trying with the package lists that are there"
-  root env DEBIAN_FRONTEND=noninteractive apt-get -q -y install --no-install-recommends "$@" >&2 || {
+  root env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=300 install --no-install-recommends "$@" >&2 || {
     say "apt-get install failed"
     return 1
   }
