@@ -34,13 +34,13 @@ demo: ## Three replicas, one killed in the middle of its work: see the takeover 
 	@$(MAKE) -s build consul postgres >/dev/null
 	@./scripts/demo.sh
 
-# Without the profile of cmd/onejob: with it, everything that its test imports is compiled twice, and
-# everything of the daemon that tests of the bench build.
+# Without the profile of cmd/onejob: with it, everything that its test imports is compiled twice. Tests of
+# the bench build the daemon, so they have the flag in their environment.
 test: consul postgres rabbitmq ## Run all tests, against real servers, under the race detector
 	go test -race -pgo=off -timeout 40m ./...
 	cd bench && GOFLAGS="$(GOFLAGS) -pgo=off" go test -timeout 20m ./...
 
-# make lint has vetted it.
+# Without vet, which make lint runs.
 retest: consul postgres rabbitmq bin/gotestsum ## The same, and what failed once more, alone: for a machine that others slow down
 	bin/gotestsum --format pkgname $(RERUN) --packages ./... -- -race -pgo=off -vet=off -timeout 40m
 	cd bench && GOFLAGS="$(GOFLAGS) -pgo=off" ../bin/gotestsum --format pkgname $(RERUN) --packages ./... -- -vet=off -timeout 20m

@@ -179,7 +179,7 @@ func destroySession(ctx context.Context, h *fault) error {
 // in the same moment. All that the replica has to go by is its own clock.
 func destroyUnheard(ctx context.Context, h *fault) error {
 	r := h.replica()
-	// Also if there is nothing to destroy: what another fault had cut is repaired then.
+	// Also if there is nothing to destroy: the way is cut in any case.
 	if err := h.begins(r.name); err != nil {
 		return err
 	}

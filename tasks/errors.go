@@ -13,7 +13,7 @@ var (
 	ErrShutdown  = errors.New("the replica is shutting down")
 )
 
-// ErrLeaseEnded is in the error of an exec task that was not started, or was
+// ErrLeaseEnded is in the error of a task that was not started, or of an exec task that was
 // stopped, because the lease ran out. The attempt's context may not have
 // ended yet: the guard of the process goes by the lease alone.
 var ErrLeaseEnded = errors.New("the lease ran out")

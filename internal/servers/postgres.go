@@ -210,7 +210,7 @@ func (p *Postgres) Exec(ctx context.Context, statements ...string) error {
 	return nil
 }
 
-// Dump returns the database as pg_dump writes it. load drops it, whoever is connected, and makes it anew
+// Dump returns the database as pg_dump writes it. load drops it, ends its connections, and makes it anew
 // from that, in the server that has run all the time.
 func (p *Postgres) Dump(ctx context.Context, database string) (load func(context.Context) error, err error) {
 	dump, err := exec.CommandContext(ctx, filepath.Join(p.bin, "pg_dump"), "--dbname", p.DSN(database)).Output()
