@@ -41,11 +41,7 @@ func (b *bench) sleep(ctx context.Context, s *store.Store, task *tasks.Task) (en
 
 func (b *bench) eventually(what string, f func() bool) {
 	b.t.Helper()
-	for end := time.Now().Add(time.Minute); !f(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			b.t.Fatalf("not within a minute: %s", what)
-		}
-	}
+	testenv.Eventually(b.t, time.Minute, what, f)
 }
 
 // throughProxy returns the bench's DSN by way of a proxy.

@@ -102,19 +102,15 @@ func (c *cluster) insert(t *testing.T, columns string, values ...any) int64 {
 func (c *cluster) await(t *testing.T, id int64, status string) {
 	t.Helper()
 	var now, message string
-	deadline := time.Now().Add(maxWait)
-	for {
+	for range testenv.Tries(maxWait) {
 		if err := c.pool.QueryRow(t.Context(), "SELECT status, coalesce(error, '') FROM onejob.tasks WHERE id = $1", id).Scan(&now, &message); err != nil {
 			t.Fatal(err)
 		}
 		if now == status {
 			return
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("task %d is %s after %v, not %s; error %q", id, now, maxWait, status, message)
-		}
-		time.Sleep(5 * time.Millisecond)
 	}
+	t.Fatalf("task %d is %s after %v, not %s; error %q", id, now, maxWait, status, message)
 }
 
 // awaitAll waits until every task is finished.

@@ -359,9 +359,10 @@ func query(ts *testscript.TestScript, statement string) (string, error) {
 // await waits until condition holds. Otherwise tells how things are instead.
 func await(ts *testscript.TestScript, condition func() bool, otherwise func() string) {
 	const patience = 2 * time.Minute
-	for deadline := time.Now().Add(patience); !condition(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			ts.Fatalf("not within %v: %s", patience, otherwise())
+	for range testenv.Tries(patience) {
+		if condition() {
+			return
 		}
 	}
+	ts.Fatalf("not within %v: %s", patience, otherwise())
 }

@@ -2,6 +2,7 @@ package rabbitmq
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -203,12 +204,16 @@ func (f *fighter) leave(how func()) {
 
 // TestFight lets eight processes fight for a few slots. The limit moves between 1
 // and 5, and some are killed inside, which shuts their slots for a while; nobody ever
-// enters above the limit, and in the end nothing is left.
+// enters above the limit, and in the end nothing is left. It makes two rounds; with
+// TEST_FIGHT=6 it makes six.
 func TestFight(t *testing.T) {
 	t.Parallel()
 	const fighters, perStep = 8, 70
-	const fewest, most, long = 2, 6, time.Minute // rounds, and how long they may take before no more than the fewest are made
-	const stepWait = 5 * time.Minute             // a step takes seconds, and much longer where the processes get little time
+	rounds, err := strconv.Atoi(cmp.Or(os.Getenv("TEST_FIGHT"), "2"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const stepWait = 5 * time.Minute // a step takes seconds, and much longer where the processes get little time
 	v := testenv.RabbitMQ(t)
 	admin := create(t, config(t, v))
 	if err := admin.Create(t.Context(), "ring", 3); err != nil {
@@ -227,7 +232,7 @@ func TestFight(t *testing.T) {
 	}
 	began := time.Now()
 	limit, killed, moved := 3, 0, 0
-	for round := 0; round < fewest || round < most && time.Since(began) < long; round++ {
+	for range rounds {
 		for step, to := range rand.Perm(5) {
 			to++
 			// They fill the ring, and may be killed there. Then the limit moves, and
