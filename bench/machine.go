@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"runtime"
@@ -106,6 +107,7 @@ func commit(ctx context.Context) string {
 func settings() map[string]any {
 	return map[string]any{
 		"postgres":      "defaults, durable commits, data on a disk, locale C, UTF8, TCP on the loopback interface",
+		"heaps":         fmt.Sprintf("of all Go programs: GOGC=%d, as onejob serve sets it", gcPercent),
 		"consul":        "one server with its data on a disk, defaults but for raft_multiplier 1 and GOGC=" + consulGOGC() + "; a new one for each run",
 		"onejob":        map[string]any{"worker.concurrency": onejobConcurrency, "kind": "noop", "log": "info, JSON, into a file"},
 		"onejob_idle":   "all defaults",

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"syscall"
 	"time"
 
@@ -33,7 +34,12 @@ const usage = `Usage:
 bench COMMAND -h lists the flags.
 `
 
+// gcPercent is how far the heap of each subject may grow before it is collected: as "onejob serve"
+// sets it for itself.
+const gcPercent = 400
+
 func main() {
+	debug.SetGCPercent(gcPercent)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	command, arguments := "", os.Args[1:]

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime/debug"
 	"strings"
 	"sync"
 	"time"
@@ -65,13 +64,9 @@ func (s *startTimes) write(ctx context.Context) error {
 	}
 }
 
-// gcPercent is that of "onejob serve".
-const gcPercent = 400
-
 // runHandler is a replica of onejob with a Go handler of its own, no-op tasks, and defaults
 // otherwise. Its log and its metrics are those of "onejob serve".
 func runHandler(ctx context.Context, c startTimesConfig, started func(sent int64)) error {
-	debug.SetGCPercent(gcPercent)
 	log := zap.New(zapcore.NewCore(logging.JSON(), zapcore.Lock(os.Stdout), zap.InfoLevel))
 	shown := metrics.New("bench")
 	kinds := tasks.Kinds{"noop": tasks.Noop{}}
