@@ -39,7 +39,8 @@ import (
 // A reservation takes a place in Postgres' table of locks, which all sessions share, until
 // the claim ends. So a key is reserved only when its row is locked: there may be tens of
 // thousands of rows that others have locked. OFFSET 0 keeps the reservation above the
-// lock. And a row whose key is running is not locked at all: the statement's snapshot shows
+// lock. A row that Postgres has refused (@avoid), or that may not be claimed just now, is not the
+// first of its key. And a row whose key is running is not locked at all: the statement's snapshot shows
 // all that have been running for a moment.
 //
 // Nothing is picked on another server than @server, and nothing of a queue that is paused
@@ -175,15 +176,19 @@ lanes AS (
       FROM marks m  -- marks
      CROSS JOIN LATERAL jsonb_object_keys(m.busy) AS k(lock_key)  -- marks
      CROSS JOIN LATERAL (  -- marks
-           SELECT run_at, id, ctid AS tuple  -- marks
+           SELECT run_at, id, ctid AS tuple, kind, queue  -- marks
              FROM onejob.tasks  -- marks
             WHERE status = 'pending'  -- marks
               AND {limit}  -- marks
               AND onejob.lane(priority, queue, kind, lock_key IS NULL) = m.lane  -- marks
               AND lock_key = k.lock_key  -- marks
+              AND id <> ALL (@avoid)  -- marks
             ORDER BY run_at, id  -- marks
             LIMIT 1) t  -- marks
      WHERE t.run_at <= statement_timestamp()  -- marks
+       AND t.kind = ANY (@kinds)  -- marks
+       AND (cardinality(@queues::text[]) = 0 OR t.queue = ANY (@queues))  -- marks
+       AND t.queue <> ALL ((SELECT queues FROM paused)::text[])  -- marks
        AND (SELECT true FROM onejob.tasks r  -- marks
              WHERE r.status = 'running' AND coalesce(r.lock_key, r.id::text) = k.lock_key LIMIT 1) IS NULL  -- marks
 ), candidates AS (
@@ -191,7 +196,7 @@ lanes AS (
  UNION ALL
     SELECT urgency, run_at, id, tuple
       FROM (SELECT DISTINCT ON (lock_key) urgency, run_at, id, tuple
-              FROM (SELECT urgency, run_at, id, tuple, lock_key FROM shown WHERE lock_key IS NOT NULL AND NOT known
+              FROM (SELECT urgency, run_at, id, tuple, lock_key FROM shown WHERE lock_key IS NOT NULL AND NOT known AND id <> ALL (@avoid)
                  UNION ALL  -- marks
                     SELECT urgency, run_at, id, tuple, lock_key FROM freed  -- marks
                    ) keyed
@@ -503,8 +508,9 @@ func (l *lanes) look(most int) look {
 	return k
 }
 
-// looked remembers what came of a look.
-func (l *lanes) looked(k look, c chosen) {
+// looked remembers what came of a look. It reports false if it found nothing in more lanes than can
+// be remembered: the next look would begin where this one did.
+func (l *lanes) looked(k look, c chosen) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(k.marks) == 0 || l.empty {
@@ -537,12 +543,14 @@ func (l *lanes) looked(k look, c chosen) {
 	switch {
 	case len(l.marks) > maxMarks:
 		l.marks, l.empty = nil, false
+		return c.picked > 0
 	case keys > maxKeys: // each of which a claim asks for
 		for lane, m := range l.marks { // looks read the old ones
 			m.busy = map[string]bool{}
 			l.marks[lane] = m
 		}
 	}
+	return true
 }
 
 // restart lets the next look begin at the first row of each lane.

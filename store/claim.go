@@ -130,7 +130,9 @@ func (s *Store) Claim(ctx context.Context, c tasks.Claim) (tasks.Claimed, error)
 				s.claims.took(took)
 				s.refusals.Store(0)
 			}
-			lanes.looked(look, r.chosen)
+			if !lanes.looked(look, r.chosen) {
+				r.chosen.more = false
+			}
 			if r.chosen.picked == 0 && r.chosen.more && time.Since(began) < searchTime {
 				look = lanes.look(s.claims.rows(c.Max))
 				continue

@@ -187,7 +187,7 @@ SELECT fence, verdict FROM verdicts`
 // A result that Postgres cannot keep is no reason to ask again: the attempt, and
 // with it the task, fails with an error that says so, and Complete returns a
 // *tasks.ResultError. It returns tasks.ErrUnwritable if Postgres refuses the row
-// whatever is written into it.
+// and the result is not why.
 //
 // When ctx ends, it returns ctx's cause soon. Completions of other callers are written
 // together with this one; theirs are tried again then.
@@ -326,16 +326,36 @@ func (s *Store) writeCompletions(completions []*completion) {
 		s.apart.add(e.ID)
 	case relayed(err): // the other server is back in the end
 		s.apart.add(e.ID)
-	case unfit(err) && e.Result != nil:
+	case unfit(err) && e.Result != nil && s.refusesResult(ctx, e):
 		e.Completion = withoutResult(e.Completion, pg.Message)
 		s.writeCompletions(completions)
 		return
 	default:
+		s.apart.add(e.ID)
 		err = fmt.Errorf("%w: %w", tasks.ErrUnwritable, err)
 	}
 	for _, e := range completions {
 		e.err = fmt.Errorf("complete task %d: %w", e.ID, err)
 	}
+}
+
+// refusesResult reports whether the completion would be accepted without its result, which it finds
+// out in a transaction that it rolls back. Otherwise it is not the result that Postgres refuses.
+func (s *Store) refusesResult(ctx context.Context, e *completion) bool {
+	accepted := errors.New("accepted")
+	err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		bare := &completion{Completion: e.Completion, ctx: ctx}
+		bare.Result = nil
+		rest, err := complete(ctx, tx, completeSQL, []*completion{bare}, s.writes.bounds(1, s.timeout))
+		if err != nil || len(rest) > 0 {
+			return err
+		}
+		if _, err = tx.Exec(ctx, `SET CONSTRAINTS ALL IMMEDIATE`); err != nil {
+			return err
+		}
+		return accepted
+	})
+	return errors.Is(err, accepted)
 }
 
 // canComplete returns why no completion at all can be written, if so.

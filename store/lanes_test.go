@@ -38,6 +38,28 @@ func TestManyBusyLanesHideNothing(t *testing.T) {
 	}
 }
 
+// Busy rows in more lanes than are remembered do not make claims that follow one another without a
+// pause: a claim says some time that there is no more.
+func TestMoreBusyLanesThanAreRemembered(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.claimed("lock_key='hot'")
+	b.sql(`INSERT INTO onejob.tasks (kind, lock_key, queue) SELECT 'noop', 'hot', 'q' || i FROM generate_series(1, 2000) i`)
+	for range 1000 {
+		c, err := b.Claim(t.Context(), tasks.Claim{Session: b.session, Replica: "one", Kinds: []string{"noop"}, Max: 10})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(c.Tasks) > 0 {
+			t.Fatal("a row was claimed whose lock key is busy")
+		}
+		if !c.More {
+			return
+		}
+	}
+	t.Error("no claim says that there is no more")
+}
+
 // While there may be more to claim, a claim says so: nobody wakes the replica for what is left.
 func TestClaimsSayThatThereIsMore(t *testing.T) {
 	t.Parallel()

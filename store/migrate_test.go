@@ -222,6 +222,23 @@ func TestMigrateGivesUpBesideALongTransaction(t *testing.T) {
 	equal(t, "the version", b.one(`SELECT version FROM onejob.schema_version`), "17")
 }
 
+// A migration of a large table may take longer than statements of the database may otherwise.
+func TestMigrateTakesAsLongAsItTakes(t *testing.T) {
+	t.Parallel()
+	db := testenv.Postgres(t)
+	b := &bench{t: t, Store: open(t, store.Config{DSN: db.DSN}), pool: db.Pool(t), dsn: db.DSN}
+	b.sql(`CREATE FUNCTION public.take_long() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_catalog.pg_sleep(4); END $$`)
+	b.sql(`CREATE EVENT TRIGGER take_long ON ddl_command_end WHEN TAG IN ('CREATE SCHEMA') EXECUTE FUNCTION public.take_long()`)
+	b.sql(`ALTER DATABASE ` + db.Name + ` SET statement_timeout = '3s'`)
+	began := time.Now()
+	if err := b.Migrate(t.Context(), nil); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(began); took < 4*time.Second {
+		t.Errorf("it took %v, and no longer than a statement may", took)
+	}
+}
+
 // What ends a migration that waits is its context.
 func TestMigrateThatWaitsEndsWithItsContext(t *testing.T) {
 	t.Parallel()

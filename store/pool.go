@@ -232,10 +232,14 @@ func (r *results) Close() error {
 	return r.err
 }
 
+// statementPrefix begins the names of the statements that pgx prepares and keeps.
+const statementPrefix = "stmtcache_"
+
 // heal takes note of errors that prepared statements cause through a transaction
 // pooler. All connections are replaced, and each new one is looked at. A statement
-// that is there already means a pooler that passes the server's key on. One that is
-// gone may as well have been removed by a statement of the sql kind.
+// that is there already means a pooler that passes the server's key on, if it is one of pgx's: a
+// function of the user's may prepare another. One that is gone may as well have been removed by a
+// statement of the sql kind.
 func (p *pool) heal(err error) {
 	var pg *pgconn.PgError
 	if p.explicit || !errors.As(err, &pg) {
@@ -243,7 +247,7 @@ func (p *pool) heal(err error) {
 	}
 	switch pg.Code {
 	case duplicateStatement:
-		if p.hidden.CompareAndSwap(false, true) {
+		if strings.Contains(pg.Message, statementPrefix) && p.hidden.CompareAndSwap(false, true) {
 			p.inner.Reset()
 		}
 	case noSuchStatement:

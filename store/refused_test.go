@@ -183,6 +183,35 @@ func stopsNoOthers(t *testing.T, b *bench, code, statement string, mayPass bool)
 	equal(t, "the rows that are left", b.row(bad, "status")+" "+b.row(kept, "status")+" "+b.row(left, "status"), "running running running")
 }
 
+// A success that a trigger refuses does not become a failure for the sake of its result: it is written
+// when the trigger lets it pass.
+func TestAResultThatIsNotToBlame(t *testing.T) {
+	t.Parallel()
+	for name, trigger := range map[string]string{
+		"at once":   `CREATE TRIGGER refuse BEFORE UPDATE ON onejob.tasks FOR EACH ROW WHEN (NEW.status = 'succeeded') EXECUTE FUNCTION public.refuse()`,
+		"at commit": `CREATE CONSTRAINT TRIGGER refuse AFTER UPDATE ON onejob.tasks INITIALLY DEFERRED FOR EACH ROW WHEN (NEW.status = 'succeeded') EXECUTE FUNCTION public.refuse()`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			b.sql(`CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE numeric_value_out_of_range; END $$`)
+			b.sql(trigger)
+			task := b.claimed()
+			done := succeeded(task)
+			done.Result = jsonOf(`1`)
+			if err := b.Complete(t.Context(), done); !errors.Is(err, tasks.ErrUnwritable) {
+				t.Errorf("the completion: %v", err)
+			}
+			equal(t, "the row", b.row(task, "status"), "running")
+			b.sql(`DROP TRIGGER refuse ON onejob.tasks`)
+			if err := b.Complete(t.Context(), done); err != nil {
+				t.Error(err)
+			}
+			equal(t, "the row", b.row(task, "status, result"), "succeeded 1")
+		})
+	}
+}
+
 // What is about no row blames none, whatever it says.
 func TestWhatIsAboutNoRow(t *testing.T) {
 	t.Parallel()
@@ -306,6 +335,82 @@ func TestManyRefusedRowsStopNoClaim(t *testing.T) {
 					t.Fatal("a claim says that there is no more")
 				}
 			}
+		})
+	}
+}
+
+// A row that Postgres refuses to make running is not the first of its lock key: the others that have
+// it are claimed.
+func TestARefusedRowKeepsNoneOfItsLockKey(t *testing.T) {
+	t.Parallel()
+	for name, statement := range map[string]string{"leaves it as it is": `RETURN NULL`, "42501": otherRefusals["42501"], "P0001": `RAISE 'on hold'`} {
+		for _, limit := range []string{"", "l"} {
+			for lane, priority := range map[string]string{"another lane": "2", "its lane": "1"} {
+				t.Run(fmt.Sprintf("%s, in %s, limit %q", name, lane, limit), func(t *testing.T) {
+					t.Parallel()
+					b := newBench(t)
+					b.refusingBy(`NEW.payload ? 'hold' AND NEW.status <> 'pending'`, statement)
+					columns := []string{"kind='other'", "lock_key='k'"}
+					if limit != "" {
+						columns = append(columns, "limit_name='"+limit+"'")
+					}
+					bad := b.insert(append(columns, `payload='{"hold": true}'`, "priority="+priority)...)
+					want := []string{b.insert(append(columns, "priority=1")...), b.insert(append(columns, "priority=1")...)}
+					var got []string
+					for range 30 {
+						c, err := b.Claim(t.Context(), tasks.Claim{Session: b.session, Replica: "one", Kinds: []string{"noop", "other"}, Max: 9, Limit: limit})
+						if err != nil {
+							t.Fatal(err)
+						}
+						for _, task := range c.Tasks {
+							got = append(got, fmt.Sprint(task.ID))
+							if err := b.Complete(t.Context(), succeeded(task)); err != nil {
+								t.Fatal(err)
+							}
+						}
+					}
+					equal(t, "what was claimed", strings.Join(got, " "), strings.Join(want, " "))
+					equal(t, "the refused row", b.one(`SELECT status FROM onejob.tasks WHERE id = $1::text::bigint`, bad), "pending")
+				})
+			}
+		}
+	}
+}
+
+// Nor does one whose queue is paused, or whose kind is full.
+func TestARowThatMayNotBeClaimedKeepsNoneOfItsLockKey(t *testing.T) {
+	t.Parallel()
+	for name, without := range map[string]func(*bench) []string{
+		"paused": func(b *bench) []string {
+			b.sql(`SELECT onejob.pause_queue('slow')`)
+			return []string{"noop", "other"}
+		},
+		"full": func(*bench) []string { return []string{"noop"} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			holder := b.claimed("lock_key='k'")
+			b.insert("kind='other'", "queue='slow'", "lock_key='k'", "priority=5")
+			b.insert("priority=4", "lock_key='k'")
+			claim := func(kinds ...string) []*tasks.Task {
+				t.Helper()
+				c, err := b.Claim(t.Context(), tasks.Claim{Session: b.session, Replica: "one", Kinds: kinds, Max: 9})
+				if err != nil {
+					t.Fatal(err)
+				}
+				return c.Tasks
+			}
+			for range 3 { // which leaves marks behind both
+				if got := claim("noop", "other"); len(got) > 0 {
+					t.Fatalf("%v were claimed, whose lock key is busy", got)
+				}
+			}
+			kinds := without(b)
+			if err := b.Complete(t.Context(), succeeded(holder)); err != nil {
+				t.Fatal(err)
+			}
+			equal(t, "how many were claimed", len(claim(kinds...)), 1)
 		})
 	}
 }

@@ -438,8 +438,12 @@ func shortened(text string) string {
 }
 
 // unwritableTries is how often an outcome is written whose row Postgres refuses to change, within
-// some seconds: the trigger that refuses it may be of an application that is being deployed.
-const unwritableTries = 8
+// some seconds, before that is reported: the trigger that refuses it may be of an application that
+// is being deployed. From then on it is tried every unwritablePause.
+const (
+	unwritableTries = 8
+	unwritablePause = 10 * time.Second
+)
 
 // parkAfter parks an attempt whose row has been written in vain so many times: most likely somebody
 // has locked it, or its trigger waits for something.
@@ -450,15 +454,17 @@ func (w *Worker) parkAfter(tries int, t *tasks.Task) {
 	}
 }
 
-// complete makes the completion durable. While Postgres is unavailable it retries as long
-// as the process lives. Once the lease has ended other replicas may take the task over;
-// the fence then refuses a late completion.
+// complete makes the completion durable. While Postgres is unavailable, or refuses the row, it
+// retries as long as the process lives: a task that is given up would be run again, as often as its
+// outcome is refused. Once the lease has ended other replicas may take the task over; the fence then
+// refuses a late completion.
 func (w *Worker) complete(t *tasks.Task, e tasks.Completion, took time.Duration) {
 	refused := 0
 	for tries := 1; ; tries++ {
 		last := w.shutdown.giveUp.Err() != nil
 		err := w.cfg.Store.Complete(w.shutdown.writing, e)
-		if errors.Is(err, tasks.ErrUnwritable) {
+		unwritable := errors.Is(err, tasks.ErrUnwritable)
+		if unwritable {
 			refused++
 		}
 		var unstorable *tasks.ResultError
@@ -472,15 +478,31 @@ func (w *Worker) complete(t *tasks.Task, e tasks.Completion, took time.Duration)
 		case errors.Is(err, tasks.ErrRefused):
 			w.logRefused(t, e.Outcome)
 			return
-		case last, refused == unwritableTries:
+		case last:
 			w.cfg.Log.Error("completion_abandoned", fields(t, zap.String("outcome", string(e.Outcome)), zap.Error(err))...)
 			return
 		case tries == 1:
 			w.cfg.Log.Warn("completion_delayed", fields(t, zap.String("outcome", string(e.Outcome)), zap.Error(err))...)
 		}
 		w.parkAfter(tries, t)
-		sleep(w.shutdown.giveUp, retryPause(tries))
+		pause := retryPause(tries)
+		if unwritable && refused == unwritableTries {
+			w.cfg.Log.Error("completion_unwritable", fields(t, zap.String("outcome", string(e.Outcome)), zap.Error(err))...)
+			defer w.running.enter(unwritten(t, e.Outcome, err), func(error) {})()
+		}
+		if unwritable && refused >= unwritableTries {
+			pause = jitter(unwritablePause)
+		}
+		sleep(w.shutdown.giveUp, pause)
 	}
+}
+
+// unwritten is what heartbeats carry of an attempt that has ended and whose outcome cannot be
+// written: the reason as its progress, as the row itself cannot say it.
+func unwritten(t *tasks.Task, o tasks.Outcome, why error) *tasks.Attempt {
+	a := &tasks.Attempt{Task: tasks.Task{ID: t.ID, Fence: t.Fence, StartedAt: t.StartedAt, HeardAt: t.HeardAt}}
+	a.Report(-1, fmt.Sprintf("it has ended as %s, which cannot be written: %v", o, why))
+	return a
 }
 
 // logRefused logs a completion that Postgres refused, because the attempt no longer holds the row.

@@ -213,33 +213,20 @@ func TestOutcomeIsKeptAfterTheLease(t *testing.T) {
 	}
 }
 
-// An outcome whose row Postgres refuses is given up after some tries, whatever was in the way
-// before: the replica has other work for the slot.
-func TestOutcomeThatARowRefusesIsGivenUp(t *testing.T) {
+// An outcome whose row Postgres refuses is kept for as long as it does: a task that is given up
+// would be run again.
+func TestOutcomeThatARowRefusesIsKept(t *testing.T) {
 	t.Parallel()
 	locks := &fakeLocker{ctx: context.Background(), deadline: boottime.Now().Add(time.Hour), changed: make(chan struct{})}
-	const away = 9 // more than how often the refusal is tried
-	db := &fakeStore{}
-	db.complete = func(tries int) error {
-		if tries <= away {
-			return errors.New("no connection")
+	const refusals = 9
+	db := &fakeStore{complete: func(tries int) error {
+		if tries <= refusals {
+			return tasks.ErrUnwritable
 		}
-		return tasks.ErrUnwritable
-	}
-	go func() {
-		for released := false; !released && t.Context().Err() == nil; {
-			select {
-			case <-time.After(10 * time.Millisecond):
-			case <-t.Context().Done():
-			}
-			locks.mu.Lock()
-			released = locks.released
-			locks.mu.Unlock()
-		}
-		db.completions <- tasks.Completion{}
-	}()
-	run(t, locks, db, tasks.Noop{})
-	if db.tries <= away+1 {
-		t.Errorf("it was given up after %d tries, %d of which found no Postgres", db.tries, away)
+		return nil
+	}}
+	e := run(t, locks, db, tasks.Noop{})
+	if e.Outcome != tasks.Succeeded || db.tries != refusals+1 {
+		t.Errorf("ending after %d tries: %+v", db.tries, e)
 	}
 }

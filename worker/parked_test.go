@@ -3,9 +3,12 @@ package worker_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
 
+	"onejob/internal/testenv"
 	"onejob/tasks"
 	"onejob/worker"
 )
@@ -128,5 +131,41 @@ func TestRowsThatKeepWaitingTakeNoMemory(t *testing.T) {
 			}
 			c.await(t, bad, "succeeded")
 		})
+	}
+}
+
+// A task whose outcome a trigger refuses has ended, and is not run again: its outcome is written when
+// the trigger lets it pass. Until then its progress says why it is there.
+func TestATaskWhoseOutcomeIsRefusedRunsOnce(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.exec(t, `CREATE FUNCTION public.alert() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO public.alerts VALUES (NEW.id); RETURN NEW; END $$`)
+	c.exec(t, `CREATE TRIGGER alert AFTER UPDATE ON onejob.tasks FOR EACH ROW WHEN (NEW.status = 'failed' AND OLD.status <> 'failed') EXECUTE FUNCTION public.alert()`)
+	k := kinds(nil)
+	var runs atomic.Int32
+	tasks.Handle(k, "charge", func(context.Context, *tasks.Attempt, none) (none, error) {
+		runs.Add(1)
+		return none{}, errors.New("declined")
+	})
+	r := c.replica(t, "a", k, nil)
+	id := c.insert(t, "kind, max_attempts, lock_key", "charge", 1, "card")
+	testenv.Eventually(t, maxWait, "its progress says why it is there", func() bool {
+		return strings.Contains(get[string](t, c, `SELECT coalesce(max(text), '') FROM onejob.progress WHERE task_id = $1`, id),
+			`it has ended as failed, which cannot be written: complete task`)
+	})
+	if n := r.events.FilterMessage("completion_unwritable").Len(); n != 1 {
+		t.Errorf("that its outcome is refused was logged %d times", n)
+	}
+	c.await(t, c.insert(t, "kind", "noop"), "succeeded")
+	if row := get[string](t, c, `SELECT concat_ws(' ', status, attempt) FROM onejob.tasks WHERE id = $1`, id); row != "running 1" {
+		t.Errorf("the task is %q", row)
+	}
+	c.exec(t, `CREATE TABLE public.alerts (task bigint)`)
+	c.await(t, id, "failed")
+	if n := runs.Load(); n != 1 {
+		t.Errorf("it ran %d times", n)
+	}
+	if n := get[int](t, c, `SELECT count(*) FROM public.alerts`); n != 1 {
+		t.Errorf("%d alerts", n)
 	}
 }

@@ -91,7 +91,8 @@ var simulated = []Mutant{
 	one("any-server", "a claim is taken by whatever server answers",
 		"worker/database.go", "c.Server, c.FencesFrom = d.record.Started, d.record.FencesFrom", "c.FencesFrom = d.record.FencesFrom").
 		and("worker/database.go", "ours := d.trusted && d.record.Started.Equal(t.Server) && t.Fence > d.record.above()", "ours := true").
-		and("lock/consul/commit.go", "if version := list[0].database; version != 0 {", "if version := list[0].database; version < 0 {"),
+		and("lock/consul/commit.go", "if version := list[0].database; version != 0 {", "if version := list[0].database; version < 0 {").
+		failing("worker.TestSplitBrain"),
 	one("stops-cost-attempts", "a stop uses up an attempt",
 		"worker/attempt.go", "e.Outcome, e.Next, e.Requeue = tasks.Shutdown, tasks.StatusPending, true", "e.Outcome, e.Next, e.Requeue = tasks.Shutdown, tasks.StatusPending, false"),
 	one("no-limits", "a slot is had though all are taken",
@@ -153,6 +154,27 @@ var others = []Mutant{
 	one("few-lanes", "claims remember what they have passed of 64 lanes alone",
 		"store/choose.go", "	maxMarks    = 1024\n", "	maxMarks    = 64\n").
 		failing("store.TestManyBusyLanesHideNothing"),
+	one("restless-claims", "claims that pass more busy lanes than are remembered go on without a pause",
+		"store/choose.go", "		return c.picked > 0\n", "		return true\n").
+		failing("store.TestMoreBusyLanesThanAreRemembered"),
+	one("avoided-first", "a row that Postgres refuses stays the first of its lock key",
+		"store/choose.go", "NOT known AND id <> ALL (@avoid)\n", "NOT known\n").
+		failing("store.TestARefusedRowKeepsNoneOfItsLockKey"),
+	one("paused-first", "a row of a paused queue stays the first of its lock key",
+		"store/choose.go", "       AND t.queue <> ALL ((SELECT queues FROM paused)::text[])  -- marks\n", "").
+		failing("store.TestARowThatMayNotBeClaimedKeepsNoneOfItsLockKey"),
+	one("result-blamed", "a success that a trigger refuses becomes a failure of its result",
+		"store/complete.go", "e.Result != nil && s.refusesResult(ctx, e):", "e.Result != nil:").
+		failing("store.TestAResultThatIsNotToBlame"),
+	one("outcome-dropped", "an outcome that Postgres refuses is given up after some seconds",
+		"worker/attempt.go", "		case last:\n", "		case last, refused == unwritableTries:\n").
+		failing("worker.TestATaskWhoseOutcomeIsRefusedRunsOnce"),
+	one("any-duplicate", "a prepared statement of the user's that is there already means a pooler",
+		"store/pool.go", "strings.Contains(pg.Message, statementPrefix) && p.hidden", "p.hidden").
+		failing("store.TestStatementsLeaveNothingBehind"),
+	one("bounded-migrations", "a migration may not take longer than other statements",
+		"store/migrate.go", "IN ('lock_timeout', 'statement_timeout', 'transaction_timeout')", "IN ('lock_timeout')").
+		failing("store.TestMigrateTakesAsLongAsItTakes"),
 	one("requeue-fence-in-the-join", "of two requeues of a task in one batch the stale one may be written",
 		"store/complete.go", "       AND t.fence = g.fence\n       AND t.session = g.by\n       AND t.id", "       AND t.session = g.by\n       AND t.id").
 		failing("store.TestTwoFencesOfATaskInOneBatch"),
