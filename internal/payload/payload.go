@@ -49,6 +49,19 @@ func CheckFields(payload json.RawMessage, allowed ...string) error {
 	return nil
 }
 
+// Unmarshal is json.Unmarshal. Its errors are in words of JSON, as people who enqueue need not
+// know Go.
+func Unmarshal(payload json.RawMessage, into any) error {
+	err := json.Unmarshal(payload, into)
+	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		return fmt.Errorf("payload: %s cannot be a JSON %s", cmp.Or(wrong.Field, "it"), wrong.Value)
+	}
+	if err != nil {
+		return fmt.Errorf("payload: %w", err)
+	}
+	return nil
+}
+
 // Decode decodes a payload and refuses fields that into has no place for, at
 // every depth, and what [Check] refuses. What a type's own UnmarshalJSON accepts, it accepts.
 func Decode(payload json.RawMessage, into any) error {

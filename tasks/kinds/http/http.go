@@ -283,11 +283,8 @@ func (k *Kind) parse(raw json.RawMessage) (*outgoing, error) {
 	if err := payload.CheckFields(raw, "url", "method", "headers", "body", "body_text"); err != nil {
 		return nil, err
 	}
-	if err := json.Unmarshal(raw, &p); err != nil {
-		if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
-			return nil, fmt.Errorf("payload: %s cannot be a JSON %s", cmp.Or(wrong.Field, "it"), wrong.Value)
-		}
-		return nil, fmt.Errorf("payload: %w", err)
+	if err := payload.Unmarshal(raw, &p); err != nil {
+		return nil, err
 	}
 	if p.URL == "" {
 		return nil, errors.New("payload: url is missing")

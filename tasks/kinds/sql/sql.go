@@ -129,8 +129,8 @@ func (k *Kind) Prepare(raw json.RawMessage) (tasks.Handler, error) {
 	if err := payload.CheckFields(raw, "statement", "params"); err != nil {
 		return nil, err
 	}
-	if err := json.Unmarshal(raw, &p); err != nil {
-		return nil, fmt.Errorf(`payload: %w; write {"statement": NAME, "params": {...}}`, err)
+	if err := payload.Unmarshal(raw, &p); err != nil {
+		return nil, fmt.Errorf(`%w; write {"statement": NAME, "params": {...}}`, err)
 	}
 	if p.Statement == "" {
 		return nil, errors.New(`payload: it names no statement; write {"statement": NAME, "params": {...}}`)

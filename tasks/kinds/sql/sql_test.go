@@ -22,7 +22,8 @@ func TestPrepare(t *testing.T) {
 		`{"STATEMENT": "close", "params": {"month": 1}}`:         `unknown field "STATEMENT"; allowed are statement, params`,
 		`{"statement": "close", "params": {"moth": 1}}`:          `needs the parameter "month"`,
 		`{"params": {"month": 1}}`:                               `it names no statement`,
-		`{"statement": "open", "params": 1}`:                     `cannot unmarshal number`,
+		`{"statement": "open", "params": 1}`:                     `payload: params cannot be a JSON number; write {"statement"`,
+		`[1]`:                                                    `payload: it cannot be a JSON array; write {"statement"`,
 		`{"statement": "open"}`:                                  `statement "open" is not in the configuration (kinds.sql.statements), which has ["close"]`,
 	} {
 		_, err := k.Prepare(json.RawMessage(payload))
