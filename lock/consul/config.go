@@ -3,7 +3,8 @@
 //
 // A [Locker] holds one session at a time, with delete behaviour, and every lock
 // is a key under it. Locks are taken and given back in transactions for all who
-// ask at the same moment, up to 128 in each, which cost Consul one Raft entry.
+// ask at the same moment, up to 122 locks or 128 releases in each. A transaction
+// costs Consul one Raft entry.
 //
 // Consul would grant a key twice within one session, so a Locker keeps a list of
 // its leases, and a key on it is refused here. In return a lock whose answer was
