@@ -154,6 +154,7 @@ var others = []Mutant{
 		failing("store.TestMoreBusyLanesThanAreRemembered"),
 	one("avoided-first", "a row that Postgres refuses stays the first of its lock key",
 		"store/choose.go", "NOT known AND id <> ALL (@avoid)\n", "NOT known\n").
+		and("store/choose.go", "              AND id <> ALL (@avoid)  -- marks\n", "").
 		failing("store.TestARefusedRowKeepsNoneOfItsLockKey"),
 	one("paused-first", "a row of a paused queue stays the first of its lock key",
 		"store/choose.go", "       AND t.queue <> ALL ((SELECT queues FROM paused)::text[])  -- marks\n", "").
