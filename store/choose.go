@@ -39,8 +39,8 @@ import (
 // A reservation takes a place in Postgres' table of locks, which all sessions share, until
 // the claim ends. So a key is reserved only when its row is locked: there may be tens of
 // thousands of rows that others have locked. OFFSET 0 keeps the reservation above the
-// lock. A row that Postgres has refused (@avoid), or that may not be claimed just now, is not the
-// first of its key. And a row whose key is running is not locked at all: the statement's snapshot shows
+// lock. A row that Postgres has refused (@avoid), or whose queue is paused, is not the first of its
+// key. And a row whose key is running is not locked at all: the statement's snapshot shows
 // all that have been running for a moment.
 //
 // Nothing is picked on another server than @server, and nothing of a queue that is paused
@@ -176,7 +176,7 @@ lanes AS (
       FROM marks m  -- marks
      CROSS JOIN LATERAL jsonb_object_keys(m.busy) AS k(lock_key)  -- marks
      CROSS JOIN LATERAL (  -- marks
-           SELECT run_at, id, ctid AS tuple, kind, queue  -- marks
+           SELECT run_at, id, ctid AS tuple, queue  -- marks
              FROM onejob.tasks  -- marks
             WHERE status = 'pending'  -- marks
               AND {limit}  -- marks
@@ -186,8 +186,6 @@ lanes AS (
             ORDER BY run_at, id  -- marks
             LIMIT 1) t  -- marks
      WHERE t.run_at <= statement_timestamp()  -- marks
-       AND t.kind = ANY (@kinds)  -- marks
-       AND (cardinality(@queues::text[]) = 0 OR t.queue = ANY (@queues))  -- marks
        AND t.queue <> ALL ((SELECT queues FROM paused)::text[])  -- marks
        AND (SELECT true FROM onejob.tasks r  -- marks
              WHERE r.status = 'running' AND coalesce(r.lock_key, r.id::text) = k.lock_key LIMIT 1) IS NULL  -- marks

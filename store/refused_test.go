@@ -377,42 +377,30 @@ func TestARefusedRowKeepsNoneOfItsLockKey(t *testing.T) {
 	}
 }
 
-// Nor does one whose queue is paused, or whose kind is full.
-func TestARowThatMayNotBeClaimedKeepsNoneOfItsLockKey(t *testing.T) {
+// Nor does one whose queue was paused after claims had passed it.
+func TestARowOfAPausedQueueKeepsNoneOfItsLockKey(t *testing.T) {
 	t.Parallel()
-	for name, without := range map[string]func(*bench) []string{
-		"paused": func(b *bench) []string {
-			b.sql(`SELECT onejob.pause_queue('slow')`)
-			return []string{"noop", "other"}
-		},
-		"full": func(*bench) []string { return []string{"noop"} },
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := newBench(t)
-			holder := b.claimed("lock_key='k'")
-			b.insert("kind='other'", "queue='slow'", "lock_key='k'", "priority=5")
-			b.insert("priority=4", "lock_key='k'")
-			claim := func(kinds ...string) []*tasks.Task {
-				t.Helper()
-				c, err := b.Claim(t.Context(), tasks.Claim{Session: b.session, Replica: "one", Kinds: kinds, Max: 9})
-				if err != nil {
-					t.Fatal(err)
-				}
-				return c.Tasks
-			}
-			for range 3 { // which leaves marks behind both
-				if got := claim("noop", "other"); len(got) > 0 {
-					t.Fatalf("%v were claimed, whose lock key is busy", got)
-				}
-			}
-			kinds := without(b)
-			if err := b.Complete(t.Context(), succeeded(holder)); err != nil {
-				t.Fatal(err)
-			}
-			equal(t, "how many were claimed", len(claim(kinds...)), 1)
-		})
+	b := newBench(t)
+	holder := b.claimed("lock_key='k'")
+	b.insert("queue='slow'", "lock_key='k'", "priority=5")
+	next := b.insert("lock_key='k'", "priority=4")
+	c := tasks.Claim{Session: b.session, Replica: "one", Kinds: []string{"noop"}, Max: 9}
+	claim := func() string {
+		t.Helper()
+		claimed, err := b.Claim(t.Context(), c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ids(claimed.Tasks)
 	}
+	b.Forget()
+	equal(t, "what is claimed while the lock key is busy", claim(), "")
+	store.KeepMarks(b.Store, c)
+	b.sql(`SELECT onejob.pause_queue('slow')`)
+	if err := b.Complete(t.Context(), succeeded(holder)); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "what is claimed", claim(), next)
 }
 
 // Nor do urgent ones that keep Postgres waiting: what is behind them is claimed long before it is

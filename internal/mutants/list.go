@@ -158,7 +158,7 @@ var others = []Mutant{
 		failing("store.TestARefusedRowKeepsNoneOfItsLockKey"),
 	one("paused-first", "a row of a paused queue stays the first of its lock key",
 		"store/choose.go", "       AND t.queue <> ALL ((SELECT queues FROM paused)::text[])  -- marks\n", "").
-		failing("store.TestARowThatMayNotBeClaimedKeepsNoneOfItsLockKey"),
+		failing("store.TestARowOfAPausedQueueKeepsNoneOfItsLockKey"),
 	one("result-blamed", "a success that a trigger refuses becomes a failure of its result",
 		"store/complete.go", "e.Result != nil && s.refusesResult(ctx, e):", "e.Result != nil:").
 		failing("store.TestAResultThatIsNotToBlame"),
