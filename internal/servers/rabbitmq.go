@@ -47,6 +47,8 @@ type RabbitMQ struct {
 	held   heldPorts
 	http   *http.Client
 
+	evaluating sync.Mutex // held while Eval looks for its evaluator, or starts it
+
 	first *RabbitMQ // of the cluster that it is to join, whose port mapper and cookie it has; or nil
 
 	mu      sync.Mutex
@@ -246,7 +248,7 @@ func (r *RabbitMQ) Manage(ctx context.Context, method, path string, body, answer
 	return json.Unmarshal(text, answer)
 }
 
-// Ctl runs rabbitmqctl, which takes a second or two, and returns what it printed.
+// Ctl runs rabbitmqctl, which takes a second or two of a processor, and returns what it printed. See Eval.
 func (r *RabbitMQ) Ctl(ctx context.Context, arguments ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, rabbitMQCtl(r.path), arguments...)
 	cmd.Dir, cmd.Env = r.folder.path, r.environment()

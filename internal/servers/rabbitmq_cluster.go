@@ -43,6 +43,6 @@ func (r *RabbitMQ) Meet(ctx context.Context, others ...*RabbitMQ) error {
 }
 
 func (r *RabbitMQ) eval(ctx context.Context, expression, node string) error {
-	_, err := r.Ctl(ctx, "eval", fmt.Sprintf(expression, node)+".")
+	_, err := r.Eval(ctx, fmt.Sprintf(expression, node)+".")
 	return err
 }

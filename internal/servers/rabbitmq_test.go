@@ -58,6 +58,14 @@ func TestRabbitMQIsStoppedAndStarted(t *testing.T) {
 			t.Fatalf("start after %s: %v", name, err)
 		}
 		declare(true)
+		for range 2 { // with an evaluator that it starts, and with the same
+			if got, err := r.Eval(t.Context(), `X = 20, {x, X + 1, <<"y">>}.`); err != nil || got != `{x,21,<<"y">>}` {
+				t.Errorf("eval after %s: %q, %v", name, got, err)
+			}
+		}
+		if _, err := r.Eval(t.Context(), "exit(why)."); err == nil || !strings.Contains(err.Error(), "exit: why") {
+			t.Errorf("eval of an exit: %v", err)
+		}
 	}
 	names, err := r.Ctl(t.Context(), "-q", "list_queues", "name")
 	if err != nil {

@@ -78,7 +78,7 @@ func (s *Semaphores) Create(ctx context.Context, name string, slots int) error {
 		}
 		// A semaphore that was destroyed by force may have left holders who are
 		// about to let go, on any slot.
-		v := view{reach: -1, top: lock.MaxSlots}
+		v := view{reach: -1, top: s.farthest}
 		if err := v.seek(ctx, o, o.names); err != nil {
 			return err
 		}
@@ -89,11 +89,11 @@ func (s *Semaphores) Create(ctx context.Context, name string, slots int) error {
 // create makes a limit that is not there; v says who still holds slots of it. The first
 // slot is made last, and with it all others count: cut short, it leaves no limit, or a whole one.
 func (o *reader) create(ctx context.Context, v view, slots int) error {
-	there, err := exist(ctx, o, o.as(1, lock.MaxSlots))
+	there, err := exist(ctx, o, o.as(1, v.top))
 	if err != nil {
 		return err
 	}
-	for slot := lock.MaxSlots; slot > slots; slot-- { // of one that was cut short
+	for slot := v.top; slot > slots; slot-- { // of one that was cut short
 		if there[slot-1] {
 			if err := o.delete(o.a(slot)); err != nil {
 				return err
@@ -247,7 +247,7 @@ func (s *Semaphores) Destroy(ctx context.Context, name string, force bool) error
 			return fmt.Errorf("%w: %d", lock.ErrInUse, len(v.taken))
 		}
 		slots := v.slots
-		if err := o.clear(ctx, v, 0, lock.MaxSlots); err != nil {
+		if err := o.clear(ctx, v, 0, s.farthest); err != nil {
 			return err
 		}
 		// Nobody enters any more. Somebody may have in between.

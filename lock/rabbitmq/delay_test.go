@@ -162,10 +162,7 @@ func TestNeverBesideADyingCommand(t *testing.T) {
 			}
 		}},
 		{"ConnectionClosed", false, 5 * time.Second, func(t *testing.T, v *testenv.Vhost, _ *exec.Cmd) {
-			_, err := v.Server.Ctl(t.Context(), "close_all_connections", "--vhost", v.Name, "the operator said so")
-			if err != nil {
-				t.Error(err)
-			}
+			closeConnections(t, v, "")
 		}},
 		{"QueueDeleted", false, 5 * time.Second, func(t *testing.T, v *testenv.Vhost, holder *exec.Cmd) {
 			freeze(t, holder)

@@ -30,8 +30,8 @@ func TestPauseWhileTheNodeOfAHolderIsDown(t *testing.T) {
 	down := name + `{ok, Q} = rabbit_amqqueue:lookup(N), persistent_term:put(N, Q), ok = mnesia:dirty_delete(rabbit_queue, N).`
 	up := name + `Q = persistent_term:get(N), ok = mnesia:dirty_write(rabbit_queue, Q),
 		{ok, _} = rabbit_amqqueue:delete(Q, false, false, <<"operator">>).`
-	if output, err := v.Server.Ctl(t.Context(), "eval", down); err != nil {
-		t.Fatalf("%v: %s", err, output)
+	if _, err := v.Server.Eval(t.Context(), down); err != nil {
+		t.Fatal(err)
 	}
 	began := time.Now()
 	_, err := s.Take(t.Context(), "k", 1, nil)
@@ -47,8 +47,8 @@ func TestPauseWhileTheNodeOfAHolderIsDown(t *testing.T) {
 	if err := s.Await(ctx, "k"); err != nil {
 		t.Errorf("await: %v; it was to see room, or there was no need for a pause", err)
 	}
-	if output, err := v.Server.Ctl(context.Background(), "eval", up); err != nil {
-		t.Fatalf("%v: %s", err, output)
+	if _, err := v.Server.Eval(t.Context(), up); err != nil {
+		t.Fatal(err)
 	}
 	if err := takeSoon(t, s, "k").Release(t.Context()); err != nil {
 		t.Error(err)

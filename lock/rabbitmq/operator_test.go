@@ -71,6 +71,51 @@ func TestHole(t *testing.T) {
 	}
 }
 
+// TestLeftFarAway: what others have left is found on any slot when a limit is made or destroyed.
+func TestLeftFarAway(t *testing.T) {
+	t.Parallel()
+	v := testenv.RabbitMQ(t)
+	s, err := New(config(t, v))
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, s)
+	n, other := s.cfg.names("k"), channel(t, plain(t, v))
+	slot := func(number int) {
+		t.Helper()
+		if err := declareDurable(other, n.a(number)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	slot(lock.MaxSlots) // of a limit whose creation was cut short
+	if _, err := other.QueueDeclare(n.b(lock.MaxSlots-1), false, false, true, false, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Create(t.Context(), "k", 2); err != nil {
+		t.Fatal(err)
+	}
+	if got := aQueues(t, v); !slices.Equal(got, n.as(1, 2)) {
+		t.Errorf("with 2 slots there are %q", got)
+	}
+	lease := take(t, s, "k")
+	if _, err := s.Take(t.Context(), "k", 1, nil); !errors.Is(err, lock.ErrFull) {
+		t.Errorf("take beside a holder far away: got error %v, want %v", err, lock.ErrFull)
+	}
+	if err := lease.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if _, err := other.QueueDelete(n.b(lock.MaxSlots-1), false, false, false); err != nil {
+		t.Fatal(err)
+	}
+	slot(lock.MaxSlots)
+	if err := s.Destroy(t.Context(), "k", false); err != nil {
+		t.Error(err)
+	}
+	if got := aQueues(t, v); len(got) > 0 {
+		t.Errorf("after the end there are %q", got)
+	}
+}
+
 func aQueues(t testing.TB, v *testenv.Vhost) []string {
 	return slices.DeleteFunc(v.Queues(t), func(queue string) bool { return !strings.HasSuffix(queue, "-A") })
 }

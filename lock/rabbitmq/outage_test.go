@@ -207,7 +207,7 @@ func TestBroker(t *testing.T) {
 	t.Run("AlarmKeepsHolders", func(t *testing.T) {
 		lease := takeSoon(t, s, "k")
 		before := lease.Deadline()
-		if _, err := broker.Ctl(t.Context(), "set_vm_memory_high_watermark", "0.000001"); err != nil {
+		if _, err := broker.Eval(t.Context(), "ok = vm_memory_monitor:set_vm_memory_high_watermark(0.000001)."); err != nil {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -223,7 +223,7 @@ func TestBroker(t *testing.T) {
 		if err := lease.Context().Err(); err != nil {
 			t.Errorf("the lease ended: %v", context.Cause(lease.Context()))
 		}
-		if _, err := broker.Ctl(t.Context(), "set_vm_memory_high_watermark", "0.6"); err != nil {
+		if _, err := broker.Eval(t.Context(), "ok = vm_memory_monitor:set_vm_memory_high_watermark(0.6)."); err != nil {
 			t.Fatal(err)
 		}
 		second := takeSoon(t, s, "k")
@@ -316,9 +316,7 @@ func TestBrokerThatDoesNotAnswer(t *testing.T) {
 	log, entries := testenv.Logger(t)
 	cfg.Log = log
 	s := create(t, cfg)
-	if output, err := broker.Ctl(t.Context(), "eval", "sys:suspend(mnesia_tm)."); err != nil {
-		t.Fatalf("%v: %s", err, output)
-	}
+	resume := stall(t, broker)
 	ctx, stop := context.WithCancel(t.Context())
 	created, ended := make(chan error, 1), make(chan error, 1)
 	go func() { created <- s.Create(ctx, "k", 1) }()
@@ -340,9 +338,7 @@ func TestBrokerThatDoesNotAnswer(t *testing.T) {
 	testenv.Eventually(t, 6*requestTimeout, "the log says that RabbitMQ is unavailable", func() bool {
 		return entries.FilterMessage("rabbitmq_unavailable").Len() > 0
 	})
-	if output, err := broker.Ctl(t.Context(), "eval", "sys:resume(mnesia_tm)."); err != nil {
-		t.Fatalf("%v: %s", err, output)
-	}
+	resume()
 	ready, cancel := context.WithTimeout(t.Context(), 2*maxWait)
 	defer cancel()
 	if err := s.Ready(ready); err != nil {

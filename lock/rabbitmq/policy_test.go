@@ -1,6 +1,7 @@
 package rabbitmq
 
 import (
+	"net/http"
 	"testing"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -13,9 +14,11 @@ import (
 func TestPolicyForAllQueues(t *testing.T) {
 	t.Parallel()
 	v := testenv.RabbitMQ(t)
-	policy := func(arguments ...string) {
+	policy := func(name, pattern string, priority int, definition map[string]any) {
 		t.Helper()
-		if _, err := v.Server.Ctl(t.Context(), append([]string{"set_policy", "-p", v.Name, "--apply-to", "queues"}, arguments...)...); err != nil {
+		err := v.Server.Manage(t.Context(), http.MethodPut, "/policies/"+v.Name+"/"+name,
+			map[string]any{"pattern": pattern, "priority": priority, "definition": definition, "apply-to": "queues"}, nil)
+		if err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -57,9 +60,9 @@ func TestPolicyForAllQueues(t *testing.T) {
 		}
 	}
 
-	policy("all", ".*", `{"dead-letter-exchange":"amq.fanout"}`)
+	policy("all", ".*", 0, map[string]any{"dead-letter-exchange": "amq.fanout"})
 	testenv.Eventually(t, maxWait, "the policy collects something", func() bool { use(); return collected() > 0 })
-	policy("--priority", "100", "onejob", "^onejob/", `{"max-length":1000000}`)
+	policy("onejob", "^onejob/", 100, map[string]any{"max-length": 1000000})
 	testenv.Eventually(t, maxWait, "nothing more is collected", func() bool { collected(); use(); return collected() == 0 })
 	for range 5 {
 		use()

@@ -3,9 +3,12 @@ package rabbitmq
 import (
 	"context"
 	"errors"
+	"flag"
+	"fmt"
 	"net/http"
 	"net/url"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -34,6 +37,11 @@ func TestMain(m *testing.M) {
 	case os.Getenv(stubbornEnv) != "":
 		resist()
 	}
+	// Most of these tests wait most of the time.
+	flag.Parse()
+	if err := flag.Set("test.parallel", "4"); err != nil {
+		panic(err)
+	}
 	testenv.Main(m)
 }
 
@@ -48,12 +56,15 @@ func config(t testing.TB, v *testenv.Vhost) Config {
 	}
 }
 
+// create is New, but what others have left is looked for among so few slots that a test may make many
+// limits.
 func create(t testing.TB, cfg Config) *Semaphores {
 	t.Helper()
 	s, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
+	s.farthest = 400
 	return s
 }
 
@@ -159,28 +170,41 @@ func channel(t testing.TB, conn *amqp.Connection) *amqp.Channel {
 // endSession closes the connection of a session as an operator would.
 func endSession(t testing.TB, v *testenv.Vhost, session string) {
 	t.Helper()
-	connections, err := v.Server.Ctl(t.Context(), "-q", "list_connections", "pid", "client_properties")
+	if n := closeConnections(t, v, session); n != 1 {
+		t.Fatalf("%d connections are of session %s", n, session)
+	}
+}
+
+// closeConnections closes connections of the virtual host as an operator would: those whose client
+// has said what contains, or all if that is empty. It returns how many.
+func closeConnections(t testing.TB, v *testenv.Vhost, contains string) (n int) {
+	t.Helper()
+	closed, err := v.Server.Eval(t.Context(), fmt.Sprintf(`
+		Is = fun(Pid) ->
+			try rabbit_networking:connection_info(Pid, [vhost, client_properties]) of
+				[{vhost, <<"%s">>}, Said] -> string:find(io_lib:format("~0p", [Said]), "%s") =/= nomatch;
+				_ -> false
+			catch _:_ -> false end
+		end,
+		These = lists:filter(Is, rabbit_networking:connections()),
+		[ok = rabbit_networking:close_connection(Pid, <<"the operator said so">>) || Pid <- These],
+		length(These).`, v.Name, contains))
+	if err == nil {
+		n, err = strconv.Atoi(closed)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	for line := range strings.Lines(connections) {
-		if pid, properties, _ := strings.Cut(line, "\t"); strings.Contains(properties, session) {
-			if _, err := v.Server.Ctl(t.Context(), "close_connection", pid, "the operator said so"); err != nil {
-				t.Fatal(err)
-			}
-			return
-		}
-	}
-	t.Fatalf("session %s is not among the connections:\n%s", session, connections)
+	return n
 }
 
 // deleteQueue deletes a queue, no matter whose it is, as an operator would.
 func deleteQueue(t testing.TB, v *testenv.Vhost, queue string) {
 	t.Helper()
-	expression := `{ok, Q} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"` + v.Name + `">>, queue, <<"` + queue + `">>)),
-		rabbit_amqqueue:delete(Q, false, false, <<"operator">>).`
-	if output, err := v.Server.Ctl(t.Context(), "-q", "eval", expression); err != nil {
-		t.Fatalf("%v: %s", err, output)
+	_, err := v.Server.Eval(t.Context(), `{ok, Q} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"`+v.Name+`">>, queue, <<"`+queue+`">>)),
+		rabbit_amqqueue:delete(Q, false, false, <<"operator">>).`)
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 

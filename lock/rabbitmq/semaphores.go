@@ -27,6 +27,7 @@ type Semaphores struct {
 	log          *zap.Logger
 	probeSession *probeSession
 	ahead        func() (time.Duration, bool) // of the wall clock; nil but in tests
+	farthest     int                          // how far Create and Destroy look for what others have left; less in tests
 
 	present hold.Present[*session]
 
@@ -52,7 +53,7 @@ func New(cfg Config) (*Semaphores, error) {
 		return nil, err
 	}
 	cfg = cfg.WithDefaults()
-	s := &Semaphores{cfg: cfg, log: cfg.Log, names: slices.Clone(cfg.Names), probeSession: newProbeSession(cfg),
+	s := &Semaphores{cfg: cfg, log: cfg.Log, farthest: lock.MaxSlots, names: slices.Clone(cfg.Names), probeSession: newProbeSession(cfg),
 		lookouts: map[string]*lookout{}, hints: map[string]*hint{}, looking: make(chan struct{}, 1), waiters: make(chan struct{}, 1), glances: map[names]*glance{}}
 	s.looking <- struct{}{}
 	s.waiters <- struct{}{}

@@ -3,9 +3,6 @@ package rabbitmq
 import (
 	"context"
 	"errors"
-	"fmt"
-	"os"
-	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -19,33 +16,15 @@ import (
 // or deletes a queue.
 func stall(t *testing.T, broker *servers.RabbitMQ) (resume func()) {
 	t.Helper()
-	dir := t.TempDir()
-	suspended, wanted := filepath.Join(dir, "suspended"), filepath.Join(dir, "wanted")
-	// The broker looks for the file by itself: rabbitmqctl may take seconds to start.
-	expression := fmt.Sprintf(`sys:suspend(mnesia_tm), ok = file:write_file("%s", ""),
-		Await = fun F() -> case filelib:is_file("%s") of true -> ok; false -> timer:sleep(20), F() end end,
-		Await(), sys:resume(mnesia_tm).`, suspended, wanted)
-	ended := make(chan error, 1)
-	go func() {
-		output, err := broker.Ctl(context.Background(), "eval", expression)
-		if err != nil {
-			err = fmt.Errorf("%w: %s", err, output)
-		}
-		ended <- err
-	}()
+	if _, err := broker.Eval(t.Context(), "ok = sys:suspend(mnesia_tm)."); err != nil {
+		t.Fatal(err)
+	}
 	resume = sync.OnceFunc(func() {
-		if err := os.WriteFile(wanted, nil, 0o600); err != nil {
-			t.Error(err)
-		}
-		if err := <-ended; err != nil {
+		if _, err := broker.Eval(context.Background(), "ok = sys:resume(mnesia_tm)."); err != nil {
 			t.Error(err)
 		}
 	})
 	t.Cleanup(resume)
-	testenv.Eventually(t, 2*maxWait, "the broker's database is suspended", func() bool {
-		_, err := os.Stat(suspended)
-		return err == nil
-	})
 	return resume
 }
 
