@@ -40,13 +40,19 @@ func newBench(t testing.TB) *bench {
 
 func newBareBench(t testing.TB) *bench {
 	t.Helper()
-	db := testenv.Postgres(t)
-	b := &bench{Store: open(t, store.Config{DSN: db.DSN}), t: t, pool: db.Pool(t), dsn: db.DSN, session: uuid.NewString()}
-	if err := b.Migrate(t.Context(), nil); err != nil {
-		t.Fatal(err)
-	}
-	return b
+	db := migrated.Postgres(t)
+	return &bench{Store: open(t, store.Config{DSN: db.DSN}), t: t, pool: db.Pool(t), dsn: db.DSN, session: uuid.NewString()}
 }
+
+// migrated is a database after all migrations.
+var migrated = testenv.NewTemplate(func(ctx context.Context, dsn string) error {
+	s, err := store.Open(store.Config{DSN: dsn})
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	return s.Migrate(ctx, nil)
+})
 
 func open(t testing.TB, cfg store.Config) *store.Store {
 	t.Helper()

@@ -274,7 +274,7 @@ func TestWholeClusterIsKilled(t *testing.T) {
 	t.Parallel()
 	kills := scaled(t, "TEST_CLUSTER_KILLS", 1)
 	server, kv := testenv.OwnConsul(t, servers.ConsulConfig{})
-	c, w := clusterOn(t, testenv.Postgres(t), kv), newRecorder(t)
+	c, w := migratedCluster(t, migrated.Postgres(t), kv), newRecorder(t)
 	const n = 45
 	c.insertLong(t, n, 1000)
 	start := func() []*process { return c.trio(t, w.long(), "ONEJOB_WORKER_CONCURRENCY=16") } // none of them can have all

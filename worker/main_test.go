@@ -52,20 +52,32 @@ type cluster struct {
 
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
-	return clusterOn(t, testenv.Postgres(t), testenv.Consul(t))
+	return migratedCluster(t, migrated.Postgres(t), testenv.Consul(t))
+}
+
+// migrated is a database after all migrations.
+var migrated = testenv.NewTemplate(migrate)
+
+func migrate(ctx context.Context, dsn string) error {
+	s, err := store.Open(store.Config{DSN: dsn})
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	return s.Migrate(ctx, nil)
 }
 
 func clusterOn(t *testing.T, db *testenv.DB, kv *testenv.KV) *cluster {
 	t.Helper()
+	if err := migrate(t.Context(), db.DSN); err != nil {
+		t.Fatal(err)
+	}
+	return migratedCluster(t, db, kv)
+}
+
+func migratedCluster(t *testing.T, db *testenv.DB, kv *testenv.KV) *cluster {
+	t.Helper()
 	c := &cluster{dsn: db.DSN, kv: kv, pool: db.Pool(t)}
-	s, err := store.Open(store.Config{DSN: c.dsn})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	if err := s.Migrate(t.Context(), nil); err != nil {
-		t.Fatal(err)
-	}
 	testenv.Lifecycle(t, c.dsn)
 	return c
 }

@@ -93,7 +93,7 @@ func TestConsulOfAnotherCluster(t *testing.T) {
 	t.Parallel()
 	theirs := newCluster(t)
 	theirs.replica(t, "theirs", kinds(nil), nil)
-	ours := clusterOn(t, testenv.Postgres(t), theirs.kv)
+	ours := migratedCluster(t, migrated.Postgres(t), theirs.kv)
 	r := ours.begin(t, "ours", kinds(nil), nil)
 	if text := r.logged(t, "consul_is_another")["error"].(string); !strings.Contains(text, "replicas of another database are at work here") {
 		t.Errorf("the error is %q", text)
@@ -151,7 +151,7 @@ func TestClusterKeyIsTouched(t *testing.T) {
 func TestConsulIsWiped(t *testing.T) {
 	t.Parallel()
 	server, kv := testenv.OwnConsul(t, servers.ConsulConfig{})
-	c := clusterOn(t, testenv.Postgres(t), kv)
+	c := migratedCluster(t, migrated.Postgres(t), kv)
 	began := make(chan string, 20)
 	for _, name := range []string{"a", "b"} {
 		c.replica(t, name, kinds(began), nil)
@@ -264,7 +264,7 @@ func withAgent(t *testing.T) (c, hosted *cluster, server, agent *servers.Consul)
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = agent.Close() })
-	c = clusterOn(t, testenv.Postgres(t), kv)
+	c = migratedCluster(t, migrated.Postgres(t), kv)
 	return c, c.elsewhere(t, &testenv.KV{Client: agent.Client(), Addr: agent.Addr(), Prefix: kv.Prefix}), server, agent
 }
 

@@ -17,7 +17,7 @@ import (
 func underRules(t *testing.T) (c *cluster, p *process, rules string, grant func(string)) {
 	t.Helper()
 	_, kv := testenv.OwnConsul(t, servers.ConsulConfig{ManagementToken: "8f0cf8a5-3f5e-4c55-8d0c-5f6fd7a0a1f2"})
-	c = clusterOn(t, testenv.Postgres(t), kv)
+	c = migratedCluster(t, migrated.Postgres(t), kv)
 	rules = fmt.Sprintf(`
 key_prefix %q { policy = "write" }
 service "onejob" { policy = "write" }

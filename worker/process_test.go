@@ -190,7 +190,7 @@ func TestOneKeyDeletedByAnOperator(t *testing.T) {
 func TestConsulAwayAndBack(t *testing.T) {
 	t.Parallel()
 	server, kv := testenv.OwnConsul(t, servers.ConsulConfig{})
-	c, w := clusterOn(t, testenv.Postgres(t), kv), newRecorder(t)
+	c, w := migratedCluster(t, migrated.Postgres(t), kv), newRecorder(t)
 	a := c.process(t, "a", w.config(), quickly...)
 	c.process(t, "z", w.config(), quickly...)
 	id := c.stuck(t, w)

@@ -3,6 +3,7 @@ package testenv
 import (
 	"cmp"
 	"context"
+	"sync"
 	"testing"
 	"time"
 
@@ -24,7 +25,38 @@ type DB struct {
 // when the test ends, no matter who is still connected to it.
 func Postgres(t testing.TB) *DB {
 	t.Helper()
-	return newDB(t, sharedPostgres.get(t))
+	return newDB(t, sharedPostgres.get(t), "template0")
+}
+
+// A Template is a database that is made ready once on the shared server, and copied for each test that
+// wants one like it.
+type Template struct {
+	fill func(ctx context.Context, dsn string) error
+	once sync.Once
+	name string
+	err  error
+}
+
+// NewTemplate returns a Template that fill makes ready when the first test wants a copy. When fill
+// returns it must have closed its connections.
+func NewTemplate(fill func(ctx context.Context, dsn string) error) *Template {
+	return &Template{fill: fill, name: "template_" + random()}
+}
+
+// Postgres makes a database for the test, as the function Postgres does, that is a copy of the template.
+func (m *Template) Postgres(t testing.TB) *DB {
+	t.Helper()
+	server := sharedPostgres.get(t)
+	m.once.Do(func() {
+		ctx := context.Background() // it is not for this test alone
+		if m.err = execute(ctx, server, "CREATE DATABASE "+m.name+" TEMPLATE template0"); m.err == nil {
+			m.err = m.fill(ctx, server.DSN(m.name))
+		}
+	})
+	if m.err != nil {
+		t.Fatalf("testenv: make a template: %v", m.err)
+	}
+	return newDB(t, server, m.name)
 }
 
 // OwnPostgres starts a server for this test alone, which may stop it, and makes
@@ -62,10 +94,10 @@ func (db *DB) Standby(t testing.TB, primary *servers.Postgres) (*servers.Postgre
 	return server, &DB{Name: db.Name, DSN: server.DSN(db.Name)}
 }
 
-func newDB(t testing.TB, server *servers.Postgres) *DB {
+func newDB(t testing.TB, server *servers.Postgres, template string) *DB {
 	t.Helper()
 	name := "test_" + random()
-	if err := execute(t.Context(), server, "CREATE DATABASE "+name+" TEMPLATE template0"); err != nil {
+	if err := execute(t.Context(), server, "CREATE DATABASE "+name+" TEMPLATE "+template); err != nil {
 		t.Fatalf("testenv: create database %s: %v", name, err)
 	}
 	t.Cleanup(func() {

@@ -1,10 +1,13 @@
 package testenv_test
 
 import (
+	"context"
+	"errors"
 	"testing"
 	"time"
 
 	"github.com/hashicorp/consul/api"
+	"github.com/jackc/pgx/v5"
 
 	"onejob/internal/servers"
 	"onejob/internal/testenv"
@@ -20,6 +23,24 @@ func TestPostgres(t *testing.T) {
 			db := testenv.Postgres(t)
 			names = append(names, db.Name)
 			if _, err := db.Pool(t).Exec(t.Context(), "CREATE TABLE tasks ()"); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+	t.Run("a template is filled once and copied", func(t *testing.T) {
+		template := testenv.NewTemplate(func(ctx context.Context, dsn string) error {
+			conn, err := pgx.Connect(ctx, dsn)
+			if err != nil {
+				return err
+			}
+			_, err = conn.Exec(ctx, "CREATE TABLE tasks AS SELECT 1 AS id")
+			return errors.Join(err, conn.Close(ctx))
+		})
+		for range 2 {
+			db := template.Postgres(t)
+			names = append(names, db.Name)
+			var n int
+			if err := db.Pool(t).QueryRow(t.Context(), "DELETE FROM tasks RETURNING id").Scan(&n); err != nil {
 				t.Fatal(err)
 			}
 		}
