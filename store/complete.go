@@ -339,23 +339,31 @@ func (s *Store) writeCompletions(completions []*completion) {
 	}
 }
 
-// refusesResult reports whether the completion would be accepted without its result, which it finds
-// out in a transaction that it rolls back. Otherwise it is not the result that Postgres refuses.
+// refusesResult reports whether Postgres would accept the completion without its result, and still
+// refuses it with it: what refused it before may be over, and then the result is not to blame. It looks
+// at both in one transaction, which sees the database as it was at one moment and is rolled back.
 func (s *Store) refusesResult(ctx context.Context, e *completion) bool {
-	accepted := errors.New("accepted")
-	err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
-		bare := &completion{Completion: e.Completion, ctx: ctx}
+	rolledBack := errors.New("rolled back")
+	blamed := false
+	err := pgx.BeginTxFunc(ctx, s.pool.inner, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, func(tx pgx.Tx) error {
+		try := func(c tasks.Completion) error {
+			return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+				rest, err := complete(ctx, tx, completeSQL, []*completion{{Completion: c, ctx: ctx}}, s.writes.bounds(1, s.timeout))
+				if err != nil || len(rest) > 0 {
+					return err
+				}
+				if _, err := tx.Exec(ctx, `SET CONSTRAINTS ALL IMMEDIATE`); err != nil {
+					return err
+				}
+				return rolledBack
+			})
+		}
+		with, bare := e.Completion, e.Completion
 		bare.Result = nil
-		rest, err := complete(ctx, tx, completeSQL, []*completion{bare}, s.writes.bounds(1, s.timeout))
-		if err != nil || len(rest) > 0 {
-			return err
-		}
-		if _, err = tx.Exec(ctx, `SET CONSTRAINTS ALL IMMEDIATE`); err != nil {
-			return err
-		}
-		return accepted
+		blamed = errors.Is(try(bare), rolledBack) && unfit(try(with))
+		return rolledBack
 	})
-	return errors.Is(err, accepted)
+	return blamed && errors.Is(err, rolledBack)
 }
 
 // canComplete returns why no completion at all can be written, if so.

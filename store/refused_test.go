@@ -212,6 +212,33 @@ func TestAResultThatIsNotToBlame(t *testing.T) {
 	}
 }
 
+// What refuses a completion may be over at any moment. Then its result is not to blame either.
+func TestAResultThatWasRefusedForAMoment(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.sql(`CREATE SEQUENCE public.refusals`) // which no transaction takes back
+	b.sql(`CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+		IF nextval('public.refusals') <= TG_ARGV[0]::int THEN RAISE 'not now'; END IF;
+		RETURN NEW;
+	END $$`)
+	for refusals := range 9 {
+		task := b.claimed()
+		b.sql(`ALTER SEQUENCE public.refusals RESTART`)
+		b.sql(fmt.Sprintf(`CREATE OR REPLACE TRIGGER refuse BEFORE UPDATE ON onejob.tasks FOR EACH ROW WHEN (NEW.status = 'succeeded') EXECUTE FUNCTION public.refuse(%d)`, refusals))
+		done := succeeded(task)
+		done.Result = jsonOf(`1`)
+		err := b.Complete(t.Context(), done)
+		for errors.Is(err, tasks.ErrUnwritable) {
+			err = b.Complete(t.Context(), done)
+		}
+		if err != nil {
+			t.Errorf("after %d refusals: %v", refusals, err)
+		}
+		equal(t, fmt.Sprintf("the row after %d refusals", refusals), b.row(task, "status, result"), "succeeded 1")
+		b.sql(`DROP TRIGGER refuse ON onejob.tasks`)
+	}
+}
+
 // What is about no row blames none, whatever it says.
 func TestWhatIsAboutNoRow(t *testing.T) {
 	t.Parallel()

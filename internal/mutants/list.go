@@ -162,6 +162,9 @@ var others = []Mutant{
 	one("result-blamed", "a success that a trigger refuses becomes a failure of its result",
 		"store/complete.go", "e.Result != nil && s.refusesResult(ctx, e):", "e.Result != nil:").
 		failing("store.TestAResultThatIsNotToBlame"),
+	one("result-blamed-late", "a result is blamed for what refused it a moment ago, and accepts it now",
+		"store/complete.go", "errors.Is(try(bare), rolledBack) && unfit(try(with))", "errors.Is(try(bare), rolledBack) && with.Result != nil").
+		failing("store.TestAResultThatWasRefusedForAMoment"),
 	one("outcome-dropped", "an outcome that Postgres refuses is given up after some seconds",
 		"worker/attempt.go", "		case last:\n", "		case last, refused == unwritableTries:\n").
 		failing("worker.TestATaskWhoseOutcomeIsRefusedRunsOnce"),
