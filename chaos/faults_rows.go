@@ -24,6 +24,7 @@ var rowFaults = []*kind{
 	{name: checker.HostileRows, what: "rows at the limits of what the table admits, among the others", weight: 2, least: 2 * time.Second, most: 20 * time.Second, gentle: true, run: insertHostile},
 	{name: checker.ClaimFreeze, what: "SIGSTOP of a replica inside its claim, and SIGCONT", weight: 2, daemons: true, least: 3 * time.Second, most: 25 * time.Second, run: freezeClaim},
 	{name: checker.OpenTransaction, what: "transactions that lock due rows, or refer to them, stay open", weight: 2, least: 3 * time.Second, most: 25 * time.Second, gentle: true, run: openTransactions},
+	{name: checker.OutcomeRefused, what: "a trigger refuses the outcomes of some tasks, or of all", weight: 2, least: 3 * time.Second, most: 40 * time.Second, run: refuseOutcomes},
 	{name: checker.RowTouched, what: "an operator edits, cancels, retries and deletes rows", weight: 2, least: 2 * time.Second, most: 15 * time.Second, gentle: true, run: touchRows},
 }
 
@@ -346,6 +347,32 @@ func closeSoon(conn *pgx.Conn) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	_ = conn.Close(ctx)
+}
+
+// refuseOutcomes makes a trigger refuse the outcomes of all tasks, or of a third or a fifth of them, as
+// one with a mistake in it does. Claims and requeues are let through.
+func refuseOutcomes(ctx context.Context, h *fault) error {
+	modulus := []int{1, 3, 5}[h.rand.IntN(3)]
+	h.about = fmt.Sprintf(", one task in %d", modulus)
+	if err := h.begins("all"); err != nil {
+		return err
+	}
+	if err := h.sql(ctx, `INSERT INTO chaos.refusing (fault, modulus, remainder) VALUES ($1, $2, $3)`, h.mark.ID, modulus, h.rand.IntN(modulus)); err != nil {
+		return err
+	}
+	h.lasts(ctx)
+	for ctx.Err() == nil && h.operate(ctx, `DELETE FROM chaos.refusing WHERE fault = $1`, h.mark.ID) != nil {
+		wait(ctx, time.Second) // another fault has Postgres
+	}
+	return nil // see acceptOutcomes
+}
+
+// acceptOutcomes ends what refuseOutcomes has begun, when Postgres could not be reached or was restored.
+func (c *cluster) acceptOutcomes(ctx context.Context) error {
+	if _, err := c.operator.Exec(ctx, `DELETE FROM chaos.refusing`); err != nil {
+		return fmt.Errorf("let outcomes through again: %w", err)
+	}
+	return nil
 }
 
 // A touch is something that an operator does to one row, $1. Its statement notes

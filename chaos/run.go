@@ -113,6 +113,9 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 	if err := c.heal(ctx); err != nil {
 		return nil, fmt.Errorf("mend everything: %w", err)
 	}
+	if err := c.acceptOutcomes(ctx); err != nil {
+		return nil, err
+	}
 	if work.limits {
 		work.resizes.end(ctx)
 	}

@@ -43,6 +43,22 @@ CREATE TABLE chaos.touched (
     what text   NOT NULL
 );
 
+-- Outcomes of tasks whose id leaves the remainder are refused.
+CREATE TABLE chaos.refusing (
+    fault     bigint PRIMARY KEY,
+    modulus   int NOT NULL,
+    remainder int NOT NULL
+);
+CREATE FUNCTION chaos.refuse() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF EXISTS (SELECT FROM chaos.refusing WHERE NEW.id % modulus = remainder) THEN
+        RAISE EXCEPTION 'the outcome of task % is refused', NEW.id;
+    END IF;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER chaos_refuse BEFORE UPDATE ON onejob.tasks FOR EACH ROW
+    WHEN (OLD.status = 'running' AND NEW.status IN ('succeeded', 'failed', 'cancelled')) EXECUTE FUNCTION chaos.refuse();
+
 -- What schedules say, and since when.
 CREATE TABLE chaos.edits (
     id       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

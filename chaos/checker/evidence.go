@@ -268,6 +268,10 @@ const (
 	OutsiderFreeze = "outsider-freeze"
 	OutsiderCut    = "outsider-cut"
 
+	// OutcomeRefused is of marks: a trigger refuses the outcomes of some tasks. The statement of an sql
+	// task and its outcome are one transaction, so its attempt fails.
+	OutcomeRefused = "outcome-refused"
+
 	// Marks of faults that leave all servers, and all replicas but one, in order.
 	HostileRows     = "hostile-rows"
 	ClaimFreeze     = "claim-freeze"

@@ -45,6 +45,7 @@ var deadly = []string{Kill, WorkerKill, HostLoss, Frozen, ClaimFreeze, "freeze",
 var failing = map[string][]string{
 	kindExec: {"child-kill", "guard-kill", "oom", "replica-memory", Frozen},
 	kindHTTP: {Frozen},
+	kindSQL:  {OutcomeRefused},
 	"go":     {Frozen},
 	"capped": {Frozen},
 }
