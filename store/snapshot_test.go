@@ -239,12 +239,18 @@ func TestOverviewWithoutWhatIsLocked(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), `LOCK TABLE onejob.tasks IN ACCESS EXCLUSIVE MODE`); err != nil {
 		t.Fatal(err)
 	}
-	o, err := b.Overview(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	const late = "no answer from Postgres within 500ms"
+	var o store.Overview
+	// On a busy machine the others may take too long as well, once.
+	testenv.Eventually(t, time.Minute, "the other parts are read", func() bool {
+		if o, err = b.Overview(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		others := errors.Join(o.Replicas.Err, o.Held.Err)
+		return others == nil || !strings.Contains(others.Error(), late)
+	})
 	for what, err := range map[string]error{"waiting": o.Waiting.Err, "running": o.Running.Err, "failures": o.Failures.Err} {
-		if err == nil || !strings.Contains(err.Error(), "no answer from Postgres within 500ms") {
+		if err == nil || !strings.Contains(err.Error(), late) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}

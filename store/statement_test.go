@@ -258,10 +258,16 @@ func TestUnavailableDatabaseRequeues(t *testing.T) {
 	// Cut off by its lease, its timeout or a cancel, it is none of that.
 	task := b.claimed()
 	task.Payload = jsonOf(`{"statement": "it"}`)
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	err := runStatement(ctx, b.Store, task, `SELECT pg_sleep(60)`)
-	if _, requeue := tasks.RequeueDelay(err); err == nil || requeue {
+	cut := make(chan error, 1)
+	go func() { cut <- runStatement(ctx, b.Store, task, `SELECT pg_sleep(600)`) }()
+	testenv.Eventually(t, time.Minute, "the statement runs", func() bool {
+		return b.one(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'active' AND query = 'SELECT pg_sleep(600)'`) == "1"
+	})
+	cancel()
+	err := <-cut
+	if _, requeue := tasks.RequeueDelay(err); err == nil || requeue || errors.As(err, new(interface{ NotBegun() })) {
 		t.Errorf("cut off: %v", err)
 	}
 }
