@@ -98,8 +98,9 @@ func untilOutput(t *testing.T, a *tasks.Attempt, text string) {
 }
 
 // stubborn starts a process that has left group, session and parent, that
-// SIGTERM does not end, and that carries $MARK in its environment.
-const stubborn = `setsid -f sh -c 'trap "" TERM HUP INT; echo ready; exec sleep 1000'`
+// SIGTERM does not end, and that carries $MARK in its environment. It makes the file
+// $READY, if that is set.
+const stubborn = `setsid -f sh -c 'trap "" TERM HUP INT; echo ready; [ -z "$READY" ] || : >"$READY"; exec sleep 1000'`
 
 func withMark(t *testing.T) (mark string, change func(*execkind.Command)) {
 	value := t.Name() + strconv.FormatInt(time.Now().UnixNano(), 36)
@@ -426,14 +427,24 @@ func TestCannotStart(t *testing.T) {
 
 func TestTimeout(t *testing.T) {
 	t.Parallel()
-	mark, marked := withMark(t)
-	e := script(stubborn+`; exec sleep 1000`, marked, func(c *execkind.Command) { c.Timeout = 300 * time.Millisecond })
-	_, err := run(t.Context(), e, attempt())
-	var exit *tasks.ExitError
-	if !errors.Is(err, tasks.ErrTimeout) || !errors.As(err, &exit) || exit.Code != 143 {
-		t.Errorf("error %v", err)
+	for timeout := 300 * time.Millisecond; ; timeout *= 2 {
+		mark, marked := withMark(t)
+		e := script(stubborn+`; exec sleep 1000`, marked, func(c *execkind.Command) { c.Timeout = timeout })
+		a := attempt()
+		_, err := run(t.Context(), e, a)
+		wantNoneLeft(t, mark)
+		var exit *tasks.ExitError
+		ready := strings.Contains(a.Output.String(), "ready")
+		if !errors.Is(err, tasks.ErrTimeout) || ready && (!errors.As(err, &exit) || exit.Code != 143) {
+			t.Errorf("error %v", err)
+		}
+		if ready {
+			return
+		}
+		if timeout > time.Minute {
+			t.Fatalf("the command was not ready within %v", timeout)
+		}
 	}
-	wantNoneLeft(t, mark)
 }
 
 func TestCancelled(t *testing.T) {
@@ -460,7 +471,9 @@ func TestCancelled(t *testing.T) {
 func TestKillsWhatTheCommandLeavesBehind(t *testing.T) {
 	t.Parallel()
 	mark, marked := withMark(t)
-	if _, err := run(t.Context(), script(stubborn+`; sleep 1000 & exit 0`, marked), attempt()); err != nil {
+	file := filepath.Join(t.TempDir(), "ready")
+	e := script(stubborn+`; until [ -e "$READY" ]; do sleep 0.01; done; sleep 1000 & exit 0`, marked, func(c *execkind.Command) { c.Env["READY"] = file })
+	if _, err := run(t.Context(), e, attempt()); err != nil {
 		t.Error(err)
 	}
 	wantNoneLeft(t, mark)
