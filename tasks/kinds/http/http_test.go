@@ -365,9 +365,10 @@ func TestTriesAgainWhen(t *testing.T) {
 	t.Cleanup(func() { close(release) })
 	gone := httptest.NewServer(nil)
 	gone.Close()
-	h := newKind(t, Config{Allow: []string{server.URL, gone.URL}, Timeout: 50 * time.Millisecond})
+	allow := []string{server.URL, gone.URL}
+	h, hasty := newKind(t, Config{Allow: allow}), newKind(t, Config{Allow: allow, Timeout: 50 * time.Millisecond})
 
-	fails := func(t *testing.T, ctx context.Context, url string, want string) error {
+	fails := func(t *testing.T, ctx context.Context, h *Kind, url string, want string) error {
 		t.Helper()
 		_, err := run(ctx, h, httpAttempt(t, object{"url": url}))
 		if err == nil || tasks.IsPermanent(err) || !strings.Contains(err.Error(), want) {
@@ -376,20 +377,20 @@ func TestTriesAgainWhen(t *testing.T) {
 		return err
 	}
 	t.Run("nobody listens", func(t *testing.T) {
-		fails(t, t.Context(), gone.URL, "connection refused")
+		fails(t, t.Context(), h, gone.URL, "connection refused")
 	})
 	t.Run("the response breaks off", func(t *testing.T) {
-		fails(t, t.Context(), server.URL+"/cut", "answered 200 OK, then broke off: unexpected EOF")
+		fails(t, t.Context(), h, server.URL+"/cut", "answered 200 OK, then broke off: unexpected EOF")
 	})
 	t.Run("there is no answer in time", func(t *testing.T) {
-		if err := fails(t, t.Context(), server.URL+"/silent", "timeout of 50ms"); !errors.Is(err, tasks.ErrTimeout) {
+		if err := fails(t, t.Context(), hasty, server.URL+"/silent", "timeout of 50ms"); !errors.Is(err, tasks.ErrTimeout) {
 			t.Errorf("%v is not tasks.ErrTimeout", err)
 		}
 	})
 	t.Run("the attempt is cancelled", func(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		cancel(tasks.ErrShutdown)
-		if err := fails(t, ctx, server.URL+"/silent", ""); !errors.Is(err, tasks.ErrShutdown) {
+		if err := fails(t, ctx, h, server.URL+"/silent", ""); !errors.Is(err, tasks.ErrShutdown) {
 			t.Errorf("%v is not tasks.ErrShutdown", err)
 		}
 	})
@@ -399,7 +400,7 @@ func TestTriesAgainWhen(t *testing.T) {
 		began := time.Now() // before the timeout begins
 		ctx, cancel := context.WithTimeoutCause(t.Context(), a.Timeout, tasks.ErrTimeout)
 		defer cancel()
-		if _, err := run(ctx, h, a); !errors.Is(err, tasks.ErrTimeout) || time.Since(began) < a.Timeout {
+		if _, err := run(ctx, hasty, a); !errors.Is(err, tasks.ErrTimeout) || time.Since(began) < a.Timeout {
 			t.Errorf("%v after %s", err, time.Since(began))
 		}
 	})
