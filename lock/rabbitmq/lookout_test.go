@@ -131,6 +131,17 @@ func TestOneLooksForAll(t *testing.T) {
 	for range waiters {
 		go func() { errs <- z.Await(t.Context(), "k") }()
 	}
+	testenv.Eventually(t, maxWait, "all wait", func() bool {
+		z.waiting.Lock()
+		l := z.lookouts["k"]
+		z.waiting.Unlock()
+		if l == nil {
+			return false
+		}
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return len(l.waiters) == waiters
+	})
 	if err := a.Destroy(t.Context(), "k", true); err != nil {
 		t.Error(err)
 	}

@@ -57,6 +57,16 @@ func (s *seed) exists(queue string) bool {
 	return err == nil || refusal.Code == amqp.ResourceLocked
 }
 
+// consumers returns how many consume from a queue, which may not be there.
+func (s *seed) consumers(queue string) (n int) {
+	_ = s.on(func(ch *amqp.Channel) error {
+		q, err := ch.QueueDeclarePassive(queue, false, false, false, false, nil)
+		n = q.Consumers
+		return err
+	})
+	return n
+}
+
 // acquire returns the slot, or 0.
 func (s *seed) acquire() int {
 	for range 20 {
