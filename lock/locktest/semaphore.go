@@ -360,8 +360,12 @@ func drainWaits(t *testing.T, b SemaphoreBackend) {
 		t.Errorf("drain: %v", err)
 	}
 	resize(t, z, "k", 1)
-	drained := make(chan error, 1)
-	go func() { drained <- z.Drain(t.Context(), "k") }()
+	begun, drained := make(chan struct{}), make(chan error, 1)
+	go func() {
+		close(begun)
+		drained <- z.Drain(t.Context(), "k")
+	}()
+	<-begun
 	release(t, leases[0])
 	select {
 	case err := <-drained:
@@ -535,13 +539,19 @@ func awaken(t *testing.T, waits replica, happen func()) time.Duration {
 	t.Helper()
 	const waiters = 5
 	woken := make(chan error, waiters)
+	var begun sync.WaitGroup
 	for range waiters {
-		go func() { woken <- waits.Await(t.Context(), "k") }()
+		begun.Add(1)
+		go func() {
+			begun.Done()
+			woken <- waits.Await(t.Context(), "k")
+		}()
 	}
+	begun.Wait()
 	select {
 	case err := <-woken:
 		t.Errorf("woken with no slot free (%v)", err)
-	case <-time.After(200 * time.Millisecond):
+	case <-time.After(200 * time.Millisecond): // nothing tells that they wait
 	}
 	began := time.Now()
 	happen()
