@@ -48,6 +48,7 @@ type cluster struct {
 	pool *pgxpool.Pool
 
 	listenDSN string // if it is another one
+	patient   bool   // sessions of replicas in the test outlive stalls of a busy machine
 }
 
 func newCluster(t *testing.T) *cluster {
@@ -162,8 +163,12 @@ type replica struct {
 func (c *cluster) lockConfig() consul.Config {
 	client := api.DefaultConfig()
 	client.Address = c.kv.Addr
-	return consul.Config{Client: client, Prefix: c.kv.Prefix, CheckTTL: 4 * time.Second, Heartbeat: 500 * time.Millisecond,
+	cfg := consul.Config{Client: client, Prefix: c.kv.Prefix, CheckTTL: 4 * time.Second, Heartbeat: 500 * time.Millisecond,
 		Margin: 700 * time.Millisecond, LockDelay: time.Second, Verify: 300 * time.Millisecond}
+	if c.patient {
+		cfg.CheckTTL = 20 * time.Second
+	}
+	return cfg
 }
 
 // replica runs a replica until the test ends. change, if not nil, may change

@@ -22,7 +22,7 @@ import (
 // elsewhere is the same database with another Consul, as a wrong address gives it.
 func (c *cluster) elsewhere(t *testing.T, kv *testenv.KV) *cluster {
 	t.Helper()
-	return &cluster{dsn: c.dsn, kv: kv, pool: c.pool}
+	return &cluster{dsn: c.dsn, kv: kv, pool: c.pool, patient: c.patient}
 }
 
 // behind is the same cluster by ways that can be cut.
@@ -51,6 +51,7 @@ func (c *cluster) states(t *testing.T, name string) string {
 func TestWrongConsul(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
+	c.patient = true
 	_, other := testenv.OwnConsul(t, servers.ConsulConfig{})
 	began := make(chan string, 10)
 	right := c.replica(t, "right", kinds(began), nil)
@@ -203,6 +204,7 @@ func TestKeyWithoutASession(t *testing.T) {
 func TestTwoWitnesses(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
+	c.patient = true
 	began := make(chan string, 10)
 	behind, toPostgres, toConsul := c.behind(t)
 	far := behind.replica(t, "far", kinds(began), nil)
@@ -277,7 +279,9 @@ func TestHostAndAgentAreLost(t *testing.T) {
 	// Consul alone would keep this session for longer than the test waits.
 	lost := hosted.process(t, "lost", w.config(), "ONEJOB_CONSUL_CHECK_TTL=10m", "ONEJOB_CONSUL_SESSION_TTL=20m")
 	id := c.stuck(t, w)
+	c.patient = true
 	near := c.replica(t, "near", kinds(nil), nil)
+	session := near.locks.Session()
 	c.process(t, "heir", w.config())
 
 	agent.Kill()
@@ -285,7 +289,9 @@ func TestHostAndAgentAreLost(t *testing.T) {
 	gone := time.Now()
 	c.await(t, id, "succeeded")
 	t.Logf("taken over and done %.1f s after the loss of host and agent", time.Since(gone).Seconds())
-	near.logged(t, "session_started") // it stays alive meanwhile
+	if n := near.events.FilterMessage("session_lost").Len(); n != 0 || near.locks.Session() != session {
+		t.Errorf("a replica beside it lost %d sessions", n)
+	}
 	if got := c.states(t, "lost"); got != "dead" {
 		t.Errorf("the lost replica is %q", got)
 	}
