@@ -134,17 +134,25 @@ func TestStatementsKeepNoOthersWaiting(t *testing.T) {
 			"wait": {SQL: "SELECT FROM held"},
 		})}
 	})
-	for range 12 {
-		c.insert(t, "kind, payload, max_attempts, priority", "sql", `{"statement": "wait"}`, 1, 9)
+	wait := func(n int) {
+		for range n {
+			c.insert(t, "kind, payload, max_attempts, priority", "sql", `{"statement": "wait"}`, 1, 9)
+		}
 	}
-	short := c.insert(t, "kind, payload, max_attempts, priority, timeout", "sql", `{"statement": "wait"}`, 9, 5, "500 milliseconds")
+	wait(store.DefaultMaxConns)
 	testenv.Eventually(t, maxWait, "as many statements wait as there are connections", func() bool {
 		return get[int](t, c, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query = 'SELECT FROM held' AND wait_event_type = 'Lock'") == store.DefaultMaxConns
 	})
+	// The first one that waits in vain: after that no more are claimed than can begin.
+	short := c.insert(t, "kind, payload, max_attempts, priority, timeout", "sql", `{"statement": "wait"}`, 9, 10, "500 milliseconds")
+	testenv.Eventually(t, maxWait, "it was claimed and put back", func() bool {
+		return get[bool](t, c, "SELECT fence IS NOT NULL AND status = 'pending' FROM onejob.tasks WHERE id = $1", short)
+	})
+	r.logged(t, "kind_full")
+	wait(12 - store.DefaultMaxConns)
 	for range 3 {
 		c.await(t, c.insert(t, "kind", "noop"), "succeeded")
 	}
-	r.logged(t, "kind_full")
 	if got := c.outcomes(t, short); got != "" {
 		t.Errorf("an attempt that waited for a connection is in the history: %s", got)
 	}
