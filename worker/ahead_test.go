@@ -38,18 +38,27 @@ CREATE CONSTRAINT TRIGGER hold AFTER UPDATE ON onejob.tasks DEFERRABLE INITIALLY
 }
 
 // ownLocks returns the locks in Consul of tasks without a lock_key.
-func (c *cluster) ownLocks(t *testing.T) (locks api.KVPairs) {
+func (c *cluster) ownLocks(t *testing.T) api.KVPairs {
 	t.Helper()
-	pairs, _, err := c.kv.Client.KV().List(c.kv.Prefix+"/", nil)
+	locks, err := c.findOwnLocks()
 	if err != nil {
 		t.Fatal(err)
+	}
+	return locks
+}
+
+// findOwnLocks is ownLocks for other goroutines than the test's.
+func (c *cluster) findOwnLocks() (locks api.KVPairs, err error) {
+	pairs, _, err := c.kv.Client.KV().List(c.kv.Prefix+"/", nil)
+	if err != nil {
+		return nil, err
 	}
 	for _, p := range pairs {
 		if p.Session != "" && strings.Contains(string(p.Value), `"task_id"`) {
 			locks = append(locks, p)
 		}
 	}
-	return locks
+	return locks, nil
 }
 
 // The lock is there before the claim has committed. If it does not commit, the lock is given
@@ -92,13 +101,16 @@ func TestLockWhileTheClaimCommits(t *testing.T) {
 func TestLockUnderTheRecordOfTheCommit(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	locked := make(chan uint64, 1)
+	locked := make(chan uint64, 10)
 	k := tasks.Kinds{}
 	tasks.Handle(k, "look", func(context.Context, *tasks.Attempt, none) (none, error) {
-		for _, l := range c.ownLocks(t) {
-			locked <- l.LockIndex
+		index := uint64(0)
+		locks, err := c.findOwnLocks()
+		if len(locks) > 0 {
+			index = locks[0].LockIndex
 		}
-		return none{}, nil
+		locked <- index
+		return none{}, err
 	})
 	letGo := c.holdCommits(t)
 	r := c.replica(t, "a", k, nil)
@@ -128,7 +140,10 @@ func TestLockUnderTheRecordOfTheCommit(t *testing.T) {
 	})
 	letGo()
 	c.await(t, id, "succeeded")
-	if again := <-locked; again == first[0].LockIndex {
+	switch <-locked {
+	case 0:
+		t.Error("the handler ran without a lock")
+	case first[0].LockIndex:
 		t.Error("the handler ran under the lock of the earlier record")
 	}
 }
