@@ -2,6 +2,7 @@ package worker_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgconn"
 	"pgregory.net/rapid"
 
 	"onejob/internal/testenv"
@@ -75,7 +77,12 @@ func TestHealthyRowsAmongHostileOnes(t *testing.T) {
 	c := newCluster(t)
 	a := c.limited(t, "a", kinds(nil), func(w *worker.Config) { w.LimitSlots = map[string]int{"good": 2} })
 	accepted, refused := 0, 0
-	defer func() { t.Logf("%d rows were accepted, %d refused", accepted, refused) }()
+	defer func() {
+		t.Logf("%d rows were accepted, %d refused", accepted, refused)
+		if accepted == 0 || refused == 0 {
+			t.Error("there were none of a kind")
+		}
+	}()
 	rapid.Check(t, func(r *rapid.T) {
 		for range 40 {
 			columns, values := hostileRow(r)
@@ -87,8 +94,10 @@ func TestHealthyRowsAmongHostileOnes(t *testing.T) {
 			sql := fmt.Sprintf("INSERT INTO onejob.tasks (%s) VALUES (%s)", strings.Join(columns, ", "), strings.Join(marks, ", "))
 			if tag, err := c.pool.Exec(t.Context(), sql, values...); err == nil && tag.RowsAffected() == 1 {
 				accepted++
-			} else {
+			} else if pg := (*pgconn.PgError)(nil); errors.As(err, &pg) && (strings.HasPrefix(pg.Code, "22") || strings.HasPrefix(pg.Code, "23")) {
 				refused++
+			} else {
+				r.Fatalf("%s %.200q: %v, %v", sql, values, tag, err)
 			}
 		}
 		var healthy []int64
@@ -161,10 +170,22 @@ func TestAReplicaFrozenInItsClaim(t *testing.T) {
 	// As stored they are small, so that many come with the claim; on their way they are not.
 	c.exec(t, `INSERT INTO onejob.tasks (kind, payload) SELECT 'noop', to_jsonb(repeat('x', 300000)) FROM generate_series(1, 3000)`)
 	f := c.process(t, "f", "", "ONEJOB_WORKER_CONCURRENCY=64", "ONEJOB_CONSUL_CHECK_TTL=10m", "ONEJOB_CONSUL_SESSION_TTL=20m")
-	testenv.Eventually(t, maxWait, "f has claimed", func() bool {
-		return get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status = 'running'") > 0
-	})
-	f.signal(t, syscall.SIGSTOP)
+	running := func() int { return get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status = 'running'") }
+	for try := 1; ; try++ {
+		testenv.Eventually(t, maxWait, "f has claimed", func() bool { return running() > 0 })
+		f.signal(t, syscall.SIGSTOP)
+		testenv.Eventually(t, maxWait, "what it had sent is done", func() bool {
+			return get[bool](t, c, `SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'
+			   AND state = 'active' AND wait_event IS DISTINCT FROM 'ClientWrite' AND pid <> pg_backend_pid())`)
+		})
+		if running() > 0 {
+			break
+		}
+		if try == 20 {
+			t.Fatalf("it was frozen %d times, and held nothing", try)
+		}
+		f.signal(t, syscall.SIGCONT)
+	}
 	g := c.process(t, "g", "")
 	stopped := time.Now()
 	g.logged(t, "task_succeeded")
@@ -172,8 +193,7 @@ func TestAReplicaFrozenInItsClaim(t *testing.T) {
 	testenv.Eventually(t, 2*maxWait, "all is done but what the frozen replica holds", func() bool {
 		return get[bool](t, c, "SELECT NOT EXISTS (SELECT FROM onejob.tasks WHERE status = 'pending' OR status = 'running' AND replica <> 'f')")
 	})
-	held := get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status = 'running'")
-	t.Logf("it holds %d tasks, and g did the rest in %.2f s", held, time.Since(stopped).Seconds())
+	t.Logf("it holds %d tasks, and g did the rest in %.2f s", running(), time.Since(stopped).Seconds())
 	f.signal(t, syscall.SIGCONT)
 	c.awaitAll(t, maxWait)
 	// On a slow machine the frozen one is called dead before all is done.
