@@ -59,7 +59,7 @@ func TestTenReplicasRaceForTasks(t *testing.T) {
 	for i := range 10 {
 		c.process(t, fmt.Sprint("r", i), w.config(), "ONEJOB_WORKER_CONCURRENCY=8")
 	}
-	c.awaitAll(t, 90*time.Second)
+	c.awaitAll(t, 10*maxWait)
 	ended := w.check(t)
 	for id, times := range ended {
 		if times != 1 {
@@ -102,9 +102,9 @@ func TestKilledReplicaIsTakenOver(t *testing.T) {
 func TestFrozenReplicaIsFencedOut(t *testing.T) {
 	t.Parallel()
 	c, w := newCluster(t), newRecorder(t)
-	a, z := c.process(t, "a", w.config(), quickly...), c.process(t, "z", w.config(), quickly...)
+	holder := c.process(t, "a", w.config(), quickly...)
 	id := c.stuck(t, w)
-	holder, _ := c.holder(t, id, a, z)
+	c.process(t, "z", w.config()) // with the default times: it is to live
 
 	// The stale write must come while the successor works, when nothing but the
 	// fence tells the two apart.
@@ -130,7 +130,7 @@ func TestFrozenReplicaIsFencedOut(t *testing.T) {
 
 	c.wantDeadFirst(t, w, id, "lease_lost")
 	// It comes back into the ring by itself.
-	testenv.Eventually(t, maxWait, "the frozen replica has a new session", func() bool { return holder.count("session_started") == 2 })
+	testenv.Eventually(t, maxWait, "the frozen replica has a new session", func() bool { return holder.count("session_started") >= 2 })
 }
 
 // wantDeadFirst looks at a task that succeeded in its second attempt: it found both
@@ -168,7 +168,7 @@ func TestSessionDestroyedByAnOperator(t *testing.T) {
 func TestOneKeyDeletedByAnOperator(t *testing.T) {
 	t.Parallel()
 	c, w := newCluster(t), newRecorder(t)
-	a := c.process(t, "a", w.config(), quickly...)
+	a := c.process(t, "a", w.config()) // with the default times: its session is to live
 	id := c.stuck(t, w)
 	other := c.insert(t, "kind, payload, lock_key", "exec", `{"command": "stuck"}`, "unharmed")
 	testenv.Eventually(t, maxWait, "both commands are inside", func() bool { return w.count(t, "begin") == 2 })
@@ -586,9 +586,19 @@ func TestProgramKillsSurvivors(t *testing.T) {
 		}
 	}
 	<-a.exited
+	alive := func(p procfs.Process) bool {
+		now, err := procfs.Read(p.PID)
+		return err == nil && now.Start == p.Start && !now.Dead
+	}
+	testenv.Eventually(t, maxWait, "the guard is gone", func() bool {
+		return !slices.ContainsFunc(family, func(p procfs.Process) bool { return p.PID == guard && alive(p) })
+	})
+	if !slices.ContainsFunc(family, alive) {
+		t.Fatal("nothing has survived")
+	}
 	c.program(t, "b", 1)
 	for _, p := range family {
-		if now, err := procfs.Read(p.PID); err == nil && now.Start == p.Start && !now.Dead {
+		if alive(p) {
 			t.Errorf("process %d of the dead replica is still there", p.PID)
 		}
 	}
