@@ -4,8 +4,12 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
+	"slices"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -17,14 +21,32 @@ import (
 	"onejob/worker"
 )
 
-// serveBriefly runs onejob serve and sends SIGTERM after a delay. It returns what the replica
-// logged and whether it ended.
-func (c *cluster) serveBriefly(t *testing.T, delay, limit time.Duration) (log string, ended bool) {
+// A transcript is what a process writes, to read while it runs.
+type transcript struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (s *transcript) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.Write(p)
+}
+
+func (s *transcript) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.String()
+}
+
+// serveBriefly runs onejob serve, and sends SIGTERM when moment returns. It returns what the replica
+// logged.
+func (c *cluster) serveBriefly(t *testing.T, what string, moment func(log func() string)) (log string) {
 	t.Helper()
-	var out bytes.Buffer // read it after Wait
+	var out transcript
 	cmd := exec.Command(testenv.Binary(t), "serve")
 	cmd.Env = append(os.Environ(), "ONEJOB_POSTGRES_DSN="+c.dsn, "CONSUL_HTTP_ADDR="+c.kv.Addr, "ONEJOB_CONSUL_PREFIX="+c.kv.Prefix,
-		"ONEJOB_HTTP_LISTEN=", "ONEJOB_LOG_FORMAT=json")
+		"ONEJOB_HTTP_LISTEN=", "ONEJOB_LOG_FORMAT=json", "ONEJOB_LOG_LEVEL=debug")
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -34,18 +56,22 @@ func (c *cluster) serveBriefly(t *testing.T, delay, limit time.Duration) (log st
 		defer close(exited)
 		_ = cmd.Wait()
 	}()
-	<-time.After(delay) // what is tested: any moment of the start
+	moment(out.String)
 	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
+		t.Errorf("SIGTERM %s: %v", what, err)
 	}
 	select {
 	case <-exited:
-		return out.String(), true
-	case <-time.After(limit):
+	case <-time.After(maxWait):
 		_ = cmd.Process.Kill()
 		<-exited
-		return out.String(), false
+		t.Fatalf("SIGTERM %s did not end the replica within %v:\n%s", what, maxWait, out.String())
 	}
+	// Before there is a handler, the signal itself ends it.
+	if status := cmd.ProcessState.Sys().(syscall.WaitStatus); status.ExitStatus() != 0 && status.Signal() != syscall.SIGTERM || strings.Contains(out.String(), "panic: ") {
+		t.Errorf("after SIGTERM %s: %v:\n%s", what, cmd.ProcessState, out.String())
+	}
+	return out.String()
 }
 
 // SIGTERM ends a replica at any moment of its start: before it has a session, before it
@@ -53,11 +79,37 @@ func (c *cluster) serveBriefly(t *testing.T, delay, limit time.Duration) (log st
 func TestStopAtAnyMomentOfTheStart(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
+	silent := 0
 	for delay := time.Duration(0); delay < 60*time.Millisecond; delay += time.Millisecond {
-		if log, ended := c.serveBriefly(t, delay, maxWait); !ended {
-			t.Fatalf("SIGTERM %v after the start did not end the replica within %v:\n%s", delay, maxWait, log)
+		log := c.serveBriefly(t, fmt.Sprint(delay, " after the start"), func(func() string) {
+			<-time.After(delay) // what is tested: any moment of the start
+		})
+		if log == "" {
+			silent++
 		}
 	}
+	t.Logf("%d of 60 replicas ended without a line", silent)
+
+	// However slow the machine is: at each line until the last one of the start.
+	upTo := func(event string) func(log func() string) {
+		return func(log func() string) {
+			testenv.Eventually(t, maxWait, event, func() bool {
+				text := log()
+				return strings.Contains(text, `"`+event+`"`) || strings.Contains(text, `"session_started"`)
+			})
+		}
+	}
+	log, _, _ := strings.Cut(c.serveBriefly(t, "when it works", upTo("session_started")), `"session_started"`)
+	events := []string{"session_started"}
+	for line := range strings.Lines(log) {
+		if event := jsonField([]byte(line), "event"); event != "" && !slices.Contains(events, event) {
+			events = append(events, event)
+		}
+	}
+	for _, event := range events {
+		c.serveBriefly(t, "at "+event, upTo(event))
+	}
+	t.Logf("stopped at %v", events)
 }
 
 // A replica that is stopped while Postgres is unavailable cannot put its work back. It
@@ -253,5 +305,70 @@ func TestCrashesThatHitManyTasks(t *testing.T) {
 	c.awaitAll(t, maxWait)
 	c.wantNone(t, "tasks did not succeed", "SELECT count(*) FROM onejob.tasks WHERE status <> 'succeeded'")
 	w.check(t)
+	c.noOverlaps(t)
+}
+
+// reloading is a Postgres that has the replica reloaded between the answer to a claim and the attempt.
+type reloading struct {
+	worker.Store
+	armed  atomic.Bool
+	reload func()
+}
+
+func (s *reloading) Claim(ctx context.Context, c tasks.Claim) (tasks.Claimed, error) {
+	claimed, err := s.Store.Claim(ctx, c)
+	if len(claimed.Tasks) > 0 && s.armed.Swap(false) {
+		s.reload()
+	}
+	return claimed, err
+}
+
+// I11: a reload uses up no attempt, neither of a task that runs nor of one that was claimed for a kind
+// that is gone.
+func TestReloadUsesUpNoAttempt(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.patient = true
+	began, end := make(chan struct{}, 10), make(chan struct{})
+	all := tasks.Kinds{"k": tasks.Noop{}}
+	tasks.Handle(all, "hold", func(ctx context.Context, _ *tasks.Attempt, _ none) (none, error) {
+		began <- struct{}{}
+		select {
+		case <-end:
+		case <-ctx.Done():
+		}
+		return none{}, context.Cause(ctx)
+	})
+	s := &reloading{}
+	a := c.replica(t, "a", all, func(w *worker.Config) { s.Store, w.Store = w.Store, s })
+	reload := func(k tasks.Kinds) {
+		if err := a.Reload(k, nil, nil); err != nil {
+			t.Error(err)
+		}
+	}
+	s.reload = func() { reload(tasks.Kinds{"other": tasks.Noop{}}) }
+	runs := c.insert(t, "kind, max_attempts", "hold", 1)
+	<-began
+	s.armed.Store(true)
+	claimed := c.insert(t, "kind, max_attempts", "k", 1)
+	testenv.Eventually(t, maxWait, "the task was claimed and put back", func() bool {
+		return get[bool](t, c, "SELECT fence IS NOT NULL AND status <> 'running' FROM onejob.tasks WHERE id = $1", claimed)
+	})
+	if got := get[string](t, c, "SELECT concat_ws(' ', status, attempt) FROM onejob.tasks WHERE id = $1", claimed); got != "pending 0" {
+		t.Errorf("status and attempt of the task whose kind is gone: %s", got)
+	}
+	if got := c.outcomes(t, claimed); got != "" {
+		t.Errorf("an attempt that did not begin is in the history: %s", got)
+	}
+	close(end)
+	c.await(t, runs, "succeeded")
+	reload(all)
+	c.exec(t, "UPDATE onejob.tasks SET run_at = now() WHERE id = $1 AND status = 'pending'", claimed) // as if its pause was over
+	c.await(t, claimed, "succeeded")
+	for _, id := range []int64{runs, claimed} {
+		if got := c.outcomes(t, id) + get[string](t, c, "SELECT ' ' || attempt FROM onejob.tasks WHERE id = $1", id); got != "succeeded 1" {
+			t.Errorf("outcomes and attempt of task %d: %s", id, got)
+		}
+	}
 	c.noOverlaps(t)
 }
