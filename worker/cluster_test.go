@@ -103,7 +103,7 @@ SELECT CASE WHEN i % 3 = 0 THEN 'noop' ELSE 'sql' END,
 	enqueue(backlog)
 	replicas := c.trio(t, config, settings...)
 
-	next, restarted := 0, 0
+	next, restarted, waiting := 0, 0, 0
 	for together := 1; restarted < restarts; together = together%len(replicas) + 1 {
 		var stopping []int
 		for range min(together, restarts-restarted) {
@@ -131,8 +131,8 @@ SELECT CASE WHEN i % 3 = 0 THEN 'noop' ELSE 'sql' END,
 				t.Errorf("%s exited with %d", p.name, code)
 			}
 		}
-		if count("status = 'pending'") == 0 {
-			t.Error("nothing was waiting when the replicas had stopped: the restarts prove less than they should")
+		if count("status = 'pending'") > 0 { // or the others were quicker than those that stopped
+			waiting++
 		}
 		for _, i := range stopping {
 			replicas[i] = c.process(t, replicas[i].name, config, settings...)
@@ -141,7 +141,10 @@ SELECT CASE WHEN i % 3 = 0 THEN 'noop' ELSE 'sql' END,
 	}
 	c.awaitAll(t, 5*time.Minute)
 	n := count("true")
-	t.Logf("%d graceful restarts under %d tasks", restarted, n)
+	t.Logf("%d graceful restarts under %d tasks; there was a backlog after %d rounds", restarted, n, waiting)
+	if waiting == 0 {
+		t.Error("nothing was ever waiting when the replicas had stopped: the restarts prove less than they should")
+	}
 
 	c.wantNone(t, "tasks did not succeed", "SELECT count(*) FROM onejob.tasks WHERE status <> 'succeeded'")
 	c.wantNone(t, "tasks are not at their first attempt", "SELECT count(*) FROM onejob.tasks WHERE attempt <> 1")
