@@ -191,24 +191,34 @@ func TestConsulAwayAndBack(t *testing.T) {
 	t.Parallel()
 	server, kv := testenv.OwnConsul(t, servers.ConsulConfig{})
 	c, w := migratedCluster(t, migrated.Postgres(t), kv), newRecorder(t)
-	a := c.process(t, "a", w.config(), quickly...)
-	c.process(t, "z", w.config(), quickly...)
+	settings := slices.Concat(quickly, []string{"ONEJOB_CONSUL_CHECK_TTL=15s"})
+	a := c.process(t, "a", w.config(), settings...)
+	c.process(t, "z", w.config(), settings...)
 	id := c.stuck(t, w)
 
 	if err := server.Stop(); err != nil {
 		t.Fatal(err)
 	}
 	gone := time.Now()
+	// Until their sessions end both replicas claim: all at first, and one a second once they know.
+	const n = 20
+	fences := func() int { return get[int](t, c, "SELECT last_value FROM onejob.fences") }
+	before := fences()
+	c.exec(t, `INSERT INTO onejob.tasks (kind, payload) SELECT 'exec', '{"command": "quick"}' FROM generate_series(1, $1)`, n)
 	testenv.Eventually(t, maxWait, "the running work is stopped", func() bool {
 		return get[string](t, c, "SELECT status FROM onejob.tasks WHERE id = $1", id) == "pending"
 	})
 	t.Logf("stopped and given back %.1f s after Consul went away", time.Since(gone).Seconds())
-	c.exec(t, `INSERT INTO onejob.tasks (kind, payload) SELECT 'exec', '{"command": "quick"}' FROM generate_series(1, 20)`)
 	a.logged(t, "consul_unavailable")
 	// There is no event for nothing being claimed; the outage is what takes time.
 	time.Sleep(max(10*time.Second, time.Until(gone.Add(30*time.Second))))
 	if n := get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE status <> 'pending'"); n != 0 {
 		t.Errorf("%d tasks were claimed while Consul was away", n)
+	}
+	used, most := fences()-before, 2*n+2*(int(time.Since(gone).Seconds())+2)
+	t.Logf("%d claims for nothing", used)
+	if used == 0 || used > most {
+		t.Errorf("%d fences were used up while Consul was away, want some, and %d at most", used, most)
 	}
 	if err := server.Start(context.Background()); err != nil {
 		t.Fatal(err)
@@ -221,8 +231,8 @@ func TestConsulAwayAndBack(t *testing.T) {
 		t.Errorf("attempt = %d: the outage used one up", attempt)
 	}
 	ended := w.check(t)
-	if len(ended) != 21 {
-		t.Errorf("%d tasks ended, want 21", len(ended))
+	if len(ended) != n+1 {
+		t.Errorf("%d tasks ended, want %d", len(ended), n+1)
 	}
 	c.noOverlaps(t)
 }
