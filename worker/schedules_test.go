@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hashicorp/consul/api"
 	"github.com/jackc/pgx/v5"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
@@ -496,10 +497,10 @@ func TestNoDueTimeIsLostOrMadeTwice(t *testing.T) {
 		p := start()
 		alive[p.name] = p
 	}
-	leader := func() *process {
-		var p *process
+	leader := func() (p *process, pair *api.KVPair) {
 		testenv.Eventually(t, maxWait, "somebody leads", func() bool {
-			pair, _, err := c.kv.Client.KV().Get(c.kv.Prefix+"/leader", nil)
+			var err error
+			pair, _, err = c.kv.Client.KV().Get(c.kv.Prefix+"/leader", nil)
 			if err != nil || pair == nil || pair.Session == "" {
 				return false
 			}
@@ -510,15 +511,14 @@ func TestNoDueTimeIsLostOrMadeTwice(t *testing.T) {
 			}
 			return p != nil
 		})
-		return p
+		return p, pair
 	}
 	begun := get[time.Time](t, c, "SELECT clock_timestamp()")
 	faults := []string{"kill", "freeze", "resign", "cut", "session", "key", "kill", "freeze", "cut", "session", "resign", "key"}
 	rand.Shuffle(len(faults), func(i, j int) { faults[i], faults[j] = faults[j], faults[i] })
 	for _, fault := range faults {
-		p := leader()
+		p, led := leader()
 		made := func() int { return get[int](t, c, "SELECT count(*) FROM onejob.occurrences") }
-		before := made()
 		switch fault {
 		case "kill":
 			p.signal(t, syscall.SIGKILL)
@@ -535,20 +535,22 @@ func TestNoDueTimeIsLostOrMadeTwice(t *testing.T) {
 			alive[q.name] = q
 		case "cut":
 			ways[p.name].Cut()
-		case "session", "key": // by an operator
-			pair, _, err := c.kv.Client.KV().Get(c.kv.Prefix+"/leader", nil)
-			if err != nil || pair == nil {
-				continue // it has just changed by itself
+		case "session": // by an operator, as the next
+			if _, err := c.kv.Client.Session().Destroy(led.Session, nil); err != nil {
+				t.Fatal(err)
 			}
-			if fault == "key" {
-				_, err = c.kv.Client.KV().Delete(c.kv.Prefix+"/leader", nil)
-			} else {
-				_, err = c.kv.Client.Session().Destroy(pair.Session, nil)
-			}
-			if err != nil {
+		case "key":
+			if _, err := c.kv.Client.KV().Delete(led.Key, nil); err != nil {
 				t.Fatal(err)
 			}
 		}
+		// Or the old one, which still has Postgres, could make what is waited for. Without the key
+		// its session lives, and it may lead again.
+		testenv.Eventually(t, maxWait, "somebody leads anew after "+fault, func() bool {
+			pair, _, err := c.kv.Client.KV().Get(led.Key, nil)
+			return err == nil && pair != nil && pair.Session != "" && (pair.Session != led.Session || fault == "key" && pair.CreateIndex != led.CreateIndex)
+		})
+		before := made()
 		testenv.Eventually(t, maxWait, "due times are made again after "+fault, func() bool { return made() >= before+schedules })
 		switch fault {
 		case "freeze":
