@@ -244,6 +244,9 @@ var scriptCommands = map[string]func(ts *testscript.TestScript, neg bool, args [
 				resp.Body.Close()
 				ts.Fatalf("somebody answers at %s", args[0])
 			}
+			if !errors.Is(err, syscall.ECONNREFUSED) {
+				ts.Fatalf("%v, where nobody should listen", err)
+			}
 			return
 		}
 		ts.Check(err)
