@@ -5,11 +5,14 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -18,7 +21,8 @@ import (
 )
 
 // TestTicker is a command of TestLockHistory: it writes down for a while that it is
-// there.
+// there. With TICK_ON it goes on for longer than the lock may be kept after the death of its
+// holder, and SIGTERM does not end it.
 func TestTicker(t *testing.T) {
 	name := os.Getenv("TICKS")
 	if name == "" {
@@ -28,7 +32,11 @@ func TestTicker(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range 20 {
+	on := os.Getenv("TICK_ON") != ""
+	if on {
+		signal.Ignore(syscall.SIGTERM)
+	}
+	for n := 0; n < 20 || on && n < 12_000; n++ {
 		if _, err := fmt.Fprintln(f, time.Now().UnixNano()); err != nil {
 			t.Fatal(err)
 		}
@@ -73,6 +81,9 @@ func TestLockHistory(t *testing.T) {
 				args := append(append(append([]string{"lock"}, flags...), test.args...), "--", self, "-test.run=^TestTicker$")
 				c := exec.Command(bin, args...)
 				c.Env = append(slices.Clip(env), "TICKS="+ticks)
+				if kill {
+					c.Env = append(c.Env, "TICK_ON=1")
+				}
 				var out strings.Builder
 				c.Stderr = &out
 				call := time.Now().UnixNano()
@@ -86,12 +97,9 @@ func TestLockHistory(t *testing.T) {
 					}
 					_ = c.Process.Kill()
 				}
-				err := c.Wait()
+				err := c.Wait() // until the command has closed its stderr, too
 				end := time.Now().UnixNano()
-				if kill { // the guard of the command may be at work still
-					for n := -1; n != len(ticksIn(t, ticks)); time.Sleep(500 * time.Millisecond) {
-						n = len(ticksIn(t, ticks))
-					}
+				if kill {
 					end = locktest.Never
 				}
 				seen := ticksIn(t, ticks)
@@ -115,13 +123,15 @@ func TestLockHistory(t *testing.T) {
 				}
 			}
 			var wg sync.WaitGroup
+			var over atomic.Bool // what the killed one ran, beside which the others would be
 			for i := range 4 {
 				wg.Go(func() {
-					for round := range 4 {
-						id := i*100 + round
+					for round := 0; round < 4 || i > 0 && !over.Load(); round++ {
+						id := i*10_000 + round
 						switch {
 						case i == 0 && round == 1:
 							one(id, true)
+							over.Store(true)
 						case i == 1:
 							one(id, false, "--no-wait")
 						default:
