@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"onejob/boottime"
 	"onejob/lock"
 	"onejob/tasks"
 )
@@ -39,16 +40,23 @@ func TestStallsAreHeldAgainstTheTask(t *testing.T) {
 	for _, test := range []struct {
 		stalled         bool
 		crashes, stalls int
+		beside          bool // another task that the next stall would quarantine
+		most            int  // crashes and stalls
 		next            tasks.Status
 	}{
-		{false, 2, 2, tasks.StatusPending},
-		{true, 0, 1, tasks.StatusPending},
-		{true, 0, 2, tasks.StatusFailed},
-		{true, 1, 1, tasks.StatusFailed},
+		{false, 2, 2, false, 3, tasks.StatusPending},
+		{true, 0, 1, false, 3, tasks.StatusPending},
+		{true, 0, 2, false, 3, tasks.StatusFailed},
+		{true, 1, 1, false, 3, tasks.StatusFailed},
+		{true, 0, 2, true, 3, tasks.StatusPending}, // either may be why
+		{true, 0, 0, true, 1, tasks.StatusFailed},  // nobody may stall once
 	} {
-		w := Worker{cfg: Config{MaxCrashes: 3, Replica: "r"}}
+		w := Worker{cfg: Config{MaxCrashes: test.most, Replica: "r"}}
 		if test.stalled {
 			w.stalls.tick = time.Now().Add(-time.Minute)
+		}
+		if test.beside { // it has lost its lease a moment ago
+			w.suspects.lost = map[int64]boottime.Instant{1: boottime.Now()}
 		}
 		w.suspects.enter(0, 0, false)
 		e := w.judge(&tasks.Task{Attempt: 1, MaxAttempts: 5, Crashes: test.crashes, Stalls: test.stalls}, tasks.Result{}, lost, lost)
