@@ -134,7 +134,7 @@ func runBench(ctx context.Context, p plan) (err error) {
 	r := found.report()
 	r["machine"], r["plan"], r["settings"] = m, p, settings()
 	r["measured_at"], r["took_s"] = began.UTC().Format(time.RFC3339), int(time.Since(began).Seconds())
-	printReport(r, found)
+	printReport(r)
 	return writeJSON(p.Out, r)
 }
 

@@ -34,7 +34,7 @@ var bars = []struct {
 }
 
 // printReport prints the figures for people.
-func printReport(r report, m *measured) {
+func printReport(r report) {
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 	defer w.Flush()
 	spreads := r["spread"].(map[string]spread)

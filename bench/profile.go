@@ -51,7 +51,7 @@ func runProfile(ctx context.Context, p profilePlan) (err error) {
 	if _, err := g.admin.Exec(ctx, `CREATE EXTENSION pg_stat_statements`); err != nil {
 		return fmt.Errorf("%w; Debian has it in the package of the server", err)
 	}
-	profiled := subject{"profiled", onejobTable, true, func(at place) (*process, error) {
+	profiled := subject{onejobTable, true, func(at place) (*process, error) {
 		args := []string{"stamp", "-subject", "onejob", "-dsn", at.dsn, "-consul", at.consul, "-out", at.file("starts")}
 		if at.number == 1 {
 			args = append(args, "-profile", out)

@@ -35,7 +35,6 @@ func (p place) file(name string) string {
 
 // A subject is something that works on tasks, in processes of its own.
 type subject struct {
-	name   string
 	jobs   table
 	consul bool // needs it
 	start  func(place) (*process, error)
@@ -45,23 +44,23 @@ type subject struct {
 var onejobConcurrency = riverjobs.BulkMaxWorkers
 
 var (
-	onejobSubject = subject{"onejob", onejobTable, true, func(p place) (*process, error) { return startOnejob(p, onejobConcurrency) }}
-	riverSubject  = subject{"river", riverTable, false, func(p place) (*process, error) {
+	onejobSubject = subject{onejobTable, true, func(p place) (*process, error) { return startOnejob(p, onejobConcurrency) }}
+	riverSubject  = subject{riverTable, false, func(p place) (*process, error) {
 		return startProcess("river", p.file("river.log"), p.self, "river", "-dsn", p.dsn)
 	}}
-	riverAdvisorySubject = subject{"river", riverTable, false, func(p place) (*process, error) {
+	riverAdvisorySubject = subject{riverTable, false, func(p place) (*process, error) {
 		return startProcess("river", p.file("river.log"), p.self, "river", "-dsn", p.dsn, "-lock", "advisory")
 	}}
-	riverConsulSubject = subject{"river", riverTable, true, func(p place) (*process, error) {
+	riverConsulSubject = subject{riverTable, true, func(p place) (*process, error) {
 		return startProcess("river", p.file("river.log"), p.self, "river", "-dsn", p.dsn, "-lock", "consul", "-consul", p.consul)
 	}}
-	heldRowSubject = subject{"held-row", onejobTable, false, func(p place) (*process, error) {
+	heldRowSubject = subject{onejobTable, false, func(p place) (*process, error) {
 		return startProcess("held-row", p.file("held-row.log"), p.self, "held-row", "-dsn", p.dsn)
 	}}
-	naiveSubject = subject{"naive", onejobTable, true, func(p place) (*process, error) {
+	naiveSubject = subject{onejobTable, true, func(p place) (*process, error) {
 		return startProcess("naive", p.file("naive.log"), p.self, "naive", "-dsn", p.dsn, "-consul", p.consul, "-workers", strconv.Itoa(naiveWorkers))
 	}}
-	baselineSubject = subject{"floor", onejobTable, false, func(p place) (*process, error) {
+	baselineSubject = subject{onejobTable, false, func(p place) (*process, error) {
 		return startProcess("floor", p.file("floor.log"), p.self, "floor", "-dsn", p.dsn, "-loops", strconv.Itoa(baselineLoops), "-batch", strconv.Itoa(baselineBatch))
 	}}
 )

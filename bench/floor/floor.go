@@ -6,14 +6,12 @@ package floor
 import (
 	"context"
 	"fmt"
-	"sync"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-)
 
-const pause = 20 * time.Millisecond // between looks at the table when nothing is due
+	"onejob/bench/loops"
+)
 
 // Config says where the tasks are and how to work on them.
 type Config struct {
@@ -22,7 +20,6 @@ type Config struct {
 	Batch int    // rows in a claim
 }
 
-// The planner keeps a generic plan; it must not be one for an empty table.
 const claimSQL = `
 WITH picked AS (
     SELECT id
@@ -54,38 +51,14 @@ UPDATE onejob.tasks
 
 // Run works until ctx ends. It returns an error if Postgres does.
 func Run(ctx context.Context, c Config) error {
-	pc, err := pgxpool.ParseConfig(c.DSN)
+	err := loops.Run(ctx, c.DSN, c.Loops, func(ctx context.Context, pool *pgxpool.Pool) (bool, error) {
+		n, err := batch(ctx, pool, c.Batch)
+		return n > 0, err
+	})
 	if err != nil {
 		return fmt.Errorf("floor: %w", err)
 	}
-	pc.MaxConns = int32(c.Loops)
-	pc.ConnConfig.RuntimeParams["enable_seqscan"] = "off"
-	pool, err := pgxpool.NewWithConfig(ctx, pc)
-	if err != nil {
-		return fmt.Errorf("floor: %w", err)
-	}
-	defer pool.Close()
-	errs := make(chan error, c.Loops)
-	var loops sync.WaitGroup
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	for range c.Loops {
-		loops.Go(func() {
-			for ctx.Err() == nil {
-				n, err := batch(ctx, pool, c.Batch)
-				if err != nil && ctx.Err() == nil {
-					errs <- fmt.Errorf("floor: %w", err)
-					stop()
-				}
-				if n == 0 {
-					time.Sleep(pause)
-				}
-			}
-		})
-	}
-	loops.Wait()
-	close(errs)
-	return <-errs
+	return nil
 }
 
 // batch claims rows and completes them. It returns how many there were.

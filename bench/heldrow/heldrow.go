@@ -8,14 +8,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-)
 
-const pause = 20 * time.Millisecond // between looks at the table when nothing is due
+	"onejob/bench/loops"
+)
 
 // Config says where the tasks are and how to work on them.
 type Config struct {
@@ -45,37 +43,10 @@ UPDATE onejob.tasks
 
 // Run works until ctx ends. It returns an error if Postgres does.
 func Run(ctx context.Context, c Config) error {
-	pc, err := pgxpool.ParseConfig(c.DSN)
-	if err != nil {
+	if err := loops.Run(ctx, c.DSN, c.Loops, one); err != nil {
 		return fmt.Errorf("held row: %w", err)
 	}
-	pc.MaxConns = int32(c.Loops)
-	pc.ConnConfig.RuntimeParams["enable_seqscan"] = "off"
-	pool, err := pgxpool.NewWithConfig(ctx, pc)
-	if err != nil {
-		return fmt.Errorf("held row: %w", err)
-	}
-	defer pool.Close()
-	errs := make(chan error, c.Loops)
-	var loops sync.WaitGroup
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	for range c.Loops {
-		loops.Go(func() {
-			for ctx.Err() == nil {
-				switch some, err := one(ctx, pool); {
-				case err != nil && ctx.Err() == nil:
-					errs <- fmt.Errorf("held row: %w", err)
-					stop()
-				case !some:
-					time.Sleep(pause)
-				}
-			}
-		})
-	}
-	loops.Wait()
-	close(errs)
-	return <-errs
+	return nil
 }
 
 // one works on a task, if one is due: nothing, between the statements.

@@ -20,12 +20,13 @@ import (
 	"github.com/hashicorp/consul/api"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"onejob/bench/loops"
 )
 
 const (
 	sessionTTL = "15s"
-	pause      = 20 * time.Millisecond // between looks at the table when nothing is due
-	listed     = 10_000                // tasks taken from the table in one look
+	listed     = 10_000 // tasks taken from the table in one look
 )
 
 // Config says where the tasks are and how to work on them.
@@ -70,7 +71,7 @@ func Run(ctx context.Context, c Config) error {
 			return fmt.Errorf("naive: %w", err)
 		}
 		if n == 0 {
-			time.Sleep(pause)
+			time.Sleep(loops.Pause)
 		}
 	}
 	return nil

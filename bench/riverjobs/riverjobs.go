@@ -128,8 +128,7 @@ func Migrate(ctx context.Context, dsn string) error {
 	if err != nil {
 		return fmt.Errorf("river: %w", err)
 	}
-	var options *rivermigrate.MigrateOpts
-	if _, err := migrator.Migrate(ctx, rivermigrate.DirectionUp, options); err != nil {
+	if _, err := migrator.Migrate(ctx, rivermigrate.DirectionUp, nil); err != nil {
 		return fmt.Errorf("river: migrate: %w", err)
 	}
 	return nil
