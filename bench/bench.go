@@ -93,9 +93,8 @@ func (p *plan) pickUp() bool {
 // measured is all that a run has found.
 type measured struct {
 	benchCases map[string][]outcome // by name, one for each round
-	pickups    map[string][][]float64
-	claimed    []float64 // ms from INSERT to the claim of onejob's, all rounds together
-	enqueue    []float64
+	pickups    map[string][]pickupRound
+	enqueue    []figure
 	idle       *idleness
 	locks      map[string]lockCount // by case
 }
@@ -120,7 +119,7 @@ func runBench(ctx context.Context, p plan) (err error) {
 	if err := p.templates(ctx, g, benchCases); err != nil {
 		return err
 	}
-	found := &measured{benchCases: map[string][]outcome{}, pickups: map[string][][]float64{}, locks: map[string]lockCount{}}
+	found := &measured{benchCases: map[string][]outcome{}, pickups: map[string][]pickupRound{}, locks: map[string]lockCount{}}
 	for round := range p.Rounds {
 		if err := p.round(ctx, g, found, round, benchCases); err != nil {
 			return err
@@ -185,13 +184,12 @@ func (p *plan) round(ctx context.Context, g *environment, found *measured, round
 		return nil
 	}
 	for _, k := range rotated(pickups, round) {
-		claimed, delays, err := g.measurePickup(ctx, k, p.PickupTasks)
+		got, err := g.measurePickup(ctx, k, p.PickupTasks, p.MaxWait)
 		if err != nil {
 			return err
 		}
-		found.claimed = append(found.claimed, claimed...)
-		found.pickups[k.name] = append(found.pickups[k.name], delays)
-		say("round %d of %d: pick-up of %s %.1f ms", round+1, p.Rounds, k.name, median(delays))
+		found.pickups[k.name] = append(found.pickups[k.name], got)
+		say("round %d of %d: pick-up of %s %.1f ms, others used %2.0f %% of the machine", round+1, p.Rounds, k.name, median(got.delays), 100*got.others)
 	}
 	return nil
 }
@@ -211,14 +209,14 @@ func (p *plan) rest(ctx context.Context, g *environment, found *measured, benchC
 		say("%s: %d of %d locks refused", c.name, locks.Refused, locks.Attempts)
 	}
 	for range p.EnqueueTimes {
-		rate, err := g.measureEnqueue(ctx, p.EnqueueRows)
+		rate, err := g.measureEnqueue(ctx, p.EnqueueRows, p.MaxWait)
 		if err != nil {
 			return err
 		}
 		found.enqueue = append(found.enqueue, rate)
 	}
 	say("watching an idle replica for %v", p.IdleWatch)
-	idle, err := g.measureIdle(ctx, p.IdleSettle, p.IdleWatch)
+	idle, err := g.measureIdle(ctx, p.IdleSettle, p.IdleWatch, p.MaxWait)
 	found.idle = &idle
 	return err
 }

@@ -135,6 +135,9 @@ func runBeside(ctx context.Context, p besidePlan) (err error) {
 		return err
 	}
 	never := func() bool { return false }
+	if err := warmUpSingly(ctx, f, pickups[0].insert, replica); err != nil {
+		return err
+	}
 	if err := phase("alone", p.Inserts, never); err != nil {
 		return err
 	}

@@ -48,6 +48,17 @@ type outcome struct {
 	Others       float64            `json:"others_share"`     // of the machine, used by others meanwhile
 }
 
+// cost returns the processor time of a task in µs, all processes together.
+func (o outcome) cost() float64 {
+	all := 0.0
+	for _, used := range o.CPU {
+		all += used
+	}
+	return all
+}
+
+func (o outcome) costWithoutConsul() float64 { return o.cost() - o.CPU["consul"] }
+
 // errTooFew says that the counted tasks were done before counting could begin.
 var errTooFew = errors.New("tasks are too few to be timed")
 

@@ -13,10 +13,11 @@ type idleness struct {
 	ConsulPercent   float64
 	RequestsPerS    float64 // to Consul; one that waits for a change counts once
 	RSS             float64 // MB
+	Others          float64 // share of the machine that others used meanwhile
 }
 
 // measureIdle watches an idle replica for a while.
-func (g *environment) measureIdle(ctx context.Context, settle, watch time.Duration) (i idleness, err error) {
+func (g *environment) measureIdle(ctx context.Context, settle, watch, maxWait time.Duration) (i idleness, err error) {
 	also := func(f func() error) { err = errors.Join(err, f()) }
 	database, err := g.database(ctx, onejobTable.template)
 	if err != nil {
@@ -51,6 +52,9 @@ func (g *environment) measureIdle(ctx context.Context, settle, watch time.Durati
 	if err := sleep(ctx, settle); err != nil {
 		return i, err
 	}
+	if err := calm(ctx, maxWait); err != nil {
+		return i, err
+	}
 	before, err := m.read(ctx)
 	if err != nil {
 		return i, err
@@ -65,6 +69,7 @@ func (g *environment) measureIdle(ctx context.Context, settle, watch time.Durati
 	if err != nil {
 		return i, err
 	}
+	i.Others = othersShare(before.machine, after.machine)
 	percent := func(name string) float64 { return 100 * (after.cpu[name] - before.cpu[name]).Seconds() / took }
 	i.CPUPercent, i.PostgresPercent, i.ConsulPercent = percent("subject"), percent("postgres"), percent("consul")
 	if i.RSS, err = replica.memory("VmRSS"); err != nil {

@@ -92,7 +92,24 @@ func othersShare(from, to processorUse) float64 {
 	return max(0, float64((to.all-from.all)-(to.own-from.own))/float64(whole))
 }
 
-// calm waits until others leave the machine to us, but no longer than patience.
+// calmly waits until others leave the machine to us, but no longer than maxWait, calls f, and
+// returns which share of the processors others used meanwhile.
+func calmly(ctx context.Context, maxWait time.Duration, f func() error) (others float64, err error) {
+	if err := calm(ctx, maxWait); err != nil {
+		return 0, err
+	}
+	before, err := readProcessorUse()
+	if err != nil {
+		return 0, err
+	}
+	if err := f(); err != nil {
+		return 0, err
+	}
+	after, err := readProcessorUse()
+	return othersShare(before, after), err
+}
+
+// calm waits until others leave the machine to us, but no longer than maxWait.
 func calm(ctx context.Context, maxWait time.Duration) error {
 	for end := time.Now().Add(maxWait); time.Now().Before(end); {
 		before, err := readProcessorUse()

@@ -46,10 +46,16 @@ SELECT pg_notify(concat(current_schema(), '.river_insert'), json_build_object('q
 	}
 )
 
-// measurePickup returns how many milliseconds after its INSERT each of n tasks
-// was claimed, where that can be known, and started, on an idle system. A clock
-// starts just before the INSERT is sent.
-func (g *environment) measurePickup(ctx context.Context, p pickup, n int) (claimed, delays []float64, err error) {
+// A pickupRound is how many milliseconds after its INSERT each task of a round was claimed,
+// where that can be known, and started.
+type pickupRound struct {
+	claimed, delays []float64
+	others          float64 // share of the machine that others used meanwhile
+}
+
+// measurePickup measures the pick-up of n tasks on an idle system. A clock starts just
+// before each INSERT is sent.
+func (g *environment) measurePickup(ctx context.Context, p pickup, n int, maxWait time.Duration) (round pickupRound, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, runTimeout, fmt.Errorf("pick-up of %s did not end within %v", p.name, runTimeout))
 	defer cancel()
 	also := func(f func() error) {
@@ -59,7 +65,7 @@ func (g *environment) measurePickup(ctx context.Context, p pickup, n int) (claim
 	}
 	database, err := g.database(ctx, p.jobs.template)
 	if err != nil {
-		return nil, nil, err
+		return round, err
 	}
 	defer also(func() error { return g.drop(database) })
 	at := place{environment: g, dsn: g.postgres.DSN(database)}
@@ -67,44 +73,49 @@ func (g *environment) measurePickup(ctx context.Context, p pickup, n int) (claim
 	if p.consul {
 		c, err := g.startConsul(ctx)
 		if err != nil {
-			return nil, nil, err
+			return round, err
 		}
 		defer also(c.Close)
 		arguments = append(arguments, "-consul", c.Addr())
 	}
 	f, err := connectProgress(ctx, at.dsn, p.jobs)
 	if err != nil {
-		return nil, nil, err
+		return round, err
 	}
 	defer f.close()
 	replica, err := startProcess(p.name, at.file("stamp.log"), g.self, arguments...)
 	if err != nil {
-		return nil, nil, err
+		return round, err
 	}
-	if err := insertSingly(ctx, f, p.insert, n, replica); err != nil {
-		return nil, nil, errors.Join(err, replica.stop())
+	if err = warmUpSingly(ctx, f, p.insert, replica); err == nil {
+		round.others, err = calmly(ctx, maxWait, func() error {
+			return insertSingly(ctx, f, p.insert, n, replica)
+		})
+	}
+	if err != nil {
+		return round, errors.Join(err, replica.stop())
 	}
 	if err := replica.stop(); err != nil { // it writes the start times
-		return nil, nil, err
+		return round, err
 	}
 	if p.claimed != "" {
 		rows, err := f.conn.Query(ctx, p.claimed)
 		if err != nil {
-			return nil, nil, err
+			return round, err
 		}
-		if claimed, err = pgx.CollectRows(rows, pgx.RowTo[float64]); err != nil {
-			return nil, nil, err
+		if round.claimed, err = pgx.CollectRows(rows, pgx.RowTo[float64]); err != nil {
+			return round, err
 		}
 	}
 	starts, err := readStarts([]string{at.file("starts")})
 	if err != nil {
-		return nil, nil, err
+		return round, err
 	}
-	delays = each(starts, func(d delay) float64 { return d.ms })
-	if len(delays) != n {
-		return nil, nil, fmt.Errorf("pick-up of %s: %d of %d tasks left a start time", p.name, len(delays), n)
+	round.delays = each(starts, func(d delay) float64 { return d.ms })
+	if len(round.delays) != n {
+		return round, fmt.Errorf("pick-up of %s: %d of %d tasks left a start time", p.name, len(round.delays), n)
 	}
-	return claimed, delays, nil
+	return round, nil
 }
 
 // insertSingly inserts tasks one by one at random moments, and waits for the
@@ -114,32 +125,38 @@ func insertSingly(ctx context.Context, f *progress, insert string, n int, replic
 	return err
 }
 
-// insertSinglyWhile inserts at least n tasks, and goes on while more says so. It returns how
-// many are to be counted.
-func insertSinglyWhile(ctx context.Context, f *progress, insert string, n int, more func() bool, replica *process) (inserted int, err error) {
-	one := func(sent int64) error {
-		f.last++
-		_, err := f.conn.Exec(ctx, insert, sent)
-		return err
-	}
-	// The first one tells when the replica has come up.
+// warmUpSingly inserts tasks one by one that are not counted.
+func warmUpSingly(ctx context.Context, f *progress, insert string, replica *process) error {
 	for i := range pickupWarm {
-		if err := one(0); err != nil {
-			return 0, err
+		if err := insertOne(ctx, f, insert, 0); err != nil {
+			return err
 		}
-		if i == 0 {
+		if i == 0 { // it tells when the replica has come up
 			if _, err := f.pass(ctx, f.last, []*process{replica}); err != nil {
-				return 0, err
+				return err
 			}
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
+	return nil
+}
+
+// insertSinglyWhile inserts at least n tasks, and goes on while more says so. It returns how
+// many.
+func insertSinglyWhile(ctx context.Context, f *progress, insert string, n int, more func() bool, replica *process) (inserted int, err error) {
 	for ; inserted < n || more(); inserted++ {
 		time.Sleep(rand.N(2 * time.Second / pickupRate))
-		if err := one(time.Now().UnixNano()); err != nil {
+		if err := insertOne(ctx, f, insert, time.Now().UnixNano()); err != nil {
 			return inserted, err
 		}
 	}
 	_, err = f.pass(ctx, f.last, []*process{replica})
 	return inserted, err
+}
+
+// insertOne inserts a task that is sent at this time, in Unix nanoseconds.
+func insertOne(ctx context.Context, f *progress, insert string, sent int64) error {
+	f.last++
+	_, err := f.conn.Exec(ctx, insert, sent)
+	return err
 }

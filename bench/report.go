@@ -7,11 +7,12 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"slices"
 )
 
 // report is what is written to the file of results: the main figures by name,
-// each the median of the rounds, and below "spread" what the rounds said.
+// and below "spread" what the rounds said. A figure is the median of the rounds. But pick-up
+// in ms is of all rounds together, and what a task costs is summed up over processes, of each
+// the median.
 type report map[string]any
 
 // compared are the ratios of throughput: each the first case against the second.
@@ -37,46 +38,56 @@ func (m *measured) report() report {
 			r[key] = spreads[key].Median
 		}
 	}
-	for _, c := range compared {
-		put(c.key, ratios(m.rates(c.numerator), m.rates(c.denominator)))
-	}
 	calm := map[string]spread{}
-	for _, c := range compared {
-		if rounds := ratios(m.calmRates(c.numerator, c.denominator)); len(rounds) > 0 {
-			calm[c.key] = spreadOf(rounds)
+	// compare puts the ratio of two figures, made within each round.
+	compare := func(key string, numerators, denominators []figure) {
+		put(key, ratios(values(numerators), values(denominators)))
+		if rounds := ratios(calmRounds(numerators, denominators)); len(rounds) > 0 {
+			calm[key] = spreadOf(rounds)
 		}
 	}
+	for _, c := range compared {
+		compare(c.key, m.rates(c.numerator), m.rates(c.denominator))
+	}
+	compare("river_cpu_ratio", m.figures("onejob", outcome.cost), m.figures("river", outcome.cost))
+	compare("river_cpu_ratio_without_consul", m.figures("onejob", outcome.costWithoutConsul), m.figures("river", outcome.cost))
 	r["calm"] = calm
 	rates := map[string]spread{}
 	others := map[string]spread{}
 	for name, rounds := range m.benchCases {
-		rates[name] = spreadOf(m.rates(name))
+		rates[name] = spreadOf(values(m.rates(name)))
 		others[name] = spreadOf(each(rounds, func(o outcome) float64 { return o.Others }))
 	}
 	r["others_share"] = others
 	r["tasks_per_second"], r["spread"], r["rounds"] = rates, spreads, m.benchCases
 
+	var claimed []float64
 	for _, p := range pickups {
 		prefix := map[string]string{"onejob": "", "river": "river_", "river-default": "river_default_"}[p.name]
-		put(prefix+"pickup_p50_ms", percentiles(m.pickups[p.name], 50))
-		put(prefix+"pickup_p99_ms", percentiles(m.pickups[p.name], 99))
+		put(prefix+"pickup_p50_ms", values(m.pickUps(p.name, 50)))
+		put(prefix+"pickup_p99_ms", values(m.pickUps(p.name, 99)))
 		// A percentile of all rounds together rests on more values than the
 		// median of one for each round.
-		if all := slices.Concat(m.pickups[p.name]...); len(all) > 0 {
+		var all, shares []float64
+		for _, round := range m.pickups[p.name] {
+			all, claimed, shares = append(all, round.delays...), append(claimed, round.claimed...), append(shares, round.others)
+		}
+		if len(all) > 0 {
 			r[prefix+"pickup_p50_ms"], r[prefix+"pickup_p99_ms"] = percentile(all, 50), percentile(all, 99)
+			others[prefix+"pickup"] = spreadOf(shares)
 		}
 	}
-	if len(m.claimed) > 0 {
-		r["pickup_claimed_p50_ms"] = percentile(m.claimed, 50)
+	if len(claimed) > 0 {
+		r["pickup_claimed_p50_ms"] = percentile(claimed, 50)
 	}
+	compare("pickup_p50_ratio", m.pickUps("onejob", 50), m.pickUps("river", 50))
+	compare("pickup_p99_ratio", m.pickUps("onejob", 99), m.pickUps("river", 99))
 	m.costs(r, put)
-	for _, p := range []string{"p50", "p99"} {
-		if river, ok := r["river_pickup_"+p+"_ms"].(float64); ok {
-			r["pickup_"+p+"_ratio"] = r["pickup_"+p+"_ms"].(float64) / river
-		}
+	if put("enqueue_rows_per_s", values(m.enqueue)); len(m.enqueue) > 0 {
+		others["enqueue"] = spreadOf(each(m.enqueue, func(f figure) float64 { return f.others }))
 	}
-	put("enqueue_rows_per_s", m.enqueue)
 	if m.idle != nil {
+		others["idle"] = spreadOf([]float64{m.idle.Others})
 		r["idle_cpu_percent"], r["idle_consul_requests_per_s"], r["rss_mb_idle"] = m.idle.CPUPercent, m.idle.RequestsPerS, m.idle.RSS
 		r["idle_postgres_cpu_percent"], r["idle_consul_cpu_percent"] = m.idle.PostgresPercent, m.idle.ConsulPercent
 	}
@@ -112,9 +123,6 @@ func (m *measured) costs(r report, put func(string, []float64)) {
 		put("consul_writes_per_task", each(own, func(o outcome) float64 { return o.ConsulWrites }))
 		put("rss_mb_busy", each(own, func(o outcome) float64 { return o.PeakMB }))
 	}
-	if own, river := bySubject["onejob"], bySubject["river"]["all"]; own["all"] > 0 && river > 0 {
-		r["river_cpu_ratio"], r["river_cpu_ratio_without_consul"] = own["all"]/river, (own["all"]-own["consul"])/river
-	}
 	for _, name := range []string{"replicas3", "replicas8"} {
 		if rounds := m.benchCases[name]; len(rounds) > 0 {
 			put(name+"_given_back_ratio", each(rounds, func(o outcome) float64 { return o.GivenBack }))
@@ -122,16 +130,39 @@ func (m *measured) costs(r report, put func(string, []float64)) {
 	}
 }
 
-func (m *measured) rates(benchCase string) []float64 {
-	return each(m.benchCases[benchCase], func(o outcome) float64 { return o.Rate })
+// A figure is what one round gave, and which share of the machine others used meanwhile.
+type figure struct{ value, others float64 }
+
+func values(rounds []figure) []float64 {
+	return each(rounds, func(f figure) float64 { return f.value })
 }
 
-// calmRates returns the rates of two cases in those rounds in which others
-// left the machine to both.
-func (m *measured) calmRates(a, b string) (as, bs []float64) {
-	for i := range min(len(m.benchCases[a]), len(m.benchCases[b])) {
-		if a, b := m.benchCases[a][i], m.benchCases[b][i]; a.Others < calmShare && b.Others < calmShare {
-			as, bs = append(as, a.Rate), append(bs, b.Rate)
+// figures returns a figure of a case, by round.
+func (m *measured) figures(benchCase string, of func(outcome) float64) (rounds []figure) {
+	for _, o := range m.benchCases[benchCase] {
+		rounds = append(rounds, figure{of(o), o.Others})
+	}
+	return rounds
+}
+
+func (m *measured) rates(benchCase string) []figure {
+	return m.figures(benchCase, func(o outcome) float64 { return o.Rate })
+}
+
+// pickUps returns a percentile of a subject's pick-up, by round.
+func (m *measured) pickUps(subject string, p float64) (rounds []figure) {
+	for _, round := range m.pickups[subject] {
+		rounds = append(rounds, figure{percentile(round.delays, p), round.others})
+	}
+	return rounds
+}
+
+// calmRounds returns the values of two figures in those rounds in which others left the
+// machine to both.
+func calmRounds(a, b []figure) (as, bs []float64) {
+	for i := range min(len(a), len(b)) {
+		if a[i].others < calmShare && b[i].others < calmShare {
+			as, bs = append(as, a[i].value), append(bs, b[i].value)
 		}
 	}
 	return as, bs
@@ -143,10 +174,6 @@ func each[T any](list []T, f func(T) float64) []float64 {
 		out = append(out, f(item))
 	}
 	return out
-}
-
-func percentiles(rounds [][]float64, p float64) []float64 {
-	return each(rounds, func(delays []float64) float64 { return percentile(delays, p) })
 }
 
 // writeJSON writes a file for machines and people: what fits stands on one line, and an

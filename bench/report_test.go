@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"slices"
 	"testing"
 )
 
@@ -23,15 +24,25 @@ func TestReportOfCalmRounds(t *testing.T) {
 	}
 }
 
-// Two contests have a ratio only if both took place.
+// A ratio of processor time is made within each round, of all processes together. Two contests
+// have one only if both took place.
 func TestReportOfProcessorTime(t *testing.T) {
+	costs := func(subject, postgres, consul, others float64) outcome {
+		return outcome{CPU: map[string]float64{"subject": subject, "postgres": postgres, "consul": consul}, Others: others}
+	}
 	contests := map[string][]outcome{
-		"onejob": {{CPU: map[string]float64{"subject": 20, "postgres": 30, "consul": 10}}},
-		"river":  {{CPU: map[string]float64{"subject": 10, "postgres": 30}}},
+		"onejob": {costs(20, 30, 10, 0), costs(90, 30, 60, 0.5), costs(20, 60, 20, 0)},
+		"river":  {costs(10, 30, 0, 0), costs(20, 10, 0, 0), costs(20, 20, 0, 0)},
 	}
 	r := (&measured{benchCases: contests}).report()
-	if with, without := r["river_cpu_ratio"], r["river_cpu_ratio_without_consul"]; with != 1.5 || without != 1.25 {
-		t.Errorf("the ratios are %v and %v, not 1.5 and 1.25", with, without)
+	spreads, calm := r["spread"].(map[string]spread), r["calm"].(map[string]spread)
+	for key, want := range map[string][]float64{"river_cpu_ratio": {1.5, 6, 2.5}, "river_cpu_ratio_without_consul": {1.25, 4, 2}} {
+		if got := spreads[key].Rounds; !slices.Equal(got, want) || r[key] != want[2] {
+			t.Errorf("%s is %v, of rounds %v; not the median of %v", key, r[key], got, want)
+		}
+		if got := calm[key].Rounds; !slices.Equal(got, []float64{want[0], want[2]}) {
+			t.Errorf("%s of the calm rounds is %v", key, got)
+		}
 	}
 	for name, rounds := range contests {
 		r := (&measured{benchCases: map[string][]outcome{name: rounds}}).report()
@@ -40,6 +51,29 @@ func TestReportOfProcessorTime(t *testing.T) {
 				t.Errorf("of %s alone: %s is %v", name, key, got)
 			}
 		}
+	}
+}
+
+// The rounds are as different as a disk can make them. What is in ms is of all together.
+func TestReportOfPickup(t *testing.T) {
+	m := &measured{pickups: map[string][]pickupRound{
+		"onejob": {{delays: []float64{4, 4, 20}, claimed: []float64{1, 2, 3}}, {delays: []float64{4, 6, 30}}, {delays: []float64{5, 5, 50}, others: 0.2}},
+		"river":  {{delays: []float64{2, 2, 10}}, {delays: []float64{2, 2, 300}, others: 0.05}, {delays: []float64{2, 5, 10}}},
+	}}
+	r := m.report()
+	for key, want := range map[string]float64{"pickup_p50_ms": 5, "pickup_p99_ms": 50, "river_pickup_p99_ms": 300, "pickup_claimed_p50_ms": 2, "pickup_p50_ratio": 2, "pickup_p99_ratio": 2} {
+		if r[key] != want {
+			t.Errorf("%s is %v, not %v", key, r[key], want)
+		}
+	}
+	if got, want := r["spread"].(map[string]spread)["pickup_p99_ratio"].Rounds, []float64{2, 0.1, 5}; !slices.Equal(got, want) {
+		t.Errorf("the rounds of pickup_p99_ratio are %v, not %v", got, want)
+	}
+	if got, want := r["calm"].(map[string]spread)["pickup_p99_ratio"].Rounds, []float64{2, 0.1}; !slices.Equal(got, want) {
+		t.Errorf("the calm rounds of pickup_p99_ratio are %v, not %v", got, want)
+	}
+	if got := r["others_share"].(map[string]spread)["river_pickup"].Max; got != 0.05 {
+		t.Errorf("others used up to %v beside River's pick-up", got)
 	}
 }
 

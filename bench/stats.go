@@ -41,11 +41,14 @@ func spreadOf(rounds []float64) spread {
 }
 
 // ratios divides round by round: what was measured within one round shared the
-// machine's mood. It ends with the shorter list.
+// machine's mood. It ends with the shorter list. A round whose denominator was too small to
+// be measured gives none.
 func ratios(numerators, denominators []float64) []float64 {
 	var out []float64
 	for i := range min(len(numerators), len(denominators)) {
-		out = append(out, numerators[i]/denominators[i])
+		if denominators[i] > 0 {
+			out = append(out, numerators[i]/denominators[i])
+		}
 	}
 	return out
 }

@@ -68,6 +68,9 @@ func TestRatios(t *testing.T) {
 	if want := []float64{2, 1, 3}; !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
+	if got := ratios([]float64{3, 4}, []float64{0, 2}); !reflect.DeepEqual(got, []float64{2}) {
+		t.Errorf("got %v with a denominator of zero", got)
+	}
 	if got := ratios(nil, []float64{1}); got != nil {
 		t.Errorf("got %v of nothing", got)
 	}
