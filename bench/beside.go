@@ -166,7 +166,7 @@ func runBeside(ctx context.Context, p besidePlan) (err error) {
 	}()
 	var ended end
 	going := true
-	err = phase("beside a retry of all failed tasks", 1, func() bool {
+	err = phase("beside a retry of all failed tasks", 0, func() bool {
 		select {
 		case ended = <-ends:
 			going = false
@@ -207,7 +207,7 @@ func runBeside(ctx context.Context, p besidePlan) (err error) {
 		return err
 	}
 	delays := each(list, func(d delay) float64 { return d.ms })
-	if len(delays) != total || counts[2] == counts[1] {
+	if len(delays) != total || counts[2] == counts[1] { // the retry may have ended before the first INSERT
 		return fmt.Errorf("%d of %d tasks left a start time, after phases of %v", len(delays), total, counts)
 	}
 	r.Alone, r.Watched, r.Retry = phaseOf(delays[:counts[0]]), phaseOf(delays[counts[0]:counts[1]]), phaseOf(delays[counts[1]:])

@@ -569,7 +569,7 @@ func openSnapshot(ctx context.Context, r *pressedRun) (func() error, error) {
 	}
 	return func() error {
 		ctx := context.WithoutCancel(ctx)
-		return errors.Join(stillHeld(ctx, holder), holder.Close(ctx))
+		return errors.Join(holder.still(ctx, r.progress.conn), holder.close(ctx))
 	}, nil
 }
 

@@ -95,10 +95,15 @@ func (p *probes) between(from, to time.Time) (ms []float64) {
 	return ms
 }
 
-// holdSnapshot opens a transaction that keeps Postgres from removing any row that
-// dies from now on, as a forgotten psql or a long dump does. Closing the connection
-// ends it.
-func holdSnapshot(ctx context.Context, dsn string) (*pgx.Conn, error) {
+// A heldSnapshot is a transaction that keeps Postgres from removing any row that has died since
+// it began, as a forgotten psql or a long dump does.
+type heldSnapshot struct {
+	conn *pgx.Conn
+	xmin string // the oldest transaction whose rows it keeps
+}
+
+// holdSnapshot opens one.
+func holdSnapshot(ctx context.Context, dsn string) (*heldSnapshot, error) {
 	cfg, err := pgx.ParseConfig(dsn)
 	if err != nil {
 		return nil, err
@@ -108,24 +113,30 @@ func holdSnapshot(ctx context.Context, dsn string) (*pgx.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, sql := range []string{`BEGIN ISOLATION LEVEL REPEATABLE READ`, `SELECT count(*) FROM pg_class`} {
-		if _, err := conn.Exec(ctx, sql); err != nil {
-			return nil, errors.Join(fmt.Errorf("hold a snapshot: %w", err), conn.Close(ctx))
-		}
+	h := &heldSnapshot{conn: conn}
+	if _, err = conn.Exec(ctx, `BEGIN ISOLATION LEVEL REPEATABLE READ`); err == nil {
+		err = conn.QueryRow(ctx, `SELECT backend_xmin::text FROM pg_stat_activity WHERE pid = pg_backend_pid()`).Scan(&h.xmin)
 	}
-	return conn, nil
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("hold a snapshot: %w", err), conn.Close(ctx))
+	}
+	return h, nil
 }
 
-// stillHeld returns an error if a snapshot was lost meanwhile: the run would have
-// measured something else.
-func stillHeld(ctx context.Context, conn *pgx.Conn) error {
-	var held bool
-	err := conn.QueryRow(ctx, `SELECT backend_xmin IS NOT NULL FROM pg_stat_activity WHERE pid = pg_backend_pid()`).Scan(&held)
-	if err == nil && (!held || conn.PgConn().TxStatus() != 'T') {
-		err = errors.New("its transaction has ended")
+// still returns an error if the snapshot was lost meanwhile: the run would have measured
+// something else. It asks over another connection, since a backend that runs a statement has
+// a snapshot in any case.
+func (h *heldSnapshot) still(ctx context.Context, other *pgx.Conn) error {
+	var xmin string
+	err := other.QueryRow(ctx, `SELECT coalesce(min(backend_xmin::text), 'none') FROM pg_stat_activity WHERE pid = $1`, h.conn.PgConn().PID()).Scan(&xmin)
+	if err == nil && xmin != h.xmin {
+		err = fmt.Errorf("its transaction kept rows from %s on, and now from %s", h.xmin, xmin)
 	}
 	if err != nil {
 		return fmt.Errorf("the snapshot was not held until the end: %w", err)
 	}
 	return nil
 }
+
+// close ends the transaction.
+func (h *heldSnapshot) close(ctx context.Context) error { return h.conn.Close(ctx) }

@@ -183,10 +183,10 @@ func (s *steadyPlan) watch(ctx context.Context, m *meter) (samples []sample, err
 		if err != nil {
 			return nil, err
 		}
-		defer holder.Close(context.WithoutCancel(ctx))
+		defer func() { _ = holder.close(context.WithoutCancel(ctx)) }()
 		samples, err = s.phase(ctx, feeder, m, s.For)
 		if err == nil {
-			err = stillHeld(ctx, holder)
+			err = holder.still(ctx, m.progress.conn)
 		}
 		return samples, err
 	}
