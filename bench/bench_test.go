@@ -53,6 +53,16 @@ func TestBench(t *testing.T) {
 			t.Errorf("%s is %v", key, got[key])
 		}
 	}
+	locks, _ := got["locks"].(map[string]any)
+	for _, name := range []string{"replicas3", "replicas8"} {
+		of, _ := locks[name].(map[string]any)
+		if n, _ := of["attempts"].(float64); n < float64(p.Warm+p.Tasks) {
+			t.Errorf("%s asked for %v locks, for %d tasks", name, n, p.Warm+p.Tasks)
+		}
+	}
+	if ratio, _ := got["wasted_lock_ratio"].(float64); ratio < 0 || ratio > 1 {
+		t.Errorf("wasted_lock_ratio is %v", ratio)
+	}
 	if cpu, _ := got["cpu_us_per_task"].(map[string]any); len(cpu) != 3 {
 		t.Errorf("cpu_us_per_task is %v", cpu)
 	}

@@ -18,6 +18,10 @@ import (
 // calmShare is how much of the machine others may use for it to be called calm.
 const calmShare = 0.1
 
+// calmDifference is how far the shares of two runs may be apart that are compared with each
+// other: where others took more of one, the ratio is partly theirs.
+const calmDifference = 0.02
+
 // processorUse is how much of the processors was used up to a moment. They are those that this
 // program may run on, as with taskset: what others do on the rest takes nothing from it.
 type processorUse struct {

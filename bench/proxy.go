@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/url"
+	"strings"
 	"sync"
 	"sync/atomic"
 )
@@ -83,7 +84,7 @@ func (r *recorder) Write(b []byte) (int, error) {
 	return r.ResponseWriter.Write(b)
 }
 
-// lockCount is what became of attempts at locks, as they go to Consul.
+// lockCount is what became of attempts at locks of tasks, as they go to Consul.
 type lockCount struct {
 	Attempts int `json:"attempts"` // operations that ask for a lock
 	Refused  int `json:"refused"`  // those that Consul refused, by name
@@ -106,7 +107,8 @@ func (c *lockCounter) see(request []byte, status int, answer []byte) {
 }
 
 // countLocks counts in one transaction. A lock is refused by its own operation,
-// or by a check of its key that goes with it.
+// or by a check of its key that goes with it. Bids for leadership are not counted:
+// all but one of the replicas are refused at the start.
 func countLocks(request []byte, status int, answer []byte) (c lockCount) {
 	var ops []struct{ KV *struct{ Verb, Key string } }
 	if json.Unmarshal(request, &ops) != nil {
@@ -114,7 +116,7 @@ func countLocks(request []byte, status int, answer []byte) (c lockCount) {
 	}
 	refused := map[string]bool{} // by key
 	for _, op := range ops {
-		if op.KV != nil && op.KV.Verb == "lock" {
+		if op.KV != nil && op.KV.Verb == "lock" && (strings.Contains(op.KV.Key, "/running/") || strings.Contains(op.KV.Key, "/tasks/")) {
 			refused[op.KV.Key] = false
 			c.Attempts++
 		}

@@ -9,8 +9,8 @@ import (
 )
 
 func TestCountLocks(t *testing.T) {
-	const two = `[{"KV":{"Verb":"lock","Key":"a"}},{"KV":{"Verb":"lock","Key":"b"}}]`
-	const guarded = `[{"KV":{"Verb":"check-not-exists","Key":"a"}},{"KV":{"Verb":"lock","Key":"a"}},{"KV":{"Verb":"lock","Key":"b"}}]`
+	const two = `[{"KV":{"Verb":"lock","Key":"p/running/1"}},{"KV":{"Verb":"lock","Key":"p/tasks/b"}}]`
+	const guarded = `[{"KV":{"Verb":"check-not-exists","Key":"p/running/1"}},{"KV":{"Verb":"lock","Key":"p/running/1"}},{"KV":{"Verb":"lock","Key":"p/tasks/b"}}]`
 	for _, c := range []struct {
 		name, request string
 		status        int
@@ -22,7 +22,8 @@ func TestCountLocks(t *testing.T) {
 		{"one refused twice counts once", two, 409, `{"Errors":[{"OpIndex":1},{"OpIndex":1}]}`, lockCount{Attempts: 2, Refused: 1, Vain: 2}},
 		{"refused by the check before it", guarded, 409, `{"Errors":[{"OpIndex":0}]}`, lockCount{Attempts: 2, Refused: 1, Vain: 2}},
 		{"Consul was away", two, 500, `No cluster leader`, lockCount{Attempts: 2, Vain: 2}},
-		{"a release is no attempt", `[{"KV":{"Verb":"check-session","Key":"a"}},{"KV":{"Verb":"delete","Key":"a"}}]`, 409, `{"Errors":[{"OpIndex":0}]}`, lockCount{}},
+		{"a release is no attempt", `[{"KV":{"Verb":"check-session","Key":"p/running/1"}},{"KV":{"Verb":"delete","Key":"p/running/1"}}]`, 409, `{"Errors":[{"OpIndex":0}]}`, lockCount{}},
+		{"a bid for leadership is no lock of a task", `[{"KV":{"Verb":"lock","Key":"p/leader"}}]`, 409, `{"Errors":[{"OpIndex":0}]}`, lockCount{}},
 		{"no transaction", `?`, 400, ``, lockCount{}},
 	} {
 		if got := countLocks([]byte(c.request), c.status, []byte(c.answer)); got != c.want {

@@ -158,10 +158,10 @@ func (m *measured) pickUps(subject string, p float64) (rounds []figure) {
 }
 
 // calmRounds returns the values of two figures in those rounds in which others left the
-// machine to both.
+// machine to both, and about as much of it.
 func calmRounds(a, b []figure) (as, bs []float64) {
 	for i := range min(len(a), len(b)) {
-		if a[i].others < calmShare && b[i].others < calmShare {
+		if max(a[i].others, b[i].others) < calmShare && math.Abs(a[i].others-b[i].others) <= calmDifference {
 			as, bs = append(as, a[i].value), append(bs, b[i].value)
 		}
 	}

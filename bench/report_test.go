@@ -8,12 +8,12 @@ import (
 
 func TestReportOfCalmRounds(t *testing.T) {
 	m := &measured{benchCases: map[string][]outcome{
-		"onejob": {{Rate: 10, Others: 0.01}, {Rate: 4, Others: 0.5}, {Rate: 30, Others: 0.02}},
-		"river":  {{Rate: 20, Others: 0.01}, {Rate: 40, Others: 0.01}, {Rate: 20, Others: 0.03}},
+		"onejob": {{Rate: 10, Others: 0.01}, {Rate: 4, Others: 0.5}, {Rate: 30, Others: 0.02}, {Rate: 10, Others: 0.03}},
+		"river":  {{Rate: 20, Others: 0.01}, {Rate: 40, Others: 0.01}, {Rate: 20, Others: 0.03}, {Rate: 20, Others: 0.09}},
 	}}
 	r := m.report()
 	if got := r["river_ratio"]; got != 0.5 {
-		t.Errorf("river_ratio is %v, not the median of 0.5, 0.1 and 1.5", got)
+		t.Errorf("river_ratio is %v, not the median of 0.5, 0.1, 1.5 and 0.5", got)
 	}
 	calm := r["calm"].(map[string]spread)["river_ratio"]
 	if calm.Median != 1 || len(calm.Rounds) != 2 {
@@ -58,7 +58,7 @@ func TestReportOfProcessorTime(t *testing.T) {
 func TestReportOfPickup(t *testing.T) {
 	m := &measured{pickups: map[string][]pickupRound{
 		"onejob": {{delays: []float64{4, 4, 20}, claimed: []float64{1, 2, 3}}, {delays: []float64{4, 6, 30}}, {delays: []float64{5, 5, 50}, others: 0.2}},
-		"river":  {{delays: []float64{2, 2, 10}}, {delays: []float64{2, 2, 300}, others: 0.05}, {delays: []float64{2, 5, 10}}},
+		"river":  {{delays: []float64{2, 2, 10}}, {delays: []float64{2, 2, 300}, others: 0.015}, {delays: []float64{2, 5, 10}}},
 	}}
 	r := m.report()
 	for key, want := range map[string]float64{"pickup_p50_ms": 5, "pickup_p99_ms": 50, "river_pickup_p99_ms": 300, "pickup_claimed_p50_ms": 2, "pickup_p50_ratio": 2, "pickup_p99_ratio": 2} {
@@ -72,7 +72,7 @@ func TestReportOfPickup(t *testing.T) {
 	if got, want := r["calm"].(map[string]spread)["pickup_p99_ratio"].Rounds, []float64{2, 0.1}; !slices.Equal(got, want) {
 		t.Errorf("the calm rounds of pickup_p99_ratio are %v, not %v", got, want)
 	}
-	if got := r["others_share"].(map[string]spread)["river_pickup"].Max; got != 0.05 {
+	if got := r["others_share"].(map[string]spread)["river_pickup"].Max; got != 0.015 {
 		t.Errorf("others used up to %v beside River's pick-up", got)
 	}
 }

@@ -13,7 +13,6 @@ import (
 
 	"github.com/hashicorp/consul/api"
 	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 
 	"onejob/bench/riverjobs"
 	"onejob/internal/logging"
@@ -67,7 +66,8 @@ func (s *startTimes) write(ctx context.Context) error {
 // runHandler is a replica of onejob with a Go handler of its own, no-op tasks, and defaults
 // otherwise. Its log and its metrics are those of "onejob serve".
 func runHandler(ctx context.Context, c startTimesConfig, started func(sent int64)) error {
-	log := zap.New(zapcore.NewCore(logging.JSON(), zapcore.Lock(os.Stdout), zap.InfoLevel))
+	log := logging.New(logging.JSON(), &logging.Queue{Out: os.Stdout}, zap.InfoLevel, zap.String("replica", c.replica))
+	defer func() { _ = log.Sync() }()
 	shown := metrics.New("bench")
 	kinds := tasks.Kinds{"noop": tasks.Noop{}}
 	tasks.Handle(kinds, "stamp", func(_ context.Context, _ *tasks.Attempt, p struct{ Sent int64 }) (any, error) {
