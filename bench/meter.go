@@ -9,6 +9,7 @@ import (
 type meter struct {
 	environment *environment
 	progress    *progress // its own backend is not counted
+	ours        []int     // backends that are not counted either
 	consul      *consul
 	processes   []*process
 }
@@ -31,7 +32,7 @@ func (m *meter) read(ctx context.Context) (r reading, err error) {
 		}
 		r.cpu["subject"] += used
 	}
-	if r.cpu["postgres"], err = cpuTime(m.environment.pgPID, int(m.progress.conn.PgConn().PID())); err != nil {
+	if r.cpu["postgres"], err = cpuTime(m.environment.pgPID, append(m.ours[:len(m.ours):len(m.ours)], int(m.progress.conn.PgConn().PID()))...); err != nil {
 		return r, err
 	}
 	if m.consul != nil {

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -25,6 +26,7 @@ type pressurePlan struct {
 	Pictures string        `json:"-"`
 	Only     string        `json:"only,omitempty"`
 	Subjects string        `json:"subjects"`
+	Warm     time.Duration `json:"warm_up_ns"`
 	Before   time.Duration `json:"before_ns"`
 	During   time.Duration `json:"during_ns"`
 	After    time.Duration `json:"after_ns"`
@@ -40,6 +42,7 @@ func (p *pressurePlan) flags(flags *flag.FlagSet) {
 	flags.StringVar(&p.Pictures, "pictures", "../docs/images", "folder for the pictures")
 	flags.StringVar(&p.Only, "only", "", "only these kinds of pressure, such as snapshot,kills")
 	flags.StringVar(&p.Subjects, "subjects", "onejob,river", "who is put under it")
+	flags.DurationVar(&p.Warm, "warm", 20*time.Second, "how long to run before anything counts")
 	flags.DurationVar(&p.Before, "before", time.Minute, "how long to watch before the pressure begins")
 	flags.DurationVar(&p.During, "during", 3*time.Minute, "how long the pressure lasts")
 	flags.DurationVar(&p.After, "after", time.Minute, "how long to watch afterwards")
@@ -60,6 +63,8 @@ const (
 
 	pressureWaiting = 20_000 // tasks that always wait where there is no rate
 	readersAtOnce   = 4
+	reportLasts     = 5 * time.Second // at least, of each of them
+	feedEvery       = 20 * time.Millisecond
 	killEvery       = 20 * time.Second
 	startAfter      = 5 * time.Second // the kill
 )
@@ -75,12 +80,15 @@ type pressure struct {
 	during   float64 // and while the pressure lasts
 	after    float64
 	backlog  bool // the end is when what waits has been done
+	atOnce   bool // the backlog comes in one INSERT: the clock starts before that, not after the pressure
 	restarts bool // connections to Postgres break
 	kills    bool // workers end
 
 	lasts func(*pressurePlan) time.Duration
 
-	// begin puts the run under pressure; what it returns takes that away. Nil: the rates are all.
+	// begin puts the run under pressure, and does not wait for that: what takes a while closes
+	// pressedRun.over when it is done. What it returns takes the pressure away. Nil: the rates
+	// are all.
 	begin func(context.Context, *pressedRun) (end func() error, err error)
 }
 
@@ -90,7 +98,7 @@ var pressures = []pressure{
 	{name: "readers", title: "four long reports read the table all the time", rate: pressureRate, during: pressureRate, after: pressureRate, begin: readReports},
 	{name: "overload", title: "twice as many tasks come as can be done", rate: pressureRate, during: 2 * pressureMost, after: pressureRate / 2, backlog: true,
 		lasts: func(p *pressurePlan) time.Duration { return p.Overload }},
-	{name: "burst", title: "a million tasks come at once", quick: true, rate: 500, during: 500, after: 500, backlog: true, begin: insertBurst,
+	{name: "burst", title: "a million tasks come at once", quick: true, rate: 500, during: 500, after: 500, backlog: true, atOnce: true, begin: insertBurst,
 		lasts: func(*pressurePlan) time.Duration { return time.Second }},
 	{name: "restart", title: "Postgres is restarted", rate: pressureRate, during: pressureRate, after: pressureRate, restarts: true, begin: restartPostgres,
 		lasts: func(p *pressurePlan) time.Duration { return min(p.During, 30*time.Second) }},
@@ -100,33 +108,47 @@ var pressures = []pressure{
 // pressedSubjects are who is put under pressure.
 var pressedSubjects = []pressedSubject{
 	{name: "onejob", jobs: onejobTable, consul: true,
-		enqueue:    `INSERT INTO onejob.tasks (kind, payload) SELECT 'stamp', jsonb_build_object('sent', (extract(epoch FROM clock_timestamp()) * 1e9)::bigint) FROM generate_series(1, $1)`,
+		enqueue:    `INSERT INTO onejob.tasks (kind, payload) SELECT 'stamp', jsonb_build_object('sent', sent) FROM unnest($1::bigint[]) AS sent`,
 		unfinished: `SELECT count(*) FROM onejob.tasks WHERE status IN ('pending', 'running')`,
-		report:     `SELECT status, count(*), avg(extract(epoch FROM finished_at - run_at)), max(length(payload::text)), pg_sleep(5) IS NULL FROM onejob.tasks GROUP BY status`},
+		report:     reportOf(`SELECT avg(extract(epoch FROM finished_at - run_at)) + max(length(payload::text)) FROM onejob.tasks`)},
 	{name: "river", jobs: riverTable,
 		enqueue: `
 WITH jobs AS (
     INSERT INTO river_job (kind, args, max_attempts)
-    SELECT 'stamp', jsonb_build_object('sent', (extract(epoch FROM clock_timestamp()) * 1e9)::bigint), 25
-      FROM generate_series(1, $1)
+    SELECT 'stamp', jsonb_build_object('sent', sent), 25
+      FROM unnest($1::bigint[]) AS sent
  RETURNING 1
 )
 SELECT pg_notify(concat(current_schema(), '.river_insert'), '{"queue": "default"}') FROM (SELECT FROM jobs LIMIT 1) AS one`,
 		unfinished: `SELECT count(*) FROM river_job WHERE state IN ('available', 'running', 'retryable', 'scheduled', 'pending')`,
-		report:     `SELECT state, count(*), avg(extract(epoch FROM finalized_at - scheduled_at)), max(length(args::text)), pg_sleep(5) IS NULL FROM river_job GROUP BY state`},
+		report:     reportOf(`SELECT avg(extract(epoch FROM finalized_at - scheduled_at)) + max(length(args::text)) FROM river_job`)},
+}
+
+// reportOf returns a statement that reads a table again and again, for $1 seconds and until it
+// is through, and returns how often. The condition makes Postgres read it anew each time.
+func reportOf(reading string) string {
+	return `
+WITH RECURSIVE passes(n, value) AS (
+    SELECT 0, NULL::float8
+     UNION ALL
+    SELECT n + 1, (` + reading + ` WHERE passes.n >= 0)::float8
+      FROM passes
+     WHERE clock_timestamp() < statement_timestamp() + make_interval(secs => $1::float8)
+)
+SELECT max(n) FROM passes`
 }
 
 type pressedSubject struct {
 	name       string
 	jobs       table
 	consul     bool
-	enqueue    string // statement that adds $1 tasks that say when they were sent
+	enqueue    string // statement that adds a task for each element of $1, which it was sent at
 	unfinished string // statement that counts them
-	report     string // statement that reads the whole table, and takes a while
+	report     string // statement that reads the whole table for $1 seconds
 }
 
-// pressedSample is what one look saw. Times of pick-up are of tasks that were enqueued since
-// the look before, whenever they began.
+// pressedSample is what one look saw. Times of pick-up are of tasks that were due to be enqueued
+// since the look before, whenever they began.
 type pressedSample struct {
 	At       float64 `json:"at_s"` // since the beginning
 	Rate     float64 `json:"tasks_per_second"`
@@ -134,10 +156,12 @@ type pressedSample struct {
 	P50      float64 `json:"pickup_p50_ms"` // zero if no task has begun
 	P99      float64 `json:"pickup_p99_ms"`
 	DeadRows int64   `json:"dead_rows"`
-	MB       float64 `json:"tables_mb"` // with indexes
+	MB       float64 `json:"tables_mb"`    // with indexes
+	Others   float64 `json:"others_share"` // of the machine, since the look before
 }
 
-// pressedPhase sums up the samples before, during or after the pressure.
+// pressedPhase sums up the samples before, during or after the pressure. One is taken at both
+// ends of each, so that it has no other seconds than its own.
 type pressedPhase struct {
 	Rate     float64 `json:"tasks_per_second"`
 	P50      float64 `json:"pickup_p50_ms"`
@@ -146,13 +170,15 @@ type pressedPhase struct {
 	DeadRows int64   `json:"dead_rows_most"`
 	MB       float64 `json:"tables_mb_most"`
 	Begun    int     `json:"attempts_begun"`
+	Others   float64 `json:"others_share"`
 }
 
 // pressedOutcome is what one subject did under one pressure.
 type pressedOutcome struct {
-	Before pressedPhase `json:"before"`
-	During pressedPhase `json:"during"`
-	After  pressedPhase `json:"after"`
+	// Nil without a sample.
+	Before *pressedPhase `json:"before,omitempty"`
+	During *pressedPhase `json:"during,omitempty"`
+	After  *pressedPhase `json:"after,omitempty"`
 
 	// Before the pressure, of all processes of a kind.
 	CPU          map[string]float64 `json:"before_cpu_us_per_task"`
@@ -160,7 +186,9 @@ type pressedOutcome struct {
 
 	BeganAt    float64         `json:"pressure_began_s"`
 	EndedAt    float64         `json:"pressure_ended_s"`
-	CaughtUp   float64         `json:"caught_up_s"` // after the pressure until less than a second's tasks waited; -1: not before the end
+	CaughtUp   float64         `json:"caught_up_s"`                         // after the pressure, or since one INSERT began, until less than a second's tasks waited; -1: not before the end
+	Draining   float64         `json:"draining_tasks_per_second,omitempty"` // done in that time, where there was a backlog
+	Passes     int64           `json:"report_passes,omitempty"`             // how often reports have read the whole table
 	Unfinished int64           `json:"unfinished_at_the_end"`
 	Failed     int64           `json:"failed"`
 	Samples    []pressedSample `json:"samples"`
@@ -175,11 +203,16 @@ type pressedRun struct {
 	consul   *consul // nil if the subject has none
 	replicas []*process
 	progress *progress
-	feed     feeder
+	feed     *feeder
+	fed      chan error    // how the feeder ended
+	over     chan struct{} // of a pressure that takes a while, closed when it is done; else nil
 
 	began   time.Time
-	files   []string // with start times
-	done    float64  // tasks at the last look
+	files   []string     // with start times
+	done    float64      // tasks at the last look
+	looked  float64      // when that was
+	use     processorUse // then
+	passes  atomic.Int64 // of reports
 	outcome pressedOutcome
 }
 
@@ -241,7 +274,9 @@ func pressureReport(about *machine, p pressurePlan, found map[string]map[string]
 		"measured_at": began.UTC().Format(time.RFC3339), "took_s": int(time.Since(began).Seconds())}
 	for name, o := range found["snapshot-full"] {
 		key := map[string]string{"onejob": "held_snapshot_ratio", "river": "river_held_snapshot_ratio"}[name]
-		r[key] = o.During.Rate / o.Before.Rate
+		if o.During != nil && o.Before != nil {
+			r[key] = o.During.Rate / o.Before.Rate
+		}
 	}
 	return r
 }
@@ -249,16 +284,26 @@ func pressureReport(about *machine, p pressurePlan, found map[string]map[string]
 func (o *pressedOutcome) print(name string) {
 	for _, phase := range []struct {
 		name string
-		pressedPhase
+		of   *pressedPhase
 	}{{"before", o.Before}, {"during", o.During}, {"after", o.After}} {
-		fmt.Printf("%s, %s: %.0f tasks/s, pick-up p50 %.1f ms, p99 %.1f ms, at most %.0f ms; %d dead rows and %.0f MB at most\n",
-			name, phase.name, phase.Rate, phase.P50, phase.P99, phase.Max, phase.DeadRows, phase.MB)
+		if p := phase.of; p != nil {
+			fmt.Printf("%s, %s: %.0f tasks/s, pick-up p50 %.1f ms, p99 %.1f ms, at most %.0f ms; %d dead rows and %.0f MB at most; others used %.0f %% of the machine\n",
+				name, phase.name, p.Rate, p.P50, p.P99, p.Max, p.DeadRows, p.MB, 100*p.Others)
+		}
 	}
-	fmt.Printf("%s: throughput under the pressure %.3f of that before\n", name, o.During.Rate/o.Before.Rate)
+	if o.During != nil && o.Before != nil {
+		fmt.Printf("%s: throughput under the pressure %.3f of that before\n", name, o.During.Rate/o.Before.Rate)
+	}
 	fmt.Printf("%s, before: us of a processor for each task: %.0f, Postgres %.0f, Consul %.0f; Raft entries a task: %.2f\n",
 		name, o.CPU["subject"], o.CPU["postgres"], o.CPU["consul"], o.ConsulWrites)
 	if o.CaughtUp >= 0 {
-		fmt.Printf("%s: had caught up %.0f s after the pressure\n", name, o.CaughtUp)
+		fmt.Printf("%s: had caught up after %.0f s\n", name, o.CaughtUp)
+	}
+	if o.Draining > 0 {
+		fmt.Printf("%s: %.0f tasks/s until then\n", name, o.Draining)
+	}
+	if o.Passes > 0 {
+		fmt.Printf("%s: reports have read the table %d times\n", name, o.Passes)
 	}
 	fmt.Printf("%s: %d tasks unfinished at the end, %d failed\n", name, o.Unfinished, o.Failed)
 }
@@ -289,9 +334,11 @@ func (r *pressedRun) run(ctx context.Context, g *environment) (err error) {
 			return err
 		}
 	}
-	r.feed = feeder{dsn: r.at.dsn, enqueue: r.subject.enqueue}
+	if r.feed, err = startFeeder(ctx, r); err != nil {
+		return err
+	}
 	defer r.feed.close()
-	if err := r.feed.add(ctx, 1); err != nil {
+	if err := r.feed.add(ctx, []int64{0}); err != nil {
 		return err
 	}
 	r.progress.last = 1
@@ -326,21 +373,51 @@ func (r *pressedRun) start(i int) error {
 	return nil
 }
 
-// phases watches before, during and after the pressure.
-func (r *pressedRun) phases(ctx context.Context) error {
-	m := &meter{environment: r.at.environment, progress: r.progress, consul: r.consul, processes: r.replicas}
+// phases warms up, and watches before, during and after the pressure.
+func (r *pressedRun) phases(ctx context.Context) (err error) {
+	m := &meter{environment: r.at.environment, progress: r.progress, consul: r.consul, processes: r.replicas, ours: r.feed.backends()}
+	r.fed = make(chan error, 1)
+	stop := make(chan struct{})
+	go func() { r.fed <- r.feed.run(ctx, stop) }()
+	feeding := true
+	stopFeeding := func() error {
+		if !feeding {
+			return nil
+		}
+		feeding = false
+		close(stop)
+		return <-r.fed
+	}
+	defer func() { err = errors.Join(err, stopFeeding()) }()
+
+	r.feed.pace(r.pressure.rate, false)
+	if err := r.watch(ctx, r.plan.Warm, nil); err != nil {
+		return err
+	}
+	r.feed.pace(r.pressure.rate, true)
 	r.began = time.Now()
+	var at float64
+	if err := r.edge(ctx, &at); err != nil {
+		return err
+	}
+	r.outcome.Samples = nil // there was nothing before it
+	done := r.done
 	costs, err := m.read(ctx)
 	if err == nil {
-		err = r.watch(ctx, r.pressure.rate, r.plan.Before, nil)
+		err = r.watch(ctx, r.plan.Before, r.sample)
 	}
 	if err == nil {
-		err = r.costs(ctx, m, costs)
+		err = r.edge(ctx, &r.outcome.BeganAt)
+	}
+	if err == nil {
+		err = r.costs(ctx, m, costs, r.done-done)
 	}
 	if err != nil {
 		return err
 	}
-	r.outcome.BeganAt = time.Since(r.began).Seconds()
+
+	drained, from := r.done, &r.outcome.BeganAt
+	r.feed.pace(r.pressure.during, true)
 	end := func() error { return nil }
 	if r.pressure.begin != nil {
 		if end, err = r.pressure.begin(ctx, r); err != nil {
@@ -351,10 +428,20 @@ func (r *pressedRun) phases(ctx context.Context) error {
 	if r.pressure.lasts != nil {
 		lasts = r.pressure.lasts(r.plan)
 	}
-	if err = errors.Join(r.watch(ctx, r.pressure.during, lasts, nil), end()); err != nil {
+	if err = errors.Join(r.watch(ctx, lasts, r.sample), end()); err != nil {
 		return err
 	}
-	r.outcome.EndedAt, r.outcome.CaughtUp = time.Since(r.began).Seconds(), -1
+	r.over = nil
+	if err := r.edge(ctx, &r.outcome.EndedAt); err != nil {
+		return err
+	}
+	r.outcome.Passes = r.passes.Load()
+
+	if !r.pressure.atOnce {
+		drained, from = r.done, &r.outcome.EndedAt
+	}
+	r.feed.pace(r.pressure.after, true)
+	r.outcome.CaughtUp = -1
 	atMost := r.plan.After
 	if r.pressure.backlog {
 		atMost = max(atMost, r.plan.Recovery)
@@ -363,13 +450,23 @@ func (r *pressedRun) phases(ctx context.Context) error {
 	if r.pressure.full {
 		soon = 0 // a backlog is meant to be there
 	}
-	err = r.watch(ctx, r.pressure.after, atMost, func(now pressedSample) bool {
-		if r.outcome.CaughtUp < 0 && now.Waiting < soon {
-			r.outcome.CaughtUp = now.At - r.outcome.EndedAt
+	err = r.watch(ctx, atMost, func(ctx context.Context) (enough bool, err error) {
+		now, err := r.look(ctx)
+		if err != nil {
+			return false, err
 		}
-		return r.pressure.backlog && r.outcome.CaughtUp >= 0 && now.At > r.outcome.EndedAt+r.outcome.CaughtUp+r.plan.After.Seconds()
+		if r.outcome.CaughtUp < 0 && now.Waiting < soon {
+			if r.outcome.CaughtUp = now.At - *from; r.pressure.backlog {
+				r.outcome.Draining = (r.done - drained) / r.outcome.CaughtUp
+			}
+		}
+		return r.pressure.backlog && r.outcome.CaughtUp >= 0 && now.At > *from+r.outcome.CaughtUp+r.plan.After.Seconds(), nil
 	})
-	if err != nil {
+	var ended float64
+	if err == nil {
+		err = r.edge(ctx, &ended)
+	}
+	if err = errors.Join(err, stopFeeding()); err != nil {
 		return err
 	}
 	for ended := time.Now(); ; { // nothing is enqueued any more
@@ -390,20 +487,20 @@ func (r *pressedRun) phases(ctx context.Context) error {
 		return err
 	}
 	r.replicas = nil
-	return r.sumUp()
+	starts, err := readStarts(r.files)
+	if err != nil {
+		return err
+	}
+	r.outcome.sumUp(starts, r.began, ended)
+	return nil
 }
 
 // costs notes what a task has cost before the pressure.
-func (r *pressedRun) costs(ctx context.Context, m *meter, before reading) error {
+func (r *pressedRun) costs(ctx context.Context, m *meter, before reading, done float64) error {
 	after, err := m.read(ctx)
 	if err != nil {
 		return err
 	}
-	var waiting int64
-	if err := r.progress.conn.QueryRow(ctx, r.subject.unfinished).Scan(&waiting); err != nil {
-		return err
-	}
-	done := float64(r.progress.last - 1 - waiting)
 	r.outcome.CPU = map[string]float64{}
 	for name := range after.cpu {
 		r.outcome.CPU[name] = float64((after.cpu[name] - before.cpu[name]).Microseconds()) / done
@@ -412,27 +509,24 @@ func (r *pressedRun) costs(ctx context.Context, m *meter, before reading) error 
 	return nil
 }
 
-// watch enqueues tasks and looks at everything from time to time, for so long or until enough
-// says so.
-func (r *pressedRun) watch(ctx context.Context, rate float64, length time.Duration, enough func(pressedSample) bool) error {
-	began, given := time.Now(), 0
-	for looked := time.Now(); time.Since(began) < length; {
-		more := int(rate*time.Since(began).Seconds()) - given
-		if r.pressure.full {
-			if err := r.progress.look(ctx); err != nil {
-				return err
-			}
-			if more = pressureWaiting - int(r.progress.last-r.progress.at); more < 1_000 {
-				more = 0
-			}
+// watch sees to it that everything goes on, for so long and until the pressure is done, or
+// until look, which is called from time to time, says that it is enough.
+func (r *pressedRun) watch(ctx context.Context, length time.Duration, look func(context.Context) (enough bool, err error)) error {
+	began := time.Now()
+	going := func() bool {
+		select {
+		case <-r.over:
+			return false
+		default:
+			return r.over != nil
 		}
-		if more > 0 {
-			if err := r.feed.add(ctx, more); err == nil {
-				given += more
-				r.progress.last += int64(more)
-			} else if !r.pressure.restarts || ctx.Err() != nil {
-				return err
-			}
+	}
+	for looked := time.Now(); time.Since(began) < length || going(); {
+		select {
+		case err := <-r.fed:
+			r.fed <- nil
+			return errors.Join(err, context.Cause(ctx))
+		default:
 		}
 		if !r.pressure.kills {
 			for _, p := range r.replicas {
@@ -441,13 +535,13 @@ func (r *pressedRun) watch(ctx context.Context, rate float64, length time.Durati
 				}
 			}
 		}
-		if time.Since(looked) >= r.plan.Every {
+		if look != nil && time.Since(looked) >= r.plan.Every {
 			looked = time.Now()
-			now, err := r.look(ctx)
+			enough, err := look(ctx)
 			if err != nil && (!r.pressure.restarts || ctx.Err() != nil) {
 				return err
 			}
-			if err == nil && enough != nil && enough(now) {
+			if err == nil && enough {
 				return nil
 			}
 		}
@@ -456,6 +550,26 @@ func (r *pressedRun) watch(ctx context.Context, rate float64, length time.Durati
 		}
 	}
 	return nil
+}
+
+// edge adds the sample between two phases, and notes when that was.
+func (r *pressedRun) edge(ctx context.Context, at *float64) error {
+	for end := time.Now().Add(time.Minute); ; {
+		now, err := r.look(ctx)
+		*at = now.At
+		if err == nil || !r.pressure.restarts || time.Now().After(end) {
+			return err
+		}
+		if err := sleep(ctx, 2*lookEvery); err != nil {
+			return err
+		}
+	}
+}
+
+// sample adds one within a phase.
+func (r *pressedRun) sample(ctx context.Context) (enough bool, err error) {
+	_, err = r.look(ctx)
+	return false, err
 }
 
 // look adds a sample. After a lost connection the next look has a new one.
@@ -467,35 +581,30 @@ func (r *pressedRun) look(ctx context.Context) (now pressedSample, err error) {
 		}
 		r.progress.conn = again.conn
 	}
-	if err := r.progress.conn.QueryRow(ctx, r.subject.unfinished).Scan(&now.Waiting); err != nil {
+	done, at, err := r.feed.done(ctx, r.progress.conn, &now.Waiting)
+	if err != nil {
 		return now, err
 	}
 	var bytes int64
 	if err := r.progress.conn.QueryRow(ctx, `SELECT coalesce(sum(pg_total_relation_size(relid)), 0)::bigint, coalesce(sum(n_dead_tup), 0)::bigint FROM pg_stat_user_tables`).Scan(&bytes, &now.DeadRows); err != nil {
 		return now, err
 	}
-	now.At, now.MB = time.Since(r.began).Seconds(), float64(bytes)/(1<<20)
-	done := float64(r.progress.last - now.Waiting)
-	if before := len(r.outcome.Samples); before > 0 {
-		now.Rate = (done - r.done) / (now.At - r.outcome.Samples[before-1].At)
-	} else {
-		now.Rate = (done - 1) / now.At
+	use, err := readProcessorUse()
+	if err != nil {
+		return now, err
 	}
-	r.done = done
+	now.At, now.MB = at.Sub(r.began).Seconds(), float64(bytes)/(1<<20)
+	now.Rate, now.Others = (done-r.done)/(now.At-r.looked), othersShare(r.use, use)
+	r.done, r.looked, r.use = done, now.At, use
 	r.outcome.Samples = append(r.outcome.Samples, now)
 	return now, nil
 }
 
-// sumUp reads when tasks began, and sums up the phases.
-func (r *pressedRun) sumUp() error {
-	starts, err := readStarts(r.files)
-	if err != nil {
-		return err
-	}
-	o := &r.outcome
+// sumUp sums up the phases, the last of which ended at a time, given when tasks began.
+func (o *pressedOutcome) sumUp(starts []delay, began time.Time, ended float64) {
 	between := func(from, to float64) (ms []float64) {
 		for _, s := range starts {
-			if at := s.sent.Sub(r.began).Seconds(); at >= from && at < to {
+			if at := s.sent.Sub(began).Seconds(); at >= from && at < to {
 				ms = append(ms, s.ms)
 			}
 		}
@@ -508,56 +617,30 @@ func (r *pressedRun) sumUp() error {
 		}
 		from = o.Samples[i].At
 	}
-	end := time.Since(r.began).Seconds()
 	for _, phase := range []struct {
-		of       *pressedPhase
+		of       **pressedPhase
 		from, to float64
-	}{{&o.Before, 0, o.BeganAt}, {&o.During, o.BeganAt, o.EndedAt}, {&o.After, o.EndedAt, end}} {
-		ms := between(phase.from, phase.to)
-		if phase.of.Begun = len(ms); len(ms) > 0 {
-			phase.of.P50, phase.of.P99, phase.of.Max = percentile(ms, 50), percentile(ms, 99), slices.Max(ms)
-		}
-		var tasks, seconds float64
+	}{{&o.Before, 0, o.BeganAt}, {&o.During, o.BeganAt, o.EndedAt}, {&o.After, o.EndedAt, ended}} {
+		var p pressedPhase
+		var tasks, others, seconds float64
 		last := 0.0
 		for _, s := range o.Samples {
-			if s.At >= phase.from && s.At < phase.to {
-				tasks, seconds = tasks+s.Rate*(s.At-last), seconds+s.At-last
-				phase.of.DeadRows, phase.of.MB = max(phase.of.DeadRows, s.DeadRows), max(phase.of.MB, s.MB)
+			if s.At > phase.from && s.At <= phase.to {
+				took := s.At - last
+				tasks, others, seconds = tasks+s.Rate*took, others+s.Others*took, seconds+took
+				p.DeadRows, p.MB = max(p.DeadRows, s.DeadRows), max(p.MB, s.MB)
 			}
 			last = s.At
 		}
-		if seconds > 0 {
-			phase.of.Rate = tasks / seconds
+		if seconds == 0 {
+			continue
 		}
-	}
-	return nil
-}
-
-// feeder enqueues tasks over a connection that it opens again when it was lost.
-type feeder struct {
-	dsn     string
-	enqueue string
-	conn    *pgx.Conn
-}
-
-func (f *feeder) add(ctx context.Context, n int) error {
-	if f.conn == nil || f.conn.IsClosed() {
-		var err error
-		if f.conn, err = pgx.Connect(ctx, f.dsn); err != nil {
-			return fmt.Errorf("enqueue: %w", err)
+		p.Rate, p.Others = tasks/seconds, others/seconds
+		ms := between(phase.from, phase.to)
+		if p.Begun = len(ms); len(ms) > 0 {
+			p.P50, p.P99, p.Max = percentile(ms, 50), percentile(ms, 99), slices.Max(ms)
 		}
-	}
-	if _, err := f.conn.Exec(ctx, f.enqueue, n); err != nil {
-		return fmt.Errorf("enqueue: %w", err)
-	}
-	return nil
-}
-
-func (f *feeder) close() {
-	if f.conn != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		defer cancel()
-		_ = f.conn.Close(ctx)
+		*phase.of = &p
 	}
 }
 
@@ -578,7 +661,7 @@ func readReports(ctx context.Context, r *pressedRun) (func() error, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan error)
 	for range readersAtOnce {
-		go func() { ended <- readUntil(ctx, r.at.dsn, r.subject.report) }()
+		go func() { ended <- r.readUntil(ctx, min(reportLasts, r.plan.During/4)) }()
 	}
 	return func() error {
 		cancel()
@@ -590,31 +673,43 @@ func readReports(ctx context.Context, r *pressedRun) (func() error, error) {
 	}, nil
 }
 
-func readUntil(ctx context.Context, dsn, statement string) error {
-	conn, err := pgx.Connect(ctx, dsn)
+func (r *pressedRun) readUntil(ctx context.Context, lasts time.Duration) error {
+	conn, err := pgx.Connect(ctx, r.at.dsn)
 	if err != nil {
 		return err
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
 	for ctx.Err() == nil {
-		if _, err := conn.Exec(ctx, statement); err != nil && ctx.Err() == nil {
+		var passes int64
+		if err := conn.QueryRow(ctx, r.subject.report, lasts.Seconds()).Scan(&passes); err != nil && ctx.Err() == nil {
 			return fmt.Errorf("a report: %w", err)
 		}
+		r.passes.Add(passes)
 	}
 	return nil
 }
 
-// insertBurst inserts many tasks in one statement.
+// beside does what takes a while in a goroutine.
+func (r *pressedRun) beside(f func() error) (end func() error) {
+	over := make(chan struct{})
+	var err error
+	go func() {
+		defer close(over)
+		err = f()
+	}()
+	r.over = over
+	return func() error { <-over; return err }
+}
+
+// insertBurst inserts many tasks in one statement, which all are due when it begins.
 func insertBurst(ctx context.Context, r *pressedRun) (func() error, error) {
-	err := r.feed.add(ctx, r.plan.Burst)
-	r.progress.last += int64(r.plan.Burst)
-	return func() error { return nil }, err
+	sent := slices.Repeat([]int64{time.Now().UnixNano()}, r.plan.Burst)
+	return r.beside(func() error { return r.feed.burst(ctx, sent) }), nil
 }
 
 // restartPostgres restarts it as an operator does who is in a hurry (pg_ctl restart -m fast).
 func restartPostgres(ctx context.Context, r *pressedRun) (func() error, error) {
-	err := r.at.postgres.Restart(ctx, servers.Fast)
-	return func() error { return nil }, err
+	return r.beside(func() error { return r.at.postgres.Restart(ctx, servers.Fast) }), nil
 }
 
 // killWorkers kills one worker after the other, and starts each again a little later.

@@ -37,13 +37,12 @@ type startTimes struct {
 // work. One that was sent at zero is there to warm up.
 func (s *startTimes) started(sent int64) {
 	now := time.Now().UnixNano()
-	if sent == 0 {
-		return
+	if sent != 0 {
+		s.mu.Lock()
+		_, err := fmt.Fprintf(s.out, "%d %.3f;\n", sent, float64(now-sent)/1e6)
+		s.err = errors.Join(s.err, err)
+		s.mu.Unlock()
 	}
-	s.mu.Lock()
-	_, err := fmt.Fprintf(s.out, "%d %.3f;\n", sent, float64(now-sent)/1e6)
-	s.err = errors.Join(s.err, err)
-	s.mu.Unlock()
 	if s.work > 0 {
 		time.Sleep(s.work)
 	}

@@ -63,6 +63,7 @@ type sample struct {
 	PostgresCPU   float64          `json:"postgres_cpu_percent"`
 	ConsulCPU     float64          `json:"consul_cpu_percent"`
 	ConsulWrites  float64          `json:"consul_writes_per_s"`
+	Others        float64          `json:"others_share"` // of the machine, since the look before
 	CalibrationMS float64          `json:"yardstick_ms"` // what the same work took each time: the machine's own speed
 
 	// All from the start on.
@@ -169,6 +170,7 @@ func (s *steadyPlan) watch(ctx context.Context, m *meter) (samples []sample, err
 		return nil, err
 	}
 	defer feeder.Close(context.WithoutCancel(ctx))
+	m.ours = append(m.ours, int(feeder.PgConn().PID()))
 	if err := s.feed(ctx, feeder, m.progress, 1); err != nil {
 		return nil, err
 	}
@@ -284,6 +286,7 @@ func (s *steadyPlan) sample(ctx context.Context, m *meter, before reading, began
 	now.Rate = float64(now.Done-previous.Done) / took
 	now.ReplicaCPU, now.PostgresCPU, now.ConsulCPU = percent("subject"), percent("postgres"), percent("consul")
 	now.ConsulWrites = (after.writes - before.writes) / took
+	now.Others = othersShare(before.machine, after.machine)
 	if now.ReplicaMB, err = m.processes[0].memory("VmRSS"); err != nil {
 		return now, after, err
 	}
