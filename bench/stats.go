@@ -54,7 +54,7 @@ func ratios(numerators, denominators []float64) []float64 {
 }
 
 // rotated returns the list begun at another place, a further one each round, so
-// that nobody is always first or always behind the same other.
+// that nobody is always first. Each but the first follows the same other.
 func rotated[T any](list []T, round int) []T {
 	at := round % max(1, len(list))
 	return slices.Concat(list[at:], list[:at])
