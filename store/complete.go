@@ -345,7 +345,7 @@ func (s *Store) writeCompletions(completions []*completion) {
 func (s *Store) refusesResult(ctx context.Context, e *completion) bool {
 	rolledBack := errors.New("rolled back")
 	blamed := false
-	err := pgx.BeginTxFunc(ctx, s.pool.inner, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, func(tx pgx.Tx) error {
+	err := pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, func(tx pgx.Tx) error {
 		try := func(c tasks.Completion) error {
 			return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
 				rest, err := complete(ctx, tx, completeSQL, []*completion{{Completion: c, ctx: ctx}}, s.writes.bounds(1, s.timeout))

@@ -353,7 +353,12 @@ func (p *pool) Exec(ctx context.Context, sql string, args ...any) (pgconn.Comman
 // Begin is that of pgxpool.Pool. The first statement of the transaction must be the
 // same as that of a batch. Until then search_path is safe on direct connections only.
 func (p *pool) Begin(ctx context.Context) (pgx.Tx, error) {
-	tx, err := p.inner.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+	return p.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+}
+
+// BeginTx is Begin with another isolation level.
+func (p *pool) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error) {
+	tx, err := p.inner.BeginTx(ctx, options)
 	p.heal(err)
 	return tx, err
 }
