@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -62,7 +61,7 @@ func TestEmbed(t *testing.T) {
 	}
 	jobs := filepath.Join(dir, "jobs")
 
-	var log output
+	var log testenv.Output
 	replica := command(jobs, "serve", "--config", "jobs.yaml")
 	replica.Cancel = func() error { return replica.Process.Signal(syscall.SIGTERM) }
 	replica.WaitDelay = time.Minute
@@ -79,11 +78,11 @@ func TestEmbed(t *testing.T) {
 			<-ended
 		}
 		if t.Failed() {
-			t.Logf("the replica's log:\n%s", log.text())
+			t.Logf("the replica's log:\n%s", log.String())
 		}
 	}()
 	testenv.Eventually(t, time.Minute, "the replica is ready", func() bool {
-		address := log.field("replica_started", "http")
+		address := field(&log, "replica_started", "http")
 		if address == "" {
 			return false
 		}
@@ -96,7 +95,7 @@ func TestEmbed(t *testing.T) {
 	})
 
 	t.Log(run("go", "test", "-count=1", "./..."))
-	if kind := log.field("task_succeeded", "kind"); kind == "" {
+	if kind := field(&log, "task_succeeded", "kind"); kind == "" {
 		t.Error("the replica has logged no task_succeeded")
 	}
 	if out := run(jobs, "check", "--config", "jobs.yaml"); !strings.Contains(out, "ok    configuration") || !strings.Contains(out, "ok    consul") {
@@ -131,27 +130,9 @@ func TestEmbedPage(t *testing.T) {
 	}
 }
 
-// output is what a process has written so far.
-type output struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.b.Write(p)
-}
-
-func (o *output) text() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.b.String()
-}
-
 // field returns a field of the first line with that event, and "" if there is none.
-func (o *output) field(event, name string) string {
-	for line := range strings.Lines(o.text()) {
+func field(o *testenv.Output, event, name string) string {
+	for line := range strings.Lines(o.String()) {
 		var fields map[string]any
 		if json.Unmarshal([]byte(line), &fields) == nil && fields["event"] == event {
 			value, _ := fields[name].(string)

@@ -1,7 +1,6 @@
 package worker_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,7 +8,6 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -21,29 +19,11 @@ import (
 	"onejob/worker"
 )
 
-// A transcript is what a process writes, to read while it runs.
-type transcript struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (s *transcript) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.text.Write(p)
-}
-
-func (s *transcript) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.text.String()
-}
-
 // serveBriefly runs onejob serve, and sends SIGTERM when moment returns. It returns what the replica
 // logged.
 func (c *cluster) serveBriefly(t *testing.T, what string, moment func(log func() string)) (log string) {
 	t.Helper()
-	var out transcript
+	var out testenv.Output
 	cmd := exec.Command(testenv.Binary(t), "serve")
 	cmd.Env = append(os.Environ(), "ONEJOB_POSTGRES_DSN="+c.dsn, "CONSUL_HTTP_ADDR="+c.kv.Addr, "ONEJOB_CONSUL_PREFIX="+c.kv.Prefix,
 		"ONEJOB_HTTP_LISTEN=", "ONEJOB_LOG_FORMAT=json", "ONEJOB_LOG_LEVEL=debug")

@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"onejob/internal/testenv"
 )
 
 func TestLocate(t *testing.T) {
@@ -40,7 +42,7 @@ func TestCommandIsBornInItsCgroup(t *testing.T) {
 	for name, moveIn := range map[string]bool{"by clone3": false, "as on old kernels": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			var out buffer
+			var out testenv.Output
 			s, _ := script(t, `grep ^0:: /proc/self/cgroup; grep ^0:: /proc/$PPID/cgroup`, &out)
 			s.moveIn = moveIn
 			p := mustStart(t, s)
@@ -189,8 +191,8 @@ func TestEnableLimitsMovesTheDaemonToALeaf(t *testing.T) {
 		}
 	}
 	controller := strings.Fields(readLine(dir + "/cgroup.controllers"))[0]
-	enable := func() *buffer {
-		var out buffer
+	enable := func() *testenv.Output {
+		var out testenv.Output
 		d := exec.Command("/proc/self/exe")
 		d.Env = append(os.Environ(), "GUARD_TEST_DAEMON=enable", "GUARD_TEST_ENABLE="+controller)
 		d.Stdout, d.Stderr = &out, &out
@@ -206,7 +208,7 @@ func TestEnableLimitsMovesTheDaemonToALeaf(t *testing.T) {
 			t.Fatal(err)
 		}
 		box := testCgroup(t, os.Getuid())
-		var out buffer
+		var out testenv.Output
 		d := exec.Command("unshare", "--cgroup", "--mount", "sh", "-c", `mount -t cgroup2 none "$1" && { sleep 1000 & "$0"; }`, self, t.TempDir())
 		d.Env = append(os.Environ(), "GUARD_TEST_DAEMON=enable", "GUARD_TEST_ENABLE="+controller)
 		d.Stdout, d.Stderr = &out, &out
@@ -297,7 +299,7 @@ func TestLimitsHold(t *testing.T) {
 		}
 	})
 	t.Run("processes", func(t *testing.T) {
-		var out buffer
+		var out testenv.Output
 		s, _ := script(t, `for i in 1 2 3 4 5 6 7 8; do sleep 1000 & done; echo all`, &out)
 		s.Limits.PIDs = 4
 		if exit := mustWait(t, mustStart(t, s)); exit.Code == 0 || strings.Contains(out.String(), "all") {
@@ -312,7 +314,7 @@ func TestLimitsHold(t *testing.T) {
 		}
 	})
 	t.Run("processor time", func(t *testing.T) {
-		var out buffer
+		var out testenv.Output
 		s, _ := script(t, `cat /sys/fs/cgroup$(sed -n s/^0:://p /proc/self/cgroup)/cpu.max`, &out)
 		s.Limits.CPU = 0.25
 		mustWait(t, mustStart(t, s))

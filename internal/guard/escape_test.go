@@ -70,7 +70,7 @@ func TestNothingIsLeft(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			var out buffer
+			var out testenv.Output
 			s, mark := script(t, test.script, &out)
 			s.Grace = cmp.Or(test.grace, s.Grace)
 			fifo := t.TempDir() + "/fifo"
@@ -102,7 +102,7 @@ func TestChainsOfForks(t *testing.T) {
 	if err != nil {
 		t.Skip("this needs perl, to fork fast enough")
 	}
-	var out buffer
+	var out testenv.Output
 	s, mark := script(t, "", &out)
 	s.NoCgroup = true
 	s.Path, s.Args = perl, []string{"-MPOSIX", "-e", `
@@ -124,7 +124,7 @@ func TestChainsOfForks(t *testing.T) {
 // shell for example, ends at the first signal.
 func TestStopLeavesTheGraceToTheWholeGroup(t *testing.T) {
 	t.Parallel()
-	var out buffer
+	var out testenv.Output
 	s, _ := script(t, `sh -c 'trap "sleep 0.1; echo cleaned up; exit" TERM; echo ready; while :; do sleep 0.01; done' & wait`, &out)
 	s.Grace = 10 * time.Second
 	p := mustStart(t, s)
@@ -138,7 +138,7 @@ func TestStopLeavesTheGraceToTheWholeGroup(t *testing.T) {
 
 func TestGraceEndsAtTheDeadline(t *testing.T) {
 	t.Parallel()
-	var out buffer
+	var out testenv.Output
 	s, mark := script(t, `trap "" TERM; `+stubborn, &out)
 	s.Grace = time.Hour
 	p := mustStart(t, s)
@@ -153,7 +153,7 @@ func TestGraceEndsAtTheDeadline(t *testing.T) {
 
 func TestAnExtendedLeaseLasts(t *testing.T) {
 	t.Parallel()
-	var out buffer
+	var out testenv.Output
 	s, _ := script(t, `echo ready; sleep 2.3; exit 9`, &out)
 	first := boottime.Now().Add(2 * time.Second)
 	s.Deadline = first
@@ -167,7 +167,7 @@ func TestAnExtendedLeaseLasts(t *testing.T) {
 
 func TestGuardKilled(t *testing.T) {
 	t.Parallel()
-	var out buffer
+	var out testenv.Output
 	// One of them clears its environment, one leaves the session.
 	s, mark := script(t, `env -i PATH="$PATH" sh -c 'trap "" TERM; exec sleep 1234567' & `+stubborn, &out)
 	p := mustStart(t, s)
@@ -199,7 +199,7 @@ func TestGuardOfAProcessWithoutMainThread(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var out buffer
+	var out testenv.Output
 	path := t.TempDir() + "/pid"
 	s, mark := script(t, `setsid -f "$SELF"; while [ ! -s "$GUARD_TEST_HEADLESS" ]; do sleep 0.01; done; `+stubborn, &out)
 	s.NoCgroup, s.Env = true, append(s.Env, "SELF="+self, "GUARD_TEST_HEADLESS="+path)
@@ -237,7 +237,7 @@ func TestGuardFrozen(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			var out buffer
+			var out testenv.Output
 			s, mark := script(t, stubborn, &out)
 			p := mustStart(t, s)
 			untilReady(t, &out)
@@ -259,15 +259,15 @@ func TestGuardFrozen(t *testing.T) {
 
 // startDaemon runs this test binary as a daemon; see daemon. It returns when
 // the script is ready.
-func startDaemon(t *testing.T, lease time.Duration, text string, env ...[]string) (d *exec.Cmd, guard int, out *buffer, mark string) {
+func startDaemon(t *testing.T, lease time.Duration, text string, env ...[]string) (d *exec.Cmd, guard int, out *testenv.Output, mark string) {
 	t.Helper()
 	return startDaemonAs(t, os.Geteuid(), "", lease, text, slices.Concat(env...))
 }
 
 // startDaemonAs does it as another user, and in another cgroup if one is given.
-func startDaemonAs(t *testing.T, user int, cgroup string, lease time.Duration, text string, env []string) (d *exec.Cmd, guard int, out *buffer, mark string) {
+func startDaemonAs(t *testing.T, user int, cgroup string, lease time.Duration, text string, env []string) (d *exec.Cmd, guard int, out *testenv.Output, mark string) {
 	t.Helper()
-	out, mark = &buffer{}, newMark(t)
+	out, mark = &testenv.Output{}, newMark(t)
 	d = exec.Command("/proc/self/exe")
 	d.Env = append(os.Environ(),
 		"GUARD_TEST_DAEMON="+mark, "GUARD_TEST_LEASE="+lease.String(), "GUARD_TEST_SCRIPT="+text)
@@ -308,7 +308,7 @@ func sendSignal(t *testing.T, pid int, sig syscall.Signal) {
 	}
 }
 
-func wantExit(t *testing.T, d *exec.Cmd, out *buffer, want string) {
+func wantExit(t *testing.T, d *exec.Cmd, out *testenv.Output, want string) {
 	t.Helper()
 	if err := d.Wait(); err != nil {
 		t.Error(err)
@@ -398,7 +398,7 @@ func TestGuardKilledWhileDaemonIsFrozen(t *testing.T) {
 // Signals to the daemon's group are not the guard's business.
 func TestGuardIgnoresSignals(t *testing.T) {
 	t.Parallel()
-	var out buffer
+	var out testenv.Output
 	s, _ := script(t, stubborn, &out)
 	p := mustStart(t, s)
 	untilReady(t, &out)

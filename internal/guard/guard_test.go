@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"onejob/boottime"
+	"onejob/internal/testenv"
 )
 
 // This one is not parallel: a file that was just written cannot be executed
@@ -133,7 +134,7 @@ func TestExitCodes(t *testing.T) {
 
 func TestOutputIsInOrderAndComplete(t *testing.T) {
 	t.Parallel()
-	var out buffer
+	var out testenv.Output
 	s, _ := script(t, `printf 'a\000'; printf 'b\377' >&2; printf c`, &out)
 	mustWait(t, mustStart(t, s))
 	if got := out.String(); got != "a\x00b\xffc" {
@@ -144,7 +145,7 @@ func TestOutputIsInOrderAndComplete(t *testing.T) {
 func TestMuchOutput(t *testing.T) {
 	t.Parallel()
 	for name, w := range map[string]interface{ Write([]byte) (int, error) }{
-		"read":   &buffer{},
+		"read":   &testenv.Output{},
 		"broken": brokenWriter{},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -153,7 +154,7 @@ func TestMuchOutput(t *testing.T) {
 			if exit := mustWait(t, mustStart(t, s)); exit != (Exit{}) {
 				t.Errorf("%+v", exit)
 			}
-			if b, ok := w.(*buffer); ok && len(b.String()) != 3000000 {
+			if b, ok := w.(*testenv.Output); ok && len(b.String()) != 3000000 {
 				t.Errorf("%d bytes", len(b.String()))
 			}
 		})
@@ -175,7 +176,7 @@ func TestStdin(t *testing.T) {
 	} {
 		t.Run(text, func(t *testing.T) {
 			t.Parallel()
-			var out buffer
+			var out testenv.Output
 			s, _ := script(t, text, &out)
 			s.Stdin = payload
 			if exit := mustWait(t, mustStart(t, s)); exit != (Exit{}) {
@@ -192,7 +193,7 @@ func TestCommandGetsWhatSpecSaysAndNoMore(t *testing.T) {
 	t.Parallel()
 	t.Run("environment", func(t *testing.T) {
 		t.Parallel()
-		var out buffer
+		var out testenv.Output
 		s := Spec{
 			Path: "/usr/bin/env", Output: &out, Deadline: boottime.Now().Add(time.Minute),
 			Env: []string{"B=not utf-8: \xff", "A=1\n2", "ONEJOB_GUARD=outer"},
@@ -205,7 +206,7 @@ func TestCommandGetsWhatSpecSaysAndNoMore(t *testing.T) {
 	})
 	t.Run("arguments and directory", func(t *testing.T) {
 		t.Parallel()
-		var out buffer
+		var out testenv.Output
 		s, _ := script(t, `pwd; printf '<%s>' "$@"`, &out)
 		s.Args = append(s.Args, "sh", "", "a b", "$HOME", "\xff")
 		s.Dir = "/usr"
@@ -226,7 +227,7 @@ func TestCommandGetsWhatSpecSaysAndNoMore(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer unix.Close(leak)
-		var out buffer
+		var out testenv.Output
 		mustWait(t, mustStart(t, Spec{
 			Path: "/bin/ls", Args: []string{"/proc/self/fd"}, Env: []string{"LC_ALL=C"},
 			Output: &out, Deadline: boottime.Now().Add(time.Minute),
@@ -237,7 +238,7 @@ func TestCommandGetsWhatSpecSaysAndNoMore(t *testing.T) {
 	})
 	t.Run("signals", func(t *testing.T) {
 		t.Parallel()
-		var out buffer
+		var out testenv.Output
 		s, _ := script(t, `exec grep -E '^Sig(Blk|Ign)' /proc/self/status`, &out)
 		mustWait(t, mustStart(t, s))
 		for line := range strings.Lines(out.String()) {
@@ -282,7 +283,7 @@ func TestFilesAndSignalsPassThrough(t *testing.T) {
 // Somebody who is not the command's descendant may have its end of the pipe.
 func TestWaitEndsThoughThePipeIsHeldOpen(t *testing.T) {
 	t.Parallel()
-	var out buffer
+	var out testenv.Output
 	s, mark := script(t, "echo ready; exec sleep 1000", &out)
 	p := mustStart(t, s)
 	untilReady(t, &out)

@@ -11,7 +11,6 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -20,6 +19,7 @@ import (
 
 	"onejob/boottime"
 	"onejob/internal/procfs"
+	"onejob/internal/testenv"
 )
 
 // TestMain lets the test binary be a daemon that tests can kill and freeze,
@@ -119,24 +119,6 @@ func daemon() {
 	}
 }
 
-// buffer is a bytes.Buffer that one goroutine may write and others read.
-type buffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
-}
-
 // stubborn starts a process that has left its group, its session and its
 // parent, and that SIGTERM does not end; then it says "ready" and waits.
 const stubborn = `setsid -f sh -c 'trap "" TERM HUP INT; echo ready; exec sleep 1000'; sleep 1000`
@@ -191,7 +173,7 @@ func until(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-func untilReady(t *testing.T, out *buffer) {
+func untilReady(t *testing.T, out *testenv.Output) {
 	t.Helper()
 	until(t, "the command is ready", func() bool {
 		return bytes.Contains([]byte(out.String()), []byte("ready\n"))

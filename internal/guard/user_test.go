@@ -26,7 +26,7 @@ func needRoot(t *testing.T) {
 func TestUser(t *testing.T) {
 	t.Parallel()
 	needRoot(t)
-	var out buffer
+	var out testenv.Output
 	s, _ := script(t, `id -u; id -g; id -G; echo again >/dev/stdout; cat /dev/stdin`, &out)
 	s.User, s.Stdin = &Credential{UID: nobody, GID: 12345, Groups: []uint32{23456}}, []byte("in")
 	mustWait(t, mustStart(t, s))
@@ -57,7 +57,7 @@ func TestUserIsKilledWithAll(t *testing.T) {
 func TestNoNewPrivs(t *testing.T) {
 	t.Parallel()
 	for _, on := range []bool{false, true} {
-		var out buffer
+		var out testenv.Output
 		s, _ := script(t, `grep NoNewPrivs: /proc/self/status`, &out)
 		s.NoNewPrivs = on
 		mustWait(t, mustStart(t, s))
@@ -117,7 +117,7 @@ func TestDaemonIsHiddenFromItsCommands(t *testing.T) {
 // The socket is closed to root as well, who could open a pipe through /proc.
 func TestOrdersCannotBeForged(t *testing.T) {
 	t.Parallel()
-	var out buffer
+	var out testenv.Output
 	s, _ := script(t, `exec 2>&1; (echo '{"Kill":true}' >/proc/$PPID/fd/3) || echo refused; echo ready; sleep 1000`, &out)
 	mustStart(t, s)
 	untilReady(t, &out)
@@ -146,7 +146,7 @@ func TestDelegatedCgroup(t *testing.T) {
 	if len(tagged(t, tag)) == 0 {
 		t.Error("nothing has survived")
 	}
-	var out buffer
+	var out testenv.Output
 	next := exec.Command("/proc/self/exe")
 	next.Env = append(os.Environ(), "GUARD_TEST_DAEMON=sweep")
 	next.Stdout, next.Stderr = &out, &out
