@@ -23,8 +23,13 @@ type plan struct {
 	NaiveTasks   int           `json:"naive_tasks"`
 	Shallow      int           `json:"waiting_rows_shallow"`
 	Deep         int           `json:"waiting_rows_deep"`
+	Vast         int           `json:"waiting_rows_vast"`
 	Finished     int           `json:"finished_rows"`
 	PickupTasks  int           `json:"pickup_tasks_per_round"`
+	HerdFew      int           `json:"herd_few"`
+	HerdMany     int           `json:"herd_many"`
+	HerdTasks    int           `json:"herd_tasks_per_round"`
+	HerdSettle   time.Duration `json:"herd_settle_ns"`
 	EnqueueRows  int           `json:"enqueue_rows"`
 	IdleSettle   time.Duration `json:"idle_settle_ns"`
 	IdleWatch    time.Duration `json:"idle_watch_ns"`
@@ -43,17 +48,23 @@ func (p *plan) flags(flags *flag.FlagSet) {
 	flags.IntVar(&p.NaiveTasks, "naive-tasks", 3_000, "the same for the naive way")
 	flags.IntVar(&p.Shallow, "shallow", 10_000, "waiting rows that many are compared with")
 	flags.IntVar(&p.Deep, "deep", 1_000_000, "many waiting rows")
+	flags.IntVar(&p.Vast, "vast", 10_000_000, "very many waiting rows")
 	flags.IntVar(&p.Finished, "finished", 1_000_000, "finished rows beside")
 	flags.IntVar(&p.PickupTasks, "pickup", 100, "tasks inserted one by one in a round")
+	flags.IntVar(&p.HerdFew, "herd-few", 8, "replicas that many are compared with")
+	flags.IntVar(&p.HerdMany, "herd-many", 80, "many replicas")
+	flags.IntVar(&p.HerdTasks, "herd", 1_000, "tasks inserted one by one among few and among many replicas, in a round; 100 a second")
 	flags.IntVar(&p.EnqueueRows, "enqueue", 100_000, "rows enqueued to see how fast that is")
 	flags.DurationVar(&p.MaxWait, "patience", 5*time.Second, "how long to wait, before each measurement, for others on the machine to become calm")
 	p.IdleSettle, p.IdleWatch, p.EnqueueTimes = 5*time.Second, 20*time.Second, 3
+	p.HerdSettle = 15 * time.Second
 }
 
 // makeQuick makes everything small.
 func (p *plan) makeQuick() {
 	p.Rounds, p.Warm, p.Tasks, p.NaiveTasks = 2, 500, 4_000, 500
-	p.Shallow, p.Deep, p.Finished = 1_000, 50_000, 50_000
+	p.Shallow, p.Deep, p.Vast, p.Finished = 1_000, 50_000, 100_000, 50_000
+	p.HerdFew, p.HerdMany, p.HerdTasks, p.HerdSettle = 2, 8, 100, 2*time.Second
 	p.PickupTasks, p.EnqueueRows, p.EnqueueTimes = 20, 10_000, 1
 	p.IdleSettle, p.IdleWatch = 2*time.Second, 3*time.Second
 }
@@ -71,6 +82,7 @@ func (p *plan) benchCases() []benchCase {
 		{name: "floor", subject: baselineSubject, replicas: 1, tasks: p.Tasks},
 		{name: "shallow", subject: onejobSubject, replicas: 1, tasks: p.Tasks, template: "shallow", behind: p.Shallow},
 		{name: "deep", subject: onejobSubject, replicas: 1, tasks: p.Tasks, template: "deep", behind: p.Deep},
+		{name: "vast", subject: onejobSubject, replicas: 1, tasks: p.Tasks, template: "vast", behind: p.Vast},
 		{name: "finished", subject: onejobSubject, replicas: 1, tasks: p.Tasks, template: "finished", before: p.Finished},
 		{name: "replicas3", subject: onejobSubject, replicas: 3, tasks: p.Tasks},
 		{name: "replicas8", subject: onejobSubject, replicas: 8, tasks: p.Tasks},
@@ -85,15 +97,16 @@ func (p *plan) benchCases() []benchCase {
 	return slices.DeleteFunc(all, func(c benchCase) bool { return !slices.Contains(only, c.name) })
 }
 
-// pickUp reports whether pick-up is measured.
-func (p *plan) pickUp() bool {
-	return p.Subjects == "" || slices.Contains(strings.Split(p.Subjects, ","), "pickup")
+// asked reports whether a contest is measured that is no case.
+func (p *plan) asked(contest string) bool {
+	return p.Subjects == "" || slices.Contains(strings.Split(p.Subjects, ","), contest)
 }
 
 // measured is all that a run has found.
 type measured struct {
 	benchCases map[string][]outcome // by name, one for each round
 	pickups    map[string][]pickupRound
+	few, many  []herdRound
 	enqueue    []figure
 	idle       *idleness
 	locks      map[string]lockCount // by case
@@ -103,7 +116,7 @@ type measured struct {
 func runBench(ctx context.Context, p plan) (err error) {
 	began := time.Now()
 	benchCases := p.benchCases()
-	if len(benchCases) == 0 && !p.pickUp() {
+	if len(benchCases) == 0 && !p.asked("pickup") && !p.asked("herd") {
 		return fmt.Errorf("there are no contests named %q", p.Subjects)
 	}
 	say("building onejob, starting Postgres")
@@ -144,6 +157,7 @@ func (p *plan) templates(ctx context.Context, g *environment, benchCases []bench
 		riverTable.template:  riverjobs.Migrate,
 		"shallow":            waiting(p.Warm + p.Tasks + p.Shallow),
 		"deep":               waiting(p.Warm + p.Tasks + p.Deep),
+		"vast":               waiting(p.Warm + p.Tasks + p.Vast),
 		"finished":           finished(p.Finished),
 	}
 	made := map[string]bool{}
@@ -180,7 +194,12 @@ func (p *plan) round(ctx context.Context, g *environment, found *measured, round
 		found.benchCases[c.name] = append(found.benchCases[c.name], o)
 		say("round %d of %d: %-9s %7.0f tasks/s, others used %2.0f %% of the machine", round+1, p.Rounds, c.name, o.Rate, 100*o.Others)
 	}
-	if !p.pickUp() {
+	if p.asked("herd") {
+		if err := p.herds(ctx, g, found, round); err != nil {
+			return err
+		}
+	}
+	if !p.asked("pickup") {
 		return nil
 	}
 	for _, k := range rotated(pickups, round) {
@@ -190,6 +209,23 @@ func (p *plan) round(ctx context.Context, g *environment, found *measured, round
 		}
 		found.pickups[k.name] = append(found.pickups[k.name], got)
 		say("round %d of %d: pick-up of %s %.1f ms, others used %2.0f %% of the machine", round+1, p.Rounds, k.name, median(got.delays), 100*got.others)
+	}
+	return nil
+}
+
+// herds measures what single tasks cost among few replicas and among many.
+func (p *plan) herds(ctx context.Context, g *environment, found *measured, round int) error {
+	for _, n := range rotated([]int{p.HerdFew, p.HerdMany}, round) {
+		h, err := g.measureHerd(ctx, n, p)
+		if err != nil {
+			return err
+		}
+		if n == p.HerdFew {
+			found.few = append(found.few, h)
+		} else {
+			found.many = append(found.many, h)
+		}
+		say("round %d of %d: %d replicas: %.0f us of Postgres for a single task, others used %2.0f %% of the machine", round+1, p.Rounds, n, h.PostgresUS, 100*h.Others)
 	}
 	return nil
 }

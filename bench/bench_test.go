@@ -15,7 +15,7 @@ import (
 // keys are those that readers of the results rely on.
 var keys = []string{
 	"river_ratio", "river_advisory_ratio", "river_consul_lock_ratio", "held_row_ratio", "naive_ratio", "floor_ratio", "pickup_p50_ms", "pickup_p99_ms", "river_pickup_p50_ms", "river_pickup_p99_ms",
-	"backlog_ratio", "finished_ratio", "replicas3_ratio", "replicas8_ratio", "wasted_lock_ratio", "cpu_us_per_task",
+	"backlog_ratio", "backlog10m_ratio", "herd_ratio", "finished_ratio", "replicas3_ratio", "replicas8_ratio", "wasted_lock_ratio", "cpu_us_per_task",
 	"consul_writes_per_task", "idle_cpu_percent", "idle_consul_requests_per_s", "rss_mb_idle", "rss_mb_busy", "enqueue_rows_per_s",
 	"spread", "machine", "settings", "plan",
 }
@@ -29,8 +29,9 @@ func TestBench(t *testing.T) {
 	var p plan
 	p.flags(flag.NewFlagSet("", flag.ContinueOnError))
 	p.Out = filepath.Join(t.TempDir(), "latest.json")
-	p.Rounds, p.Warm, p.Tasks, p.NaiveTasks, p.Shallow, p.Deep, p.Finished = 1, 100, 2_000, 50, 1_000, 3_000, 1_000
+	p.Rounds, p.Warm, p.Tasks, p.NaiveTasks, p.Shallow, p.Deep, p.Vast, p.Finished = 1, 100, 2_000, 50, 1_000, 3_000, 4_000, 1_000
 	p.PickupTasks, p.EnqueueRows, p.EnqueueTimes = 3, 2_000, 1
+	p.HerdFew, p.HerdMany, p.HerdTasks, p.HerdSettle = 2, 4, 20, 100*time.Millisecond
 	p.IdleSettle, p.IdleWatch = 100*time.Millisecond, time.Second
 	if err := runBench(ctx, p); err != nil {
 		t.Fatal(err)
@@ -48,7 +49,7 @@ func TestBench(t *testing.T) {
 			t.Errorf("the results have no %s", key)
 		}
 	}
-	for _, key := range []string{"river_ratio", "river_advisory_ratio", "river_consul_lock_ratio", "held_row_ratio", "river_cpu_ratio_without_consul", "naive_ratio", "pickup_p50_ms", "rss_mb_idle", "enqueue_rows_per_s"} {
+	for _, key := range []string{"river_ratio", "river_advisory_ratio", "river_consul_lock_ratio", "held_row_ratio", "river_cpu_ratio_without_consul", "naive_ratio", "herd_ratio", "pickup_p50_ms", "rss_mb_idle", "enqueue_rows_per_s"} {
 		if n, _ := got[key].(float64); n <= 0 {
 			t.Errorf("%s is %v", key, got[key])
 		}

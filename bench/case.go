@@ -10,7 +10,7 @@ import (
 )
 
 // runTimeout bounds one measurement.
-const runTimeout = 3 * time.Minute
+const runTimeout = 5 * time.Minute
 
 // afterLast is how long after the last task is final the processor time is read: onejob releases
 // its last locks then. It does not count as time that the tasks took.

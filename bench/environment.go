@@ -205,8 +205,13 @@ func consulGOGC() string { return cmp.Or(os.Getenv("CONSUL_GOGC"), "400") }
 // startConsul starts a Consul that nobody has used: what was deleted stays in
 // Consul's memory for 15 minutes, and no run should carry the others'.
 func (g *environment) startConsul(ctx context.Context) (*consul, error) {
+	return g.startConsulWith(ctx, consulSettings)
+}
+
+// startConsulWith starts one with these settings.
+func (g *environment) startConsulWith(ctx context.Context, settings string) (*consul, error) {
 	before := procfs.Children(os.Getpid())
-	server, err := servers.StartConsul(ctx, servers.ConsulConfig{Dir: g.dir, Extra: consulSettings, Env: []string{"GOGC=" + consulGOGC()}})
+	server, err := servers.StartConsul(ctx, servers.ConsulConfig{Dir: g.dir, Extra: settings, Env: []string{"GOGC=" + consulGOGC()}})
 	if err != nil {
 		return nil, err
 	}

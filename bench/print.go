@@ -20,6 +20,8 @@ var bars = []struct {
 	{"naive_ratio", "throughput against a session per task", true, 8},
 	{"floor_ratio", "throughput against Postgres alone", true, 0},
 	{"backlog_ratio", "many waiting rows against few", true, 0.9},
+	{"backlog10m_ratio", "very many waiting rows against few", true, 0.9},
+	{"herd_ratio", "Postgres' time of a single task, many replicas against few", false, 2},
 	{"finished_ratio", "many finished rows against none", true, 0.9},
 	{"replicas3_ratio", "3 replicas against 1", true, 0.9},
 	{"replicas8_ratio", "8 replicas against 1", true, 0.9},
@@ -42,7 +44,7 @@ func printReport(r report) {
 	fmt.Fprintln(w, "\nthroughput\ttasks/s\tfrom\tto\tus of CPU per task: all\tsubject\tPostgres\tConsul\tothers on the machine, %")
 	others := r["others_share"].(map[string]spread)
 	rates, cpu := r["tasks_per_second"].(map[string]spread), r["cpu_us_per_task_by_contest"].(map[string]map[string]float64)
-	for _, name := range []string{"onejob", "river", "river-advisory", "river-consul", "held-row", "naive", "floor", "shallow", "deep", "finished", "replicas3", "replicas8"} {
+	for _, name := range []string{"onejob", "river", "river-advisory", "river-consul", "held-row", "naive", "floor", "shallow", "deep", "vast", "finished", "replicas3", "replicas8"} {
 		if s, ok := rates[name]; ok {
 			fmt.Fprintf(w, "%s\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\n", name, s.Median, s.Min, s.Max,
 				cpu[name]["all"], cpu[name]["subject"], cpu[name]["postgres"], cpu[name]["consul"], 100*others[name].Median)

@@ -24,6 +24,7 @@ var compared = []struct{ key, numerator, denominator string }{
 	{"naive_ratio", "onejob", "naive"},
 	{"floor_ratio", "onejob", "floor"},
 	{"backlog_ratio", "deep", "shallow"},
+	{"backlog10m_ratio", "vast", "shallow"},
 	{"finished_ratio", "finished", "onejob"},
 	{"replicas3_ratio", "replicas3", "onejob"},
 	{"replicas8_ratio", "replicas8", "onejob"},
@@ -82,6 +83,10 @@ func (m *measured) report() report {
 	}
 	compare("pickup_p50_ratio", m.pickUps("onejob", 50), m.pickUps("river", 50))
 	compare("pickup_p99_ratio", m.pickUps("onejob", 99), m.pickUps("river", 99))
+	compare("herd_ratio", herdCosts(m.many), herdCosts(m.few))
+	if len(m.many) > 0 {
+		r["herd"] = append(m.few[:len(m.few):len(m.few)], m.many...)
+	}
 	m.costs(r, put)
 	if put("enqueue_rows_per_s", values(m.enqueue)); len(m.enqueue) > 0 {
 		others["enqueue"] = spreadOf(each(m.enqueue, func(f figure) float64 { return f.others }))
@@ -147,6 +152,14 @@ func (m *measured) figures(benchCase string, of func(outcome) float64) (rounds [
 
 func (m *measured) rates(benchCase string) []figure {
 	return m.figures(benchCase, func(o outcome) float64 { return o.Rate })
+}
+
+// herdCosts returns what a task cost Postgres, by round.
+func herdCosts(herds []herdRound) (rounds []figure) {
+	for _, h := range herds {
+		rounds = append(rounds, figure{h.PostgresUS, h.Others})
+	}
+	return rounds
 }
 
 // pickUps returns a percentile of a subject's pick-up, by round.

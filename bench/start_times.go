@@ -91,12 +91,32 @@ func runHandler(ctx context.Context, c startTimesConfig, started func(sent int64
 	return replica.Run(ctx)
 }
 
+// runHandlers is as many replicas as are asked for. If one ends, all do.
+func runHandlers(ctx context.Context, c startTimesConfig, started func(sent int64)) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	errs := make(chan error)
+	for i := range c.replicas {
+		own := c
+		if c.replicas > 1 {
+			own.replica = fmt.Sprintf("%s-%d", c.replica, i+1)
+		}
+		go func() { defer stop(); errs <- runHandler(ctx, own, started) }()
+	}
+	var all error
+	for range c.replicas {
+		all = errors.Join(all, <-errs)
+	}
+	return all
+}
+
 // startTimesConfig is what a subject does whose start times are written down.
 type startTimesConfig struct {
 	subject, dsn, consul, replica, out string
 
-	slots int           // 0: as many as are fast
-	work  time.Duration // that a task takes
+	replicas int           // of onejob, in this process
+	slots    int           // 0: as many as are fast
+	work     time.Duration // that a task takes
 }
 
 // runStartTimes runs a subject and writes its start times to a file.
@@ -112,7 +132,7 @@ func runStartTimes(ctx context.Context, c startTimesConfig) error {
 	go func() { written <- s.write(ended) }()
 	switch c.subject {
 	case "onejob":
-		err = runHandler(ctx, c, s.started)
+		err = runHandlers(ctx, c, s.started)
 	case "river", "river-default":
 		err = riverjobs.Run(ctx, riverjobs.Config{DSN: c.dsn, Default: c.subject == "river-default", Workers: c.slots, Started: s.started})
 	default:
