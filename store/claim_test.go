@@ -1,6 +1,7 @@
 package store_test
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"onejob/tasks"
 )
@@ -255,7 +257,22 @@ func TestALockKeyIsSeenBusyThatBecameSoDuringTheClaim(t *testing.T) {
 	equal(t, "the number claimed after it", len(b.claimMax(9)), 1)
 }
 
-// A lane that begins with more rows behind a busy key than a claim looks at.
+// I1: whatever Consul and the claims do, Postgres refuses a second running row of a lock key, and one
+// whose lock key is the id of a running task.
+func TestPostgresRefusesASecondRunningRow(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.claimed("lock_key='k'")
+	running := fmt.Sprint(b.claimed().ID)
+	for _, key := range []string{"k", running} {
+		id := b.insert("lock_key='" + key + "'")
+		_, err := b.pool.Exec(t.Context(), `UPDATE onejob.tasks SET status = 'running', fence = 1000000, session = gen_random_uuid(), replica = 'another', started_at = now() WHERE id = $1`, id)
+		if refused := (*pgconn.PgError)(nil); !errors.As(err, &refused) || refused.ConstraintName != "one_running_task_per_lock_key" {
+			t.Errorf("a second running row of %q: %v", key, err)
+		}
+	}
+}
+
 // A lane that shows nothing, because one before it has as many rows as are wanted, is not
 // passed over when those cannot be had.
 func TestALaneThatIsNotShownKeepsItsPlace(t *testing.T) {
@@ -269,6 +286,7 @@ func TestALaneThatIsNotShownKeepsItsPlace(t *testing.T) {
 	equal(t, "the third", ids(b.claimMax(1)), late)
 }
 
+// A lane that begins with more rows behind a busy key than a claim looks at.
 func TestRowsBehindABusyKeyHideNoOthers(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)

@@ -232,6 +232,22 @@ func TestMarkerDeleted(t *testing.T) {
 	release(t, ly)
 }
 
+// A task that is held under its own name is held for a replica, too, that has seen no marker of its
+// group, and finds the reused name free.
+func TestOwnNameIsSeenByOthers(t *testing.T) {
+	t.Parallel()
+	kv := testenv.Consul(t)
+	a, b := reusing(t, config(t, kv)), reusing(t, config(t, kv))
+	ly, lx := acquireTask(t, a, y), acquireTask(t, a, x)
+	release(t, ly)
+	if b.markers.has(groupOf(x)) {
+		t.Fatal("it knows of the marker")
+	}
+	wantTask(t, b, x, lock.ErrHeld)
+	release(t, lx)
+	release(t, acquireTask(t, b, x))
+}
+
 // TestLookAtManyLeases has the regular look at held keys beside leases that come and go,
 // more than fit into one request.
 func TestLookAtManyLeases(t *testing.T) {
