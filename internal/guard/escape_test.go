@@ -151,6 +151,17 @@ func TestGraceEndsAtTheDeadline(t *testing.T) {
 	wantNoneLeft(t, mark)
 }
 
+// The margin of a lease leaves room for the lapse and a tenth of a second: no grace may be longer.
+func TestNoGraceOutlivesTheLease(t *testing.T) {
+	t.Parallel()
+	for grace, want := range map[time.Duration]time.Duration{0: 0, 100 * time.Millisecond: 100 * time.Millisecond, time.Hour: MinMargin - 100*time.Millisecond} {
+		k := reaper{grace: grace, deadline: boottime.Now()}
+		if got := k.lapsed().Sub(k.deadline); got != want {
+			t.Errorf("with a grace of %v a command is dead %v after its lease; want %v", grace, got, want)
+		}
+	}
+}
+
 func TestAnExtendedLeaseLasts(t *testing.T) {
 	t.Parallel()
 	var out testenv.Output

@@ -286,7 +286,7 @@ func (k *reaper) act() {
 		k.phase = killing
 	}
 	if k.phase == running && k.deadline.Passed() {
-		k.stop(LeaseEnded, k.deadline.Add(min(k.grace, lapse)))
+		k.stop(LeaseEnded, k.lapsed())
 	}
 	if k.phase == stopping && k.killAt.Passed() {
 		k.phase = killing
@@ -320,6 +320,9 @@ func (k *reaper) killChildren() {
 		}
 	}
 }
+
+// lapsed is when the command must be dead whose lease ends at the deadline, however long its grace is.
+func (k *reaper) lapsed() boottime.Instant { return k.deadline.Add(min(k.grace, lapse)) }
 
 // look makes the deadline come sooner if the wall clock shows that the machine may have
 // been paused.
