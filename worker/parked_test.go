@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"onejob/internal/testenv"
 	"onejob/tasks"
@@ -168,4 +169,43 @@ func TestATaskWhoseOutcomeIsRefusedRunsOnce(t *testing.T) {
 	if n := get[int](t, c, `SELECT count(*) FROM public.alerts`); n != 1 {
 		t.Errorf("%d alerts", n)
 	}
+}
+
+// A replica that is stopped while an outcome is refused gives that outcome up at the end of its
+// grace, and says so; the task is run again by another one, and nobody is blamed for the stop.
+func TestAStopGivesARefusedOutcomeUp(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.exec(t, `CREATE FUNCTION public.alert() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO public.alerts VALUES (NEW.id); RETURN NEW; END $$`)
+	c.exec(t, `CREATE TRIGGER alert AFTER UPDATE ON onejob.tasks FOR EACH ROW WHEN (NEW.status = 'succeeded') EXECUTE FUNCTION public.alert()`)
+	k := kinds(nil)
+	var runs atomic.Int32
+	tasks.Handle(k, "charge", func(context.Context, *tasks.Attempt, none) (none, error) {
+		runs.Add(1)
+		return none{}, nil
+	})
+	a := c.replica(t, "a", k, func(w *worker.Config) { w.ShutdownGrace = 10 * time.Millisecond })
+	id := c.insert(t, "kind, max_attempts, lock_key", "charge", 1, "card")
+	testenv.Eventually(t, maxWait, "its outcome is refused", func() bool {
+		return a.events.FilterMessage("completion_delayed").Len() > 0
+	})
+	if err := a.stop(); err != nil {
+		t.Error(err)
+	}
+	if n := a.events.FilterMessage("completion_abandoned").Len(); n != 1 {
+		t.Errorf("that its outcome is given up was logged %d times", n)
+	}
+	if row := get[string](t, c, `SELECT concat_ws(' ', status, attempt, crashes) FROM onejob.tasks WHERE id = $1`, id); row != "running 1 0" {
+		t.Errorf("the task is %q", row)
+	}
+	c.exec(t, `CREATE TABLE public.alerts (task bigint)`)
+	c.replica(t, "b", k, nil)
+	c.await(t, id, "succeeded")
+	if got := c.outcomes(t, id); got != "lease_lost succeeded" {
+		t.Errorf("outcomes: %s", got)
+	}
+	if row := get[string](t, c, `SELECT concat_ws(' ', attempt, crashes, (SELECT count(*) FROM public.alerts)) FROM onejob.tasks WHERE id = $1`, id); row != "1 0 1" || runs.Load() != 2 {
+		t.Errorf("the task is %q after %d runs", row, runs.Load())
+	}
+	c.noOverlaps(t)
 }
