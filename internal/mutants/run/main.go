@@ -68,6 +68,9 @@ func main() {
 	case *show:
 		t.markdown(os.Stdout)
 	default:
+		if err = adopt(); err != nil {
+			break
+		}
 		err = t.fill(ctx, choose(*only), plan{*all, strings.Split(*by, ","), *seeds}, *out)
 	}
 	if err != nil {
@@ -208,6 +211,7 @@ func (s *result) look(ctx context.Context, m mutants.Mutant, whole bool) error {
 	if err != nil {
 		return err
 	}
+	defer killLeftovers()
 	began := time.Now()
 	switch s.By {
 	case byTests:

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"onejob/internal/mutants"
+	"onejob/internal/procfs"
 )
 
 func TestSteps(t *testing.T) {
@@ -37,8 +38,8 @@ func TestSteps(t *testing.T) {
 		of   mutants.Mutant
 		want map[string]int
 	}{
-		{"who must", plan{}, fence, map[string]int{byChaos: 1}},
-		{"who must, of one that is simulated", plan{}, deadline, map[string]int{byChaos: 1, bySimulation: 1}},
+		{"who must", plan{}, fence, map[string]int{byTests: 1, byChaos: 1}},
+		{"who must, of one that is simulated", plan{}, deadline, map[string]int{byTests: 1, bySimulation: 1, byChaos: 1}},
 		{"all, of one in SQL, which is not simulated", all, fence, map[string]int{byTests: 1, byChaos: 3}},
 		{"all", all, deadline, map[string]int{byTests: 1, bySimulation: 3, byChaos: 3}},
 	} {
@@ -153,5 +154,23 @@ func TestPage(t *testing.T) {
 		}
 	} else if string(text) != want {
 		t.Errorf("%s does not end with the table of results.json: go test ./internal/mutants/run -run TestPage -update", page)
+	}
+}
+
+// Neither a process of a session of its own nor what that has started outlives a look.
+func TestNothingIsLeftOfALook(t *testing.T) {
+	if err := adopt(); err != nil {
+		t.Fatal(err)
+	}
+	out, err := command(t.Context(), "", "sh", "-c", `setsid sh -c 'trap "" TERM; setsid sleep 1000 & sleep 1000' >/dev/null 2>&1 & echo begun`).Output()
+	if string(out) != "begun\n" || err != nil {
+		t.Fatalf("%q, %v", out, err)
+	}
+	if len(procfs.Children(os.Getpid())) == 0 {
+		t.Fatal("there is nothing to kill")
+	}
+	killLeftovers()
+	if left := procfs.Children(os.Getpid()); len(left) > 0 {
+		t.Errorf("it left %v", left)
 	}
 }

@@ -17,7 +17,10 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"onejob/internal/mutants"
+	"onejob/internal/procfs"
 )
 
 // test runs tests until one fails: the one that must, or all whose packages contain what is
@@ -78,6 +81,25 @@ func fails(ctx context.Context, overlay, name string) (bool, error) {
 		return false, fmt.Errorf("the test did not run: %w\n%s", cmp.Or(err, errors.New("there is none")), out)
 	}
 	return err != nil, nil
+}
+
+// adopt makes this program the parent of what the builds leave behind: a guard that stops nothing
+// goes on after the test that started it.
+func adopt() error {
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("become a child subreaper: %w", err)
+	}
+	return nil
+}
+
+// killLeftovers kills all that a look at a mutant has left behind.
+func killLeftovers() {
+	for left := procfs.Children(os.Getpid()); len(left) > 0; left = procfs.Children(os.Getpid()) {
+		for _, pid := range left { // what they have started comes to us
+			_ = unix.Kill(pid, unix.SIGKILL)
+			_, _ = unix.Wait4(pid, nil, 0, nil)
+		}
+	}
 }
 
 // dependents returns the packages whose tests contain one of these, themselves first. The
