@@ -76,6 +76,9 @@ func (w *Worker) attemptUnder(t *tasks.Task, slot lock.Lease, early <-chan locke
 		}
 	}
 	defer func() {
+		if ended.Next != "" && ended.Next != tasks.StatusPending && !t.LockShared && slot == nil {
+			w.releases.wait()
+		}
 		if err := lease.Release(context.Background()); err != nil && lease.Context().Err() == nil {
 			w.cfg.Log.Warn("release_failed", fields(t, zap.Error(err))...)
 		}

@@ -72,6 +72,7 @@ type Worker struct {
 	auditAgain time.Time    // when one that failed is tried again; claim's own
 
 	requeues requeues
+	releases linger
 	suspects suspects
 	stalls   stalls
 
