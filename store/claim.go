@@ -144,7 +144,7 @@ func (s *Store) Claim(ctx context.Context, c tasks.Claim) (tasks.Claimed, error)
 		case pg == nil || tries == 5:
 			lanes.restart() // the marks may be what took so long
 			return tasks.Claimed{}, fmt.Errorf("claim tasks: %w", err)
-		case pg.Code == lockTimeout && !r.writing && turn.wait > 0:
+		case waitedInVain(err) && !r.writing && turn.wait > 0: // by a statement_timeout of the role, too
 			s.turnStuck.Store(true)
 			turn.wait = 0
 			tries++

@@ -115,6 +115,11 @@ const hashJoins = indexesOnly + `, pg_catalog.set_config('enable_nestloop', 'off
 // accepted. Only the holder of a fence writes that outcome under it; 'crashed',
 // which others write, and 'refused' are nobody's own.
 //
+// That a completion was committed does not mean that a synchronous standby has it: Postgres ends the wait
+// for one when the statement is cancelled, as it is when its answer does not come in time. So what is
+// called accepted here leaves a message in the log of Postgres: the commit of that waits for the standby
+// anew, and for all that was committed before.
+//
 // All others are refused. That changes nothing; but an attempt that has no row in
 // the history gets one, with what is known: the rest of it is NULL once the task
 // has been claimed again. It gets none if the task is gone: with the task its attempts
@@ -178,7 +183,10 @@ WITH given AS (
        AND w.charged IS NOT FALSE
        AND t.id = ANY (ARRAY(SELECT id FROM blamed))
 )
-SELECT fence, verdict FROM verdicts`
+SELECT fence, verdict
+  FROM verdicts
+ WHERE verdict <> 'accepted'
+    OR pg_catalog.pg_logical_emit_message(true, 'onejob', '') IS NOT NULL`
 
 // Complete makes a completion durable. It returns tasks.ErrRefused if the fence
 // has been superseded, and any other error if the completion may or may not have

@@ -563,3 +563,31 @@ func TestStallsCount(t *testing.T) {
 		t.Errorf("the error is %q", text)
 	}
 }
+
+// I5, I6: while the synchronous standby has not got an outcome, nobody is told that it is written,
+// though the primary shows it once a statement that waits for the standby has been cancelled.
+func TestNoOutcomeIsAcceptedBeforeTheStandbyHasIt(t *testing.T) {
+	t.Parallel()
+	_, db := testenv.OwnPostgres(t)
+	b := onDatabase(t, db, store.Config{DSN: db.DSN, Timeout: time.Second})
+	task := b.claimed()
+	set := func(standbys string) {
+		b.sql(`ALTER SYSTEM SET synchronous_standby_names = '` + standbys + `'`)
+		b.sql(`SELECT pg_reload_conf()`)
+		testenv.Eventually(t, time.Minute, "the setting has changed", func() bool { return b.one(`SHOW synchronous_standby_names`) == standbys })
+	}
+	set("nobody")
+	for range 3 {
+		if err := b.Complete(t.Context(), succeeded(task)); err == nil || errors.Is(err, tasks.ErrRefused) {
+			t.Errorf("the outcome is said to be written, or refused: %v", err)
+		}
+	}
+	testenv.Eventually(t, time.Minute, "the primary shows the outcome", func() bool { return b.row(task, "status") == "succeeded" })
+	if err := b.Complete(t.Context(), succeeded(task)); err == nil {
+		t.Error("the outcome is said to be written as soon as it can be read")
+	}
+	set("")
+	if err := b.Complete(t.Context(), succeeded(task)); err != nil {
+		t.Error(err)
+	}
+}

@@ -198,9 +198,10 @@ func (m *migration) applyNext(ctx context.Context) error {
 			return errMigrationLockHeld
 		}
 		// A bound of the role or the database on how long a statement takes would end each try at a
-		// large table, after it has kept everybody from that table for as long.
-		if _, err := tx.Exec(ctx, `SELECT pg_catalog.set_config(name, CASE name WHEN 'lock_timeout' THEN $1 ELSE '0' END, true)
-			  FROM pg_catalog.pg_settings WHERE name IN ('lock_timeout', 'statement_timeout', 'transaction_timeout')`, strconv.FormatInt(migrationLockTimeout.Milliseconds(), 10)); err != nil {
+		// large table, after it has kept everybody from that table for as long. And warnings say which
+		// rows were changed.
+		if _, err := tx.Exec(ctx, `SELECT pg_catalog.set_config(name, CASE name WHEN 'lock_timeout' THEN $1 WHEN 'client_min_messages' THEN 'warning' ELSE '0' END, true)
+			  FROM pg_catalog.pg_settings WHERE name IN ('lock_timeout', 'statement_timeout', 'transaction_timeout', 'client_min_messages')`, strconv.FormatInt(migrationLockTimeout.Milliseconds(), 10)); err != nil {
 			return fmt.Errorf("migrate: %w", err)
 		}
 		if m.blocked {

@@ -83,14 +83,14 @@ func scanClaimed(c tasks.Claim) pgx.RowToFunc[claimed] {
 }
 
 // duration returns an interval as Postgres' extract(epoch ...) reckons it: a year
-// has 365.25 days, a month 30. What Go cannot hold is the longest that it can.
+// has 365.25 days, a month 30. What Go cannot hold is the longest that it can, and below zero none.
 func duration(i pgtype.Interval) time.Duration {
 	days := float64(i.Months/12)*365.25 + float64(i.Months%12)*30 + float64(i.Days)
 	micros := days*24*3600*1e6 + float64(i.Microseconds)
 	if micros >= float64(math.MaxInt64/1000) {
 		return math.MaxInt64
 	}
-	return time.Duration(micros) * time.Microsecond
+	return time.Duration(max(micros, 0)) * time.Microsecond
 }
 
 // readRest reads what did not come along with the claim, in portions, and requeues

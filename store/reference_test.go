@@ -146,7 +146,7 @@ func TestSQLReference(t *testing.T) {
 		compare("constraints of "+table, b.sql(`
 SELECT conname::text FROM pg_constraint WHERE conrelid = ('onejob.' || $1)::regclass AND contype = 'c'
  UNION
-SELECT tgname FROM pg_trigger WHERE tgrelid = ('onejob.' || $1)::regclass AND tgfoid = 'onejob.refuse'::regproc
+SELECT tgname FROM pg_trigger WHERE tgrelid = ('onejob.' || $1)::regclass AND tgfoid IN ('onejob.refuse'::regproc, 'onejob.refuse_long_payload'::regproc)
  UNION
 SELECT c.relname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
  WHERE i.indrelid = ('onejob.' || $1)::regclass AND i.indisunique AND i.indpred IS NOT NULL`, table), written)

@@ -273,7 +273,7 @@ WITH running AS MATERIALIZED (
 SELECT id, kind, queue, CASE WHEN pg_column_size(payload) < 4000 THEN left(payload::text, 4000) END AS payload, lock_key, limit_name,
        coalesce(replica, '') AS replica, coalesce(session::text, '') AS session, attempt, max_attempts, coalesce(fence, 0) AS fence, started_at,
        (least(extract(epoch FROM greatest(statement_timestamp() - started_at, interval '0')), @longest) * 1000000000)::bigint AS age,
-       (extract(epoch FROM timeout) * 1000000000)::bigint AS timeout, cancel_requested, ` + progressColumn + `,
+       CASE WHEN timeout IS NOT NULL THEN (greatest(least(extract(epoch FROM timeout), @longest), 0) * 1000000000)::bigint END AS timeout, cancel_requested, ` + progressColumn + `,
        (SELECT count(*) FROM running) AS "all"
   FROM onejob.tasks
  WHERE id = ANY (ARRAY(SELECT id FROM running ORDER BY started_at, id LIMIT @shown))

@@ -78,7 +78,8 @@ type Store struct {
 
 	lookouts  lookouts
 	turnStuck atomic.Bool                // the last claim waited for its turn in vain
-	avoid     idSet                      // rows that Postgres refuses to change, or that keep it waiting
+	avoid     idSet                      // rows that claims cannot have, or that keep them waiting
+	stuck     idSet                      // the same of takeovers: what kept a claim waiting may run elsewhere by now
 	claims    patience                   // with the rows that are claimed
 	writes    patience                   // with the others
 	apart     apart                      // rows that are written one by one

@@ -35,7 +35,10 @@ func TestNonsenseIsRefusedByName(t *testing.T) {
 		"queue_has_no_control_characters":                                 {`queue=E'a\nb'`},
 		"limit_name_begins_with_no_dot_and_has_no_slash_space_or_control": {"limit_name='.lock'", "limit_name='a/b'", "limit_name='a b'", `limit_name=E'a\u00a0b'`, `limit_name=E'a\u2028'`, `limit_name=E'a\nb'`},
 		"only_a_running_task_has_a_session":                               {"session=gen_random_uuid()"},
+		"payload_is_at_most_8_times_as_long_as_text":                      {"payload=(SELECT jsonb_agg(1e131071) FROM generate_series(1, 31))", "payload='{\"n\": 1e65000}' || jsonb_build_object('m', 1e65000)"},
 		"keep_for_is_not_negative":                                        {"keep_for='-1 s'"},
+		"keep_for_has_no_part_below_minus_1000_years":                     {"keep_for=make_interval(years => -5965232, days => 2147483647)", "keep_for=make_interval(years => -292271, secs => 9223372000000)", "keep_for=make_interval(years => 1100, days => -386000)"},
+		"timeout_has_no_part_below_minus_1000_years":                      {"timeout=make_interval(years => 5965232, days => -2147483500)"},
 		"only_a_finished_task_has_finished_at":                            {"status='failed'", "finished_at=now()"},
 	}
 	for _, at := range []string{"created_at", "started_at", "finished_at"} {

@@ -54,7 +54,7 @@ func (s *Store) TakeOver(ctx context.Context, dead []string, maxCrashes int) (ab
 	if err != nil {
 		return nil, nil, fmt.Errorf("take over tasks: %w", err)
 	}
-	except := s.avoid.list()
+	except := s.stuck.list()
 	for _, l := range statements {
 		except = append(except, l.Task)
 	}
@@ -91,7 +91,7 @@ func (s *Store) takeOverAll(ctx context.Context, dead []string, except []int64, 
 			if waitedInVain(err) || relayed(err) {
 				wait = avoidFirst
 			}
-			s.avoid.add(id, wait)
+			s.stuck.add(id, wait)
 			refused = append(refused, tasks.RowError{ID: id, Err: errors.New(words(pg))})
 		case err != nil:
 			return abandoned, refused, err
@@ -273,7 +273,7 @@ func (s *Store) takeOver(ctx context.Context, dead []string, ids, except []int64
 			abandoned = append(abandoned, o)
 			continue
 		}
-		s.avoid.add(o.ID, avoidFor)
+		s.stuck.add(o.ID, avoidFor)
 		unchanged = append(unchanged, tasks.RowError{ID: o.ID, Err: errUnchanged})
 	}
 	return abandoned, unchanged, nil

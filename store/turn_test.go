@@ -71,7 +71,18 @@ SELECT count(*)
 // it once for long, and then for a moment each time until they have had it again.
 func TestATurnThatNeverComes(t *testing.T) {
 	t.Parallel()
-	b := newBench(t)
+	t.Run("ByItsOwnTimeout", func(t *testing.T) { t.Parallel(); testStuckTurn(t, newBench(t)) })
+	t.Run("ByThatOfTheRole", func(t *testing.T) {
+		t.Parallel()
+		db := testenv.Postgres(t)
+		if _, err := db.Pool(t).Exec(t.Context(), `ALTER DATABASE `+db.Name+` SET statement_timeout = '1s'`); err != nil {
+			t.Fatal(err)
+		}
+		testStuckTurn(t, onDatabase(t, db, store.Config{DSN: db.DSN}))
+	})
+}
+
+func testStuckTurn(t *testing.T, b *bench) {
 	b.sql(`INSERT INTO onejob.tasks (kind) SELECT 'noop' FROM generate_series(1, 16)`)
 	conn, err := b.pool.Acquire(t.Context())
 	if err != nil {

@@ -32,7 +32,7 @@ func hostileRow(r *rapid.T) (columns []string, values []any) {
 	word := rapid.StringOf(rapid.RuneFrom([]rune("aé🕰'\"\\%/.: \u00a0\u202e"))).Draw(r, "word")
 	kind := rapid.SampledFrom([]string{"noop", "noop", "note", "exec", "http", "sql", "mystery", word}).Draw(r, "kind")
 	set("kind", kind)
-	one("payload", `{}`, `null`, `[]`, `"x"`, `1e400`, `{"command": "no"}`, `{"a": "\u202e"}`, strings.Repeat("[", 3000)+strings.Repeat("]", 3000), `"`+strings.Repeat("x", 100_000)+`"`)
+	one("payload", `{}`, `null`, `[]`, `"x"`, `1e400`, `{"command": "no"}`, `{"a": "\u202e"}`, `[`+strings.Repeat("1e131071,", 30)+`1]`, strings.Repeat("[", 3000)+strings.Repeat("]", 3000), `"`+strings.Repeat("x", 100_000)+`"`)
 	one("queue", "default", "other", word, strings.Repeat("q", 100))
 	one("priority", math.MinInt16, -1000, 0, 1000, math.MaxInt16)
 	times := []any{"-infinity", "infinity", "4713-01-01 BC", "0001-01-01 UTC", "1970-01-01 UTC", "9999-12-31 UTC", "294276-01-01 UTC", "now", "tomorrow"}
@@ -44,7 +44,8 @@ func hostileRow(r *rapid.T) (columns []string, values []any) {
 	one("attempt", -1, 0, 999_999, 1_000_000, math.MaxInt32)
 	one("max_attempts", 0, 1, 1000, math.MaxInt32)
 	one("crashes", -1, 0, 2, 1_000_000, math.MaxInt32)
-	intervals := []any{"0", "1 microsecond", "1 day", "100 years", "178000000 years", "213503 days 23:34:34.709552", "-1 year"}
+	intervals := []any{"0", "1 microsecond", "1 day", "100 years", "178000000 years", "213503 days 23:34:34.709552", "-1 year",
+		"-5965232 years 2147483647 days", "5965232 years -2147483500 days", "-292271 years 9223372000000 s", "1000 years -359999 days", "-1000 years 365000 days 8000000 hours"}
 	one("timeout", intervals...)
 	one("keep_for", intervals...)
 	// What only onejob writes: in one row of four, and mostly as it would.
