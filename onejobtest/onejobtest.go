@@ -25,6 +25,7 @@ import (
 	"unicode/utf8"
 
 	"onejob/boottime"
+	"onejob/internal/pgjson"
 	"onejob/lock"
 	"onejob/tasks"
 )
@@ -143,8 +144,8 @@ func unstorable(value json.RawMessage) string {
 	switch {
 	case len(value) == 0:
 		return ""
-	case len(value) > tasks.MaxResult:
-		return fmt.Sprintf("it has %d bytes, of at most %d", len(value), tasks.MaxResult)
+	case pgjson.TooLong(value, tasks.MaxResult) != "":
+		return pgjson.TooLong(value, tasks.MaxResult)
 	case !utf8.Valid(value):
 		return `invalid byte sequence for encoding "UTF8"`
 	case !json.Valid(value):

@@ -144,14 +144,15 @@ func TestResults(t *testing.T) {
 		long:                     "",
 		long + " ":               "it has 4194305 bytes, of at most 4194304",
 		`"\u0000"`:               "unsupported Unicode escape sequence",
-		`["a\\\u0000b"]`:         "unsupported Unicode escape sequence",
-		`"\ud83d"`:               "invalid input syntax for type json",
-		`"\ude00"`:               "invalid input syntax for type json",
-		`"\ud83d\ud83d"`:         "invalid input syntax for type json",
-		`"\ud83d\n"`:             "invalid input syntax for type json",
-		`{"a": `:                 "invalid input syntax for type json",
-		"\"\x00\"":               "invalid input syntax for type json",
-		"\"\xff\"":               `invalid byte sequence for encoding "UTF8"`,
+		"[" + strings.Repeat("1e131071,", 32) + "1]": "it has 4194563 bytes when its numbers are written out, of at most 4194304",
+		`["a\\\u0000b"]`: "unsupported Unicode escape sequence",
+		`"\ud83d"`:       "invalid input syntax for type json",
+		`"\ude00"`:       "invalid input syntax for type json",
+		`"\ud83d\ud83d"`: "invalid input syntax for type json",
+		`"\ud83d\n"`:     "invalid input syntax for type json",
+		`{"a": `:         "invalid input syntax for type json",
+		"\"\x00\"":       "invalid input syntax for type json",
+		"\"\xff\"":       `invalid byte sequence for encoding "UTF8"`,
 	} {
 		kinds := tasks.Kinds{"report": reports(value)}
 		result, err := onejobtest.Run(t.Context(), kinds, onejobtest.NewAttempt("report", nil))

@@ -16,6 +16,7 @@ import (
 
 	"onejob/boottime"
 	"onejob/internal/pgerror"
+	"onejob/internal/pgjson"
 	"onejob/tasks"
 )
 
@@ -243,8 +244,8 @@ const (
 // commitAll writes completions, in as few statements as they fit into.
 func (s *Store) commitAll(completions []*completion) {
 	for _, e := range completions {
-		if len(e.Result) > maxResult {
-			e.Completion = withoutResult(e.Completion, fmt.Sprintf("it has %d bytes, of at most %d", len(e.Result), maxResult))
+		if why := pgjson.TooLong(e.Result, maxResult); why != "" {
+			e.Completion = withoutResult(e.Completion, why)
 		}
 	}
 	for len(completions) > 0 {

@@ -591,3 +591,21 @@ func TestNoOutcomeIsAcceptedBeforeTheStandbyHasIt(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A result that is short as it is sent and long as people would read it fails its task, and can be looked
+// at: Postgres writes numbers out.
+func TestAResultThatIsLongAsText(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	task := b.claimed()
+	e := succeeded(task)
+	e.Result = json.RawMessage(`{"body": [` + strings.Repeat("1e131071,", 9_000) + `1]}`)
+	var refused *tasks.ResultError
+	if err := b.Complete(t.Context(), e); !errors.As(err, &refused) {
+		t.Errorf("Complete returned %v", err)
+	}
+	equal(t, "the task", b.row(task, "status, error"), "failed the result cannot be stored: it has 1179720013 bytes when its numbers are written out, of at most 4194304")
+	if _, err := b.List(t.Context(), store.Filter{Limit: 10}); err != nil {
+		t.Error(err)
+	}
+}

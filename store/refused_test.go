@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"onejob/internal/testenv"
@@ -899,5 +900,26 @@ func TestDurations(t *testing.T) {
 			t.Fatal(err)
 		}
 		equal(t, text, store.Duration(i), math.MaxInt64)
+	}
+}
+
+// What claims leave alone for a while, another replica may run by now, and a takeover does not leave it
+// alone.
+func TestTakeoversDoNotAvoidWhatClaimsAvoid(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.refusingBy(`NEW.status = 'running'`, `RETURN NULL`)
+	id := b.insert("kind='other'")
+	claimed, err := b.Claim(t.Context(), tasks.Claim{Session: b.session, Replica: "one", Kinds: []string{"other"}, Max: 1})
+	if err != nil || len(claimed.Refused) != 1 {
+		t.Fatalf("%d refused, %v", len(claimed.Refused), err)
+	}
+	b.sql(`DROP TRIGGER refuse ON onejob.tasks`)
+	other := *b
+	other.Store, other.session = open(t, store.Config{DSN: b.dsn}), uuid.NewString()
+	equal(t, "what another replica claims", ids(other.claimMax(1)), id)
+	abandoned, refused, err := b.TakeOver(t.Context(), []string{other.session}, 3)
+	if err != nil || len(refused) > 0 || len(abandoned) != 1 {
+		t.Errorf("taken over: %v, refused: %v, %v", abandoned, refused, err)
 	}
 }

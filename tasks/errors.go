@@ -20,7 +20,8 @@ var ErrLeaseEnded = errors.New("the lease ran out")
 
 // ErrRefused is returned by a kind that commits its own success, when the
 // fence has been superseded: another replica holds the task, and nothing of
-// this attempt was kept.
+// this attempt was kept. From any other handler it is an error like others: the
+// attempt fails if the row is still its own.
 var ErrRefused = errors.New("the fence has been superseded")
 
 // ErrUnwritable is returned by a store to which Postgres says that the row cannot be

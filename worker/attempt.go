@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"runtime/debug"
 	"strings"
@@ -307,13 +308,10 @@ func (w *Worker) returned(ctx context.Context, t *tasks.Task, a *tasks.Attempt, 
 	if completion.Begun = began; !t.StartedAt.IsZero() {
 		completion.StoppedAt = t.StartedAt.Add(a.Stopped.Sub(t.HeardAt))
 	}
-	switch {
-	case errors.Is(err, tasks.ErrRefused):
-		w.logRefused(t, tasks.Succeeded)
-	case result.Committed:
+	if result.Committed {
 		w.logOutcome(t, completion, took)
-	default:
-		w.complete(t, completion, took)
+	} else {
+		w.complete(t, completion, took) // whatever a handler says of the fence, the row decides
 	}
 	return completion
 }
@@ -371,13 +369,14 @@ func probe(err error) {
 	}
 }
 
-// waited returns how long a task was due, and there, before it was claimed.
+// waited returns how long a task was due, and there, before it was claimed: at most half of what a
+// Duration can hold, as a row may have been due since the year 1.
 func waited(t *tasks.Task) time.Duration {
 	due := t.CreatedAt
 	if t.RunAt.After(due) {
 		due = t.RunAt
 	}
-	return max(0, t.StartedAt.Sub(due))
+	return min(max(0, t.StartedAt.Sub(due)), math.MaxInt64/2)
 }
 
 // judge turns the handler's result, and the cause that ended its context, into a

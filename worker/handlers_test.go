@@ -23,6 +23,7 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"onejob/internal/testenv"
+	"onejob/lock"
 	"onejob/lock/consul"
 	"onejob/store"
 	"onejob/tasks"
@@ -355,6 +356,9 @@ func TestHandlersThatEndInOddWays(t *testing.T) {
 		"nil-error": {func(context.Context, *tasks.Attempt, none) (none, error) { var e *nilError; return none{}, e }, "nil pointer"},
 		"unwraps":   {func(context.Context, *tasks.Attempt, none) (none, error) { var e *unwraps; return none{}, e }, "nil pointer"},
 		"goexit":    {func(context.Context, *tasks.Attempt, none) (none, error) { runtime.Goexit(); return none{}, nil }, "ended its goroutine"},
+		"refused": {func(context.Context, *tasks.Attempt, none) (none, error) {
+			return none{}, fmt.Errorf("ledger: %w", tasks.ErrRefused)
+		}, "ledger: the fence has been superseded"},
 		"wordy": {func(context.Context, *tasks.Attempt, none) (none, error) {
 			return none{}, errors.New(strings.Repeat("word ", 1<<20))
 		}, "(5177344 bytes more)"},
@@ -389,4 +393,37 @@ func TestHandlersThatEndInOddWays(t *testing.T) {
 		t.Error(err)
 	}
 	c.noOverlaps(t)
+}
+
+// The context of a handler ends with its lease, and says why.
+func TestHandlersHearThatTheirLeaseHasEnded(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	end := make(chan struct{})
+	defer close(end)
+	began, heard := make(chan struct{}, 1), make(chan error, 1)
+	k := tasks.Kinds{}
+	tasks.Handle(k, "wait", func(ctx context.Context, _ *tasks.Attempt, _ none) (none, error) {
+		began <- struct{}{}
+		select {
+		case <-ctx.Done():
+			heard <- context.Cause(ctx)
+		case <-end:
+		}
+		return none{}, context.Cause(ctx)
+	})
+	r := c.replica(t, "r", k, nil)
+	c.insert(t, "kind, lock_key", "wait", "k")
+	<-began
+	if _, err := c.kv.Client.Session().Destroy(r.locks.Session(), nil); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-heard:
+		if !errors.Is(err, lock.ErrLost) {
+			t.Errorf("the cause is %v", err)
+		}
+	case <-time.After(maxWait):
+		t.Error("the handler has not heard of it")
+	}
 }

@@ -500,7 +500,11 @@ func TestOutcomeIsDurableBeforeTheLockIsReleased(t *testing.T) {
 	}
 	for round := range 3 {
 		id := c.insert(t, "kind, lock_key", "hold", "k")
-		<-began
+		select {
+		case <-began:
+		case <-time.After(maxWait):
+			t.Fatal("it has not begun")
+		}
 		// The outcome cannot be written while others have the row.
 		tx, err := c.pool.Begin(t.Context())
 		if err != nil {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"onejob/internal/pgjson"
 	"onejob/tasks"
 )
 
@@ -85,7 +86,7 @@ func (in *incoming) value() any {
 	}
 	if !in.truncated && json.Valid(in.body) {
 		if asItIs(in.body) {
-			return json.RawMessage(in.body)
+			return in.printable(in.body)
 		}
 		if values(in.body) > maxValues {
 			return in.text(len(in.body))
@@ -95,11 +96,22 @@ func (in *incoming) value() any {
 		var value any
 		if d.Decode(&value) == nil {
 			if value, ok := storable(value, maxResultDepth); ok {
-				return value
+				if text, err := json.Marshal(value); err == nil {
+					return in.printable(text)
+				}
 			}
 		}
 	}
 	return in.text(len(in.body))
+}
+
+// printable returns JSON as it is, or the body as text if Postgres would make far more of it: 1e308 has
+// 309 digits when it is read.
+func (in *incoming) printable(text []byte) any {
+	if pgjson.Printed(text) > max(8*len(text), 64<<10) {
+		return in.text(len(in.body))
+	}
+	return json.RawMessage(text)
 }
 
 // maxValues is how many values are decoded at most to replace some of them: an empty one
