@@ -198,7 +198,7 @@ var others = []Mutant{
 		"store/pool.go", "strings.Contains(pg.Message, statementPrefix) && p.hidden", "p.hidden").
 		failing("store.TestStatementsLeaveNothingBehind"),
 	one("bounded-migrations", "a migration may not take longer than other statements",
-		"store/migrate.go", "IN ('lock_timeout', 'statement_timeout', 'transaction_timeout')", "IN ('lock_timeout')").
+		"store/migrate.go", "IN ('lock_timeout', 'statement_timeout', 'transaction_timeout', 'client_min_messages')", "IN ('lock_timeout')").
 		failing("store.TestMigrateTakesAsLongAsItTakes"),
 	one("requeue-fence-in-the-join", "of two requeues of a task in one batch the stale one may be written",
 		"store/complete.go", "       AND t.fence = g.fence\n       AND t.session = g.by\n       AND t.id", "       AND t.session = g.by\n       AND t.id").
