@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"onejob/store"
 )
 
 // Faults of a primary and a standby. Each leaves both in order, in other places perhaps.
@@ -13,11 +15,16 @@ var standbyFaults = []*kind{
 	{name: "postgres-restore", what: "Postgres is restored from a backup of some seconds ago", weight: 2, least: 5 * time.Second, most: 40 * time.Second, standby: true, forgets: true, run: forgetting(restorePostgres)},
 }
 
-// failOver lets the standby lag before, where commits do not wait for it. The primary is
-// killed, or nothing of it is heard any more.
+// failOver lets the standby lag before. Where commits wait for it, they do so for longer than replicas
+// wait for answers: then Postgres ends the waits, and shows what the standby has not got. The primary
+// is killed, or nothing of it is heard any more.
 func failOver(ctx context.Context, h *fault) error {
 	d := h.c.postgres
-	lags, silent, returns := !d.waits && h.rand.IntN(2) == 0, h.rand.IntN(2) == 0, !d.waits && h.rand.IntN(2) == 0
+	lags, silent, returns := h.rand.IntN(2) == 0, h.rand.IntN(2) == 0, !d.waits && h.rand.IntN(2) == 0
+	lag := time.Duration(500+h.rand.IntN(4000)) * time.Millisecond
+	if d.waits {
+		lag += store.DefaultTimeout
+	}
 	if lags {
 		h.about += ", the standby lags"
 	}
@@ -35,7 +42,7 @@ func failOver(ctx context.Context, h *fault) error {
 		if err := d.other().Detach(whole); err != nil {
 			return fmt.Errorf("detach the standby: %w", err)
 		}
-		wait(ctx, time.Duration(500+h.rand.IntN(4000))*time.Millisecond)
+		wait(ctx, lag)
 	}
 	ways := &held{}
 	defer ways.release()
