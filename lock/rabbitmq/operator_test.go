@@ -379,3 +379,46 @@ func TestShortHeartbeat(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestMoreChannelsThanTheUserMayHave: RabbitMQ closes the connection of who opens one more. From then on
+// this process takes no more slots than it may have channels for, and keeps those that it has.
+func TestMoreChannelsThanTheUserMayHave(t *testing.T) {
+	t.Parallel()
+	v := testenv.RabbitMQ(t)
+	user := "user-" + v.Name
+	manage := func(method, path string, body any) {
+		t.Helper()
+		if err := v.Server.Manage(context.Background(), method, path, body, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	manage(http.MethodPut, "/users/"+user, map[string]string{"password": "secret", "tags": ""})
+	t.Cleanup(func() { manage(http.MethodDelete, "/users/"+user, nil) })
+	manage(http.MethodPut, "/permissions/"+v.Name+"/"+user, map[string]string{"configure": ".*", "write": ".*", "read": ".*"})
+	manage(http.MethodPut, "/user-limits/"+user+"/max-channels", map[string]int{"value": 24})
+	if err := create(t, config(t, v)).Create(t.Context(), "k", 40); err != nil {
+		t.Fatal(err)
+	}
+	cfg := config(t, v)
+	cfg.URL = "amqp://" + user + ":secret@" + v.Server.Addr() + "/" + url.PathEscape(v.Name)
+	s := start(t, cfg)
+	if err := s.Ready(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	first := take(t, s, "k")
+	for i := 0; first.Context().Err() == nil; i++ {
+		if _, err := s.Take(t.Context(), "k", 1, nil); err != nil && first.Context().Err() == nil {
+			t.Fatalf("slot %d is refused: %v", i, err)
+		}
+	}
+	if err := context.Cause(first.Context()); !strings.Contains(err.Error(), "raise max-channels of the user") {
+		t.Errorf("the lease has ended: %v", err)
+	}
+	second := takeSoon(t, s, "k")
+	if _, err := s.Take(t.Context(), "k", 1, nil); err == nil || !strings.Contains(err.Error(), "as many as its connection has channels for") {
+		t.Errorf("one more slot: %v", err)
+	}
+	if err := second.Release(t.Context()); err != nil {
+		t.Errorf("the slot that is held: %v", err)
+	}
+}

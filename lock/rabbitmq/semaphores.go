@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -29,7 +30,8 @@ type Semaphores struct {
 	ahead        func() (time.Duration, bool) // of the wall clock; nil but in tests
 	farthest     int                          // how far Create and Destroy look for what others have left; less in tests
 
-	present hold.Present[*session]
+	present  hold.Present[*session]
+	channels int // that a connection may have, as far as is known; Run's own
 
 	looking chan struct{} // holds a token while nobody looks
 	waiters chan struct{} // the same of lookouts, of whom one looks at a time: who takes a slot waits for no more than that
@@ -53,7 +55,7 @@ func New(cfg Config) (*Semaphores, error) {
 		return nil, err
 	}
 	cfg = cfg.WithDefaults()
-	s := &Semaphores{cfg: cfg, log: cfg.Log, farthest: lock.MaxSlots, names: slices.Clone(cfg.Names), probeSession: newProbeSession(cfg),
+	s := &Semaphores{cfg: cfg, log: cfg.Log, farthest: lock.MaxSlots, channels: math.MaxUint16, names: slices.Clone(cfg.Names), probeSession: newProbeSession(cfg),
 		lookouts: map[string]*lookout{}, hints: map[string]*hint{}, looking: make(chan struct{}, 1), waiters: make(chan struct{}, 1), glances: map[names]*glance{}}
 	s.looking <- struct{}{}
 	s.waiters <- struct{}{}

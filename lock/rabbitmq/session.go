@@ -54,6 +54,9 @@ func sharesOf(channels int) (bells, slots int) {
 	return bells, max(1, (channels-bells-requests)/2)
 }
 
+// channels returns about how many channels the session has.
+func (t *session) channels() int { return 3 + int(t.bells.Load()) + 2*len(t.list()) }
+
 // begin connects.
 func (s *Semaphores) begin(ctx context.Context) (*session, error) {
 	id := uuid.NewString()
@@ -74,7 +77,7 @@ func (s *Semaphores) begin(ctx context.Context) (*session, error) {
 		wire: w, slots: map[string]*slot{},
 		beats: newLine(), checks: newLine(), requests: newLine(),
 	}
-	t.mostBells, t.mostSlots = sharesOf(int(w.conn.Config.ChannelMax))
+	t.mostBells, t.mostSlots = sharesOf(min(int(w.conn.Config.ChannelMax), s.channels))
 	t.Session = hold.NewSession(s.ahead, func(jump time.Duration) {
 		s.log.Warn("clock_jumped", zap.String("session", id), zap.Duration("jump", jump), zap.Int("leases", len(t.list())))
 	})
@@ -100,7 +103,10 @@ func (t *session) live(ctx context.Context) {
 	wg.Go(func() { every(ctx, t.s.cfg.Verify, t.tend) })
 	select {
 	case reason := <-t.wire.closed:
-		t.lose(fmt.Errorf("the connection was closed: %w", cause(reason)))
+		if tooManyChannels(cause(reason)) {
+			t.s.channels = max(1, t.channels()-1)
+		}
+		t.lose(explain("the connection was closed", cause(reason)))
 	case <-ctx.Done():
 		// A request that is not answered must not keep us.
 		defer time.AfterFunc(shutdownTimeout, t.wire.cut).Stop()
@@ -213,7 +219,7 @@ func (t *session) reserve(s *slot) error {
 	case t.over || t.slots[s.queue] != nil:
 		return errRace
 	case len(t.slots) >= t.mostSlots:
-		return fmt.Errorf("take queue %s: this process holds %d slots, as many as its connection has channels for: raise channel_max in rabbitmq.conf, or run more replicas", s.queue, len(t.slots))
+		return fmt.Errorf("take queue %s: this process holds %d slots, as many as its connection has channels for: raise channel_max in rabbitmq.conf or max-channels of the user, or run more replicas", s.queue, len(t.slots))
 	}
 	t.readers.Add(1)
 	t.slots[s.queue] = s

@@ -169,12 +169,23 @@ func is(err error, codes ...int) bool {
 	return false
 }
 
+// tooManyChannels reports whether a connection was closed because its user, or the node, may have no
+// more channels. Unlike the limit of a connection, which both sides know, that does not refuse the
+// channel alone.
+func tooManyChannels(err error) bool {
+	return is(err, amqp.NotAllowed) && strings.Contains(err.Error(), "number of channels opened")
+}
+
 // explain says what was attempted, and for mistakes that an operator can mend
 // what to look at.
 func explain(what string, err error) error {
 	switch {
 	case err == nil:
 		return nil
+	case tooManyChannels(err):
+		return fmt.Errorf("%s: %w: raise max-channels of the user, or channel_max_per_node in rabbitmq.conf; until it is restarted this process takes fewer slots at once", what, err)
+	case is(err, amqp.NotAllowed) && strings.Contains(err.Error(), "connection limit"):
+		return fmt.Errorf("%s: %w: raise max-connections of the user or of the virtual host; each process has two connections, and three while it changes limits", what, err)
 	case errors.Is(err, amqp.ErrVhost) || is(err, amqp.NotAllowed):
 		return fmt.Errorf("%s: %w: does the virtual host exist, and may the user enter it?", what, err)
 	case errors.Is(err, amqp.ErrCredentials):
