@@ -75,18 +75,18 @@ func Parse(line, zone string) (Cron, error) {
 		}
 		s.Location = time.UTC // wall clocks are handed over as if they were UTC
 		if fields := strings.Fields(line); len(fields) >= 5 {
-			s.Dom |= star(fields[len(fields)-3])
-			s.Dow |= star(fields[len(fields)-1])
+			s.Dom = s.Dom&^anyValue | star(fields[len(fields)-3])
+			s.Dow = s.Dow&^anyValue | star(fields[len(fields)-1])
 		}
 	}
 	return Cron{spec, loc}, nil
 }
 
 // star returns the parser's mark of a field that leaves the choice to the other one, of day and
-// weekday: one that begins with a star, as in the crontabs of Vixie and cronie. The parser itself
-// takes */2 for a choice.
+// weekday: one that begins with a star, as in the crontabs of Vixie and cronie, or with a question
+// mark, which is the same. The parser itself takes */2 for a choice, and 1,* for none.
 func star(field string) uint64 {
-	if strings.HasPrefix(field, "*") {
+	if strings.HasPrefix(field, "*") || strings.HasPrefix(field, "?") {
 		return anyValue
 	}
 	return 0

@@ -138,6 +138,12 @@ func TestScheduleByExample(t *testing.T) {
 		{"0 4 */2 * *", "UTC", "2026-11-01T05:00:00Z", "2026-11-03T04:00:00Z"},      // odd days
 		{"0 0 4 * * */3", "UTC", "2026-11-01T05:00:00Z", "2026-11-04T04:00:00Z"},    // Sunday, Wednesday, Saturday
 		{"0 4 1,2-31/2 * 1", "UTC", "2026-11-01T05:00:00Z", "2026-11-02T04:00:00Z"}, // either is enough
+		{"0 0 1,* * 5", "UTC", "2026-11-02T00:00:00Z", "2026-11-03T00:00:00Z"},      // either, as neither begins with a star: every day
+		{"0 0 13 * 1,*", "UTC", "2026-11-02T00:00:00Z", "2026-11-03T00:00:00Z"},     // the same
+		{"0 0 13 * 1,?", "UTC", "2026-11-02T00:00:00Z", "2026-11-03T00:00:00Z"},     // the same
+		{"0 0 *,1 * 5", "UTC", "2026-11-02T00:00:00Z", "2026-11-06T00:00:00Z"},      // a Friday: both must match
+		{"0 0 ? * 5", "UTC", "2026-11-02T00:00:00Z", "2026-11-06T00:00:00Z"},        // the same
+		{"0 0 ?/2 * 5", "UTC", "2026-11-02T00:00:00Z", "2026-11-13T00:00:00Z"},      // a Friday, and an odd day
 	} {
 		s, err := schedule.Parse(test.line, test.zone)
 		if err != nil {
