@@ -91,8 +91,10 @@ func New(c Config) (*Kind, error) {
 		place, err := parseAllowed(entry)
 		if err != nil {
 			which := fmt.Sprintf("allow[%d]", i)
-			if !strings.Contains(entry, "@") { // else it may hold a password
-				which += fmt.Sprintf(" %q", entry)
+			if !strings.Contains(entry, "@") { // else it may hold a password, as a query may
+				shown, _, _ := strings.Cut(entry, "?")
+				shown, _, _ = strings.Cut(shown, "#")
+				which += fmt.Sprintf(" %q", shown)
 			}
 			problems = append(problems, fmt.Errorf("%s: %w", which, err))
 		}

@@ -625,8 +625,8 @@ func TestNewNamesEveryProblem(t *testing.T) {
 	want := `allow[1] "example.com": must begin with http:// or https://
 allow[2] "https://": must name a host
 allow[3]: must not hold a user name or password; send an Authorization header
-allow[4] "https://example.com?a": must have no query and no fragment
-allow[5] "https://example.com/#": must have no query and no fragment
+allow[4] "https://example.com": must have no query and no fragment
+allow[5] "https://example.com/": must have no query and no fragment
 allow[6] "https://example.com/a/../b": must have no dots alone, slashes, backslashes or control characters, encoded or not, in a segment of its path ("..")
 allow[7] "https://example.com/a//b": must have no empty segments in its path
 allow[8] "https://*.example.com/": host "*.example.com" must be letters, digits, hyphens and dots; write other alphabets as xn--
@@ -694,8 +694,8 @@ func unescaped(s string) string {
 	return s
 }
 
-// What a receiver, a payload or the environment got wrong is not repeated where it may
-// hold a secret.
+// What a receiver, a payload, the configuration or the environment got wrong is not repeated where it
+// may hold a secret.
 func TestErrorsKeepSecrets(t *testing.T) {
 	server := serveHTTP(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Location", "http://u:s3cret@host:port/?s3cret")
@@ -712,6 +712,11 @@ func TestErrorsKeepSecrets(t *testing.T) {
 	_, err := run(t.Context(), h, httpAttempt(t, map[string]string{"url": server.URL}))
 	if err == nil || strings.Contains(err.Error(), "s3cret") || !strings.Contains(err.Error(), "HTTP_PROXY") {
 		t.Errorf("the proxy: got error %v", err)
+	}
+	for _, entry := range []string{"https://host/x?token=s3cret", "https://host/x#s3cret", "https://host/x?#s3cret", "https://host/x#?s3cret", "host?s3cret", "https://ho st/?s3cret", "https://host/?s3cret%zz", "https://u:s3cret@host/x"} {
+		if _, err := New(Config{Allow: []string{entry}}); err == nil || strings.Contains(err.Error(), "s3cret") {
+			t.Errorf("allow %s: got error %v", entry, err)
+		}
 	}
 }
 
