@@ -532,7 +532,7 @@ func (s *Store) CompleteWith(ctx context.Context, t *tasks.Task, fn func(ctx con
 	}
 	defer s.statements.leave()
 	e := &completion{Completion: tasks.Completion{ID: t.ID, Fence: t.Fence, Session: t.Session, Outcome: tasks.Succeeded, Next: tasks.StatusSucceeded}, ctx: ctx}
-	sent, strangers, repeats := false, false, 0
+	sent, answered, strangers, repeats := false, false, false, 0
 	work := func() error {
 		return pgx.BeginFunc(ctx, s.works, func(tx pgx.Tx) error {
 			before, err := beginStatement(ctx, tx, t, strangers)
@@ -541,6 +541,8 @@ func (s *Store) CompleteWith(ctx context.Context, t *tasks.Task, fn func(ctx con
 			}
 			sent, repeats, e.Begun = true, before.repeats, boottime.Now()
 			if e.Result, err = fn(ctx, tx); err != nil {
+				conn := tx.Conn().PgConn()
+				answered = conn.TxStatus() == 'E' && !conn.IsClosed() // the server waits for a ROLLBACK: whatever the error, the statement has ended
 				return err
 			}
 			if err := endStatement(ctx, tx, before); err != nil {
@@ -567,7 +569,8 @@ func (s *Store) CompleteWith(ctx context.Context, t *tasks.Task, fn func(ctx con
 		}
 	}
 	s.works.heal(err)
-	if sent && err != nil && !errors.Is(err, tasks.ErrRefused) && !hasEnded(err) {
+	ended := answered || hasEnded(err)
+	if sent && err != nil && !errors.Is(err, tasks.ErrRefused) && !ended {
 		s.unended.add(t)
 	}
 	switch {
@@ -576,7 +579,7 @@ func (s *Store) CompleteWith(ctx context.Context, t *tasks.Task, fn func(ctx con
 		_ = settle(ctx, s.pool, []*completion{e}, s.writes.bounds(1, s.timeout))
 	case err != nil && !sent && ctx.Err() != nil:
 		err = errNotBegun{fmt.Errorf("begin task %d: %w", t.ID, context.Cause(ctx))}
-	case err != nil && sent && ctx.Err() == nil && !hasEnded(err) && !relayed(err) && pgerror.Unavailable(err):
+	case err != nil && sent && ctx.Err() == nil && !ended && !relayed(err) && pgerror.Unavailable(err):
 		err = errBroken{err, repeats}
 	}
 	return err

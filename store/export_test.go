@@ -30,6 +30,12 @@ func TryAgain(s *Store) {
 	}
 }
 
+// Unended reports whether the statement of an attempt counts as one that may go on.
+func Unended(s *Store, t *tasks.Task) bool {
+	_, there := s.unended.of(t.Fence)
+	return there
+}
+
 // NoMorePutOff ends these times as if they were over.
 func NoMorePutOff(s *Store) {
 	s.putOff.mu.Lock()

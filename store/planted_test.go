@@ -248,7 +248,7 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 	ok("CheckPool", b.CheckPool(ctx))
 	_, err = b.CheckPath(ctx)
 	ok("CheckPath", err)
-	ok("CheckStatement", b.CheckStatement(ctx, "SELECT 1"))
+	ok("CheckStatement", b.CheckStatement(ctx, "SELECT 1", 0))
 	_, err = b.References(ctx)
 	ok("References", err)
 	_, err = b.Version(ctx)

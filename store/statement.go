@@ -95,14 +95,21 @@ func (e errBroken) Unwrap() error { return e.error }
 func (e errBroken) Broken() int   { return e.repeats }
 
 // CheckStatement lets Postgres parse a user's statement, with the search_path that it will run with,
-// and returns what is wrong with it. It does not run it.
-func (s *Store) CheckStatement(ctx context.Context, sql string) error {
+// and returns what is wrong with it, or with the number of parameters that it will be given. It does
+// not run it.
+func (s *Store) CheckStatement(ctx context.Context, sql string, params int) error {
 	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `SELECT pg_catalog.set_config('search_path', NULL, true)`); err != nil {
 			return err
 		}
-		_, err := tx.Conn().PgConn().Prepare(ctx, "", sql, nil)
-		return err
+		prepared, err := tx.Conn().PgConn().Prepare(ctx, "", sql, nil)
+		if err != nil {
+			return err
+		}
+		if n := len(prepared.ParamOIDs); n != params {
+			return fmt.Errorf("the number of its parameters is %d, and params names %d", n, params)
+		}
+		return nil
 	})
 }
 

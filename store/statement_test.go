@@ -272,6 +272,45 @@ func TestUnavailableDatabaseRequeues(t *testing.T) {
 	}
 }
 
+// A statement with more or fewer parameters than its configuration names fails at once, and has
+// ended.
+func TestWrongNumberOfParameters(t *testing.T) {
+	bothWays(t, nil, func(t *testing.T, db *testenv.DB, cfg store.Config) {
+		b := onDatabase(t, db, cfg)
+		for _, test := range []struct {
+			sql    string
+			params []string
+			bound  string
+			want   string
+		}{
+			{`SELECT 1 WHERE $1 = 'a'`, nil, `{}`, "the number of its parameters is 1, and params names 0"},
+			{`SELECT 1`, []string{"a"}, `{"a": "a"}`, "the number of its parameters is 0, and params names 1"},
+			{`SELECT 1 WHERE $1 = 'a'`, []string{"a"}, `{"a": "a"}`, ""},
+		} {
+			err := b.CheckStatement(t.Context(), test.sql, len(test.params))
+			if test.want == "" && err != nil || test.want != "" && (err == nil || err.Error() != test.want) {
+				t.Errorf("%s with %q: checked: %v", test.sql, test.params, err)
+			}
+			kind, err := sqlkind.New(sqlkind.Config{Statements: map[string]sqlkind.Statement{"it": {SQL: test.sql, Params: test.params}}}, b.Store)
+			if err != nil {
+				t.Fatal(err)
+			}
+			task := b.claimed(`payload='{"statement": "it", "params": ` + test.bound + `}'`)
+			run, err := kind.Prepare(task.Payload)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = run(t.Context(), &tasks.Attempt{Task: *task})
+			if test.want == "" && err != nil || test.want != "" && !tasks.IsPermanent(err) {
+				t.Errorf("%s with %q: %v", test.sql, test.params, err)
+			}
+			if store.Unended(b.Store, task) {
+				t.Errorf("%s with %q: the statement counts as one that may go on", test.sql, test.params)
+			}
+		}
+	})
+}
+
 // Statements that wait for a connection use up no time of their attempts, and soon say that nothing of
 // them was done.
 func TestStatementsWaitForNoConnection(t *testing.T) {

@@ -231,12 +231,12 @@ func checkPostgres(ctx context.Context, cfg Config, all *findings) {
 	}
 }
 
-// checkStatements lets Postgres parse the statements of the sql kind.
+// checkStatements lets Postgres parse the statements of the sql kind, and counts their parameters.
 func checkStatements(ctx context.Context, cfg Config, db *store.Store, all *findings) {
 	statements := cfg.Kinds.SQL.Statements
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(statements)) {
-		if err := db.CheckStatement(ctx, statements[name].SQL); err != nil {
+		if err := db.CheckStatement(ctx, statements[name].SQL, len(statements[name].Params)); err != nil {
 			if pg := (*pgconn.PgError)(nil); errors.As(err, &pg) {
 				err = errors.New(pg.Message)
 			}

@@ -176,7 +176,8 @@ type execution struct {
 
 // run runs the statement and commits. The task fails for good if Postgres cannot
 // read data as the type it wants (SQLSTATE class 22), if the statement is not a
-// single one that it can parse, and if it ends its transaction.
+// single one that it can parse, if it has more or fewer parameters than the
+// configuration names, and if it ends its transaction.
 //
 // An error whose cause is the database or the way to it uses up no attempt. Nothing
 // of the statement was kept then, or the commit was not answered; in that case the
@@ -215,6 +216,8 @@ func (e execution) run(ctx context.Context, a *tasks.Attempt) (tasks.Result, err
 		return tasks.Result{}, err
 	}
 	switch {
+	case own != nil && pg.Code == "08P01" && pg.Routine == "exec_bind_message":
+		err = tasks.Permanent(fmt.Errorf("%w; params in the configuration must have one name for each of $1, $2 and so on", err))
 	case own != nil && pg.Code == "42601": // syntax_error; several statements are one, too
 		err = tasks.Permanent(fmt.Errorf("%w; a statement must be a single one", err))
 	case own != nil && (strings.HasPrefix(pg.Code, "2D") || strings.HasPrefix(pg.Code, "25")): // COMMIT in a procedure; SET TRANSACTION
@@ -248,7 +251,7 @@ func ofStatement(err error) bool {
 		return false
 	}
 	switch pg.Code {
-	case "53100", "25006", "25P03", "25P04", "08P01": // a full disk, a standby, too slow, a pooler's word
+	case "53100", "25006", "25P03", "25P04": // a full disk, a standby, too slow
 		return false
 	}
 	return true
