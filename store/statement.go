@@ -20,9 +20,8 @@ import (
 
 // transaction is what a user's statement must leave as it was.
 type transaction struct {
-	id       string
-	readOnly string
-	repeats  int // how often the attempt has failed before without being used up
+	id      string
+	repeats int // how often the attempt has failed before without being used up
 }
 
 // statements are those of CompleteWith that are at work. There are no more than the pool has
@@ -113,6 +112,9 @@ func (s *Store) CheckStatement(ctx context.Context, sql string, params int) erro
 	})
 }
 
+// errReadOnlyServer says that transactions begin as read-only ones.
+var errReadOnlyServer = errors.New("the database is read-only (default_transaction_read_only)")
+
 // beginStatement prepares a transaction for a user's statement: the settings that
 // the statement may read, and the search_path that the database or the role has,
 // because users' tables are most often in public.
@@ -125,6 +127,9 @@ func (s *Store) CheckStatement(ctx context.Context, sql string, params int) erro
 // It marks the transaction, so that others find it, and returns tasks.ErrRefused if the
 // task is not the attempt's any more. It returns errNotAlone if another transaction has the mark of
 // the lock key, unless that is known to be none of ours.
+//
+// If the transaction is read-only, in which no task can be completed, it asks for a requeue. So if that
+// is why the statement fails, the statement has made it read-only, or another server says so of its own.
 func beginStatement(ctx context.Context, tx pgx.Tx, t *tasks.Task, strangers bool) (before transaction, err error) {
 	var b pgx.Batch
 	b.Queue(`SELECT ` + safe) // no more: the statement has the DateStyle of its role, and so on
@@ -132,7 +137,7 @@ func beginStatement(ctx context.Context, tx pgx.Tx, t *tasks.Task, strangers boo
 	b.Queue(oursSQL, t.ID, t.Fence, t.Session, t.Attempt)
 	b.Queue(`
 SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text,
-       pg_catalog.current_setting('transaction_read_only'),
+       pg_catalog.current_setting('transaction_read_only')::pg_catalog.bool,
        pg_catalog.set_config('onejob.task_id',  $1, true),
        pg_catalog.set_config('onejob.attempt',  $2, true),
        pg_catalog.set_config('onejob.fence',    $3, true),
@@ -143,7 +148,7 @@ SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text,
 		fmt.Sprint(t.ID), fmt.Sprint(t.Attempt), fmt.Sprint(t.Fence), t.LockKey)
 	r := tx.SendBatch(ctx, &b)
 	defer r.Close()
-	var marked, alone, ours bool
+	var marked, alone, ours, readOnly bool
 	if _, err := r.Exec(); err != nil {
 		return before, err
 	}
@@ -153,12 +158,14 @@ SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text,
 	if err := r.QueryRow().Scan(&ours, &before.repeats); err != nil {
 		return before, err
 	}
-	if err := r.QueryRow().Scan(&before.id, &before.readOnly, nil, nil, nil, nil, nil, nil, nil); err != nil {
+	if err := r.QueryRow().Scan(&before.id, &readOnly, nil, nil, nil, nil, nil, nil, nil); err != nil {
 		return before, err
 	}
 	switch {
 	case !ours:
 		return before, tasks.ErrRefused
+	case readOnly:
+		return before, tasks.Requeue(time.Second, errReadOnlyServer)
 	case !marked:
 		return before, tasks.Requeue(0, errMarked)
 	case !alone && !strangers:
@@ -234,7 +241,7 @@ func endStatement(ctx context.Context, tx pgx.Tx, before transaction) error {
 	switch row := results[0].Rows[0]; {
 	case string(row[0]) != before.id: // COMMIT AND CHAIN
 		return ended()
-	case string(row[1]) != before.readOnly:
+	case string(row[1]) == "on":
 		return tasks.Permanent(errReadOnly)
 	}
 	return nil

@@ -205,31 +205,41 @@ func TestUnavailableDatabaseRequeues(t *testing.T) {
 	b := newBench(t)
 	b.join()
 	b.sql(`CREATE TABLE effects (n int)`)
+	b.sql(`CREATE EXTENSION dblink SCHEMA public`)
 	away := open(t, store.Config{DSN: "postgres://postgres@127.0.0.1:1/nothing?sslmode=disable"})
+	readOnly := open(t, store.Config{DSN: b.dsn + "&default_transaction_read_only=on"})
+	elsewhere := func(sql string) string { // on a server that is read-only
+		return fmt.Sprintf(`SELECT public.dblink_exec(format('host=127.0.0.1 port=%%s dbname=%%s user=postgres options=''-c default_transaction_read_only=on''', current_setting('port'), current_database()), $q$%s$q$)`, sql)
+	}
 	for _, test := range []struct {
 		name    string
 		store   *store.Store
 		before  func(s *store.Store)
 		sql     string
 		requeue bool
+		forGood bool
 	}{
-		{"NoServer", away, nil, `SELECT 1`, true},
-		{"ConnectionTerminated", nil, nil, `SELECT pg_terminate_backend(pg_backend_pid())`, true},
-		{"AnotherServerShutsDown", nil, nil, `DO 'BEGIN RAISE EXCEPTION USING errcode = ''57P01''; END'`, false},
-		{"AnotherServerIsUnavailable", nil, nil, `DO 'BEGIN RAISE EXCEPTION USING errcode = ''08001''; END'`, false},
-		{"OutOfMemory", nil, nil, `DO 'BEGIN RAISE EXCEPTION USING errcode = ''53200''; END'`, false},
-		{"TooManyTemporaryFiles", nil, nil, `DO 'BEGIN RAISE EXCEPTION USING errcode = ''53400''; END'`, false},
-		{"ReadOnly", nil, nil, `DO 'BEGIN RAISE EXCEPTION USING errcode = ''25006''; END'`, true},
-		{"IdleInTransaction", nil, nil, `DO 'BEGIN RAISE EXCEPTION USING errcode = ''25P03''; END'`, true},
-		{"DiskFull", nil, nil, `DO 'BEGIN RAISE EXCEPTION USING errcode = ''53100''; END'`, true},
+		{"NoServer", away, nil, `SELECT 1`, true, false},
+		{"ConnectionTerminated", nil, nil, `SELECT pg_terminate_backend(pg_backend_pid())`, true, false},
+		{"AnotherServerShutsDown", nil, nil, `DO 'BEGIN RAISE EXCEPTION USING errcode = ''57P01''; END'`, false, false},
+		{"AnotherServerIsUnavailable", nil, nil, `DO 'BEGIN RAISE EXCEPTION USING errcode = ''08001''; END'`, false, false},
+		{"OutOfMemory", nil, nil, `DO 'BEGIN RAISE EXCEPTION USING errcode = ''53200''; END'`, false, false},
+		{"TooManyTemporaryFiles", nil, nil, `DO 'BEGIN RAISE EXCEPTION USING errcode = ''53400''; END'`, false, false},
+		{"ReadOnlyServer", readOnly, nil, `INSERT INTO effects VALUES (1)`, true, false},
+		{"ReadOnlyElsewhere", nil, nil, elsewhere(`CREATE TABLE public.new ()`), false, false},
+		{"DiskFullElsewhere", nil, nil, elsewhere(`DO 'BEGIN RAISE EXCEPTION USING errcode = ''53100''; END'`), false, false},
+		{"TooSlowElsewhere", nil, nil, elsewhere(`DO 'BEGIN RAISE EXCEPTION USING errcode = ''25P03''; END'`), false, false},
+		{"ReadOnlyOfItsOwn", nil, nil, `DO 'BEGIN SET LOCAL transaction_read_only = on; INSERT INTO effects VALUES (1); END'`, false, true},
+		{"IdleInTransaction", nil, nil, `DO 'BEGIN RAISE EXCEPTION USING errcode = ''25P03''; END'`, true, false},
+		{"DiskFull", nil, nil, `DO 'BEGIN RAISE EXCEPTION USING errcode = ''53100''; END'`, true, false},
 		{"PreparedStatementsGone", nil, func(s *store.Store) {
 			if _, err := store.Works(s).Exec(t.Context(), `DEALLOCATE ALL`); err != nil {
 				t.Error(err)
 			}
-		}, `SELECT 1`, true},
-		{"Error", nil, nil, `DO 'BEGIN RAISE EXCEPTION ''no''; END'`, false},
-		{"NoSuchPreparedStatement", nil, nil, `EXECUTE nothing`, false},
-		{"Data", nil, nil, `SELECT 1 / 0`, false},
+		}, `SELECT 1`, true, false},
+		{"Error", nil, nil, `DO 'BEGIN RAISE EXCEPTION ''no''; END'`, false, false},
+		{"NoSuchPreparedStatement", nil, nil, `EXECUTE nothing`, false, false},
+		{"Data", nil, nil, `SELECT 1 / 0`, false, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			s := test.store
@@ -248,6 +258,9 @@ func TestUnavailableDatabaseRequeues(t *testing.T) {
 			}
 			if _, requeue := tasks.RequeueDelay(err); requeue != test.requeue {
 				t.Errorf("requeue %v: %v", requeue, err)
+			}
+			if forGood := tasks.IsPermanent(err); forGood != test.forGood {
+				t.Errorf("for good %v: %v", forGood, err)
 			}
 			if err := b.Complete(t.Context(), failed(task, tasks.StatusFailed)); err != nil {
 				t.Error(err)

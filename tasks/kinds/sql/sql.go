@@ -215,12 +215,13 @@ func (e execution) run(ctx context.Context, a *tasks.Attempt) (tasks.Result, err
 	if !errors.As(err, &pg) {
 		return tasks.Result{}, err
 	}
+	here := own != nil && !relayed(pg) // another server may accept it next time
 	switch {
-	case own != nil && pg.Code == "08P01" && pg.Routine == "exec_bind_message":
+	case here && pg.Code == "08P01" && pg.Routine == "exec_bind_message":
 		err = tasks.Permanent(fmt.Errorf("%w; params in the configuration must have one name for each of $1, $2 and so on", err))
-	case own != nil && pg.Code == "42601": // syntax_error; several statements are one, too
+	case here && pg.Code == "42601": // syntax_error; several statements are one, too
 		err = tasks.Permanent(fmt.Errorf("%w; a statement must be a single one", err))
-	case own != nil && (strings.HasPrefix(pg.Code, "2D") || strings.HasPrefix(pg.Code, "25")): // COMMIT in a procedure; SET TRANSACTION
+	case here && (strings.HasPrefix(pg.Code, "2D") || strings.HasPrefix(pg.Code, "25")): // COMMIT in a procedure; SET TRANSACTION
 		err = tasks.Permanent(fmt.Errorf("%w; it runs in the transaction that completes the task and must not end or change it", err))
 	case strings.HasPrefix(pg.Code, "22"):
 		err = tasks.Permanent(err)
@@ -244,6 +245,8 @@ func execOne(ctx context.Context, tx pgx.Tx, sql string, args []any) (int64, err
 // after all: the server that gives it lives on. It may be another server that is unavailable, which the
 // statement asks (postgres_fdw, dblink), or memory that the statement alone needs.
 //
+// No transaction of a statement begins as a read-only one: if it is read-only, the statement made it so.
+//
 // The statement is not prepared: if that fails so, it said EXECUTE or PREPARE itself.
 func ofStatement(err error) bool {
 	var pg *pgconn.PgError
@@ -251,10 +254,16 @@ func ofStatement(err error) bool {
 		return false
 	}
 	switch pg.Code {
-	case "53100", "25006", "25P03", "25P04": // a full disk, a standby, too slow
-		return false
+	case "53100", "25P03", "25P04": // a full disk, too slow
+		return relayed(pg)
 	}
 	return true
+}
+
+// relayed reports whether an error is what another server has said to postgres_fdw or dblink, by the
+// function of theirs that raises it.
+func relayed(pg *pgconn.PgError) bool {
+	return strings.HasPrefix(pg.Routine, "pgfdw_report") || pg.Routine == "dblink_res_error"
 }
 
 // How long a task waits when the database was unavailable. It waits longer if its own statement was at
