@@ -179,6 +179,25 @@ func TestEncodings(t *testing.T) {
 				if a, err := b.Beat(t.Context(), r, tasks.Known{}); err != nil || a.Ended {
 					t.Errorf("heartbeat: %+v, %v", a, err)
 				}
+				all := map[string]map[string][]string{"exec": {"command": {"backup", "grün", "限", "a\x00b"}}}
+				known := `{"exec": {"command": ["backup", "grün", "限"]}}`
+				if name == "OfTheDatabase" {
+					known = `{"exec": {"command": ["backup", "grün"]}}`
+				}
+				r.Choices = all
+				if a, err := b.Beat(t.Context(), r, tasks.Known{}); err != nil || a.Ended {
+					t.Errorf("heartbeat with names: %+v, %v", a, err)
+				}
+				equal(t, "the names of the heartbeat", b.one(`SELECT names::text FROM onejob.replicas WHERE session = $1`, r.Session), known)
+				r.Session = uuid.NewString()
+				id, err := b.ClusterID(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := b.Join(t.Context(), id, r); err != nil {
+					t.Errorf("join with names: %v", err)
+				}
+				equal(t, "the names of who has joined", b.one(`SELECT names::text FROM onejob.replicas WHERE session = $1`, r.Session), known)
 
 				b.sql(`CREATE TABLE public.effects (word text)`)
 				kind, err := sqlkind.New(sqlkind.Config{Statements: map[string]sqlkind.Statement{"it": {SQL: `INSERT INTO public.effects VALUES ($1), ('ä')`, Params: []string{"word"}}}}, b.Store)

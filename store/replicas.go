@@ -129,11 +129,19 @@ RETURNING name`, notNil(known))
 func (s *Store) Join(ctx context.Context, id string, r tasks.Replica) error {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	joined, err := query(ctx, s.list, pgx.RowTo[bool], `
+	join := func() ([]bool, error) {
+		return query(ctx, s.list, pgx.RowTo[bool], `
 INSERT INTO onejob.replicas (session, process, name, host, pid, version, kinds, queues, concurrency, limits_backend, running, state, machine, started, names, server)
 SELECT @session, @process, @name, @host, @pid, @version, @kinds, @queues, @concurrency, nullif(@limits_backend, ''), @running, @state, @machine, @started, @names::jsonb, pg_postmaster_start_time()
   FROM (SELECT FROM onejob.cluster WHERE id = @cluster FOR SHARE) ours
 RETURNING true`, replicaArguments(r, namedArgs{"cluster": id}))
+	}
+	joined, err := join()
+	if isUntranslatable(err) && r.Choices != nil {
+		if r.Choices, err = s.sayable(ctx, r.Choices); err == nil {
+			joined, err = join()
+		}
+	}
 	switch {
 	case err != nil:
 		return fmt.Errorf("join the cluster: %w", err)
@@ -168,6 +176,41 @@ func choices(r tasks.Replica) *string {
 	}
 	text := string(raw)
 	return &text
+}
+
+// sayable returns choices without the names that the database cannot hold: those with a character that
+// its encoding lacks, or with a NUL. No payload there can have them either, and they must not keep their
+// replica off the list.
+func (s *Store) sayable(ctx context.Context, choices map[string]map[string][]string) (map[string]map[string][]string, error) {
+	all := map[string]map[string][]string{}
+	for kind, fields := range choices {
+		all[kind] = map[string][]string{}
+		for field, names := range fields {
+			known := []string{}
+			for _, name := range names {
+				if ascii(name) != name || strings.Contains(name, "\x00") {
+					raw, err := json.Marshal(name)
+					if err != nil {
+						return nil, err
+					}
+					switch _, err := query(ctx, s.list, pgx.RowTo[bool], `SELECT $1::jsonb IS NULL`, string(raw)); {
+					case isUntranslatable(err):
+						continue
+					case err != nil:
+						return nil, err
+					}
+				}
+				known = append(known, name)
+			}
+			all[kind][field] = known
+		}
+	}
+	return all, nil
+}
+
+func isUntranslatable(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && pg.Code == untranslatable
 }
 
 // progress returns how far a replica's handlers are, as JSON; nil if it is not told.
@@ -239,7 +282,12 @@ func (s *Store) Beat(ctx context.Context, r tasks.Replica, known tasks.Known) (t
 	}
 	told := progress(r)
 	list, err := beat(told)
-	if pg := (*pgconn.PgError)(nil); told != nil && errors.As(err, &pg) && pg.Code == untranslatable {
+	if isUntranslatable(err) && r.Choices != nil {
+		if r.Choices, err = s.sayable(ctx, r.Choices); err == nil {
+			list, err = beat(told)
+		}
+	}
+	if isUntranslatable(err) && told != nil {
 		plain := ascii(*told) // what a handler says must not keep its replica off the list
 		list, err = beat(&plain)
 	}

@@ -16,6 +16,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"golang.org/x/sys/unix"
 
@@ -123,6 +124,9 @@ func New(c Config) (*Kind, error) {
 	for _, name := range slices.Sorted(maps.Keys(k.commands)) {
 		if name == "" {
 			all = append(all, errors.New("a command has an empty name"))
+		}
+		if strings.ContainsFunc(name, unicode.IsControl) {
+			all = append(all, fmt.Errorf("command %q: a name may hold no control characters", name))
 		}
 		command := k.commands[name]
 		for _, err := range command.problems() {

@@ -202,6 +202,7 @@ func TestNew(t *testing.T) {
 	}
 	_, err := execkind.New(execkind.Config{Commands: map[string]execkind.Command{
 		"":         good,
+		"a\x00b":   good,
 		"none":     {},
 		"relative": {Path: "bin/sh", Dir: "tmp"},
 		"missing":  {Path: "/nowhere/sh", Dir: "/nowhere"},
@@ -224,6 +225,7 @@ func TestNew(t *testing.T) {
 	}
 	for _, want := range []string{
 		`a command has an empty name`,
+		`command "a\x00b": a name may hold no control characters`,
 		`command "none": path is missing`,
 		`command "relative": path "bin/sh" is not absolute`,
 		`command "relative": dir "tmp" is not absolute`,
@@ -256,8 +258,8 @@ func TestNew(t *testing.T) {
 			t.Errorf("it does not say %q:\n%v", want, err)
 		}
 	}
-	if n := len(strings.Split(err.Error(), "\n")); n != 28 {
-		t.Errorf("%d problems instead of 28:\n%v", n, err)
+	if n := len(strings.Split(err.Error(), "\n")); n != 29 {
+		t.Errorf("%d problems instead of 29:\n%v", n, err)
 	}
 }
 

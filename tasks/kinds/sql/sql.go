@@ -73,6 +73,9 @@ func (k *Kind) Room() (n int, scarce bool) {
 func New(c Config, store Committer) (*Kind, error) {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(c.Statements)) {
+		if strings.ContainsFunc(name, unicode.IsControl) {
+			errs = append(errs, fmt.Errorf("statement %q: a name may hold no control characters", name))
+		}
 		switch word := firstWord(c.Statements[name].SQL); word {
 		case "":
 			errs = append(errs, fmt.Errorf("statement %q has no sql", name))

@@ -19,3 +19,17 @@ func TestNewRefusesTransactionControl(t *testing.T) {
 		}
 	}
 }
+
+func TestNewRefusesNames(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string]string{
+		"größe ✓": "",
+		"a\x00b":  `statement "a\x00b": a name may hold no control characters`,
+		"a\nb":    `statement "a\nb": a name may hold no control characters`,
+	} {
+		_, err := sqlkind.New(sqlkind.Config{Statements: map[string]sqlkind.Statement{name: {SQL: "SELECT 1"}}}, nil)
+		if want == "" && err != nil || want != "" && (err == nil || err.Error() != want) {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+}
