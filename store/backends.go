@@ -49,16 +49,30 @@ func markOfSession(of string) string {
 
 // markSQL marks a transaction as that of the statement of an attempt, given session and
 // fence, and as the only one of the lock key; oursSQL says whether its task and its replica are
-// still what they were, and how often the attempt has failed without being used up. Read committed: it
+// still what they were, and how often the connection has broken under the statement of the task since it
+// was last retried, by the errors of its latest attempts, given what they contain. Read committed: it
 // sees what was committed before it began, and so after the mark was there.
+//
+// A retry leaves no trace but the attempt, which begins anew: it came after all with a higher number, and
+// after one with the same number that was used up. Of that one the error has something before the text.
 var markSQL = `SELECT pg_catalog.pg_try_advisory_xact_lock_shared(` + markOf("a") + `) AND pg_catalog.pg_try_advisory_xact_lock_shared(` + markOfSession("a") + `),
        pg_catalog.pg_try_advisory_xact_lock(` + markOfKey("$3::text") + `)
   FROM (SELECT $1::uuid AS session, $2::bigint AS fence) a`
 
 const oursSQL = `
+WITH latest AS (
+    SELECT fence, attempt, strpos(error, $5) AS broken
+      FROM onejob.attempts
+     WHERE task_id = $1
+     ORDER BY fence DESC
+     LIMIT 1000
+)
 SELECT (SELECT true FROM onejob.tasks    WHERE id = $1 AND CASE WHEN fence = $2 THEN status = 'running' END LIMIT 1) IS NOT NULL
    AND (SELECT true FROM onejob.replicas WHERE session = $3 AND ended_at IS NULL LIMIT 1) IS NOT NULL,
-       (SELECT count(*) FROM onejob.attempts WHERE task_id = $1 AND attempt = $4 AND outcome = 'failed')`
+       (SELECT count(*)
+          FROM latest
+         WHERE broken > 0
+           AND fence > coalesce((SELECT max(fence) FROM latest WHERE attempt > $4 OR attempt = $4 AND broken > 1), 0))`
 
 // errMarked says that somebody else has the advisory lock: it is nobody of ours.
 var errMarked = errors.New("somebody else holds the advisory lock that marks its statement")

@@ -524,8 +524,9 @@ func text(s string) pgtype.Text   { return pgtype.Text{String: s, Valid: true} }
 //
 // No more than Config.MaxConns of these are at work at a time. If another one has to wait for more than
 // a second, or ctx ends before fn is called, the error has a method NotBegun(): nothing was done. If the
-// connection breaks after that, the error has a method Broken() int, which returns how often this attempt
-// has failed before without being used up.
+// connection breaks after that, the error has a method Broken() int, which returns how often that has
+// happened before to the task, since it was last retried. Those are counted by the errors of attempts: one
+// that is not used up must have the error as it is, and one that is used up must have it with something before it.
 func (s *Store) CompleteWith(ctx context.Context, t *tasks.Task, fn func(ctx context.Context, tx pgx.Tx) (json.RawMessage, error)) error {
 	if err := s.statements.enter(ctx); err != nil {
 		return fmt.Errorf("begin task %d: %w", t.ID, err)

@@ -21,7 +21,7 @@ import (
 // transaction is what a user's statement must leave as it was.
 type transaction struct {
 	id      string
-	repeats int // how often the attempt has failed before without being used up
+	repeats int // how often the connection has broken before under the statement of the task
 }
 
 // statements are those of CompleteWith that are at work. There are no more than the pool has
@@ -90,6 +90,10 @@ type errBroken struct {
 	repeats int
 }
 
+// brokenText begins the text of an errBroken. Attempts are counted by it (oursSQL).
+const brokenText = "the connection broke under the statement: "
+
+func (e errBroken) Error() string { return brokenText + e.error.Error() }
 func (e errBroken) Unwrap() error { return e.error }
 func (e errBroken) Broken() int   { return e.repeats }
 
@@ -134,7 +138,7 @@ func beginStatement(ctx context.Context, tx pgx.Tx, t *tasks.Task, strangers boo
 	var b pgx.Batch
 	b.Queue(`SELECT ` + safe) // no more: the statement has the DateStyle of its role, and so on
 	b.Queue(markSQL, t.Session, t.Fence, t.LockKey)
-	b.Queue(oursSQL, t.ID, t.Fence, t.Session, t.Attempt)
+	b.Queue(oursSQL, t.ID, t.Fence, t.Session, t.Attempt, brokenText)
 	b.Queue(`
 SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text,
        pg_catalog.current_setting('transaction_read_only')::pg_catalog.bool,

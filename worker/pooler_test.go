@@ -88,7 +88,7 @@ func TestBrokenConnectionsUseUpNoAttempt(t *testing.T) {
 }
 
 // A statement under which the connection breaks each time may be what ends the server: in the end it
-// uses up its attempts.
+// uses up its attempts: one each time, after the first three. A retry begins anew.
 func TestConnectionsThatAlwaysBreakUseUpAttempts(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -98,19 +98,25 @@ func TestConnectionsThatAlwaysBreakUseUpAttempts(t *testing.T) {
 			"crash": {SQL: "SELECT pg_terminate_backend(pg_backend_pid())"},
 		})}
 	})
-	id := c.insert(t, "kind, payload, max_attempts", "sql", `{"statement": "crash"}`, 1)
-	for n := range 4 { // as if the pauses were over
-		testenv.Eventually(t, maxWait, "the connection has broken", func() bool {
-			return get[int](t, c, "SELECT count(*) FROM onejob.attempts WHERE task_id = $1", id) > n
-		})
-		c.exec(t, "UPDATE onejob.tasks SET run_at = now() WHERE id = $1 AND status = 'pending'", id)
-	}
-	c.await(t, id, "failed")
-	if got, want := c.outcomes(t, id), "failed failed failed failed"; got != want {
-		t.Errorf("the outcomes are %s, want %s", got, want)
-	}
-	if got := get[string](t, c, "SELECT error FROM onejob.tasks WHERE id = $1", id); !strings.HasPrefix(got, "the connection broke under the statement, as 3 times before: ") {
-		t.Errorf("the error is %q", got)
+	for _, maxAttempts := range []int{1, 2} {
+		id := c.insert(t, "kind, payload, max_attempts", "sql", `{"statement": "crash"}`, maxAttempts)
+		want := strings.Repeat(" failed", 3+maxAttempts)
+		for round := range 2 {
+			if round > 0 {
+				c.exec(t, "SELECT onejob.retry($1)", id)
+			}
+			testenv.Eventually(t, maxWait, "it has failed", func() bool { // as if the pauses were over
+				c.exec(t, "UPDATE onejob.tasks SET run_at = now() WHERE id = $1 AND status = 'pending' AND run_at > now()", id)
+				return get[string](t, c, "SELECT status FROM onejob.tasks WHERE id = $1", id) == "failed"
+			})
+			if got, want := c.outcomes(t, id), strings.TrimSpace(strings.Repeat(want, round+1)); got != want {
+				t.Errorf("max_attempts %d, retries %d: the outcomes are %s, want %s", maxAttempts, round, got, want)
+			}
+			last := fmt.Sprintf("as %d times before, the connection broke under the statement: ", 2+maxAttempts)
+			if got := get[string](t, c, "SELECT error FROM onejob.tasks WHERE id = $1", id); !strings.HasPrefix(got, last) {
+				t.Errorf("max_attempts %d, retries %d: the error is %q, want %q", maxAttempts, round, got, last)
+			}
+		}
 	}
 }
 

@@ -206,7 +206,7 @@ func (e execution) run(ctx context.Context, a *tasks.Attempt) (tasks.Result, err
 		if n < maxBroken {
 			return tasks.Result{}, tasks.Requeue(requeueOwnAfter<<n, err)
 		}
-		return tasks.Result{}, fmt.Errorf("the connection broke under the statement, as %d times before: %w", n, err)
+		return tasks.Result{}, fmt.Errorf("as %d times before, %w", n, err)
 	case pgerror.Unavailable(err) && !(own != nil && ofStatement(err)):
 		d := requeueAfter
 		if own != nil {
