@@ -382,6 +382,7 @@ func TestBulkRefusesWhatItCannotMean(t *testing.T) {
 		`'retry', '{"kind": "a"}', max_tasks => 0`:             "max_tasks must be between 1 and 10000",
 		`'retry', '{"kind": "a"}', spread => '-1 s'`:           "spread must be between 0 and 1 year",
 		`'retry', '{"kind": "a"}', spread => 'infinity'::text`: "does not exist",
+		`'delete', '{"ids": [1]}', dry_run => NULL`:            "dry_run must be true or false, and is NULL",
 	} {
 		if _, err := b.try(`SELECT onejob.bulk(` + sql + `)`); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", sql, err, want)
