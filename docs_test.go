@@ -62,8 +62,8 @@ func TestTestsThatDocumentsNameAreThere(t *testing.T) {
 // in the code from two parts.
 var foreignNames = strings.Fields(`
 	cgroup_writable client_connection_check_interval dependent_jobs enable_debug executor_config first_pickup_p50_ms first_waiting_max
-	first_waiting_p50 force_custom_plan last_waiting_max onejob_observer onejob_operator onejob_worker parent_job parentbased_traceidratio
-	pg_drop_replication_slot pg_notification_queue_usage pg_restore synchronous_commit tls_postgres tls_rabbitmq`)
+	first_waiting_p50 force_custom_plan last_waiting_max list_operator_policies onejob_observer onejob_operator onejob_worker parent_job parentbased_traceidratio
+	pg_drop_replication_slot pg_notification_queue_usage pg_restore set_operator_policy synchronous_commit tls_postgres tls_rabbitmq`)
 
 // Names with an underscore in pieces of code, such as events, settings, columns and files,
 // stand in the code, in SQL or in a configuration as well, or are names of such files.
