@@ -33,6 +33,7 @@ type health struct {
 	metrics http.Handler
 	locks   atomic.Pointer[consul.Locker] // nil until it is known
 	limits  atomic.Pointer[lock.Semaphores]
+	slots   atomic.Pointer[map[string]int] // limits.slots, as last loaded
 
 	replica atomic.Pointer[worker.Worker] // nil until it runs
 
@@ -107,6 +108,9 @@ func (h *health) listen(cfg Config, log *zap.Logger) (where string, stop func(),
 	}, nil
 }
 
+// setSlots lets the page know limits.slots, at the start and after a reload.
+func (h *health) setSlots(slots map[string]int) { h.slots.Store(&slots) }
+
 // arriving bounds how long the body of a request may take. Without that, a client that
 // announces one and does not send it keeps the connection: the server reads it to its end before it answers.
 func arriving(next http.Handler) http.Handler {
@@ -135,9 +139,10 @@ func (h *health) page(cfg Config, at net.Addr) (http.Handler, error) {
 		}
 		return nil
 	}
+	h.setSlots(cfg.Limits.Slots)
 	tcp, ok := at.(*net.TCPAddr)
 	return web.New(web.Config{
-		Snapshots:    cfg.snapshots(h.store, h.locks.Load, limits),
+		Snapshots:    cfg.snapshots(h.store, h.locks.Load, limits, func() map[string]int { return *h.slots.Load() }),
 		Tasks:        h.store,
 		Loopback:     ok && tcp.IP.IsLoopback(),
 		Token:        token,

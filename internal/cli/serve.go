@@ -202,6 +202,7 @@ func serve(ctx context.Context, path string, cfg Config, handlers tasks.Kinds, o
 			replica.ForceStop()
 		case <-reload:
 			cfg = reloaded(path, cfg, handlers, db, replica, broker, level, log)
+			health.setSlots(cfg.Limits.Slots)
 		case err := <-done:
 			if ctx.Err() == nil { // nobody told us to stop
 				err = errors.Join(context.Cause(run), err)

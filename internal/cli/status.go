@@ -63,7 +63,7 @@ reads. NO_COLOR in the environment turns colours off.`,
 		}
 		ctx, cancel := context.WithCancel(c.Context())
 		defer cancel()
-		source := cfg.snapshots(overviewUntil{ctx, db}, func() *consul.Locker { return locks }, func() lock.Semaphores { return limits })
+		source := cfg.snapshots(overviewUntil{ctx, db}, func() *consul.Locker { return locks }, func() lock.Semaphores { return limits }, func() map[string]int { return cfg.Limits.Slots })
 		if *live {
 			return watchStatus(ctx, terminal, source, db, cfg.Consul.Prefix)
 		}
@@ -101,7 +101,7 @@ func (o overviewUntil) Overview(ctx context.Context) (store.Overview, error) {
 }
 
 // snapshots returns a source of snapshots. Its parts may not be known yet: then they are nil.
-func (c *Config) snapshots(db overview, locks func() *consul.Locker, limits func() lock.Semaphores) *snapshot.Source {
+func (c *Config) snapshots(db overview, locks func() *consul.Locker, limits func() lock.Semaphores, slots func() map[string]int) *snapshot.Source {
 	return snapshot.New(snapshot.Config{
 		Store: db,
 		Leader: func(ctx context.Context) (*snapshot.Leader, error) {
@@ -119,7 +119,7 @@ func (c *Config) snapshots(db overview, locks func() *consul.Locker, limits func
 			return &snapshot.Leader{Name: leader.Name, Host: leader.Host, Since: leader.Since, Session: leader.Session}, nil
 		},
 		Limits: limits,
-		Slots:  c.Limits.Slots,
+		Slots:  slots,
 		Holder: whoHolds,
 	})
 }

@@ -404,7 +404,7 @@ func TestVerdicts(t *testing.T) {
 				Limits: func() lock.Semaphores {
 					return limits{list: map[string]lock.Semaphore{"paused": {}, "calls": {Slots: 2}}}
 				},
-				Slots: map[string]int{"created": 1},
+				Slots: func() map[string]int { return map[string]int{"created": 1} },
 			})
 			s, err := source.Get(t.Context())
 			if err != nil {

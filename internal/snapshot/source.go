@@ -40,8 +40,9 @@ type Config struct {
 	// are not shown.
 	Limits func() lock.Semaphores
 
-	// Slots are limits that a replica creates when a task needs them.
-	Slots map[string]int
+	// Slots returns the limits that a replica creates when a task needs them. A reload of the
+	// configuration may change them. A nil func: there are none.
+	Slots func() map[string]int
 
 	// Holder says of what a holder of a slot left who that is, and since when it runs; the
 	// time is zero if it does not say.
@@ -235,7 +236,10 @@ func (s *Source) take(ctx context.Context) *Snapshot {
 	}
 	snap.Failures = append(snap.Failures, failuresOf(failures, snap.Now)...)
 
-	v := view{Snapshot: snap, waiting: waiting, overlaps: o.Overlaps.Rows, held: o.Held.Rows, slots: s.cfg.Slots, asksLeader: s.cfg.Leader != nil && leaderErr == nil}
+	v := view{Snapshot: snap, waiting: waiting, overlaps: o.Overlaps.Rows, held: o.Held.Rows, asksLeader: s.cfg.Leader != nil && leaderErr == nil}
+	if s.cfg.Slots != nil {
+		v.slots = s.cfg.Slots()
+	}
 	v.limitsKnown = s.cfg.Limits != nil && limitsErr == nil && len(limits) < shownLimits
 	v.needs()
 	v.verdict()
