@@ -83,6 +83,9 @@ SELECT now(), id, name, cron, time_zone, on_missed, missed_cap, on_overlap,
 	if err != nil {
 		return now, nil, fmt.Errorf("look for due schedules: %w", err)
 	}
+	for i := range due {
+		s.dueParts.bound(&due[i])
+	}
 	tried := s.putOff.tried()
 	slices.SortStableFunc(due, func(a, b schedule.Due) int { return tried[a.ID].Compare(tried[b.ID]) })
 	return now, due, nil
@@ -211,19 +214,31 @@ const insertTasks = `
 // follows, up to 8 s, and returns it behind the others. Where there are many such schedules, each
 // wait is shorter, and those that have waited before get a quarter of the time: one that would need
 // more counts as not current.
+//
+// If Postgres takes too long, the due times may be too many for one statement. That is an error as
+// well, and puts the schedule off in the same way; DueSchedules then returns it with a lower Most.
+// The tasks count as refused if a single due time takes too long.
 func (s *Store) MakeOccurrences(ctx context.Context, d schedule.Due, p schedule.Plan) (current bool, made int, err error) {
 	if !s.putOff.turn(d.ID) {
 		return false, 0, nil
 	}
 	began := time.Now()
 	current, made, err = s.makeOccurrences(ctx, d, p)
+	took, slow := time.Since(began), tookTooLong(ctx, err)
 	switch {
 	case isLockTimeout(err):
 		s.making.inVain(1)
-		s.putOff.waited(d.ID, time.Since(began))
-	case unfit(err), errors.Is(err, errLeftOut), (aboutARow(err) || tookTooLong(ctx, err)) && s.canMakeOccurrences(ctx):
+		s.putOff.waited(d.ID, took)
+	case unfit(err), errors.Is(err, errLeftOut), (aboutARow(err) || slow) && s.canMakeOccurrences(ctx):
+		if n := len(p.Occurrences); slow && n > 1 {
+			s.dueParts.shrink(d.ID, n)
+			s.putOff.waited(d.ID, took)
+			err = fmt.Errorf("%d due times at once take longer than %v, fewer are tried next: %w", n, s.timeout, err)
+			break
+		}
 		err = fmt.Errorf("%w: %w", tasks.ErrUnwritable, err)
 	case err == nil && current:
+		s.dueParts.made(d.ID, p, took < s.timeout/4)
 		s.putOff.remove(d.ID)
 	case err == nil:
 		s.putOff.add(d.ID, anyVersion, lockedFor)
@@ -470,6 +485,65 @@ func (p *putOff) list() (ids []int64, versions []string, again []int64) {
 		ids, versions = append(ids, id), append(versions, r.version)
 	}
 	return ids, versions, again
+}
+
+// dueParts knows the schedules whose due times take too long to be made in one statement. All other
+// schedules wait for it, so a size is not approached slowly: it comes down to an eighth each time, and
+// doubles where that takes a quarter of the time.
+type dueParts struct {
+	mu   sync.Mutex
+	rows map[int64]duePart
+}
+
+type duePart struct {
+	most int           // due times in the next statement
+	part schedule.Part // for the plan that begins with next
+	next time.Time
+}
+
+// bound sets how many due times of a schedule are planned. Another leader may have been here since the
+// last plan: then the next one begins elsewhere, and is no part of the same.
+func (p *dueParts) bound(d *schedule.Due) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	row := p.rows[d.ID]
+	follows := func(next *time.Time) bool { return next != nil && next.Equal(row.next) }
+	d.Most = row.most
+	if follows(d.Next) || slices.ContainsFunc(d.Former, func(f schedule.Former) bool { return follows(f.Next) }) {
+		d.Part = row.part
+	}
+}
+
+// shrink notes that n due times took too long.
+func (p *dueParts) shrink(id int64, n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.rows == nil {
+		p.rows = map[int64]duePart{}
+	}
+	row := p.rows[id]
+	row.most = max(n/8, 1)
+	p.rows[id] = row
+}
+
+// made notes what was written of a schedule, and whether it was quick.
+func (p *dueParts) made(id int64, plan schedule.Plan, quick bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	row, known := p.rows[id]
+	switch {
+	case !known:
+		return
+	case !plan.More:
+		delete(p.rows, id)
+		return
+	case quick:
+		row.most = max(row.most, 2*len(plan.Occurrences))
+	}
+	if row.part, row.next = plan.Part, plan.Next; plan.Cut != 0 {
+		row.next = plan.CutNext
+	}
+	p.rows[id] = row
 }
 
 // UntilNextSchedule returns how long it is, by Postgres' clock, until a

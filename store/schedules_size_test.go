@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"onejob/tasks"
+	"onejob/tasks/schedule"
 )
 
 // How many rows a statement of retention deletes comes down when it takes too long, and goes
@@ -32,6 +33,47 @@ func TestSizeOfRetention(t *testing.T) {
 	}
 	if n := k.most(tasks.StatusSucceeded, 1000); n != 1000 {
 		t.Errorf("%d of another status", n)
+	}
+}
+
+// How many due times a statement makes comes down when it takes too long, and goes up again. What was
+// planned before counts only for the plan that follows it.
+func TestSizeOfPlans(t *testing.T) {
+	t.Parallel()
+	var parts dueParts
+	next, other := time.Unix(100, 0), time.Unix(200, 0)
+	var got []string
+	look := func(d schedule.Due) {
+		d.ID = 1
+		parts.bound(&d)
+		got = append(got, fmt.Sprint(d.Most, d.Part.Missed))
+	}
+	more := func(n, missed int) schedule.Plan {
+		return schedule.Plan{Occurrences: make([]schedule.Occurrence, n), More: true, Next: next, Part: schedule.Part{Planned: n, Missed: missed}}
+	}
+	parts.made(1, more(1000, 5), false)
+	look(schedule.Due{Next: &next})
+	parts.shrink(1, 1000)
+	look(schedule.Due{Next: &next})
+	parts.made(1, more(125, 7), false)
+	look(schedule.Due{Next: &next})
+	look(schedule.Due{Next: &other}) // another leader was here
+	look(schedule.Due{})
+	parts.made(1, more(125, 8), true)
+	look(schedule.Due{Next: &next})
+	cut := more(250, 9)
+	cut.Cut, cut.CutNext = 3, other
+	parts.made(1, cut, false)
+	look(schedule.Due{Next: &next})
+	look(schedule.Due{Next: &next, Former: []schedule.Former{{ID: 3, Next: &other}}})
+	parts.shrink(1, 250)
+	look(schedule.Due{Former: []schedule.Former{{ID: 3, Next: &other}}})
+	parts.shrink(1, 7)
+	look(schedule.Due{})
+	parts.made(1, schedule.Plan{Next: next}, false)
+	look(schedule.Due{Next: &next})
+	if want := "[0 0 125 0 125 7 125 0 125 0 250 8 250 0 250 9 31 9 1 0 0 0]"; fmt.Sprint(got) != want {
+		t.Errorf("%v, want %s", got, want)
 	}
 }
 

@@ -84,6 +84,7 @@ type Store struct {
 	writes    patience                   // with the others
 	apart     apart                      // rows that are written one by one
 	putOff    putOff                     // schedules to leave alone for a while
+	dueParts  dueParts                   // schedules of which one statement makes few due times
 	making    patience                   // for locks that the tasks of schedules need
 	refusals  atomic.Int32               // rows that were refused since the last claim that took some
 	remember  memory                     // where claims go on

@@ -57,6 +57,16 @@ type Due struct {
 	Busy      bool // a task of it waits or runs; told only if OnOverlap is skip
 	Waiting   int  // so many tasks of it wait, QueueCap at most; told only if OnOverlap is queue
 	QueueCap  int  // so many may
+
+	Most int  // due times that one plan has at most; 0 means as many as fit into it
+	Part Part // of the plan before, if it was cut short because of Most
+}
+
+// Part is what plans that were cut short because of Due.Most have had of the due times that
+// would have fitted into one plan. It is zero if none was.
+type Part struct {
+	Planned int // due times
+	Missed  int // those of them that count for MissedCap
 }
 
 // Former is what a schedule was before an edit, with due times that have
@@ -85,6 +95,8 @@ type Plan struct {
 	Done    []int64   // the former schedules of which nothing is left to make
 	Cut     int64     // one of which there is more than fits into a plan; 0 if there is none
 	CutNext time.Time // its first due time that is left
+	More    bool      // due times are left for the next plan
+	Part    Part      // and this is for it
 
 	UnknownZones []string // those of former schedules that this process does not know; they are left as they are
 }
@@ -99,13 +111,20 @@ type Plan struct {
 //
 // Of the due times that have passed the last one is made in time if it is not older
 // than OnTime, and so is the last one before each edit; all others were missed.
+//
+// With Most, several plans make of the due times what one plan would have made: each begins
+// where the one before ended, and with its Part.
 func (d Due) Plan(c Cron, now time.Time) Plan {
 	p := Plan{Keep: d.Off}
+	most := maxPlanned - d.Part.Planned
+	if d.Most > 0 {
+		most = min(most, d.Most)
+	}
 	var dues []time.Time
 	lasts := map[int]bool{} // the last due time before each edit, and before now
 	collect := func(c Cron, next, until time.Time) time.Time {
 		began := len(dues)
-		for !next.IsZero() && !next.After(until) && len(dues) < maxPlanned {
+		for !next.IsZero() && !next.After(until) && len(dues) < most {
 			dues = append(dues, next)
 			next = c.Next(next)
 		}
@@ -149,8 +168,8 @@ func (d Due) Plan(c Cron, now time.Time) Plan {
 		p.Next = collect(c, next, now)
 	}
 	p.Occurrences = make([]Occurrence, len(dues))
-	more := p.Cut != 0 || !p.Keep && !p.Next.IsZero() && !p.Next.After(now) // than fits into this plan
-	missed, busy, waiting := 0, d.Busy, d.Waiting
+	p.More = p.Cut != 0 || !p.Keep && !p.Next.IsZero() && !p.Next.After(now)
+	missed, busy, waiting := d.Part.Missed, d.Busy, d.Waiting
 	for i, due := range dues {
 		o := Occurrence{Due: due}
 		inTime := lasts[i] && now.Sub(due) <= OnTime
@@ -160,7 +179,7 @@ func (d Due) Plan(c Cron, now time.Time) Plan {
 			if missed++; missed > d.MissedCap {
 				o.Skipped = SkippedCapped
 			}
-		case d.OnMissed == MissedOne && i == len(dues)-1 && !more:
+		case d.OnMissed == MissedOne && i == len(dues)-1 && !p.More:
 		default:
 			o.Skipped = SkippedMissed
 		}
@@ -178,6 +197,9 @@ func (d Due) Plan(c Cron, now time.Time) Plan {
 			}
 		}
 		p.Occurrences[i] = o
+	}
+	if planned := d.Part.Planned + len(dues); p.More && planned < maxPlanned {
+		p.Part = Part{planned, missed}
 	}
 	return p
 }

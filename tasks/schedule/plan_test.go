@@ -2,6 +2,8 @@ package schedule_test
 
 import (
 	"fmt"
+	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -205,6 +207,84 @@ func TestPlan(t *testing.T) {
 		}
 		if len(made) != 1 || now.Sub(made[0]) >= time.Second {
 			t.Errorf("it makes tasks for %v", made)
+		}
+	})
+}
+
+// Plans with a bound make together what one plan without it makes, whatever the bounds are.
+func TestPlansWithABound(t *testing.T) {
+	t.Parallel()
+	start := clock(t, "12:00:00")
+	lines := []string{"* * * * * *", "*/7 * * * * *", "* * * * *", "@every 11s", "99 * * * *"}
+	for seed := range uint64(500) {
+		random := rand.New(rand.NewPCG(seed, 0))
+		at := func(seconds int) time.Time { return start.Add(time.Duration(seconds) * time.Second) }
+		line := lines[random.IntN(len(lines)-1)]
+		s, err := schedule.Parse(line, "UTC")
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := schedule.Due{
+			OnMissed: []string{"skip", "one", "all"}[random.IntN(3)], MissedCap: 1 + random.IntN(150),
+			OnOverlap: []string{"allow", "queue"}[random.IntN(2)], QueueCap: 1000, Off: random.IntN(5) == 0,
+		}
+		begin := 0
+		for id := range int64(random.IntN(4)) {
+			until := begin + random.IntN(120)
+			d.Former = append(d.Former, schedule.Former{ID: id + 1, Cron: lines[random.IntN(len(lines))], Zone: "UTC", Begin: at(begin), Until: at(until)})
+			begin = until
+		}
+		edit, now := at(begin), at(begin+random.IntN(200)).Add(time.Duration(random.IntN(1e9)))
+		d.Begin = &edit
+		want := d.Plan(s, now)
+		got := schedule.Plan{Keep: d.Off}
+		for plans := 0; ; plans++ {
+			d.Most = 1 + random.IntN(100)
+			p := d.Plan(s, now)
+			if len(p.Occurrences) > d.Most || p.More && len(p.Occurrences) < d.Most || plans > 1000 {
+				t.Fatalf("seed %d: %d due times of at most %d", seed, len(p.Occurrences), d.Most)
+			}
+			got.Occurrences, got.Done, got.Next = append(got.Occurrences, p.Occurrences...), append(got.Done, p.Done...), p.Next
+			if d.Part = p.Part; !p.More {
+				break
+			}
+			d.Former = slices.DeleteFunc(d.Former, func(f schedule.Former) bool { return slices.Contains(p.Done, f.ID) })
+			if p.Cut != 0 {
+				d.Former[0].Next = &p.CutNext
+			}
+			if !p.Keep {
+				d.Next = &p.Next
+			}
+		}
+		if got.Keep = d.Off; said(got) != said(want) || fmt.Sprint(got.Done) != fmt.Sprint(want.Done) {
+			t.Fatalf("seed %d: got  %s, done %v\nwant %s, done %v", seed, said(got), got.Done, said(want), want.Done)
+		}
+		if d.Part != (schedule.Part{}) || want.Part != d.Part {
+			t.Errorf("seed %d: at the end there is %v, and %v", seed, d.Part, want.Part)
+		}
+	}
+
+	// What fits into one plan is the same with a bound.
+	t.Run("ManyDueTimes", func(t *testing.T) {
+		s, _ := schedule.Parse("* * * * * *", "UTC")
+		now := start.AddDate(0, 0, 2)
+		capped := func(most int) (tasks int) {
+			next := start
+			d := schedule.Due{OnMissed: "all", MissedCap: 500, Next: &next, Most: most}
+			for {
+				p := d.Plan(s, now)
+				for _, o := range p.Occurrences {
+					if o.Skipped == schedule.NotSkipped {
+						tasks++
+					}
+				}
+				if d.Next, d.Part = &p.Next, p.Part; !p.More {
+					return tasks
+				}
+			}
+		}
+		if got, want := capped(999), capped(0); got != want || want != 1001 {
+			t.Errorf("%d tasks, and %d with one plan", got, want)
 		}
 	})
 }
