@@ -42,6 +42,7 @@ func TestWhy(t *testing.T) {
 	t.Parallel()
 	b := newBareBench(t)
 	const moment = `\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC \((in )?\d+ (s|min|h|days)( ago)?\)`
+	past := strings.NewReplacer("(in )?", "", "( ago)?", " ago").Replace(moment)
 	// live is a replica that serves all queues and knows noop and other.
 	live := func() { b.session = b.serves("one", "{}", "{noop,other}", "", 0, 5) }
 	claim := func(columns ...string) *tasks.Task {
@@ -51,7 +52,7 @@ func TestWhy(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		make func() (id string)
-		want string // a pattern: ID and MOMENT stand for those
+		want string // a pattern: ID, MOMENT and PAST stand for those
 	}{
 		{"NotDue", func() string { live(); return b.insert("run_at=now() + interval '3 hours 1 second'") },
 			`Task ID is not due until MOMENT.`},
@@ -140,7 +141,43 @@ func TestWhy(t *testing.T) {
 				t.Fatal(err)
 			}
 			return fmt.Sprint(task.ID)
-		}, `Task ID has waited since MOMENT, because no live replica that serves its queue has its command, "vacuum", in its configuration; it was claimed and given back, and is tried again at MOMENT.`},
+		}, `Task ID has waited since PAST, because no live replica that serves its queue has its command, "vacuum", in its configuration; it was claimed and given back, and is tried again at MOMENT.`},
+		{"GivenBackByThoseWithoutItsCommand", func() string {
+			b.session = b.serves("one", "{}", "{noop}", `{"noop": {"command": ["backup"]}}`, 0, 5)
+			b.serves("two", "{default}", "{other}", "", 0, 5)
+			b.serves("three", "{}", "{noop}", `{"noop": {"command": ["vacuum"]}}`, 0, 5)
+			b.serves("mail", "{mail}", "{noop}", `{"noop": {"command": []}}`, 0, 5)
+			task := claim(`payload='{"command": "vacuum"}'`)
+			if err := b.Requeue(t.Context(), task, 5*time.Second); err != nil {
+				t.Fatal(err)
+			}
+			return fmt.Sprint(task.ID)
+		}, `Task ID has waited since PAST, because 2 of 3 live replicas that serve its queue do not have its command, "vacuum": it is given back until one that has it claims it, and is tried again at MOMENT.`},
+		{"GivenBackByTheOneWithoutItsStatement", func() string {
+			b.session = b.serves("one", "{}", "{noop}", `{"noop": {"statement": []}}`, 0, 5)
+			b.serves("two", "{}", "{noop}", `{"noop": {"statement": ["close"]}}`, 0, 5)
+			task := claim(`payload='{"statement": "close"}'`)
+			if err := b.Requeue(t.Context(), task, 0); err != nil {
+				t.Fatal(err)
+			}
+			return fmt.Sprint(task.ID)
+		}, `Task ID has waited since PAST, because 1 of 2 live replicas that serve its queue does not have its statement, "close": it is given back until one that has it claims it, and is tried again now.`},
+		{"LockKeyHeldAndGivenBackByTheOneWithoutItsCommand", func() string {
+			b.session = b.serves("one", "{}", "{noop}", `{"noop": {"command": []}}`, 0, 5)
+			b.serves("two", "{}", "{noop}", `{"noop": {"command": ["vacuum"]}}`, 0, 5)
+			task := claim("lock_key='db1'", `payload='{"command": "vacuum"}'`)
+			if err := b.Requeue(t.Context(), task, time.Minute); err != nil {
+				t.Fatal(err)
+			}
+			return fmt.Sprintf("%d %d", task.ID, claim("lock_key='db1'").ID)
+		}, `Task ID waits for its lock key, "db1", which task OTHER has held since MOMENT, in attempt 1 on replica one.`},
+		{"GivenBackAfterAnAttempt", func() string {
+			b.session = b.serves("one", "{}", "{noop}", `{"noop": {"command": []}}`, 0, 5)
+			id := b.insert(`payload='{"command": "vacuum"}'`, "created_at=now() - interval '1 day'", "fence=1000000", "run_at=now() + interval '1 minute'")
+			b.sql(`INSERT INTO onejob.attempts (task_id, fence, attempt, lock_key, replica, session, started_at, finished_at, outcome)
+			       VALUES ($1, 999999, 1, 'k', 'one', gen_random_uuid(), now() - interval '3 hours', now() - interval '2 hours 10 minutes', 'failed')`, id)
+			return id
+		}, `Task ID has waited since \S+ \S+ UTC \(2 h ago\), because no live replica that serves its queue has its command, "vacuum", .*`},
 		{"Retry", func() string {
 			live()
 			task := claim("max_attempts=3")
@@ -295,7 +332,7 @@ func TestWhy(t *testing.T) {
 			b.sql(`DELETE FROM onejob.queues`)
 			id, other, _ := strings.Cut(c.make(), " ")
 			why := b.why(id)
-			want := strings.NewReplacer("ID", id, "OTHER", other, "MOMENT", moment).Replace(c.want)
+			want := strings.NewReplacer("ID", id, "OTHER", other, "MOMENT", moment, "PAST", past).Replace(c.want)
 			if !regexp.MustCompile("^" + want + "$").MatchString(why) {
 				t.Errorf("got  %s\nwant %s", why, want)
 			}
@@ -308,7 +345,8 @@ func TestWhy(t *testing.T) {
 	equal(t, "what SQL says of a task that does not exist", b.one(`SELECT onejob.why(99999999)`), "Task 99999999 does not exist: no task ever had this ID, or it was deleted.")
 }
 
-// No pending row, whatever is in it, is without an answer, and none costs much.
+// No pending row, whatever is in it, is without an answer, and none costs much. None has waited
+// since a moment in the future, and none blames Consul where a replica lacks what the row names.
 func TestWhyOfRandomRows(t *testing.T) {
 	t.Parallel()
 	b := newBareBench(t)
@@ -361,7 +399,26 @@ SELECT id, coalesce(fence, r(1000000)), r(9), id::text, 'r%s', gen_random_uuid()
 		if !regexp.MustCompile(`^Task `+id+` `+says+`[^\n\t]*\.$`).MatchString(why) || strings.Contains(why, "unknown") {
 			t.Errorf("of a task that is %s: %q", status, why)
 		}
+		if regexp.MustCompile(`(has waited|is due|has run) since \S+ \S+ UTC \(in `).MatchString(why) {
+			t.Errorf("since a moment in the future: %q", why)
+		}
 	}
 	equal(t, "the number of answers", counted, 300)
 	t.Logf("%v for each", time.Since(began)/300)
+
+	// Only odder has these commands: one has others, and two and odd have none.
+	some := 0
+	for _, why := range b.sql(`
+SELECT onejob.why(id) FROM onejob.tasks t
+ WHERE kind = 'exec' AND status = 'pending' AND queue IN ('default', 'mail') AND run_at < 'infinity' AND payload ->> 'command' IN ('%s', '7')
+   AND fence IS NOT NULL AND started_at IS NULL AND NOT EXISTS (SELECT FROM onejob.attempts WHERE task_id = t.id AND outcome <> 'refused')`) {
+		if strings.Contains(why, "waits for its lock key") {
+			continue
+		}
+		some++
+		if !strings.Contains(why, `because 3 of 4 live replicas that serve its queue do not have its command, "`) || strings.Contains(why, "Consul") {
+			t.Errorf("of a task that was given back: %q", why)
+		}
+	}
+	t.Logf("%d rows were given back by replicas without their command", some)
 }
