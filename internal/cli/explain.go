@@ -28,7 +28,8 @@ func tasksExplain() *cobra.Command {
 		Short: "Explain why a task waits, where it runs, or what became of it",
 		Long: `Explain why a task waits, where it runs, or what became of it. The first sentence is that
 of onejob.why(ID) in SQL. For a task that waits, the next ones say what only Consul (or
-RabbitMQ) knows: who holds its lock key, and the slots of its limit.
+RabbitMQ) knows: who holds its lock key, unless something else keeps the task waiting, and the
+slots of its limit.
 
 Exit codes: 0 the task was explained, also if Consul does not answer; 1 there is no such
 task, or Postgres is unavailable; 2 usage or configuration error.`,
@@ -192,13 +193,26 @@ func limitOf(ctx context.Context, cfg *Config, locks *consul.Locker, row store.R
 
 func (e explanation) print(w io.Writer) error {
 	printf(w, "%s\n", e.Why)
-	if e.Lock != nil {
+	if e.lockMatters() {
 		printf(w, "%s\n", e.Lock.sentence())
 	}
 	if e.Limit != nil {
 		printf(w, "%s\n", e.Limit.sentence())
 	}
 	return nil
+}
+
+// lockMatters says whether the holder of the lock key adds to why the task waits: if that is about
+// the lock key, or names no reason. A task that was given back for another reason may also find its
+// key held.
+func (e explanation) lockMatters() bool {
+	switch {
+	case e.Lock == nil:
+		return false
+	case e.Status != "pending", strings.Contains(e.Why, "lock key"), strings.Contains(e.Why, " is in its way"):
+		return true
+	}
+	return e.Lock.Session != "" && strings.Contains(e.Why, "given back")
 }
 
 func (h *lockHolder) sentence() string {
