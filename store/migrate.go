@@ -25,9 +25,10 @@ type Progress struct {
 	// Applied is called for every migration that this call has committed.
 	Applied func(number int, name string)
 
-	// Waiting is called when another session holds the lock of migrations, and
-	// again when another one does. An application_name of "" is not known.
-	Waiting func(pid int, applicationName string)
+	// Waiting is called when another session holds the lock of migrations, again when
+	// another one does, and again with long when the wait has taken 5 s. An
+	// application_name of "" is not known.
+	Waiting func(pid int, applicationName string, long bool)
 
 	// Blocked is called when a migration cannot lock the tables, and again every 10 s
 	// while that lasts. waited is how long it has tried. by lists the transactions that
@@ -84,6 +85,10 @@ const (
 	// holds it. Nobody waits in its queue: its holder gives it up between two tries of
 	// a migration, and a waiter in the queue would get it, and try at once.
 	migrationPoll = 500 * time.Millisecond
+
+	// migrationLongWait is when a wait for that lock is called long. Replicas that are
+	// started together wait for the first of them, which takes less as a rule.
+	migrationLongWait = 5 * time.Second
 
 	// migrationLockTimeout is how long a migration waits for each lock on a table. All
 	// claims, completions and inserts wait behind it meanwhile. It must exceed
@@ -169,6 +174,7 @@ type migration struct {
 	files    []string
 	began    time.Time // when the last step was done; what is waited for is waited for since
 	holder   int       // the process that held the lock of migrations at the last look
+	long     bool      // the wait for it was long then
 	next     string    // the migration that is to be applied
 	applying int       // the number of the last migration that Applying heard of
 	blocked  bool      // the last try did not get its locks
@@ -266,11 +272,13 @@ func (m *migration) awaitHolder(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("migrate: wait for the migration lock: %w", err)
 	}
-	if pid != 0 && pid != m.holder && m.Waiting != nil {
-		m.Waiting(pid, name)
+	waited := time.Since(m.began)
+	long := waited >= migrationLongWait
+	if pid != 0 && (pid != m.holder || long && !m.long) && m.Waiting != nil {
+		m.Waiting(pid, name, long)
 	}
-	m.holder = pid
-	if waited := time.Since(m.began); pid != 0 && m.WaitAtMost > 0 && waited >= m.WaitAtMost {
+	m.holder, m.long = pid, long
+	if pid != 0 && m.WaitAtMost > 0 && waited >= m.WaitAtMost {
 		return fmt.Errorf("migrate: waited %v for the migration lock, which process %d of the server holds (application %q); if that is no migration, SELECT pg_terminate_backend(%d)",
 			waited.Round(time.Second), pid, name, pid)
 	}

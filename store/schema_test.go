@@ -34,11 +34,12 @@ func TestTenReplicasMigrateAtOnce(t *testing.T) {
 	var applied, waiting atomic.Int32
 	var wg sync.WaitGroup
 	for range 10 {
+		var once sync.Once
 		s := open(t, store.Config{DSN: db.DSN})
 		wg.Go(func() {
 			if err := s.Migrate(t.Context(), &store.Progress{
 				Applying: func(int, string) { applied.Add(1) },
-				Waiting:  func(int, string) { waiting.Add(1) },
+				Waiting:  func(int, string, bool) { once.Do(func() { waiting.Add(1) }) },
 			}); err != nil {
 				t.Error(err)
 			}
@@ -127,7 +128,7 @@ func TestMigrationLockHeldByAStranger(t *testing.T) {
 	if err := held.QueryRow(t.Context(), `SELECT set_config('application_name', 'stranger', false), pg_advisory_lock($1), pg_backend_pid()`, 0x6f6e656a6f62).Scan(nil, nil, &pid); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.Migrate(t.Context(), &store.Progress{Waiting: func(int, string) { t.Error("a current schema waits for the lock") }}); err != nil {
+	if err := b.Migrate(t.Context(), &store.Progress{Waiting: func(int, string, bool) { t.Error("a current schema waits for the lock") }}); err != nil {
 		t.Error(err)
 	}
 
@@ -139,7 +140,7 @@ func TestMigrationLockHeldByAStranger(t *testing.T) {
 	var holders []holder
 	err = b.Migrate(t.Context(), &store.Progress{
 		WaitAtMost: 2 * time.Second,
-		Waiting:    func(pid int, name string) { holders = append(holders, holder{pid, name}) },
+		Waiting:    func(pid int, name string, _ bool) { holders = append(holders, holder{pid, name}) },
 	})
 	if err == nil || !strings.Contains(err.Error(), `application "stranger"`) {
 		t.Errorf("it returned %v", err)

@@ -165,14 +165,19 @@ func everyCall(files []*ast.File, f func(call *ast.CallExpr, in *ast.FuncDecl)) 
 	}
 }
 
-// merge adds an event, which may be logged at several places.
+// merge adds an event, which may be logged at several places, and at two levels.
 func merge(t *testing.T, events map[string]*event, name string, e *event) {
 	before := events[name]
 	if before == nil {
 		events[name] = &event{e.where, e.level, e.task, maps.Clone(e.fields)}
 		return
 	}
-	if before.level != e.level || before.task != e.task {
+	if levels := strings.Split(before.level, ", "); !slices.Contains(levels, e.level) {
+		levels = append(levels, e.level)
+		slices.Sort(levels)
+		before.level = strings.Join(levels, ", ")
+	}
+	if before.task != e.task {
 		t.Errorf("%s is %s in %s and %s in %s", name, before, before.where, e, e.where)
 	}
 	maps.Copy(before.fields, e.fields)

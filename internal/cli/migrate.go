@@ -134,7 +134,7 @@ The roles cannot log in. Grant them to users that can:
 func migrateUp(c *cobra.Command, _ []string, db *store.Store) error {
 	if err := db.Migrate(c.Context(), &store.Progress{
 		Applying: func(number int, name string) { printf(c.OutOrStdout(), "applying %s\n", name) },
-		Waiting: func(pid int, name string) {
+		Waiting: func(pid int, name string, _ bool) {
 			printf(c.ErrOrStderr(), "waiting for another migration: server process %d (application %q) holds the lock\n", pid, name)
 		},
 		Blocked: func(name string, waited time.Duration, by []store.Blocker) {

@@ -274,8 +274,13 @@ func migrate(ctx context.Context, deadline time.Time, cfg Config, db *store.Stor
 			log.Info("migration_applied", zap.Int("number", number), zap.String("name", name))
 		},
 		Changed: func(what string) { log.Warn("migration_changed_rows", zap.String("what", what)) },
-		Waiting: func(pid int, name string) {
-			log.Warn("migration_waiting", zap.Int("holder_pid", pid), zap.String("holder_application", name))
+		Waiting: func(pid int, name string, long bool) {
+			holder := []zap.Field{zap.Int("holder_pid", pid), zap.String("holder_application", name)}
+			if long {
+				log.Warn("migration_waiting", holder...)
+			} else {
+				log.Info("migration_waiting", holder...)
+			}
 		},
 		Blocked: func(name string, waited time.Duration, by []store.Blocker) {
 			var pids []int
