@@ -54,6 +54,10 @@ func TestEmbed(t *testing.T) {
 		}
 		return string(out)
 	}
+	test := bytes.Replace(block(t, "go", "package main\n\nimport (\n\t\"testing\"\n"), []byte("TestGreet("), []byte("TestGreetOfThePage("), 1)
+	if err := os.WriteFile(filepath.Join(dir, "page_test.go"), test, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	run("go", "mod", "edit", "-module", "example.com/jobs", "-require", "onejob@v0.0.0", "-replace", "onejob="+tree)
 	run("go", "build", "-o", "jobs", ".")
 	if err := os.WriteFile(filepath.Join(dir, "jobs.yaml"), []byte("worker: {concurrency: 4}\nhttp: {listen: \"127.0.0.1:0\"}\nlog: {format: json}\n"), 0o600); err != nil {
@@ -94,7 +98,11 @@ func TestEmbed(t *testing.T) {
 		return answer.StatusCode == http.StatusOK
 	})
 
-	t.Log(run("go", "test", "-count=1", "./..."))
+	out := run("go", "test", "-count=1", "-v", "./...")
+	t.Log(out)
+	if !strings.Contains(out, "--- PASS: TestGreetOfThePage") {
+		t.Error("the test of the page has not run")
+	}
 	if kind := field(&log, "task_succeeded", "kind"); kind == "" {
 		t.Error("the replica has logged no task_succeeded")
 	}
@@ -128,6 +136,21 @@ func TestEmbedPage(t *testing.T) {
 	if !bytes.Contains(page, append([]byte("```go\n"), program...)) {
 		t.Error("docs/how-to/embed-in-go.md does not have testdata/embed/main.go as it is")
 	}
+}
+
+// block returns the block of code of the page that is in that language and begins like that.
+func block(t *testing.T, language, begins string) []byte {
+	t.Helper()
+	page, err := os.ReadFile("docs/how-to/embed-in-go.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, found := bytes.Cut(page, []byte("```"+language+"\n"+begins))
+	text, _, closed := bytes.Cut(text, []byte("```\n"))
+	if !found || !closed {
+		t.Fatalf("docs/how-to/embed-in-go.md has no block that begins with %q", begins)
+	}
+	return append([]byte(begins), text...)
 }
 
 // field returns a field of the first line with that event, and "" if there is none.
