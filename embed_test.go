@@ -40,7 +40,8 @@ func TestEmbed(t *testing.T) {
 	}
 	db, kv := testenv.Postgres(t), testenv.Consul(t)
 	environ := append(os.Environ(), "GOFLAGS=-mod=mod", "GOWORK=off",
-		"ONEJOB_POSTGRES_DSN="+db.DSN, "CONSUL_HTTP_ADDR="+kv.Addr, "ONEJOB_CONSUL_PREFIX="+kv.Prefix)
+		"ONEJOB_POSTGRES_DSN="+db.DSN, "CONSUL_HTTP_ADDR="+kv.Addr, "ONEJOB_CONSUL_PREFIX="+kv.Prefix,
+		"ONEJOB_CONSUL_ADDRESS="+kv.Addr, "ONEJOB_HTTP_LISTEN=127.0.0.1:0", "ONEJOB_LOG_FORMAT=json")
 	command := func(name string, args ...string) *exec.Cmd {
 		c := exec.CommandContext(t.Context(), name, args...)
 		c.Dir, c.Env = dir, environ
@@ -60,7 +61,7 @@ func TestEmbed(t *testing.T) {
 	}
 	run("go", "mod", "edit", "-module", "example.com/jobs", "-require", "onejob@v0.0.0", "-replace", "onejob="+tree)
 	run("go", "build", "-o", "jobs", ".")
-	if err := os.WriteFile(filepath.Join(dir, "jobs.yaml"), []byte("worker: {concurrency: 4}\nhttp: {listen: \"127.0.0.1:0\"}\nlog: {format: json}\n"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "jobs.yaml"), block(t, "yaml", "postgres:\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	jobs := filepath.Join(dir, "jobs")
