@@ -29,6 +29,11 @@ func TestExplainATaskWithoutALockKey(t *testing.T) {
 		return out.String()
 	}
 	onejob("migrate", "up")
+	if _, err := db.Pool(t).Exec(t.Context(), `
+INSERT INTO onejob.replicas (session, process, name, host, pid, version, kinds, queues, concurrency, running, state, heartbeat_at)
+VALUES (gen_random_uuid(), gen_random_uuid(), 'r', 'h', 1, 'v', '{noop}', '{}', 5, 0, 'working', now() + interval '1 hour')`); err != nil {
+		t.Fatal(err)
+	}
 	onejob("enqueue", "noop")
 	session, _, err := kv.Client.Session().CreateNoChecks(&api.SessionEntry{TTL: "1h", LockDelay: 1}, nil)
 	if err != nil {
