@@ -564,7 +564,7 @@ func TestStallsCount(t *testing.T) {
 	}
 }
 
-// I5, I6: while the synchronous standby has not got an outcome, nobody is told that it is written,
+// I5, I6: while the synchronous standby has not got an outcome, no caller hears that it is written,
 // though the primary shows it once a statement that waits for the standby has been cancelled.
 func TestNoOutcomeIsAcceptedBeforeTheStandbyHasIt(t *testing.T) {
 	t.Parallel()
