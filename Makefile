@@ -51,7 +51,7 @@ RERUN = --rerun-fails=1 --rerun-fails-max-failures=5 --rerun-fails-abort-on-data
 bin/gotestsum: tools/lint/go.mod
 	cd tools/lint && go build -o ../../$@ gotest.tools/gotestsum
 
-bench: consul postgres ## Measure speed beside River and others (20 minutes; leave the machine alone meanwhile)
+bench: consul postgres ## Measure speed beside River and others (half an hour; leave the machine alone meanwhile)
 	cd bench && go run .
 
 microbench: consul postgres ## The hot paths' own benchmarks, six times each, summed up by benchstat (6 minutes)

@@ -1,22 +1,17 @@
 package cli
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
-	"github.com/hashicorp/consul/api"
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
-	"onejob/internal/quiet"
 	"onejob/lock"
 	"onejob/lock/consul"
 	"onejob/store"
@@ -60,7 +55,7 @@ task, or Postgres is unavailable; 2 usage or configuration error.`,
 		e.Status = row.Status
 		// A row is running, too, while its replica finds that something else has the lock key.
 		if row.Status == "pending" || row.Status == "running" && row.LockKey != nil {
-			e.Lock = lockOf(c.Context(), &cfg, locks, row)
+			e.Lock = lockOf(c.Context(), locks, row)
 		}
 		if row.Status == "pending" {
 			e.Limit = limitOf(c.Context(), &cfg, locks, row)
@@ -102,14 +97,16 @@ type limitAnswer struct {
 	Error      string   `json:"error"`
 }
 
-func lockOf(ctx context.Context, cfg *Config, locks *consul.Locker, row store.Row) *lockHolder {
+func lockOf(ctx context.Context, locks *consul.Locker, row store.Row) *lockHolder {
 	h := &lockHolder{Key: strconv.FormatInt(row.ID, 10)}
-	if row.LockKey != nil {
+	var session string
+	var value []byte
+	var err error
+	if row.LockKey == nil {
+		session, value, err = locks.TaskHolder(ctx, row.ID)
+	} else {
 		h.Key = *row.LockKey
-	}
-	session, value, err := locks.Holder(ctx, h.Key)
-	if err == nil && row.LockKey == nil {
-		session, value, err = holderWithoutKey(ctx, cfg, row.ID, session, value)
+		session, value, err = locks.Holder(ctx, h.Key)
 	}
 	if err != nil {
 		h.Error = err.Error()
@@ -121,43 +118,6 @@ func lockOf(ctx context.Context, cfg *Config, locks *consul.Locker, row store.Ro
 	h.Session, h.Holder = session, holderOf(value)
 	h.Node, _ = locks.Node(ctx, session) // without it, the session is still known
 	return h
-}
-
-// holderWithoutKey returns who holds the lock of a task without a lock_key, given who holds the
-// task's own name. The lock is kept under a reused name (see consul.TaskKeys), and under the own
-// one if another task has that. So onejob lock with the task's ID, which holds the own name too,
-// is not in the task's way while the reused name is free.
-func holderWithoutKey(ctx context.Context, cfg *Config, id int64, session string, value []byte) (string, []byte, error) {
-	key := consul.TaskKeys(cfg.Consul.Prefix, id, nil)[0]
-	client := cfg.consulClient()
-	client.Transport.Proxy = quiet.Proxy(client.Transport.Proxy)
-	kv, err := api.NewClient(client)
-	if err != nil {
-		return "", nil, fmt.Errorf("look at key %s: %w", key, err)
-	}
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	pair, _, err := kv.KV().Get(key, (&api.QueryOptions{RequireConsistent: true}).WithContext(ctx))
-	if err != nil {
-		return "", nil, fmt.Errorf("look at key %s: %w", key, err)
-	}
-	if pair == nil || pair.Session == "" {
-		var own struct {
-			TaskID int64 `json:"task_id"`
-		}
-		if json.Unmarshal(value, &own) != nil || own.TaskID != id {
-			return "", nil, nil
-		}
-		return session, value, nil
-	}
-	holder, rest, found := bytes.Cut(pair.Value, []byte(" "))
-	switch task, err := strconv.ParseInt(string(holder), 10, 64); {
-	case err != nil || !found: // not written by a replica
-		return pair.Session, pair.Value, nil
-	case task != id:
-		return session, value, nil
-	}
-	return pair.Session, rest, nil
 }
 
 // shownHolders is how many holders of a limit are named.

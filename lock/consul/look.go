@@ -1,10 +1,12 @@
 package consul
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 
 	"github.com/hashicorp/consul/api"
 
@@ -22,6 +24,33 @@ func (l *Locker) Holder(ctx context.Context, key string) (session string, value 
 		return "", nil, nil
 	}
 	return pair.Session, pair.Value, nil
+}
+
+// TaskHolder tells the same of the lock of a task without a lock_key, see [TaskKeys]. Who holds the
+// task's own name alone, as onejob lock with its ID does, is not in the task's way while its reused name
+// is free. The value is without the task's ID, with which that of a reused name begins.
+func (l *Locker) TaskHolder(ctx context.Context, task int64) (session string, value []byte, err error) {
+	id := strconv.FormatInt(task, 10)
+	session, value, err = l.Holder(ctx, id)
+	if err != nil {
+		return "", nil, err
+	}
+	pair, err := l.get(ctx, l.reusedKey(task))
+	switch {
+	case err != nil:
+		return "", nil, fmt.Errorf("look at key %s: %w", l.reusedKey(task), l.explain(err))
+	case pair == nil || pair.Session == "":
+		var own struct {
+			TaskID int64 `json:"task_id"`
+		}
+		if json.Unmarshal(value, &own) != nil || own.TaskID != task {
+			return "", nil, nil
+		}
+		return session, value, nil
+	case namesAnother(pair.Value, id):
+		return session, value, nil
+	}
+	return pair.Session, bytes.TrimPrefix(pair.Value, []byte(id+" ")), nil
 }
 
 // Node returns the Consul node that a session belongs to; empty if the session has ended.

@@ -261,12 +261,10 @@ func TestDefaultTypeQuorum(t *testing.T) {
 	}
 }
 
-// TestErrorsSayWhatToFix: each mistake of an operator.
-func TestErrorsSayWhatToFix(t *testing.T) {
-	t.Parallel()
-	v := testenv.RabbitMQ(t)
-	user := "user-" + v.Name
-	manage := func(method, path string, body any) {
+// newUser makes a user with the password "secret" and no rights, and returns what manages the broker.
+func newUser(t *testing.T, v *testenv.Vhost) (user string, manage func(method, path string, body any)) {
+	user = "user-" + v.Name
+	manage = func(method, path string, body any) {
 		t.Helper()
 		if err := v.Server.Manage(context.Background(), method, path, body, nil); err != nil {
 			t.Fatal(err)
@@ -274,6 +272,14 @@ func TestErrorsSayWhatToFix(t *testing.T) {
 	}
 	manage(http.MethodPut, "/users/"+user, map[string]string{"password": "secret", "tags": ""})
 	t.Cleanup(func() { manage(http.MethodDelete, "/users/"+user, nil) })
+	return user, manage
+}
+
+// TestErrorsSayWhatToFix: each mistake of an operator.
+func TestErrorsSayWhatToFix(t *testing.T) {
+	t.Parallel()
+	v := testenv.RabbitMQ(t)
+	user, manage := newUser(t, v)
 	as := func(password, vhost string) Config {
 		cfg := config(t, v)
 		cfg.URL = "amqp://" + user + ":" + password + "@" + v.Server.Addr() + "/" + url.PathEscape(vhost)
@@ -385,15 +391,7 @@ func TestShortHeartbeat(t *testing.T) {
 func TestMoreChannelsThanTheUserMayHave(t *testing.T) {
 	t.Parallel()
 	v := testenv.RabbitMQ(t)
-	user := "user-" + v.Name
-	manage := func(method, path string, body any) {
-		t.Helper()
-		if err := v.Server.Manage(context.Background(), method, path, body, nil); err != nil {
-			t.Fatal(err)
-		}
-	}
-	manage(http.MethodPut, "/users/"+user, map[string]string{"password": "secret", "tags": ""})
-	t.Cleanup(func() { manage(http.MethodDelete, "/users/"+user, nil) })
+	user, manage := newUser(t, v)
 	manage(http.MethodPut, "/permissions/"+v.Name+"/"+user, map[string]string{"configure": ".*", "write": ".*", "read": ".*"})
 	manage(http.MethodPut, "/user-limits/"+user+"/max-channels", map[string]int{"value": 24})
 	if err := create(t, config(t, v)).Create(t.Context(), "k", 40); err != nil {
