@@ -3,6 +3,7 @@ package servers
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -22,6 +23,22 @@ func killChildren(parent *os.Process) {
 	}
 	for _, pid := range children {
 		awaitState(pid, 'Z')
+	}
+}
+
+// killIn kills the processes whose working directory is dir, and waits until they are dead. All those
+// of a PostgreSQL server work in its data folder, also when their parent has ended.
+func killIn(dir string) {
+	all, _ := procfs.Processes()
+	all = slices.DeleteFunc(all, func(p procfs.Process) bool {
+		in, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", p.PID))
+		return err != nil || in != dir
+	})
+	for _, p := range all {
+		syscall.Kill(p.PID, syscall.SIGKILL)
+	}
+	for _, p := range all {
+		awaitState(p.PID, 'Z')
 	}
 }
 

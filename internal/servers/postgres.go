@@ -292,13 +292,15 @@ func (p *Postgres) initdb(ctx context.Context) error {
 
 // Start starts the server again, on the port and with the data it had. It
 // returns when the server accepts connections. If the server runs, Start does
-// nothing.
+// nothing. If its first process has ended and others have not, they are killed, as PostgreSQL asks
+// its operator to do: it does not start beside them, and they may wait for each other for ever.
 func (p *Postgres) Start(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.process.running() {
 		return nil
 	}
+	killIn(p.data)
 	ctx, cancel := startContext(ctx, "PostgreSQL")
 	defer cancel()
 
@@ -401,6 +403,7 @@ func (p *Postgres) killAll() {
 		killChildren(p.process.cmd.Process)
 		p.process.kill()
 	}
+	killIn(p.data)
 }
 
 // Restart is a Stop and a Start.

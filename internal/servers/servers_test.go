@@ -132,6 +132,34 @@ func TestPostgresThatDoesNotStopStartsAgain(t *testing.T) {
 	}
 }
 
+// A child that hangs does not notice that the first process has ended, and has the shared memory.
+func TestPostgresStartsBesideItsOrphans(t *testing.T) {
+	t.Parallel()
+	p, err := StartPostgres(t.Context(), PostgresConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	children := procfs.Children(p.PID())
+	if len(children) == 0 {
+		t.Fatal("the server has no children")
+	}
+	t.Cleanup(func() {
+		for _, pid := range children { // none is left if the test passes
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	})
+	for _, pid := range children {
+		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil && err != syscall.ESRCH {
+			t.Fatal(err)
+		}
+	}
+	p.process.kill()
+	if err := p.Start(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestPostgresLeavesNoSharedMemory(t *testing.T) {
 	t.Parallel()
 	p, err := StartPostgres(t.Context(), PostgresConfig{})
