@@ -274,7 +274,7 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 	_, _, err = b.Overlaps(ctx, 1)
 	ok("Overlaps", err)
 	o, err := b.Overview(ctx)
-	ok("Overview", errors.Join(err, o.Replicas.Err, o.Waiting.Err, o.Running.Err, o.Schedules.Err, o.Failures.Err, o.Overlaps.Err, o.Held.Err))
+	ok("Overview", errors.Join(err, o.Replicas.Err, o.Waiting.Err, o.Nameless.Err, o.Running.Err, o.Schedules.Err, o.Failures.Err, o.Overlaps.Err, o.Held.Err))
 	_, err = b.SeesAllBackends(ctx)
 	ok("SeesAllBackends", err)
 

@@ -163,7 +163,7 @@ func TestRoles(t *testing.T) {
 		}
 		u.may(`SELECT onejob.why(id) FROM onejob.tasks`)
 		o, err := s.Overview(t.Context())
-		if err := errors.Join(err, o.Replicas.Err, o.Waiting.Err, o.Running.Err, o.Schedules.Err, o.Failures.Err, o.Overlaps.Err, o.Held.Err); err != nil {
+		if err := errors.Join(err, o.Replicas.Err, o.Waiting.Err, o.Nameless.Err, o.Running.Err, o.Schedules.Err, o.Failures.Err, o.Overlaps.Err, o.Held.Err); err != nil {
 			t.Error(err)
 		}
 	})

@@ -35,6 +35,8 @@ const (
 
 	waitingLanes = 1000   // that are looked at, with a limit and without
 	waitingRead  = 50_000 // due rows that are counted in all of them, and as many that are due later
+	namesRead    = 2000   // rows whose payloads are searched for names that no replica has
+	shownNames   = 20
 	shownRunning = 50
 	failedLooked = MostCounted
 
@@ -58,6 +60,7 @@ type Overview struct {
 	Now       time.Time // by Postgres' clock, when the first part was read
 	Replicas  Part[ReplicaGlance]
 	Waiting   Part[Waiting]
+	Nameless  Part[Nameless]
 	Rates     Part[Rate]
 	Paused    Part[QueueRow]
 	Running   Part[Running]
@@ -116,10 +119,9 @@ type Waiting struct {
 	LaterMore bool          `db:"later_more"`
 }
 
-// waitingSQL finds the lanes by a loose index scan, those of rows without a limit and those
-// of rows with one, and counts some rows of each: all lanes together show at most
-// @read of what is due, and one lane at most @most.
-var waitingSQL = `
+// lanesOfAllSQL begins a statement with the lanes that have waiting rows, found by a loose index scan:
+// those of rows without a limit and those of rows with one, @lanes of each.
+const lanesOfAllSQL = `
 WITH RECURSIVE unlimited AS (
     SELECT (-1)::bigint AS lane, NULL::text AS queue, NULL::text AS kind, false AS keyless, 0 AS n
  UNION ALL
@@ -148,7 +150,11 @@ WITH RECURSIVE unlimited AS (
             ORDER BY limit_name, onejob.lane(priority, queue, kind, lock_key IS NULL), run_at, id
             LIMIT 1) next
      WHERE l.n < @lanes
-), portion AS MATERIALIZED (
+)`
+
+// waitingSQL counts some rows of each lane: all lanes together show at most @read of what is due, and
+// one lane at most @most.
+var waitingSQL = lanesOfAllSQL + `, portion AS MATERIALIZED (
     SELECT least(@most::bigint, greatest(50, @read::bigint / greatest(1, (SELECT count(*) FROM unlimited) + (SELECT count(*) FROM limited) - 2))) AS n
 ), counted AS (` + countedSQL("unlimited", "''", "limit_name IS NULL") + `
  UNION ALL` + countedSQL("limited", "l.limit_name", "limit_name = l.limit_name") + `
@@ -189,6 +195,65 @@ func countedSQL(lanes, name, limit string) string {
                     ORDER BY run_at, id
                     LIMIT (SELECT n FROM portion)) first) f
      WHERE l.n > 0`)
+}
+
+// Nameless is a name in payloads of due tasks that no replica which could claim them has in its
+// configuration, such as a command of the kind exec.
+type Nameless struct {
+	Kind   string `db:"kind"`
+	Field  string `db:"field"` // of the payload
+	Name   string `db:"name"`  // its beginning
+	Sample int64  `db:"sample"`
+}
+
+// namelessSQL looks at the first rows of each lane, @read in all lanes together or one of each: those
+// that are due, and those that were given back a moment ago.
+var namelessSQL = lanesOfAllSQL + `, known AS MATERIALIZED (
+    SELECT DISTINCT r.queues, k.kind, n.field, n.names
+      FROM onejob.replicas r
+     CROSS JOIN LATERAL unnest(r.kinds) k(kind)
+      LEFT JOIN LATERAL (
+           SELECT key AS field, value AS names
+             FROM jsonb_each(CASE WHEN jsonb_typeof(r.names -> k.kind) = 'object' THEN r.names -> k.kind END)
+            LIMIT 1) n ON true
+     WHERE r.ended_at IS NULL
+       AND r.state = 'working'
+       AND r.heartbeat_at > statement_timestamp() - interval '7 seconds'
+), portion AS MATERIALIZED (
+    SELECT greatest(1, @read::bigint / greatest(1, (SELECT count(*) FROM unlimited) + (SELECT count(*) FROM limited) - 2)) AS n
+), looked AS MATERIALIZED (` + lookedSQL("unlimited", "limit_name IS NULL") + `
+ UNION ALL` + lookedSQL("limited", "limit_name = l.limit_name") + `
+)
+SELECT l.kind, k.field, left(l.payload ->> k.field, 200) AS name, max(l.id) AS sample
+  FROM looked l
+ CROSS JOIN LATERAL (
+       SELECT max(field) AS field
+         FROM known
+        WHERE kind = l.kind
+          AND (cardinality(queues) = 0 OR l.queue = ANY (queues))
+       HAVING NOT bool_or(coalesce(names ? (l.payload ->> field), true))) k
+ GROUP BY 1, 2, 3
+ ORDER BY count(*) DESC, 1, 3
+ LIMIT @names`
+
+// lookedSQL looks into the lanes of a part of namelessSQL.
+func lookedSQL(lanes, limit string) string {
+	return strings.NewReplacer("{lanes}", lanes, "{limit}", limit).Replace(`
+    SELECT f.*
+      FROM {lanes} l
+     CROSS JOIN LATERAL (
+           SELECT id, kind, queue, payload, fence, started_at, run_at
+             FROM onejob.tasks
+            WHERE status = 'pending'
+              AND {limit}
+              AND onejob.lane(priority, queue, kind, lock_key IS NULL) = l.lane
+              AND run_at < statement_timestamp() + interval '1 minute'
+            ORDER BY run_at, id
+            LIMIT (SELECT n FROM portion)) f
+     WHERE l.n > 0
+       AND EXISTS (SELECT FROM known WHERE kind = l.kind AND field IS NOT NULL)
+       AND (f.run_at <= statement_timestamp() OR f.fence IS NOT NULL AND f.started_at IS NULL)
+       AND pg_column_size(f.payload) < 4000`)
 }
 
 // Rate is how many tasks came into a queue and how many ended there, within the last minute.
@@ -368,6 +433,7 @@ func (s *Store) Overview(ctx context.Context) (o Overview, err error) {
 		}
 		part(g, &o.Replicas, pgx.RowToStructByName[ReplicaGlance], replicaGlanceSQL, namedArgs{"replicas": shownReplicas, "longest": longestShown})
 		part(g, &o.Waiting, pgx.RowToStructByName[Waiting], waitingSQL, namedArgs{"lanes": waitingLanes, "most": MostCounted + 1, "read": waitingRead, "longest": longestShown})
+		part(g, &o.Nameless, pgx.RowToStructByName[Nameless], namelessSQL, namedArgs{"lanes": waitingLanes, "read": namesRead, "names": shownNames})
 		part(g, &o.Rates, pgx.RowToStructByName[Rate], ratesSQL, namedArgs{"most": MostRated, "queues": shownRates})
 		part(g, &o.Paused, pgx.RowToStructByName[QueueRow], pausedRowsSQL+` LIMIT @paused`, namedArgs{"paused": shownPaused})
 		part(g, &o.Running, pgx.RowToStructByName[Running], runningSQL, namedArgs{"most": MostCounted, "shown": shownRunning, "longest": longestShown})

@@ -21,7 +21,7 @@ func (b *bench) overview() (o store.Overview) {
 	testenv.Eventually(b.t, time.Minute, "all parts of the overview are read", func() bool {
 		var err error
 		o, err = b.Overview(b.t.Context())
-		err = errors.Join(err, o.Replicas.Err, o.Waiting.Err, o.Paused.Err, o.Running.Err, o.Schedules.Err, o.Failures.Err, o.Overlaps.Err, o.Held.Err)
+		err = errors.Join(err, o.Replicas.Err, o.Waiting.Err, o.Nameless.Err, o.Paused.Err, o.Running.Err, o.Schedules.Err, o.Failures.Err, o.Overlaps.Err, o.Held.Err)
 		if err != nil && !strings.Contains(err.Error(), "no answer from Postgres within") {
 			b.t.Fatal(err)
 		}
@@ -113,6 +113,51 @@ func TestOverviewHasWhatIsThere(t *testing.T) {
 }
 
 // What ended counts for a minute, with its keep_for or without; more than is read is a lower bound.
+// A name that no replica has which could claim the task is found, whether the task is due or was just
+// given back; what one of them has, what nobody can tell, and what is not due is not.
+func TestOverviewHasNamesThatNoReplicaHas(t *testing.T) {
+	t.Parallel()
+	b := newBareBench(t)
+	add := func(queue, payload, limit, in string) (id int64) {
+		b.t.Helper()
+		if err := b.pool.QueryRow(t.Context(), `INSERT INTO onejob.tasks (kind, queue, payload, limit_name, run_at) VALUES ('exec', $1, $2, nullif($3, ''), now() + $4::interval) RETURNING id`,
+			queue, payload, limit, in).Scan(&id); err != nil {
+			t.Fatal(err)
+		}
+		return id
+	}
+	task := func(queue, payload string) int64 { return add(queue, payload, "", "0") }
+	if n := b.overview().Nameless.Rows; len(n) > 0 {
+		t.Errorf("without replicas and tasks: %+v", n)
+	}
+	task("mail", `{"command": "lost"}`)
+	if n := b.overview().Nameless.Rows; len(n) > 0 {
+		t.Errorf("without replicas: %+v", n)
+	}
+	b.serves("one", "{mail}", "{exec,noop}", `{"exec": {"command": ["backup"]}}`, 0, 5)
+	b.serves("two", "{mail}", "{exec,noop}", `{"exec": {"command": ["report"]}}`, 0, 5)
+	b.serves("old", "{other}", "{exec,noop}", "", 0, 5)
+	b.serves("far", "{far}", "{exec}", `{"exec": {"command": ["lost"]}}`, 0, 5)
+	lost := task("mail", `{"command": "lost"}`)
+	limited := add("mail", `{"command": "limited"}`, "calls", "0")
+	back := add("mail", `{"command": "back"}`, "", "20 seconds")
+	b.sql(`UPDATE onejob.tasks SET fence = 1 WHERE id = ` + fmt.Sprint(back))
+	task("mail", `{"command": "backup"}`)
+	add("mail", `{"command": "report"}`, "calls", "0")
+	task("mail", `{"args": ["no command"]}`)
+	add("mail", `{"command": "later"}`, "", "30 seconds")
+	task("other", `{"command": "anything"}`)
+	task("nobody's", `{"command": "anything"}`)
+	got := b.overview().Nameless.Rows
+	want := []store.Nameless{
+		{Kind: "exec", Field: "command", Name: "lost", Sample: lost},
+		{Kind: "exec", Field: "command", Name: "back", Sample: back},
+		{Kind: "exec", Field: "command", Name: "limited", Sample: limited}}
+	if !slices.Equal(got, want) {
+		t.Errorf("the names are %+v, want %+v", got, want)
+	}
+}
+
 func TestRates(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)

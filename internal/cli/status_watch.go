@@ -57,7 +57,7 @@ func screenOf(s *snapshot.Snapshot) watch.Screen {
 	blocks := append([]watch.Block{needs}, statusBlocks(s)...)
 	// Each block says which of the reads behind it failed.
 	for i, reads := range [][]string{
-		{snapshot.BlockOverlaps, snapshot.BlockVacuum},
+		{snapshot.BlockOverlaps, snapshot.BlockVacuum, snapshot.BlockNames},
 		{snapshot.BlockFailures},
 		{snapshot.BlockRunning},
 		{snapshot.BlockQueues, snapshot.BlockPaused},

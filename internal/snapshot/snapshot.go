@@ -59,6 +59,7 @@ const (
 	BlockReplicas  = "replicas"
 	BlockQueues    = "queues"
 	BlockPaused    = "paused"
+	BlockNames     = "names"
 	BlockRates     = "rates"
 	BlockRunning   = "running"
 	BlockSchedules = "schedules"

@@ -326,6 +326,9 @@ func TestVerdicts(t *testing.T) {
 		{name: "NoLeader", level: snapshot.Warning, want: "3 replicas, 41 running, behind 0.4 s, nothing fails, no leader", need: "there is no leader", leader: none},
 		{name: "LeaderUnknown", level: snapshot.Warning, want: "3 replicas, 41 running, behind 0.4 s, nothing fails, leader unknown", leader: errors.New("no Consul")},
 		{name: "FarBehind", level: snapshot.Bad, want: "3 replicas, 41 running, behind 2 min, nothing fails, leader web-2", change: func(o *store.Overview) { o.Waiting.Rows[0].Keyless = 2 * time.Minute }},
+		{name: "UnknownCommand", level: snapshot.Bad, need: `tasks of kind exec wait: no live replica that serves their queue has the command "lost" in its configuration`, change: func(o *store.Overview) {
+			o.Nameless.Rows = []store.Nameless{{Kind: "exec", Field: "command", Name: "lost", Sample: 5}}
+		}},
 		{name: "UnknownKind", level: snapshot.Bad, need: "tasks of kind odd wait: no replica knows the kind", change: func(o *store.Overview) {
 			o.Waiting.Rows = append(o.Waiting.Rows, store.Waiting{Queue: "default", Kind: "odd", Due: 1})
 		}},

@@ -205,7 +205,7 @@ func (s *Source) take(ctx context.Context) *Snapshot {
 	asking.Wait()
 	if snap.Err = err; err != nil {
 		// Each block is as old as it is; the reason is the same for all.
-		o.Replicas.Err, o.Waiting.Err, o.Rates.Err, o.Paused.Err, o.Running.Err, o.Schedules.Err, o.Failures.Err, o.Overlaps.Err, o.Held.Err = err, err, err, err, err, err, err, err, err
+		o.Replicas.Err, o.Waiting.Err, o.Nameless.Err, o.Rates.Err, o.Paused.Err, o.Running.Err, o.Schedules.Err, o.Failures.Err, o.Overlaps.Err, o.Held.Err = err, err, err, err, err, err, err, err, err, err
 	}
 	replicas := renew(snap, &s.kept.replicas, BlockReplicas, o.Replicas.Rows, o.Replicas.Err)
 	waiting := renew(snap, &s.kept.waiting, BlockQueues, o.Waiting.Rows, o.Waiting.Err)
@@ -215,7 +215,7 @@ func (s *Source) take(ctx context.Context) *Snapshot {
 	schedules := renew(snap, &s.kept.schedules, BlockSchedules, o.Schedules.Rows, o.Schedules.Err)
 	failures := renew(snap, &s.kept.failures, BlockFailures, o.Failures.Rows, o.Failures.Err)
 	limits = renew(snap, &s.kept.limits, BlockLimits, limits, limitsErr)
-	for name, err := range map[string]error{BlockOverlaps: o.Overlaps.Err, BlockVacuum: o.Held.Err, BlockLeader: leaderErr} {
+	for name, err := range map[string]error{BlockOverlaps: o.Overlaps.Err, BlockVacuum: o.Held.Err, BlockNames: o.Nameless.Err, BlockLeader: leaderErr} {
 		if err != nil {
 			snap.Stale = append(snap.Stale, Stale{Block: name, Error: err.Error()})
 		}
@@ -236,7 +236,7 @@ func (s *Source) take(ctx context.Context) *Snapshot {
 	}
 	snap.Failures = append(snap.Failures, failuresOf(failures, snap.Now)...)
 
-	v := view{Snapshot: snap, waiting: waiting, overlaps: o.Overlaps.Rows, held: o.Held.Rows, asksLeader: s.cfg.Leader != nil && leaderErr == nil}
+	v := view{Snapshot: snap, waiting: waiting, nameless: o.Nameless.Rows, overlaps: o.Overlaps.Rows, held: o.Held.Rows, asksLeader: s.cfg.Leader != nil && leaderErr == nil}
 	if s.cfg.Slots != nil {
 		v.slots = s.cfg.Slots()
 	}

@@ -14,6 +14,7 @@ import (
 type view struct {
 	*Snapshot
 	waiting     []store.Waiting
+	nameless    []store.Nameless
 	overlaps    []tasks.Overlap
 	held        []tasks.HeldSnapshot
 	slots       map[string]int
@@ -148,6 +149,9 @@ func (v *view) needsOfWaiting() {
 			seen[text] = true
 			v.need(level, 0, do, "%s", text)
 		}
+	}
+	for _, n := range v.nameless {
+		v.need(Bad, n.Sample, "configure it on a replica, or cancel the tasks", "tasks of kind %s wait: no live replica that serves their queue has the %s %q in its configuration", n.Kind, n.Field, n.Name)
 	}
 }
 
