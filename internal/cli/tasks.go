@@ -16,6 +16,7 @@ import (
 	"onejob/internal/snapshot"
 	"onejob/lock/consul"
 	"onejob/store"
+	"onejob/tasks"
 )
 
 func tasksCommand() *cobra.Command {
@@ -263,11 +264,24 @@ func showTask(w io.Writer, r store.Row, why string, attempts []store.AttemptRow,
 		return err
 	}
 	var text bytes.Buffer
-	for _, a := range attempts {
+	for i, a := range attempts {
+		if i > 0 && countsAnew(attempts[i-1], a) {
+			text.WriteString("\nsomebody retried the task: its attempts count from 1 again\n")
+		}
 		showAttempt(&text, a)
 	}
 	_, err := text.WriteTo(w)
 	return err
+}
+
+// countsAnew reports whether the task was retried between two attempts: its number falls, or stays
+// after an outcome that was final or used the attempt up.
+func countsAnew(before, a store.AttemptRow) bool {
+	switch tasks.Outcome(before.Outcome) {
+	case tasks.Succeeded, tasks.TimedOut, tasks.Cancelled:
+		return a.Attempt <= before.Attempt
+	}
+	return a.Attempt < before.Attempt
 }
 
 func showAttempt(w io.Writer, a store.AttemptRow) {
