@@ -577,6 +577,9 @@ func TestNoOutcomeIsAcceptedBeforeTheStandbyHasIt(t *testing.T) {
 		testenv.Eventually(t, time.Minute, "the setting has changed", func() bool { return b.one(`SHOW synchronous_standby_names`) == standbys })
 	}
 	set("nobody")
+	testenv.Eventually(t, time.Minute, "commits wait", func() bool { // the checkpointer makes the setting known
+		return b.PauseQueue(t.Context(), "elsewhere", "", time.Time{}, 0) != nil
+	})
 	for range 3 {
 		if err := b.Complete(t.Context(), succeeded(task)); err == nil || errors.Is(err, tasks.ErrRefused) {
 			t.Errorf("the outcome is said to be written, or refused: %v", err)
@@ -587,7 +590,12 @@ func TestNoOutcomeIsAcceptedBeforeTheStandbyHasIt(t *testing.T) {
 		t.Error("the outcome is said to be written as soon as it can be read")
 	}
 	set("")
-	if err := b.Complete(t.Context(), succeeded(task)); err != nil {
+	var err error
+	testenv.Eventually(t, time.Minute, "commits wait no more", func() bool {
+		err = b.Complete(t.Context(), succeeded(task))
+		return !errors.Is(err, context.DeadlineExceeded)
+	})
+	if err != nil {
 		t.Error(err)
 	}
 }
