@@ -150,12 +150,9 @@ func (s *Store) Status(ctx context.Context, id int64) (status tasks.Status, mess
 
 // Unended returns the ID of the pending or running task with a unique key, or zero if there is none.
 func (s *Store) Unended(ctx context.Context, uniqueKey string) (int64, error) {
-	ids, err := query(ctx, s.pool, pgx.RowTo[int64], `SELECT id FROM onejob.tasks WHERE unique_key = $1 AND status IN ('pending', 'running')`, uniqueKey)
-	if err != nil {
-		return 0, fmt.Errorf("look for the task with the unique key %q: %w", uniqueKey, err)
-	}
-	if len(ids) == 0 {
-		return 0, nil
+	ids, err := fetch(ctx, s.pool, fmt.Sprintf("look for the task with the unique key %q", uniqueKey), pgx.RowTo[int64], `SELECT id FROM onejob.tasks WHERE unique_key = $1 AND status IN ('pending', 'running')`, uniqueKey)
+	if err != nil || len(ids) == 0 {
+		return 0, err
 	}
 	return ids[0], nil
 }
@@ -166,21 +163,16 @@ const MostAttempts = 1000
 
 // Show returns one task and its last attempts, the oldest first, or ErrNoTask.
 func (s *Store) Show(ctx context.Context, id int64) (Row, []AttemptRow, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	rows, err := s.pool.Query(ctx, `SELECT `+rowColumns+` FROM onejob.tasks WHERE id = $1`, id)
+	show := fmt.Sprintf("show task %d", id)
+	rows, err := fetchFreely(ctx, s.pool, show, pgx.RowToStructByName[Row], `SELECT `+rowColumns+` FROM onejob.tasks WHERE id = $1`, id)
 	if err != nil {
-		return Row{}, nil, fmt.Errorf("show task %d: %w", id, err)
+		return Row{}, nil, err
 	}
-	row, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[Row])
-	if errors.Is(err, pgx.ErrNoRows) {
+	if len(rows) == 0 {
 		return Row{}, nil, fmt.Errorf("task %d: %w", id, ErrNoTask)
 	}
-	if err != nil {
-		return Row{}, nil, fmt.Errorf("show task %d: %w", id, err)
-	}
-	row.makeReadable()
-	rows, err = s.pool.Query(ctx, `
+	rows[0].makeReadable()
+	attempts, err := fetchFreely(ctx, s.pool, show, pgx.RowToStructByName[AttemptRow], `
 SELECT fence, coalesce(attempt, 0) AS attempt, coalesce(replica, '') AS replica, coalesce(session::text, '') AS session,
        coalesce(started_at, finished_at) AS started_at, finished_at, outcome, error, exit_code, output
   FROM onejob.attempts
@@ -188,14 +180,10 @@ SELECT fence, coalesce(attempt, 0) AS attempt, coalesce(replica, '') AS replica,
  ORDER BY fence DESC
  LIMIT $2`, id, MostAttempts)
 	if err != nil {
-		return Row{}, nil, fmt.Errorf("show task %d: %w", id, err)
-	}
-	attempts, err := pgx.CollectRows(rows, pgx.RowToStructByName[AttemptRow])
-	if err != nil {
-		return Row{}, nil, fmt.Errorf("show task %d: %w", id, err)
+		return Row{}, nil, err
 	}
 	slices.Reverse(attempts)
-	return row, attempts, nil
+	return rows[0], attempts, nil
 }
 
 // Cancel cancels a waiting task now and a running one soon. It reports whether

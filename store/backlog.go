@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -92,18 +91,12 @@ SELECT CASE WHEN shown THEN queue ELSE 'other' END,
 // priority, queue, kind and limit. Of many pairs of queue and kind those with few tasks
 // are added up as queue and kind "other", with what has these names itself.
 func (s *Store) Backlog(ctx context.Context) ([]Backlog, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
 	arguments := s.remember.dear()
 	arguments["most"], arguments["pairs"], arguments["lanes_with_a_limit"] = MaxBacklog, maxBacklogs, maxBacklogLanes
-	list, err := query(ctx, s.pool, func(row pgx.CollectableRow) (b Backlog, err error) {
+	return fetch(ctx, s.pool, "count due tasks", func(row pgx.CollectableRow) (b Backlog, err error) {
 		var age float64
 		err = row.Scan(&b.Queue, &b.Kind, &b.Due, &age)
 		b.Age = time.Duration(age * float64(time.Second))
 		return b, err
 	}, backlogSQL, arguments)
-	if err != nil {
-		return nil, fmt.Errorf("count due tasks: %w", err)
-	}
-	return list, nil
 }

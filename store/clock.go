@@ -95,13 +95,7 @@ func (s *Store) AfterSetBack(ctx context.Context) (due int, err error) {
 var errLeftEarly = errors.New("somebody has locked the row, or a trigger leaves it as it is")
 
 func (s *Store) early(ctx context.Context, sql string, ids []int64) ([]int64, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	list, err := query(ctx, s.pool, pgx.RowTo[int64], sql, ids)
-	if err != nil {
-		return nil, fmt.Errorf("look for tasks to make due after the clock was set back: %w", err)
-	}
-	return list, nil
+	return fetch(ctx, s.pool, "look for tasks to make due after the clock was set back", pgx.RowTo[int64], sql, ids)
 }
 
 // makeDue makes those rows due that can be. It returns them, and what Postgres said of one that
@@ -148,19 +142,13 @@ func notAmong(ids, others []int64) []int64 {
 // SchedulesAhead returns schedules whose due times were made, or which were edited, at a
 // time that Postgres' clock has yet to reach: it has been set back.
 func (s *Store) SchedulesAhead(ctx context.Context) ([]schedule.Ahead, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	list, err := query(ctx, s.pool, pgx.RowToStructByPos[schedule.Ahead], `
+	return fetch(ctx, s.pool, "look for schedules ahead of the clock", pgx.RowToStructByPos[schedule.Ahead], `
 SELECT id, name, cron, time_zone, next_at, clock_timestamp(), CASE WHEN isfinite(paused_until) THEN paused_until END
   FROM onejob.schedules
  WHERE enabled
    AND isfinite(next_at)
    AND next_at > clock_timestamp()
    AND (last_at > clock_timestamp() AND isfinite(last_at) OR changed_at > clock_timestamp() AND isfinite(changed_at))`)
-	if err != nil {
-		return nil, fmt.Errorf("look for schedules ahead of the clock: %w", err)
-	}
-	return list, nil
 }
 
 // forgetAtOnce is how many due times a statement of SetNext forgets. A schedule of every second

@@ -8,7 +8,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
+
+	"onejob/internal/pgerror"
 )
 
 // Lists of tasks, for people. A table may hold many millions of them, and is
@@ -266,8 +267,7 @@ func listError(err error) error { return fmt.Errorf("list tasks: %w", listReason
 
 // listReason says in words that a statement took too long.
 func listReason(err error) error {
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) && pg.Code == queryCanceled || errors.Is(err, context.DeadlineExceeded) {
+	if pgerror.Is(err, queryCanceled) || errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("no answer from Postgres within %v; it may be overloaded, try again", listTimeout)
 	}
 	return err

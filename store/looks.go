@@ -2,14 +2,13 @@ package store
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"sync"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
+	"onejob/internal/pgerror"
 	"onejob/tasks"
 )
 
@@ -59,11 +58,9 @@ const pausedSQL = `(SELECT coalesce(array_agg(name), '{}') FROM onejob.queues WH
 // without a limit have been due for some seconds, and from which no live replica claims.
 // Paused ones are left out.
 func (s *Store) UnservedQueues(ctx context.Context, n int) ([]string, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
 	arguments := s.remember.dear()
 	arguments["most"] = n
-	queues, err := query(ctx, s.pool, pgx.RowTo[string], lanesSQL+`
+	return fetch(ctx, s.pool, "look for queues that nobody serves", pgx.RowTo[string], lanesSQL+`
 SELECT DISTINCT queue
   FROM lanes
  WHERE run_at <= statement_timestamp() - interval '10 seconds'
@@ -75,60 +72,39 @@ SELECT DISTINCT queue
          LIMIT 1) IS NULL
  ORDER BY queue
  LIMIT @most::bigint`, arguments)
-	if err != nil {
-		return nil, fmt.Errorf("look for queues that nobody serves: %w", err)
-	}
-	return queues, nil
 }
 
 // UnknownKinds returns the kinds of waiting tasks that are not among known.
 func (s *Store) UnknownKinds(ctx context.Context, known []string) ([]string, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
 	arguments := s.remember.dear()
 	arguments["known"] = notNil(known)
-	kinds, err := query(ctx, s.pool, pgx.RowTo[string], lanesSQL+`
+	return fetch(ctx, s.pool, "look for unknown kinds", pgx.RowTo[string], lanesSQL+`
 SELECT DISTINCT kind FROM lanes WHERE kind IS NOT NULL AND kind <> ALL (@known)`, arguments)
-	if err != nil {
-		return nil, fmt.Errorf("look for unknown kinds: %w", err)
-	}
-	return kinds, nil
 }
 
 // DueKinds returns those of c.Kinds of which rows without a limit of their own
 // are due, in queues that are not paused.
 func (s *Store) DueKinds(ctx context.Context, c tasks.Claim) ([]string, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
 	arguments := s.remember.dear()
 	arguments["kinds"], arguments["queues"] = c.Kinds, notNil(c.Queues)
-	kinds, err := query(ctx, s.pool, pgx.RowTo[string], lanesSQL+`
+	return fetch(ctx, s.pool, "look for due kinds", pgx.RowTo[string], lanesSQL+`
 SELECT DISTINCT kind
   FROM lanes
  WHERE kind = ANY (@kinds)
    AND (cardinality(@queues::text[]) = 0 OR queue = ANY (@queues))
    AND run_at <= now()
    AND queue <> ALL (`+pausedSQL+`)`, arguments)
-	if err != nil {
-		return nil, fmt.Errorf("look for due kinds: %w", err)
-	}
-	return kinds, nil
 }
 
 // Limited reports whether rows with a limit are waiting.
 func (s *Store) Limited(ctx context.Context) (bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	some, err := query(ctx, s.pool, pgx.RowTo[bool], `
+	some, err := fetch(ctx, s.pool, "look for tasks with a limit", pgx.RowTo[bool], `
 SELECT true
   FROM onejob.tasks
  WHERE status = 'pending'
    AND limit_name IS NOT NULL
  LIMIT 1`)
-	if err != nil {
-		return false, fmt.Errorf("look for tasks with a limit: %w", err)
-	}
-	return len(some) > 0, nil
+	return len(some) > 0, err
 }
 
 // DueLimits returns those of names under which rows are due that c would claim. Rows of
@@ -222,8 +198,7 @@ type unsayable struct {
 // spare calls f with names, but for those.
 func (u *unsayable) spare(ctx context.Context, db *pool, names []string, f func(names []string) ([]string, error)) ([]string, error) {
 	list, err := f(u.without(names))
-	var pg *pgconn.PgError
-	if !errors.As(err, &pg) || pg.Code != untranslatable {
+	if !pgerror.Is(err, untranslatable) {
 		return list, err
 	}
 	for _, name := range u.without(names) {
@@ -231,7 +206,7 @@ func (u *unsayable) spare(ctx context.Context, db *pool, names []string, f func(
 			continue
 		}
 		_, err := query(ctx, db, pgx.RowTo[bool], `SELECT $1::text IS NULL`, name)
-		if errors.As(err, &pg) && pg.Code == untranslatable {
+		if pgerror.Is(err, untranslatable) {
 			u.mu.Lock()
 			if u.names == nil || len(u.names) >= maxUnsayable {
 				u.names = map[string]bool{}

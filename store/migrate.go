@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"onejob/internal/pgerror"
 	"onejob/migrations"
 )
 
@@ -184,10 +185,7 @@ type migration struct {
 
 // notLocked reports whether a migration failed because it did not get a lock. It was
 // rolled back as a whole, and may be tried again.
-func notLocked(err error) bool {
-	var pg *pgconn.PgError
-	return errors.As(err, &pg) && (pg.Code == lockTimeout || pg.Code == deadlock)
-}
+func notLocked(err error) bool { return pgerror.Is(err, lockTimeout, deadlock) }
 
 // applyNext applies the next migration, in one transaction with the lock and the
 // version. A transaction's lock cannot be left behind in a connection that a pooler

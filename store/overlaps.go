@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/jackc/pgx/v5"
 
@@ -13,17 +12,12 @@ import (
 // and how many there are. It reads the attempts that ended late, and for each the others
 // of its lock key.
 func (s *Store) Overlaps(ctx context.Context, max int) (list []tasks.Overlap, total int, err error) {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	found, err := query(ctx, s.pool, func(row pgx.CollectableRow) (o tasks.Overlap, err error) {
+	list, err = fetch(ctx, s.pool, "look for overlaps", func(row pgx.CollectableRow) (o tasks.Overlap, err error) {
 		return o, row.Scan(&total, &o.LockKey, &o.Task, &o.Fence, &o.Replica, &o.OtherTask, &o.OtherFence, &o.OtherReplica, &o.Began, &o.Ended, &o.Age)
 	}, `
 SELECT count(*) OVER (), lock_key, task_id, fence, coalesce(replica, ''), other_task_id, other_fence, coalesce(other_replica, ''), overlap_began, overlap_ended, clock_timestamp() - overlap_ended
   FROM onejob.overlaps
  ORDER BY other_fence DESC, fence DESC
  LIMIT $1`, max)
-	if err != nil {
-		return nil, 0, fmt.Errorf("look for overlaps: %w", err)
-	}
-	return found, total, nil
+	return list, total, err
 }

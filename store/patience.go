@@ -1,14 +1,13 @@
 package store
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
+	"onejob/internal/pgerror"
 )
 
 // A trigger of the user's may wait for a lock of an application's, for as long as that likes,
@@ -105,10 +104,7 @@ const maxDoubled = 256
 
 // waitedInVain reports whether Postgres ended a statement that had waited too long for a lock, or
 // taken too long. If it writes rows, the trigger of one alone may be why.
-func waitedInVain(err error) bool {
-	var pg *pgconn.PgError
-	return errors.As(err, &pg) && (pg.Code == lockTimeout || pg.Code == queryCanceled)
-}
+func waitedInVain(err error) bool { return pgerror.Is(err, lockTimeout, queryCanceled) }
 
 // mayBeARow reports whether one row alone may be why Postgres did not execute a statement that
 // is bounded: it refuses that row, or waited for it in vain.

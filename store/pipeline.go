@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"onejob/internal/pgerror"
 	"onejob/tasks"
 )
 
@@ -105,8 +106,7 @@ func (p *pipeline) Exec() (pgconn.CommandTag, error) {
 // the connection is given up for that.
 func (p *pipeline) Close() error {
 	err := p.inner.Close()
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) && pg.Code == cachedPlanChanged {
+	if pgerror.Is(err, cachedPlanChanged) {
 		closeConn(p.conn)
 	}
 	return err

@@ -90,7 +90,8 @@ var (
 // are those of pgxpool.Pool, under the settings above.
 type pool struct {
 	inner    *pgxpool.Pool
-	explicit bool // the DSN says how statements are executed
+	timeout  time.Duration // how long a call of the store may take
+	explicit bool          // the DSN says how statements are executed
 
 	// pooled is what the last new connection led through, and so the best guess
 	// for the next one. A wrong guess costs a connection: it is closed unused.
@@ -116,9 +117,9 @@ func linkOf(conn *pgx.Conn) link {
 	return l
 }
 
-func newPool(config *pgxpool.Config, hosts *hosts) (*pool, error) {
+func newPool(config *pgxpool.Config, hosts *hosts, timeout time.Duration) (*pool, error) {
 	// A setting in a service file counts only if it is not pgx's default.
-	p := &pool{explicit: strings.Contains(config.ConnString(), "default_query_exec_mode") ||
+	p := &pool{timeout: timeout, explicit: strings.Contains(config.ConnString(), "default_query_exec_mode") ||
 		config.ConnConfig.DefaultQueryExecMode != pgx.QueryExecModeCacheStatement}
 	config.BeforeConnect = func(_ context.Context, c *pgx.ConnConfig) error {
 		if !p.explicit && (p.pooled.Load() || p.hidden.Load()) {

@@ -91,9 +91,7 @@ func Actor(ctx context.Context) string {
 // PurgeActions deletes the oldest n rows of onejob.actions that are older than keep, and
 // returns how many.
 func (s *Store) PurgeActions(ctx context.Context, keep time.Duration, n int) (int, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	deleted, err := query(ctx, s.pool, pgx.RowTo[bool], `
+	deleted, err := fetch(ctx, s.pool, "delete old actions", pgx.RowTo[bool], `
 DELETE FROM onejob.actions
  WHERE id = ANY (ARRAY(SELECT id
                          FROM onejob.actions
@@ -101,8 +99,5 @@ DELETE FROM onejob.actions
                         ORDER BY at
                         LIMIT $2))
 RETURNING true`, keep.Microseconds(), n)
-	if err != nil {
-		return 0, fmt.Errorf("delete old actions: %w", err)
-	}
-	return len(deleted), nil
+	return len(deleted), err
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"onejob/boottime"
+	"onejob/internal/pgerror"
 	"onejob/tasks"
 )
 
@@ -209,7 +210,7 @@ func (s *Store) readPortion(ctx context.Context, c tasks.Claim, rows []taken, ou
 	switch {
 	case err == nil:
 		return read, nil
-	case !aboutARow(err), relayed(err), isLockTimeout(err): // of the role's: nothing that is read has a trigger
+	case !aboutARow(err), relayed(err), pgerror.Is(err, lockTimeout): // of the role's: nothing that is read has a trigger
 		return nil, fmt.Errorf("read claimed tasks: %w", err)
 	case len(rows) == 1:
 		if _, other := s.read(ctx, c, []int64{}); other != nil { // it is about no row

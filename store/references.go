@@ -21,7 +21,7 @@ func (r Reference) String() string { return fmt.Sprintf("%s (%s)", r.Table, r.Co
 // References returns the foreign keys that decide what retention can delete, and what that
 // costs. Those of partitions are left out, as their tables have the same.
 func (s *Store) References(ctx context.Context) ([]Reference, error) {
-	rows, err := s.pool.Query(ctx, `
+	list, err := queryAfter(ctx, s.pool, pgx.RowToStructByPos[Reference], fixed, nil, `
 SELECT c.conrelid::regclass::text,
        (SELECT string_agg(quote_ident(a.attname), ', ' ORDER BY k.n)
           FROM unnest(c.conkey) WITH ORDINALITY AS k(attnum, n)
@@ -34,10 +34,6 @@ SELECT c.conrelid::regclass::text,
   FROM pg_constraint c
  WHERE c.contype = 'f' AND c.confrelid = 'onejob.tasks'::regclass AND c.conparentid = 0
  ORDER BY c.conrelid::regclass::text, c.conname`)
-	if err != nil {
-		return nil, fmt.Errorf("read the foreign keys to onejob.tasks: %w", sanitized(err))
-	}
-	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Reference])
 	if err != nil {
 		return nil, fmt.Errorf("read the foreign keys to onejob.tasks: %w", sanitized(err))
 	}

@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
+	"onejob/internal/pgerror"
 	"onejob/tasks"
 )
 
@@ -21,11 +21,9 @@ const beatTimeout = 2 * time.Second
 // ClusterID returns the id that the Consul of this database has; empty if there was
 // none yet.
 func (s *Store) ClusterID(ctx context.Context) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	ids, err := query(ctx, s.list, pgx.RowTo[string], `SELECT coalesce(id::text, '') FROM onejob.cluster`)
+	ids, err := fetch(ctx, s.list, "read the cluster's id", pgx.RowTo[string], `SELECT coalesce(id::text, '') FROM onejob.cluster`)
 	if err != nil {
-		return "", fmt.Errorf("read the cluster's id: %w", err)
+		return "", err
 	}
 	if len(ids) == 0 {
 		return "", errors.New("read the cluster's id: somebody deleted the row of onejob.cluster; INSERT INTO onejob.cluster DEFAULT VALUES")
@@ -137,7 +135,7 @@ SELECT @session, @process, @name, @host, @pid, @version, @kinds, @queues, @concu
 RETURNING true`, replicaArguments(r, namedArgs{"cluster": id}))
 	}
 	joined, err := join()
-	if isUntranslatable(err) && r.Choices != nil {
+	if pgerror.Is(err, untranslatable) && r.Choices != nil {
 		if r.Choices, err = s.sayable(ctx, r.Choices); err == nil {
 			joined, err = join()
 		}
@@ -194,7 +192,7 @@ func (s *Store) sayable(ctx context.Context, choices map[string]map[string][]str
 						return nil, err
 					}
 					switch _, err := query(ctx, s.list, pgx.RowTo[bool], `SELECT $1::jsonb IS NULL`, string(raw)); {
-					case isUntranslatable(err):
+					case pgerror.Is(err, untranslatable):
 						continue
 					case err != nil:
 						return nil, err
@@ -206,11 +204,6 @@ func (s *Store) sayable(ctx context.Context, choices map[string]map[string][]str
 		}
 	}
 	return all, nil
-}
-
-func isUntranslatable(err error) bool {
-	var pg *pgconn.PgError
-	return errors.As(err, &pg) && pg.Code == untranslatable
 }
 
 // progress returns how far a replica's handlers are, as JSON; nil if it is not told.
@@ -282,12 +275,12 @@ func (s *Store) Beat(ctx context.Context, r tasks.Replica, known tasks.Known) (t
 	}
 	told := progress(r)
 	list, err := beat(told)
-	if isUntranslatable(err) && r.Choices != nil {
+	if pgerror.Is(err, untranslatable) && r.Choices != nil {
 		if r.Choices, err = s.sayable(ctx, r.Choices); err == nil {
 			list, err = beat(told)
 		}
 	}
-	if isUntranslatable(err) && told != nil {
+	if pgerror.Is(err, untranslatable) && told != nil {
 		plain := ascii(*told) // what a handler says must not keep its replica off the list
 		list, err = beat(&plain)
 	}
@@ -306,15 +299,9 @@ func (s *Store) Beat(ctx context.Context, r tasks.Replica, known tasks.Known) (t
 // Replicas returns the replicas that have not ended, or have ended within the last ten
 // minutes, in the order in which they began.
 func (s *Store) Replicas(ctx context.Context) ([]tasks.Replica, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	list, err := query(ctx, s.list, func(row pgx.CollectableRow) (r tasks.Replica, err error) {
+	return fetch(ctx, s.list, "list replicas", func(row pgx.CollectableRow) (r tasks.Replica, err error) {
 		return r, row.Scan(replicaColumns(&r)...)
 	}, replicasSQL("", "onejob.replicas", ""))
-	if err != nil {
-		return nil, fmt.Errorf("list replicas: %w", err)
-	}
-	return list, nil
 }
 
 // onList says which rows are on the list.

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"onejob/internal/pgerror"
 	"onejob/tasks"
 	"onejob/tasks/schedule"
 )
@@ -30,7 +31,16 @@ func (s *Store) DueSchedules(ctx context.Context, unknownZones []string) (now ti
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	ids, versions, again := s.putOff.list()
-	rows, err := s.pool.Query(ctx, `
+	var edited []int64
+	due, err = queryAfter(ctx, s.pool, func(row pgx.CollectableRow) (d schedule.Due, err error) {
+		var former bool
+		err = row.Scan(&now, &d.ID, &d.Name, &d.Cron, &d.Zone, &d.OnMissed, &d.MissedCap, &d.OnOverlap, &d.Next, &d.Begin, &d.Paused, &d.Changed, &d.Off, &former, &d.Busy,
+			&d.Waiting, &d.QueueCap)
+		if former {
+			edited = append(edited, d.ID)
+		}
+		return d, err
+	}, fixed, nil, `
 WITH former AS (
     SELECT DISTINCT schedule_id
       FROM onejob.former_schedules
@@ -64,19 +74,6 @@ SELECT now(), id, name, cron, time_zone, on_missed, missed_cap, on_overlap,
    AND `+notPutOff+`
  ORDER BY id = ANY (coalesce($4, '{}'::bigint[])), next_at, id  -- those that were locked a moment ago keep no others waiting
  LIMIT 1000`, unknownZones, ids, versions, again)
-	if err != nil {
-		return now, nil, fmt.Errorf("look for due schedules: %w", err)
-	}
-	var edited []int64
-	due, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (d schedule.Due, err error) {
-		var former bool
-		err = row.Scan(&now, &d.ID, &d.Name, &d.Cron, &d.Zone, &d.OnMissed, &d.MissedCap, &d.OnOverlap, &d.Next, &d.Begin, &d.Paused, &d.Changed, &d.Off, &former, &d.Busy,
-			&d.Waiting, &d.QueueCap)
-		if former {
-			edited = append(edited, d.ID)
-		}
-		return d, err
-	})
 	if err == nil && len(edited) > 0 {
 		err = s.addFormer(ctx, due, edited)
 	}
@@ -226,7 +223,7 @@ func (s *Store) MakeOccurrences(ctx context.Context, d schedule.Due, p schedule.
 	current, made, err = s.makeOccurrences(ctx, d, p)
 	took, slow := time.Since(began), tookTooLong(ctx, err)
 	switch {
-	case isLockTimeout(err):
+	case pgerror.Is(err, lockTimeout):
 		s.making.inVain(1)
 		s.putOff.waited(d.ID, took)
 	case unfit(err), errors.Is(err, errLeftOut), (aboutARow(err) || slow) && s.canMakeOccurrences(ctx):
@@ -290,16 +287,10 @@ func (s *Store) canMakeOccurrences(ctx context.Context) bool {
 	return err == nil
 }
 
-func isLockTimeout(err error) bool {
-	var pg *pgconn.PgError
-	return errors.As(err, &pg) && pg.Code == lockTimeout
-}
-
 // tookTooLong reports whether a statement was ended because it took longer than the store
 // gives it, or than Postgres does (statement_timeout). ctx is the caller's.
 func tookTooLong(ctx context.Context, err error) bool {
-	var pg *pgconn.PgError
-	return ctx.Err() == nil && (errors.Is(err, context.DeadlineExceeded) || errors.As(err, &pg) && pg.Code == queryCanceled)
+	return ctx.Err() == nil && (errors.Is(err, context.DeadlineExceeded) || pgerror.Is(err, queryCanceled))
 }
 
 // MarkSchedule notes on a schedule why it creates no tasks. DueSchedules then leaves it out
@@ -704,17 +695,12 @@ SELECT (SELECT count(*) FROM gone), (SELECT count(*) FROM old), (SELECT max(unti
 // passOver makes purge go on behind the row that it would delete next, and returns
 // that row's id.
 func (s *Store) passOver(ctx context.Context, status tasks.Status, keep time.Duration) (int64, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
 	type row struct{ ID, Until int64 }
 	until, skip := s.kept.until(status)
-	rows, err := query(ctx, s.pool, pgx.RowToStructByPos[row], oldSQL+`
+	rows, err := fetch(ctx, s.pool, "delete old tasks", pgx.RowToStructByPos[row], oldSQL+`
 SELECT id, until FROM old`, string(status), keep.Microseconds(), 1, until, skip)
-	if err != nil {
-		return 0, fmt.Errorf("delete old tasks: %w", err)
-	}
-	if len(rows) == 0 {
-		return 0, nil
+	if err != nil || len(rows) == 0 {
+		return 0, err
 	}
 	s.kept.passedOver(status, rows[0].ID, rows[0].Until)
 	return rows[0].ID, nil

@@ -71,64 +71,40 @@ type OccurrenceRow struct {
 
 // Schedules returns all schedules by their names.
 func (s *Store) Schedules(ctx context.Context) ([]ScheduleRow, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	rows, err := s.pool.Query(ctx, `SELECT `+scheduleColumns+` FROM onejob.schedules ORDER BY name`)
-	if err != nil {
-		return nil, fmt.Errorf("list schedules: %w", err)
-	}
-	list, err := pgx.CollectRows(rows, pgx.RowToStructByName[ScheduleRow])
-	if err != nil {
-		return nil, fmt.Errorf("list schedules: %w", err)
-	}
+	list, err := fetchFreely(ctx, s.pool, "list schedules", pgx.RowToStructByName[ScheduleRow], `SELECT `+scheduleColumns+` FROM onejob.schedules ORDER BY name`)
 	for i := range list {
 		list[i].Payload = readable(list[i].Payload)
 	}
-	return list, nil
+	return list, err
 }
 
 // Schedule returns a schedule, and what Postgres' clock says, or ErrNoSchedule.
 func (s *Store) Schedule(ctx context.Context, name string) (now time.Time, row ScheduleRow, err error) {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	rows, err := s.pool.Query(ctx, `SELECT now(), `+scheduleColumns+` FROM onejob.schedules WHERE name = $1`, name)
-	if err != nil {
-		return now, row, fmt.Errorf("show schedule %s: %w", name, err)
-	}
 	type clocked struct {
 		Now time.Time `db:"now"`
 		ScheduleRow
 	}
-	found, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[clocked])
-	if errors.Is(err, pgx.ErrNoRows) {
+	found, err := fetchFreely(ctx, s.pool, "show schedule "+name, pgx.RowToStructByName[clocked], `SELECT now(), `+scheduleColumns+` FROM onejob.schedules WHERE name = $1`, name)
+	if err != nil {
+		return now, row, err
+	}
+	if len(found) == 0 {
 		return now, row, fmt.Errorf("schedule %s: %w", name, ErrNoSchedule)
 	}
-	if err != nil {
-		return now, row, fmt.Errorf("show schedule %s: %w", name, err)
-	}
-	found.Payload = readable(found.Payload)
-	return found.Now, found.ScheduleRow, nil
+	row = found[0].ScheduleRow
+	row.Payload = readable(row.Payload)
+	return found[0].Now, row, nil
 }
 
 // Occurrences returns the last n due times of a schedule, the newest first.
 func (s *Store) Occurrences(ctx context.Context, id int64, n int) ([]OccurrenceRow, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	rows, err := s.pool.Query(ctx, `
+	return fetchFreely(ctx, s.pool, "list occurrences", pgx.RowToStructByName[OccurrenceRow], `
 SELECT o.due_at, o.task_id, t.status, o.skipped, o.made_at
   FROM onejob.occurrences o
   LEFT JOIN onejob.tasks t ON t.id = o.task_id
  WHERE o.schedule_id = $1
  ORDER BY o.due_at DESC
  LIMIT $2`, id, n)
-	if err != nil {
-		return nil, fmt.Errorf("list occurrences: %w", err)
-	}
-	list, err := pgx.CollectRows(rows, pgx.RowToStructByName[OccurrenceRow])
-	if err != nil {
-		return nil, fmt.Errorf("list occurrences: %w", err)
-	}
-	return list, nil
 }
 
 // EnableSchedule enables or disables a schedule. It reports whether there is
@@ -198,17 +174,7 @@ SELECT d.due_at
 }
 
 func (s *Store) dueTimes(ctx context.Context, sql string, args ...any) ([]time.Time, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	rows, err := s.pool.Query(ctx, sql, args...)
-	if err != nil {
-		return nil, fmt.Errorf("look for due times: %w", err)
-	}
-	list, err := pgx.CollectRows(rows, pgx.RowTo[time.Time])
-	if err != nil {
-		return nil, fmt.Errorf("look for due times: %w", err)
-	}
-	return list, nil
+	return fetchFreely(ctx, s.pool, "look for due times", pgx.RowTo[time.Time], sql, args...)
 }
 
 // MadeTask is a task that was made for a due time.

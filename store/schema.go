@@ -6,7 +6,8 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
+
+	"onejob/internal/pgerror"
 )
 
 // ErrSchema says that the schema in the database is not the one that this
@@ -66,9 +67,8 @@ SELECT EXISTS (SELECT
                   AND c.relname = 'schema_version')`).Scan(&exists); err == nil && exists {
 		err = q.QueryRow(ctx, `SELECT version FROM onejob.schema_version`).Scan(&v.Have)
 	}
-	var pg *pgconn.PgError
 	switch {
-	case errors.As(err, &pg) && pg.Code == "42501":
+	case pgerror.Is(err, insufficientPrivilege):
 		return v, fmt.Errorf("read the schema's version: %w; GRANT USAGE ON SCHEMA onejob and privileges on its tables, sequences and functions to this user", err)
 	case errors.Is(err, pgx.ErrNoRows):
 		return v, fmt.Errorf("%w: onejob.schema_version is empty; restore the schema from a backup, or drop the schema if it holds nothing of value", ErrSchema)

@@ -4,14 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
+	"onejob/internal/pgerror"
 	"onejob/tasks"
 )
 
@@ -100,8 +99,7 @@ func (s *Store) Server(ctx context.Context) (tasks.ServerReport, error) {
 
 func which(ctx context.Context, db sender, rest string) (tasks.ServerReport, error) {
 	r, err := identify(ctx, db, fullIdentity+rest)
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) && slices.Contains([]string{insufficientPrivilege, undefinedFunction, notSupported}, pg.Code) {
+	if pgerror.Is(err, insufficientPrivilege, undefinedFunction, notSupported) {
 		return identify(ctx, db, noIdentity+rest)
 	}
 	return r, err
@@ -141,14 +139,10 @@ func identify(ctx context.Context, db sender, sql string) (tasks.ServerReport, e
 // Recorded notes what is added to the numbers of onejob.fences from now on, unless more is
 // noted already.
 func (s *Store) Recorded(ctx context.Context, fencesFrom int64) error {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	if _, err := query(ctx, s.pool, pgx.RowTo[bool], `
+	_, err := fetch(ctx, s.pool, "note where fences begin", pgx.RowTo[bool], `
 UPDATE onejob.cluster
    SET fences_from = $1
  WHERE coalesce(fences_from < $1, true)
-RETURNING true`, fencesFrom); err != nil {
-		return fmt.Errorf("note where fences begin: %w", err)
-	}
-	return nil
+RETURNING true`, fencesFrom)
+	return err
 }

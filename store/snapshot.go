@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
+	"onejob/internal/pgerror"
 	"onejob/tasks"
 )
 
@@ -495,8 +495,7 @@ func read[T any](g glance, scan pgx.RowToFunc[T], sql string, args ...any) (list
 		list, err = pgx.CollectRows(rows, scan)
 		return err
 	})
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) && pg.Code == queryCanceled {
+	if pgerror.Is(err, queryCanceled) {
 		return nil, fmt.Errorf("no answer from Postgres within %v", glanceTimeout)
 	}
 	return list, err

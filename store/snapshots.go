@@ -48,17 +48,7 @@ SELECT what, coalesce(pid, 0), coalesce(name, ''), coalesce(usename, ''), coales
 // HeldSnapshots returns what has held back vacuum for longer than a time, as far as
 // this role may see it, the oldest first.
 func (s *Store) HeldSnapshots(ctx context.Context, longerThan time.Duration) ([]tasks.HeldSnapshot, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	rows, err := s.pool.Query(ctx, heldSQL, longerThan.Microseconds(), behindAtLeast)
-	if err != nil {
-		return nil, fmt.Errorf("look for held snapshots: %w", err)
-	}
-	list, err := pgx.CollectRows(rows, scanHeld)
-	if err != nil {
-		return nil, fmt.Errorf("look for held snapshots: %w", err)
-	}
-	return list, nil
+	return fetchFreely(ctx, s.pool, "look for held snapshots", scanHeld, heldSQL, longerThan.Microseconds(), behindAtLeast)
 }
 
 func scanHeld(row pgx.CollectableRow) (h tasks.HeldSnapshot, err error) {

@@ -145,34 +145,35 @@ func Open(cfg Config) (*Store, error) {
 	// Few statements, and perhaps another way than the pool's: not worth finding
 	// out whether they could be prepared.
 	lc.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
-	pool, err := newPool(pc, near)
+	timeout := DefaultTimeout
+	if cfg.Timeout > 0 {
+		timeout = cfg.Timeout
+	}
+	pool, err := newPool(pc, near, timeout)
 	if err != nil {
 		return nil, fmt.Errorf("postgres.dsn: %w", sanitized(err))
 	}
 	wc := pc.Copy()
 	wc.MinConns, wc.MinIdleConns, wc.MaxConnIdleTime = 0, 0, time.Minute
 	wc.AfterRelease = forget
-	works, err := newPool(wc, near)
+	works, err := newPool(wc, near, timeout)
 	if err != nil {
 		return nil, fmt.Errorf("postgres.dsn: %w", sanitized(err))
 	}
 	oc := pc.Copy()
 	oc.MaxConns, oc.MinConns, oc.MinIdleConns = 1, 0, 0
-	list, err := newPool(oc, near)
+	list, err := newPool(oc, near, timeout)
 	if err != nil {
 		return nil, fmt.Errorf("postgres.dsn: %w", sanitized(err))
 	}
 	gc := oc.Copy()
 	gc.MaxConnIdleTime = time.Minute
-	glances, err := newPool(gc, near)
+	glances, err := newPool(gc, near, timeout)
 	if err != nil {
 		return nil, fmt.Errorf("postgres.dsn: %w", sanitized(err))
 	}
-	s := &Store{pool: pool, works: works, list: list, glances: glances, listen: lc.ConnConfig, hosts: near, timeout: DefaultTimeout, actor: cfg.Actor}
+	s := &Store{pool: pool, works: works, list: list, glances: glances, listen: lc.ConnConfig, hosts: near, timeout: timeout, actor: cfg.Actor}
 	s.server.Store(newServerTerm())
-	if cfg.Timeout > 0 {
-		s.timeout = cfg.Timeout
-	}
 	s.completions = batch.Group[*completion]{Commit: func(list []*completion) {
 		began := time.Now()
 		s.commitAll(list)
@@ -293,6 +294,26 @@ type sender interface {
 // docs/decisions/claim.md.
 func query[T any](ctx context.Context, db sender, scan pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
 	return queryAfter(ctx, db, scan, indexesOnly, nil, sql, args...)
+}
+
+// fetch is query within the time that a call of the store has. doing begins its error.
+func fetch[T any](ctx context.Context, p *pool, doing string, scan pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
+	return fetchAfter(ctx, p, doing, scan, indexesOnly, sql, args...)
+}
+
+// fetchFreely is fetch for a statement that may read whole tables.
+func fetchFreely[T any](ctx context.Context, p *pool, doing string, scan pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
+	return fetchAfter(ctx, p, doing, scan, fixed, sql, args...)
+}
+
+func fetchAfter[T any](ctx context.Context, p *pool, doing string, scan pgx.RowToFunc[T], first, sql string, args ...any) ([]T, error) {
+	ctx, cancel := context.WithTimeout(ctx, p.timeout)
+	defer cancel()
+	list, err := queryAfter(ctx, p, scan, first, nil, sql, args...)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", doing, err)
+	}
+	return list, nil
 }
 
 // The first statement also sets what every statement needs (see pool). search_path is

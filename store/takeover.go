@@ -14,17 +14,11 @@ import (
 
 // Sessions returns the sessions, other than mine, that hold running tasks.
 func (s *Store) Sessions(ctx context.Context, mine string) ([]string, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	sessions, err := query(ctx, s.pool, pgx.RowTo[string], `
+	return fetch(ctx, s.pool, "list the sessions of running tasks", pgx.RowTo[string], `
 SELECT DISTINCT session::text
   FROM onejob.tasks
  WHERE status = 'running'
    AND session::text <> $1`, mine)
-	if err != nil {
-		return nil, fmt.Errorf("list the sessions of running tasks: %w", err)
-	}
-	return sessions, nil
 }
 
 // TakeOver takes the running tasks of dead sessions from them: they become due again,
@@ -103,40 +97,29 @@ func (s *Store) takeOverAll(ctx context.Context, dead []string, except []int64, 
 
 // heldBy returns the running tasks of dead sessions, but some.
 func (s *Store) heldBy(ctx context.Context, dead []string, except []int64) ([]int64, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	ids, err := query(ctx, s.pool, pgx.RowTo[int64], `
+	return fetch(ctx, s.pool, "take over tasks", pgx.RowTo[int64], `
 SELECT id
   FROM onejob.tasks
  WHERE status = 'running'
    AND session = ANY ($1::uuid[])
    AND id <> ALL ($2)
  LIMIT 1000`, dead, except)
-	if err != nil {
-		return nil, fmt.Errorf("take over tasks: %w", err)
-	}
-	return ids, nil
 }
 
 // Begin notes that the handler of an attempt is about to begin, for tasks whose replica
 // has died or stalled before. It returns tasks.ErrRefused if the fence has been
 // superseded.
 func (s *Store) Begin(ctx context.Context, t *tasks.Task) error {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	begun, err := query(ctx, s.pool, pgx.RowTo[bool], `
+	begun, err := fetch(ctx, s.pool, fmt.Sprintf("begin task %d", t.ID), pgx.RowTo[bool], `
 UPDATE onejob.tasks
    SET begun_at = clock_timestamp()
  WHERE id = $1
    AND CASE WHEN status = 'running' THEN fence = $2 AND session = $3 END
 RETURNING true`, t.ID, t.Fence, t.Session)
-	if err != nil {
-		return fmt.Errorf("begin task %d: %w", t.ID, err)
-	}
-	if len(begun) == 0 {
+	if err == nil && len(begun) == 0 {
 		return tasks.ErrRefused
 	}
-	return nil
+	return err
 }
 
 const takeOverSQL = `
@@ -283,25 +266,17 @@ func (s *Store) takeOver(ctx context.Context, dead []string, ids, except []int64
 // cancelled. It is asked every second, so it reads the index tasks_to_cancel and no other:
 // that of running rows has millions of dead entries beside an old snapshot.
 func (s *Store) CancelRequests(ctx context.Context, session string) ([]int64, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	ids, err := query(ctx, s.pool, pgx.RowTo[int64], `
+	return fetch(ctx, s.pool, "look for cancel requests", pgx.RowTo[int64], `
 SELECT id
   FROM onejob.tasks
  WHERE session = $1
    AND cancel_requested
    AND CASE WHEN cancel_requested THEN status = 'running' END`, session)
-	if err != nil {
-		return nil, fmt.Errorf("look for cancel requests: %w", err)
-	}
-	return ids, nil
 }
 
 // Held returns the running tasks of session: enough of each to give it back.
 func (s *Store) Held(ctx context.Context, session string) ([]*tasks.Task, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	held, err := query(ctx, s.pool, func(row pgx.CollectableRow) (*tasks.Task, error) {
+	return fetch(ctx, s.pool, "list held tasks", func(row pgx.CollectableRow) (*tasks.Task, error) {
 		t := &tasks.Task{Session: session}
 		return t, row.Scan(&t.ID, &t.Kind, &t.LockKey, &t.Attempt, &t.Fence)
 	}, `
@@ -309,8 +284,4 @@ SELECT id, kind, coalesce(lock_key, id::text), attempt, fence
   FROM onejob.tasks
  WHERE status = 'running'
    AND session = $1`, session)
-	if err != nil {
-		return nil, fmt.Errorf("list held tasks: %w", err)
-	}
-	return held, nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -35,6 +36,11 @@ func Unavailable(err error) bool {
 // PreparedStatement reports whether a prepared statement of ours is gone, or was
 // there already, as happens through a transaction pooler.
 func PreparedStatement(err error) bool {
+	return Is(err, "42P05", "26000")
+}
+
+// Is reports whether Postgres gave an error, with one of these SQLSTATEs.
+func Is(err error, codes ...string) bool {
 	var pg *pgconn.PgError
-	return errors.As(err, &pg) && (pg.Code == "42P05" || pg.Code == "26000")
+	return errors.As(err, &pg) && slices.Contains(codes, pg.Code)
 }
