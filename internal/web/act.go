@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"mime"
 	"net/http"
-	"net/url"
 	"strconv"
 	"strings"
 	"time"
@@ -139,15 +138,15 @@ func (p *page) actionRoutes() {
 	for path, do := range map[string]func(*http.Request) result{
 		"/tasks/{id}/cancel": p.cancelTask,
 		"/tasks/{id}/retry":  p.retryTask,
-		"/failures/retry":    p.retryFailures,
-		"/queues/pause":      p.pauseQueue,
-		"/queues/resume":     p.resumeQueue,
-		"/schedules/run":     p.runSchedule,
-		"/schedules/pause":   p.pauseSchedule,
-		"/schedules/resume":  p.resumeSchedule,
-		"/schedules/enable":  func(r *http.Request) result { return p.enableSchedule(r, true) },
-		"/schedules/disable": func(r *http.Request) result { return p.enableSchedule(r, false) },
-		"/limits/resize":     p.resizeLimit,
+		"/failures/retry":    named("kind", p.retryFailures),
+		"/queues/pause":      named("queue", p.pauseQueue),
+		"/queues/resume":     named("queue", p.resumeQueue),
+		"/schedules/run":     named("schedule", p.runSchedule),
+		"/schedules/pause":   named("schedule", p.pauseSchedule),
+		"/schedules/resume":  named("schedule", p.resumeSchedule),
+		"/schedules/enable":  named("schedule", p.enableSchedule(true)),
+		"/schedules/disable": named("schedule", p.enableSchedule(false)),
+		"/limits/resize":     named("limit", p.resizeLimit),
 	} {
 		root := strings.Repeat("../", strings.Count(path, "/")-1)
 		p.routes.HandleFunc("POST "+path, func(w http.ResponseWriter, r *http.Request) {
@@ -192,13 +191,15 @@ func (p *page) act(w http.ResponseWriter, r *http.Request, do func(*http.Request
 	return do(r.WithContext(ctx))
 }
 
-// called returns a name that a form has. Nothing has a longer one.
-func called(form url.Values, field string) (string, error) {
-	name := form.Get(field)
-	if name == "" || len(name) > 2000 {
-		return "", fmt.Errorf("the field %q has %d bytes; it must name something", field, len(name))
+// named does something to what a field of the form names. Nothing has a longer name.
+func named(field string, do func(r *http.Request, name string) result) func(*http.Request) result {
+	return func(r *http.Request) result {
+		name := r.Form.Get(field)
+		if name == "" || len(name) > 2000 {
+			return failed(http.StatusBadRequest, "Nothing was done: the field %q has %d bytes; it must name something.", field, len(name))
+		}
+		return do(r, name)
 	}
-	return name, nil
 }
 
 // withTask does something to the task in the path.
@@ -240,11 +241,7 @@ func (p *page) retryTask(r *http.Request) result {
 const day = 24 * time.Hour
 
 // retryFailures retries the tasks of a group of failures. It counts them first, and asks.
-func (p *page) retryFailures(r *http.Request) result {
-	kind, err := called(r.Form, "kind")
-	if err != nil {
-		return failed(http.StatusBadRequest, "Nothing was done: %v.", err)
-	}
+func (p *page) retryFailures(r *http.Request, kind string) result {
 	until, err := time.Parse(time.RFC3339Nano, r.Form.Get("until"))
 	if err != nil {
 		return failed(http.StatusBadRequest, "The field %q is not a time such as 2006-01-02T15:04:05Z. Nothing was done.", "until")
@@ -344,35 +341,32 @@ func (p *page) pauseForm(f pauseForm) http.HandlerFunc {
 	}
 }
 
-func (p *page) pauseQueue(r *http.Request) result {
-	return pause(r, "queue", func(name, reason string, length time.Duration) (bool, error) {
+func (p *page) pauseQueue(r *http.Request, name string) result {
+	return pause(r, "queue", name, func(reason string, length time.Duration) (bool, error) {
 		return true, p.cfg.Actions.PauseQueue(r.Context(), name, reason, time.Time{}, length)
 	})
 }
 
-func (p *page) pauseSchedule(r *http.Request) result {
-	return pause(r, "schedule", func(name, reason string, length time.Duration) (bool, error) {
+func (p *page) pauseSchedule(r *http.Request, name string) result {
+	return pause(r, "schedule", name, func(reason string, length time.Duration) (bool, error) {
 		return p.cfg.Actions.PauseSchedule(r.Context(), name, reason, time.Time{}, length)
 	})
 }
 
 // pause pauses a queue or a schedule as a form says.
-func pause(r *http.Request, what string, do func(name, reason string, length time.Duration) (found bool, err error)) result {
-	name, err := called(r.Form, what)
-	if err != nil {
-		return failed(http.StatusBadRequest, "Nothing was done: %v.", err)
-	}
+func pause(r *http.Request, what, name string, do func(reason string, length time.Duration) (found bool, err error)) result {
 	reason := strings.TrimSpace(r.Form.Get("reason"))
 	if n := utf8.RuneCountInString(reason); n > 1000 {
 		return failed(http.StatusBadRequest, "The reason has %d characters, more than 1000. Nothing was done.", n)
 	}
 	var length time.Duration
+	var err error
 	if text := strings.TrimSpace(r.Form.Get("for")); text != "" {
 		if length, err = time.ParseDuration(text); err != nil || length < time.Second {
 			return failed(http.StatusBadRequest, "The duration %q is not one such as 30m or 2h, of at least 1s. Nothing was done.", text)
 		}
 	}
-	found, err := do(name, reason, length)
+	found, err := do(reason, length)
 	switch what := strings.ToUpper(what[:1]) + what[1:]; {
 	case err != nil:
 		return failed(http.StatusServiceUnavailable, "The pause failed: %v", err)
@@ -385,11 +379,7 @@ func pause(r *http.Request, what string, do func(name, reason string, length tim
 	}
 }
 
-func (p *page) resumeQueue(r *http.Request) result {
-	name, err := called(r.Form, "queue")
-	if err != nil {
-		return failed(http.StatusBadRequest, "Nothing was done: %v.", err)
-	}
+func (p *page) resumeQueue(r *http.Request, name string) result {
 	switch resumed, err := p.cfg.Actions.ResumeQueue(r.Context(), name); {
 	case err != nil:
 		return failed(http.StatusServiceUnavailable, "The resume failed: %v", err)
@@ -399,11 +389,7 @@ func (p *page) resumeQueue(r *http.Request) result {
 	return done("Queue %s is resumed.", name)
 }
 
-func (p *page) resumeSchedule(r *http.Request) result {
-	name, err := called(r.Form, "schedule")
-	if err != nil {
-		return failed(http.StatusBadRequest, "Nothing was done: %v.", err)
-	}
+func (p *page) resumeSchedule(r *http.Request, name string) result {
 	switch resumed, err := p.cfg.Actions.ResumeSchedule(r.Context(), name); {
 	case err != nil:
 		return failed(http.StatusServiceUnavailable, "The resume failed: %v", err)
@@ -413,11 +399,7 @@ func (p *page) resumeSchedule(r *http.Request) result {
 	return done("Schedule %s is resumed: its next due time counts.", name)
 }
 
-func (p *page) runSchedule(r *http.Request) result {
-	name, err := called(r.Form, "schedule")
-	if err != nil {
-		return failed(http.StatusBadRequest, "Nothing was done: %v.", err)
-	}
+func (p *page) runSchedule(r *http.Request, name string) result {
 	id, err := p.cfg.Actions.RunSchedule(r.Context(), name)
 	switch {
 	case err != nil:
@@ -430,20 +412,18 @@ func (p *page) runSchedule(r *http.Request) result {
 	return res
 }
 
-func (p *page) enableSchedule(r *http.Request, enabled bool) result {
-	name, err := called(r.Form, "schedule")
-	if err != nil {
-		return failed(http.StatusBadRequest, "Nothing was done: %v.", err)
+func (p *page) enableSchedule(enabled bool) func(*http.Request, string) result {
+	return func(r *http.Request, name string) result {
+		switch found, err := p.cfg.Actions.EnableSchedule(r.Context(), name, enabled); {
+		case err != nil:
+			return failed(http.StatusServiceUnavailable, "The change failed: %v", err)
+		case !found:
+			return failed(http.StatusNotFound, "There is no schedule %s. Nothing was done.", name)
+		case enabled:
+			return done("Schedule %s is enabled.", name)
+		}
+		return done("Schedule %s is disabled.", name)
 	}
-	switch found, err := p.cfg.Actions.EnableSchedule(r.Context(), name, enabled); {
-	case err != nil:
-		return failed(http.StatusServiceUnavailable, "The change failed: %v", err)
-	case !found:
-		return failed(http.StatusNotFound, "There is no schedule %s. Nothing was done.", name)
-	case enabled:
-		return done("Schedule %s is enabled.", name)
-	}
-	return done("Schedule %s is disabled.", name)
 }
 
 func (p *page) limitForm(w http.ResponseWriter, r *http.Request) {
@@ -460,11 +440,7 @@ func (p *page) limitForm(w http.ResponseWriter, r *http.Request) {
 	p.fail(w, http.StatusNotFound, "", "The address names no limit that is on the page.")
 }
 
-func (p *page) resizeLimit(r *http.Request) result {
-	name, err := called(r.Form, "limit")
-	if err != nil {
-		return failed(http.StatusBadRequest, "Nothing was done: %v.", err)
-	}
+func (p *page) resizeLimit(r *http.Request, name string) result {
 	text := strings.TrimSpace(r.Form.Get("slots"))
 	slots, err := strconv.Atoi(text)
 	if err != nil {
