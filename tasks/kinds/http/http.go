@@ -122,6 +122,7 @@ func New(c Config) (*Kind, error) {
 			DialContext:         dialer.DialContext,
 			TLSHandshakeTimeout: 10 * time.Second,
 			ForceAttemptHTTP2:   true,
+			HTTP2:               &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pingTimeout},
 			MaxIdleConnsPerHost: 16,
 			IdleConnTimeout:     time.Minute,
 
@@ -130,6 +131,14 @@ func New(c Config) (*Kind, error) {
 	}
 	return k, nil
 }
+
+// With HTTP/2 all requests to an origin share a connection, and one that times out leaves it in use. A
+// dead one, behind a load balancer for example, is noticed by a ping that follows pingAfter without a
+// byte, and that nobody answers for pingTimeout. A receiver that works for minutes answers pings.
+const (
+	pingAfter   = 5 * time.Second
+	pingTimeout = 5 * time.Second
+)
 
 // Prepare refuses a payload that is not a request, or one that may not be sent. A
 // URL that the allow-list does not lead to is a [tasks.ErrUnknown].

@@ -2,6 +2,8 @@ package http
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,11 +14,13 @@ import (
 	"net/url"
 	"path"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 	"unicode/utf8"
 
 	"onejob/boottime"
+	"onejob/internal/proxy"
 	"onejob/internal/quiet"
 	"onejob/tasks"
 )
@@ -277,6 +281,49 @@ func TestSwitchedProtocol(t *testing.T) {
 		case <-time.After(time.Minute):
 			t.Errorf("%q: the attempt goes on, long after its context has ended", status)
 		}
+	}
+}
+
+// A load balancer may go on acknowledging what it receives for a receiver that has died. With HTTP/2 all
+// requests of a replica are on that connection.
+func TestDeadHTTP2ConnectionIsLeft(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprintf(w, "%q", r.Proto) }))
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	balancer, err := proxy.New(server.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = balancer.Close() })
+
+	k := newKind(t, Config{Allow: []string{server.URL}})
+	transport := k.client.Transport.(*http.Transport)
+	transport.TLSClientConfig = &tls.Config{RootCAs: x509.NewCertPool()}
+	transport.TLSClientConfig.RootCAs.AddCert(server.Certificate())
+	var connections atomic.Int32
+	transport.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+		if connections.Add(1) == 1 {
+			address = balancer.Addr()
+		}
+		return new(net.Dialer).DialContext(ctx, network, address)
+	}
+	send := func() (tasks.Result, error) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		return run(ctx, k, httpAttempt(t, object{"url": server.URL}))
+	}
+	if r, err := send(); err != nil || !strings.Contains(string(r.Value), "HTTP/2.0") {
+		t.Fatalf("got %s, %v", r.Value, err)
+	}
+
+	balancer.Cut(proxy.Both)
+	if r, err := send(); err == nil || errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("with a dead connection: got %s, %v; want an error before the attempt's time is over", r.Value, err)
+	}
+	if r, err := send(); err != nil || connections.Load() != 2 {
+		t.Errorf("after that: got %s, %v, over connection %d", r.Value, err, connections.Load())
 	}
 }
 
