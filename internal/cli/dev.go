@@ -26,6 +26,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"onejob/internal/logging"
+	"onejob/internal/plaintext"
 	"onejob/internal/servers"
 	"onejob/store"
 )
@@ -212,7 +213,7 @@ func exports(entries []string) string {
 	var lines strings.Builder
 	for _, entry := range entries {
 		name, value, _ := strings.Cut(entry, "=")
-		fmt.Fprintf(&lines, "export %s='%s'\n", name, value)
+		fmt.Fprintf(&lines, "export %s=%s\n", name, plaintext.Quoted(value))
 	}
 	return lines.String()
 }

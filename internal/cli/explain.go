@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
+	"onejob/internal/plaintext"
 	"onejob/lock"
 	"onejob/lock/consul"
 	"onejob/store"
@@ -202,9 +203,9 @@ func (a *limitAnswer) sentence() string {
 	case a.Error != "":
 		return its + " cannot be looked at: " + a.Error
 	case !a.Exists:
-		return fmt.Sprintf("%s does not exist: create it with onejob limits set %s SLOTS.", its, a.Name)
+		return fmt.Sprintf("%s does not exist: create it with onejob limits set %s SLOTS.", its, plaintext.Argument(a.Name))
 	case a.Slots == 0:
-		return fmt.Sprintf("%s has 0 slots, which pauses it: onejob limits set %s SLOTS.", its, a.Name)
+		return fmt.Sprintf("%s has 0 slots, which pauses it: onejob limits set %s SLOTS.", its, plaintext.Argument(a.Name))
 	case a.Held == 0:
 		return fmt.Sprintf("%s has %s, none of which is taken.", its, plural(a.Slots, "slot"))
 	}

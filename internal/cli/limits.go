@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
+	"onejob/internal/plaintext"
 	"onejob/lock"
 	"onejob/lock/consul"
 	"onejob/store"
@@ -74,11 +75,11 @@ func limitError(ctx context.Context, limits lock.Semaphores, name string, err er
 	switch {
 	case errors.Is(err, lock.ErrNoSemaphore):
 		known, _ := limits.List(ctx) // without them there is no suggestion
-		return fmt.Errorf("limit %s does not exist%s; create it with: onejob limits set %[1]s SLOTS", name, didYouMean(name, known))
+		return fmt.Errorf("limit %s does not exist%s; create it with: onejob limits set %s SLOTS", name, didYouMean(name, known), plaintext.Argument(name))
 	case errors.Is(err, lock.ErrForeign):
 		return fmt.Errorf("%w; it belongs to another program, and nothing was changed", err)
 	case errors.Is(err, lock.ErrInUse):
-		return fmt.Errorf("%w; drain it first (onejob limits set %s 0; onejob limits drain %[2]s), or use --force", err, name)
+		return fmt.Errorf("%w; drain it first (onejob limits set %s 0; onejob limits drain %[2]s), or use --force", err, plaintext.Argument(name))
 	}
 	return err
 }

@@ -53,6 +53,29 @@ func Lines(s string) string {
 	return strings.Join(lines, "\n")
 }
 
+// Word returns s as one word of a command that an operator copies into a shell: as it is if a shell
+// leaves it so, or else quoted. Users that may insert a row choose the names of queues and limits.
+func Word(s string) string {
+	plain := func(r rune) bool {
+		return r < utf8.RuneSelf && (r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_./:@%+,", r))
+	}
+	if s != "" && !strings.ContainsFunc(s, func(r rune) bool { return !plain(r) }) {
+		return s
+	}
+	return Quoted(s)
+}
+
+// Quoted is Word in quotes in any case.
+func Quoted(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
+
+// Argument is Word for an argument that is no flag, even if it looks like one.
+func Argument(s string) string {
+	if strings.HasPrefix(s, "-") {
+		return "-- " + Word(s)
+	}
+	return Word(s)
+}
+
 // Gap is between columns.
 const Gap = "  "
 

@@ -1,7 +1,10 @@
 package plaintext_test
 
 import (
+	"bytes"
+	"os/exec"
 	"slices"
+	"strings"
 	"testing"
 
 	"onejob/internal/plaintext"
@@ -27,6 +30,30 @@ func TestPrintable(t *testing.T) {
 	}
 	if got, want := plaintext.Lines("a\tb\r\n\x1b[2J\rc\n"), "a    b\n"+`\x1b[2J\rc`+"\n"; got != want {
 		t.Errorf("Lines: %q, want %q", got, want)
+	}
+}
+
+// A shell takes what is copied into it for one word, and that is the name.
+func TestWords(t *testing.T) {
+	t.Parallel()
+	names := []string{"calls", "a/b:c.d-e_f@1%+,", "", " ", "a b", "x; touch owned #", "$HOME", "`id`", "$(id)", "it's", "''", `a\b`, `"`, "*", "~", "a=b", "Zoë", "{a,b}", "!!", "a\nb", "-x", "--force"}
+	for _, shell := range []string{"sh", "bash"} {
+		for _, name := range names {
+			out, err := exec.Command(shell, "-c", "printf '%s\\0' "+plaintext.Word(name)+" "+plaintext.Quoted(name)+" "+plaintext.Argument(name)).Output()
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := []string{name, name, name, ""}
+			if strings.HasPrefix(name, "-") {
+				want = []string{name, name, "--", name, ""}
+			}
+			if got := bytes.Split(out, []byte{0}); !slices.EqualFunc(got, want, func(a []byte, b string) bool { return string(a) == b }) {
+				t.Errorf("%s reads %q as %q", shell, name, got)
+			}
+		}
+	}
+	if got := plaintext.Word("reports"); got != "reports" {
+		t.Errorf("an ordinary name is written as %s", got)
 	}
 }
 

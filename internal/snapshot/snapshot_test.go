@@ -454,6 +454,21 @@ func TestLimitsHaveHoldersAndWhatWaits(t *testing.T) {
 	}
 }
 
+// Any program that may insert a row chooses the name of a limit, and an operator copies the command.
+func TestWhatToDoIsSafeToCopy(t *testing.T) {
+	t.Parallel()
+	c := &cluster{}
+	c.overview.Waiting.Rows = []store.Waiting{{Limit: "x; touch owned #", Queue: "a", Kind: "x", Due: 3}}
+	source := snapshot.New(snapshot.Config{Store: c, Limits: func() lock.Semaphores { return limits{} }})
+	s, err := source.Get(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "onejob limits set 'x; touch owned #' SLOTS"; !slices.ContainsFunc(s.Needs, func(n snapshot.Need) bool { return n.Do == want }) {
+		t.Errorf("nothing says %s: %+v", want, s.Needs)
+	}
+}
+
 func TestErrorsWithOneCauseAreOne(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"onejob/internal/plaintext"
 	"onejob/store"
 	"onejob/tasks"
 )
@@ -171,7 +172,7 @@ func (v *view) needsOfPaused() {
 			if q.Paused.Reason != "" {
 				reason = ": " + q.Paused.Reason
 			}
-			v.need(Warning, 0, "onejob queues resume "+q.Name, "%s in queue %s, which %s has paused%s", dueTasks(q.Due), q.Name, q.Paused.By, reason)
+			v.need(Warning, 0, "onejob queues resume "+plaintext.Argument(q.Name), "%s in queue %s, which %s has paused%s", dueTasks(q.Due), q.Name, q.Paused.By, reason)
 		}
 	}
 }
@@ -193,14 +194,14 @@ func (v *view) needsOfLimits() {
 		i := slices.IndexFunc(v.Limits, func(l Limit) bool { return l.Name == name })
 		switch _, created := v.slots[name]; {
 		case i >= 0 && v.Limits[i].Slots == 0 && v.Limits[i].Error == "":
-			v.need(Warning, 0, "onejob limits set "+name+" SLOTS", "%s for limit %s, which has no slots", dueTasks(due[name]), name)
+			v.need(Warning, 0, "onejob limits set "+plaintext.Argument(name)+" SLOTS", "%s for limit %s, which has no slots", dueTasks(due[name]), name)
 		case i < 0 && v.limitsKnown && !created:
-			v.need(Bad, 0, "onejob limits set "+name+" SLOTS", "%s for limit %s, which does not exist", dueTasks(due[name]), name)
+			v.need(Bad, 0, "onejob limits set "+plaintext.Argument(name)+" SLOTS", "%s for limit %s, which does not exist", dueTasks(due[name]), name)
 		}
 	}
 	for _, l := range v.Limits {
 		if l.Error != "" {
-			v.need(Warning, 0, "onejob limits show "+l.Name, "limit %s: %s", l.Name, l.Error)
+			v.need(Warning, 0, "onejob limits show "+plaintext.Argument(l.Name), "limit %s: %s", l.Name, l.Error)
 		}
 	}
 }
