@@ -18,6 +18,7 @@ import (
 
 	"onejob/boottime"
 	"onejob/internal/guard"
+	"onejob/internal/plaintext"
 	"onejob/lock"
 	"onejob/lock/consul"
 	"onejob/lock/rabbitmq"
@@ -40,9 +41,10 @@ it is created, and remains. Slots are kept where limits.backend of the configura
 says, as for "onejob limits"; with RabbitMQ, Consul is not needed.
 
 The command is killed before anything else can get the lock, even if onejob itself is
-killed or frozen. Signals are passed on to the command. In a crontab, use --no-wait or
---wait: without them, runs pile up behind one that hangs. Even so a slot whose holder
-has died is waited for, some 10 seconds at most with the default times.
+killed or frozen. Signals are passed on to the command, but for those that are ignored
+when onejob begins, as below nohup or in the background of a script. In a crontab, use
+--no-wait or --wait: without them, runs pile up behind one that hangs. Even so a slot
+whose holder has died is waited for, some 10 seconds at most with the default times.
 
 The exit code is that of the command (128 plus the number of the signal that ended
 it), or:
@@ -132,10 +134,15 @@ func lockOn(c *cobra.Command, configPath, key string) (lockTarget, error) {
 	lockConfig.Replica.Name = "onejob lock " + key
 	// The lock-delay is all that keeps others from the key when the session is
 	// destroyed and we cannot hear of it: it must be as long as the lease.
-	lockConfig.LockDelay = lockConfig.CheckTTL
+	lasts, setting := lockConfig.CheckTTL, "check_ttl"
 	if lockConfig.Liveness == consul.TTL {
-		lockConfig.LockDelay = lockConfig.SessionTTL
+		lasts, setting = lockConfig.SessionTTL, "session_ttl"
 	}
+	if lasts > time.Minute {
+		err := fmt.Errorf("consul.%s: %v is above 1m, which is the longest lock-delay that Consul has; a lock without a task needs one as long", setting, lasts)
+		return nil, usage(problemList("lock", configPath, nil, nil, err))
+	}
+	lockConfig.LockDelay = max(lockConfig.LockDelay, lasts)
 	if err := execkind.CheckTimes(lockConfig.Margin, lockConfig.LockDelay); err != nil {
 		return nil, usage(problemList("lock", configPath, nil, nil, err))
 	}
@@ -265,7 +272,7 @@ func (p *oneSlot) ask(ctx context.Context, value []byte) (lock.Lease, error) {
 		case err != nil:
 			return nil, limitError(ctx, p.limits, p.name, err)
 		case s.Slots != p.slots && s.Slots != 0: // or else it is paused
-			return nil, fmt.Errorf("limit %s has %s, not %d; use -n %d, or change the limit with: onejob limits set %[1]s %[3]d", p.name, plural(s.Slots, "slot"), p.slots, s.Slots)
+			return nil, fmt.Errorf("limit %s has %s, not %d; use -n %d, or change the limit with: onejob limits set %[5]s %[3]d", p.name, plural(s.Slots, "slot"), p.slots, s.Slots, plaintext.Argument(p.name))
 		}
 		p.there = true
 	}
@@ -289,8 +296,11 @@ func (p *oneSlot) notHad(ctx context.Context, err error) error {
 	if lookErr != nil {
 		return err
 	}
-	return fmt.Errorf("all %d slots of limit %s are held; see onejob limits show %[2]s", s.Slots, p.name)
+	return fmt.Errorf("all %d slots of limit %s are held; see onejob limits show %s", s.Slots, p.name, plaintext.Argument(p.name))
 }
+
+// interruptIgnored reports whether SIGINT was ignored when this process began. Main catches it.
+var interruptIgnored = signal.Ignored(syscall.SIGINT)
 
 // runLocked runs a command under p. patience is how long to wait for that: for
 // ever if zero, not at all if below.
@@ -301,9 +311,16 @@ func runLocked(c *cobra.Command, lockTarget lockTarget, maxWait time.Duration, s
 	defer func() { stop(); <-done }()
 
 	// Until the command runs, signals are for us; then for the command.
-	ends, passed := []os.Signal{syscall.SIGQUIT}, []os.Signal{syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGWINCH}
-	if !signal.Ignored(syscall.SIGHUP) { // as below nohup
-		ends, passed = append(ends, syscall.SIGHUP), append(passed, syscall.SIGHUP)
+	// What nohup, or a script that starts us in the background, lets us ignore is left ignored. A
+	// script does so with both of these; of SIGQUIT alone Go knows nothing.
+	if interruptIgnored {
+		signal.Ignore(syscall.SIGINT, syscall.SIGQUIT)
+	}
+	ends, passed := []os.Signal{syscall.SIGTERM}, []os.Signal{syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGWINCH}
+	for _, s := range []os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT} {
+		if !signal.Ignored(s) {
+			ends, passed = append(ends, s), append(passed, s)
+		}
 	}
 	waiting, stopWaiting := signal.NotifyContext(c.Context(), ends...)
 	defer stopWaiting()
