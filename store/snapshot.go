@@ -7,6 +7,7 @@ import (
 	"math"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 
@@ -505,8 +506,9 @@ func read[T any](g glance, scan pgx.RowToFunc[T], sql string, args ...any) (list
 const (
 	shownAttempts   = 50
 	shownNeighbours = 3
-	shownText       = 64 << 10 // characters of a payload, a result or an output
-	readText        = 1 << 20  // bytes as they are stored; what is longer is not read
+	shownText       = 64 << 10  // characters of a payload, a result or an output
+	shownTexts      = 512 << 10 // characters of the errors and outputs of all attempts
+	readText        = 1 << 20   // bytes as they are stored; what is longer is not read
 )
 
 // Story is one task, and all that happened to it.
@@ -548,6 +550,23 @@ type StoryAttempt struct {
 	Output       string `db:"output"`
 	OutputLength int64  `db:"output_length"` // in bytes
 	OutputCut    bool   `db:"output_cut"`    // the middle is missing, or all of it
+}
+
+// cutTexts leaves out outputs and the ends of errors of older attempts, if the newer ones have long
+// ones: a page that shows all of them would take hundreds of megabytes.
+func cutTexts(newestFirst []StoryAttempt) {
+	const shortError = 500
+	left := shownTexts
+	for i := range newestFirst {
+		a := &newestFirst[i]
+		if text := []rune(a.Error); len(text) > max(left, shortError) {
+			a.Error = string(text[:shortError]) + " [...]"
+		}
+		if left -= utf8.RuneCountInString(a.Error); utf8.RuneCountInString(a.Output) > left {
+			a.Output, a.OutputCut = "", true
+		}
+		left -= utf8.RuneCountInString(a.Output)
+	}
 }
 
 // Neighbour is an attempt at another task. One that runs has no end and no outcome.
@@ -636,6 +655,7 @@ func (s *Store) Story(ctx context.Context, id int64) (story Story, err error) {
 		if story.MoreAttempts = len(story.Attempts) > shownAttempts; story.MoreAttempts {
 			story.Attempts = story.Attempts[:shownAttempts]
 		}
+		cutTexts(story.Attempts)
 		if r.LockKey == nil {
 			return nil
 		}

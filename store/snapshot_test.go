@@ -387,6 +387,20 @@ func TestStory(t *testing.T) {
 	if s, err = b.Story(t.Context(), mine.ID); err != nil || len(s.Attempts) != 50 || !s.MoreAttempts || s.Attempts[0].Fence < s.Attempts[1].Fence {
 		t.Errorf("of 61 attempts there are %d, more: %v, %v", len(s.Attempts), s.MoreAttempts, err)
 	}
+	b.sql(`UPDATE onejob.attempts SET error = repeat('e', 30000), output = repeat('o', 60000) WHERE task_id = $1`, mine.ID)
+	if s, err = b.Story(t.Context(), mine.ID); err != nil {
+		t.Fatal(err)
+	}
+	characters := 0
+	for i, a := range s.Attempts {
+		characters += len(a.Error) + len(a.Output)
+		if whole := len(a.Error) == 30_000 && len(a.Output) == 60_000 && !a.OutputCut; whole != (i < 5) || a.Error == "" || a.Output == "" && !a.OutputCut {
+			t.Errorf("attempt %d from the newest has %d bytes of its error, and %d of its output, cut %v", i, len(a.Error), len(a.Output), a.OutputCut)
+		}
+	}
+	if characters > 600_000 {
+		t.Errorf("the attempts have %d characters", characters)
+	}
 }
 
 func TestFind(t *testing.T) {

@@ -84,6 +84,13 @@ type Config struct {
 // maxViewers is how many may follow the page at once. Each costs a goroutine and a connection.
 const maxViewers = 100
 
+// A viewer who does not read keeps what a page consists of in memory. maxUnsent is how many bytes of all
+// pages may be there at once, and maxRendering how many stories are put together at once.
+const (
+	maxUnsent    = 64 << 20
+	maxRendering = 4
+)
+
 // writeTimeout is how long one part of an answer may take. A viewer who does not read is let go.
 const writeTimeout = 10 * time.Second
 
@@ -97,6 +104,8 @@ type page struct {
 	routes   *http.ServeMux
 	viewers  atomic.Int64
 	actions  atomic.Int64 // under way
+	unsent   atomic.Int64 // bytes
+	stories  chan struct{}
 	origins  *http.CrossOriginProtection
 
 	mu       sync.Mutex
@@ -115,7 +124,7 @@ func New(cfg Config) (http.Handler, error) {
 		return nil, errors.New("the page has tokens to act with, but nothing that acts")
 	}
 	cfg.ActTimeout = cmp.Or(cfg.ActTimeout, defaultActTimeout)
-	p := &page{cfg: cfg, routes: http.NewServeMux(), origins: http.NewCrossOriginProtection()}
+	p := &page{cfg: cfg, routes: http.NewServeMux(), stories: make(chan struct{}, maxRendering), origins: http.NewCrossOriginProtection()}
 	var err error
 	if p.template, err = template.New("page").Funcs(p.functions()).ParseFS(files, "page.html"); err != nil {
 		return nil, err
@@ -283,12 +292,28 @@ type layout struct {
 	Content any
 }
 
-// show renders a view.
+// show renders a view, and sends it.
 func (p *page) show(w http.ResponseWriter, status int, view string, l layout) {
+	b, err := p.render(view, l)
+	p.send(w, status, b, err)
+}
+
+func (p *page) render(view string, l layout) (*bytes.Buffer, error) {
 	l.Replica, l.Version = p.cfg.Replica, p.cfg.Version
-	var b bytes.Buffer
-	if err := p.template.ExecuteTemplate(&b, view, l); err != nil {
+	b := new(bytes.Buffer)
+	return b, p.template.ExecuteTemplate(b, view, l)
+}
+
+// send answers with what was rendered.
+func (p *page) send(w http.ResponseWriter, status int, b *bytes.Buffer, err error) {
+	if err != nil {
 		http.Error(w, "The page cannot be rendered: "+err.Error(), http.StatusInternalServerError)
+		return
+	}
+	size := int64(b.Len())
+	defer p.unsent.Add(-size)
+	if p.unsent.Add(size) > maxUnsent {
+		http.Error(w, "This replica is busy with pages that others do not read. Try again, or ask another replica.", http.StatusServiceUnavailable)
 		return
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
@@ -373,7 +398,7 @@ func (p *page) story(w http.ResponseWriter, r *http.Request) {
 		p.fail(w, http.StatusNotFound, "../", fmt.Sprintf("%q is not the ID of a task.", r.PathValue("id")))
 		return
 	}
-	s, err := p.cfg.Tasks.Story(r.Context(), id)
+	b, err := p.renderStory(r.Context(), id)
 	switch {
 	case errors.Is(err, store.ErrNoTask):
 		p.fail(w, http.StatusNotFound, "../", fmt.Sprintf("There is no task %d. Finished tasks are deleted after a time (retention).", id))
@@ -382,7 +407,22 @@ func (p *page) story(w http.ResponseWriter, r *http.Request) {
 		p.fail(w, http.StatusServiceUnavailable, "../", fmt.Sprintf("Task %d cannot be shown now: %v", id, err))
 		return
 	}
-	p.show(w, http.StatusOK, "story", layout{Title: fmt.Sprintf("Task %d, %s", id, s.Status), Root: "../", Content: p.storyOf(s)})
+	p.send(w, http.StatusOK, b, nil)
+}
+
+// renderStory waits while others are at it.
+func (p *page) renderStory(ctx context.Context, id int64) (*bytes.Buffer, error) {
+	select {
+	case p.stories <- struct{}{}:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	defer func() { <-p.stories }()
+	s, err := p.cfg.Tasks.Story(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	return p.render("story", layout{Title: fmt.Sprintf("Task %d, %s", id, s.Status), Root: "../", Content: p.storyOf(s)})
 }
 
 // findings is what was found.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"onejob/internal/snapshot"
+	"onejob/internal/testenv"
 	"onejob/internal/web"
 	"onejob/store"
 	"onejob/tasks"
@@ -421,4 +423,53 @@ func TestAnEventIsOneEvent(t *testing.T) {
 	if got, want := string(web.Event("snapshot", []byte("a\r\rdata: b\n\nc"))), "event: snapshot\ndata: a&#13;&#13;data: b\ndata: \ndata: c\n\n"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
+}
+
+// Viewers who do not read keep their pages in memory, beside the work of the replica.
+func TestViewersWhoDoNotRead(t *testing.T) {
+	t.Parallel()
+	c := &cluster{text: strings.Repeat("<", 200_000)}
+	page, err := web.New(web.Config{Snapshots: snapshot.New(snapshot.Config{Store: c}), Tasks: c, Loopback: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(page)
+	t.Cleanup(server.Close) // after its connections
+	url := server.URL
+	size := func() int {
+		resp, body := get(t, url+"/tasks/17")
+		if resp.StatusCode != http.StatusOK {
+			t.Fatalf("%s: %.200s", resp.Status, body)
+		}
+		return len(body)
+	}()
+	var busy *http.Response
+	var conns []net.Conn
+	for range 64<<20/size + 20 { // what is in the buffers of sockets counts no more
+		conn, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = conn.Close() })
+		conns = append(conns, conn)
+		fmt.Fprintf(conn, "GET /tasks/17 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+		resp, err := http.ReadResponse(bufio.NewReaderSize(conn, 16), nil) // the head, and no more
+		if err != nil {
+			t.Fatal(err)
+		}
+		if resp.StatusCode != http.StatusOK {
+			busy = resp
+			break
+		}
+	}
+	if busy == nil || busy.StatusCode != http.StatusServiceUnavailable {
+		t.Fatalf("with pages of %d bytes that nobody reads, the last answer was %v", size, busy)
+	}
+	for _, conn := range conns {
+		_ = conn.Close()
+	}
+	testenv.Eventually(t, time.Minute, "others see pages when those who do not read are gone", func() bool {
+		resp, _ := get(t, url+"/tasks/17")
+		return resp.StatusCode == http.StatusOK
+	})
 }
