@@ -13,8 +13,8 @@ COPY . .
 # What "onejob version" prints. The checkout's commit, unless both are given: make image.
 ARG VERSION
 ARG COMMIT
-RUN { mkdir -p .git/objects .git/refs || true; } 2>/dev/null \
- && commit=${COMMIT:-$(git rev-parse --verify --quiet HEAD 2>/dev/null || true)} \
+RUN ref=$(sed -n 's/^ref: //p' .git/HEAD 2>/dev/null || true) \
+ && commit=${COMMIT:-$(cat ".git/${ref:-HEAD}" 2>/dev/null || sed -n "s|^\([0-9a-f]*\) $ref\$|\1|p" .git/packed-refs 2>/dev/null || true)} \
  && CGO_ENABLED=0 go build -trimpath -buildvcs=false -o /onejob \
       -ldflags="-s -w -X onejob/internal/cli.release=${VERSION} -X onejob/internal/cli.commit=${commit}" ./cmd/onejob
 

@@ -106,6 +106,10 @@ within 60 "three replicas are healthy" healthy
 up=$SECONDS
 say "three replicas are healthy"
 
+if commit=$(git rev-parse HEAD 2>/dev/null); then
+  docker exec "${replicas[0]}" onejob version | grep -q "$commit" || die "the image does not know its commit"
+fi
+
 sql "INSERT INTO onejob.tasks (kind) SELECT 'noop' FROM generate_series(1, 300)"
 within 60 "300 no-op tasks succeed" is 300 "SELECT count(*) FROM onejob.tasks WHERE status = 'succeeded'"
 say "300 no-op tasks succeeded"
