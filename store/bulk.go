@@ -1,14 +1,18 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"onejob/internal/pgerror"
 )
 
 // What people do to many tasks at once.
@@ -65,18 +69,20 @@ type Bulk struct {
 type BulkResult struct {
 	Matched  int64 // tasks that the filter chose
 	Affected int64 // to which it was done
+	Slow     int64 // to which it was not done because one alone takes longer than [Config].Timeout
 
 	// Rest is true if the action ended before all tasks were looked at, because of an error.
 	Rest bool
 }
 
 // Left is how many tasks the filter chose to which it was not done: others had locked them,
-// they had changed, they could not be pending beside another task with their unique_key, or
-// Postgres refused to change them, because of a foreign key of another table for instance.
+// they had changed, they could not be pending beside another task with their unique_key,
+// Postgres refused to change them, because of a foreign key of another table for instance, or
+// they are Slow.
 func (r BulkResult) Left() int64 { return r.Matched - r.Affected }
 
-// How many tasks one transaction changes, and how many it counts. Other commits wait while
-// the log of a transaction is written to the disk, so those that change are small.
+// How many tasks one transaction changes at most, and how many it counts. Other commits wait
+// while the log of a transaction is written to the disk, so those that change are small.
 const (
 	bulkChanges = 200
 	bulkCounts  = 5000
@@ -90,6 +96,9 @@ var ErrFilter = errors.New("invalid filter")
 // for as long as the transaction took. Tasks that come to be chosen only by what happens after
 // the beginning are left out.
 //
+// A transaction that takes longer than a quarter of [Config].Timeout is tried again with fewer tasks. A
+// task that alone takes longer than the whole is left, and those behind it are not.
+//
 // With an error, what the result counts was done. It returns ErrFilter if the filter cannot be
 // used: then nothing was done.
 func (s *Store) Bulk(ctx context.Context, b Bulk, progress func(BulkResult)) (total BulkResult, err error) {
@@ -100,33 +109,39 @@ func (s *Store) Bulk(ctx context.Context, b Bulk, progress func(BulkResult)) (to
 		}
 		b.Filter.Until = &now
 	}
-	filter, err := json.Marshal(b.Filter)
-	if err != nil {
-		return total, fmt.Errorf("%s tasks: %w", b.Action, err)
-	}
-	type result struct {
-		Matched  int
-		Affected int
-		Next     *int64
-		Action   *int64
-	}
-	most := bulkChanges
+	largest := bulkChanges
 	if b.Count {
-		most = bulkCounts
+		largest = bulkCounts
+	}
+	if n := len(b.Filter.IDs); n > 0 {
+		largest = min(largest, n)
 	}
 	next, action := new(int64), (*int64)(nil)
+	most := largest
 	for total.Rest = true; ; {
 		began := time.Now()
-		rows, err := actAs(ctx, s, pgx.RowToStructByPos[result], `
-SELECT matched, affected, next_id, action_id
-  FROM onejob.bulk(@action::text, @filter::text::jsonb, @after::bigint, @most::int, @spread::bigint * interval '1 microsecond', @recorded::bigint, @count::bool)`,
-			namedArgs{"action": string(b.Action), "filter": string(filter), "after": *next, "most": most, "spread": b.Spread.Microseconds(), "recorded": action, "count": b.Count})
+		r, err := s.bulk(ctx, b, *next, most, action)
+		slow := tookTooLong(ctx, err)
+		switch {
+		case slow && most > 1:
+			most = max(most/8, 1) // not by halves: people wait
+			continue
+		case slow && !b.Count && pgerror.Is(err, queryCanceled): // without an answer it is not about a row
+			which := b
+			which.Count = true
+			began = time.Now()
+			if r, err = s.bulk(ctx, which, *next, 1, action); err == nil {
+				total.Slow += int64(r.Matched)
+			}
+		case err == nil && time.Since(began) < s.timeout/16:
+			most = min(2*most, largest)
+		}
 		if err != nil {
 			return total, fmt.Errorf("%s tasks: %w", b.Action, filterError(err))
 		}
-		next, action = rows[0].Next, rows[0].Action
-		total.Matched += int64(rows[0].Matched)
-		total.Affected += int64(rows[0].Affected)
+		next, action = r.Next, r.Action
+		total.Matched += int64(r.Matched)
+		total.Affected += int64(r.Affected)
 		if progress != nil {
 			progress(total)
 		}
@@ -143,6 +158,40 @@ SELECT matched, affected, next_id, action_id
 		case <-time.After(time.Since(began)):
 		}
 	}
+}
+
+// bulkPart is what one call of onejob.bulk did.
+type bulkPart struct {
+	Matched  int
+	Affected int
+	Next     *int64
+	Action   *int64
+}
+
+// bulk does something to up to most tasks with ids above after.
+func (s *Store) bulk(ctx context.Context, b Bulk, after int64, most int, action *int64) (bulkPart, error) {
+	filter, err := json.Marshal(b.Filter)
+	if err != nil {
+		return bulkPart{}, err
+	}
+	within := s.timeout / 4
+	if most == 1 {
+		within = s.timeout - s.timeout/10
+	}
+	actor := cmp.Or(Actor(ctx), s.actor)
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	// Postgres ends a statement that takes too long before the context does: its rows must not
+	// be locked any more when a statement for fewer of them follows, as that leaves locked rows.
+	parts, err := queryAfter(ctx, s.pool, pgx.RowToStructByPos[bulkPart], recorded+`, pg_catalog.set_config('statement_timeout', $2, true)`,
+		[]any{actor, strconv.FormatInt(within.Milliseconds(), 10)}, `
+SELECT matched, affected, next_id, action_id
+  FROM onejob.bulk(@action::text, @filter::text::jsonb, @after::bigint, @most::int, @spread::bigint * interval '1 microsecond', @recorded::bigint, @count::bool)`,
+		namedArgs{"action": string(b.Action), "filter": string(filter), "after": after, "most": most, "spread": b.Spread.Microseconds(), "recorded": action, "count": b.Count})
+	if err != nil {
+		return bulkPart{}, err
+	}
+	return parts[0], nil
 }
 
 // Now returns the time by Postgres' clock, which is the one that the times in rows come from.
@@ -168,6 +217,9 @@ func filterError(err error) error {
 // such a task, nobody had locked it, and Postgres did not refuse it.
 func (s *Store) Delete(ctx context.Context, id int64) (bool, error) {
 	r, err := s.Bulk(ctx, Bulk{Action: ActionDelete, Filter: TaskFilter{IDs: []int64{id}}}, nil)
+	if err == nil && r.Slow > 0 {
+		err = fmt.Errorf("delete task %d: it takes longer than %v", id, s.timeout)
+	}
 	return r.Affected > 0, err
 }
 

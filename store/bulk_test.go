@@ -322,7 +322,7 @@ END $$`)
 		})
 	}
 	// What is about the transaction or the server is an error: no other row would fare better.
-	for name, state := range map[string]string{"QueryCanceled": "57014", "SerializationFailure": "40001", "Deadlock": "40P01", "ReadOnly": "25006", "DiskFull": "53100"} {
+	for name, state := range map[string]string{"SerializationFailure": "40001", "Deadlock": "40P01", "ReadOnly": "25006", "DiskFull": "53100"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := failed(t)
@@ -336,6 +336,77 @@ END $$`)
 			equal(t, "tasks", b.one(`SELECT count(*) FROM onejob.tasks`), "30")
 		})
 	}
+	// A call ends with it, as it may be about all rows; Store.Bulk finds out that it is one row.
+	t.Run("QueryCanceled", func(t *testing.T) {
+		t.Parallel()
+		b := failed(t)
+		b.sql(`CREATE FUNCTION public.keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'stop' USING ERRCODE = '57014'; END $$`)
+		b.sql(`CREATE TRIGGER keep BEFORE DELETE ON onejob.tasks FOR EACH ROW WHEN (OLD.id = 7) EXECUTE FUNCTION public.keep()`)
+		if _, err := b.try(`SELECT onejob.bulk('delete', '{"status": "failed"}')`); err == nil || !strings.Contains(err.Error(), "57014") {
+			t.Error(err)
+		}
+		equal(t, "deleted", b.bulk(store.ActionDelete, all), "29 of 30")
+	})
+}
+
+// Where 200 tasks take too long, fewer are changed at once. One that alone takes too long is left, and
+// those behind it are not.
+func TestBulkGoesOnBehindSlowRows(t *testing.T) {
+	t.Parallel()
+	slow := func(t *testing.T) (*bench, *store.Store) {
+		b := newBareBench(t)
+		b.sql(`INSERT INTO onejob.tasks (kind, status, finished_at) SELECT 'noop', 'failed', now() FROM generate_series(1, 250) i`)
+		b.sql(`CREATE FUNCTION public.wait() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_sleep(CASE WHEN OLD.id IN (100, 101) THEN 60 ELSE 0.005 END);
+    RETURN coalesce(NEW, OLD);
+END $$`)
+		b.sql(`CREATE TRIGGER wait BEFORE UPDATE OR DELETE ON onejob.tasks FOR EACH ROW EXECUTE FUNCTION public.wait()`)
+		return b, open(t, store.Config{DSN: b.dsn, Timeout: 2 * time.Second})
+	}
+	for _, action := range []store.Action{store.ActionDelete, store.ActionRetry} {
+		t.Run(string(action), func(t *testing.T) {
+			t.Parallel()
+			b, s := slow(t)
+			shown := 0
+			r, err := s.Bulk(t.Context(), store.Bulk{Action: action, Filter: store.TaskFilter{Status: "failed"}}, func(store.BulkResult) { shown++ })
+			if err != nil || r != (store.BulkResult{Matched: 250, Affected: 248, Slow: 2}) || r.Left() != 2 || shown < 5 {
+				t.Errorf("%+v in %d parts, %v", r, shown, err)
+			}
+			equal(t, "left", b.one(`SELECT string_agg(id::text, ' ' ORDER BY id) FROM onejob.tasks WHERE status = 'failed'`), "100 101")
+			equal(t, "on record", b.one(`SELECT string_agg(concat_ws(' ', action, affected), ', ') FROM onejob.actions`), string(action)+" 248")
+		})
+	}
+	t.Run("OneTask", func(t *testing.T) {
+		t.Parallel()
+		_, s := slow(t)
+		if ok, err := s.Delete(t.Context(), 100); ok || err == nil || !strings.Contains(err.Error(), "task 100: it takes longer than 2s") {
+			t.Error(ok, err)
+		}
+	})
+	t.Run("Reading", func(t *testing.T) {
+		t.Parallel()
+		b := newBareBench(t)
+		// It takes some milliseconds to look into one of these errors.
+		b.sql(`INSERT INTO onejob.tasks (kind, status, finished_at, error) SELECT 'noop', 'failed', now(), CASE WHEN i IN (7, 390) THEN 'b' ELSE repeat('a', 500000) END FROM generate_series(1, 400) i`)
+		s := open(t, store.Config{DSN: b.dsn, Timeout: 2 * time.Second})
+		all := store.Bulk{Action: store.ActionRetry, Filter: store.TaskFilter{Error: "b"}, Count: true}
+		if r, err := s.Bulk(t.Context(), all, nil); err != nil || r != (store.BulkResult{Matched: 2}) {
+			t.Errorf("counted %+v, %v", r, err)
+		}
+		all.Count = false
+		if r, err := s.Bulk(t.Context(), all, nil); err != nil || r != (store.BulkResult{Matched: 2, Affected: 2}) {
+			t.Errorf("%+v, %v", r, err)
+		}
+	})
+	t.Run("SmallCallsReadLess", func(t *testing.T) {
+		t.Parallel()
+		b := newBareBench(t)
+		b.sql(`INSERT INTO onejob.tasks (kind, status, finished_at) SELECT 'noop', 'failed', now() FROM generate_series(1, 12000)`)
+		for most, read := range map[int]string{1: "50", 3: "150", 200: "10000", 10000: "10000"} {
+			equal(t, fmt.Sprintf("rows that a call for %d reads", most), b.one(`SELECT (onejob.bulk('retry', '{"kind": "none"}', max_tasks => $1)).next_id`, most), read)
+		}
+	})
 }
 
 // A call continues no record but that of its own action.

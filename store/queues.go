@@ -71,8 +71,11 @@ func actAs[T any](ctx context.Context, s *Store, scan pgx.RowToFunc[T], sql stri
 	actor := cmp.Or(Actor(ctx), s.actor)
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	return queryAfter(ctx, s.pool, scan, indexesOnly+`, pg_catalog.set_config('onejob.actor', $1, true)`, []any{actor}, sql, args...)
+	return queryAfter(ctx, s.pool, scan, recorded, []any{actor}, sql, args...)
 }
+
+// recorded comes before a statement that onejob.actions records. $1 is the actor.
+const recorded = indexesOnly + `, pg_catalog.set_config('onejob.actor', $1, true)`
 
 type actorKey struct{}
 

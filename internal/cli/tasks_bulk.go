@@ -69,8 +69,9 @@ A filter needs one of them at least, and a task must match all of them. On a ter
 you are asked before anything happens; elsewhere --yes is needed. onejob.actions
 records who did it, the filter, and to how many tasks.
 
-Many tasks are ` + ch.done + ` 200 at a time, with pauses. Rows that somebody has locked are left,
-and those that Postgres refuses to change, because of a foreign key for instance.
+Many tasks are ` + ch.done + ` 200 at a time, or fewer where that takes long, with pauses. Rows that
+somebody has locked are left, and those that Postgres refuses to change, because of a foreign
+key for instance, or that alone take longer than postgres.timeout.
 Interrupt it whenever you like: what was done is done, and the same command goes on.
 
 Exit codes: 0 done, or nothing matched; 1 not to all of them; 2 usage error.`,
@@ -205,6 +206,9 @@ func (ch change) many(c *cobra.Command, db *store.Store, b store.Bulk, yes bool)
 			why += ", or another task has their unique key"
 		}
 		why += ", or Postgres refuses it"
+		if r.Slow > 0 {
+			why += fmt.Sprintf("; %d of them took longer than postgres.timeout", r.Slow)
+		}
 		fmt.Fprintf(stderr, "onejob: %s left: %s\n", plural(int(left), "task"), why)
 		return &exitError{exitFailure, nil}
 	}

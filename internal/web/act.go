@@ -299,6 +299,9 @@ func (p *page) retryFailures(r *http.Request, kind string) result {
 	if left := n.Left(); left > 0 {
 		res.More = append(res.More, fmt.Sprintf("%s not retried: locked by others, changed meanwhile, or Postgres refuses it (another task has the unique key, for example).", tasksOf(left)))
 	}
+	if n.Slow > 0 {
+		res.More = append(res.More, fmt.Sprintf("Of these, %s took longer than postgres.timeout.", tasksOf(n.Slow)))
+	}
 	return res
 }
 
