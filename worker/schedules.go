@@ -129,6 +129,9 @@ func (s *schedules) makePlan(ctx context.Context, d schedule.Due, p schedule.Pla
 	if p.Next.IsZero() && !p.Keep {
 		s.log.Warn("schedule_never_due", name, zap.String("cron", d.Cron))
 	}
+	if !p.PassedTo.IsZero() {
+		s.log.Warn("schedule_passed_over", name, zap.Time("from", p.PassedFrom), zap.Time("to", p.PassedTo))
+	}
 	if made > 0 {
 		s.measure(Measurement{What: MeasureOccurrence, Count: made})
 		s.log.Debug("schedule_enqueued", name, zap.Int("tasks", made))

@@ -128,6 +128,38 @@ func TestSchedules(t *testing.T) {
 		}
 	})
 
+	t.Run("MissedForYears", func(t *testing.T) {
+		// As a clock that was years behind left it.
+		behind := c.schedule(t, "name, cron, kind, on_missed", "behind", "* * * * * *", "noop", "one")
+		c.exec(t, "UPDATE onejob.schedules SET last_at = NULL, changed_at = '1990-01-01Z', next_at = '1990-01-01 00:00:01Z' WHERE id = $1", behind)
+		log := r.logged(t, "schedule_passed_over")
+		from, to := time.Unix(631152001+100_000, 0), log["to"].(time.Time)
+		if log["schedule"] != "behind" || !log["from"].(time.Time).Equal(from) || time.Since(to) > maxWait {
+			t.Errorf("the log says %v", log)
+		}
+		testenv.Eventually(t, maxWait, "it has caught up", func() bool {
+			return get[bool](t, c, "SELECT next_at > now() - interval '5 s' AND EXISTS (SELECT FROM onejob.tasks WHERE schedule_id = s.id) FROM onejob.schedules s WHERE id = $1", behind)
+		})
+		if n := get[int](t, c, "SELECT count(*) FROM onejob.occurrences WHERE schedule_id = $1 AND due_at < $2", behind, to); n != 100_000 {
+			t.Errorf("%d due times are recorded before %v", n, to)
+		}
+		c.exec(t, "DELETE FROM onejob.schedules WHERE id = $1", behind)
+
+		// As a person left it: this is before all that the schedule has had.
+		by := c.schedule(t, "name, cron, kind, on_missed", "by hand", "* * * * * *", "noop", "all")
+		c.exec(t, "UPDATE onejob.schedules SET next_at = '1990-01-01' WHERE id = $1", by)
+		testenv.Eventually(t, maxWait, "it goes on", func() bool {
+			return get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE schedule_id = $1", by) >= 2
+		})
+		if n := get[int](t, c, "SELECT count(*) FROM onejob.occurrences o JOIN onejob.schedules s ON s.id = o.schedule_id WHERE s.id = $1 AND due_at <= created_at", by); n != 0 {
+			t.Errorf("%d due times are from before the schedule", n)
+		}
+		c.exec(t, "DELETE FROM onejob.schedules WHERE id = $1", by)
+		if n := r.events.FilterMessage("schedule_passed_over").Len(); n != 1 {
+			t.Errorf("schedule_passed_over was logged %d times", n)
+		}
+	})
+
 	t.Run("Overlap", func(t *testing.T) {
 		skip := c.schedule(t, "name, cron, kind, on_overlap", "o-skip", "* * * * * *", "wait", "skip")
 		queue := c.schedule(t, "name, cron, kind, on_overlap", "o-queue", "* * * * * *", "wait", "queue")

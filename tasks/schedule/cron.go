@@ -189,6 +189,40 @@ func (c Cron) believed(stored time.Time, begin *time.Time) time.Time {
 	return next
 }
 
+// tooMany reports whether more due times than fit into a plan lie between next and until.
+func (c Cron) tooMany(next, until time.Time) bool {
+	passed := until.Sub(next)
+	if every, ok := c.spec.(cron.ConstantDelaySchedule); ok {
+		return passed/every.Delay >= maxPlanned
+	}
+	if passed < maxPlanned*time.Second { // as on nearly every call
+		return false
+	}
+	n := 0
+	for due := c.Next(next.Add(-1)); !due.IsZero() && !due.After(until) && n <= maxPlanned; due = c.Next(due) {
+		n++
+	}
+	return n > maxPlanned
+}
+
+// last returns the last due time up to until. next is one of them.
+func (c Cron) last(next, until time.Time) time.Time {
+	if every, ok := c.spec.(cron.ConstantDelaySchedule); ok {
+		return next.Add(until.Sub(next) / every.Delay * every.Delay)
+	}
+	for none := until; ; { // there is none after that
+		middle := next.Add(none.Sub(next) / 2)
+		switch due := c.Next(middle); {
+		case !due.IsZero() && !due.After(until):
+			next = due
+		case none.Sub(next) < time.Second:
+			return next
+		default:
+			none = middle
+		}
+	}
+}
+
 // after returns the first due time after begin or, if a pause lasts beyond that, from its end on.
 // An interval is counted from that end, also if it would have come to its own end after it.
 func (c Cron) after(begin time.Time, pauseEnd *time.Time) time.Time {

@@ -34,7 +34,8 @@ const (
 // leader's death takes some seconds to be noticed.
 const OnTime = time.Minute
 
-// maxPlanned bounds one plan. A schedule of every second comes to that in a day.
+// maxPlanned bounds one plan. A schedule of every second comes to that in a day. What has passed beyond
+// that is not recorded: after a clock that was years behind it would take hours, and fill the disk.
 const maxPlanned = 100_000
 
 // Due is a row of onejob.schedules that has come due, or whose next due
@@ -96,7 +97,12 @@ type Plan struct {
 	Cut     int64     // one of which there is more than fits into a plan; 0 if there is none
 	CutNext time.Time // its first due time that is left
 	More    bool      // due times are left for the next plan
-	Part    Part      // and this is for it
+
+	// Due times from PassedFrom on, and before PassedTo, get neither a task nor a record: there are too
+	// many. Both are zero if there are none.
+	PassedFrom, PassedTo time.Time
+
+	Part Part // and this is for it
 
 	UnknownZones []string // those of former schedules that this process does not know; they are left as they are
 }
@@ -107,10 +113,15 @@ type Plan struct {
 // whenever the leader sees it.
 //
 // The rules of the zone may have changed since the next due time was worked out, or another
-// leader may have other ones. Plan believes it only if it is a due time by the rules here.
+// leader may have other ones. Plan believes it only if it is a due time by the rules here. Nor does it
+// believe one from which on more due times than fit into a plan had passed when the schedule was last
+// edited, or a due time last made: no leader worked that out.
 //
 // Of the due times that have passed the last one is made in time if it is not older
 // than OnTime, and so is the last one before each edit; all others were missed.
+//
+// If more due times have passed than fit into a plan, those of the line that fills it are passed
+// over, except its last one, with which the next plan begins.
 //
 // With Most, several plans make of the due times what one plan would have made: each begins
 // where the one before ended, and with its Part.
@@ -128,8 +139,16 @@ func (d Due) Plan(c Cron, now time.Time) Plan {
 			dues = append(dues, next)
 			next = c.Next(next)
 		}
-		if len(dues) > began && (next.IsZero() || next.After(until)) {
-			lasts[len(dues)-1] = true
+		switch {
+		case next.IsZero() || next.After(until):
+			if len(dues) > began {
+				lasts[len(dues)-1] = true
+			}
+		case d.Part.Planned+len(dues) >= maxPlanned:
+			if last := c.last(next, until); last.After(next) {
+				p.PassedFrom, p.PassedTo = next, last
+				next = last
+			}
 		}
 		return next
 	}
@@ -141,7 +160,7 @@ func (d Due) Plan(c Cron, now time.Time) Plan {
 		}
 		if err == nil {
 			var next time.Time
-			if f.Next != nil {
+			if f.Next != nil && !c.tooMany(*f.Next, f.Begin) {
 				next = c.believed(*f.Next, &f.Begin)
 			} else {
 				next = c.Next(f.Begin)
@@ -156,7 +175,7 @@ func (d Due) Plan(c Cron, now time.Time) Plan {
 	if !p.Keep {
 		var next time.Time
 		switch {
-		case d.Next != nil:
+		case d.Next != nil && (d.Begin == nil || !c.tooMany(*d.Next, *d.Begin)):
 			if next = c.believed(*d.Next, d.Begin); !next.Equal(*d.Next) {
 				next = c.notBefore(next, d.Paused)
 			}

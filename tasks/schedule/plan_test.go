@@ -151,64 +151,126 @@ func TestPlan(t *testing.T) {
 		}
 	})
 
-	// More than fits into one plan is made by several, each from where the last ended.
+	// What does not fit into one plan is passed over up to the last due time before the edit.
 	t.Run("MoreThanOnePlan", func(t *testing.T) {
 		s, _ := schedule.Parse("@daily", "UTC")
 		edit := clock(t, "12:00:00").AddDate(0, 0, 3)
 		d := schedule.Due{OnMissed: "skip", Begin: &edit, Former: []schedule.Former{former(7, "* * * * * *", "12:00:01", "", "12:00:00"), former(8, "@hourly", "", "12:00:00", "12:00:00")}}
 		d.Former[0].Until, d.Former[1].Begin, d.Former[1].Until = edit, edit, edit
-		made := 0
-		var last time.Time
-		for range 10 {
-			p := d.Plan(s, edit.Add(time.Hour))
-			for _, o := range p.Occurrences {
-				if made > 0 && !o.Due.Equal(last.Add(time.Second)) {
-					t.Fatalf("after %v comes %v", last, o.Due)
-				}
-				last = o.Due
-				made++
-			}
-			if p.Cut == 0 {
-				if fmt.Sprint(p.Done) != "[7 8]" || p.Keep {
-					t.Errorf("done %v, keep %v", p.Done, p.Keep)
-				}
-				break
-			}
-			if p.Cut != 7 || len(p.Done) != 0 || !p.Keep {
-				t.Fatalf("cut %d, done %v, keep %v", p.Cut, p.Done, p.Keep)
-			}
-			d.Former[0].Next = &p.CutNext
+		p := d.Plan(s, edit.Add(time.Hour))
+		from := clock(t, "12:00:01").Add(100_000 * time.Second)
+		if len(p.Occurrences) != 100_000 || p.Cut != 7 || !p.CutNext.Equal(edit) || len(p.Done) != 0 || !p.Keep || !p.More {
+			t.Errorf("%d due times, cut %d at %v, done %v, keep %v, more %v", len(p.Occurrences), p.Cut, p.CutNext, p.Done, p.Keep, p.More)
 		}
-		if made != 3*24*60*60 {
-			t.Errorf("%d due times of three days", made)
+		if !p.PassedFrom.Equal(from) || !p.PassedTo.Equal(edit) {
+			t.Errorf("passed over from %v to %v", p.PassedFrom, p.PassedTo)
+		}
+		d.Former[0].Next = &p.CutNext
+		if p = d.Plan(s, edit.Add(time.Hour)); said(p) != "12:00:00!missed next 00:00:00" || fmt.Sprint(p.Done) != "[7 8]" || !p.PassedTo.IsZero() {
+			t.Errorf("then %s, done %v, passed over to %v", said(p), p.Done, p.PassedTo)
 		}
 	})
+}
 
-	// However many plans it takes, "one" is one task: that of the last due time.
-	t.Run("OneTaskOfMoreThanOnePlan", func(t *testing.T) {
-		s, _ := schedule.Parse("* * * * * *", "UTC")
-		next, now := clock(t, "12:00:00"), clock(t, "12:00:00").AddDate(0, 0, 3).Add(-time.Nanosecond)
-		d := schedule.Due{OnMissed: "one", Next: &next}
-		var made []time.Time
-		for plans := 1; ; plans++ {
-			p := d.Plan(s, now)
-			for _, o := range p.Occurrences {
-				if o.Skipped == schedule.NotSkipped {
-					made = append(made, o.Due)
-				}
+// However many due times have passed, few are recorded, and the tasks are those that on_missed says. What
+// is not recorded is named, and is all in one piece.
+func TestPlansOfALongTime(t *testing.T) {
+	t.Parallel()
+	const most, missedCap = 100_000, 70
+	lines := []string{"* * * * * *", "*/7 * * * * *", "@every 3s", "* * * 1 *", "* * * * * 1", "*/5 2 * * *", "0 * * * *", "@daily"}
+	for seed := range uint64(40) {
+		random := rand.New(rand.NewPCG(seed, 0))
+		line, zone := lines[seed%uint64(len(lines))], []string{"UTC", "Europe/Berlin"}[random.IntN(2)]
+		s, err := schedule.Parse(line, zone)
+		if err != nil {
+			t.Fatal(err)
+		}
+		now := clock(t, "12:00:00").Add(time.Duration(random.Int64N(int64(365 * 24 * time.Hour))))
+		next := s.Next(now.Add(-time.Duration(random.Float64() * random.Float64() * float64(60*365*24*time.Hour))).Truncate(time.Second))
+		d := schedule.Due{OnMissed: []string{"skip", "one", "all"}[random.IntN(3)], MissedCap: missedCap, Next: &next}
+		var made []schedule.Occurrence
+		var from, to time.Time
+		for plans := 0; ; plans++ {
+			if random.IntN(2) == 0 {
+				d.Most = 1 + random.IntN(2*most)
 			}
-			if p.Next.After(now) {
-				if plans < 3 {
-					t.Errorf("it took %d plans", plans)
+			p := d.Plan(s, now)
+			made = append(made, p.Occurrences...)
+			if !p.PassedTo.IsZero() {
+				if !to.IsZero() || !p.PassedFrom.Before(p.PassedTo) {
+					t.Fatalf("seed %d: passed over from %v to %v, and from %v to %v", seed, from, to, p.PassedFrom, p.PassedTo)
 				}
+				from, to = p.PassedFrom, p.PassedTo
+			}
+			if d.Next, d.Part = &p.Next, p.Part; !p.More {
 				break
 			}
-			d.Next = &p.Next
+			if plans > 100 {
+				t.Fatalf("seed %d: no end", seed)
+			}
 		}
-		if len(made) != 1 || now.Sub(made[0]) >= time.Second {
-			t.Errorf("it makes tasks for %v", made)
+		if len(made) == 0 || len(made) > most+1 || to.IsZero() == (len(made) == most+1) {
+			t.Errorf("seed %d: %d due times are recorded, passed over up to %v", seed, len(made), to)
 		}
-	})
+		for i, o := range made {
+			due := next
+			if i > 0 {
+				due = s.Next(made[i-1].Due)
+			}
+			if due.Equal(from) {
+				due = to
+			}
+			if !o.Due.Equal(due) || o.Due.After(now) {
+				t.Fatalf("seed %d: due time %d is %v, want %v", seed, i, o.Due, due)
+			}
+			last := i == len(made)-1
+			if last && !s.Next(o.Due).After(now) {
+				t.Errorf("seed %d: the last one is %v, at %v", seed, o.Due, now)
+			}
+			want := false
+			switch inTime := last && now.Sub(o.Due) <= schedule.OnTime; d.OnMissed {
+			case "skip":
+				want = inTime
+			case "one":
+				want = last
+			case "all":
+				want = inTime || i < missedCap || i == most
+			}
+			if (o.Skipped == schedule.NotSkipped) != want {
+				t.Errorf("seed %d: %s, due time %d of %d is skipped as %q", seed, d.OnMissed, i, len(made), o.Skipped)
+			}
+		}
+	}
+}
+
+// A next due time that no leader has worked out is none: one from which on more have passed before the
+// last edit, or before the last one that was made, than are recorded.
+func TestNextDueTimeOfLongAgo(t *testing.T) {
+	t.Parallel()
+	now, long := clock(t, "12:00:00.5"), time.Unix(0, 0).UTC()
+	for _, line := range []string{"* * * * * *", "@every 1s", "* * * * *"} {
+		s, err := schedule.Parse(line, "UTC")
+		if err != nil {
+			t.Fatal(err)
+		}
+		begin := now.Add(-time.Minute)
+		for name, d := range map[string]schedule.Due{
+			"Next":   {OnMissed: "all", MissedCap: 100, Next: &long, Begin: &begin},
+			"Former": {OnMissed: "all", MissedCap: 100, Off: true, Former: []schedule.Former{{ID: 7, Cron: line, Zone: "UTC", Next: &long, Begin: begin, Until: now}}},
+		} {
+			p := d.Plan(s, now)
+			if n := len(p.Occurrences); n == 0 || n > 60 || !p.Occurrences[0].Due.Equal(s.Next(begin)) || p.More || !p.PassedTo.IsZero() {
+				t.Errorf("%s of %s: %d due times, more %v, passed over to %v", name, line, n, p.More, p.PassedTo)
+			}
+		}
+	}
+
+	// One that a person has set back by hours counts.
+	s, _ := schedule.Parse("* * * * * *", "UTC")
+	begin, next := now, now.Add(-27*time.Hour).Truncate(time.Second)
+	if p := (schedule.Due{OnMissed: "skip", Next: &next, Begin: &begin}).Plan(s, now); len(p.Occurrences) != 27*60*60+1 {
+		t.Errorf("%d due times of 27 h", len(p.Occurrences))
+	}
 }
 
 // Plans with a bound make together what one plan without it makes, whatever the bounds are.
@@ -283,7 +345,7 @@ func TestPlansWithABound(t *testing.T) {
 				}
 			}
 		}
-		if got, want := capped(999), capped(0); got != want || want != 1001 {
+		if got, want := capped(999), capped(0); got != want || want != 501 {
 			t.Errorf("%d tasks, and %d with one plan", got, want)
 		}
 	})
