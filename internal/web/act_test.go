@@ -558,6 +558,19 @@ func TestRetryingThousandsGoesOn(t *testing.T) {
 	}
 }
 
+func TestRetryNamesTasksThatTookTooLong(t *testing.T) {
+	t.Parallel()
+	d := &deeds{slow: func(context.Context) (store.BulkResult, error) {
+		return store.BulkResult{Matched: 30, Affected: 27, Slow: 2}, nil
+	}}
+	_, body := post(t, acting(t, &cluster{text: "x"}, d, nil)+"/failures/retry?kind=exec", "error=x&until=2026-11-24T10:00:00Z&confirm=yes", alice)
+	for _, says := range []string{"27 tasks retried: due now", "3 tasks not retried: locked", "Of these, 2 tasks took longer than postgres.timeout."} {
+		if !strings.Contains(body, says) {
+			t.Errorf("it does not say %q:\n%s", says, body)
+		}
+	}
+}
+
 func TestABusyReplicaRefusesActions(t *testing.T) {
 	t.Parallel()
 	began, release := make(chan struct{}), make(chan struct{})
