@@ -200,6 +200,24 @@ var others = []Mutant{
 	one("bounded-migrations", "a migration may not take longer than other statements",
 		"store/migrate.go", "IN ('lock_timeout', 'statement_timeout', 'transaction_timeout', 'client_min_messages')", "IN ('lock_timeout')").
 		failing("store.TestMigrateTakesAsLongAsItTakes"),
+	one("dead-connection", "a connection that has died without a word stays in use",
+		"tasks/kinds/http/http.go", "&http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pingTimeout}", "&http.HTTP2Config{}").
+		failing("tasks/kinds/http.TestDeadHTTP2ConnectionIsLeft"),
+	one("all-of-the-past", "every due time that has passed is recorded, however many there are",
+		"tasks/schedule/plan.go", "case d.Part.Planned+len(dues) >= maxPlanned:", "case false:").
+		failing("tasks/schedule.TestPlansOfALongTime"),
+	one("unread-pages", "pages that nobody reads have as much memory as they like",
+		"internal/web/web.go", "p.unsent.Add(size) > maxUnsent", "p.unsent.Add(size) < 0").
+		failing("internal/web.TestViewersWhoDoNotRead"),
+	one("slow-rows", "a bulk action fails where its tasks take too long together",
+		"store/bulk.go", "case slow && most > 1:", "case slow && most < 0:").
+		failing("store.TestBulkGoesOnBehindSlowRows"),
+	one("unquoted-names", "a suggested command has the name of a limit as it is",
+		"internal/plaintext/plaintext.go", "	return Quoted(s)\n", "	return s\n").
+		failing("internal/plaintext.TestWords"),
+	one("short-lock-delay", "a lock without a task has no longer lock-delay than its lease",
+		"internal/cli/lock.go", "max(lockConfig.LockDelay, lasts)", "lasts").
+		failing("cmd/onejob.TestScripts/lock"),
 	one("requeue-fence-in-the-join", "of two requeues of a task in one batch the stale one may be written",
 		"store/complete.go", "       AND t.fence = g.fence\n       AND t.session = g.by\n       AND t.id", "       AND t.session = g.by\n       AND t.id").
 		failing("store.TestTwoFencesOfATaskInOneBatch"),
