@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -144,6 +145,39 @@ func (c *cluster) wantDeadFirst(t *testing.T, w recorder, id int64, first string
 	if got := c.outcomes(t, id); got != first+" succeeded" {
 		t.Errorf("outcomes: %s", got)
 	}
+	c.noOverlaps(t)
+}
+
+// A task over which one replica after the other freezes is quarantined, though each comes back.
+func TestReplicasFreezeOverATask(t *testing.T) {
+	t.Parallel()
+	c, w := newCluster(t), newRecorder(t)
+	settings := append([]string{"ONEJOB_WORKER_MAX_CRASHES=3"}, quickly...)
+	a, b := c.process(t, "a", w.long(), settings...), c.process(t, "b", w.long(), settings...)
+	c.insertLong(t, 1, 10)
+	id := get[int64](t, c, "SELECT id FROM onejob.tasks")
+	for n := 1; n <= 3; n++ {
+		testenv.Eventually(t, maxWait, fmt.Sprintf("attempt %d is inside", n), func() bool { return w.count(t, "begin") == n })
+		holder, _ := c.holder(t, id, a, b)
+		sessions := holder.count("session_started")
+		holder.signal(t, syscall.SIGSTOP)
+		if n == 3 {
+			c.await(t, id, "failed")
+		} else {
+			testenv.Eventually(t, maxWait, "the next attempt is inside", func() bool { return w.count(t, "begin") == n+1 })
+		}
+		holder.signal(t, syscall.SIGCONT)
+		testenv.Eventually(t, maxWait, "the replica that was frozen is back", func() bool { return holder.count("session_started") > sessions })
+		if n < 3 {
+			testenv.Eventually(t, maxWait, "it is a stall, and no crash", func() bool {
+				return get[string](t, c, "SELECT concat_ws(' ', crashes, stalls) FROM onejob.tasks WHERE id = $1", id) == fmt.Sprint("0 ", n)
+			})
+		}
+	}
+	if text := get[string](t, c, "SELECT error FROM onejob.tasks WHERE id = $1", id); !strings.HasPrefix(text, "quarantined: 3 replicas died or stalled while they worked on it, the last was ") {
+		t.Errorf("the error is %q", text)
+	}
+	w.check(t)
 	c.noOverlaps(t)
 }
 

@@ -295,6 +295,9 @@ var others = []Mutant{
 	one("hasty-quarantine", "nobody waits to hear who else died before a task is quarantined",
 		"store/takeover.go", "AND NOT others_died AND others_unheard)", "AND NOT others_died AND others_unheard AND false)").
 		failing("store.TestQuarantineWaitsForOtherDeaths"),
+	one("stalls-pass", "replicas that freeze over a task, and come back, do not quarantine it",
+		"store/takeover.go", "crashes + stalls + 1 >= $2 AS last,\n           $2 = 1 OR crashes + stalls + 1 >= $2 AND", "crashes + 1 >= $2 AS last,\n           $2 = 1 OR crashes + 1 >= $2 AND").
+		failing("worker.TestReplicasFreezeOverATask"),
 	one("stalls", "tasks that stall replicas are not charged",
 		"worker/attempt.go", "if e.Stalled = w.stalls.lately(); e.Stalled", "if e.Stalled = false; e.Stalled").
 		failing("worker.TestStallsAreHeldAgainstTheTask"),
