@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -28,34 +29,44 @@ type hosts struct {
 	least tasks.Server      // servers of its system with a lower timeline will not do
 }
 
-// host is one of those of a DSN. With sslmode=prefer each is there twice.
+// host is a way to one of those of a DSN. With sslmode=prefer there are two.
 type host = pgconn.FallbackConfig
+
+// ways are those to one host.
+type ways []*host
+
+func (w ways) address() string { return address(w[0].Host, w[0].Port) }
+
+// byAddress returns the ways to each host of a configuration, in the order in which it has them.
+func byAddress(c *pgconn.Config) (list []ways) {
+	for _, way := range append(ways{{Host: c.Host, Port: c.Port, TLSConfig: c.TLSConfig}}, c.Fallbacks...) {
+		i := slices.IndexFunc(list, func(w ways) bool { return w.address() == address(way.Host, way.Port) })
+		if i < 0 {
+			i, list = len(list), append(list, nil)
+		}
+		list[i] = append(list[i], way)
+	}
+	return list
+}
+
+func address(host string, port uint16) string { return net.JoinHostPort(host, strconv.Itoa(int(port))) }
+
+// lead makes a configuration try these ways and no others.
+func lead(c *pgconn.Config, w ways) {
+	c.Host, c.Port, c.TLSConfig, c.Fallbacks = w[0].Host, w[0].Port, w[0].TLSConfig, w[1:]
+}
 
 // prepare makes a configuration try the good host first, and refuse old primaries.
 func (h *hosts) prepare(c *pgconn.Config) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	all := append([]*host{{Host: c.Host, Port: c.Port, TLSConfig: c.TLSConfig}}, c.Fallbacks...)
-	var ordered []*host
-	names := unique(all)
+	all := byAddress(c)
 	if h.random {
-		rand.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
-	} else {
-		for i, name := range names {
-			if name == h.good {
-				copy(names[1:i+1], names[:i])
-				names[0] = name
-			}
-		}
+		rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	} else if i := slices.IndexFunc(all, func(w ways) bool { return w.address() == h.good }); i > 0 {
+		all = slices.Concat(all[i:i+1], all[:i], all[i+1:])
 	}
-	for _, name := range names {
-		for _, f := range all {
-			if address(f.Host, f.Port) == name {
-				ordered = append(ordered, f)
-			}
-		}
-	}
-	c.Host, c.Port, c.TLSConfig, c.Fallbacks = ordered[0].Host, ordered[0].Port, ordered[0].TLSConfig, ordered[1:]
+	lead(c, slices.Concat(all...))
 
 	lookUp := c.LookupFunc
 	c.LookupFunc = func(ctx context.Context, host string) ([]string, error) {
@@ -77,19 +88,6 @@ func (h *hosts) prepare(c *pgconn.Config) {
 		return h.validate(ctx, conn)
 	}
 }
-
-func unique(all []*host) (names []string) {
-	seen := map[string]bool{}
-	for _, f := range all {
-		if name := address(f.Host, f.Port); !seen[name] {
-			seen[name] = true
-			names = append(names, name)
-		}
-	}
-	return names
-}
-
-func address(host string, port uint16) string { return net.JoinHostPort(host, strconv.Itoa(int(port))) }
 
 // validate refuses a server that is an old primary, and notes where a good one is.
 func (h *hosts) validate(ctx context.Context, conn *pgconn.PgConn) error {
@@ -126,21 +124,12 @@ func (h *hosts) others(c *pgconn.Config) (list []*pgconn.Config) {
 	h.mu.Lock()
 	good := h.good
 	h.mu.Unlock()
-	all := append([]*host{{Host: c.Host, Port: c.Port, TLSConfig: c.TLSConfig}}, c.Fallbacks...)
-	for _, name := range unique(all) {
-		if name == good {
-			continue
+	for _, w := range byAddress(c) {
+		if w.address() != good {
+			other := c.Copy()
+			lead(other, w)
+			list = append(list, other)
 		}
-		other := c.Copy()
-		other.Fallbacks = nil
-		for _, f := range all {
-			if address(f.Host, f.Port) == name {
-				other.Fallbacks = append(other.Fallbacks, f)
-			}
-		}
-		first := other.Fallbacks[0]
-		other.Host, other.Port, other.TLSConfig, other.Fallbacks = first.Host, first.Port, first.TLSConfig, other.Fallbacks[1:]
-		list = append(list, other)
 	}
 	return list
 }

@@ -52,21 +52,15 @@ type Host struct {
 // do for the database.
 func (s *Store) Hosts(ctx context.Context) []Host {
 	c := s.pool.inner.Config().ConnConfig
-	all := append([]*host{{Host: c.Host, Port: c.Port, TLSConfig: c.TLSConfig}}, c.Fallbacks...)
-	list := make([]Host, 0, len(all))
+	all := byAddress(&c.Config)
+	list := make([]Host, len(all))
 	var asking sync.WaitGroup
-	for _, name := range unique(all) {
-		list = append(list, Host{Name: name})
-		h := &list[len(list)-1]
+	for i, w := range all {
+		h := &list[i]
+		h.Name = w.address()
 		asking.Go(func() {
 			one := c.Copy()
-			var same []*host
-			for _, f := range all {
-				if address(f.Host, f.Port) == name {
-					same = append(same, f)
-				}
-			}
-			one.Host, one.Port, one.TLSConfig, one.Fallbacks = same[0].Host, same[0].Port, same[0].TLSConfig, same[1:]
+			lead(&one.Config, w)
 			one.ValidateConnect, one.DefaultQueryExecMode = nil, pgx.QueryExecModeExec
 			h.Server, h.Err = s.whichAt(ctx, one)
 		})

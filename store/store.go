@@ -127,7 +127,7 @@ func Open(cfg Config) (*Store, error) {
 		}
 		near.random = near.random || random
 		if c.ConnectTimeout == 0 {
-			if c.ConnectTimeout = 5 * time.Second; len(unique(append([]*host{{Host: c.Host, Port: c.Port}}, c.Fallbacks...))) > 1 {
+			if c.ConnectTimeout = 5 * time.Second; len(byAddress(&c.Config)) > 1 {
 				c.ConnectTimeout = 2 * time.Second // others may be there
 			}
 		}
