@@ -21,8 +21,8 @@ import (
 
 	"onejob/chaos/checker"
 	"onejob/chaos/observer"
-	"onejob/internal/proxy"
 	"onejob/internal/servers"
+	"onejob/internal/testenv/proxy"
 )
 
 // consulPrefix is where onejob's keys are by default.

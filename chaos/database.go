@@ -12,8 +12,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"onejob/internal/proxy"
 	"onejob/internal/servers"
+	"onejob/internal/testenv/proxy"
 )
 
 // How a standby follows: with commits that wait for it, or not.

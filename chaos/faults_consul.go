@@ -11,8 +11,8 @@ import (
 	"github.com/hashicorp/consul/api"
 
 	"onejob/chaos/checker"
-	"onejob/internal/proxy"
 	"onejob/internal/servers"
+	"onejob/internal/testenv/proxy"
 )
 
 // Faults of Consul.

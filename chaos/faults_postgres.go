@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"time"
 
-	"onejob/internal/proxy"
 	"onejob/internal/servers"
+	"onejob/internal/testenv/proxy"
 )
 
 // Faults of Postgres.

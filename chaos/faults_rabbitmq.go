@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	"onejob/internal/proxy"
+	"onejob/internal/testenv/proxy"
 )
 
 // Faults of RabbitMQ, where limits are kept there.

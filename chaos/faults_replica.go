@@ -13,7 +13,7 @@ import (
 
 	"onejob/chaos/checker"
 	"onejob/internal/procfs"
-	"onejob/internal/proxy"
+	"onejob/internal/testenv/proxy"
 )
 
 // killed is the fault whose takeover is measured.

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"onejob/chaos/checker"
-	"onejob/internal/proxy"
+	"onejob/internal/testenv/proxy"
 )
 
 // outsider starts one command after the other under "onejob lock", on lock keys that tasks

@@ -11,7 +11,7 @@ import (
 
 	"onejob/chaos/checker"
 	"onejob/chaos/observer"
-	"onejob/internal/proxy"
+	"onejob/internal/testenv/proxy"
 )
 
 // replica is one process of a subject, with its own ways to the servers. It is

@@ -11,7 +11,7 @@ import (
 	"onejob/boottime"
 	"onejob/chaos/checker"
 	"onejob/chaos/observer"
-	"onejob/internal/lifecycle"
+	"onejob/internal/testenv/lifecycle"
 )
 
 // What the database notes by itself, besides every step of a task's row: that is for

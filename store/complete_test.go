@@ -12,8 +12,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"onejob/internal/proxy"
 	"onejob/internal/testenv"
+	"onejob/internal/testenv/proxy"
 	"onejob/store"
 	"onejob/tasks"
 )

@@ -12,8 +12,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"onejob/internal/lifecycle"
 	"onejob/internal/testenv"
+	"onejob/internal/testenv/lifecycle"
 	"onejob/store"
 	"onejob/tasks"
 )

@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"onejob/internal/proxy"
 	"onejob/internal/testenv"
+	"onejob/internal/testenv/proxy"
 	"onejob/store"
 	"onejob/tasks"
 )

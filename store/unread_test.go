@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"onejob/internal/proxy"
+	"onejob/internal/testenv/proxy"
 	"onejob/store"
 	"onejob/tasks"
 )

@@ -21,7 +21,7 @@ import (
 	"time"
 
 	"onejob/chaos/observer"
-	"onejob/internal/lifecycle"
+	"onejob/internal/testenv/lifecycle"
 )
 
 // Evidence is all that there is to check.

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"onejob/chaos/observer"
-	"onejob/internal/lifecycle"
+	"onejob/internal/testenv/lifecycle"
 )
 
 // What replicas of a run are set to: the defaults.

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"onejob/chaos/observer"
-	"onejob/internal/lifecycle"
+	"onejob/internal/testenv/lifecycle"
 )
 
 // life tells the steps of one task's row.

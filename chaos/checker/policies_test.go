@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"onejob/internal/lifecycle"
+	"onejob/internal/testenv/lifecycle"
 )
 
 // scheduled adds a schedule of every second from 100 to 104, and what became of its due

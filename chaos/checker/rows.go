@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"onejob/chaos/observer"
-	"onejob/internal/lifecycle"
+	"onejob/internal/testenv/lifecycle"
 )
 
 // Rules about what rows ask for: a queue, a unique key, how long they are kept, slots of a

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"onejob/chaos/observer"
-	"onejob/internal/lifecycle"
+	"onejob/internal/testenv/lifecycle"
 )
 
 // outsider is a command of an outsider.

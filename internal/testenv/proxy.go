@@ -3,7 +3,7 @@ package testenv
 import (
 	"testing"
 
-	"onejob/internal/proxy"
+	"onejob/internal/testenv/proxy"
 )
 
 // Proxy is a TCP connection's way to a server, which a test can cut. It stands

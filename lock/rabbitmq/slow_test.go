@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"onejob/internal/proxy"
 	"onejob/internal/testenv"
+	"onejob/internal/testenv/proxy"
 )
 
 // TestInspectOnASlowWay: holders are asked, however long the broker takes for what comes before.

@@ -20,8 +20,8 @@ import (
 	"unicode/utf8"
 
 	"onejob/boottime"
-	"onejob/internal/proxy"
 	"onejob/internal/quiet"
+	"onejob/internal/testenv/proxy"
 	"onejob/tasks"
 )
 

@@ -7,8 +7,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"onejob/internal/lifecycle"
 	"onejob/internal/testenv"
+	"onejob/internal/testenv/lifecycle"
 	"onejob/store"
 )
 

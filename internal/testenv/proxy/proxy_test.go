@@ -12,7 +12,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"onejob/internal/proxy"
+	"onejob/internal/testenv/proxy"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
