@@ -97,6 +97,8 @@ trap finish EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
+commit=
+[[ ! -d .git ]] || commit=$(git rev-parse HEAD 2>/dev/null) || true
 say "building and starting ($COMPOSE_PROJECT_NAME)"
 timeout 900 bash -c "$(declare -f compose); compose up -d --build --scale onejob=3" >&2
 postgres=$(compose ps -q postgres)
@@ -106,8 +108,8 @@ within 60 "three replicas are healthy" healthy
 up=$SECONDS
 say "three replicas are healthy"
 
-if commit=$(git rev-parse HEAD 2>/dev/null); then
-  docker exec "${replicas[0]}" onejob version | grep -q "$commit" || die "the image does not know its commit"
+if [[ -n $commit ]]; then
+  docker exec "${replicas[0]}" onejob version | grep -q "$commit" || die "the image does not know its commit, $commit"
 fi
 
 sql "INSERT INTO onejob.tasks (kind) SELECT 'noop' FROM generate_series(1, 300)"
