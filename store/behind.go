@@ -246,13 +246,16 @@ type portions struct {
 // long returns how long a portion may take.
 func (p *portions) long() time.Duration { return max(longPortion, p.total/longPart) }
 
-// next returns the next portion: from from on, before to. A zero place is no bound.
-func (p *portions) next() (from, to place) {
-	if p.at > 0 {
-		from = p.bounds[p.at-1]
+// next returns the next portion.
+func (p *portions) next() (from, to place) { return p.bounded(p.at) }
+
+// bounded returns a portion: from from on, before to. A zero place is no bound.
+func (p *portions) bounded(at int) (from, to place) {
+	if at > 0 {
+		from = p.bounds[at-1]
 	}
-	if p.at < len(p.bounds) {
-		to = p.bounds[p.at]
+	if at < len(p.bounds) {
+		to = p.bounds[at]
 	}
 	return from, to
 }
@@ -293,13 +296,9 @@ func (p *portions) joins() bool {
 // has no beginning it divides the last hour, or as much as lies between its end and now, back to the
 // first centuries.
 func (p *portions) split(at int, took time.Duration, now time.Time) int {
-	var from place
-	to := before(now)
-	if at > 0 {
-		from = p.bounds[at-1]
-	}
-	if at < len(p.bounds) {
-		to = p.bounds[at]
+	from, to := p.bounded(at)
+	if at >= len(p.bounds) {
+		to = before(now)
 	}
 	parts := min(int(took*2/p.long()), 64, maxPortions-len(p.bounds))
 	if parts < 1 {

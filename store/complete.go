@@ -249,21 +249,21 @@ func (s *Store) commitAll(completions []*completion) {
 		}
 	}
 	for len(completions) > 0 {
-		n := fitting(completions)
+		n := fitting(completions, (*completion).size, maxCompletionBytes)
 		s.writeCompletions(completions[:n])
 		completions = completions[n:]
 	}
 }
 
-// fitting returns how many completions go into one statement, at least one.
-func fitting(completions []*completion) int {
-	size := 0
-	for i, e := range completions {
-		if size += e.size(); i > 0 && size > maxCompletionBytes {
+// fitting returns how many of a list go into one statement of so many bytes, at least one.
+func fitting[T any](list []T, size func(T) int, most int) int {
+	sum := 0
+	for i, x := range list {
+		if sum += size(x); i > 0 && sum > most {
 			return i
 		}
 	}
-	return len(completions)
+	return len(list)
 }
 
 // size is about how many bytes a completion brings to Postgres, before they are escaped.

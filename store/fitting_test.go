@@ -26,7 +26,7 @@ func TestFitting(t *testing.T) {
 		{[]int{1, maxCompletionBytes, 0}, 1},
 		{[]int{maxCompletionBytes / 2, maxCompletionBytes / 2, 2}, 2},
 	} {
-		if got := fitting(of(test.sizes...)); got != test.want {
+		if got := fitting(of(test.sizes...), (*completion).size, maxCompletionBytes); got != test.want {
 			t.Errorf("of results of %d bytes: %d go into one statement, want %d", test.sizes, got, test.want)
 		}
 	}

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -59,12 +60,7 @@ type Page struct {
 
 // List returns tasks, the newest first.
 func (s *Store) List(ctx context.Context, f Filter) (Page, error) {
-	if f.Scan == 0 {
-		f.Scan = DefaultScan
-	}
-	if f.Before == 0 {
-		f.Before = math.MaxInt64
-	}
+	f.Scan, f.Before = cmp.Or(f.Scan, DefaultScan), cmp.Or(f.Before, math.MaxInt64)
 	ids, next, cut, err := s.listIDs(ctx, f)
 	if err != nil {
 		return Page{}, listError(err)

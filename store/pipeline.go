@@ -91,14 +91,7 @@ func (p *pipeline) QueryRow() pgx.Row {
 }
 
 // Exec waits for the next statement.
-func (p *pipeline) Exec() (pgconn.CommandTag, error) {
-	rows, err := p.Query()
-	if err != nil {
-		return pgconn.CommandTag{}, err
-	}
-	rows.Close()
-	return rows.CommandTag(), rows.Err()
-}
+func (p *pipeline) Exec() (pgconn.CommandTag, error) { return commandTag(p.Query()) }
 
 // Close reads the answers that are left.
 //

@@ -343,7 +343,11 @@ func (r oneRow) Scan(dest ...any) error {
 
 // Exec is that of pgxpool.Pool, for a single statement.
 func (p *pool) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	rows, err := p.Query(ctx, sql, args...)
+	return commandTag(p.Query(ctx, sql, args...))
+}
+
+// commandTag ends a statement whose rows nobody wants.
+func commandTag(rows pgx.Rows, err error) (pgconn.CommandTag, error) {
 	if err != nil {
 		return pgconn.CommandTag{}, err
 	}

@@ -109,7 +109,7 @@ func (s *Store) readRest(ctx context.Context, c tasks.Claim, r round) (tasks.Cla
 	rest := r.unread
 	var err error
 	for len(rest) > 0 && err == nil && (c.MaxBytes <= 0 || bytes < c.MaxBytes) {
-		n := portion(rest)
+		n := fitting(rest, func(t taken) int { return t.size }, maxReadBytes)
 		var read []claimed
 		read, err = s.readPortion(ctx, c, rest[:n], &out)
 		for _, t := range read {
@@ -185,17 +185,6 @@ func (s *Store) requeueUnread(ctx context.Context, session string, rows []taken)
 		n += len(left) - 1
 	}
 	return fmt.Errorf("requeue %d of %d claimed tasks for whose payloads there is no room: %w", n, len(rows), failures[0])
-}
-
-// portion returns how many rows are read together, at least one.
-func portion(rest []taken) int {
-	size := 0
-	for i, t := range rest {
-		if size += t.size; i > 0 && size > maxReadBytes {
-			return i
-		}
-	}
-	return len(rest)
 }
 
 // readPortion reads rows together or, if Postgres cannot read one of them, each on

@@ -759,9 +759,6 @@ var findSQL = []struct{ by, sql string }{
    (SELECT id FROM (SELECT id, kind FROM onejob.tasks ORDER BY id DESC LIMIT 2000) newest WHERE kind = @text LIMIT @most)`},
 }
 
-// lanesOnlySQL begins waitingSQL, and the statements of findSQL that look at lanes.
-var lanesOnlySQL, _, _ = strings.Cut(waitingSQL, ", portion AS")
-
 // Find returns the tasks that a text may mean: their id, lock key, unique key or kind, the
 // newest first, at most some 50 for each. A way that takes too long finds nothing, and is
 // part of the error.
@@ -770,7 +767,7 @@ func (s *Store) Find(ctx context.Context, text string) (found []Found, err error
 	err = s.glance(ctx, func(g glance) error {
 		for _, way := range findSQL {
 			args := namedArgs{"text": text, "most": mostFound, "lanes": waitingLanes, "by": way.by}
-			list, err := read(g, pgx.RowToStructByName[Found], lanesOnlySQL+`, ids AS MATERIALIZED (`+way.sql+`)
+			list, err := read(g, pgx.RowToStructByName[Found], lanesOfAllSQL+`, ids AS MATERIALIZED (`+way.sql+`)
 SELECT @by::text AS by, id, kind, status, queue, lock_key, created_at
   FROM onejob.tasks
  WHERE id = ANY (ARRAY(SELECT id FROM ids ORDER BY id DESC LIMIT @most))

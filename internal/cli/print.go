@@ -14,7 +14,6 @@ import (
 	"unicode/utf16"
 
 	"github.com/jackc/pgx/v5/pgtype"
-	"github.com/mattn/go-runewidth"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
@@ -125,35 +124,6 @@ func (t *table) line(name string, value any) {
 	}
 }
 
-// widths returns how wide the columns are, as a terminal shows them.
-func (t *table) widths() []int {
-	var widths []int
-	for _, row := range t.rows {
-		for i, cell := range row {
-			if i == len(widths) {
-				widths = append(widths, 0)
-			}
-			widths[i] = max(widths[i], runewidth.StringWidth(cell))
-		}
-	}
-	return widths
-}
-
-// print writes the table. Cells that are wider than their column are cut.
-func (t *table) print(w io.Writer, widths []int) error {
-	for _, row := range t.rows {
-		var line strings.Builder
-		for i, cell := range row {
-			line.WriteString(runewidth.FillRight(runewidth.Truncate(cell, widths[i], "…"), widths[i]))
-			line.WriteString(plaintext.Gap)
-		}
-		if _, err := fmt.Fprintln(w, strings.TrimRight(line.String(), " ")); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // A column of a list of rows.
 type column[T any] struct {
 	name string
@@ -198,25 +168,16 @@ func blockOf[T any](title string, rows []T, row func(T) watch.Row, columns ...co
 
 // printBlock writes a table without its title.
 func printBlock(c *cobra.Command, b watch.Block) error {
-	var t table
-	names := make([]any, len(b.Columns))
-	cut := make([]bool, len(b.Columns))
-	for i, col := range b.Columns {
-		names[i], cut[i] = col.Name, col.Cut
-	}
-	t.row(names...)
-	for _, r := range b.Rows {
-		cells := make([]any, len(r.Cells))
-		for i, cell := range r.Cells {
-			cells[i] = cell
+	return writeLines(c.OutOrStdout(), b.Lines(terminalWidth(c.OutOrStdout())))
+}
+
+func writeLines(w io.Writer, lines []string) error {
+	for _, line := range lines {
+		if _, err := fmt.Fprintln(w, line); err != nil {
+			return err
 		}
-		t.row(cells...)
 	}
-	widths := t.widths()
-	if total := terminalWidth(c.OutOrStdout()); total > 0 {
-		plaintext.Narrow(widths, cut, total)
-	}
-	return t.print(c.OutOrStdout(), widths)
+	return nil
 }
 
 // terminalWidth returns how many columns the terminal has that w is, or 0 if w is
@@ -234,7 +195,9 @@ func terminalWidth(w io.Writer) int {
 }
 
 // printLines writes a table of names and values, which is never cut.
-func (t *table) printLines(w io.Writer) error { return t.print(w, t.widths()) }
+func (t *table) printLines(w io.Writer) error {
+	return writeLines(w, plaintext.Columns(t.rows, nil, 0))
+}
 
 // notNil returns a list that is an array in JSON also if it is empty.
 func notNil[T any](list []T) []T {

@@ -50,22 +50,6 @@ func TestADeepPayloadIsPrintedOnOneLine(t *testing.T) {
 	}
 }
 
-func TestTablesAlignWideCharacters(t *testing.T) {
-	t.Parallel()
-	var b bytes.Buffer
-	var wide table
-	wide.row("KIND", "ERROR")
-	wide.row("発送", "none")
-	wide.row("e\u0301te\u0301", "none\x1b")
-	wide.row("", "日本語")
-	if err := wide.print(&b, []int{4, 5}); err != nil {
-		t.Fatal(err)
-	}
-	if want := "KIND  ERROR\n発送  none\ne\u0301te\u0301   none…\n      日本…\n"; b.String() != want {
-		t.Errorf("%q, want %q", b.String(), want)
-	}
-}
-
 func TestBetween(t *testing.T) {
 	t.Parallel()
 	begin := time.Date(2026, 11, 23, 9, 0, 0, 0, time.UTC)

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/mattn/go-runewidth"
 )
 
 // Printable returns s in a form that is safe to write to a terminal. Users that may
@@ -76,13 +78,38 @@ func Argument(s string) string {
 	return Word(s)
 }
 
-// Gap is between columns.
-const Gap = "  "
+// Columns returns rows of printable cells as lines in which the cells of a column are aligned. Cells of
+// columns that may be cut are, so that a line fits into width; zero is any width.
+func Columns(rows [][]string, cut []bool, width int) []string {
+	var widths []int
+	for _, row := range rows {
+		for i, cell := range row {
+			if i == len(widths) {
+				widths = append(widths, 0)
+			}
+			widths[i] = max(widths[i], runewidth.StringWidth(cell))
+		}
+	}
+	if width > 0 {
+		narrow(widths, cut, width)
+	}
+	lines := make([]string, len(rows))
+	for i, row := range rows {
+		for j, cell := range row {
+			lines[i] += runewidth.FillRight(runewidth.Truncate(cell, widths[j], "…"), widths[j]) + gap
+		}
+		lines[i] = strings.TrimRight(lines[i], " ")
+	}
+	return lines
+}
 
-// Narrow makes columns that may be cut narrower until all fit into total, the widest
+// gap is between columns.
+const gap = "  "
+
+// narrow makes columns that may be cut narrower until all fit into total, the widest
 // first. None gets narrower than 8.
-func Narrow(widths []int, cut []bool, total int) {
-	sum := len(Gap) * (len(widths) - 1)
+func narrow(widths []int, cut []bool, total int) {
+	sum := len(gap) * (len(widths) - 1)
 	for _, w := range widths {
 		sum += w
 	}

@@ -57,6 +57,19 @@ func TestWords(t *testing.T) {
 	}
 }
 
+func TestColumnsAlignWideCharacters(t *testing.T) {
+	t.Parallel()
+	rows := [][]string{{"KIND", "ERROR"}, {"発送", "none"}, {"e\u0301te\u0301", "none of them"}, {"", "日本語日本語"}}
+	for width, want := range map[int]string{
+		0:  "KIND  ERROR\n発送  none\ne\u0301te\u0301   none of them\n      日本語日本語",
+		14: "KIND  ERROR\n発送  none\ne\u0301te\u0301   none of…\n      日本語…",
+	} {
+		if got := strings.Join(plaintext.Columns(rows, []bool{false, true}, width), "\n"); got != want {
+			t.Errorf("in %d columns: %q, want %q", width, got, want)
+		}
+	}
+}
+
 func TestTheWidestColumnsGetNarrower(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {

@@ -122,9 +122,9 @@ func (m *model) body(room int) []line {
 		if len(b.Rows) == 0 {
 			continue
 		}
-		names, rows := columns(b, m.width-2)
-		all = append(all, line{"  " + names, faint})
-		for j, text := range rows {
+		lines := b.Lines(max(m.width-2, 1))
+		all = append(all, line{"  " + lines[0], faint})
+		for j, text := range lines[1:] {
 			l := line{"  " + text, m.of(b.Rows[j].Level, plain)}
 			if m.at == (place{i, j}) {
 				l = line{"> " + runewidth.FillRight(text, max(m.width-2, 0)), m.of(b.Rows[j].Level, reversed)}
@@ -150,39 +150,23 @@ func (m *model) body(room int) []line {
 	return all[:min(len(all), room)]
 }
 
-// columns returns the names and the rows of a block, aligned. Cells that may be cut are as
-// narrow as they must be to fit.
-func columns(b Block, width int) (names string, rows []string) {
-	table := make([][]string, 0, len(b.Rows)+1)
-	cut := make([]bool, len(b.Columns))
-	header := make([]string, len(b.Columns))
-	for i, c := range b.Columns {
-		header[i], cut[i] = c.Name, c.Cut
+// Lines returns the names of the columns, and the rows, aligned. Cells that may be cut are as narrow as they
+// must be to fit into width; zero is any width.
+func (b Block) Lines(width int) []string {
+	var names []string
+	var cut []bool
+	for _, c := range b.Columns {
+		names, cut = append(names, c.Name), append(cut, c.Cut)
 	}
-	table = append(table, header)
+	table := [][]string{names}
 	for _, r := range b.Rows {
-		cells := make([]string, len(header))
+		cells := make([]string, len(names))
 		for i := range cells {
 			cells[i] = plaintext.Printable(r.Cells[i])
 		}
 		table = append(table, cells)
 	}
-	widths := make([]int, len(header))
-	for _, cells := range table {
-		for i, cell := range cells {
-			widths[i] = max(widths[i], runewidth.StringWidth(cell))
-		}
-	}
-	plaintext.Narrow(widths, cut, width)
-	for _, cells := range table {
-		var text strings.Builder
-		for i, cell := range cells {
-			text.WriteString(runewidth.FillRight(runewidth.Truncate(cell, widths[i], "…"), widths[i]))
-			text.WriteString(plaintext.Gap)
-		}
-		rows = append(rows, strings.TrimRight(text.String(), " "))
-	}
-	return rows[0], rows[1:]
+	return plaintext.Columns(table, cut, width)
 }
 
 // pageBody is the part of the open page that is visible.

@@ -1,0 +1,3 @@
+package plaintext
+
+var Narrow = narrow
