@@ -230,6 +230,13 @@ func TestWhy(t *testing.T) {
 		}, `Task ID is not due until MOMENT; and its queue, "mail", was paused at MOMENT by \w+, until somebody resumes it \(onejob queues resume mail\).`},
 		{"LimitHeldByNoTask", func() string { live(); return b.insert("limit_name='calls'") },
 			`Task ID has waited since MOMENT for a slot of limit "calls": no task runs under it, so either the limit does not exist, or it has 0 slots, or something that is no task holds them \(onejob lock -n, consul lock\); onejob limits show calls has its slots.`},
+		{"LimitWithAShellInItsName", func() string { live(); return b.insert("limit_name='it''s;$(id)#'") },
+			`Task ID has waited since MOMENT for a slot of limit "it's;\$\(id\)#": no task runs under it, .*; onejob limits show 'it'\\''s;\$\(id\)#' has its slots.`},
+		{"QueueWithAShellInItsName", func() string {
+			live()
+			b.sql(`SELECT onejob.pause_queue('$(touch owned)')`)
+			return b.insert("queue='$(touch owned)'")
+		}, `Task ID has waited since MOMENT, because its queue, "\$\(touch owned\)", was paused at MOMENT by \w+, until somebody resumes it \(onejob queues resume '\$\(touch owned\)'\).`},
 		{"BehindOthers", func() string {
 			live()
 			b.sql(`INSERT INTO onejob.tasks (kind, priority) SELECT 'noop', 5 FROM generate_series(1, 30)`)
