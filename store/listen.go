@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"onejob/internal/retry"
 	"onejob/tasks"
 )
 
@@ -72,9 +73,7 @@ func newServerTerm() *serverTerm {
 // listenOn listens over one connection.
 func (s *Store) listenOn(ctx context.Context, wake func(tasks.Signal, string)) error {
 	if at := s.deafAt.Load(); at != nil {
-		select {
-		case <-time.After(deafPause - time.Since(*at)):
-		case <-ctx.Done():
+		if retry.Pause(ctx, deafPause-time.Since(*at)); ctx.Err() != nil {
 			return ctx.Err()
 		}
 	}

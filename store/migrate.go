@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"onejob/internal/pgerror"
+	"onejob/internal/retry"
 	"onejob/migrations"
 )
 
@@ -263,8 +264,8 @@ func (m *migration) applyNext(ctx context.Context) error {
 // awaitHolder waits a moment for the session that holds the lock of migrations, and
 // reports it.
 func (m *migration) awaitHolder(ctx context.Context) error {
-	if err := pause(ctx, migrationPoll); err != nil {
-		return fmt.Errorf("migrate: wait for the migration lock: %w", err)
+	if retry.Pause(ctx, migrationPoll); ctx.Err() != nil {
+		return fmt.Errorf("migrate: wait for the migration lock: %w", context.Cause(ctx))
 	}
 	pid, name, err := migrationHolder(ctx, m.conn)
 	if err != nil {
@@ -307,8 +308,8 @@ func (m *migration) makeWay(ctx context.Context, tx pgx.Tx) error {
 	if _, err := tx.Exec(ctx, `SET LOCAL idle_in_transaction_session_timeout = '1min'`); err != nil {
 		return fmt.Errorf("migrate: %w", err)
 	}
-	if err := pause(ctx, migrationPause); err != nil {
-		return fmt.Errorf("migrate: %s: wait for locks on the tables of schema onejob: %w", m.next, err)
+	if retry.Pause(ctx, migrationPause); ctx.Err() != nil {
+		return fmt.Errorf("migrate: %s: wait for locks on the tables of schema onejob: %w", m.next, context.Cause(ctx))
 	}
 	return nil
 }
@@ -359,16 +360,6 @@ SELECT coalesce(l.pid, 0), coalesce(p.gid, ''), coalesce(a.usename, p.owner, '')
 		b.Open = time.Duration(micros) * time.Microsecond
 		return b, err
 	})
-}
-
-// pause waits for d, or returns why ctx has ended.
-func pause(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-time.After(d):
-		return nil
-	}
 }
 
 // createSchema makes the schema and the table that holds its version, where they

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"onejob/boottime"
+	"onejob/internal/retry"
 	"onejob/lock"
 	"onejob/tasks"
 )
@@ -250,7 +251,7 @@ func (w *Worker) requeue(t *tasks.Task, why error) {
 			return
 		}
 		w.parkAfter(tries, t)
-		sleep(w.shutdown.giveUp, retryPause(tries))
+		retry.Pause(w.shutdown.giveUp, retryPause(tries))
 	}
 }
 
@@ -495,7 +496,7 @@ func (w *Worker) complete(t *tasks.Task, e tasks.Completion, took time.Duration)
 		if unwritable && refused >= unwritableTries {
 			pause = jitter(unwritablePause)
 		}
-		sleep(w.shutdown.giveUp, pause)
+		retry.Pause(w.shutdown.giveUp, pause)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"onejob/internal/retry"
 	"onejob/tasks"
 )
 
@@ -64,7 +65,7 @@ func (w *Worker) suspect(ctx context.Context) {
 				notify(w.wake)
 			}
 		}
-		sleep(ctx, pace.rest(5*time.Second, time.Since(began)))
+		retry.Pause(ctx, pace.rest(5*time.Second, time.Since(began)))
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"onejob/internal/retry"
 	"onejob/tasks"
 )
 
@@ -285,7 +286,7 @@ func (p *payloads) saw(list []*tasks.Task) {
 // lookBehind searches for due tasks that claims have passed over, until ctx ends.
 func (w *Worker) lookBehind(ctx context.Context) {
 	for ctx.Err() == nil {
-		sleep(ctx, time.Second)
+		retry.Pause(ctx, time.Second)
 		s := w.serving.Load()
 		sorts := [][]string{s.none}
 		if some, _ := s.ready(s.none, 0); len(some) > 0 && len(some) < len(s.none) {
@@ -317,7 +318,7 @@ func (w *Worker) tick(ctx context.Context) {
 		if next = w.schedule.Next(now); next.IsZero() {
 			next = now.Add(time.Minute) // a spec that never matches
 		}
-		sleep(ctx, next.Sub(now))
+		retry.Pause(ctx, next.Sub(now))
 	}
 }
 
@@ -347,7 +348,7 @@ func (w *Worker) listen(ctx context.Context) {
 		if failures++; failures == 1 {
 			w.cfg.Log.Warn("listen_failed", zap.Error(err))
 		}
-		sleep(ctx, time.Second)
+		retry.Pause(ctx, time.Second)
 	}
 }
 

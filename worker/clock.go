@@ -8,6 +8,7 @@ import (
 	"go.uber.org/zap"
 
 	"onejob/boottime"
+	"onejob/internal/retry"
 	"onejob/tasks/schedule"
 )
 
@@ -49,7 +50,7 @@ func (c *postgresClock) run(ctx context.Context) {
 	var pause, left time.Duration // after a repair that failed, and what is left of that
 	var ahead time.Duration       // of this machine's time since its start
 	var of time.Time              // when the server was started whose clock that was
-	for ; ctx.Err() == nil; sleep(ctx, lookAtClock) {
+	for ; ctx.Err() == nil; retry.Pause(ctx, lookAtClock) {
 		if !c.ready() {
 			continue
 		}

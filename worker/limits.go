@@ -11,6 +11,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"onejob/internal/retry"
 	"onejob/lock"
 	"onejob/tasks"
 )
@@ -157,7 +158,7 @@ func (l *limits) find(ctx context.Context) {
 		if err == nil && some {
 			took += l.findSome(ctx)
 		}
-		sleep(ctx, max(findEvery, min(findPart*took, findAtMost)))
+		retry.Pause(ctx, max(findEvery, min(findPart*took, findAtMost)))
 		if err != nil || some || !l.hears() {
 			continue
 		}

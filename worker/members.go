@@ -12,6 +12,7 @@ import (
 
 	"onejob/boottime"
 	"onejob/internal/procfs"
+	"onejob/internal/retry"
 	"onejob/lock"
 	"onejob/tasks"
 )
@@ -213,7 +214,7 @@ func (w *Worker) beat(ctx context.Context) {
 	for ctx.Err() == nil {
 		began := time.Now()
 		w.beatOnce(ctx)
-		sleep(ctx, time.Second-time.Since(began))
+		retry.Pause(ctx, time.Second-time.Since(began))
 	}
 }
 

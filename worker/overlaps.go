@@ -6,6 +6,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"onejob/internal/retry"
 	"onejob/tasks"
 )
 
@@ -51,6 +52,6 @@ func (o *overlaps) run(ctx context.Context) {
 		if err == nil {
 			said = now
 		}
-		sleep(ctx, o.every)
+		retry.Pause(ctx, o.every)
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"onejob/internal/retry"
 )
 
 // queues watches for queues that nobody serves.
@@ -36,6 +38,6 @@ func (q *queues) run(ctx context.Context) {
 		if err == nil {
 			said = now
 		}
-		sleep(ctx, pace.rest(10*time.Second, time.Since(began)))
+		retry.Pause(ctx, pace.rest(10*time.Second, time.Since(began)))
 	}
 }

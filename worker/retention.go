@@ -6,6 +6,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"onejob/internal/retry"
 	"onejob/tasks"
 )
 
@@ -35,7 +36,7 @@ func (r *retention) run(ctx context.Context) {
 	interrupted := false
 	purge := func(what string, f func() (n int, more bool, err error)) {
 		total := 0
-		for began := time.Now(); ctx.Err() == nil; sleep(ctx, 50*time.Millisecond) {
+		for began := time.Now(); ctx.Err() == nil; retry.Pause(ctx, 50*time.Millisecond) {
 			n, more, err := f()
 			if err != nil {
 				if ctx.Err() == nil {
@@ -81,7 +82,7 @@ func (r *retention) run(ctx context.Context) {
 			return n, n == batch, err
 		})
 		if !interrupted {
-			sleep(ctx, r.every)
+			retry.Pause(ctx, r.every)
 		}
 	}
 }

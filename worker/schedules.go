@@ -8,6 +8,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"onejob/internal/retry"
 	"onejob/tasks"
 	"onejob/tasks/schedule"
 )
@@ -39,7 +40,7 @@ func (s *schedules) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		wait := time.Second
 		if !s.ready() {
-			sleep(ctx, wait)
+			retry.Pause(ctx, wait)
 			continue
 		}
 		var err error
@@ -53,7 +54,7 @@ func (s *schedules) run(ctx context.Context) {
 		if failing = err != nil; failing {
 			wait = time.Second
 		}
-		sleep(ctx, max(wait, minWait))
+		retry.Pause(ctx, max(wait, minWait))
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"onejob/boottime"
+	"onejob/internal/retry"
 	"onejob/lock"
 	"onejob/tasks"
 )
@@ -115,7 +116,7 @@ func (l *limits) pause(ctx context.Context, name string) {
 	l.pauses[name] = d
 	stirred, news := l.stirred, l.came
 	l.mu.Unlock()
-	sleep(ctx, leastPause)
+	retry.Pause(ctx, leastPause)
 	half, rest := time.NewTimer(d/2-leastPause), time.NewTimer(d-leastPause)
 	defer half.Stop()
 	defer rest.Stop()
@@ -162,7 +163,7 @@ func (l *limits) rest(ctx context.Context, name string) {
 	l.mu.Lock()
 	d := l.rests[name]
 	l.mu.Unlock()
-	sleep(ctx, jitter(d))
+	retry.Pause(ctx, jitter(d))
 }
 
 // claimed says that a task was claimed under a slot of a limit.

@@ -6,6 +6,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"onejob/internal/retry"
 	"onejob/tasks"
 )
 
@@ -50,6 +51,6 @@ func (s *snapshots) run(ctx context.Context) {
 		if err == nil {
 			said = now // forgets those that have ended
 		}
-		sleep(ctx, min(s.age, time.Minute))
+		retry.Pause(ctx, min(s.age, time.Minute))
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"onejob/internal/retry"
 )
 
 const (
@@ -31,7 +33,7 @@ func (s *stalls) watch(ctx context.Context, report func(late time.Duration)) {
 	for ctx.Err() == nil {
 		began := time.Now()
 		s.look()
-		sleep(ctx, stallTick)
+		retry.Pause(ctx, stallTick)
 		if ctx.Err() == nil {
 			report(max(0, time.Since(began)-stallTick))
 		}

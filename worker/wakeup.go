@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"onejob/boottime"
+	"onejob/internal/retry"
 	"onejob/tasks"
 )
 
@@ -128,7 +129,7 @@ func (w *Worker) wakeOthers(ctx context.Context) {
 		if w.members.room(w.cfg.Locks.Session()) {
 			_ = w.cfg.Store.WakeAll(ctx) // their next poll finds the tasks as well
 		}
-		sleep(ctx, wakeEvery)
+		retry.Pause(ctx, wakeEvery)
 	}
 }
 

@@ -175,12 +175,3 @@ func (w *Worker) Run(ctx context.Context) error {
 
 // ForceStop ends the grace period of a shutdown: running tasks are cancelled now.
 func (w *Worker) ForceStop() { w.shutdown.force() }
-
-func sleep(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
-	}
-}

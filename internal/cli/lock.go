@@ -19,6 +19,7 @@ import (
 	"onejob/boottime"
 	"onejob/internal/guard"
 	"onejob/internal/plaintext"
+	"onejob/internal/retry"
 	"onejob/lock"
 	"onejob/lock/consul"
 	"onejob/lock/rabbitmq"
@@ -431,10 +432,7 @@ func obtain(ctx context.Context, p lockTarget, maxWait time.Duration) (lock.Leas
 		if waits {
 			waiting := time.Now()
 			if p.await(asking) != nil && time.Since(waiting) < time.Second {
-				select { // it fails at once where a token has ended, say
-				case <-time.After(time.Second):
-				case <-asking.Done():
-				}
+				retry.Pause(asking, time.Second) // it fails at once where a token has ended, say
 			}
 		}
 		switch {

@@ -20,6 +20,7 @@ import (
 	"onejob/internal/logging"
 	"onejob/internal/metrics"
 	"onejob/internal/pgerror"
+	"onejob/internal/retry"
 	"onejob/internal/supervisor"
 	"onejob/internal/tracing"
 	"onejob/lock/consul"
@@ -255,10 +256,7 @@ func prepare(ctx context.Context, cfg Config, db *store.Store, log *zap.Logger) 
 		case tries%10 == 0:
 			log.Warn("postgres_unavailable", zap.Error(err))
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(min(time.Second, time.Until(deadline))):
-		}
+		retry.Pause(ctx, min(time.Second, time.Until(deadline)))
 	}
 }
 

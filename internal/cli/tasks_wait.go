@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"onejob/internal/plaintext"
+	"onejob/internal/retry"
 	"onejob/store"
 	"onejob/tasks"
 )
@@ -81,10 +82,7 @@ func waitForTask(ctx context.Context, db *store.Store, id int64, seen bool, time
 		default:
 			seen, said = true, false
 		}
-		select {
-		case <-time.After(waitLook):
-		case <-waiting.Done():
-		}
+		retry.Pause(waiting, waitLook)
 		if ctx.Err() != nil {
 			return errors.New("interrupted while waiting for the task")
 		}

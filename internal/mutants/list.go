@@ -270,7 +270,7 @@ var others = []Mutant{
 		"lock/consul/replica.go", "if t.leave(ctx, lost) == nil {", "if t.leave(ctx, lost); true {").
 		failing("worker.TestStopWithoutPostgres"),
 	one("late", "takeovers begin 20 s late",
-		"worker/takeover.go", "	abandoned, refused, err := w.cfg.Store.TakeOver(", "	sleep(ctx, 20*time.Second)\n	abandoned, refused, err := w.cfg.Store.TakeOver(").
+		"worker/takeover.go", "	abandoned, refused, err := w.cfg.Store.TakeOver(", "	select {\n	case <-ctx.Done():\n	case <-time.After(20 * time.Second):\n	}\n	abandoned, refused, err := w.cfg.Store.TakeOver(").
 		under("kill", "late_takeovers"),
 
 	one("deaf", "nobody sees that a session has ended when its key goes",
@@ -548,7 +548,7 @@ var others = []Mutant{
 		"worker/shutdown.go", "commandsEnd = 8 * time.Second", "commandsEnd = 80 * time.Second").
 		failing("cmd/onejob.TestScripts/stubborn"),
 	one("no-rest", "a limit whose backend fails is asked for again at once",
-		"worker/slots.go", "sleep(ctx, jitter(d))\n}\n\n// claimed", "sleep(ctx, 0*jitter(d))\n}\n\n// claimed").
+		"worker/slots.go", "retry.Pause(ctx, jitter(d))\n}\n\n// claimed", "retry.Pause(ctx, 0*jitter(d))\n}\n\n// claimed").
 		failing("worker.TestFailingLimitRests"),
 	one("unseen-death", "a command that asks once for a slot does not wait for one whose holder has died",
 		"internal/cli/lock.go", "errors.Is(err, lock.ErrDelayed) && p.delays() > 0", "errors.Is(err, lock.ErrDelayed) && p.delays() > time.Hour").

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"onejob/internal/retry"
 	"onejob/lock"
 	"onejob/store"
 )
@@ -90,11 +91,7 @@ func (s *Source) After(ctx context.Context, seen *Snapshot) (*Snapshot, error) {
 				return taken, err
 			}
 		default:
-			timer := time.NewTimer(Every - time.Since(last.At))
-			select {
-			case <-timer.C:
-			case <-ctx.Done():
-				timer.Stop()
+			if retry.Pause(ctx, Every-time.Since(last.At)); ctx.Err() != nil {
 				return nil, ctx.Err()
 			}
 		}

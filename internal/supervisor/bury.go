@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"onejob/internal/retry"
 )
 
 // Log logs how a working process died.
@@ -43,15 +45,13 @@ func ReportDeath(ctx context.Context, log *zap.Logger, processes []string, inPos
 		}
 		return err
 	}
-	retry := func(where string, declare func(context.Context, string) ([]string, error), err error) {
+	again := func(where string, declare func(context.Context, string) ([]string, error), err error) {
 		if err != nil {
 			log.Warn("death_report_failed", zap.String("where", where), zap.Strings("processes", processes), zap.String("error", strings.ReplaceAll(err.Error(), "\n", "; ")))
 		}
 		for pause := 250 * time.Millisecond; err != nil && ctx.Err() == nil; pause = min(2*pause, 10*time.Second) {
-			select {
-			case <-time.After(pause):
+			if retry.Pause(ctx, pause); ctx.Err() == nil {
 				err = attempt(ctx, where, declare)
-			case <-ctx.Done():
 			}
 		}
 	}
@@ -61,9 +61,9 @@ func ReportDeath(ctx context.Context, log *zap.Logger, processes []string, inPos
 	var both sync.WaitGroup
 	defer both.Wait()
 	if unknown != nil {
-		both.Go(func() { retry("postgres", inPostgres, unknown) })
+		both.Go(func() { again("postgres", inPostgres, unknown) })
 	}
 	err := attempt(ctx, "consul", inConsul)
 	tried()
-	retry("consul", inConsul, err)
+	again("consul", inConsul, err)
 }

@@ -17,6 +17,7 @@ import (
 
 	tea "charm.land/bubbletea/v2"
 
+	"onejob/internal/retry"
 	"onejob/internal/snapshot"
 )
 
@@ -164,12 +165,7 @@ func (m *model) tell(task int64) tea.Cmd {
 func (m *model) tick() tea.Cmd {
 	ctx := m.ctx
 	return func() tea.Msg {
-		timer := time.NewTimer(time.Second)
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-		}
+		retry.Pause(ctx, time.Second)
 		return ticked{}
 	}
 }

@@ -15,7 +15,7 @@ import (
 
 	"github.com/hashicorp/consul/api"
 
-	"onejob/lock/internal/retry"
+	"onejob/internal/retry"
 )
 
 const (

@@ -15,8 +15,8 @@ import (
 
 	"onejob/boottime"
 	"onejob/internal/batch"
+	"onejob/internal/retry"
 	"onejob/lock"
-	"onejob/lock/internal/retry"
 )
 
 const (

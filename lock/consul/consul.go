@@ -12,9 +12,9 @@ import (
 	"go.uber.org/zap"
 
 	"onejob/boottime"
+	"onejob/internal/retry"
 	"onejob/lock"
 	"onejob/lock/internal/hold"
-	"onejob/lock/internal/retry"
 )
 
 // Locker implements lock.Locker.

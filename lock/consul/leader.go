@@ -10,8 +10,8 @@ import (
 
 	"github.com/hashicorp/consul/api"
 
+	"onejob/internal/retry"
 	"onejob/lock"
-	"onejob/lock/internal/retry"
 )
 
 // The leader's key follows Consul's own procedure for client-side elections: a

@@ -14,7 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"onejob/boottime"
-	"onejob/lock/internal/retry"
+	"onejob/internal/retry"
 )
 
 // membership knows which sessions live. A blocking query on the replicas' keys

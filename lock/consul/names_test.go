@@ -16,9 +16,9 @@ import (
 	"github.com/hashicorp/consul/api"
 
 	"onejob/boottime"
+	"onejob/internal/retry"
 	"onejob/internal/testenv"
 	"onejob/lock"
-	"onejob/lock/internal/retry"
 )
 
 func tryTask(l *Locker, id int64) (lock.Lease, error) {

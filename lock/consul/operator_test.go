@@ -10,9 +10,9 @@ import (
 
 	"github.com/hashicorp/consul/api"
 
+	"onejob/internal/retry"
 	"onejob/internal/testenv"
 	"onejob/lock"
-	"onejob/lock/internal/retry"
 )
 
 // acquireMany locks n keys at the same time.

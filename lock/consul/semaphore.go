@@ -53,9 +53,9 @@ import (
 	"github.com/hashicorp/consul/api"
 
 	"onejob/boottime"
+	"onejob/internal/retry"
 	"onejob/lock"
 	"onejob/lock/internal/hold"
-	"onejob/lock/internal/retry"
 )
 
 // semaphores implements lock.Semaphores.

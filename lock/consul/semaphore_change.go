@@ -16,9 +16,9 @@ import (
 
 	"onejob/boottime"
 	"onejob/internal/batch"
+	"onejob/internal/retry"
 	"onejob/lock"
 	"onejob/lock/internal/hold"
-	"onejob/lock/internal/retry"
 )
 
 // maxTries is how often a change of a .lock is tried that others change too.

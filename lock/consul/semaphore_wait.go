@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"onejob/lock/internal/retry"
+	"onejob/internal/retry"
 )
 
 // lookAgain is how often a semaphore is looked at whose .lock does not change.

@@ -10,9 +10,9 @@ import (
 	"github.com/hashicorp/consul/api"
 
 	"onejob/boottime"
+	"onejob/internal/retry"
 	"onejob/lock"
 	"onejob/lock/internal/hold"
-	"onejob/lock/internal/retry"
 )
 
 // A ttlSession is one session in Consul, which ends unless it is renewed.

@@ -12,8 +12,8 @@ import (
 	"github.com/hashicorp/consul/api"
 	"go.uber.org/zap"
 
+	"onejob/internal/retry"
 	"onejob/lock/internal/hold"
-	"onejob/lock/internal/retry"
 )
 
 // verify looks at all keys of a session, without a Raft write: who finds a key

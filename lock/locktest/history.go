@@ -13,6 +13,7 @@ import (
 	"github.com/anishathalye/porcupine"
 
 	"onejob/boottime"
+	"onejob/internal/retry"
 	"onejob/lock"
 )
 
@@ -257,7 +258,7 @@ func historyOfSlots(t *testing.T, b SemaphoreBackend) {
 			}
 		}
 		counts.Unlock()
-		sleep(ctx, 200*time.Millisecond)
+		retry.Pause(ctx, 200*time.Millisecond)
 	}
 	cancel()
 	wg.Wait()
@@ -267,12 +268,5 @@ func historyOfSlots(t *testing.T, b SemaphoreBackend) {
 	}
 	for _, h := range histories {
 		h.Check(t)
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
 	}
 }

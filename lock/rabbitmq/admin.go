@@ -9,8 +9,8 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"onejob/internal/retry"
 	"onejob/lock"
-	"onejob/lock/internal/retry"
 )
 
 const (

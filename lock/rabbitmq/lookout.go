@@ -11,8 +11,8 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"onejob/internal/retry"
 	"onejob/lock"
-	"onejob/lock/internal/retry"
 )
 
 // The pauses between two looks of those who wait. Where they wait for many semaphores, all of them

@@ -11,9 +11,9 @@ import (
 
 	"go.uber.org/zap"
 
+	"onejob/internal/retry"
 	"onejob/lock"
 	"onejob/lock/internal/hold"
-	"onejob/lock/internal/retry"
 )
 
 // ErrCannotList says that List was given no names to look for.

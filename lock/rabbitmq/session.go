@@ -16,9 +16,9 @@ import (
 	"go.uber.org/zap"
 
 	"onejob/boottime"
+	"onejob/internal/retry"
 	"onejob/lock"
 	"onejob/lock/internal/hold"
-	"onejob/lock/internal/retry"
 )
 
 // A session is the life of one connection that holds slots.

@@ -8,8 +8,8 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"onejob/internal/retry"
 	"onejob/lock"
-	"onejob/lock/internal/retry"
 )
 
 // races is how many races for slots a Take may lose before it gives up.

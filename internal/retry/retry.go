@@ -1,4 +1,4 @@
-// Package retry says when to try again what has failed.
+// Package retry waits, and says for how long before what has failed is tried again.
 package retry
 
 import (
