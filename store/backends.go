@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -142,38 +141,9 @@ SELECT id AS task, `+markOf("t")+` AS mark
    AND (SELECT true FROM onejob.replicas r WHERE r.session = t.session AND r.ended_at IS NULL LIMIT 1) IS NULL`, sessions)
 }
 
-// unended are the attempts whose statement was sent, and whose end nobody has heard: a
-// request to cancel it may not have arrived.
-type unended struct {
-	mu       sync.Mutex
-	sessions map[int64]string // by fence
-}
-
-func (u *unended) add(t *tasks.Task) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.sessions == nil {
-		u.sessions = map[int64]string{}
-	}
-	u.sessions[t.Fence] = t.Session
-}
-
-func (u *unended) of(fence int64) (session string, there bool) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	session, there = u.sessions[fence]
-	return session, there
-}
-
-func (u *unended) drop(fence int64) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	delete(u.sessions, fence)
-}
-
 // endOwn makes sure that nothing runs of an attempt that is about to be completed.
 func (s *Store) endOwn(ctx context.Context, id, fence int64) error {
-	session, there := s.unended.of(fence)
+	session, there := s.unended.Load(fence)
 	if !there {
 		return nil
 	}
@@ -185,7 +155,7 @@ SELECT $1::bigint AS task, `+markOf("a")+` AS mark FROM (SELECT $2::uuid AS sess
 	if len(left) > 0 {
 		return fmt.Errorf("its statement still runs, in backend %d", left[0].PID)
 	}
-	s.unended.drop(fence)
+	s.unended.Delete(fence)
 	return nil
 }
 

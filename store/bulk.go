@@ -206,8 +206,7 @@ func (s *Store) Now(ctx context.Context) (now time.Time, err error) {
 
 // filterError makes ErrFilter of what onejob.bulk says of its arguments.
 func filterError(err error) error {
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) && (pg.Code == "22023" || pg.Code == "P0002") {
+	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && (pg.Code == "22023" || pg.Code == "P0002") {
 		return fmt.Errorf("%w: %s", ErrFilter, pg.Message)
 	}
 	return sanitized(err)

@@ -572,7 +572,7 @@ func (s *Store) CompleteWith(ctx context.Context, t *tasks.Task, fn func(ctx con
 	s.works.heal(err)
 	ended := answered || hasEnded(err)
 	if sent && err != nil && !errors.Is(err, tasks.ErrRefused) && !ended {
-		s.unended.add(t)
+		s.unended.Store(t.Fence, t.Session)
 	}
 	switch {
 	case errors.Is(err, tasks.ErrRefused):
@@ -589,8 +589,8 @@ func (s *Store) CompleteWith(ctx context.Context, t *tasks.Task, fn func(ctx con
 // hasEnded reports whether Postgres says that a statement has ended, with this error. A pooler that
 // ends a connection says so as Postgres would, and the statement goes on.
 func hasEnded(err error) bool {
-	var pg *pgconn.PgError
-	return errors.As(err, &pg) && pg.SeverityUnlocalized != "FATAL" && !strings.HasPrefix(pg.Code, "08")
+	pg, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && pg.SeverityUnlocalized != "FATAL" && !strings.HasPrefix(pg.Code, "08")
 }
 
 // requeue is one claim on its way back.

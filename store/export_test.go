@@ -32,7 +32,7 @@ func TryAgain(s *Store) {
 
 // Unended reports whether the statement of an attempt counts as one that may go on.
 func Unended(s *Store, t *tasks.Task) bool {
-	_, there := s.unended.of(t.Fence)
+	_, there := s.unended.Load(t.Fence)
 	return there
 }
 

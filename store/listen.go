@@ -202,7 +202,7 @@ func (s *Store) connect(ctx context.Context, notice pgconn.NoticeHandler) (*pgx.
 }
 
 // closeConn ends a connection although the caller's context may have ended.
-func closeConn(conn *pgx.Conn) {
+func closeConn(conn interface{ Close(context.Context) error }) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	_ = conn.Close(ctx)

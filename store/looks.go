@@ -154,13 +154,18 @@ SELECT DISTINCT name
 func (s *Store) UnknownLimits(ctx context.Context, known []string, n int) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
+	last, _ := s.unknown.Load().(string)
 	names, err := s.unsayable.spare(ctx, s.pool, known, func(known []string) ([]string, error) {
-		return query(ctx, s.pool, pgx.RowTo[string], unknownLimitsSQL, known, n, s.unknown.last())
+		return query(ctx, s.pool, pgx.RowTo[string], unknownLimitsSQL, known, n, last)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("look for unknown limits: %w", err)
 	}
-	s.unknown.came(names, n)
+	last = ""
+	if n > 0 && len(names) >= n {
+		last = names[len(names)-1]
+	}
+	s.unknown.Store(last)
 	return names, nil
 }
 
@@ -230,29 +235,6 @@ func (u *unsayable) without(names []string) []string {
 		return notNil(names)
 	}
 	return slices.DeleteFunc(slices.Clone(notNil(names)), func(name string) bool { return u.names[name] })
-}
-
-// walk is how far a walk through names has come that takes several calls.
-type walk struct {
-	mu   sync.Mutex
-	name string
-}
-
-// last returns the name behind which to go on; no name is empty.
-func (w *walk) last() string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.name
-}
-
-// came notes the names of a call that asked for n.
-func (w *walk) came(names []string, n int) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.name = ""
-	if n > 0 && len(names) >= n {
-		w.name = names[len(names)-1]
-	}
 }
 
 func notNil(s []string) []string {

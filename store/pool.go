@@ -242,8 +242,8 @@ const statementPrefix = "stmtcache_"
 // function of the user's may prepare another. One that is gone may as well have been removed by a
 // statement of the sql kind.
 func (p *pool) heal(err error) {
-	var pg *pgconn.PgError
-	if p.explicit || !errors.As(err, &pg) {
+	pg, ok := errors.AsType[*pgconn.PgError](err)
+	if p.explicit || !ok {
 		return
 	}
 	switch pg.Code {

@@ -132,7 +132,7 @@ func (s *Store) Join(ctx context.Context, id string, r tasks.Replica) error {
 INSERT INTO onejob.replicas (session, process, name, host, pid, version, kinds, queues, concurrency, limits_backend, running, state, machine, started, names, server)
 SELECT @session, @process, @name, @host, @pid, @version, @kinds, @queues, @concurrency, nullif(@limits_backend, ''), @running, @state, @machine, @started, @names::jsonb, pg_postmaster_start_time()
   FROM (SELECT FROM onejob.cluster WHERE id = @cluster FOR SHARE) ours
-RETURNING true`, replicaArguments(r, namedArgs{"cluster": id}))
+RETURNING true`, replicaArguments(r, id))
 	}
 	joined, err := join()
 	if pgerror.Is(err, untranslatable) && r.Choices != nil {
@@ -153,14 +153,10 @@ DELETE FROM onejob.replicas WHERE ended_at < statement_timestamp() - interval '1
 	return nil
 }
 
-func replicaArguments(r tasks.Replica, more namedArgs) namedArgs {
-	args := namedArgs{"session": r.Session, "process": r.Process, "name": r.Name, "host": r.Host, "pid": r.PID, "version": r.Version,
+func replicaArguments(r tasks.Replica, cluster string) namedArgs {
+	return namedArgs{"session": r.Session, "process": r.Process, "name": r.Name, "host": r.Host, "pid": r.PID, "version": r.Version,
 		"kinds": notNil(r.Kinds), "queues": notNil(r.Queues), "concurrency": r.Concurrency, "limits_backend": r.LimitsBackend, "running": r.Running, "state": r.State,
-		"machine": r.Machine, "started": int64(r.Started), "names": choices(r)}
-	for k, v := range more {
-		args[k] = v
-	}
-	return args
+		"machine": r.Machine, "started": int64(r.Started), "names": choices(r), "cluster": cluster}
 }
 
 // choices returns what a replica's payloads can choose, as JSON; nil if it is not told.

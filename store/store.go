@@ -89,15 +89,18 @@ type Store struct {
 	refusals  atomic.Int32               // rows that were refused since the last claim that took some
 	remember  memory                     // where claims go on
 	kept      kept                       // where retention goes on
-	unknown   walk                       // where the search for unknown limits goes on
+	unknown   atomic.Value               // string: the name behind which the search for unknown limits goes on; no name is empty
 	unsayable unsayable                  // names of limits that no row can have
 	deafAt    atomic.Pointer[time.Time]  // when Listen found out that it hears nothing
 	server    atomic.Pointer[serverTerm] // ends when connections are to lead to another one
 
 	completions batch.Group[*completion]
 	returns     batch.Group[*requeue]
-	unended     unended
 	statements  statements
+
+	// unended has the session, by fence, of each attempt whose statement was sent and whose end
+	// nobody has heard: a request to cancel it may not have arrived.
+	unended sync.Map
 }
 
 // Open prepares a store. It parses the configuration, and fails if that cannot
@@ -107,18 +110,11 @@ func Open(cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("postgres.dsn: %w", sanitized(err))
 	}
-	listenDSN := cfg.ListenDSN
-	if listenDSN == "" {
-		listenDSN = cfg.DSN
-	}
-	lc, err := pgxpool.ParseConfig(listenDSN) // the pool_... settings of a DSN are understood, and left out
+	lc, err := pgxpool.ParseConfig(cmp.Or(cfg.ListenDSN, cfg.DSN)) // the pool_... settings of a DSN are understood, and left out
 	if err != nil {
 		return nil, fmt.Errorf("postgres.listen_dsn: %w", sanitized(err))
 	}
-	pc.MaxConns = DefaultMaxConns
-	if cfg.MaxConns > 0 {
-		pc.MaxConns = int32(cfg.MaxConns)
-	}
+	pc.MaxConns = int32(cmp.Or(max(cfg.MaxConns, 0), DefaultMaxConns))
 	near := &hosts{names: map[string]string{}}
 	for _, c := range []*pgx.ConnConfig{pc.ConnConfig, lc.ConnConfig} {
 		network, random, err := networkOf(c.RuntimeParams)
@@ -145,34 +141,28 @@ func Open(cfg Config) (*Store, error) {
 	// Few statements, and perhaps another way than the pool's: not worth finding
 	// out whether they could be prepared.
 	lc.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
-	timeout := DefaultTimeout
-	if cfg.Timeout > 0 {
-		timeout = cfg.Timeout
+	timeout := cmp.Or(max(cfg.Timeout, 0), DefaultTimeout)
+	open := func(c *pgxpool.Config) (p *pool) {
+		if err == nil {
+			p, err = newPool(c, near, timeout)
+		}
+		return p
 	}
-	pool, err := newPool(pc, near, timeout)
-	if err != nil {
-		return nil, fmt.Errorf("postgres.dsn: %w", sanitized(err))
-	}
+	common := open(pc)
 	wc := pc.Copy()
 	wc.MinConns, wc.MinIdleConns, wc.MaxConnIdleTime = 0, 0, time.Minute
 	wc.AfterRelease = forget
-	works, err := newPool(wc, near, timeout)
-	if err != nil {
-		return nil, fmt.Errorf("postgres.dsn: %w", sanitized(err))
-	}
+	works := open(wc)
 	oc := pc.Copy()
 	oc.MaxConns, oc.MinConns, oc.MinIdleConns = 1, 0, 0
-	list, err := newPool(oc, near, timeout)
-	if err != nil {
-		return nil, fmt.Errorf("postgres.dsn: %w", sanitized(err))
-	}
+	list := open(oc)
 	gc := oc.Copy()
 	gc.MaxConnIdleTime = time.Minute
-	glances, err := newPool(gc, near, timeout)
+	glances := open(gc)
 	if err != nil {
 		return nil, fmt.Errorf("postgres.dsn: %w", sanitized(err))
 	}
-	s := &Store{pool: pool, works: works, list: list, glances: glances, listen: lc.ConnConfig, hosts: near, timeout: timeout, actor: cfg.Actor}
+	s := &Store{pool: common, works: works, list: list, glances: glances, listen: lc.ConnConfig, hosts: near, timeout: timeout, actor: cfg.Actor}
 	s.server.Store(newServerTerm())
 	s.completions = batch.Group[*completion]{Commit: func(list []*completion) {
 		began := time.Now()
@@ -362,14 +352,8 @@ const (
 // again is no use: a data exception, an integrity constraint, a limit of Postgres
 // itself, or an error that a trigger of the user's raises.
 func unfit(err error) bool {
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) && len(pg.Code) == 5 {
-		switch pg.Code[:2] {
-		case "22", "23", "54", "P0":
-			return true
-		}
-	}
-	return false
+	pg, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && len(pg.Code) == 5 && slices.Contains([]string{"22", "23", "54", "P0"}, pg.Code[:2])
 }
 
 // aboutARow reports whether one row alone may be why Postgres refuses a statement: its data
@@ -377,8 +361,8 @@ func unfit(err error) bool {
 // for example. The same may be wrong for all rows. So the others are tried without it, and
 // the statement without any row, before that row is to blame.
 func aboutARow(err error) bool {
-	var pg *pgconn.PgError
-	if !errors.As(err, &pg) || len(pg.Code) != 5 {
+	pg, ok := errors.AsType[*pgconn.PgError](err)
+	if !ok || len(pg.Code) != 5 {
 		return false
 	}
 	switch pg.Code[:2] {
@@ -397,19 +381,10 @@ func aboutARow(err error) bool {
 // A full disk and the like (class 53) are no such case: a statement without any row needs no room. Nor
 // is a deadlock, which is ours, or what a pooler says of its own (protocol_violation).
 func relayed(err error) bool {
-	var pg *pgconn.PgError
-	if !errors.As(err, &pg) || len(pg.Code) != 5 || pg.SeverityUnlocalized != "ERROR" || pg.Routine == replanned {
-		return false
-	}
-	switch pg.Code {
-	case deadlock, queryCanceled, protocolViolation:
-		return false
-	}
-	switch pg.Code[:2] {
-	case "08", "0A", "25", "28", "3D", "40", "57", "58":
-		return true
-	}
-	return false
+	pg, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && len(pg.Code) == 5 && pg.SeverityUnlocalized == "ERROR" && pg.Routine != replanned &&
+		!slices.Contains([]string{deadlock, queryCanceled, protocolViolation}, pg.Code) &&
+		slices.Contains([]string{"08", "0A", "25", "28", "3D", "40", "57", "58"}, pg.Code[:2])
 }
 
 // replanned is the function of Postgres that refuses the plan of a prepared statement whose table has
@@ -493,8 +468,7 @@ func (s *idSet) list() []int64 {
 // sanitized returns an error that a person understands and that holds no
 // password: pgx repeats the DSN in the error of one that it cannot parse.
 func sanitized(err error) error {
-	var parse *pgconn.ParseConfigError
-	if errors.As(err, &parse) {
+	if _, ok := errors.AsType[*pgconn.ParseConfigError](err); ok {
 		const form = "write it as postgres://USER:PASSWORD@HOST:PORT/DATABASE or as host=HOST dbname=DATABASE"
 		cause := errors.Unwrap(err)
 		if cause == nil {

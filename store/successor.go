@@ -104,13 +104,10 @@ func (l *lookout) look(ctx context.Context, c *pgconn.Config, system string) {
 }
 
 func (l *lookout) close() {
-	if l.conn == nil {
-		return
+	if l.conn != nil {
+		closeConn(l.conn)
+		l.conn = nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	_ = l.conn.Close(ctx)
-	l.conn = nil
 }
 
 // close ends all connections.
