@@ -388,8 +388,7 @@ func (w *Worker) judge(t *tasks.Task, result tasks.Result, err, cause error) tas
 		return e
 	}
 	e.Result, e.Error = nil, shortened(err.Error())
-	var exit *tasks.ExitError
-	if errors.As(err, &exit) {
+	if exit, ok := errors.AsType[*tasks.ExitError](err); ok {
 		e.ExitCode = &exit.Code
 	}
 	delay, requeue := tasks.RequeueDelay(err)

@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -88,19 +89,19 @@ func ParsePoll(spec string) (cron.Schedule, error) {
 
 // WithDefaults returns the configuration with every zero field filled.
 func (c Config) WithDefaults() Config {
-	setDefault(&c.Concurrency, 32)
-	setDefault(&c.PayloadMemory, 128<<20)
-	setDefault(&c.Poll, "@every 1s")
-	setDefault(&c.MaxCrashes, 3)
-	setDefault(&c.RetryBase, time.Second)
-	setDefault(&c.RetryMax, time.Hour)
-	setDefault(&c.LockDelay, lock.DefaultLockDelay)
-	setDefault(&c.ShutdownGrace, 30*time.Second)
-	setDefault(&c.KeepSucceeded, 7*24*time.Hour)
-	setDefault(&c.KeepFailed, 30*24*time.Hour)
-	setDefault(&c.RetentionEvery, time.Minute)
-	setDefault(&c.SnapshotAge, 5*time.Minute)
-	setDefault(&c.OverlapsEvery, time.Minute)
+	c.Concurrency = cmp.Or(c.Concurrency, 32)
+	c.PayloadMemory = cmp.Or(c.PayloadMemory, 128<<20)
+	c.Poll = cmp.Or(c.Poll, "@every 1s")
+	c.MaxCrashes = cmp.Or(c.MaxCrashes, 3)
+	c.RetryBase = cmp.Or(c.RetryBase, time.Second)
+	c.RetryMax = cmp.Or(c.RetryMax, time.Hour)
+	c.LockDelay = cmp.Or(c.LockDelay, lock.DefaultLockDelay)
+	c.ShutdownGrace = cmp.Or(c.ShutdownGrace, 30*time.Second)
+	c.KeepSucceeded = cmp.Or(c.KeepSucceeded, 7*24*time.Hour)
+	c.KeepFailed = cmp.Or(c.KeepFailed, 30*24*time.Hour)
+	c.RetentionEvery = cmp.Or(c.RetentionEvery, time.Minute)
+	c.SnapshotAge = cmp.Or(c.SnapshotAge, 5*time.Minute)
+	c.OverlapsEvery = cmp.Or(c.OverlapsEvery, time.Minute)
 	if c.Log == nil {
 		c.Log = logging.Stderr()
 	}
@@ -108,12 +109,6 @@ func (c Config) WithDefaults() Config {
 		c.Process = uuid.NewString()
 	}
 	return c
-}
-
-func setDefault[T comparable](p *T, v T) {
-	if *p == *new(T) {
-		*p = v
-	}
 }
 
 // validate returns what is wrong with a configuration whose defaults are filled in.

@@ -116,7 +116,7 @@ type database struct {
 	version uint64
 	highest int64  // fence that was claimed here from this server
 	back    bool   // its fences went back
-	told    string // the event that was logged last
+	told    string // the event of the refusal that was logged last; empty once a database is trusted
 	why     error  // there is no server that is known to be the database
 }
 
@@ -275,7 +275,7 @@ func (d *database) lookLocked(ctx context.Context) {
 		if other.event == "postgres_stale" {
 			d.store.Refuse(r.Server) // the DSN may name another server
 		}
-		d.logOutcome(other.event, r, now)
+		d.logRefusal(other.event, r, now)
 		return
 	case errors.Is(err, lock.ErrChanged):
 		notify(d.doubts) // another replica was first
@@ -292,57 +292,42 @@ func (d *database) lookLocked(ctx context.Context) {
 		return
 	}
 	d.highest, d.back = max(d.highest, now.last), false
-	d.trusted, d.session, d.record, d.version, d.why = true, session, now, version, nil
+	d.trusted, d.session, d.record, d.version, d.why, d.told = true, session, now, version, nil, ""
 	d.mu.Unlock()
 	d.store.Refuse(now.Server)
 	d.found()
-	switch {
+	switch at := zap.Stringer("server", server(now.Server)); {
 	case now.FencesFrom == r.FencesFrom && now.Same(r.Server): // others have put it on record
-		d.logOutcome("postgres_server", r, now)
+		d.log.Info("postgres_server", at)
 	case now.Same(r.Server) && r.Sequence != "" && r.Sequence != now.Sequence:
-		d.logOutcome("postgres_reloaded", r, now)
+		d.log.Warn("postgres_reloaded", at, zap.Int64("fences_from", now.above()))
 	case r.System == "" || now.Same(r.Server) && !back:
-		d.logOutcome("postgres_recorded", r, now)
+		d.log.Info("postgres_recorded", at, zap.Int64("fences_from", now.above()))
 	case back:
-		d.logOutcome("fences_went_back", r, now)
+		d.log.Error("fences_went_back", at, zap.Int64("fences_from", now.above()))
 	case now.Timeline == r.Timeline && now.System == r.System:
-		d.logOutcome("postgres_restarted", r, now)
+		d.log.Info("postgres_restarted", at, zap.Stringer("on_record", server(r.Server)), zap.Int64("fences_from", now.above()))
 	default:
-		d.logOutcome("postgres_failed_over", r, now)
+		d.log.Warn("postgres_failed_over", at, zap.Stringer("on_record", server(r.Server)), zap.Int64("fences_from", now.above()))
 	}
 }
 
-// logOutcome logs what came of a look: what keeps this replica from working once until it
-// changes.
-func (d *database) logOutcome(event string, before, now databaseRecord) {
+// logRefusal logs what keeps this replica from working, once until it changes.
+func (d *database) logRefusal(event string, before, now databaseRecord) {
 	d.mu.Lock()
 	news := d.told != event
 	d.told = event
 	d.mu.Unlock()
-	switch event {
-	case "postgres_server":
-		d.log.Info("postgres_server", zap.Stringer("server", server(now.Server)))
-	case "postgres_recorded":
-		d.log.Info("postgres_recorded", zap.Stringer("server", server(now.Server)), zap.Int64("fences_from", now.above()))
-	case "postgres_restarted":
-		d.log.Info("postgres_restarted", zap.Stringer("server", server(now.Server)), zap.Stringer("on_record", server(before.Server)), zap.Int64("fences_from", now.above()))
-	case "postgres_failed_over":
-		d.log.Warn("postgres_failed_over", zap.Stringer("server", server(now.Server)), zap.Stringer("on_record", server(before.Server)), zap.Int64("fences_from", now.above()))
-	case "postgres_reloaded":
-		d.log.Warn("postgres_reloaded", zap.Stringer("server", server(now.Server)), zap.Int64("fences_from", now.above()))
-	case "fences_went_back":
-		d.log.Error("fences_went_back", zap.Stringer("server", server(now.Server)), zap.Int64("fences_from", now.above()))
-	}
 	if !news {
 		return
 	}
-	switch event {
+	switch at := zap.Stringer("server", server(now.Server)); event {
 	case "postgres_stale":
-		d.log.Error("postgres_stale", zap.Stringer("server", server(now.Server)), zap.Stringer("on_record", server(before.Server)))
+		d.log.Error("postgres_stale", at, zap.Stringer("on_record", server(before.Server)))
 	case "postgres_is_another":
-		d.log.Error("postgres_is_another", zap.Stringer("server", server(now.Server)), zap.Stringer("on_record", server(before.Server)))
+		d.log.Error("postgres_is_another", at, zap.Stringer("on_record", server(before.Server)))
 	case "postgres_standby":
-		d.log.Error("postgres_standby", zap.Stringer("server", server(now.Server)))
+		d.log.Error("postgres_standby", at)
 	}
 }
 

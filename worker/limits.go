@@ -53,7 +53,8 @@ type limits struct {
 
 	fresh chan struct{} // rows with a limit may have come
 
-	held atomic.Bool // slots were not taken because of ours
+	named sync.Map    // by limit: whether the row that was claimed last under it names it
+	held  atomic.Bool // slots were not taken because of ours
 
 	wg    sync.WaitGroup
 	news  atomic.Bool // rows with a limit may have come due, or got room, since we looked
@@ -68,7 +69,6 @@ type limits struct {
 	rests   map[string]time.Duration // the last rest of those whose backend failed
 	stirred chan struct{}            // is closed, and replaced, when a lock key has come free
 	came    chan struct{}            // the same when tasks may have come
-	named   map[string]bool          // whether the row that was claimed last under it names it
 	told    map[string]string        // what was said last of a limit that cannot be served
 
 	askedUpTo string   // of missing

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -17,10 +16,10 @@ import (
 // shutdown is how a replica ends: handlers have a grace period, are cancelled, and are then
 // abandoned, with a moment left for what they write to the store.
 type shutdown struct {
-	forced    chan struct{} // closed by force
-	forceOnce sync.Once
-	stopping  atomic.Bool  // no more claims
-	end       atomic.Int64 // a boottime.Instant: no handler has longer than that; zero before they are cancelled
+	forced   context.Context // ends with force
+	force    func()          // ends the grace period
+	stopping atomic.Bool     // no more claims
+	end      atomic.Int64    // a boottime.Instant: no handler has longer than that; zero before they are cancelled
 
 	giveUp  context.Context // ends when handlers are no longer waited for
 	writing context.Context // ends lastTry later: the time that pending writes to the store have left
@@ -39,9 +38,6 @@ func (s *shutdown) prepare(ctx context.Context) (release func()) {
 	}
 	return func() { stopWriting(nil); stopWaiting() }
 }
-
-// force ends the grace period.
-func (s *shutdown) force() { s.forceOnce.Do(func() { close(s.forced) }) }
 
 // errGivenUp is the cause when a stopping replica no longer waits for the store.
 var errGivenUp = errors.New("the replica stops, and Postgres has not answered")
@@ -77,7 +73,7 @@ func (s *shutdown) drain(running *running, grace time.Duration, log *zap.Logger)
 	case <-done:
 		return nil
 	case <-first.C:
-	case <-s.forced:
+	case <-s.forced.Done():
 	}
 	running.cancelAll(tasks.ErrShutdown)
 	s.end.Store(int64(boottime.Now().Add(commandsEnd)))

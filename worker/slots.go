@@ -261,7 +261,7 @@ func (l *limits) claimUnder(ctx context.Context, name string) *tasks.Task {
 	claims := []tasks.Claim{{Limit: name, Kinds: all}}
 	if kinds, _ := s.ready(s.under[name], 1); len(kinds) > 0 {
 		claims = append(claims, tasks.Claim{Kinds: kinds})
-		if l.lastNamed(name) {
+		if last, _ := l.named.Load(name); last == true {
 			slices.Reverse(claims)
 		}
 	}
@@ -270,26 +270,13 @@ func (l *limits) claimUnder(ctx context.Context, name string) *tasks.Task {
 			var t *tasks.Task
 			if t, more = l.claim(ctx, name, c); t != nil {
 				if len(claims) > 1 {
-					l.noteNamed(name, c.Limit != "")
+					l.named.Store(name, c.Limit != "")
 				}
 				return t
 			}
 		}
 	}
 	return nil
-}
-
-// lastNamed reports whether the row that was claimed last under a limit names it.
-func (l *limits) lastNamed(name string) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.named[name]
-}
-
-func (l *limits) noteNamed(name string, named bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.named[name] = named
 }
 
 // underSlot is the lease on a task that holds only as long as a slot does, too.

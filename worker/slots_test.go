@@ -17,7 +17,7 @@ func TestTurnsUnderEachLimit(t *testing.T) {
 	s := newServing(tasks.Kinds{"a": nil, "b": nil}, nil, map[string]string{"a": "one", "b": "two"})
 	got := map[string][]bool{}
 	l := &limits{
-		config: func() *serving { return s }, named: map[string]bool{},
+		config: func() *serving { return s },
 		claim: func(_ context.Context, limit string, c tasks.Claim) (*tasks.Task, bool) {
 			got[limit] = append(got[limit], c.Limit != "")
 			return &tasks.Task{}, false

@@ -90,8 +90,7 @@ type notBegun interface{ NotBegun() }
 // reportUnknownName logs what a task names and this replica lacks.
 func (w *Worker) reportUnknownName(t *tasks.Task, err error) {
 	var name string
-	var unknown *tasks.UnknownError
-	if errors.As(err, &unknown) {
+	if unknown, ok := errors.AsType[*tasks.UnknownError](err); ok {
 		name = unknown.Name[:min(len(unknown.Name), maxName)]
 	}
 	switch logOutcome, more := w.unknownNames.first(t.Kind + "\x00" + name); {

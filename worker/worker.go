@@ -87,7 +87,7 @@ func New(cfg Config) (*Worker, error) {
 	}
 	w := &Worker{cfg: cfg, wake: make(chan struct{}, 1), look: make(chan struct{}, 1), bereaved: make(chan struct{}, 1), listed: make(chan struct{}, 1), full: make(chan struct{}, 1)}
 	w.schedule, _ = ParsePoll(cfg.Poll) // was validated
-	w.shutdown.forced = make(chan struct{})
+	w.shutdown.forced, w.shutdown.force = context.WithCancel(context.Background())
 	host, _ := os.Hostname()
 	w.members = &members{store: cfg.Store, me: tasks.Replica{Process: cfg.Process, Name: cfg.Replica, Host: host, PID: os.Getpid(),
 		Machine: procfs.Machine(), Started: procfs.Started(), Version: cfg.Version, Kinds: cfg.Kinds.Names(), Choices: cfg.Kinds.Choices(), Queues: cfg.Queues, Concurrency: cfg.Concurrency, LimitsBackend: cfg.LimitsBackend}}
@@ -102,7 +102,7 @@ func New(cfg Config) (*Worker, error) {
 	w.limits = &limits{
 		semaphores: cfg.Limits, store: cfg.Store, log: cfg.Log, replica: cfg.Replica, queues: cfg.Queues, concurrency: cfg.Concurrency,
 		config: w.serving.Load, running: &w.running, lookups: &w.lookups, ours: func() error { return w.members.sameBackend(cfg.Locks.Session()) }, wake: w.claimAgain, hears: w.wakeups.hears.Load, claim: w.claimOne, attempt: func(t *tasks.Task, slot lock.Lease) { w.attemptUnder(t, slot, nil) },
-		fresh: make(chan struct{}, 1), known: map[string]bool{}, missing: map[string]time.Time{}, served: map[string]bool{}, pauses: map[string]time.Duration{}, rests: map[string]time.Duration{}, stirred: make(chan struct{}), came: make(chan struct{}), named: map[string]bool{}, told: map[string]string{},
+		fresh: make(chan struct{}, 1), known: map[string]bool{}, missing: map[string]time.Time{}, served: map[string]bool{}, pauses: map[string]time.Duration{}, rests: map[string]time.Duration{}, stirred: make(chan struct{}), came: make(chan struct{}), told: map[string]string{},
 	}
 	w.limits.know(cfg.LimitSlots)
 	w.leader.log = cfg.Log
