@@ -22,10 +22,13 @@ const (
 	drainInterval = 200 * time.Millisecond
 )
 
-// administer calls work with the administration mutex of a semaphore, which the connection
-// has that does the work: whoever loses the mutex can do nothing any more. When ctx
-// ends the work is cut short; what was done of it stays done.
-func (s *Semaphores) administer(ctx context.Context, what, name string, work func(o *reader) error) error {
+// administer checks the name and the slots, and calls work with the administration mutex of the
+// semaphore, which the connection has that does the work: whoever loses the mutex can do
+// nothing any more. When ctx ends the work is cut short; what was done of it stays done.
+func (s *Semaphores) administer(ctx context.Context, what, name string, slots int, work func(o *reader) error) error {
+	if err := lock.CheckSemaphore(name, slots); err != nil {
+		return err
+	}
 	o, err := s.visit(ctx, name)
 	if err != nil {
 		return fmt.Errorf("%s limit %s: %w", what, name, err)
@@ -66,10 +69,7 @@ func (o *reader) lock(ctx context.Context) error {
 
 // Create implements lock.Semaphores.
 func (s *Semaphores) Create(ctx context.Context, name string, slots int) error {
-	if err := lock.CheckSemaphore(name, slots); err != nil {
-		return err
-	}
-	return s.administer(ctx, "create", name, func(o *reader) error {
+	return s.administer(ctx, "create", name, slots, func(o *reader) error {
 		switch _, err := o.look(ctx); {
 		case err == nil:
 			return lock.ErrExists
@@ -131,10 +131,7 @@ func (o *reader) announce(ctx context.Context, first, slots int) error {
 // Resize implements lock.Semaphores. The limit moves slot by slot, and is there
 // when Resize returns; after an error it may be anywhere in between.
 func (s *Semaphores) Resize(ctx context.Context, name string, slots int) error {
-	if err := lock.CheckSemaphore(name, slots); err != nil {
-		return err
-	}
-	return s.administer(ctx, "resize", name, func(o *reader) error {
+	return s.administer(ctx, "resize", name, slots, func(o *reader) error {
 		v, err := o.look(ctx)
 		if err != nil {
 			return err
@@ -235,10 +232,7 @@ func (s *Semaphores) Drain(ctx context.Context, name string) error {
 // AMQP: with force, their holders are asked to let go. Those of this package do
 // so at once; of other makes it is not known.
 func (s *Semaphores) Destroy(ctx context.Context, name string, force bool) error {
-	if err := lock.CheckSemaphore(name, 0); err != nil {
-		return err
-	}
-	return s.administer(ctx, "destroy", name, func(o *reader) error {
+	return s.administer(ctx, "destroy", name, 0, func(o *reader) error {
 		v, err := o.look(ctx)
 		if err != nil {
 			return err

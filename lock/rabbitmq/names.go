@@ -1,6 +1,7 @@
 package rabbitmq
 
 import (
+	"slices"
 	"strconv"
 	"time"
 
@@ -52,12 +53,8 @@ var reaches = []int{0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 
 
 // reachFor returns the lowest reach that covers so many slots.
 func reachFor(slots int) int {
-	for _, reach := range reaches {
-		if reach >= slots {
-			return reach
-		}
-	}
-	return reaches[len(reaches)-1]
+	i, _ := slices.BinarySearch(reaches, slots)
+	return reaches[min(i, len(reaches)-1)]
 }
 
 // arguments are those of every queue. The type is spelled out, as a virtual host

@@ -228,7 +228,7 @@ func TestWeAdministerAndSeedTakes(t *testing.T) {
 	}
 
 	// Each keeps out the other's administrators.
-	err := ours.administer(t.Context(), "look at", "k", func(*reader) error {
+	err := ours.administer(t.Context(), "look at", "k", 0, func(*reader) error {
 		if seed.administer(3) {
 			t.Error("two administrators at once")
 		}

@@ -152,18 +152,15 @@ func (s *Semaphores) Inspect(ctx context.Context, name string) (lock.Semaphore, 
 		sem.Holders = append(sem.Holders, lock.SlotHolder{Session: queue, Value: answers[queue].Value, Since: answers[queue].Since})
 	}
 	for _, queue := range o.ds(v.shut) {
-		sem.Holders = append(sem.Holders, lock.SlotHolder{Session: queue, Value: []byte(s.died())})
+		// In place of the dead holder's own words.
+		died := fmt.Sprintf("its holder died, or lost RabbitMQ, less than %v ago; what it ran may still be dying", s.cfg.delay())
+		sem.Holders = append(sem.Holders, lock.SlotHolder{Session: queue, Value: []byte(died)})
 	}
 	return sem, nil
 }
 
 // notOurs is what is shown of a B queue that keeps a slot taken for ever.
 const notOurs = "this queue is not exclusive, so it is no holder's: the slot is taken until somebody deletes the queue"
-
-// died is what is shown in place of a dead holder's own words.
-func (s *Semaphores) died() string {
-	return fmt.Sprintf("its holder died, or lost RabbitMQ, less than %v ago; what it ran may still be dying", s.cfg.delay())
-}
 
 // SetNames replaces the names that List asks for. They must be those of semaphores, as
 // lock.CheckSemaphore says.

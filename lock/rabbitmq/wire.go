@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -157,16 +158,8 @@ func tooMany(err error) bool {
 
 // is reports whether the broker refused a request with one of these codes.
 func is(err error, codes ...int) bool {
-	var refusal *amqp.Error
-	if !errors.As(err, &refusal) {
-		return false
-	}
-	for _, code := range codes {
-		if refusal.Code == code {
-			return true
-		}
-	}
-	return false
+	refusal, ok := errors.AsType[*amqp.Error](err)
+	return ok && slices.Contains(codes, refusal.Code)
 }
 
 // tooManyChannels reports whether a connection was closed because its user, or the node, may have no
