@@ -149,11 +149,8 @@ func (k *locks) divert(ctx context.Context, list []*lease) {
 	for _, ls := range list {
 		ls.path = ls.own
 	}
-	for len(list) > 0 {
-		n := min(len(list), maxBatch)
-		chunk := list[:n]
-		list = list[n:]
-		ops := make(api.TxnOps, n)
+	for chunk := range slices.Chunk(list, maxBatch) {
+		ops := make(api.TxnOps, len(chunk))
 		for i, ls := range chunk {
 			ops[i] = op(api.KVGetOrEmpty, api.KVTxnOp{Key: ls.reused})
 		}

@@ -31,8 +31,7 @@ func classify(err error) answer {
 	if err == nil {
 		return applied
 	}
-	var status api.StatusError
-	if errors.As(err, &status) {
+	if status, ok := errors.AsType[api.StatusError](err); ok {
 		switch status.Code {
 		case http.StatusConflict:
 			return conflict
@@ -46,8 +45,7 @@ func classify(err error) answer {
 		}
 		return unknown
 	}
-	var dial *net.OpError
-	if errors.As(err, &dial) && dial.Op == "dial" || errors.Is(err, syscall.ECONNREFUSED) {
+	if dial, ok := errors.AsType[*net.OpError](err); ok && dial.Op == "dial" || errors.Is(err, syscall.ECONNREFUSED) {
 		return notApplied
 	}
 	return unknown
@@ -55,8 +53,8 @@ func classify(err error) answer {
 
 // txnErrors returns what a conflict lists, by operation.
 func txnErrors(err error) api.TxnErrors {
-	var status api.StatusError
-	if !errors.As(err, &status) || status.Code != http.StatusConflict {
+	status, ok := errors.AsType[api.StatusError](err)
+	if !ok || status.Code != http.StatusConflict {
 		return nil
 	}
 	var body api.TxnResponse

@@ -360,8 +360,7 @@ func (t *session) endDead(ctx context.Context) {
 	}
 	if t.service != "" {
 		err := t.heartbeats.Agent().ServiceDeregisterOpts(t.service, t.query(ctx))
-		var status api.StatusError
-		if errors.As(err, &status) && status.Code == http.StatusNotFound {
+		if status, ok := errors.AsType[api.StatusError](err); ok && status.Code == http.StatusNotFound {
 			err = nil
 		}
 		errs = append(errs, err)

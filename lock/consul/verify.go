@@ -220,11 +220,9 @@ func (k *locks) sweepMarkers(ctx context.Context, before, held api.KVPairs) {
 		}
 	}
 	gone := k.markers.unused(before, inUse, k.markersFolder(), 2*k.cfg.LockDelay)
-	for len(gone) > 0 {
-		n := min(len(gone), maxBatch)
-		if err := k.txn(ctx, k.keys, gone[:n]); err != nil {
+	for some := range slices.Chunk(gone, maxBatch) {
+		if err := k.txn(ctx, k.keys, some); err != nil {
 			return // another replica was quicker, or a marker was written; next time then
 		}
-		gone = gone[n:]
 	}
 }
