@@ -235,12 +235,7 @@ func (h hierarchy) leave() error {
 
 func enabled(dir string, controllers []string) bool {
 	has := strings.Fields(readLine(filepath.Join(dir, "cgroup.subtree_control")))
-	for _, c := range controllers {
-		if !slices.Contains(has, c) {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(controllers, func(c string) bool { return !slices.Contains(has, c) })
 }
 
 // cgroup is that of one attempt.

@@ -404,13 +404,7 @@ func stdinFile(content []byte) (*os.File, error) {
 // unmarked returns a copy of env without the mark of another guard, which the
 // daemon may run under itself.
 func unmarked(env []string) []string {
-	clean := make([]string, 0, len(env)+1)
-	for _, entry := range env {
-		if !strings.HasPrefix(entry, envKey+"=") {
-			clean = append(clean, entry)
-		}
-	}
-	return clean
+	return slices.DeleteFunc(slices.Clone(env), func(entry string) bool { return strings.HasPrefix(entry, envKey+"=") })
 }
 
 // socketPair returns the daemon's end, which has deadlines, and the guard's.
@@ -436,8 +430,6 @@ var daemonName = regexp.MustCompile("(?i)onejob")
 
 func closeAll(files []*os.File) {
 	for _, f := range files {
-		if f != nil {
-			_ = f.Close()
-		}
+		_ = f.Close() // does nothing to nil
 	}
 }

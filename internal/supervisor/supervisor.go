@@ -71,11 +71,9 @@ const (
 	tick            = time.Second            // how long at most nothing is looked at
 )
 
-// Config says what to run. Variable is required.
+// Config says how to run this program as a worker. Variable is required.
 type Config struct {
-	Variable string   // the environment variable that tells the worker its identity
-	Args     []string // of the worker, its name first; default os.Args
-	Env      []string // of the worker; default os.Environ()
+	Variable string // the environment variable that tells the worker its identity
 
 	// Asked ends when SIGTERM or SIGINT asks this program to end, as by
 	// signal.NotifyContext. If it is nil, Run listens for them itself; one that came
@@ -129,12 +127,6 @@ func Run(c Config) (code int, err error) {
 	runtime.LockOSThread()
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return 1, fmt.Errorf("become a child subreaper: %w", err)
-	}
-	if c.Args == nil {
-		c.Args = os.Args
-	}
-	if c.Env == nil {
-		c.Env = os.Environ()
 	}
 	s := &supervisor{
 		Config:   c,
@@ -216,7 +208,7 @@ type line struct {
 
 func (s *supervisor) run() (code int, err error) {
 	for {
-		w, err := s.start(s.Args, s.Env)
+		w, err := s.start(os.Args, os.Environ())
 		if err != nil && !s.everReady {
 			return 1, err
 		}
