@@ -54,25 +54,27 @@ func RetryAfter(d time.Duration, err error) error {
 	if err == nil {
 		return nil
 	}
-	return &retryAfterError{err, d}
+	return &retryAfterError{delayed{err, d}}
 }
 
 // RetryDelay returns the delay that [RetryAfter] asked for in err or in one
 // that it wraps, and whether it did.
 func RetryDelay(err error) (time.Duration, bool) {
-	var r *retryAfterError
-	if errors.As(err, &r) {
+	if r, ok := errors.AsType[*retryAfterError](err); ok {
 		return r.after, true
 	}
 	return 0, false
 }
 
-type retryAfterError struct {
+type retryAfterError struct{ delayed }
+
+// delayed is an error with a delay.
+type delayed struct {
 	error
 	after time.Duration
 }
 
-func (e *retryAfterError) Unwrap() error { return e.error }
+func (e *delayed) Unwrap() error { return e.error }
 
 // Requeue marks an error that is not the task's fault: the task goes back to
 // pending without using up an attempt, however many it has left, and is not due
@@ -85,25 +87,19 @@ func Requeue(d time.Duration, err error) error {
 	if err == nil {
 		return nil
 	}
-	return &requeueError{err, d}
+	return &requeueError{delayed{err, d}}
 }
 
 // RequeueDelay returns the delay that [Requeue] asked for in err or in one that
 // it wraps, and whether it did.
 func RequeueDelay(err error) (time.Duration, bool) {
-	var r *requeueError
-	if errors.As(err, &r) {
+	if r, ok := errors.AsType[*requeueError](err); ok {
 		return r.after, true
 	}
 	return 0, false
 }
 
-type requeueError struct {
-	error
-	after time.Duration
-}
-
-func (e *requeueError) Unwrap() error { return e.error }
+type requeueError struct{ delayed }
 
 // ErrUnknown is in the error of a [Kind] whose payload is well-formed but
 // names something that this replica's configuration lacks: a command, a

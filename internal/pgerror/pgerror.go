@@ -14,8 +14,7 @@ import (
 // Unavailable reports whether the cause of an error is the database or the way to
 // it, and not the statement.
 func Unavailable(err error) bool {
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) {
+	if pg, ok := errors.AsType[*pgconn.PgError](err); ok {
 		switch {
 		case strings.HasPrefix(pg.Code, "08"), // connection exception
 			strings.HasPrefix(pg.Code, "53"),  // insufficient resources
@@ -41,6 +40,6 @@ func PreparedStatement(err error) bool {
 
 // Is reports whether Postgres gave an error, with one of these SQLSTATEs.
 func Is(err error, codes ...string) bool {
-	var pg *pgconn.PgError
-	return errors.As(err, &pg) && slices.Contains(codes, pg.Code)
+	pg, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && slices.Contains(codes, pg.Code)
 }

@@ -214,8 +214,8 @@ func (e execution) run(ctx context.Context, a *tasks.Attempt) (tasks.Result, err
 		}
 		return tasks.Result{}, tasks.Requeue(d, err)
 	}
-	var pg *pgconn.PgError
-	if !errors.As(err, &pg) {
+	pg, ok := errors.AsType[*pgconn.PgError](err)
+	if !ok {
 		return tasks.Result{}, err
 	}
 	here := own != nil && !relayed(pg) // another server may accept it next time
@@ -252,8 +252,8 @@ func execOne(ctx context.Context, tx pgx.Tx, sql string, args []any) (int64, err
 //
 // The statement is not prepared: if that fails so, it said EXECUTE or PREPARE itself.
 func ofStatement(err error) bool {
-	var pg *pgconn.PgError
-	if !errors.As(err, &pg) || pg.SeverityUnlocalized != "ERROR" {
+	pg, ok := errors.AsType[*pgconn.PgError](err)
+	if !ok || pg.SeverityUnlocalized != "ERROR" {
 		return false
 	}
 	switch pg.Code {
