@@ -351,10 +351,7 @@ func checkConsul(ctx context.Context, cfg Config, all *findings) (usable bool) {
 		all.report("consul", err, "")
 		return false
 	}
-	run, stop := context.WithCancel(ctx)
-	done := make(chan error, 1)
-	go func() { done <- locks.Run(run, nil) }()
-	defer func() { stop(); <-done }()
+	defer background(ctx, func(ctx context.Context) error { return locks.Run(ctx, nil) })()
 
 	ready, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -376,10 +373,7 @@ func checkRabbitMQ(ctx context.Context, cfg Config, all *findings) {
 		all.report("rabbitmq", err, "")
 		return
 	}
-	run, stop := context.WithCancel(ctx)
-	done := make(chan error, 1)
-	go func() { done <- limits.Run(run) }()
-	defer func() { stop(); <-done }()
+	defer background(ctx, limits.Run)()
 	ready, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	if err := limits.Ready(ready); err != nil {

@@ -240,11 +240,6 @@ func (c *Config) validate() error {
 func (c *Config) validateSettings() error {
 	var errs []error
 	add := func(format string, a ...any) { errs = append(errs, fmt.Errorf(format, a...)) }
-	join := func(prefix string, err error) {
-		for _, e := range flatten(err) {
-			add("%s%w", prefix, e)
-		}
-	}
 	if len(c.Replica) > 200 {
 		add("replica: the name is %d bytes long, more than 200", len(c.Replica))
 	}
@@ -262,7 +257,7 @@ func (c *Config) validateSettings() error {
 	if c.Postgres.Timeout < time.Second || c.Postgres.Timeout > time.Minute {
 		add("postgres.timeout: %v is not between 1s and 1m", c.Postgres.Timeout)
 	}
-	join("", c.validateConsulSettings())
+	errs = append(errs, c.validateConsulSettings())
 	if c.Worker.PayloadMemory < worker.MaxPayload {
 		add("worker.payload_memory: %d bytes are less than %d, the longest payload", c.Worker.PayloadMemory, worker.MaxPayload)
 	}
@@ -281,12 +276,7 @@ func (c *Config) validateSettings() error {
 	if c.Worker.Timeout < 0 {
 		add("worker.timeout: %v is below zero", c.Worker.Timeout)
 	}
-	if c.Worker.ShutdownGrace <= 0 {
-		add("worker.shutdown_grace: %v is not above zero", c.Worker.ShutdownGrace)
-	}
-	if c.Worker.RetryBase <= 0 {
-		add("worker.retry_base: %v is not above zero", c.Worker.RetryBase)
-	}
+	errs = append(errs, aboveZero("worker.shutdown_grace", c.Worker.ShutdownGrace), aboveZero("worker.retry_base", c.Worker.RetryBase))
 	if c.Worker.RetryMax < c.Worker.RetryBase {
 		add("worker.retry_max: %v is below worker.retry_base, %v", c.Worker.RetryMax, c.Worker.RetryBase)
 	}
@@ -309,12 +299,7 @@ func (c *Config) validateSettings() error {
 			add("limits.kinds: kind %s: %w", kind, err)
 		}
 	}
-	if c.Retention.Succeeded <= 0 {
-		add("retention.succeeded: %v is not above zero", c.Retention.Succeeded)
-	}
-	if c.Retention.Failed <= 0 {
-		add("retention.failed: %v is not above zero", c.Retention.Failed)
-	}
+	errs = append(errs, aboveZero("retention.succeeded", c.Retention.Succeeded), aboveZero("retention.failed", c.Retention.Failed))
 	if c.HTTP.Listen != "" {
 		_, port, err := net.SplitHostPort(c.HTTP.Listen)
 		if err == nil {
@@ -347,6 +332,13 @@ func (c *Config) validateSettings() error {
 	return errors.Join(errs...)
 }
 
+func aboveZero(key string, d time.Duration) error {
+	if d > 0 {
+		return nil
+	}
+	return fmt.Errorf("%s: %v is not above zero", key, d)
+}
+
 // validateConsul returns what is wrong with the settings of Consul, and with
 // Consul's own variables.
 func (c *Config) validateConsul() error {
@@ -359,17 +351,14 @@ func (c *Config) validateConsul() error {
 
 // validateConsulSettings returns what is wrong with the settings of Consul, each by itself.
 func (c *Config) validateConsulSettings() error {
-	var errs []error
-	for _, d := range []struct {
-		key   string
-		value time.Duration
-	}{
-		{"check_ttl", c.Consul.CheckTTL}, {"heartbeat", c.Consul.Heartbeat}, {"session_ttl", c.Consul.SessionTTL}, {"renew", c.Consul.Renew},
-		{"margin", c.Consul.Margin}, {"lock_delay", c.Consul.LockDelay}, {"verify", c.Consul.Verify},
-	} {
-		if d.value <= 0 {
-			errs = append(errs, fmt.Errorf("consul.%s: %v is not above zero", d.key, d.value))
-		}
+	errs := []error{
+		aboveZero("consul.check_ttl", c.Consul.CheckTTL),
+		aboveZero("consul.heartbeat", c.Consul.Heartbeat),
+		aboveZero("consul.session_ttl", c.Consul.SessionTTL),
+		aboveZero("consul.renew", c.Consul.Renew),
+		aboveZero("consul.margin", c.Consul.Margin),
+		aboveZero("consul.lock_delay", c.Consul.LockDelay),
+		aboveZero("consul.verify", c.Consul.Verify),
 	}
 	for key, text := range map[string]string{"prefix": c.Consul.Prefix, "service": c.Consul.Service, "liveness": c.Consul.Liveness} {
 		if text == "" {

@@ -306,10 +306,7 @@ var interruptIgnored = signal.Ignored(syscall.SIGINT)
 // runLocked runs a command under p. patience is how long to wait for that: for
 // ever if zero, not at all if below.
 func runLocked(c *cobra.Command, lockTarget lockTarget, maxWait time.Duration, spec guard.Spec) error {
-	run, stop := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- lockTarget.Run(run) }()
-	defer func() { stop(); <-done }()
+	defer background(context.Background(), lockTarget.Run)()
 
 	// Until the command runs, signals are for us; then for the command.
 	// What nohup, or a script that starts us in the background, lets us ignore is left ignored. A

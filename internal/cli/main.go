@@ -74,8 +74,7 @@ func run(ctx context.Context, p Program, args []string, stdin io.Reader, stdout,
 	if err == nil {
 		return 0
 	}
-	var chosen *exitError
-	if errors.As(err, &chosen) {
+	if chosen, ok := errors.AsType[*exitError](err); ok {
 		if chosen.err != nil {
 			logging.Last(stderr, "onejob: "+plaintext.Lines(chosen.err.Error()))
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"os/user"
+	"sync"
 
 	"github.com/spf13/cobra"
 
@@ -94,4 +95,12 @@ func hostname() string {
 		return ""
 	}
 	return h
+}
+
+// background calls f, and returns what ends that and waits for it.
+func background(ctx context.Context, f func(context.Context) error) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	running.Go(func() { _ = f(ctx) })
+	return func() { cancel(); running.Wait() }
 }

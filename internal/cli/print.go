@@ -216,15 +216,7 @@ func when(t *time.Time) string {
 }
 
 // whenStored is when for a time that may be infinite.
-func whenStored(t *store.Time) string {
-	switch {
-	case t == nil:
-		return ""
-	case t.Infinite != pgtype.Finite:
-		return t.String()
-	}
-	return when(&t.At)
-}
+func whenStored(t *store.Time) string { return stored(t, when) }
 
 // inZone shows a time in a zone, or in UTC if this machine does not know the zone.
 func inZone(t *time.Time, zone string) string {
@@ -236,13 +228,18 @@ func inZone(t *time.Time, zone string) string {
 
 // inZoneStored is inZone for a time that may be infinite.
 func inZoneStored(t *store.Time, zone string) string {
+	return stored(t, func(at *time.Time) string { return inZone(at, zone) })
+}
+
+// stored shows a time that may be infinite.
+func stored(t *store.Time, show func(*time.Time) string) string {
 	switch {
 	case t == nil:
 		return ""
 	case t.Infinite != pgtype.Finite:
 		return t.String()
 	}
-	return inZone(&t.At, zone)
+	return show(&t.At)
 }
 
 func location(zone string) *time.Location {
@@ -271,18 +268,6 @@ func between(from, to store.Time) string {
 		return strings.TrimSuffix(d.Round(time.Minute).String(), "0s")
 	}
 	return fmt.Sprintf("%dd", d/(24*time.Hour))
-}
-
-// firstLine returns the beginning of s, at most n characters of it.
-func firstLine(s string, n int) string {
-	s, _, more := strings.Cut(s, "\n")
-	if r := []rune(s); len(r) > n {
-		s, more = string(r[:n]), true
-	}
-	if more {
-		s += " ..."
-	}
-	return s
 }
 
 // or returns what s points to, or "".

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"onejob/internal/plaintext"
 	"onejob/internal/snapshot"
 	"onejob/store"
 	"onejob/tasks/schedule"
@@ -124,7 +125,7 @@ func showSchedule(w io.Writer, r store.ScheduleRow, occurrences []store.Occurren
 	}
 	t.line("on overlap", onOverlap)
 	t.line("kind", r.Kind)
-	t.line("payload", firstLine(string(r.Payload), 200))
+	t.line("payload", plaintext.FirstLine(string(r.Payload), 200))
 	t.line("queue", r.Queue)
 	t.line("priority", r.Priority)
 	t.line("lock key", or(r.LockKey))

@@ -144,10 +144,7 @@ func serve(ctx context.Context, path string, cfg Config, handlers tasks.Kinds, o
 	}
 	health.limits.Store(&limits)
 	if broker != nil { // for longer than the replica, which gives its slots back
-		running, stop := context.WithCancel(context.WithoutCancel(ctx))
-		done := make(chan struct{})
-		go func() { defer close(done); _ = broker.Run(running) }()
-		defer func() { stop(); <-done }()
+		defer background(context.WithoutCancel(ctx), broker.Run)()
 	}
 	tracer, stopTracing, err := tracing.New(ctx, cfg.Replica, version(), log)
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
+	"onejob/internal/plaintext"
 	"onejob/internal/snapshot"
 	"onejob/internal/watch"
 	"onejob/lock"
@@ -177,12 +178,12 @@ func statusBlocks(s *snapshot.Snapshot) []watch.Block {
 		whole("FIRST", func(f snapshot.Failure) any { return ago(f.First) }),
 		whole("LAST", func(f snapshot.Failure) any { return ago(f.Last) }),
 		whole("NEWEST", func(f snapshot.Failure) any { return f.Sample }),
-		short("ERROR", func(f snapshot.Failure) any { return firstLine(f.Error, 200) }))
+		short("ERROR", func(f snapshot.Failure) any { return plaintext.FirstLine(f.Error, 200) }))
 	running := blockOf("RUNNING: "+s.Running.Count.String(), s.Running.Tasks,
 		func(t snapshot.RunningTask) watch.Row { return watch.Row{Key: fmt.Sprint(t.ID), Task: t.ID} },
 		whole("ID", func(t snapshot.RunningTask) any { return t.ID }),
 		short("KIND", func(t snapshot.RunningTask) any { return t.Kind }),
-		short("TARGET", func(t snapshot.RunningTask) any { return firstLine(t.Target, 200) }),
+		short("TARGET", func(t snapshot.RunningTask) any { return plaintext.FirstLine(t.Target, 200) }),
 		short("LOCK KEY", func(t snapshot.RunningTask) any { return or(t.LockKey) }),
 		short("REPLICA", func(t snapshot.RunningTask) any { return t.Replica }),
 		whole("ATTEMPT", func(t snapshot.RunningTask) any { return fmt.Sprintf("%d/%d", t.Attempt, t.MaxAttempts) }),

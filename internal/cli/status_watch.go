@@ -67,7 +67,7 @@ func screenOf(s *snapshot.Snapshot) watch.Screen {
 	} {
 		for _, read := range reads {
 			if stale := s.StaleBlock(read); stale != nil {
-				blocks[i].Notes = append(blocks[i].Notes, fmt.Sprintf("not current: %s (%s): %s", stale.Block, asOf(*stale), firstLine(stale.Error, 200)))
+				blocks[i].Notes = append(blocks[i].Notes, fmt.Sprintf("not current: %s (%s): %s", stale.Block, asOf(*stale), plaintext.FirstLine(stale.Error, 200)))
 			}
 		}
 	}

@@ -79,13 +79,10 @@ that ends before the page is full, stderr says where to continue.`,
 			fmt.Fprintf(stderr, "onejob: read tasks down to ID %d; continue with --before %[1]d, or read more with --scan\n", page.Next)
 		case page.Next != 0:
 			fmt.Fprintf(stderr, "onejob: there are more; the next page is --before %d\n", page.Next)
-		case len(page.Rows) == 0 && f.Kind+f.Queue != "":
-			names, err := db.Names(c.Context())
-			if err != nil {
+		case len(page.Rows) == 0:
+			if err := noteUnknownNames(c, db, f.Kind, f.Queue); err != nil {
 				return err
 			}
-			noteUnknown(stderr, "kind", f.Kind, names.Kinds)
-			noteUnknown(stderr, "queue", f.Queue, names.Queues)
 		}
 		if *output == formatJSON {
 			return printJSON(c.OutOrStdout(), pageViewOf(page))
@@ -105,6 +102,20 @@ that ends before the page is full, stderr says where to continue.`,
 }
 
 var statuses = []string{"pending", "running", "succeeded", "failed", "cancelled"}
+
+// noteUnknownNames says which names of a filter nothing has.
+func noteUnknownNames(c *cobra.Command, db *store.Store, kind, queue string) error {
+	if kind+queue == "" {
+		return nil
+	}
+	names, err := db.Names(c.Context())
+	if err != nil {
+		return err
+	}
+	noteUnknown(c.ErrOrStderr(), "kind", kind, names.Kinds)
+	noteUnknown(c.ErrOrStderr(), "queue", queue, names.Queues)
+	return nil
+}
 
 // noteUnknown says that nothing has a name, if that is so.
 func noteUnknown(w io.Writer, what, name string, known []string) {
@@ -232,7 +243,7 @@ func showTask(w io.Writer, r store.Row, why string, attempts []store.AttemptRow,
 	if r.Progress != nil {
 		t.line("progress", fmt.Sprintf("%v (said at %s)", *r.Progress, when(&r.Progress.SaidAt)))
 	}
-	t.line("payload", firstLine(string(r.Payload), 200))
+	t.line("payload", plaintext.FirstLine(string(r.Payload), 200))
 	t.line("queue", r.Queue)
 	t.line("priority", r.Priority)
 	t.line("lock key", or(r.LockKey))
@@ -258,7 +269,7 @@ func showTask(w io.Writer, r store.Row, why string, attempts []store.AttemptRow,
 	t.line("started", whenStored(r.StartedAt))
 	t.line("finished", whenStored(r.FinishedAt))
 	t.line("replica", or(r.Replica))
-	t.line("result", firstLine(string(r.Result), 200))
+	t.line("result", plaintext.FirstLine(string(r.Result), 200))
 	t.line("error", or(r.Error))
 	if err := t.printLines(w); err != nil {
 		return err

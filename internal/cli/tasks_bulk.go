@@ -180,7 +180,7 @@ func (ch change) many(c *cobra.Command, db *store.Store, b store.Bulk, yes bool)
 	}
 	if n.Matched == 0 {
 		fmt.Fprintln(stderr, "onejob: no task matches")
-		return ch.noteUnknown(c, db, b.Filter)
+		return noteUnknownNames(c, db, b.Filter.Kind, b.Filter.Queue)
 	}
 	if only {
 		fmt.Fprintf(c.OutOrStdout(), "%s would be %s\n", plural(int(n.Matched), "task"), ch.done)
@@ -212,20 +212,6 @@ func (ch change) many(c *cobra.Command, db *store.Store, b store.Bulk, yes bool)
 		fmt.Fprintf(stderr, "onejob: %s left: %s\n", plural(int(left), "task"), why)
 		return &exitError{exitFailure, nil}
 	}
-	return nil
-}
-
-// noteUnknown says which names of a filter nothing has.
-func (ch change) noteUnknown(c *cobra.Command, db *store.Store, f store.TaskFilter) error {
-	if f.Kind+f.Queue == "" {
-		return nil
-	}
-	names, err := db.Names(c.Context())
-	if err != nil {
-		return err
-	}
-	noteUnknown(c.ErrOrStderr(), "kind", f.Kind, names.Kinds)
-	noteUnknown(c.ErrOrStderr(), "queue", f.Queue, names.Queues)
 	return nil
 }
 

@@ -55,6 +55,19 @@ func Lines(s string) string {
 	return strings.Join(lines, "\n")
 }
 
+// FirstLine returns the beginning of the first line of s, at most n characters of it. It is no safer
+// than s.
+func FirstLine(s string, n int) string {
+	s, _, more := strings.Cut(s, "\n")
+	if r := []rune(s); len(r) > n {
+		s, more = string(r[:n]), true
+	}
+	if more {
+		s += " ..."
+	}
+	return s
+}
+
 // Word returns s as one word of a command that an operator copies into a shell: as it is if a shell
 // leaves it so, or else quoted. Users that may insert a row choose the names of queues and limits.
 func Word(s string) string {

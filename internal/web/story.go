@@ -13,9 +13,13 @@ import (
 
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"onejob/internal/plaintext"
 	"onejob/internal/snapshot"
 	"onejob/store"
 )
+
+// longestLine is how much is shown of a text for which there is one line, in characters.
+const longestLine = 300
 
 // hidden stands in place of what the configuration hides.
 const hidden = "hidden by http.hide_payloads"
@@ -112,7 +116,7 @@ func momentsOf(v storyView) []moment {
 		add(a.StoppedAt, "", "attempt %d: the handler stopped", a.Attempt)
 		text := fmt.Sprintf("attempt %d ended: %s", a.Attempt, a.Outcome)
 		if a.Error != "" {
-			text += ": " + firstLine(a.Error)
+			text += ": " + plaintext.FirstLine(a.Error, longestLine)
 		}
 		add(&a.FinishedAt, a.Outcome, "%s", text)
 	}
@@ -122,18 +126,6 @@ func momentsOf(v storyView) []moment {
 	add(v.FinishedAt, v.Status, "%s", v.Status)
 	slices.SortStableFunc(list, func(a, b moment) int { return a.At.At.Compare(b.At.At) })
 	return list
-}
-
-// firstLine returns the beginning of a text.
-func firstLine(s string) string {
-	line, _, more := strings.Cut(s, "\n")
-	if r := []rune(line); len(r) > 300 {
-		line, more = string(r[:300]), true
-	}
-	if more {
-		line += " ..."
-	}
-	return line
 }
 
 // pretty returns JSON with indents, and says what is missing.
@@ -153,12 +145,12 @@ func pretty(t store.Text) string {
 func (p *page) functions() template.FuncMap {
 	return template.FuncMap{
 		"v":    visible,
-		"line": func(s string) string { return visible(firstLine(s)) },
+		"line": func(s string) string { return visible(plaintext.FirstLine(s, longestLine)) },
 		"target": func(r snapshot.RunningTask) string {
 			if p.hides(r.Kind) {
 				return hidden
 			}
-			return visible(firstLine(r.Target))
+			return visible(plaintext.FirstLine(r.Target, longestLine))
 		},
 		// progress hides the text of a kind that is hidden, not the percentage.
 		"progress": func(kind string, said *store.TaskProgress) store.TaskProgress {
@@ -173,7 +165,7 @@ func (p *page) functions() template.FuncMap {
 			if p.hides(f.Kind) {
 				return hidden
 			}
-			return visible(firstLine(f.Error))
+			return visible(plaintext.FirstLine(f.Error, longestLine))
 		},
 		"str": func(s *string) string {
 			if s == nil {
@@ -241,23 +233,11 @@ func inZone(t *store.Time, zone string) string {
 	return t.At.In(loc).Format("2006-01-02 15:04:05 -07:00")
 }
 
+var letters = map[string]string{"succeeded": "✓", "failed": "✕", "running": "▸", "pending": "…", "cancelled": "–", "deleted": "·"}
+
 // letter stands for what became of an occurrence: not only the colour says it.
 func letter(became string) string {
-	switch became {
-	case "succeeded":
-		return "✓"
-	case "failed":
-		return "✕"
-	case "running":
-		return "▸"
-	case "pending":
-		return "…"
-	case "cancelled":
-		return "–"
-	case "deleted":
-		return "·"
-	}
-	return visible(became[:min(1, len(became))]) // missed, overlap, capped
+	return cmp.Or(letters[became], visible(became[:min(1, len(became))])) // missed, overlap, capped
 }
 
 // visible returns s with characters that nobody sees, or that turn the direction of text,
