@@ -156,25 +156,30 @@ func TestReplicasFreezeOverATask(t *testing.T) {
 	a, b := c.process(t, "a", w.long(), settings...), c.process(t, "b", w.long(), settings...)
 	c.insertLong(t, 1, 10)
 	id := get[int64](t, c, "SELECT id FROM onejob.tasks")
-	for n := 1; n <= 3; n++ {
-		testenv.Eventually(t, maxWait, fmt.Sprintf("attempt %d is inside", n), func() bool { return w.count(t, "begin") == n })
+	failed := func() bool {
+		return get[string](t, c, "SELECT status FROM onejob.tasks WHERE id = $1", id) == "failed"
+	}
+	n := 0
+	for ; !failed(); n++ {
+		if n == 6 {
+			t.Fatalf("%d replicas have frozen over it, and the next one works on it", n)
+		}
+		testenv.Eventually(t, maxWait, fmt.Sprintf("attempt %d is inside", n+1), func() bool { return w.count(t, "begin") == n+1 })
 		holder, _ := c.holder(t, id, a, b)
 		sessions := holder.count("session_started")
 		holder.signal(t, syscall.SIGSTOP)
-		if n == 3 {
-			c.await(t, id, "failed")
-		} else {
-			testenv.Eventually(t, maxWait, "the next attempt is inside", func() bool { return w.count(t, "begin") == n+1 })
-		}
+		testenv.Eventually(t, maxWait, "the next attempt is inside, or there is none", func() bool { return failed() || w.count(t, "begin") == n+2 })
 		holder.signal(t, syscall.SIGCONT)
 		testenv.Eventually(t, maxWait, "the replica that was frozen is back", func() bool { return holder.count("session_started") > sessions })
-		if n < 3 {
-			testenv.Eventually(t, maxWait, "it is a stall, and no crash", func() bool {
-				return get[string](t, c, "SELECT concat_ws(' ', crashes, stalls) FROM onejob.tasks WHERE id = $1", id) == fmt.Sprint("0 ", n)
-			})
-		}
+		testenv.Eventually(t, maxWait, "it is a stall, and no crash", func() bool {
+			return failed() || get[string](t, c, "SELECT concat_ws(' ', crashes, stalls) FROM onejob.tasks WHERE id = $1", id) == fmt.Sprint("0 ", n+1)
+		})
 	}
-	if text := get[string](t, c, "SELECT error FROM onejob.tasks WHERE id = $1", id); !strings.HasPrefix(text, "quarantined: 3 replicas died or stalled while they worked on it, the last was ") {
+	// On a busy machine the third one may be frozen too late after the task began.
+	if n < 3 {
+		t.Errorf("it was quarantined after %d replicas", n)
+	}
+	if text := get[string](t, c, "SELECT error FROM onejob.tasks WHERE id = $1", id); !strings.HasPrefix(text, fmt.Sprintf("quarantined: %d replicas died or stalled while they worked on it, the last was ", n)) {
 		t.Errorf("the error is %q", text)
 	}
 	w.check(t)
