@@ -179,7 +179,7 @@ BEGIN
                                    WHEN held = 1 THEN format('%s runs under it', holders)
                                    WHEN held <= 3 THEN format('%s run under it', holders)
                                    ELSE format('%s tasks run under it, such as %s', held, holders) END,
-                              CASE WHEN t.limit_name ~ '^[A-Za-z0-9_./:@%+,][-A-Za-z0-9_./:@%+,]*$' THEN t.limit_name ELSE '''' || replace(t.limit_name, '''', '''\''''') || '''' END);
+                              CASE WHEN t.limit_name LIKE '-%' THEN '-- ' ELSE '' END || CASE WHEN t.limit_name ~ '^[A-Za-z0-9_./:@%+,][-A-Za-z0-9_./:@%+,]*$' THEN t.limit_name ELSE '''' || replace(t.limit_name, '''', '''\''''') || '''' END);
     END IF;
     IF before > 0 THEN
         RETURN task || format('has waited since %s behind %s of its queue, "%s", that %s more urgent (%s); the %s that can run it %s %s of %s tasks at once.', onejob.why_time(since), ahead, t.queue,
@@ -218,7 +218,7 @@ BEGIN
             RETURN onejob.why_pending(t);
         END IF;
         paused := format('its queue, "%s", was paused at %s by %s, until %s%s', q.name, onejob.why_time(q.paused_at), q.paused_by,
-                         CASE WHEN isfinite(q.paused_until) THEN onejob.why_time(q.paused_until) ELSE format('somebody resumes it (onejob queues resume %s)', CASE WHEN q.name ~ '^[A-Za-z0-9_./:@%+,][-A-Za-z0-9_./:@%+,]*$' THEN q.name ELSE '''' || replace(q.name, '''', '''\''''') || '''' END) END,
+                         CASE WHEN isfinite(q.paused_until) THEN onejob.why_time(q.paused_until) ELSE format('somebody resumes it (onejob queues resume %s)', CASE WHEN q.name LIKE '-%' THEN '-- ' ELSE '' END || CASE WHEN q.name ~ '^[A-Za-z0-9_./:@%+,][-A-Za-z0-9_./:@%+,]*$' THEN q.name ELSE '''' || replace(q.name, '''', '''\''''') || '''' END) END,
                          ': ' || onejob.why_error(q.reason));
         IF t.run_at <= statement_timestamp() THEN
             RETURN format('Task %s has waited since %s, because %s.', t.id, onejob.why_time(greatest(t.run_at, t.created_at)), paused);

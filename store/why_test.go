@@ -232,6 +232,8 @@ func TestWhy(t *testing.T) {
 			`Task ID has waited since MOMENT for a slot of limit "calls": no task runs under it, so either the limit does not exist, or it has 0 slots, or something that is no task holds them \(onejob lock -n, consul lock\); onejob limits show calls has its slots.`},
 		{"LimitWithAShellInItsName", func() string { live(); return b.insert("limit_name='it''s;$(id)#'") },
 			`Task ID has waited since MOMENT for a slot of limit "it's;\$\(id\)#": no task runs under it, .*; onejob limits show 'it'\\''s;\$\(id\)#' has its slots.`},
+		{"LimitThatLooksLikeAFlag", func() string { live(); return b.insert("limit_name='-n'") },
+			`Task ID has waited since MOMENT for a slot of limit "-n": no task runs under it, .*; onejob limits show -- '-n' has its slots.`},
 		{"QueueWithAShellInItsName", func() string {
 			live()
 			b.sql(`SELECT onejob.pause_queue('$(touch owned)')`)
