@@ -1,6 +1,6 @@
--- onejob.bulk reads fewer rows where it is asked for few tasks. With a small max_tasks it read up to
--- 10,000 rows all the same, so that a call whose filter is slow, such as one that reads large payloads,
--- could not be made shorter.
+-- onejob.bulk reads fewer rows where it is asked for few tasks. It read up to 10,000 rows even with a
+-- small max_tasks, so a call whose filter is slow, such as one that reads large payloads, could not be
+-- made shorter.
 CREATE OR REPLACE FUNCTION onejob.bulk(action text, filter jsonb, after_id bigint DEFAULT 0, max_tasks int DEFAULT 1000, spread interval DEFAULT '0', action_id bigint DEFAULT NULL, dry_run bool DEFAULT false)
     RETURNS onejob.bulk_result LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET lock_timeout = '50ms' AS $$

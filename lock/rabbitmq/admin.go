@@ -23,8 +23,8 @@ const (
 )
 
 // administer checks the name and the slots, and calls work with the administration mutex of the
-// semaphore, which the connection has that does the work: whoever loses the mutex can do
-// nothing any more. When ctx ends the work is cut short; what was done of it stays done.
+// semaphore. The connection that does the work has the mutex: without it nothing more can be done.
+// When ctx ends the work is cut short; what was done of it stays done.
 func (s *Semaphores) administer(ctx context.Context, what, name string, slots int, work func(o *reader) error) error {
 	if err := lock.CheckSemaphore(name, slots); err != nil {
 		return err
