@@ -201,8 +201,8 @@ var others = []Mutant{
 		"store/migrate.go", "IN ('lock_timeout', 'statement_timeout', 'transaction_timeout', 'client_min_messages')", "IN ('lock_timeout')").
 		failing("store.TestMigrateTakesAsLongAsItTakes"),
 	one("dead-connection", "a connection that has died without a word stays in use",
-		"tasks/kinds/http/http.go", "&http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pingTimeout}", "&http.HTTP2Config{}").
-		failing("tasks/kinds/http.TestDeadHTTP2ConnectionIsLeft"),
+		"tasks/kinds/http/http.go", "	protocols.SetHTTP1(true)\n", "	protocols.SetHTTP1(true)\n	protocols.SetHTTP2(true)\n").
+		failing("tasks/kinds/http.TestDeadConnectionIsLeft"),
 	one("all-of-the-past", "every due time that has passed is recorded, however many there are",
 		"tasks/schedule/plan.go", "case d.Part.Planned+len(dues) >= maxPlanned:", "case false:").
 		failing("tasks/schedule.TestPlansOfALongTime"),

@@ -113,6 +113,11 @@ func New(c Config) (*Kind, error) {
 		return nil, errors.Join(problems...)
 	}
 	dialer := net.Dialer{Timeout: 10 * time.Second}
+	// With HTTP/2 all requests to an origin would share a connection, and a dead one, behind a load
+	// balancer for example, would stay in use. With HTTP/1 a request that times out takes its connection
+	// along. Pings would also end the requests of a receiver that answers none while it works.
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
 	k.client = &http.Client{
 		CheckRedirect: k.checkRedirect,
 		// How long a response may take is the attempt's business: a receiver
@@ -121,8 +126,7 @@ func New(c Config) (*Kind, error) {
 			Proxy:               quiet.Proxy(http.ProxyFromEnvironment),
 			DialContext:         dialer.DialContext,
 			TLSHandshakeTimeout: 10 * time.Second,
-			ForceAttemptHTTP2:   true,
-			HTTP2:               &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pingTimeout},
+			Protocols:           protocols,
 			MaxIdleConnsPerHost: 16,
 			IdleConnTimeout:     time.Minute,
 
@@ -131,14 +135,6 @@ func New(c Config) (*Kind, error) {
 	}
 	return k, nil
 }
-
-// With HTTP/2 all requests to an origin share a connection, and one that times out leaves it in use. A
-// dead one, behind a load balancer for example, is noticed by a ping that follows pingAfter without a
-// byte, and that nobody answers for pingTimeout. A receiver that works for minutes answers pings.
-const (
-	pingAfter   = 5 * time.Second
-	pingTimeout = 5 * time.Second
-)
 
 // Prepare refuses a payload that is not a request, or one that may not be sent. A
 // URL that the allow-list does not lead to is a [tasks.ErrUnknown].
