@@ -427,3 +427,20 @@ func TestHandlersHearThatTheirLeaseHasEnded(t *testing.T) {
 		t.Error("the handler has not heard of it")
 	}
 }
+
+// A second signal ends the grace period of a program of worker.Supervise too.
+func TestProgramIsToldTwice(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	a := c.program(t, "a", 1)
+	id := c.insert(t, "kind, payload", "busy", `{"Millis": 100000000}`)
+	c.await(t, id, "running")
+	a.signal(t, syscall.SIGTERM)
+	a.logged(t, "draining")
+	a.signal(t, syscall.SIGTERM)
+	a.logged(t, "shutdown_forced")
+	<-a.exited
+	if got := c.outcomes(t, id); got != "shutdown" {
+		t.Errorf("outcomes: %s", got)
+	}
+}

@@ -7,8 +7,6 @@ import (
 	"errors"
 	"os"
 	"os/signal"
-	"slices"
-	"strings"
 	"syscall"
 
 	"go.uber.org/zap"
@@ -17,19 +15,14 @@ import (
 	"onejob/internal/supervisor"
 )
 
-// Variables that tell a process of Supervise what it is.
-const (
-	supervisedVariable  = "ONEJOB_SUPERVISED"
-	reportDeathVariable = "ONEJOB_BURY" // the dead, separated by commas
-)
-
 // Supervise is the main of a program of your own: what it returns is the exit code. The
 // process that was started becomes a supervisor. It starts this program once more as the
 // working process, which calls work; work makes a [Config] and hands it to
 // [Process.Run]. When the working process crashes, the supervisor kills everything that
 // it left behind, makes its death known, so that its tasks are taken over at once, and
 // starts the next one. It passes signals on; SIGINT and SIGTERM end the context of work, and
-// SIGHUP, as when a terminal is closed, ends a program without a handler for it.
+// SIGHUP, as when a terminal is closed, ends a program without a handler for it. A second SIGINT or
+// SIGTERM ends the grace period of [Process.Run].
 // log gets the supervisor's own lines; nil means JSON on stderr. A reader of stdout or stderr
 // that has ended does not end them. All these processes are hidden
 // from others of the same user, who cannot read their environment or memory, nor trace
@@ -45,7 +38,7 @@ func Supervise(log *zap.Logger, work func(ctx context.Context, p *Process) error
 	logging.SurviveReaders()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	self, err := supervisor.Adopt(supervisedVariable)
+	self, err := supervisor.Adopt()
 	switch {
 	case err != nil:
 		logging.Last(os.Stderr, err.Error())
@@ -53,12 +46,7 @@ func Supervise(log *zap.Logger, work func(ctx context.Context, p *Process) error
 	case self == nil:
 		return superviseBy(ctx, log)
 	}
-	p := &Process{self: self}
-	if dead := os.Getenv(reportDeathVariable); dead != "" {
-		p.dead = strings.Split(dead, ",")
-		os.Args = os.Args[:len(os.Args)-1]
-	}
-	err = work(ctx, p)
+	err = work(ctx, &Process{self})
 	self.Ending() // a panic does not get here
 	if err != nil {
 		logging.Last(os.Stderr, err.Error())
@@ -72,12 +60,7 @@ func superviseBy(ctx context.Context, log *zap.Logger) (exitCode int) {
 		log = logging.Stderr()
 	}
 	code, err := supervisor.Run(supervisor.Config{
-		Variable: supervisedVariable,
-		Asked:    ctx,
-		ReportDeath: func(dead []string) (args, env []string) {
-			// The last one is for people who look at a list of processes.
-			return append(slices.Clone(os.Args), "(bury)"), append(os.Environ(), reportDeathVariable+"="+strings.Join(dead, ","))
-		},
+		Asked:     ctx,
 		Crashed:   func(c supervisor.Crash) { c.Log(log) },
 		Restarted: func(pid int) { log.Info("worker_restarted", zap.Int("pid", pid)) },
 	})
@@ -89,22 +72,19 @@ func superviseBy(ctx context.Context, log *zap.Logger) (exitCode int) {
 
 // Process is the working process of a supervisor, or one that makes the death of others
 // known.
-type Process struct {
-	self *supervisor.Worker
-	dead []string
-}
+type Process struct{ self *supervisor.Worker }
 
 // Reporting reports whether this process only makes the death of others known, instead of
 // working on tasks. It may run beside a working process of the same supervisor, so it must
 // not listen on the same ports.
-func (p *Process) Reporting() bool { return p.dead != nil }
+func (p *Process) Reporting() bool { return p.self.Dead != nil }
 
 // Run makes a Worker of cfg, whose Process it sets, and runs it as Worker.Run does. Before that it kills what commands of
 // dead replicas have left running on this machine. In a process that the supervisor has
 // started to make deaths known it uses nothing of cfg but its Store, its Locks and its Log,
 // and returns when both know.
 func (p *Process) Run(ctx context.Context, cfg Config) error {
-	if p.dead != nil {
+	if p.self.Dead != nil {
 		locks, ok := cfg.Locks.(interface {
 			ReportDeath(ctx context.Context, process string) ([]string, error)
 		})
@@ -115,7 +95,7 @@ func (p *Process) Run(ctx context.Context, cfg Config) error {
 		if log == nil {
 			log = logging.Stderr()
 		}
-		supervisor.ReportDeath(ctx, log, p.dead, cfg.Store.DeclareProcessDead, locks.ReportDeath, p.self.Ready)
+		supervisor.ReportDeath(ctx, log, p.self.Dead, cfg.Store.DeclareProcessDead, locks.ReportDeath, p.self.Ready)
 		return nil
 	}
 	cfg.Process = p.self.Process
@@ -124,6 +104,10 @@ func (p *Process) Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	supervisor.Sweep(w.cfg.Log)
+	defer supervisor.Hurry(ctx, func() {
+		w.cfg.Log.Warn("shutdown_forced")
+		w.ForceStop()
+	})()
 	watching, stop := context.WithCancel(ctx)
 	defer stop()
 	go func() {

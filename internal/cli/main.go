@@ -148,7 +148,7 @@ Exit codes: 0 success, 1 failure, 2 usage or configuration error. "onejob lock" 
 	group("Other:", versionCommand())
 	root.SetHelpCommandGroupID("Other:")
 	root.SetCompletionCommandGroupID("Other:")
-	root.AddCommand(manCommand(), reportDeathCommand()) // hidden
+	root.AddCommand(manCommand()) // hidden
 	for _, c := range descendants(root) {
 		if c.ValidArgsFunction == nil { // nothing takes files but flags
 			c.ValidArgsFunction = cobra.NoFileCompletions

@@ -53,13 +53,15 @@ new one. Send signals to the supervisor, which passes them on.`,
 		reload := make(chan os.Signal, 1) // before Adopt, or SIGHUP would end the process
 		signal.Notify(reload, syscall.SIGHUP)
 		logging.SurviveReaders()
-		self, err := supervisor.Adopt(supervisedVariable)
-		if err != nil {
+		self, err := supervisor.Adopt()
+		switch {
+		case err != nil:
 			return usage(err)
-		}
-		if self == nil {
+		case self == nil:
 			signal.Stop(reload)
-			return supervise(c.Context(), *path, c.OutOrStdout())
+			return supervise(c.Context(), c.OutOrStdout())
+		case self.Dead != nil:
+			return reportDeath(c.Context(), *path, c.OutOrStdout(), self)
 		}
 		err = work(c.Context(), *path, handlers, c.OutOrStdout(), self, reload)
 		self.Ending() // a panic does not get here
@@ -174,11 +176,10 @@ func serve(ctx context.Context, path string, cfg Config, handlers tasks.Kinds, o
 	log.Info("replica_started", zap.String("version", version()), zap.Int("pid", os.Getpid()), zap.String("http", address),
 		zap.String("consul", lockConfig.Client.Address), zap.String("prefix", cfg.Consul.Prefix), zap.Int("concurrency", cfg.Worker.Concurrency))
 
-	// The first signal has ended ctx by the time that the second one comes.
-	again := make(chan os.Signal, 1)
-	stopListening := context.AfterFunc(ctx, func() { signal.Notify(again, syscall.SIGINT, syscall.SIGTERM) })
-	defer stopListening()
-	defer signal.Stop(again)
+	defer supervisor.Hurry(ctx, func() {
+		log.Warn("shutdown_forced")
+		replica.ForceStop()
+	})()
 
 	run, stop := context.WithCancelCause(ctx)
 	var starting sync.WaitGroup
@@ -195,9 +196,6 @@ func serve(ctx context.Context, path string, cfg Config, handlers tasks.Kinds, o
 	go func() { done <- replica.Run(run) }()
 	for {
 		select {
-		case <-again:
-			log.Warn("shutdown_forced")
-			replica.ForceStop()
 		case <-reload:
 			cfg = reloaded(path, cfg, handlers, db, replica, broker, level, log)
 			health.setSlots(cfg.Limits.Slots)

@@ -29,7 +29,7 @@
 //
 // Not promised: a process that the kernel does not let go, or that changed to a user
 // whom the supervisor may not signal, is left behind after some seconds. The worker
-// is started again then, but is not declared dead, see [Config.ReportDeath]. The kernel forgets
+// is started again then, but its death is not made known, see [Config]. The kernel forgets
 // PR_SET_PDEATHSIG if the program's file has capabilities or the setuid bit.
 //
 // The supervisor waits for every child of its process (wait4(-1)), as process 1 of a
@@ -66,27 +66,26 @@ const (
 
 	shutdownTimeout = 300 * time.Millisecond // what is left behind has this long to end by itself
 	killWait        = 5 * time.Second        // processes that SIGKILL does not end in this time are left behind
-	reportWait      = 5 * time.Second        // the first attempt of ReportDeath may delay a restart by this
-	reportPause     = time.Second            // before a ReportDeath that failed is started again; it doubles
+	reportWait      = 5 * time.Second        // the first attempt to make a death known may delay a restart by this
+	reportPause     = time.Second            // before one that failed is made again; it doubles
 	tick            = time.Second            // how long at most nothing is looked at
 )
 
-// Config says how to run this program as a worker. Variable is required.
+// Config says how to run this program as a worker.
+//
+// When a worker has died and nothing of it is left, this program is started once more, with the same
+// arguments, to make that known: [Worker.Dead] says so there. It runs until it exits with 0 or ExitUsage,
+// and is started again otherwise. It calls Ready when it has tried everything once; the next worker is
+// started then.
 type Config struct {
-	Variable string // the environment variable that tells the worker its identity
-
 	// Asked ends when SIGTERM or SIGINT asks this program to end, as by
 	// signal.NotifyContext. If it is nil, Run listens for them itself; one that came
 	// just before is lost then.
 	Asked context.Context
 
-	// ReportDeath returns the arguments and the environment of this program under which it
-	// makes known that these processes are dead: their locks can be released, because
-	// nothing of them is left. It runs as a process of its own, until it exits with 0 or
-	// ExitUsage, and is started again otherwise. It calls Adopt, and Ready when it has
-	// tried everything once; the next worker is started then. If it is nil nothing is
-	// run.
-	ReportDeath func(processes []string) (args, env []string)
+	// ReportEnv returns what the environment of a process that makes deaths known has besides that of
+	// this one. It may be nil.
+	ReportEnv func() []string
 
 	// These are called in the order of events, and may be nil. Run waits for them.
 	Hello     func(text string) // what a worker says of itself, see Worker.Hello
@@ -102,7 +101,7 @@ type Crash struct {
 	Signal    string        // such as SIGKILL, if one ended it
 	Lived     time.Duration // since it was started
 	Killed    int           // processes that it left behind and that were killed
-	Clean     bool          // nothing is left; if not, ReportDeath does not hear of it
+	Clean     bool          // nothing is left; if not, its death is not made known
 	Left      []int         // what could not be killed, as far as we can see it
 	RestartIn time.Duration // -1 if it is not started again, because we were told to stop
 	Err       error         // it could not be started at all; there is no exit then
@@ -167,7 +166,7 @@ type supervisor struct {
 	lines             chan line
 
 	worker    *process
-	burial    *process         // ReportDeath at work, if it is
+	burial    *process         // what makes deaths known, if it is at work
 	running   map[int]*process // both, by pid, until they are reaped
 	childless bool             // the last reap found that we have no children at all
 	before    map[int]uint64   // children that are not the worker's, as those from before us, by pid: when they began
@@ -208,7 +207,7 @@ type line struct {
 
 func (s *supervisor) run() (code int, err error) {
 	for {
-		w, err := s.start(os.Args, os.Environ())
+		w, err := s.start(nil)
 		if err != nil && !s.everReady {
 			return 1, err
 		}
@@ -230,6 +229,10 @@ func (s *supervisor) run() (code int, err error) {
 				s.stopping = true // it has no handler for what it was sent, such as SIGHUP when a terminal is closed
 			}
 			if code, over := s.over(w); over {
+				if s.everReady { // what handlers have started goes with them
+					s.stopBurial()
+					s.killAll()
+				}
 				return code, nil
 			}
 			crash.PID, crash.Process, crash.Lived = w.pid, w.id, time.Since(began)
@@ -298,20 +301,30 @@ func delay(crashes int) time.Duration {
 	return min(firstDelay<<min(crashes-1, 10), lastDelay)
 }
 
-// start starts this program with other arguments.
-func (s *supervisor) start(args, env []string) (*process, error) {
+// start starts this program as a worker or, if there are dead, as what makes their death known.
+func (s *supervisor) start(dead []string) (*process, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return nil, fmt.Errorf("make a pipe for the working process: %w", err)
 	}
 	defer w.Close()
 	p := &process{id: uuid.NewString(), started: time.Now()}
-	env = slices.DeleteFunc(slices.Clone(env), func(e string) bool { return strings.HasPrefix(e, s.Variable+"=") })
+	args := slices.Clone(arguments)
+	env := slices.DeleteFunc(os.Environ(), func(e string) bool {
+		return strings.HasPrefix(e, processVariable+"=") || strings.HasPrefix(e, deadVariable+"=")
+	})
+	env = append(env, processVariable+"="+p.id)
+	if len(dead) > 0 {
+		args, env = append(args, burying), append(env, deadVariable+"="+strings.Join(dead, ","))
+		if s.ReportEnv != nil {
+			env = append(env, s.ReportEnv()...)
+		}
+	}
 	s.yieldMemory(false) // it inherits what we have
 	defer s.yieldMemory(true)
 	// The link leads to this very binary, even if its file was replaced since.
 	p.pid, err = syscall.ForkExec("/proc/self/exe", args, &syscall.ProcAttr{
-		Env:   append(env, s.Variable+"="+p.id),
+		Env:   env,
 		Files: []uintptr{0, 1, 2, w.Fd()},
 		// A group of its own: Ctrl-C reaches it through us, and once.
 		Sys: &syscall.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL},
@@ -420,9 +433,6 @@ func (s *supervisor) reap() {
 // reportDeath makes a death known, and returns when that was tried, or after a while.
 func (s *supervisor) reportDeath(id string) {
 	const most = 100 // after that many crashes it is a trickle; the others find out by themselves
-	if s.ReportDeath == nil {
-		return
-	}
 	s.dead = append(s.dead, id)
 	s.dead = s.dead[max(0, len(s.dead)-most):]
 	s.reportAt, s.reportLag = time.Now(), reportPause
@@ -432,7 +442,7 @@ func (s *supervisor) reportDeath(id string) {
 	}
 }
 
-// stopBurial ends a ReportDeath that does not know of the latest death. Another one begins
+// stopBurial ends what makes deaths known and does not know of the latest one. Another one begins
 // when what is left of that was killed. One that does not die is left behind: it keeps neither
 // the next worker from being started nor this death from being made known.
 func (s *supervisor) stopBurial() {
@@ -452,7 +462,7 @@ func (s *supervisor) stopBurial() {
 	s.checkBurial()
 }
 
-// checkBurial starts ReportDeath when it is due, and sees what became of it.
+// checkBurial starts what makes deaths known when it is due, and sees what became of it.
 func (s *supervisor) checkBurial() {
 	if u := s.burial; u != nil && u.gone {
 		s.burial = nil
@@ -462,9 +472,8 @@ func (s *supervisor) checkBurial() {
 		s.reportAt, s.reportLag = time.Now().Add(s.reportLag), min(2*s.reportLag, lastDelay)
 	}
 	if s.burial == nil && !s.killing && len(s.dead) > 0 && !time.Now().Before(s.reportAt) {
-		args, env := s.ReportDeath(slices.Clone(s.dead))
 		var err error
-		if s.burial, err = s.start(args, env); err != nil {
+		if s.burial, err = s.start(s.dead); err != nil {
 			s.burial = nil
 			s.reportAt, s.reportLag = time.Now().Add(s.reportLag), min(2*s.reportLag, lastDelay)
 		}

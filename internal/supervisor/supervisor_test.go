@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -25,41 +26,41 @@ import (
 )
 
 const (
-	variable = "SUPERVISOR_TEST_WORKER"
+	variable = "ONEJOB_SUPERVISED"
 	maxWait  = 60 * time.Second
 )
 
 // TestMain lets the test binary be a supervisor, its worker, and what makes a death
-// known, if the first argument says so.
+// known, if the first argument says so. That one is taken away, as a program does with its own.
 func TestMain(m *testing.M) {
-	if len(os.Args) < 3 || os.Args[1] != "supervise" && os.Args[1] != "bury" {
+	if len(os.Args) < 3 || os.Args[1] != "supervise" {
 		os.Exit(m.Run())
 	}
+	os.Args = slices.Delete(os.Args, 1, 2)
 	signals := make(chan os.Signal, 10)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
-	w, err := supervisor.Adopt(variable)
+	w, err := supervisor.Adopt()
 	switch {
 	case err != nil:
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(99)
-	case os.Args[1] == "bury":
-		say("burial", "dumpable", dumpable())
-		say("buried", len(os.Args)-2)
-		w.Ready()
-	case w != nil:
-		work(w, signals)
-	default:
+	case w == nil:
 		code, err := supervisor.Run(supervisor.Config{
-			Variable:    variable,
-			ReportDeath: func(p []string) (args, env []string) { return append([]string{os.Args[0], "bury"}, p...), nil },
-			Hello:       func(text string) { say("hello", text) },
-			Crashed:     func(c supervisor.Crash) { text, _ := json.Marshal(c); say("crashed", string(text)) },
-			Restarted:   func(int) { say("restarted") },
+			ReportEnv: func() []string { return []string{"BURYING=yes"} },
+			Hello:     func(text string) { say("hello", text) },
+			Crashed:   func(c supervisor.Crash) { text, _ := json.Marshal(c); say("crashed", string(text)) },
+			Restarted: func(int) { say("restarted") },
 		})
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 		}
 		os.Exit(code)
+	case w.Dead != nil:
+		say("burial", "dumpable", dumpable())
+		say("buried", len(w.Dead), os.Getenv("BURYING"), os.Args)
+		w.Ready()
+	default:
+		work(w, signals)
 	}
 	os.Exit(0)
 }
@@ -77,12 +78,12 @@ func dumpable() bool {
 // one, from the second start on.
 func work(w *supervisor.Worker, signals chan os.Signal) {
 	say("started", os.Getpid())
-	script := os.Args[2]
-	if len(os.Args) > 4 {
-		if _, err := os.Stat(os.Args[4]); err == nil {
-			script = os.Args[3]
+	script := os.Args[1]
+	if len(os.Args) > 3 {
+		if _, err := os.Stat(os.Args[3]); err == nil {
+			script = os.Args[2]
 		}
-		_ = os.WriteFile(os.Args[4], nil, 0o600)
+		_ = os.WriteFile(os.Args[3], nil, 0o600)
 	}
 	for _, word := range strings.Fields(script) {
 		what, text, _ := strings.Cut(word, "=")
@@ -369,6 +370,14 @@ func TestNothingIsLeftBehind(t *testing.T) {
 	if c.Killed < 2 || len(c.Left) > 0 || !c.Clean {
 		t.Errorf("killed %d, left %v", c.Killed, c.Left)
 	}
+	killed(t, file)
+	r.await("hello")
+	testEventually(t, "only the worker is left", func() bool { return len(procfs.Children(r.cmd.Process.Pid)) == 1 })
+}
+
+// killed fails unless the process whose number is in the file has ended.
+func killed(t *testing.T, file string) {
+	t.Helper()
 	text, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
@@ -378,10 +387,33 @@ func TestNothingIsLeftBehind(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := syscall.Kill(pid, 0); err != syscall.ESRCH {
-		t.Errorf("the orphan %d is there when the crash is reported: %v", pid, err)
+		t.Errorf("the orphan %d is still there: %v", pid, err)
 	}
-	r.await("hello")
-	testEventually(t, "only the worker is left", func() bool { return len(procfs.Children(r.cmd.Process.Pid)) == 1 })
+}
+
+// A worker that stops in order may leave something behind as well: what a handler in Go has started, and
+// did not wait for.
+func TestStopsLeaveNothingBehind(t *testing.T) {
+	t.Parallel()
+	for name, last := range map[string]string{
+		"told to stop":                         "signals=1 ending exit=0",
+		"told to stop, a handler does not end": "signals=1 ending exit=1",
+		"by itself":                            "ending exit=0",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			file := filepath.Join(t.TempDir(), "pid")
+			r := start(t, []string{"SCRIPT=exec >/dev/null 2>&1; " + leaveBehind, "FILE=" + file}, "ready run hello=1 "+last)
+			r.await("hello")
+			if err := r.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+				t.Fatal(err)
+			}
+			if code := r.code(); code != 0 && code != 1 || r.count("crashed") != 0 || r.count("buried") != 0 {
+				t.Errorf("exit code %d, %d crashes, %d buried", code, r.count("crashed"), r.count("buried"))
+			}
+			killed(t, file)
+		})
+	}
 }
 
 // A process that execs a supervisor may have children of its own.

@@ -4,10 +4,13 @@ package supervisor
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 
@@ -28,28 +31,50 @@ const (
 	pipeFD = 3 // where it says so
 )
 
-// Worker is the working process, as it knows itself. A nil Worker says nothing.
+// Variables that tell a child of a supervisor what it is.
+const (
+	processVariable = "ONEJOB_SUPERVISED" // its identity
+	deadVariable    = "ONEJOB_BURY"       // whose death it makes known, separated by commas
+)
+
+// burying is the last argument of a process that makes deaths known, for people who look at a list of
+// processes.
+const burying = "(bury)"
+
+// arguments are those that this program was started with, whatever main makes of them.
+var arguments = func() []string {
+	if last := len(os.Args) - 1; last > 0 && os.Args[last] == burying && os.Getenv(deadVariable) != "" {
+		os.Args = os.Args[:last]
+	}
+	return slices.Clone(os.Args)
+}()
+
+// Worker is the working process, as it knows itself, or one that makes the death of others known. A
+// nil Worker says nothing.
 type Worker struct {
-	Process string // a uuid, which no other process ever had
+	Process string   // a uuid, which no other process ever had
+	Dead    []string // processes whose death this one is to make known, by [ReportDeath], and nothing else; nil: it works
 
 	mu   sync.Mutex
 	pipe *os.File
 }
 
 // Adopt returns the Worker that this process is, or nil if it has no supervisor. It
-// removes the variable from the environment, and hides the process from others of its
+// removes the variables that say so from the environment, and hides the process from others of its
 // user, as Run does. Handlers of signals must be installed before. It fails if /proc
 // does not show this user processes that are hidden in this way.
-func Adopt(variable string) (*Worker, error) {
-	id, there := os.LookupEnv(variable)
+func Adopt() (*Worker, error) {
+	id, there := os.LookupEnv(processVariable)
+	dead := os.Getenv(deadVariable)
+	_ = os.Unsetenv(processVariable)
+	_ = os.Unsetenv(deadVariable)
 	if !there {
 		return nil, nil
 	}
-	_ = os.Unsetenv(variable)
 	var stat unix.Stat_t
 	err := unix.Fstat(pipeFD, &stat)
 	if _, parseErr := uuid.Parse(id); err != nil || parseErr != nil || stat.Mode&unix.S_IFMT != unix.S_IFIFO {
-		return nil, fmt.Errorf("the variable %s is set for the working process alone; remove it from the environment", variable)
+		return nil, fmt.Errorf("the variable %s is set for the working process alone; remove it from the environment", processVariable)
 	}
 	unix.CloseOnExec(pipeFD)
 	// Started by way of /proc/self/exe, it is called exe in lists of processes.
@@ -63,8 +88,30 @@ func Adopt(variable string) (*Worker, error) {
 		return nil, errors.New("/proc does not show this user the processes of onejob, which are hidden from others: mount it without hidepid, leave ProtectProc out of the unit, or give onejob the capability CAP_SYS_PTRACE")
 	}
 	w := &Worker{Process: id, pipe: os.NewFile(pipeFD, "supervisor")}
+	if dead != "" {
+		w.Dead = strings.Split(dead, ",")
+	}
 	w.say(wordHere)
 	return w, nil
+}
+
+// Hurry calls hurry when SIGINT or SIGTERM comes after ctx has ended, by the first of them, until stop
+// is called.
+func Hurry(ctx context.Context, hurry func()) (stop func()) {
+	again, stopped := make(chan os.Signal, 1), make(chan struct{})
+	listening := context.AfterFunc(ctx, func() {
+		signal.Notify(again, unix.SIGINT, unix.SIGTERM)
+		defer signal.Stop(again)
+		select {
+		case <-again:
+			hurry()
+		case <-stopped:
+		}
+	})
+	return func() {
+		listening()
+		close(stopped)
+	}
 }
 
 // Hello tells the supervisor something of this process, for Config.Hello.
