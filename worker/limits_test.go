@@ -642,8 +642,12 @@ func TestHandlerThatNeverReturns(t *testing.T) {
 			}
 			c.limited(t, "b", tasks.Kinds{"deaf": tasks.Noop{}}, slots)
 			c.await(t, id, "succeeded")
-			if got := c.outcomes(t, id); got != "crashed succeeded" {
+			if got := c.outcomes(t, id); got != "lease_lost succeeded" {
 				t.Errorf("outcomes: %s", got)
+			}
+			// A stop uses up no attempt, and is no crash.
+			if got := get[string](t, c, "SELECT format('%s %s', attempt, crashes) FROM onejob.tasks WHERE id = $1", id); got != "1 0" {
+				t.Errorf("attempts and crashes: %s, want 1 and 0", got)
 			}
 			c.noOverlaps(t)
 		})

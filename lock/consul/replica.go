@@ -317,8 +317,8 @@ func (t *session) reappear(ctx context.Context) {
 // begin at once. Both go with the session. Consul then keeps the key from others for
 // the lock-delay, and replicas count the slot as taken for at least as long. The
 // cluster's list is not told that the replica has stopped: others take the task over
-// when they have heard nothing for lock.Silence, or at once if a supervisor tells them
-// that the process is gone.
+// when they have heard nothing for lock.Silence. Then they look into Consul, which is told,
+// so that the stop is not charged to the task as a crash is.
 func (t *session) end(ctx context.Context) {
 	held := t.busy()
 	t.lose(errors.New("the replica ends its session"))
@@ -334,7 +334,11 @@ func (t *session) end(ctx context.Context) {
 		held = t.busy()
 	}
 	t.endDead(ctx)
-	if t.cluster != "" && !held {
+	switch {
+	case t.cluster == "":
+	case held:
+		t.saySo(ctx)
+	default:
 		t.part(ctx, false)
 	}
 }
@@ -342,9 +346,13 @@ func (t *session) end(ctx context.Context) {
 // part tells the cluster's list that the session is over when the replica stops. If the list
 // cannot be told, it says so in Consul: the others look there when they miss its heartbeats.
 func (t *session) part(ctx context.Context, lost bool) {
-	if t.leave(ctx, lost) == nil {
-		return
+	if t.leave(ctx, lost) != nil {
+		t.saySo(ctx)
 	}
+}
+
+// saySo records in Consul that the replica has stopped in order.
+func (t *session) saySo(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, shutdownTimeout)
 	defer cancel()
 	_, _ = t.heartbeats.KV().Put(&api.KVPair{Key: t.stoppedKey(t.id), Value: t.card()}, t.write(ctx))
