@@ -36,6 +36,37 @@ type album struct {
 	Sizes [1]struct{ Width int }
 }
 
+// post has embedded structs with names, what hides what, and what encoding/json does not know.
+type (
+	post struct {
+		meta `json:"meta"`
+		*Author
+		left
+		right
+		ID
+		N int
+	}
+	meta struct {
+		Owner struct{} `json:"owner"`
+		Items []struct{}
+	}
+	Author struct {
+		N    struct{} // hidden
+		City struct{}
+	}
+	left struct {
+		Side struct{} `json:"left"`
+		Same struct{}
+		Both struct{}
+	}
+	right struct {
+		Side struct{} `json:"right"`
+		Same struct{} `json:"Same"`
+		Both struct{}
+	}
+	ID string
+)
+
 func TestHandle(t *testing.T) {
 	t.Parallel()
 	failure := errors.New("no")
@@ -58,6 +89,7 @@ func TestHandle(t *testing.T) {
 	tasks.Handle(kinds, "lenient album", func(context.Context, *tasks.Attempt, tasks.Lenient[album]) (struct{}, error) {
 		return struct{}{}, nil
 	})
+	tasks.Handle(kinds, "post", func(context.Context, *tasks.Attempt, tasks.Lenient[post]) (struct{}, error) { return struct{}{}, nil })
 	tasks.Handle(kinds, "none", func(context.Context, *tasks.Attempt, struct{}) (struct{}, error) { return struct{}{}, nil })
 	tasks.Handle(kinds, "lenient", func(_ context.Context, _ *tasks.Attempt, p tasks.Lenient[greeting]) (string, error) {
 		return p.Value.Name, nil
@@ -97,7 +129,7 @@ func TestHandle(t *testing.T) {
 			`{"NAME": "you"}`:                               "",
 			`{"name": "you", "Name": "me"}`:                 `payload: "name" and "Name" are the same field`,
 			` null `:                                        `payload: null is no object; for one without fields write {}`,
-			`{"name": "you", "imge": "typo"}`:               `payload: unknown field "imge"; allowed are name, size, At`,
+			`{"name": "you", "imge": "typo"}`:               `payload: unknown field "imge"; allowed are size, At, name`,
 			`{"name": "you", "size": {"widht": 7}}`:         `payload: unknown field "widht"`,
 			`{"name": "you", "size": {"width": 7}}`:         "",
 			`{"name": "you", "At": "2026-01-02T00:00:00Z"}`: "",
@@ -152,6 +184,27 @@ func TestHandle(t *testing.T) {
 			}
 			if got != want {
 				t.Errorf("lenient album: %s: %q, want %q", payload, got, want)
+			}
+		}
+		for payload, want := range map[string]string{
+			`{"owner": null, "Items": null}`:    "",
+			`{"owner": {}, "Owner": {}}`:        "",
+			`{"items": {"a": 1}}`:               "",
+			`{"N": 1, "ID": "x", "Both": null}`: "",
+			`{"meta": {"owner": null}}`:         `payload: "owner"` + null,
+			`{"meta": {"Items": [null]}}`:       `payload: "Items"` + null,
+			`{"City": null}`:                    `payload: "City"` + null,
+			`{"left": null}`:                    `payload: "left"` + null,
+			`{"right": null}`:                   `payload: "right"` + null,
+			`{"Same": null}`:                    `payload: "Same"` + null,
+			`{"id": "x", "ID": "y"}`:            `payload: "id" and "ID" are the same field`,
+		} {
+			got := ""
+			if _, err := run("post", payload); err != nil {
+				got = err.Error()
+			}
+			if got != want {
+				t.Errorf("post: %s: %q, want %q", payload, got, want)
 			}
 		}
 		if _, err := run("none", `{"a": 1}`); err == nil || err.Error() != `payload: unknown field "a"; no fields are allowed` {

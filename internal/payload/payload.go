@@ -223,26 +223,50 @@ func fieldNames(t reflect.Type) []string {
 
 // field is a field of a struct, by the name that encoding/json has for it.
 type field struct {
-	name  string
-	t     reflect.Type
-	depth int // in embedded structs
+	name   string
+	t      reflect.Type
+	tagged bool // the name is that of a tag
 }
 
-// fieldsOf returns the fields of a struct that encoding/json fills.
+// fieldsOf returns the fields of a struct that encoding/json fills: those of embedded structs, unless
+// they have a name, are fields of the struct itself. What lies less deep hides a field of the same name.
+// Of two that lie equally deep the one with a tag is taken, and neither if both have one or none.
 func fieldsOf(t reflect.Type) (fields []field) {
-	for _, f := range reflect.VisibleFields(t) {
-		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-		if !f.IsExported() || f.Tag.Get("json") == "-" || f.Anonymous && name == "" {
-			continue
+	known, names := map[reflect.Type]bool{}, map[string]bool{}
+	for level := []reflect.Type{t}; len(level) > 0; {
+		for _, t := range level {
+			known[t] = true
 		}
-		this := field{cmp.Or(name, f.Name), f.Type, len(f.Index)}
-		i := slices.IndexFunc(fields, func(f field) bool { return f.name == this.name })
-		switch {
-		case i < 0:
-			fields = append(fields, this)
-		case this.depth < fields[i].depth: // it hides the other
-			fields[i] = this
+		var here []field
+		var below []reflect.Type
+		for _, t := range level {
+			for i := range t.NumField() {
+				f := t.Field(i)
+				name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+				inner := f.Type
+				if inner.Name() == "" && inner.Kind() == reflect.Pointer {
+					inner = inner.Elem()
+				}
+				embedded := f.Anonymous && inner.Kind() == reflect.Struct
+				switch {
+				case f.Tag.Get("json") == "-" || !f.IsExported() && !embedded:
+				case name != "" || !embedded:
+					here = append(here, field{cmp.Or(name, f.Name), f.Type, name != ""})
+				case !known[inner]:
+					below = append(below, inner)
+				}
+			}
 		}
+		for _, f := range here {
+			alike := slices.DeleteFunc(slices.Clone(here), func(o field) bool { return o.name != f.name || f.tagged && !o.tagged })
+			if len(alike) == 1 && !names[f.name] {
+				fields = append(fields, f)
+			}
+		}
+		for _, f := range here {
+			names[f.name] = true
+		}
+		level = below
 	}
 	return fields
 }
