@@ -281,11 +281,11 @@ type outgoing struct {
 
 func (k *Kind) parse(raw json.RawMessage) (*outgoing, error) {
 	var p struct {
-		URL      string            `json:"url"`
-		Method   string            `json:"method"`
-		Headers  map[string]string `json:"headers"`
-		Body     json.RawMessage   `json:"body"`
-		BodyText *string           `json:"body_text"`
+		URL      string             `json:"url"`
+		Method   string             `json:"method"`
+		Headers  map[string]*string `json:"headers"`
+		Body     json.RawMessage    `json:"body"`
+		BodyText *string            `json:"body_text"`
 	}
 	if err := payload.CheckFields(raw, "url", "method", "headers", "body", "body_text"); err != nil {
 		return nil, err
@@ -342,7 +342,7 @@ var methods = []string{
 	http.MethodPatch, http.MethodDelete, http.MethodOptions,
 }
 
-func (out *outgoing) setHeaders(headers map[string]string) error {
+func (out *outgoing) setHeaders(headers map[string]*string) error {
 	for name, value := range headers {
 		canonical := http.CanonicalHeaderKey(name)
 		switch {
@@ -352,10 +352,12 @@ func (out *outgoing) setHeaders(headers map[string]string) error {
 			return fmt.Errorf("headers: %s is set by onejob, or by the connection; leave it out", canonical)
 		case out.header[canonical] != nil:
 			return fmt.Errorf("headers: %s is given twice", canonical)
-		case strings.ContainsFunc(value, func(r rune) bool { return r != '\t' && (r < ' ' || r == 0x7f) }):
+		case value == nil:
+			return fmt.Errorf("headers: the value of %s is null; leave it out", canonical)
+		case strings.ContainsFunc(*value, func(r rune) bool { return r != '\t' && (r < ' ' || r == 0x7f) }):
 			return fmt.Errorf("headers: the value of %s holds a control character", canonical)
 		}
-		out.header.Set(name, value)
+		out.header.Set(name, *value)
 	}
 	return nil
 }

@@ -605,6 +605,7 @@ func TestCheck(t *testing.T) {
 		`{"url": "http://localhost:8080", "method": "CONNECT"}`:                         `method "CONNECT": must be one of GET`,
 		`{"url": "http://localhost:8080", "body": null, "body_text": ""}`:               `exclude each other`,
 		`{"url": "http://localhost:8080", "headers": {"X-A": 1}}`:                       `cannot be a JSON number`,
+		`{"url": "http://localhost:8080", "headers": {"X-A": null}}`:                    `headers: the value of X-A is null; leave it out`,
 		`{"url": "http://localhost:8080", "headers": {"": "x"}}`:                        `"" is not a header's name`,
 		`{"url": "http://localhost:8080", "headers": {"X A": "x"}}`:                     `"X A" is not a header's name`,
 		`{"url": "http://localhost:8080", "headers": {"X-Ä": "x"}}`:                     `"X-Ä" is not a header's name`,
