@@ -286,7 +286,7 @@ func (w *Worker) run(lease lock.Lease, t *tasks.Task, trace Trace, ended *tasks.
 		a = nil // an attempt that is parked holds no payload
 		*ended = w.returned(ctx, t, of, result, err, began, trace)
 	}()
-	result, err = w.handle(ctx, lease, a, trace)
+	result, err = w.handle(ctx, lease, t, a, trace)
 }
 
 // returned makes durable what became of an attempt whose handler has returned.
@@ -323,7 +323,7 @@ const sayRunning = time.Second
 
 // handle calls the kind. It checks the lease last, because the goroutine may have
 // waited for a processor.
-func (w *Worker) handle(ctx context.Context, lease lock.Lease, a *tasks.Attempt, trace Trace) (result tasks.Result, err error) {
+func (w *Worker) handle(ctx context.Context, lease lock.Lease, t *tasks.Task, a *tasks.Attempt, trace Trace) (result tasks.Result, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("panic: %v", p)
@@ -350,13 +350,14 @@ func (w *Worker) handle(ctx context.Context, lease lock.Lease, a *tasks.Attempt,
 	if w.cfg.Measure != nil {
 		w.cfg.Measure(Measurement{What: MeasureStart, Kind: a.Kind, Took: waited(&a.Task) + boottime.Now().Sub(a.HeardAt)})
 	}
+	ctx = trace.Running(ctx, a)
 	if w.cfg.Log.Level() <= zap.DebugLevel {
-		w.cfg.Log.Debug("task_started", fields(&a.Task)...)
+		w.cfg.Log.Debug("task_started", fields(t)...)
 	} else {
-		long := time.AfterFunc(sayRunning, func() { w.cfg.Log.Info("task_running", fields(&a.Task)...) })
+		long := time.AfterFunc(sayRunning, func() { w.cfg.Log.Info("task_running", fields(t)...) })
 		defer long.Stop()
 	}
-	result, err = handler(trace.Running(ctx, a), a)
+	result, err = handler(ctx, a)
 	probe(err)
 	return result, err
 }
