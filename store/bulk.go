@@ -49,7 +49,8 @@ type TaskFilter struct {
 	Since *time.Time `json:"since,omitempty"`
 	Until *time.Time `json:"until,omitempty"`
 
-	IDs []int64 `json:"ids,omitempty"`
+	// IDs chooses these tasks. A list that is empty and not nil chooses none.
+	IDs []int64 `json:"ids,omitzero"`
 }
 
 // Bulk is an action on the tasks that a filter chooses.

@@ -444,6 +444,7 @@ func TestBulkRefusesWhatItCannotMean(t *testing.T) {
 		`'cancel', '{"since": null}'`:                          "the field 'since' of the filter is null",
 		`'cancel', '{"until": null}'`:                          "the field 'until' of the filter is null",
 		`'cancel', '{"error": null}'`:                          "the field 'error' of the filter is null",
+		`'cancel', '{"error": ""}'`:                            "the field 'error' of the filter is empty",
 		`'cancel', '{"kind": "noop", "ids": null}'`:            "the field 'ids' of the filter is null",
 		`'cancel', jsonb_build_object('queue', NULL)`:          "the field 'queue' of the filter is null",
 		`'cancel', '{"ids": 1}'`:                               "the field 'ids' of the filter is of type number; it must be an array of task IDs",
@@ -463,6 +464,11 @@ func TestBulkRefusesWhatItCannotMean(t *testing.T) {
 	var pg *pgconn.PgError
 	if !errors.As(err, &pg) || pg.Code != "22023" || pg.Hint != "Leave the field out, or give it a value." {
 		t.Errorf("of a null: %+v", pg)
+	}
+	// A selection that is empty is no reason to choose all.
+	result, err := b.Bulk(t.Context(), store.Bulk{Action: store.ActionDelete, Filter: store.TaskFilter{Status: "succeeded", IDs: []int64{}}}, nil)
+	if err != nil || result != (store.BulkResult{}) {
+		t.Errorf("of no task: %+v, %v", result, err)
 	}
 	_, err = b.Bulk(t.Context(), store.Bulk{Action: store.ActionRetry, Filter: store.TaskFilter{Schedule: "x"}}, nil)
 	if !errors.Is(err, store.ErrFilter) || !strings.Contains(err.Error(), "there is no schedule 'x'") {

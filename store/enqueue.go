@@ -67,6 +67,14 @@ func (n NewTask) statement() (sql string, args []any, err error) {
 	if n.Delay < 0 {
 		return "", nil, fmt.Errorf("the Delay is negative: %v", n.Delay)
 	}
+	// The table's own bounds are narrower. pgx ends the connection when it cannot encode a value in the
+	// middle of a batch.
+	if n.Priority != int(int16(n.Priority)) {
+		return "", nil, fmt.Errorf("the Priority must be from -1000 to 1000, not %d", n.Priority)
+	}
+	if n.MaxAttempts != int(int32(n.MaxAttempts)) {
+		return "", nil, fmt.Errorf("the MaxAttempts of %d are more than a column holds", n.MaxAttempts)
+	}
 	switch payload := n.Payload.(type) {
 	case nil:
 	case json.RawMessage:

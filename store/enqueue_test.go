@@ -105,6 +105,23 @@ func TestEnqueueAllOrNone(t *testing.T) {
 	if _, err := store.Enqueue(t.Context(), b.pool, store.NewTask{Kind: "a", RunAt: far}); err == nil || !strings.Contains(err.Error(), "a year from 1 to 9999") {
 		t.Errorf("a time of the year %d: %v", far.Year(), err)
 	}
+	// pgx cannot encode these, and would end the connection for that.
+	for want, task := range map[string]store.NewTask{
+		"enqueue task 2 of 2: the Priority must be from -1000 to 1000, not 100000": {Kind: "a", Priority: 100_000},
+		"enqueue task 2 of 2: the MaxAttempts of 3000000000 are more than":         {Kind: "a", MaxAttempts: 3_000_000_000},
+	} {
+		tx, err := b.pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := store.Enqueue(t.Context(), tx, store.NewTask{Kind: "a"}, task); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+		if _, err := tx.Exec(t.Context(), `SELECT`); err != nil {
+			t.Errorf("the transaction, after %s: %v", want, err)
+		}
+		_ = tx.Rollback(t.Context())
+	}
 	if n := count(); n != 0 {
 		t.Errorf("%d tasks are left of calls that failed", n)
 	}

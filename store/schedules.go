@@ -72,7 +72,7 @@ SELECT now(), id, name, cron, time_zone, on_missed, missed_cap, on_overlap,
        SELECT enabled AND paused_until IS DISTINCT FROM 'infinity' AND (next_at IS NULL OR next_at <= now()) AND time_zone <> ALL (coalesce($1, '{}'::text[]))) AS x(is_due)
  WHERE (is_due OR id IN (SELECT schedule_id FROM former))
    AND `+notPutOff+`
- ORDER BY id = ANY (coalesce($4, '{}'::bigint[])), next_at, id  -- those that were locked a moment ago keep no others waiting
+ ORDER BY id = ANY (coalesce($4, '{}'::bigint[])), next_at NULLS FIRST, id  -- those that were locked a moment ago keep no others waiting
  LIMIT 1000`, unknownZones, ids, versions, again)
 	if err == nil && len(edited) > 0 {
 		err = s.addFormer(ctx, due, edited)
@@ -226,7 +226,7 @@ func (s *Store) MakeOccurrences(ctx context.Context, d schedule.Due, p schedule.
 	case pgerror.Is(err, lockTimeout):
 		s.making.inVain(1)
 		s.putOff.waited(d.ID, took)
-	case unfit(err), errors.Is(err, errLeftOut), (aboutARow(err) || slow) && s.canMakeOccurrences(ctx):
+	case errors.Is(err, errLeftOut), (aboutARow(err) || slow) && s.canMakeOccurrences(ctx):
 		if n := len(p.Occurrences); slow && n > 1 {
 			s.dueParts.shrink(d.ID, n)
 			s.putOff.waited(d.ID, took)

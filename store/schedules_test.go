@@ -236,6 +236,17 @@ func (b *bench) isDue(name string) bool {
 	return slices.ContainsFunc(list, func(d schedule.Due) bool { return d.Name == name })
 }
 
+// A schedule that has no next due time yet, as it is new or was edited, is looked at before those that are
+// due, however many they are.
+func TestNewScheduleBesideManyDueOnes(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.sql(`INSERT INTO onejob.schedules (name, cron, kind) SELECT i::text, '@daily', 'noop' FROM generate_series(1, 1000) i`)
+	b.sql(`UPDATE onejob.schedules SET next_at = now() - interval '1 day'`)
+	b.sql(`INSERT INTO onejob.schedules (name, cron, kind) VALUES ('new', '@daily', 'noop')`)
+	equal(t, "the new one is looked at", b.isDue("new"), true)
+}
+
 // What Postgres refuses for a while is made when it does not any more. Until then the
 // schedule says why, and does not keep the leader from sleeping.
 func TestRefusedSchedules(t *testing.T) {
@@ -295,6 +306,18 @@ func TestRefusedSchedules(t *testing.T) {
 		d, p := b.due("as all")
 		b.sql(`ALTER TABLE onejob.occurrences RENAME TO renamed`)
 		defer b.sql(`ALTER TABLE onejob.renamed RENAME TO occurrences`)
+		if _, _, err := b.MakeOccurrences(t.Context(), d, p); err == nil || errors.Is(err, tasks.ErrUnwritable) {
+			t.Errorf("got %v, which is not this schedule's", err)
+		}
+	})
+
+	// As a notification queue that is full does: it refuses whatever notifies.
+	t.Run("NotForALimitOfTheServer", func(t *testing.T) {
+		b.schedule("as any other", hoursAgo(1))
+		d, p := b.due("as any other")
+		b.sql(`CREATE FUNCTION public.full_queue() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'too many notifications in the NOTIFY queue' USING ERRCODE = 'program_limit_exceeded'; END $$`)
+		b.sql(`CREATE TRIGGER full_queue AFTER INSERT ON onejob.tasks FOR EACH STATEMENT EXECUTE FUNCTION public.full_queue()`)
+		defer b.sql(`DROP TRIGGER full_queue ON onejob.tasks`)
 		if _, _, err := b.MakeOccurrences(t.Context(), d, p); err == nil || errors.Is(err, tasks.ErrUnwritable) {
 			t.Errorf("got %v, which is not this schedule's", err)
 		}
@@ -1038,7 +1061,7 @@ func TestZoneNames(t *testing.T) {
 	}
 
 	b.sql(`INSERT INTO onejob.schedules (name, cron, kind) VALUES ('edited', '* * * * *', 'noop')`)
-	for _, zone := range []string{"", "Local", "CEST", "UTC+3", "utc-1", "2", "+02", "<+02>-02", "CET-1CEST,M3.5.0,M10.5.0/3", "Europe/Nowhere", " UTC", strings.Repeat("x", 1000)} {
+	for _, zone := range []string{"", "Local", "CEST", "UTC+3", "utc-1", "2", "+02", "<+02>-02", "CET-1CEST,M3.5.0,M10.5.0/3", "Europe/Nowhere", "Etc/UTC+2", "Etc/GMT+13", "Etc/GMT-15", "Europe/Berlin1", "America/New_York5", " UTC", strings.Repeat("x", 1000)} {
 		for _, sql := range []string{`INSERT INTO onejob.schedules (name, cron, kind, time_zone) VALUES ('refused', '* * * * *', 'noop', $1)`, `UPDATE onejob.schedules SET time_zone = $1 WHERE name = 'edited'`} {
 			_, err := b.try(sql, zone)
 			var pg *pgconn.PgError

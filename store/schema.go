@@ -104,8 +104,12 @@ SELECT coalesce(array_agg(name), '{}')
                                       'onejob.schedules', 'onejob.former_schedules', 'onejob.occurrences']) AS name
          WHERE to_regclass(name) IS NULL
      UNION ALL
-        SELECT name FROM unnest(ARRAY['onejob.enqueue', 'onejob.cancel', 'onejob.retry', 'onejob.reserve_lock_key']) AS name
-         WHERE to_regproc(name) IS NULL) parts`).Scan(&missing); err != nil {
+        SELECT 'onejob.' || name FROM unnest(ARRAY['enqueue', 'cancel', 'retry', 'reserve_lock_key']) AS name
+         WHERE NOT EXISTS (SELECT -- more than one may have the name
+                             FROM pg_proc p
+                             JOIN pg_namespace n ON n.oid = p.pronamespace
+                            WHERE n.nspname = 'onejob'
+                              AND p.proname = name)) parts`).Scan(&missing); err != nil {
 		return fmt.Errorf("check the schema: %w", err)
 	}
 	if len(missing) > 0 {

@@ -184,6 +184,16 @@ func TestSchemaThatDoesNotFit(t *testing.T) {
 	}
 }
 
+// A function of the user's may have the name of one of onejob's.
+func TestSchemaWithAnOverload(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.sql(`CREATE FUNCTION onejob.enqueue(kind text, delay interval) RETURNS bigint LANGUAGE sql AS $$ SELECT onejob.enqueue(kind, run_at => now() + delay) $$`)
+	if err := b.CheckSchema(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestRights(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
