@@ -266,7 +266,7 @@ func (w *Worker) run(lease lock.Lease, t *tasks.Task, trace Trace, ended *tasks.
 	defer cancel(nil)
 	deadline := func() boottime.Instant { return w.shutdown.deadline(lease.Deadline()) }
 	a := &tasks.Attempt{Task: *t, Deadline: deadline, Output: tasks.NewOutput(0)}
-	defer w.running.enter(a, cancel)()
+	defer w.running.enter(t, a, cancel)()
 	timeout := t.Timeout
 	if timeout <= 0 { // an interval of years and days may be above zero for Postgres alone
 		timeout = w.cfg.Timeout
@@ -491,7 +491,7 @@ func (w *Worker) complete(t *tasks.Task, e tasks.Completion, took time.Duration)
 		pause := retryPause(tries)
 		if unwritable && refused == unwritableTries {
 			w.cfg.Log.Error("completion_unwritable", fields(t, zap.String("outcome", string(e.Outcome)), zap.Error(err))...)
-			defer w.running.enter(unwritten(t, e.Outcome, err), func(error) {})()
+			defer w.running.enter(t, unwritten(t, e.Outcome, err), func(error) {})()
 		}
 		if unwritable && refused >= unwritableTries {
 			pause = jitter(unwritablePause)

@@ -44,6 +44,7 @@ type underWay struct {
 const maxParked = 1024
 
 type handler struct {
+	task    *tasks.Task // as it was claimed; the attempt's is the handler's to write to
 	attempt *tasks.Attempt
 	cancel  context.CancelCauseFunc
 }
@@ -256,18 +257,17 @@ func (r *running) done() <-chan struct{} {
 // enter makes a handler's context one that can be cancelled by the task's id, and its
 // progress one that heartbeats carry, until exit is called. A task may have two handlers
 // here for a while: one whose lease was lost and that ignores its context, and its successor.
-func (r *running) enter(a *tasks.Attempt, cancel context.CancelCauseFunc) (exit func()) {
+func (r *running) enter(t *tasks.Task, a *tasks.Attempt, cancel context.CancelCauseFunc) (exit func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.ended {
 		cancel(r.why)
 	}
-	fence := a.Fence
-	r.tasks[fence] = handler{a, cancel}
+	r.tasks[t.Fence] = handler{t, a, cancel}
 	return func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		delete(r.tasks, fence)
+		delete(r.tasks, t.Fence)
 	}
 }
 
@@ -275,7 +275,7 @@ func (r *running) cancel(id int64, cause error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, h := range r.tasks {
-		if h.attempt.ID == id {
+		if h.task.ID == id {
 			h.cancel(cause)
 		}
 	}
@@ -305,7 +305,7 @@ func (r *running) progress() map[int64]tasks.ProgressAt {
 		if !said {
 			continue
 		}
-		at := tasks.ProgressAt{Text: p.Text, At: h.attempt.StartedAt.Add(p.At.Sub(h.attempt.HeardAt)).UTC()}
+		at := tasks.ProgressAt{Text: p.Text, At: h.task.StartedAt.Add(p.At.Sub(h.task.HeardAt)).UTC()}
 		if p.Percent >= 0 {
 			at.Percent = &p.Percent
 		}

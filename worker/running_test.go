@@ -32,7 +32,7 @@ func TestExitOfAZombieLeavesItsSuccessor(t *testing.T) {
 			r := newRunning()
 			enter := func(id, fence int64) (ctx context.Context, exit func()) {
 				ctx, cancel := context.WithCancelCause(t.Context())
-				return ctx, r.enter(&tasks.Attempt{Task: tasks.Task{ID: id, Fence: fence}}, cancel)
+				return ctx, r.enter(&tasks.Task{ID: id, Fence: fence}, &tasks.Attempt{}, cancel)
 			}
 			_, exitZombie := enter(7, 1)
 			successor, exitSuccessor := enter(7, 2)
@@ -55,7 +55,7 @@ func TestCancelReachesAllHandlersOfATask(t *testing.T) {
 	r := newRunning()
 	enter := func(id, fence int64) context.Context {
 		ctx, cancel := context.WithCancelCause(t.Context())
-		r.enter(&tasks.Attempt{Task: tasks.Task{ID: id, Fence: fence}}, cancel)
+		r.enter(&tasks.Task{ID: id, Fence: fence}, &tasks.Attempt{}, cancel)
 		return ctx
 	}
 	zombie, other, successor := enter(7, 1), enter(8, 2), enter(7, 3)
@@ -292,7 +292,7 @@ func TestProgressOfHandlers(t *testing.T) {
 	var exits []func()
 	for fence := range int64(maxProgress + 10) {
 		a := &tasks.Attempt{Task: tasks.Task{ID: 1000 + fence, Fence: fence, StartedAt: started, HeardAt: boottime.Now()}}
-		exits = append(exits, r.enter(a, func(error) {}))
+		exits = append(exits, r.enter(&a.Task, a, func(error) {}))
 		switch {
 		case fence == 3:
 			a.Report(-1, "waits")
