@@ -10,6 +10,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/hashicorp/consul/api"
 
+	"onejob/chaos/harness"
 	"onejob/internal/servers"
 )
 
@@ -131,7 +132,7 @@ func (c *cluster) deleteToken(ctx context.Context, replica string) error {
 // administer asks one server after the other, until one does what is asked. It has
 // the patience to wait for servers that a fault has taken away.
 func (c *cluster) administer(ctx context.Context, what string, ask func(*api.QueryOptions, *api.WriteOptions, *api.ACL) error) error {
-	return eventually(ctx, 3*time.Minute, what, func() error {
+	return harness.Eventually(ctx, 3*time.Minute, what, func() error {
 		var errs []error
 		for _, s := range c.consul.Servers {
 			err := administerAt(ctx, s, ask)

@@ -5,10 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -20,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"onejob/chaos/checker"
+	"onejob/chaos/harness"
 	"onejob/chaos/observer"
 	"onejob/internal/servers"
 	"onejob/internal/testenv/proxy"
@@ -56,10 +55,7 @@ type cluster struct {
 	outsiders []*outsider
 	wants     wants
 
-	observerProcess *process
-	home            io.Closer // closing it sends the observer home
-	where           observer.Where
-	markClient      observer.MarkClient
+	observer *harness.Observer
 
 	marks  atomic.Int64
 	helped atomic.Int64 // how often a person was called
@@ -115,7 +111,7 @@ func startCluster(ctx context.Context, dir string, s settings, ours bool, say fu
 		return c, err
 	}
 	say("starting the observer, a Postgres, three Consul servers and a client agent on each of %d hosts", hostCount)
-	if err := c.startObserver(); err != nil {
+	if c.observer, err = harness.StartObserver(partObserver, dir); err != nil {
 		return c, fmt.Errorf("start the observer: %w", err)
 	}
 	var all sync.WaitGroup
@@ -148,43 +144,6 @@ func startCluster(ctx context.Context, dir string, s settings, ours bool, say fu
 	config.MaxConns = 8
 	c.operator, err = pgxpool.NewWithConfig(ctx, config)
 	return c, err
-}
-
-func (c *cluster) startObserver() error {
-	cmd := exec.Command(c.self, partObserver, filepath.Join(c.dir, "observer.json"))
-	in, home, err := os.Pipe()
-	if err != nil {
-		return err
-	}
-	defer in.Close()
-	out, told, err := os.Pipe()
-	if err != nil {
-		return errors.Join(err, home.Close())
-	}
-	defer out.Close()
-	cmd.Stdin, cmd.Stdout = in, told
-	c.home = home
-	c.observerProcess, err = start(cmd, filepath.Join(c.dir, "observer.log"))
-	_ = told.Close()
-	if err != nil {
-		return err
-	}
-	if err := json.NewDecoder(out).Decode(&c.where); err != nil {
-		return err
-	}
-	c.markClient = observer.MarkClient{URL: c.where.Target}
-	return nil
-}
-
-// stopObserver ends the observer and returns what it has seen.
-func (c *cluster) stopObserver() (observer.Seen, error) {
-	_ = c.home.Close()
-	select {
-	case <-c.observerProcess.exited:
-	case <-time.After(time.Minute):
-		return observer.Seen{}, errors.New("the observer does not go home")
-	}
-	return observer.Load(filepath.Join(c.dir, "observer.json"))
 }
 
 // addReplicas starts n replicas of s, spread over the hosts.
@@ -246,7 +205,7 @@ func (r *replica) addWayToRabbitMQ() error {
 // awaitReplicas returns when every replica has a session.
 func (c *cluster) awaitReplicas(ctx context.Context) error {
 	started := len(c.replicas) - len(c.waiting)
-	return eventually(ctx, time.Minute, "every replica has a session", func() error {
+	return harness.Eventually(ctx, time.Minute, "every replica has a session", func() error {
 		n, err := c.inSession(ctx)
 		if err == nil && n < started {
 			err = fmt.Errorf("%d of %d have one", n, started)
@@ -328,7 +287,7 @@ func (c *cluster) close() {
 		r.ended = true
 		proc := r.proc
 		r.mu.Unlock()
-		proc.kill()
+		proc.Kill()
 		for _, p := range r.ways() {
 			_ = p.Close()
 		}
@@ -338,10 +297,7 @@ func (c *cluster) close() {
 	if c.operator != nil {
 		c.operator.Close()
 	}
-	if c.home != nil {
-		_ = c.home.Close()
-	}
-	c.observerProcess.kill()
+	c.observer.Close()
 	if c.postgres != nil {
 		c.postgres.close()
 	}
@@ -362,42 +318,14 @@ func (c *cluster) close() {
 // awaitCommands waits until the guards of dead replicas have ended the commands
 // that still ran.
 func (c *cluster) awaitCommands() {
-	if len(c.replicas) == 0 || !c.observerProcess.running() {
+	if len(c.replicas) == 0 || !c.observer.Running() {
 		return
 	}
-	_ = eventually(context.Background(), 15*time.Second, "all commands have ended", func() error {
-		stays, err := c.markClient.Inside()
+	_ = harness.Eventually(context.Background(), 15*time.Second, "all commands have ended", func() error {
+		stays, err := c.observer.Inside()
 		if err == nil && slices.ContainsFunc(stays, func(s observer.Stay) bool { return s.PID != 0 }) {
 			err = errors.New("some run")
 		}
 		return err
 	})
-}
-
-// eventually calls f until it returns nil, or ctx ends, or patience does.
-func eventually(ctx context.Context, maxWait time.Duration, what string, f func() error) error {
-	deadline := time.Now().Add(maxWait)
-	for {
-		err := f()
-		if err == nil {
-			return nil
-		}
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("not within %v: %s: %w", maxWait, what, err)
-		}
-		wait(ctx, 100*time.Millisecond)
-	}
-}
-
-// wait waits for d, or until ctx ends.
-func wait(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
-	}
 }

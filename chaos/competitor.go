@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"onejob/chaos/harness"
 	"onejob/chaos/observer"
 	"onejob/store"
 )
@@ -48,7 +49,7 @@ func (r *competitor) kinds() []string { return []string{"exec", "go", "http", "s
 
 // prepare builds the binary and brings the schema up to date.
 func (r *competitor) prepare(ctx context.Context, c *cluster) error {
-	r.binary, r.self, r.where = filepath.Join(c.dir, "competitor"), c.self, c.where
+	r.binary, r.self, r.where = filepath.Join(c.dir, "competitor"), c.self, c.observer.Where
 	root, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "onejob").Output()
 	if err != nil {
 		return fmt.Errorf("find the folder of bench/competitor: %w", err)
@@ -73,7 +74,7 @@ func (r *competitor) command(p place) *exec.Cmd {
 
 // awaitCompetitors returns when every replica has said that it works.
 func (c *cluster) awaitCompetitors(ctx context.Context) error {
-	return eventually(ctx, time.Minute, "every replica has started", func() error {
+	return harness.Eventually(ctx, time.Minute, "every replica has started", func() error {
 		n, err := c.countLogged("rival_started")
 		if err == nil && n < len(c.replicas) {
 			err = fmt.Errorf("%d of %d have", n, len(c.replicas))

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"onejob/chaos/checker"
+	"onejob/chaos/harness"
 	"onejob/chaos/observer"
 	"onejob/internal/servers"
 )
@@ -67,7 +68,7 @@ func (c *cluster) startPooler(ctx context.Context) (err error) {
 // manager would, until ctx ends.
 func (c *cluster) mindPooler(ctx context.Context) {
 	h := c.hosts[hostWithPooler]
-	for ; h.pooler != nil && ctx.Err() == nil; wait(ctx, time.Second) {
+	for ; h.pooler != nil && ctx.Err() == nil; harness.Wait(ctx, time.Second) {
 		if !h.busy.TryLock() { // a fault has it
 			continue
 		}
@@ -75,7 +76,7 @@ func (c *cluster) mindPooler(ctx context.Context) {
 			c.poolerExits.Add(1)
 			c.say("the pooler of %s has ended by itself: %s", h.name, log)
 			m := observer.Mark{ID: c.nextMark(), Kind: checker.PoolerKill, Target: h.name} // it harms as much
-			err := errors.Join(c.markClient.Begin(m), h.pooler.Start(ctx), c.markClient.End(m))
+			err := errors.Join(c.observer.Begin(m), h.pooler.Start(ctx), c.observer.End(m))
 			if err != nil && ctx.Err() == nil {
 				c.say("%v", err)
 			}

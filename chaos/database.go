@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"onejob/chaos/harness"
 	"onejob/internal/servers"
 	"onejob/internal/testenv/proxy"
 )
@@ -172,7 +173,7 @@ func (d *database) wait(ctx context.Context) error {
 		return nil
 	}
 	p := d.primary()
-	err := eventually(ctx, 3*time.Minute, "the standby follows", func() error {
+	err := harness.Eventually(ctx, 3*time.Minute, "the standby follows", func() error {
 		return p.Exec(ctx, "DO $$ BEGIN IF NOT EXISTS (SELECT FROM pg_stat_replication WHERE state = 'streaming') THEN RAISE 'it does not'; END IF; END $$")
 	})
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"onejob/chaos/harness"
 	"onejob/chaos/observer"
 	"onejob/internal/servers"
 )
@@ -137,18 +138,18 @@ func (h *fault) begins(target string) error {
 		line += ", alone"
 	}
 	h.c.say("%s", line)
-	return h.c.markClient.Begin(h.mark)
+	return h.c.observer.Begin(h.mark)
 }
 
 // also tells the observer what else is so while a fault goes on, until the func that it
 // returns is called.
 func (c *cluster) also(kind, target string) (over func() error, err error) {
 	m := observer.Mark{ID: c.nextMark(), Kind: kind, Target: target}
-	return func() error { return c.markClient.End(m) }, c.markClient.Begin(m)
+	return func() error { return c.observer.End(m) }, c.observer.Begin(m)
 }
 
 // lasts waits for as long as the fault goes on.
-func (h *fault) lasts(ctx context.Context) { wait(ctx, h.For) }
+func (h *fault) lasts(ctx context.Context) { harness.Wait(ctx, h.For) }
 
 // fault run does what the plan says until ctx ends, and returns when everything has
 // been mended. It fails as soon as something cannot be mended.
@@ -196,9 +197,9 @@ func (v *faultRun) run(ctx context.Context) error {
 	begin := func(s step) {
 		if s.Alone {
 			going.Wait()
-			wait(ctx, calm)
+			harness.Wait(ctx, calm)
 		} else {
-			wait(ctx, s.After)
+			harness.Wait(ctx, s.After)
 		}
 		if ctx.Err() != nil {
 			return
@@ -210,7 +211,7 @@ func (v *faultRun) run(ctx context.Context) error {
 		})
 		if s.Alone {
 			going.Wait()
-			wait(ctx, aftermath)
+			harness.Wait(ctx, aftermath)
 		}
 	}
 	for _, s := range v.plan {
@@ -238,7 +239,7 @@ func (v *faultRun) do(ctx context.Context, s step) error {
 	h.awaitWork(ctx)
 	err := s.Kind.run(ctx, h)
 	if h.mark.ID != 0 {
-		err = errors.Join(err, v.c.markClient.End(h.mark))
+		err = errors.Join(err, v.c.observer.End(h.mark))
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -11,6 +11,7 @@ import (
 	"github.com/hashicorp/consul/api"
 
 	"onejob/chaos/checker"
+	"onejob/chaos/harness"
 	"onejob/internal/servers"
 	"onejob/internal/testenv/proxy"
 )
@@ -39,11 +40,11 @@ func killWorker(ctx context.Context, h *fault) error {
 		}
 	}
 	proc := r.process()
-	if !proc.running() {
+	if !proc.Running() {
 		return errNothing
 	}
-	worker := proc.worker()
-	if worker == proc.cmd.Process.Pid { // it has no supervisor
+	worker := proc.Worker()
+	if worker == proc.Cmd.Process.Pid { // it has no supervisor
 		return errNothing
 	}
 	h.about += fmt.Sprintf(", pid %d", worker)
@@ -109,7 +110,7 @@ func wrongConsul(ctx context.Context, h *fault) error {
 	if err := h.begins(stranger.name); err != nil {
 		return err
 	}
-	proc, err := start(r.subject.command(stranger), filepath.Join(h.c.logs(), stranger.name+".log"))
+	proc, err := harness.Start(r.subject.command(stranger), filepath.Join(h.c.logs(), stranger.name+".log"))
 	if err != nil {
 		return err
 	}
@@ -154,7 +155,7 @@ func spoilDatabaseKey(ctx context.Context, h *fault) error {
 	}
 	_, _ = kv.Put(&api.KVPair{Key: key, Value: []byte("{")}, new(api.WriteOptions).WithContext(asking))
 	h.lasts(ctx)
-	return eventually(context.WithoutCancel(ctx), 3*time.Minute, "the record of the database is put right", func() error {
+	return harness.Eventually(context.WithoutCancel(ctx), 3*time.Minute, "the record of the database is put right", func() error {
 		writing, cancel := context.WithTimeout(context.WithoutCancel(ctx), consulMaxWait)
 		defer cancel()
 		var errs []error

@@ -11,6 +11,7 @@ import (
 	"github.com/hashicorp/consul/api"
 
 	"onejob/chaos/checker"
+	"onejob/chaos/harness"
 	"onejob/internal/servers"
 	"onejob/internal/testenv/proxy"
 )
@@ -144,7 +145,7 @@ func restoreConsul(ctx context.Context, h *fault) error {
 		return errNothing
 	}
 	h.lasts(ctx)
-	if eventually(ctx, 2*consulMaxWait, "Consul is left alone", func() error {
+	if harness.Eventually(ctx, 2*consulMaxWait, "Consul is left alone", func() error {
 		if !h.c.consulBusy.TryLock() {
 			return errNothing
 		}

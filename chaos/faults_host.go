@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"onejob/chaos/checker"
+	"onejob/chaos/harness"
 	"onejob/internal/procfs"
 )
 
@@ -81,10 +82,10 @@ func killPooler(ctx context.Context, h *fault) error {
 // one.
 func loseHost(ctx context.Context, h *fault, host *host) error {
 	replicas := h.c.on(host)
-	var procs []*process
+	var procs []*harness.Process
 	var names []string
 	for _, r := range replicas {
-		if proc := r.process(); proc.running() {
+		if proc := r.process(); proc.Running() {
 			procs, names = append(procs, proc), append(names, r.name)
 		}
 	}
@@ -115,7 +116,7 @@ func loseHost(ctx context.Context, h *fault, host *host) error {
 	}
 	host.agent.Kill()
 	for _, proc := range procs {
-		<-proc.exited
+		<-proc.Exited
 	}
 	if err := awaitGone(ctx, left); err != nil {
 		return err
@@ -142,15 +143,15 @@ func loseHost(ctx context.Context, h *fault, host *host) error {
 // stopAll stops processes and all that is below them, and returns the pids, parents
 // before their children. A process that is stopped makes no children, so nobody is
 // missing when all are.
-func stopAll(procs []*process) (pids []int) {
+func stopAll(procs []*harness.Process) (pids []int) {
 	var roots []int
 	for _, p := range procs {
-		roots = append(roots, p.cmd.Process.Pid)
+		roots = append(roots, p.Cmd.Process.Pid)
 	}
 	for end := time.Now().Add(5 * time.Second); ; {
 		pids = nil
 		awake := false
-		for _, p := range below(roots...) {
+		for _, p := range harness.Below(roots...) {
 			pids = append(pids, p.PID)
 			if !procfs.Frozen(p.PID) {
 				awake = true
@@ -167,7 +168,7 @@ func stopAll(procs []*process) (pids []int) {
 // gone are reaped by another process. One that waits for the disk of its host dies when the
 // disk answers.
 func awaitGone(ctx context.Context, pids []int) error {
-	return eventually(context.WithoutCancel(ctx), 3*time.Minute, "the processes of a host are gone", func() error {
+	return harness.Eventually(context.WithoutCancel(ctx), 3*time.Minute, "the processes of a host are gone", func() error {
 		for _, pid := range pids {
 			if p, err := procfs.Read(pid); err == nil && !p.Dead {
 				return fmt.Errorf("%d lives", pid)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"onejob/chaos/harness"
 	"onejob/internal/servers"
 	"onejob/internal/testenv/proxy"
 )
@@ -81,7 +82,7 @@ func slowPostgres(ctx context.Context, h *fault) error {
 		_ = h.sql(ctx, s)
 	}
 	h.lasts(ctx)
-	return eventually(context.WithoutCancel(ctx), 3*time.Minute, "Postgres' disk is quick again", func() error {
+	return harness.Eventually(context.WithoutCancel(ctx), 3*time.Minute, "Postgres' disk is quick again", func() error {
 		for _, s := range []string{`ALTER SYSTEM RESET commit_delay`, `ALTER SYSTEM RESET commit_siblings`, `SELECT pg_reload_conf()`} {
 			if err := h.operate(context.WithoutCancel(ctx), s); err != nil {
 				return err

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"onejob/chaos/checker"
+	"onejob/chaos/harness"
 	"onejob/internal/procfs"
 	"onejob/internal/testenv/proxy"
 )
@@ -33,14 +34,14 @@ var replicaFaults = []*kind{
 func killReplica(ctx context.Context, h *fault) error {
 	r := h.replica()
 	proc := r.process()
-	if !proc.running() {
+	if !proc.Running() {
 		return errNothing
 	}
 	letGo := r.hold()
 	if err := h.begins(r.name); err != nil {
 		return err
 	}
-	proc.kill()
+	proc.Kill()
 	h.lasts(ctx)
 	return letGo()
 }
@@ -63,7 +64,7 @@ func stopping(stop func(*replica) bool) func(context.Context, *fault) error {
 
 func stopReplica(ctx context.Context, h *fault) error {
 	r := h.replica()
-	if !r.process().running() {
+	if !r.process().Running() {
 		return errNothing
 	}
 	if err := h.begins(r.name); err != nil {
@@ -77,7 +78,7 @@ func stopReplica(ctx context.Context, h *fault) error {
 func restartGracefully(_ context.Context, h *fault) error {
 	r := h.replica()
 	proc := r.process()
-	if !proc.running() {
+	if !proc.Running() {
 		return errNothing
 	}
 	letGo := r.hold()
@@ -112,7 +113,7 @@ func rollReplicas(ctx context.Context, h *fault) error {
 func (r *replica) restart(ctx context.Context, down time.Duration) error {
 	letGo := r.hold()
 	_, err := r.c.stop(r.name, r.process(), stopMaxWait)
-	wait(ctx, down)
+	harness.Wait(ctx, down)
 	return errors.Join(err, letGo())
 }
 
@@ -177,7 +178,7 @@ func slow(_ context.Context, h *fault, p *proxy.Proxy) func() {
 func reset(ctx context.Context, h *fault, p *proxy.Proxy) func() {
 	for end := time.Now().Add(h.For); time.Now().Before(end) && ctx.Err() == nil; {
 		p.Reset()
-		wait(ctx, time.Duration(50+h.rand.IntN(1000))*time.Millisecond)
+		harness.Wait(ctx, time.Duration(50+h.rand.IntN(1000))*time.Millisecond)
 	}
 	return func() {}
 }
@@ -200,19 +201,19 @@ func killLargest(_ context.Context, h *fault) error {
 	r := h.replica()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !r.proc.running() {
+	if !r.proc.Running() {
 		return errNothing
 	}
-	candidates := below(r.proc.cmd.Process.Pid)
+	candidates := harness.Below(r.proc.Cmd.Process.Pid)
 	if _, supervised := r.subject.(*daemon); supervised { // a supervisor that is alone does not exceed a limit
-		candidates = slices.DeleteFunc(candidates, func(p procfs.Process) bool { return p.PID == r.proc.cmd.Process.Pid })
+		candidates = slices.DeleteFunc(candidates, func(p procfs.Process) bool { return p.PID == r.proc.Cmd.Process.Pid })
 	}
 	pid, score := largest(candidates)
 	if pid == 0 {
 		return errNothing
 	}
 	what := "a command, or its guard"
-	if pid == r.proc.worker() {
+	if pid == r.proc.Worker() {
 		what = "the working process"
 	}
 	rss, _ := procfs.Status(pid, "VmRSS")
@@ -247,7 +248,7 @@ func largest(processes []procfs.Process) (pid, score int) {
 
 func killGuard(_ context.Context, h *fault) error {
 	return h.killBelow(func(r *replica, _, parent int) int {
-		if parent == r.proc.worker() {
+		if parent == r.proc.Worker() {
 			return 0 // it has no guards
 		}
 		return parent
@@ -258,7 +259,7 @@ func killGuard(_ context.Context, h *fault) error {
 // kept alive and awake meanwhile: what a guard leaves behind is the daemon's to
 // kill, and nobody's if both die at once, which nobody promises.
 func (h *fault) killBelow(choose func(r *replica, pid, parent int) int) error {
-	stays, err := h.c.markClient.Inside()
+	stays, err := h.c.observer.Inside()
 	if err != nil {
 		return err
 	}
@@ -273,12 +274,12 @@ func (h *fault) killBelow(choose func(r *replica, pid, parent int) int) error {
 			}
 			r.mu.Lock()
 			defer r.mu.Unlock()
-			if r.frozen != 0 || !r.proc.running() {
+			if r.frozen != 0 || !r.proc.Running() {
 				return errNothing
 			}
 			pid := choose(r, s.PID, s.Parent)
 			// Numbers are used again: it must be a process of ours.
-			if e := exe(pid); e == "" || e != h.c.self && e != exe(r.proc.cmd.Process.Pid) {
+			if e := exe(pid); e == "" || e != h.c.self && e != exe(r.proc.Cmd.Process.Pid) {
 				return errNothing
 			}
 			if err := h.begins(fmt.Sprintf("%s, task %d, pid %d", r.name, s.Task, pid)); err != nil {

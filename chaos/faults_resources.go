@@ -14,6 +14,7 @@ import (
 
 	"github.com/hashicorp/consul/api"
 
+	"onejob/chaos/harness"
 	"onejob/internal/servers"
 )
 
@@ -48,7 +49,7 @@ type disk interface {
 
 // fill keeps a disk full for as long as the fault goes on: what is deleted there makes room.
 func (h *fault) fill(ctx context.Context, d disk) (err error) {
-	for end := time.Now().Add(h.For); err == nil && ctx.Err() == nil && time.Now().Before(end); wait(ctx, min(200*time.Millisecond, time.Until(end))) {
+	for end := time.Now().Add(h.For); err == nil && ctx.Err() == nil && time.Now().Before(end); harness.Wait(ctx, min(200*time.Millisecond, time.Until(end))) {
 		err = d.FillDisk()
 	}
 	return errors.Join(err, d.FreeDisk())
@@ -77,7 +78,7 @@ func (h *fault) crashing(ctx context.Context, harm func(*servers.Postgres) error
 		return err
 	}
 	ctx = context.WithoutCancel(ctx)
-	if err := eventually(ctx, 2*time.Minute, "Postgres is there again", func() error {
+	if err := harness.Eventually(ctx, 2*time.Minute, "Postgres is there again", func() error {
 		return errors.Join(s.Start(ctx), s.Exec(ctx, "SELECT 1"))
 	}); err != nil {
 		return err
@@ -109,7 +110,7 @@ func fillHost(ctx context.Context, h *fault, host *host) error {
 // have taken the servers away from an agent for a minute.
 func revive(ctx context.Context, s *servers.Consul) error {
 	ctx = context.WithoutCancel(ctx)
-	return eventually(ctx, 5*time.Minute, "Consul is there again", func() error {
+	return harness.Eventually(ctx, 5*time.Minute, "Consul is there again", func() error {
 		if err := s.Start(ctx); err != nil {
 			return err
 		}
@@ -134,13 +135,13 @@ func squeezePostgres(ctx context.Context, h *fault) error {
 func squeezeReplica(ctx context.Context, h *fault) error {
 	r := h.replica()
 	proc := r.process()
-	if !proc.running() {
+	if !proc.Running() {
 		return errNothing
 	}
 	letGo := r.hold()
 	err := h.begins(r.name)
 	if err == nil {
-		err = h.squeeze(ctx, proc.cmd.Process.Pid, (1+h.rand.IntN(8))<<20)
+		err = h.squeeze(ctx, proc.Cmd.Process.Pid, (1+h.rand.IntN(8))<<20)
 	}
 	return errors.Join(err, letGo())
 }
@@ -153,7 +154,7 @@ func (h *fault) squeeze(ctx context.Context, pid, bytes int) error {
 		return err
 	}
 	for range 3 { // what began meanwhile was not moved
-		for _, p := range below(pid) {
+		for _, p := range harness.Below(pid) {
 			_ = g.move(p.PID) // it may be gone
 		}
 	}
@@ -226,7 +227,7 @@ func (g *memoryGroup) kills() (n int) {
 // remove takes the limit away. A process that the kernel has killed stays in the group until it is
 // gone, which may take as long as its disk takes.
 func (g *memoryGroup) remove(ctx context.Context) error {
-	return eventually(ctx, 3*time.Minute, "a control group is removed", func() error {
+	return harness.Eventually(ctx, 3*time.Minute, "a control group is removed", func() error {
 		all, err := os.ReadFile(filepath.Join(g.path, "cgroup.procs"))
 		if err != nil {
 			return err

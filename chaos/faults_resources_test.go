@@ -7,6 +7,7 @@ import (
 	"syscall"
 	"testing"
 
+	"onejob/chaos/harness"
 	"onejob/internal/servers"
 )
 
@@ -19,7 +20,7 @@ func TestConsulIsRevived(t *testing.T) {
 	defer c.Close()
 	for range 3 {
 		killed := 0
-		for _, p := range below(os.Getpid()) {
+		for _, p := range harness.Below(os.Getpid()) {
 			if line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p.PID)); bytes.Contains(line, []byte(c.Dir())) {
 				_ = syscall.Kill(p.PID, syscall.SIGKILL)
 				killed++

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"onejob/chaos/harness"
 	"onejob/store"
 )
 
@@ -42,7 +43,7 @@ func failOver(ctx context.Context, h *fault) error {
 		if err := d.other().Detach(whole); err != nil {
 			return fmt.Errorf("detach the standby: %w", err)
 		}
-		wait(ctx, lag)
+		harness.Wait(ctx, lag)
 	}
 	ways := &held{}
 	defer ways.release()
@@ -50,10 +51,10 @@ func failOver(ctx context.Context, h *fault) error {
 		for _, r := range h.c.replicas {
 			ways.hold(r.postgres[d.primaryIndex()])
 		}
-		wait(ctx, time.Duration(h.rand.IntN(3000))*time.Millisecond)
+		harness.Wait(ctx, time.Duration(h.rand.IntN(3000))*time.Millisecond)
 	}
 	d.primary().Kill()
-	wait(ctx, time.Duration(h.rand.IntN(3000))*time.Millisecond)
+	harness.Wait(ctx, time.Duration(h.rand.IntN(3000))*time.Millisecond)
 	if err := d.promote(whole); err != nil {
 		return err
 	}
@@ -65,7 +66,7 @@ func failOver(ctx context.Context, h *fault) error {
 	}
 	ways.release()
 	if returns {
-		wait(ctx, 5*time.Second)
+		harness.Wait(ctx, 5*time.Second)
 	}
 	return d.rebuild(whole)
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"onejob/chaos/checker"
+	"onejob/chaos/harness"
 	"onejob/chaos/observer"
 	"onejob/internal/servers"
 )
@@ -59,7 +60,7 @@ func wipeConsul(ctx context.Context, h *fault) error {
 			}
 			up := r.hold()
 			letGo = append(letGo, func() error { return errors.Join(up(), over()) })
-			all.Go(func() { r.process().kill() })
+			all.Go(func() { r.process().Kill() })
 		}
 		all.Wait()
 	}
@@ -109,7 +110,7 @@ func (c *cluster) awaitAdoption(ctx context.Context) error {
 		}
 		return err
 	}
-	if eventually(ctx, alone, "a replica has a session", inSession) == nil {
+	if harness.Eventually(ctx, alone, "a replica has a session", inSession) == nil {
 		c.say("%s: a replica has a session after %.1f s, without help", consulWiped, time.Since(began).Seconds())
 		return nil
 	}
@@ -118,7 +119,7 @@ func (c *cluster) awaitAdoption(ctx context.Context) error {
 		return nil
 	}
 	c.say("%s: onejob adopt-consul: %s (%v)", consulWiped, told, err)
-	if err := eventually(ctx, helped, "a replica has a session", inSession); err != nil {
+	if err := harness.Eventually(ctx, helped, "a replica has a session", inSession); err != nil {
 		c.say("%s: %v", consulWiped, err)
 		return nil
 	}
@@ -131,7 +132,7 @@ func (c *cluster) awaitAdoption(ctx context.Context) error {
 // new one, nobody but a person can know that no replica is left at the old one. It goes
 // on until ctx ends.
 func (c *cluster) attend(ctx context.Context) {
-	for since := time.Now(); ctx.Err() == nil; wait(ctx, 2*time.Second) {
+	for since := time.Now(); ctx.Err() == nil; harness.Wait(ctx, 2*time.Second) {
 		n, err := c.inSession(ctx)
 		if err != nil || n > 0 {
 			since = time.Now()

@@ -14,26 +14,27 @@ import (
 
 	"github.com/hashicorp/consul/api"
 
+	"onejob/chaos/harness"
 	"onejob/internal/procfs"
 )
 
 // family starts a process with a child and a grandchild that has a session of its own.
-func family(t *testing.T) *process {
+func family(t *testing.T) *harness.Process {
 	t.Helper()
-	proc, err := start(exec.Command("/bin/sh", "-c", "(setsid sleep 600 & wait) & wait"), filepath.Join(t.TempDir(), "log"))
+	proc, err := harness.Start(exec.Command("/bin/sh", "-c", "(setsid sleep 600 & wait) & wait"), filepath.Join(t.TempDir(), "log"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		for _, pid := range stopAll([]*process{proc}) {
+		for _, pid := range stopAll([]*harness.Process{proc}) {
 			if p, err := os.FindProcess(pid); err == nil {
 				_ = p.Kill()
 			}
 		}
-		<-proc.exited
+		<-proc.Exited
 	})
-	err = eventually(t.Context(), 20*time.Second, "there are three generations", func() error {
-		for _, p := range below(proc.cmd.Process.Pid) {
+	err = harness.Eventually(t.Context(), 20*time.Second, "there are three generations", func() error {
+		for _, p := range harness.Below(proc.Cmd.Process.Pid) {
 			if name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p.PID)); bytes.HasPrefix(name, []byte("sleep")) {
 				return nil
 			}
@@ -48,8 +49,8 @@ func family(t *testing.T) *process {
 
 func TestAHostIsStoppedWhole(t *testing.T) {
 	one, other := family(t), family(t)
-	pids := stopAll([]*process{one, other})
-	if len(pids) != 6 || !slices.Contains(pids, one.cmd.Process.Pid) || !slices.Contains(pids, other.cmd.Process.Pid) {
+	pids := stopAll([]*harness.Process{one, other})
+	if len(pids) != 6 || !slices.Contains(pids, one.Cmd.Process.Pid) || !slices.Contains(pids, other.Cmd.Process.Pid) {
 		t.Errorf("stopped were %v", pids)
 	}
 	for _, pid := range pids {
@@ -70,20 +71,20 @@ func TestAHostIsStoppedWhole(t *testing.T) {
 func TestTheLargestProcessIsChosen(t *testing.T) {
 	proc := family(t)
 	// A shell with 200 MB in a variable is larger than the family.
-	large, err := start(exec.Command("/bin/sh", "-c", "x=$(head -c 200000000 /dev/zero | tr '\\0' x); sleep 600; echo $x"), filepath.Join(t.TempDir(), "log"))
+	large, err := harness.Start(exec.Command("/bin/sh", "-c", "x=$(head -c 200000000 /dev/zero | tr '\\0' x); sleep 600; echo $x"), filepath.Join(t.TempDir(), "log"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		for _, pid := range stopAll([]*process{large}) {
+		for _, pid := range stopAll([]*harness.Process{large}) {
 			if p, err := os.FindProcess(pid); err == nil {
 				_ = p.Kill()
 			}
 		}
-		<-large.exited
+		<-large.Exited
 	})
-	pid := large.cmd.Process.Pid
-	err = eventually(t.Context(), time.Minute, "it is large", func() error {
+	pid := large.Cmd.Process.Pid
+	err = harness.Eventually(t.Context(), time.Minute, "it is large", func() error {
 		if rss, err := procfs.Status(pid, "VmRSS"); err != nil || rss < 150 {
 			return errNothing
 		}
@@ -92,7 +93,7 @@ func TestTheLargestProcessIsChosen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, score := largest(below(proc.cmd.Process.Pid, pid)); got != pid {
+	if got, score := largest(harness.Below(proc.Cmd.Process.Pid, pid)); got != pid {
 		t.Errorf("chosen was %d with score %d, not %d", got, score, pid)
 	}
 	if got, _ := largest(nil); got != 0 {
@@ -154,7 +155,7 @@ func TestTokensAreTakenAwayAndRestored(t *testing.T) {
 		t.Helper()
 		for name, use := range rights {
 			want := slices.Contains(denied, name)
-			if err := eventually(t.Context(), 20*time.Second, when, func() error { // agents remember tokens for seconds
+			if err := harness.Eventually(t.Context(), 20*time.Second, when, func() error { // agents remember tokens for seconds
 				err := use()
 				if refused := err != nil && (strings.Contains(err.Error(), "denied") || strings.Contains(err.Error(), "not found")); refused != want {
 					return err

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"onejob/chaos/checker"
+	"onejob/chaos/harness"
 	"onejob/internal/procfs"
 )
 
@@ -69,7 +70,7 @@ func startLeaks(ctx context.Context, c *cluster, countGoroutines bool) (*leaks, 
 	var err error
 	if countGoroutines {
 		l.goroutines = map[string][2]int{}
-		wait(ctx, idleness)
+		harness.Wait(ctx, idleness)
 		for _, r := range c.oneOfEach() {
 			n, countErr := r.countGoroutines(ctx)
 			l.goroutines[r.name] = [2]int{n}
@@ -78,7 +79,7 @@ func startLeaks(ctx context.Context, c *cluster, countGoroutines bool) (*leaks, 
 		if err := errors.Join(err, c.awaitReplicas(ctx)); err != nil {
 			return nil, err
 		}
-		wait(ctx, idleness) // the dead ones' sessions end
+		harness.Wait(ctx, idleness) // the dead ones' sessions end
 	}
 	l.sessions, err = c.countSessions(ctx)
 	l.sessions += len(c.waiting) // each will have one
@@ -95,10 +96,10 @@ func (l *leaks) watch(ctx context.Context) {
 		connections := l.c.countConnections(ctx)
 		for _, r := range l.c.replicas {
 			proc := r.process()
-			if !proc.running() {
+			if !proc.Running() {
 				continue
 			}
-			pid := proc.worker()
+			pid := proc.Worker()
 			if u, err := usesOf(pid); err == nil {
 				if r.pooler == nil { // or else they are the pooler's, under the name of who used them last
 					u[4] = connections[r.name]
@@ -106,7 +107,7 @@ func (l *leaks) watch(ctx context.Context) {
 				l.looks[r] = append(l.looks[r], look{time.Now(), pid, u})
 			}
 		}
-		wait(ctx, 5*time.Second)
+		harness.Wait(ctx, 5*time.Second)
 	}
 }
 
@@ -115,13 +116,13 @@ func (l *leaks) watch(ctx context.Context) {
 func (l *leaks) end(ctx context.Context) error {
 	// A session that nobody keeps alive any more goes with its keys, in time, and one for
 	// slots is kept for a minute after the last slot.
-	if err := eventually(ctx, 3*time.Minute, "nothing is left over", func() error { return l.leftOver(ctx) }); err != nil {
+	if err := harness.Eventually(ctx, 3*time.Minute, "nothing is left over", func() error { return l.leftOver(ctx) }); err != nil {
 		l.found = append(l.found, err.Error())
 	}
 	if l.goroutines == nil {
 		return ctx.Err()
 	}
-	wait(ctx, idleness)
+	harness.Wait(ctx, idleness)
 	var err error
 	for _, r := range l.c.oneOfEach() {
 		n, countErr := r.countGoroutines(ctx)
@@ -160,8 +161,8 @@ func (l *leaks) leftOver(ctx context.Context) error {
 	}
 	errs = append(errs, err)
 	for _, r := range l.c.replicas {
-		if proc := r.process(); proc.running() {
-			if u, err := usesOf(proc.worker()); err == nil && u[3] > 0 {
+		if proc := r.process(); proc.Running() {
+			if u, err := usesOf(proc.Worker()); err == nil && u[3] > 0 {
 				errs = append(errs, fmt.Errorf("%s has %.0f child processes", r.name, u[3]))
 			}
 		}
@@ -271,9 +272,9 @@ func (r *replica) countGoroutines(ctx context.Context) (int, error) {
 	up := r.hold()
 	letGo := func() error { return errors.Join(up(), over()) }
 	proc := r.process()
-	proc.signal(syscall.SIGQUIT)
+	proc.Signal(syscall.SIGQUIT)
 	select {
-	case <-proc.exited:
+	case <-proc.Exited:
 	case <-time.After(10 * time.Second):
 		return 0, errors.Join(fmt.Errorf("%s does not end by SIGQUIT", r.name), letGo())
 	case <-ctx.Done():

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"onejob/chaos/checker"
+	"onejob/chaos/harness"
 	"onejob/internal/testenv/proxy"
 )
 
@@ -31,7 +32,7 @@ type outsider struct {
 	n            int // commands
 
 	mu   sync.Mutex
-	proc *process // "onejob lock", which may have ended
+	proc *harness.Process // "onejob lock", which may have ended
 }
 
 const (
@@ -89,7 +90,7 @@ func (o *outsider) run(ctx context.Context) error {
 		if err := o.once(ctx); err != nil {
 			return fmt.Errorf("%s: %w", o.name, err)
 		}
-		wait(ctx, 200*time.Millisecond+time.Duration(o.rand.IntN(800))*time.Millisecond)
+		harness.Wait(ctx, 200*time.Millisecond+time.Duration(o.rand.IntN(800))*time.Millisecond)
 	}
 	return nil
 }
@@ -120,9 +121,9 @@ func (o *outsider) once(ctx context.Context) error {
 			consulPrefix+"/limits/"+consulLimit, o.c.self, partTask)
 		key = name // it has none
 	}
-	cmd.Env = append(o.environ(), "CONSUL_HTTP_ADDR="+o.consul, envObserver+"="+o.c.where.Tasks, envOutsider+"="+name, envStarter+"="+o.name, envKey+"="+key)
+	cmd.Env = append(o.environ(), "CONSUL_HTTP_ADDR="+o.consul, envObserver+"="+o.c.observer.Where.Tasks, envOutsider+"="+name, envStarter+"="+o.name, envKey+"="+key)
 	cmd.Stdin = strings.NewReader(string(payload))
-	p, err := start(withClock(cmd, o.ahead), filepath.Join(o.c.logs(), o.name+".log"))
+	p, err := harness.Start(withClock(cmd, o.ahead), filepath.Join(o.c.logs(), o.name+".log"))
 	if err != nil {
 		return err
 	}
@@ -130,13 +131,13 @@ func (o *outsider) once(ctx context.Context) error {
 	o.proc = p
 	o.mu.Unlock()
 	select {
-	case <-p.exited:
+	case <-p.Exited:
 		return nil
 	case <-ctx.Done():
 	}
-	_ = p.cmd.Process.Signal(syscall.SIGTERM) // it passes that on
+	_ = p.Cmd.Process.Signal(syscall.SIGTERM) // it passes that on
 	select {
-	case <-p.exited:
+	case <-p.Exited:
 	case <-time.After(45 * time.Second):
 		o.c.say("%s: onejob lock did not end by SIGTERM and was killed", o.name)
 		o.kill()
@@ -148,8 +149,8 @@ func (o *outsider) once(ctx context.Context) error {
 func (o *outsider) kill() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.proc.running() {
-		_ = o.proc.cmd.Process.Kill()
+	if o.proc.Running() {
+		_ = o.proc.Cmd.Process.Kill()
 	}
 }
 
@@ -164,7 +165,7 @@ var outsiderFaults = []*kind{
 func onOutsider(harm func(context.Context, *fault, *outsider)) func(context.Context, *fault) error {
 	return func(ctx context.Context, h *fault) error {
 		var o *outsider
-		err := eventually(ctx, 5*time.Second, "a command of an outsider is at work", func() (err error) {
+		err := harness.Eventually(ctx, 5*time.Second, "a command of an outsider is at work", func() (err error) {
 			o, err = h.atWork()
 			return err
 		})
@@ -180,7 +181,7 @@ func onOutsider(harm func(context.Context, *fault, *outsider)) func(context.Cont
 }
 
 func (h *fault) atWork() (*outsider, error) {
-	stays, err := h.c.markClient.Inside()
+	stays, err := h.c.observer.Inside()
 	if err != nil {
 		return nil, err
 	}
@@ -198,9 +199,9 @@ func freezeOutsider(ctx context.Context, h *fault, o *outsider) {
 	o.mu.Lock()
 	p := o.proc
 	o.mu.Unlock()
-	_ = p.cmd.Process.Signal(syscall.SIGSTOP)
+	_ = p.Cmd.Process.Signal(syscall.SIGSTOP)
 	h.lasts(ctx)
-	_ = p.cmd.Process.Signal(syscall.SIGCONT)
+	_ = p.Cmd.Process.Signal(syscall.SIGCONT)
 }
 
 func cutOutsider(ctx context.Context, h *fault, o *outsider) {

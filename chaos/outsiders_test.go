@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"onejob/boottime"
+	"onejob/chaos/harness"
 	"onejob/chaos/observer"
 	"onejob/tasks"
 )
@@ -51,7 +52,7 @@ func TestKindsTellTheirLeases(t *testing.T) {
 	isTold := func(fence int64, long time.Duration) {
 		t.Helper()
 		client := observer.MarkClient{URL: where.Target}
-		err := eventually(t.Context(), 30*time.Second, "the lease is reported", func() error {
+		err := harness.Eventually(t.Context(), 30*time.Second, "the lease is reported", func() error {
 			leases, err := client.Leases()
 			if d := leases[fence].Deadline.Sub(leases[fence].Told); err == nil && (d < long-time.Minute || d > long) {
 				err = io.ErrUnexpectedEOF

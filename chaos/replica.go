@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"onejob/chaos/checker"
+	"onejob/chaos/harness"
 	"onejob/chaos/observer"
 	"onejob/internal/testenv/proxy"
 )
@@ -28,7 +29,7 @@ type replica struct {
 	rabbitmq *proxy.Proxy   // nil unless limits are kept there
 
 	mu     sync.Mutex
-	proc   *process
+	proc   *harness.Process
 	frozen int  // the mark's ID; zero if it is not frozen
 	down   int  // how many want it down
 	exits  int  // how often it ended by itself
@@ -60,13 +61,13 @@ func (r *replica) log() string { return filepath.Join(r.host.logs(), r.name+".lo
 func (r *replica) start() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.ended || r.down > 0 || r.proc.running() {
+	if r.ended || r.down > 0 || r.proc.Running() {
 		return nil
 	}
 	if err := os.MkdirAll(filepath.Dir(r.log()), 0o755); err != nil {
 		return err
 	}
-	proc, err := start(r.subject.command(r.place), r.log())
+	proc, err := harness.Start(r.subject.command(r.place), r.log())
 	if err != nil {
 		return err
 	}
@@ -76,8 +77,8 @@ func (r *replica) start() error {
 }
 
 // mind starts the replica again when it has ended and nobody meant it to.
-func (r *replica) mind(proc *process) {
-	<-proc.exited
+func (r *replica) mind(proc *harness.Process) {
+	<-proc.Exited
 	r.mu.Lock()
 	r.thawed()
 	unmeant := !r.ended && r.down == 0 && r.proc == proc
@@ -105,7 +106,7 @@ func (r *replica) hold() (letGo func() error) {
 	}
 }
 
-func (r *replica) process() *process {
+func (r *replica) process() *harness.Process {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.proc
@@ -116,15 +117,15 @@ func (r *replica) process() *process {
 func (r *replica) freeze() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.frozen != 0 || !r.proc.running() {
+	if r.frozen != 0 || !r.proc.Running() {
 		return false
 	}
 	m := observer.Mark{ID: r.c.nextMark(), Kind: checker.Frozen, Target: r.name}
-	if r.c.markClient.Begin(m) != nil {
+	if r.c.observer.Begin(m) != nil {
 		return false
 	}
 	r.frozen = m.ID
-	r.proc.signal(syscall.SIGSTOP)
+	r.proc.Signal(syscall.SIGSTOP)
 	return true
 }
 
@@ -140,12 +141,12 @@ func (r *replica) suspend() bool {
 		return false
 	}
 	m := observer.Mark{ID: r.c.nextMark(), Kind: checker.Suspended, Target: r.name}
-	if r.c.markClient.Begin(m) != nil {
-		r.proc.signal(syscall.SIGCONT)
+	if r.c.observer.Begin(m) != nil {
+		r.proc.Signal(syscall.SIGCONT)
 		r.thawed()
 		return false
 	}
-	r.suspended, r.stopped = m.ID, stopAll([]*process{r.proc})
+	r.suspended, r.stopped = m.ID, stopAll([]*harness.Process{r.proc})
 	return true
 }
 
@@ -154,7 +155,7 @@ func (r *replica) thaw() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.frozen != 0 {
-		r.proc.signal(syscall.SIGCONT)
+		r.proc.Signal(syscall.SIGCONT)
 		r.thawed()
 	}
 }
@@ -167,11 +168,11 @@ func (r *replica) thawed() {
 	}
 	r.stopped = nil
 	if r.suspended != 0 {
-		_ = r.c.markClient.End(observer.Mark{ID: r.suspended})
+		_ = r.c.observer.End(observer.Mark{ID: r.suspended})
 		r.suspended = 0
 	}
 	if r.frozen != 0 {
-		_ = r.c.markClient.End(observer.Mark{ID: r.frozen})
+		_ = r.c.observer.End(observer.Mark{ID: r.frozen})
 		r.frozen = 0
 	}
 }
@@ -193,12 +194,12 @@ const stopMaxWait = shutdownGrace + 30*time.Second
 
 // stop ends a replica's process with SIGTERM. One that has not ended after maxWait is killed. The
 // observer gets a mark of that: a stop uses up no attempt, and a kill may.
-func (c *cluster) stop(name string, proc *process, maxWait time.Duration) (killed bool, err error) {
-	if proc.terminate(maxWait) {
+func (c *cluster) stop(name string, proc *harness.Process, maxWait time.Duration) (killed bool, err error) {
+	if proc.Terminate(maxWait) {
 		return false, nil
 	}
 	c.say("%s had not stopped after %v and is killed", name, maxWait)
 	over, err := c.also(checker.Kill, name)
-	proc.kill()
+	proc.Kill()
 	return true, errors.Join(err, over())
 }

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
+	"onejob/chaos/harness"
 	"onejob/chaos/observer"
 	"onejob/lock/consul"
 	"onejob/lock/rabbitmq"
@@ -128,7 +129,7 @@ func (k *told) run(ctx context.Context, a *tasks.Attempt, handler tasks.Handler)
 	all.Go(func() {
 		for ended.Err() == nil { // a handler need not ask
 			a.Deadline()
-			wait(ended, observer.Interval)
+			harness.Wait(ended, observer.Interval)
 		}
 		_ = t.Close()
 	})

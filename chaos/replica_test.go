@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"onejob/chaos/checker"
+	"onejob/chaos/harness"
 	"onejob/chaos/observer"
 )
 
@@ -26,18 +27,18 @@ func TestAStopThatTakesTooLongIsAKill(t *testing.T) {
 	if err := json.NewDecoder(told).Decode(&where); err != nil {
 		t.Fatal(err)
 	}
-	c := &cluster{markClient: observer.MarkClient{URL: where.Target}, say: t.Logf}
+	c := &cluster{observer: &harness.Observer{MarkClient: observer.MarkClient{URL: where.Target}}, say: t.Logf}
 
 	// sleeping starts a process that sleeps, with a shell's help, and returns when it does.
-	sleeping := func(script string) *process {
+	sleeping := func(script string) *harness.Process {
 		t.Helper()
-		proc, err := start(exec.Command("/bin/sh", "-c", script+" exec sleep 600"), filepath.Join(t.TempDir(), "log"))
+		proc, err := harness.Start(exec.Command("/bin/sh", "-c", script+" exec sleep 600"), filepath.Join(t.TempDir(), "log"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(proc.kill)
-		err = eventually(t.Context(), 20*time.Second, "it sleeps", func() error {
-			if name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", proc.cmd.Process.Pid)); !bytes.HasPrefix(name, []byte("sleep")) {
+		t.Cleanup(proc.Kill)
+		err = harness.Eventually(t.Context(), 20*time.Second, "it sleeps", func() error {
+			if name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", proc.Cmd.Process.Pid)); !bytes.HasPrefix(name, []byte("sleep")) {
 				return errNothing
 			}
 			return nil
@@ -54,8 +55,8 @@ func TestAStopThatTakesTooLongIsAKill(t *testing.T) {
 		t.Errorf("one that does not run: killed %v, %v", killed, err)
 	}
 	deaf := sleeping(`trap "" TERM;`)
-	if killed, err := c.stop("deaf", deaf, 100*time.Millisecond); !killed || err != nil || deaf.running() {
-		t.Errorf("one that ignores SIGTERM: killed %v, %v, running %v", killed, err, deaf.running())
+	if killed, err := c.stop("deaf", deaf, 100*time.Millisecond); !killed || err != nil || deaf.Running() {
+		t.Errorf("one that ignores SIGTERM: killed %v, %v, running %v", killed, err, deaf.Running())
 	}
 
 	home.Close()

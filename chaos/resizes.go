@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"onejob/chaos/checker"
+	"onejob/chaos/harness"
 	"onejob/chaos/observer"
 )
 
@@ -23,7 +24,7 @@ type resizes struct {
 // run resizes it every few seconds until ctx ends.
 func (r *resizes) run(ctx context.Context) {
 	for {
-		wait(ctx, 2*time.Second+time.Duration(r.rand.IntN(4000))*time.Millisecond)
+		harness.Wait(ctx, 2*time.Second+time.Duration(r.rand.IntN(4000))*time.Millisecond)
 		if ctx.Err() != nil {
 			return
 		}
@@ -34,7 +35,7 @@ func (r *resizes) run(ctx context.Context) {
 // end gives the limit as many slots as it may have, so that what waits for them is soon done. If that
 // cannot be had it takes longer.
 func (r *resizes) end(ctx context.Context) {
-	err := eventually(ctx, time.Minute, "the limit has all its slots", func() error { return r.set(ctx, elasticMost) })
+	err := harness.Eventually(ctx, time.Minute, "the limit has all its slots", func() error { return r.set(ctx, elasticMost) })
 	if err != nil {
 		r.c.say("%v", err)
 	}

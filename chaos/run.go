@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"onejob/chaos/checker"
+	"onejob/chaos/harness"
 )
 
 // run is the plot, once for each subject: start everything, enqueue and break
@@ -162,7 +163,7 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 		}
 		evidence.Steps = nil
 	}
-	if evidence.Seen, err = c.stopObserver(); err != nil {
+	if evidence.Seen, err = c.observer.Stop(); err != nil {
 		return nil, err
 	}
 	evidence.Marks = append(evidence.Marks, c.needed.all()...)
@@ -266,7 +267,7 @@ func (c *cluster) storm(ctx context.Context, long time.Duration, work *workload,
 
 // drain waits until no task is pending or running, but for hostile ones.
 func (c *cluster) drain(ctx context.Context, maxWait time.Duration) error {
-	return eventually(ctx, maxWait, "everything has come to an end", func() error {
+	return harness.Eventually(ctx, maxWait, "everything has come to an end", func() error {
 		var left int
 		var first string // of them
 		err := c.operator.QueryRow(ctx, `SELECT count(*) OVER (), concat_ws(', ', id, kind, status, 'queue ' || queue, 'limit ' || limit_name, 'lock key ' || lock_key,

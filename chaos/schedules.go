@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"onejob/chaos/checker"
+	"onejob/chaos/harness"
 	"onejob/chaos/observer"
 )
 
@@ -66,7 +67,7 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8)`, name, cron, kind, payload, p.OnMissed,
 			return nil, err
 		}
 	}
-	err := eventually(ctx, time.Minute, "schedules have a due time", func() error {
+	err := harness.Eventually(ctx, time.Minute, "schedules have a due time", func() error {
 		found, err := rows(ctx, c, `SELECT next_at FROM onejob.schedules ORDER BY id LIMIT $1`, pgx.RowTo[*time.Time], len(list))
 		for i, at := range found {
 			if at == nil {
@@ -85,7 +86,7 @@ func edited(i int) string { return fmt.Sprint("edited ", i+1) }
 // disables the schedules. It fills in until when they are checked.
 func (c *cluster) endSchedules(ctx context.Context, e *checker.Evidence) error {
 	now := time.Now()
-	err := eventually(ctx, 2*time.Minute, "schedules are up to date", func() error {
+	err := harness.Eventually(ctx, 2*time.Minute, "schedules are up to date", func() error {
 		var behind int
 		err := c.operator.QueryRow(ctx, `
 SELECT (SELECT count(*) FROM onejob.schedules WHERE enabled AND paused_until IS DISTINCT FROM 'infinity' AND (next_at IS NULL OR next_at <= $1))
@@ -171,14 +172,14 @@ func editSchedules(ctx context.Context, h *fault) error {
 		letGo := func() error { return nil }
 		if leader != nil {
 			m := observer.Mark{ID: h.c.nextMark(), Kind: checker.Kill, Target: leader.name}
-			if err := h.c.markClient.Begin(m); err != nil {
+			if err := h.c.observer.Begin(m); err != nil {
 				return err
 			}
 			again := leader.hold()
-			letGo = func() error { return errors.Join(again(), h.c.markClient.End(m)) }
-			leader.process().kill()
+			letGo = func() error { return errors.Join(again(), h.c.observer.End(m)) }
+			leader.process().Kill()
 			leader = nil
-			wait(ctx, h.For/2)
+			harness.Wait(ctx, h.For/2)
 		}
 		err := <-done
 		if err := letGo(); err != nil {
@@ -189,7 +190,7 @@ func editSchedules(ctx context.Context, h *fault) error {
 		if refused := (*pgconn.PgError)(nil); errors.As(err, &refused) && (strings.HasPrefix(refused.Code, "22") || strings.HasPrefix(refused.Code, "42")) {
 			return err
 		}
-		wait(ctx, time.Duration(h.rand.IntN(1500))*time.Millisecond)
+		harness.Wait(ctx, time.Duration(h.rand.IntN(1500))*time.Millisecond)
 	}
 	return nil
 }

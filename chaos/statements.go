@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"onejob/chaos/checker"
+	"onejob/chaos/harness"
 	"onejob/chaos/observer"
 )
 
@@ -54,7 +55,7 @@ func watchStatements(ctx context.Context, c *cluster) *statements {
 		defer close(s.done)
 		for ctx.Err() == nil {
 			s.look(ctx)
-			wait(ctx, lookEvery)
+			harness.Wait(ctx, lookEvery)
 		}
 	}()
 	return s

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"onejob/chaos/checker"
+	"onejob/chaos/harness"
 )
 
 // What is seen in a real Postgres is enough for the checker: two statements of one lock
@@ -49,7 +50,7 @@ SELECT set_config('onejob.task_id', '7', true), set_config('onejob.fence', $1, t
 	}
 	working := func(want ...string) {
 		t.Helper()
-		err := eventually(t.Context(), 20*time.Second, "statements are at work", func() error {
+		err := harness.Eventually(t.Context(), 20*time.Second, "statements are at work", func() error {
 			names := c.working(t.Context())
 			for _, name := range want {
 				if !names[name] {
@@ -77,7 +78,7 @@ SELECT set_config('onejob.task_id', '7', true), set_config('onejob.fence', $1, t
 	working("b", "c")
 	begin("d", "k", 4, 600)
 	working("b", "c", "d")
-	wait(t.Context(), 3*lookEvery)
+	harness.Wait(t.Context(), 3*lookEvery)
 
 	seen := s.end()
 	v := checker.Check(checker.Evidence{Statements: seen})

@@ -132,7 +132,7 @@ func (d *daemon) prepare(ctx context.Context, c *cluster) error {
 	if out, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("build onejob: %w\n%s", err, out)
 	}
-	command := workCommand(c.self, c.where.Tasks)
+	command := workCommand(c.self, c.observer.Where.Tasks)
 	settings := map[string]any{
 		"http":   map[string]any{"listen": "127.0.0.1:0"},
 		"log":    map[string]any{"level": "debug", "format": "json"},
@@ -141,7 +141,7 @@ func (d *daemon) prepare(ctx context.Context, c *cluster) error {
 		"kinds": map[string]any{
 			"exec": map[string]any{"commands": map[string]any{"work": map[string]any{
 				"path": command.Path, "args": command.Args, "env": command.Env}}},
-			"http": map[string]any{"allow": []string{c.where.Target}},
+			"http": map[string]any{"allow": []string{c.observer.Where.Target}},
 			"sql": map[string]any{"statements": map[string]any{"effect": map[string]any{
 				"sql": effectSQL, "params": []string{"seconds"}}}},
 		},
@@ -178,7 +178,7 @@ type goReplica struct {
 func (g *goReplica) kinds() []string { return []string{"exec", "go", capped, "noop"} }
 
 func (g *goReplica) prepare(_ context.Context, c *cluster) error {
-	g.self, g.where = c.self, c.where
+	g.self, g.where = c.self, c.observer.Where
 	return nil
 }
 

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"onejob/chaos/harness"
 	"onejob/chaos/observer"
 )
 
@@ -71,10 +72,10 @@ func (c *cluster) migrateMidway(ctx context.Context, after time.Duration) error 
 		return nil
 	}
 	m := observer.Mark{ID: c.nextMark(), Kind: "migration", Target: "all"} // some kinds of tasks are run by nobody yet
-	if err := c.markClient.Begin(m); err != nil {
+	if err := c.observer.Begin(m); err != nil {
 		return err
 	}
-	wait(ctx, after)
+	harness.Wait(ctx, after)
 	d := c.replicas[0].subject.(*daemon)
 	c.say("migrating the schema under the old version")
 	for _, r := range c.replicas { // the old version refuses to start on the new schema
@@ -84,7 +85,7 @@ func (c *cluster) migrateMidway(ctx context.Context, after time.Duration) error 
 	}
 	ctx = context.WithoutCancel(ctx)
 	began := time.Now()
-	if err := eventually(ctx, 3*time.Minute, "the schema is migrated", func() error { return d.migrate(ctx, c) }); err != nil {
+	if err := harness.Eventually(ctx, 3*time.Minute, "the schema is migrated", func() error { return d.migrate(ctx, c) }); err != nil {
 		return err
 	}
 	c.say("the schema is migrated after %.1f s", time.Since(began).Seconds())
@@ -94,7 +95,7 @@ func (c *cluster) migrateMidway(ctx context.Context, after time.Duration) error 
 			return err
 		}
 	}
-	return c.markClient.End(m)
+	return c.observer.End(m)
 }
 
 // changeVersion upgrades a replica, or goes back where that is possible.
@@ -104,7 +105,7 @@ func changeVersion(_ context.Context, h *fault) error {
 		return errNothing
 	}
 	proc := r.process()
-	if !proc.running() || h.c.midway && !h.c.migrated.Load() {
+	if !proc.Running() || h.c.midway && !h.c.migrated.Load() {
 		return errNothing
 	}
 	letGo := r.hold()

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"onejob/chaos/harness"
 )
 
 // victims counts how often faults have met work, by kinds of both.
@@ -135,7 +137,7 @@ func (h *fault) awaitWork(ctx context.Context) {
 		h.c.wants.add(kind)
 	}
 	for end := time.Now().Add(5 * time.Second); time.Now().Before(end) && ctx.Err() == nil && len(missing()) > 0; {
-		wait(ctx, 100*time.Millisecond)
+		harness.Wait(ctx, 100*time.Millisecond)
 	}
 }
 
@@ -144,7 +146,7 @@ func (h *fault) awaitWork(ctx context.Context) {
 func (c *cluster) serves(kind string) bool {
 	return slices.ContainsFunc(c.replicas, func(r *replica) bool {
 		_, is := r.subject.(*daemon)
-		return is != (kind == "go") && r.process().running()
+		return is != (kind == "go") && r.process().Running()
 	})
 }
 
@@ -186,7 +188,7 @@ func (h *fault) meets(target string) {
 // awaits waits some seconds until a group is at work of a kind that this kind of fault has not
 // met yet, for faults that cannot choose.
 func (h *fault) awaits(ctx context.Context, group []*replica) {
-	for end := time.Now().Add(5 * time.Second); time.Now().Before(end) && ctx.Err() == nil; wait(ctx, 100*time.Millisecond) {
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end) && ctx.Err() == nil; harness.Wait(ctx, 100*time.Millisecond) {
 		if n, any := h.victims.least(h.Kind.name, of(group, h.c.atWork())); any && n == 0 {
 			break
 		}
@@ -226,7 +228,7 @@ func (c *cluster) atWork() map[string][]string {
 			work[replica] = append(work[replica], kind)
 		}
 	}
-	inside, err := c.markClient.Inside()
+	inside, err := c.observer.Inside()
 	if err != nil {
 		return nil
 	}

@@ -261,7 +261,7 @@ func (w *workload) payload(t row, d work) string {
 		if t.key != nil {
 			key = *t.key
 		}
-		p = map[string]any{"url": w.c.where.WorkURL(key, d.Limit, time.Duration(d.MS)*time.Millisecond, d.Failures)}
+		p = map[string]any{"url": w.c.observer.Where.WorkURL(key, d.Limit, time.Duration(d.MS)*time.Millisecond, d.Failures)}
 	case "sql":
 		// A replica that is cut off or frozen is taken over after 7 s: some statements are
 		// at work for longer.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"onejob/chaos/checker"
+	"onejob/chaos/harness"
 	"onejob/chaos/observer"
 )
 
@@ -43,7 +44,7 @@ var faults = []*fault{
 		begin: func(_ context.Context, _ *cluster, p *host) error { return p.unplug() },
 		end:   func(_ context.Context, _ *cluster, p *host) error { return p.plug() }},
 	{name: "patroni-kill", what: "kill -9 of the primary's Patroni alone: the old primary lives on", last: 15 * time.Second,
-		begin: func(_ context.Context, _ *cluster, p *host) error { p.patroni.kill(); return nil },
+		begin: func(_ context.Context, _ *cluster, p *host) error { p.patroni.Kill(); return nil },
 		end:   startPatroni},
 	{name: "quorum-loss", what: "kill -9 of two of the three Consul servers", last: 40 * time.Second, alone: true,
 		begin: loseQuorum, end: regainQuorum},
@@ -67,14 +68,14 @@ const quorumMark = 1
 func loseQuorum(_ context.Context, c *cluster, p *host) error {
 	for _, h := range c.hosts {
 		if h != p {
-			h.consul.kill()
+			h.consul.Kill()
 		}
 	}
-	return c.markClient.Begin(observer.Mark{ID: quorumMark, Kind: checker.NoConsul, Target: "two of three servers", Alone: true})
+	return c.observer.Begin(observer.Mark{ID: quorumMark, Kind: checker.NoConsul, Target: "two of three servers", Alone: true})
 }
 
 func regainQuorum(_ context.Context, c *cluster, p *host) error {
-	err := c.markClient.End(observer.Mark{ID: quorumMark})
+	err := c.observer.End(observer.Mark{ID: quorumMark})
 	for _, h := range c.hosts {
 		if h != p {
 			err = errors.Join(err, h.startConsul())
@@ -108,12 +109,12 @@ func (c *cluster) failOver(ctx context.Context, f *fault) (*figures, error) {
 		return nil, fmt.Errorf("%s: %w", f.name, err)
 	}
 	if f.alone {
-		wait(ctx, f.last)
+		harness.Wait(ctx, f.last)
 		if err := f.end(ctx, c, p); err != nil {
 			return nil, fmt.Errorf("end %s: %w", f.name, err)
 		}
 	}
-	if err := eventually(ctx, failingOver, "a new primary accepts writes", func() error {
+	if err := harness.Eventually(ctx, failingOver, "a new primary accepts writes", func() error {
 		var ok bool
 		if fig.first, ok = c.writers.first(fig.began, timeline); !ok {
 			return errors.New("none does")
@@ -124,7 +125,7 @@ func (c *cluster) failOver(ctx context.Context, f *fault) (*figures, error) {
 	}
 	c.say("  host%d accepted the first write after %.1f s", fig.first.host, fig.first.at.Sub(fig.began).Seconds())
 	if !f.alone && f.end != nil {
-		wait(ctx, f.last)
+		harness.Wait(ctx, f.last)
 		if err := f.end(ctx, c, p); err != nil {
 			return nil, fmt.Errorf("end %s: %w", f.name, err)
 		}

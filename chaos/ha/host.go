@@ -16,6 +16,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"onejob/chaos/harness"
 )
 
 // Every host has two links: a net that faults cut, and a wire to the observer. The
@@ -37,11 +39,11 @@ type host struct {
 	settings
 	n       int
 	dir     string
-	consul  *process
-	patroni *process
+	consul  *harness.Process
+	patroni *harness.Process
 
 	mu      sync.Mutex
-	replica *process
+	replica *harness.Process
 	ended   bool // the replica is not to be started any more
 	exits   int  // how often it ended by itself
 }
@@ -143,12 +145,12 @@ func writeAll(dir string, files map[string]any) error {
 }
 
 func (h *host) startConsul() (err error) {
-	h.consul, err = start(h.command("root", h.settings.consul, "agent", "-config-file", "consul.json"), h.log("consul"))
+	h.consul, err = harness.Start(h.command("root", h.settings.consul, "agent", "-config-file", "consul.json"), h.log("consul"))
 	return err
 }
 
 func (h *host) startPatroni() (err error) {
-	h.patroni, err = start(h.command("postgres", "patroni", "patroni.yml"), h.log("patroni"))
+	h.patroni, err = harness.Start(h.command("postgres", "patroni", "patroni.yml"), h.log("patroni"))
 	return err
 }
 
@@ -162,13 +164,13 @@ func (h *host) startReplica() error {
 	}
 	cmd := h.command("root", filepath.Join(h.settings.dir, "onejob"), "serve", "--config", filepath.Join(h.settings.dir, "onejob.yaml"))
 	cmd.Env = append(cmd.Env, "ONEJOB_REPLICA=onejob"+strconv.Itoa(h.n))
-	p, err := start(cmd, h.log("onejob"))
+	p, err := harness.Start(cmd, h.log("onejob"))
 	if err != nil {
 		return err
 	}
 	h.replica = p
 	go func() {
-		<-p.exited
+		<-p.Exited
 		h.mu.Lock()
 		again := !h.ended
 		if again {
@@ -189,12 +191,12 @@ func (h *host) stopReplica() error {
 	h.ended = true
 	p := h.replica
 	h.mu.Unlock()
-	p.signal(syscall.SIGTERM)
-	if !p.running() {
+	p.Signal(syscall.SIGTERM)
+	if !p.Running() {
 		return nil
 	}
 	select {
-	case <-p.exited:
+	case <-p.Exited:
 		return nil
 	case <-time.After(45 * time.Second):
 		return fmt.Errorf("%s: onejob did not stop within 45s", h.name())
@@ -223,7 +225,7 @@ func (h *host) processesOf(program string) ([]int, error) {
 
 // signalDatabase sends a signal to Patroni, and then to Postgres with all its processes.
 func (h *host) signalDatabase(s syscall.Signal) error {
-	h.patroni.signal(s)
+	h.patroni.Signal(s)
 	pids, err := h.processesOf("postgres")
 	for _, pid := range pids {
 		_ = syscall.Kill(pid, s) // some end as others do

@@ -2,10 +2,8 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,7 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"onejob/chaos/checker"
-	"onejob/chaos/observer"
+	"onejob/chaos/harness"
 )
 
 // cluster is everything that runs.
@@ -26,10 +24,7 @@ type cluster struct {
 	hosts   []*host
 	writers *writers
 
-	observer   *process
-	home       io.Closer // closing it ends the observer
-	where      observer.Where
-	markClient observer.MarkClient
+	observer *harness.Observer
 }
 
 func (c *cluster) say(format string, a ...any) {
@@ -83,7 +78,7 @@ func run(ctx context.Context, s settings) (*report, error) {
 	if err != nil {
 		return nil, err
 	}
-	if e.Seen, err = c.endObserver(); err != nil {
+	if e.Seen, err = c.observer.Stop(); err != nil {
 		return nil, err
 	}
 	if err := writeAll(s.dir, map[string]any{"evidence.json": e}); err != nil {
@@ -94,10 +89,11 @@ func run(ctx context.Context, s settings) (*report, error) {
 
 // start returns when all hosts are in order and all replicas have a session.
 func (c *cluster) start(ctx context.Context) error {
-	if err := c.startObserver(); err != nil {
+	var err error
+	if c.observer, err = harness.StartObserver(partObserver, c.dir); err != nil {
 		return fmt.Errorf("start the observer: %w", err)
 	}
-	c.writers = &writers{where: c.where}
+	c.writers = &writers{where: c.observer.Where}
 	for n := range hostCount {
 		h := &host{settings: c.settings, n: n + 1, dir: filepath.Join(c.dir, fmt.Sprint("host", n+1))}
 		c.hosts = append(c.hosts, h)
@@ -125,7 +121,7 @@ func (c *cluster) start(ctx context.Context) error {
 		}
 	}
 	c.say("starting a replica on each host")
-	return eventually(ctx, time.Minute, "every replica has a session", func() error {
+	return harness.Eventually(ctx, time.Minute, "every replica has a session", func() error {
 		var keys []string
 		err := c.hosts[0].ask(ctx, "GET", "http://"+wire(1)+":8500/v1/kv/service/onejob/replicas/?keys", nil, &keys)
 		if err == nil && len(keys) < hostCount {
@@ -146,8 +142,8 @@ func (c *cluster) configure(ctx context.Context) error {
 		"log":      map[string]any{"format": "json"},
 		"kinds": map[string]any{
 			"exec": map[string]any{"commands": map[string]any{"work": map[string]any{
-				"path": self, "args": []string{partTask}, "env": map[string]string{envObserver: c.where.Tasks}}}},
-			"http": map[string]any{"allow": []string{c.where.Target}},
+				"path": self, "args": []string{partTask}, "env": map[string]string{envObserver: c.observer.Where.Tasks}}}},
+			"http": map[string]any{"allow": []string{c.observer.Where.Target}},
 			"sql": map[string]any{"statements": map[string]any{"effect": map[string]any{
 				"sql": effectSQL, "params": []string{"seconds"}}}},
 		},
@@ -173,7 +169,7 @@ func (c *cluster) configure(ctx context.Context) error {
 // settled returns the primary and its timeline when both standbys follow it.
 func (c *cluster) settled(ctx context.Context) (p *host, timeline int, err error) {
 	name := ""
-	err = eventually(ctx, repairing, "Postgres is in order", func() error {
+	err = harness.Eventually(ctx, repairing, "Postgres is in order", func() error {
 		for _, h := range c.hosts {
 			members, err := h.members(ctx)
 			if err != nil {
@@ -214,52 +210,11 @@ func (c *cluster) finished(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return eventually(ctx, finishing, "all tasks have finished", func() error {
+	return harness.Eventually(ctx, finishing, "all tasks have finished", func() error {
 		left, err := rows(ctx, `SELECT count(*) FROM onejob.tasks WHERE id <= $1 AND status IN ('pending', 'running')`, pgx.RowTo[int], last[0])
 		if err == nil && left[0] > 0 {
 			err = fmt.Errorf("%d have not", left[0])
 		}
 		return err
 	})
-}
-
-func (c *cluster) startObserver() error {
-	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	cmd := exec.Command(self, partObserver, filepath.Join(c.dir, "observer.json"))
-	in, home, err := os.Pipe()
-	if err != nil {
-		return err
-	}
-	defer in.Close()
-	out, told, err := os.Pipe()
-	if err != nil {
-		return errors.Join(err, home.Close())
-	}
-	defer out.Close()
-	cmd.Stdin, cmd.Stdout = in, told
-	c.home = home
-	c.observer, err = start(cmd, filepath.Join(c.dir, "observer.log"))
-	_ = told.Close()
-	if err != nil {
-		return err
-	}
-	if err := json.NewDecoder(out).Decode(&c.where); err != nil {
-		return err
-	}
-	c.markClient = observer.MarkClient{URL: c.where.Target}
-	return nil
-}
-
-// endObserver returns what the observer has seen.
-func (c *cluster) endObserver() (observer.Seen, error) {
-	_ = c.home.Close()
-	select {
-	case <-c.observer.exited:
-	case <-time.After(time.Minute):
-		return observer.Seen{}, errors.New("the observer does not end")
-	}
-	return observer.Load(filepath.Join(c.dir, "observer.json"))
 }

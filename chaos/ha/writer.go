@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"onejob/chaos/harness"
 	"onejob/chaos/observer"
 )
 
@@ -42,7 +43,7 @@ func (w *writers) run(ctx context.Context) {
 		all.Go(func() {
 			for ctx.Err() == nil {
 				_ = w.write(ctx, n+1) // the next one may be taken
-				wait(ctx, pause)
+				harness.Wait(ctx, pause)
 			}
 		})
 	}
@@ -62,7 +63,7 @@ func (w *writers) write(ctx context.Context, host int) error {
 		defer cancel()
 		_ = conn.Close(closing)
 	}()
-	for ; ctx.Err() == nil; wait(ctx, pause) {
+	for ; ctx.Err() == nil; harness.Wait(ctx, pause) {
 		if err := w.insert(ctx, conn, host); err != nil {
 			return err
 		}

@@ -1,4 +1,6 @@
-package main
+// Package harness has what runs with faults have in common: the programs that they start, the observer
+// among them, and how they wait.
+package harness
 
 import (
 	"fmt"
@@ -13,16 +15,16 @@ import (
 	"onejob/internal/supervisor"
 )
 
-// process is a program that the harness started. The kernel kills it when the
+// Process is a program that the harness started. The kernel kills it when the
 // harness dies.
-type process struct {
-	cmd    *exec.Cmd
-	exited chan struct{} // closed when it has been waited for
+type Process struct {
+	Cmd    *exec.Cmd
+	Exited chan struct{} // closed when it has been waited for
 }
 
-// start runs cmd with its output at the end of the file log. cmd.Stdout may be
+// Start runs cmd with its output at the end of the file log. cmd.Stdout may be
 // set; then only the errors go there.
-func start(cmd *exec.Cmd, log string) (*process, error) {
+func Start(cmd *exec.Cmd, log string) (*Process, error) {
 	f, err := os.OpenFile(log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {
 		return nil, err
@@ -34,13 +36,13 @@ func start(cmd *exec.Cmd, log string) (*process, error) {
 	}
 	// A group of its own: Ctrl-C is for the harness.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	p := &process{cmd: cmd, exited: make(chan struct{})}
+	p := &Process{Cmd: cmd, Exited: make(chan struct{})}
 	started := make(chan error)
 	go func() {
 		// To the kernel a process's parent is the thread that started it.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		defer close(p.exited)
+		defer close(p.Exited)
 		err := cmd.Start()
 		started <- err
 		if err == nil {
@@ -53,46 +55,46 @@ func start(cmd *exec.Cmd, log string) (*process, error) {
 	return p, nil
 }
 
-// running reports whether it has not ended. A nil process has.
-func (p *process) running() bool {
+// Running reports whether it has not ended. A nil process has.
+func (p *Process) Running() bool {
 	if p == nil {
 		return false
 	}
 	select {
-	case <-p.exited:
+	case <-p.Exited:
 		return false
 	default:
 		return true
 	}
 }
 
-// signal sends a signal. A supervisor passes it on; what cannot be passed on, its
+// Signal sends a signal. A supervisor passes it on; what cannot be passed on, its
 // working process gets too.
-func (p *process) signal(s syscall.Signal) {
-	if !p.running() {
+func (p *Process) Signal(s syscall.Signal) {
+	if !p.Running() {
 		return
 	}
-	if worker := p.worker(); worker != p.cmd.Process.Pid && (s == syscall.SIGSTOP || s == syscall.SIGCONT) {
+	if worker := p.Worker(); worker != p.Cmd.Process.Pid && (s == syscall.SIGSTOP || s == syscall.SIGCONT) {
 		_ = syscall.Kill(worker, s)
 	}
-	_ = p.cmd.Process.Signal(s)
+	_ = p.Cmd.Process.Signal(s)
 }
 
-// kill ends it with SIGKILL and waits until it is gone. With a supervisor the kernel
+// Kill ends it with SIGKILL and waits until it is gone. With a supervisor the kernel
 // kills its working process.
-func (p *process) kill() {
-	if p.running() {
-		worker := p.worker()
-		_ = p.cmd.Process.Kill()
-		<-p.exited
+func (p *Process) Kill() {
+	if p.Running() {
+		worker := p.Worker()
+		_ = p.Cmd.Process.Kill()
+		<-p.Exited
 		for end := time.Now().Add(time.Second); syscall.Kill(worker, 0) == nil && time.Now().Before(end); {
 			time.Sleep(time.Millisecond)
 		}
 	}
 }
 
-// below returns those of the given processes that live, and all that are below them.
-func below(roots ...int) (living []procfs.Process) {
+// Below returns those of the given processes that live, and all that are below them.
+func Below(roots ...int) (living []procfs.Process) {
 	all, _ := procfs.Processes()
 	children := map[int][]procfs.Process{}
 	var next []procfs.Process
@@ -111,18 +113,18 @@ func below(roots ...int) (living []procfs.Process) {
 	return living
 }
 
-// worker returns the pid of the process that does the work: the child of a supervisor,
+// Worker returns the pid of the process that does the work: the child of a supervisor,
 // or the process itself.
-func (p *process) worker() int { return supervisor.Find(p.cmd.Process.Pid) }
+func (p *Process) Worker() int { return supervisor.Find(p.Cmd.Process.Pid) }
 
-// terminate sends SIGTERM, and reports whether it has ended within maxWait.
-func (p *process) terminate(maxWait time.Duration) (ended bool) {
-	if !p.running() {
+// Terminate sends SIGTERM, and reports whether it has ended within maxWait.
+func (p *Process) Terminate(maxWait time.Duration) (ended bool) {
+	if !p.Running() {
 		return true
 	}
-	p.signal(syscall.SIGTERM)
+	p.Signal(syscall.SIGTERM)
 	select {
-	case <-p.exited:
+	case <-p.Exited:
 		return true
 	case <-time.After(maxWait):
 		return false
