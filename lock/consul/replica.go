@@ -412,8 +412,10 @@ func (t *session) drain(ctx context.Context) {
 		}
 		retry.Pause(ctx, retry.Backoff(failures))
 	}
-	if !t.busy() {
-		t.part(context.WithoutCancel(ctx), true)
+	if ctx = context.WithoutCancel(ctx); t.busy() {
+		t.saySo(ctx)
+	} else {
+		t.part(ctx, true)
 	}
 }
 
