@@ -178,7 +178,7 @@ func TestPlansOfALongTime(t *testing.T) {
 	t.Parallel()
 	const most, missedCap = 100_000, 70
 	lines := []string{"* * * * * *", "*/7 * * * * *", "@every 3s", "* * * 1 *", "* * * * * 1", "*/5 2 * * *", "0 * * * *", "@daily"}
-	for seed := range uint64(40) {
+	for seed := range uint64(2 * len(lines)) {
 		random := rand.New(rand.NewPCG(seed, 0))
 		line, zone := lines[seed%uint64(len(lines))], []string{"UTC", "Europe/Berlin"}[random.IntN(2)]
 		s, err := schedule.Parse(line, zone)
