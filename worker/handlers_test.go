@@ -434,7 +434,7 @@ func TestProgramIsToldTwice(t *testing.T) {
 	c := newCluster(t)
 	a := c.program(t, "a", 1)
 	id := c.insert(t, "kind, payload", "busy", `{"Millis": 100000000}`)
-	c.await(t, id, "running")
+	a.logged(t, "task_started")
 	a.signal(t, syscall.SIGTERM)
 	a.logged(t, "draining")
 	a.signal(t, syscall.SIGTERM)
