@@ -26,7 +26,7 @@ func (d *deaf) Leave(context.Context, string, bool) error {
 func TestStopsAreSaidInConsul(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ lost, busy bool }{
-		"a lost session":                             {lost: true},
+		"a lost session": {lost: true},
 		"a lost session under which something works": {lost: true, busy: true},
 		"a session under which something works":      {busy: true},
 	} {
