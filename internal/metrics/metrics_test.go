@@ -227,7 +227,7 @@ func TestAlertsAndDashboardNameMetrics(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		names := regexp.MustCompile(`onejob_[a-z_]+`).FindAllString(string(text), -1)
+		names := regexp.MustCompile(`(?:onejob|process)_[a-z_]+`).FindAllString(string(text), -1)
 		if len(names) < 10 {
 			t.Errorf("%s names %d metrics", file, len(names))
 		}
