@@ -45,8 +45,10 @@ retest: consul postgres rabbitmq bin/gotestsum ## The same, and what failed once
 	bin/gotestsum --format pkgname $(RERUN) --packages ./... -- -race -pgo=off -vet=off -timeout 40m
 	cd bench && GOFLAGS="$(GOFLAGS) -pgo=off" ../bin/gotestsum --format pkgname $(RERUN) --packages ./... -- -vet=off -timeout 20m
 
-# At most five tests; not one with a data race, and no package that ends in a panic.
-RERUN = --rerun-fails=1 --rerun-fails-max-failures=5 --rerun-fails-abort-on-data-race --rerun-fails-run-root-test
+# At most five tests; not one with a data race, and no package that ends in a panic, or fails otherwise
+# than by a test.
+RERUN = --rerun-fails=1 --rerun-fails-max-failures=5 --rerun-fails-abort-on-data-race --rerun-fails-run-root-test \
+	--jsonfile $(CURDIR)/bin/retest.json --post-run-command $(CURDIR)/scripts/retest-check.sh
 
 bin/gotestsum: tools/lint/go.mod
 	cd tools/lint && go build -o ../../$@ gotest.tools/gotestsum
