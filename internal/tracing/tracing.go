@@ -10,6 +10,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -38,29 +39,42 @@ const flushTimeout = 5 * time.Second
 // Exporter". The exporter otlp is their default; here it needs an endpoint or has to be named,
 // so that a replica without a collector sends nothing.
 func Wanted(get func(string) string) (bool, error) {
-	if get("OTEL_SDK_DISABLED") == "true" {
+	if strings.EqualFold(get("OTEL_SDK_DISABLED"), "true") {
 		return false, nil
 	}
-	first := func(names ...string) (name, value string) {
-		for _, name = range names {
-			if value = get(name); value != "" {
-				return name, value
-			}
-		}
-		return "", ""
-	}
 	exporter := get("OTEL_TRACES_EXPORTER")
-	_, endpoint := first("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+	_, endpoint := first(get, endpoints...)
 	switch {
 	case exporter == "none", exporter == "" && endpoint == "":
 		return false, nil
 	case exporter != "" && exporter != "otlp":
 		return false, fmt.Errorf("OTEL_TRACES_EXPORTER: there is no exporter %q here; set otlp or none", exporter)
 	}
-	if name, protocol := first("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"); protocol != "" && protocol != "http/protobuf" {
+	if name, protocol := first(get, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"); protocol != "" && protocol != "http/protobuf" {
 		return false, fmt.Errorf("%s: %q is not supported; set http/protobuf, and the endpoint's port for it (4318 by default)", name, protocol)
 	}
 	return true, nil
+}
+
+var endpoints = []string{"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"}
+
+// first returns the first variable of several that is set.
+func first(get func(string) string, names ...string) (name, value string) {
+	for _, name = range names {
+		if value = get(name); value != "" {
+			return name, value
+		}
+	}
+	return "", ""
+}
+
+// options returns what otlptracehttp does not take from the OTEL_ variables: the default
+// endpoint is http://localhost:4318, where otlptracehttp has https.
+func options(get func(string) string) []otlptracehttp.Option {
+	if _, endpoint := first(get, endpoints...); endpoint != "" {
+		return nil
+	}
+	return []otlptracehttp.Option{otlptracehttp.WithInsecure()}
 }
 
 // New returns a tracer for worker.Config that sends spans where the OTEL_ variables of the
@@ -69,7 +83,7 @@ func New(ctx context.Context, replica, version string, log *zap.Logger) (t worke
 	if wanted, err := Wanted(os.Getenv); err != nil || !wanted {
 		return nil, func() {}, err
 	}
-	exporter, err := otlptracehttp.New(ctx)
+	exporter, err := otlptracehttp.New(ctx, options(os.Getenv)...)
 	if err != nil {
 		return nil, nil, fmt.Errorf("OTEL_EXPORTER_OTLP_ENDPOINT: %w", err)
 	}

@@ -6,12 +6,15 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
+	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.opentelemetry.io/otel/trace"
@@ -128,6 +131,32 @@ func TestErrorsThatAreNotUTF8(t *testing.T) {
 	}
 }
 
+// A collector on this machine listens for plain HTTP. What is set holds.
+func TestEndpoint(t *testing.T) {
+	for variable, want := range map[string]string{
+		"": "http://localhost:4318/v1/traces",
+		"OTEL_EXPORTER_OTLP_ENDPOINT=https://x:1":        "https://x:1/v1/traces",
+		"OTEL_EXPORTER_OTLP_ENDPOINT=http://x:1":         "http://x:1/v1/traces",
+		"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=https://x:1": "https://x:1/",
+	} {
+		t.Run(variable, func(t *testing.T) {
+			t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "")
+			t.Setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "")
+			if name, value, ok := strings.Cut(variable, "="); ok {
+				t.Setenv(name, value)
+			}
+			got := ""
+			proxy := otlptracehttp.WithProxy(func(r *http.Request) (*url.URL, error) {
+				got = r.URL.String()
+				return nil, errors.New("do not connect")
+			})
+			if err := otlptracehttp.NewClient(append(tracing.Options(os.Getenv), proxy)...).UploadTraces(t.Context(), nil); err == nil || got != want {
+				t.Errorf("it would send to %q, want %q: %v", got, want, err)
+			}
+		})
+	}
+}
+
 func TestWanted(t *testing.T) {
 	for variables, want := range map[string]bool{
 		"":                                      false,
@@ -137,6 +166,7 @@ func TestWanted(t *testing.T) {
 		"OTEL_TRACES_EXPORTER=otlp":             true,
 		"OTEL_TRACES_EXPORTER=none OTEL_EXPORTER_OTLP_ENDPOINT=x":                     false,
 		"OTEL_SDK_DISABLED=true OTEL_EXPORTER_OTLP_ENDPOINT=x":                        false,
+		"OTEL_SDK_DISABLED=True OTEL_EXPORTER_OTLP_ENDPOINT=x":                        false,
 		"OTEL_EXPORTER_OTLP_ENDPOINT=x OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf":     true,
 		"OTEL_SERVICE_NAME=x OTEL_RESOURCE_ATTRIBUTES=a=b OTEL_TRACES_SAMPLER=always": false,
 	} {

@@ -1,0 +1,3 @@
+package tracing
+
+var Options = options
