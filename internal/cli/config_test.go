@@ -2,6 +2,7 @@ package cli
 
 import (
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -256,6 +257,7 @@ func TestConfigProblems(t *testing.T) {
 		{"MissingTokenFile", "consul: {token_file: /no/such}", nil, []string{"consul token file: ..."}},
 		{"TwoDocuments", "replica: a\n---\nreplica: b\n", nil, []string{"the file has more than one document, with a line of --- between them: only the first one would count"}},
 		{"NoSettings", "just words", nil, []string{"the file is not a block of settings such as worker: {concurrency: 8}"}},
+		{"NameIsNoText", "limits: {slots: {a: &a 1}}\nkinds: {exec: {commands: {*a : {path: /bin/true}}}}", nil, []string{"a name is an alias, a list or a block of YAML; write it as text"}},
 		{"NoYAML", "worker: [", nil, []string{"yaml: ..."}},
 		{"TwiceTheSame", "replica: a\nreplica: b", nil, []string{"yaml: ..."}},
 	} {
@@ -321,6 +323,25 @@ nonsense: 1
 		if err == nil || !strings.Contains(err.Error(), "\n  - "+want) {
 			t.Errorf("it does not say %q: %v", want, err)
 		}
+	}
+}
+
+// A name is what the file says, also if it looks like a number or another value of YAML.
+func TestNamesAreTheTextOfTheFile(t *testing.T) {
+	t.Parallel()
+	const slots = "{010: 1, 8: 2, 1_000: 3, 0x1F: 4, TRUE: 5, ~: 6, 1e3: 7, 2026-01-02: 8, \"<<\": 9}"
+	want := map[string]int{"010": 1, "8": 2, "1_000": 3, "0x1F": 4, "TRUE": 5, "~": 6, "1e3": 7, "2026-01-02": 8, "<<": 9}
+	for from, c := range map[string]Config{
+		"file":     mustLoad(t, "limits: {slots: "+slots+"}"),
+		"variable": mustLoad(t, "", "ONEJOB_LIMITS_SLOTS="+slots),
+	} {
+		if !maps.Equal(c.Limits.Slots, want) {
+			t.Errorf("in a %s: %v, want %v", from, c.Limits.Slots, want)
+		}
+	}
+	c := mustLoad(t, "kinds: {exec: {commands: {007: {path: /bin/true, env: {TRUE: x}}}}}")
+	if c.Kinds.Exec.Commands["007"].Env["TRUE"] != "x" {
+		t.Errorf("the commands are %+v", c.Kinds.Exec.Commands)
 	}
 }
 

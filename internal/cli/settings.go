@@ -26,7 +26,7 @@ func parseFile(content []byte) (tree map[string]any, lines map[string]int, err e
 	if err := d.Decode(&file); err != nil && !errors.Is(err, io.EOF) { // of an empty file
 		return nil, nil, withoutText(err)
 	}
-	if err := checkPlain(&file); err != nil {
+	if err := normalize(&file); err != nil {
 		return nil, nil, err
 	}
 	switch err := d.Decode(new(yaml.Node)); {
@@ -35,7 +35,7 @@ func parseFile(content []byte) (tree map[string]any, lines map[string]int, err e
 	case !errors.Is(err, io.EOF):
 		return nil, nil, withoutText(err)
 	}
-	if err := yaml.Unmarshal(content, &tree); err != nil {
+	if err := file.Decode(&tree); err != nil {
 		if strings.Contains(err.Error(), "cannot unmarshal") { // it names Go types, and might repeat the file
 			err = errors.New("the file is not a block of settings such as worker: {concurrency: 8}")
 		}
@@ -46,7 +46,7 @@ func parseFile(content []byte) (tree map[string]any, lines map[string]int, err e
 	}
 	lines = map[string]int{}
 	linesOf(&file, "", lines)
-	return named(tree).(map[string]any), lines, nil
+	return tree, lines, nil
 }
 
 // withoutText returns an error of the parser that repeats nothing of the text: it calls a value
@@ -57,6 +57,38 @@ func withoutText(err error) error {
 	}
 	return err
 }
+
+// normalize makes a document ready to be decoded: see checkPlain and keepNames.
+func normalize(document *yaml.Node) error {
+	if err := checkPlain(document); err != nil {
+		return err
+	}
+	return keepNames(document)
+}
+
+// keepNames makes the text of each key its name. YAML would take 0123 for the number 83, and TRUE
+// for the value true, and the limit or command would have another name than the one in the file.
+func keepNames(node *yaml.Node) error {
+	for i, below := range node.Content {
+		switch isKey := node.Kind == yaml.MappingNode && i%2 == 0; {
+		case !isKey:
+			if err := keepNames(below); err != nil {
+				return err
+			}
+		case below.Kind != yaml.ScalarNode:
+			return fmt.Errorf("line %d: a name is an alias, a list or a block of YAML; write it as text", below.Line)
+		case below.Tag != mergeTag:
+			below.Tag = stringTag
+		}
+	}
+	return nil
+}
+
+// Tags of YAML.
+const (
+	stringTag = "!!str"
+	mergeTag  = "!!merge" // of the key <<
+)
 
 // checkPlain returns an error if a value is not what it looks like, because YAML takes its
 // beginning for something else: a token such as &secret would be an anchor of nothing, and !secret
@@ -97,28 +129,6 @@ func linesOf(node *yaml.Node, path string, lines map[string]int) {
 			linesOf(item, key, lines)
 		}
 	}
-}
-
-// named returns a value of YAML whose maps all have names: YAML has numbers as keys, too.
-func named(value any) any {
-	switch value := value.(type) {
-	case map[string]any:
-		for name, item := range value {
-			value[name] = named(item)
-		}
-		return value
-	case map[any]any:
-		block := make(map[string]any, len(value))
-		for name, item := range value {
-			block[fmt.Sprint(name)] = named(item)
-		}
-		return block
-	case []any:
-		for i, item := range value {
-			value[i] = named(item)
-		}
-	}
-	return value
 }
 
 // decode puts what was read into a setting or a block of them, and returns what
@@ -351,14 +361,14 @@ func (s setting) parse(text string) (any, error) {
 	if err := yaml.Unmarshal([]byte(text), &node); err != nil {
 		return nil, fmt.Errorf("invalid YAML: %w", withoutText(err))
 	}
-	if err := checkPlain(&node); err != nil {
+	if err := normalize(&node); err != nil {
 		return nil, err
 	}
 	var value any
-	if err := yaml.Unmarshal([]byte(text), &value); err != nil {
+	if err := node.Decode(&value); err != nil {
 		return nil, fmt.Errorf("invalid YAML: %w", err)
 	}
-	return named(value), nil
+	return value, nil
 }
 
 // settings returns the leaves of a configuration's type. What a person names,
