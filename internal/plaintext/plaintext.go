@@ -92,7 +92,8 @@ func Argument(s string) string {
 }
 
 // Columns returns rows of printable cells as lines in which the cells of a column are aligned. Cells of
-// columns that may be cut are, so that a line fits into width; zero is any width.
+// columns that may be cut are, so that a line fits into width; zero is any width. Then nothing is cut,
+// and cells wider than 200 are not aligned: one long cell would make all lines as long.
 func Columns(rows [][]string, cut []bool, width int) []string {
 	var widths []int
 	for _, row := range rows {
@@ -105,19 +106,28 @@ func Columns(rows [][]string, cut []bool, width int) []string {
 	}
 	if width > 0 {
 		narrow(widths, cut, width)
+	} else {
+		for i, w := range widths {
+			widths[i] = min(w, widestAligned)
+		}
 	}
 	lines := make([]string, len(rows))
 	for i, row := range rows {
 		for j, cell := range row {
-			lines[i] += runewidth.FillRight(runewidth.Truncate(cell, widths[j], "…"), widths[j]) + gap
+			if width > 0 {
+				cell = runewidth.Truncate(cell, widths[j], "…")
+			}
+			lines[i] += runewidth.FillRight(cell, widths[j]) + gap
 		}
 		lines[i] = strings.TrimRight(lines[i], " ")
 	}
 	return lines
 }
 
-// gap is between columns.
-const gap = "  "
+const (
+	gap           = "  " // between columns
+	widestAligned = 200  // if no width is given
+)
 
 // narrow makes columns that may be cut narrower until all fit into total, the widest
 // first. None gets narrower than 8.

@@ -70,6 +70,18 @@ func TestColumnsAlignWideCharacters(t *testing.T) {
 	}
 }
 
+// One long cell, such as a payload, is written whole and does not make the other lines as long.
+func TestALongCellPadsNoOtherLine(t *testing.T) {
+	t.Parallel()
+	long, wide := strings.Repeat("x", 100_000), strings.Repeat("y", 200)
+	got := plaintext.Columns([][]string{{long, "a", "b"}, {"c", wide, "d"}, {"e", "f", "g"}}, []bool{true, true, false}, 0)
+	pad := func(n int) string { return strings.Repeat(" ", n) }
+	want := []string{long + "  a" + pad(199) + "  b", "c" + pad(199) + "  " + wide + "  d", "e" + pad(199) + "  f" + pad(199) + "  g"}
+	if !slices.Equal(got, want) {
+		t.Errorf("the lines have lengths %d, %d and %d, want %d, %d and %d", len(got[0]), len(got[1]), len(got[2]), len(want[0]), len(want[1]), len(want[2]))
+	}
+}
+
 func TestTheWidestColumnsGetNarrower(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
