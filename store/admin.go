@@ -163,28 +163,45 @@ const MostAttempts = 1000
 
 // Show returns one task and its last attempts, the oldest first, or ErrNoTask.
 func (s *Store) Show(ctx context.Context, id int64) (Row, []AttemptRow, error) {
-	show := fmt.Sprintf("show task %d", id)
-	rows, err := fetchFreely(ctx, s.pool, show, pgx.RowToStructByName[Row], `SELECT `+rowColumns+` FROM onejob.tasks WHERE id = $1`, id)
+	row, err := s.Row(ctx, id)
 	if err != nil {
 		return Row{}, nil, err
 	}
+	attempts, err := s.Attempts(ctx, id, MostAttempts)
+	if err != nil {
+		return Row{}, nil, err
+	}
+	return row, attempts, nil
+}
+
+// Row returns one task, or ErrNoTask.
+func (s *Store) Row(ctx context.Context, id int64) (Row, error) {
+	rows, err := fetchFreely(ctx, s.pool, showing(id), pgx.RowToStructByName[Row], `SELECT `+rowColumns+` FROM onejob.tasks WHERE id = $1`, id)
+	if err != nil {
+		return Row{}, err
+	}
 	if len(rows) == 0 {
-		return Row{}, nil, fmt.Errorf("task %d: %w", id, ErrNoTask)
+		return Row{}, fmt.Errorf("task %d: %w", id, ErrNoTask)
 	}
 	rows[0].makeReadable()
-	attempts, err := fetchFreely(ctx, s.pool, show, pgx.RowToStructByName[AttemptRow], `
+	return rows[0], nil
+}
+
+// Attempts returns the last attempts of a task that have ended, at most limit of them, the oldest
+// first. Each comes with its output, which may be long.
+func (s *Store) Attempts(ctx context.Context, id int64, limit int) ([]AttemptRow, error) {
+	attempts, err := fetchFreely(ctx, s.pool, showing(id), pgx.RowToStructByName[AttemptRow], `
 SELECT fence, coalesce(attempt, 0) AS attempt, coalesce(replica, '') AS replica, coalesce(session::text, '') AS session,
        coalesce(started_at, finished_at) AS started_at, finished_at, outcome, error, exit_code, output
   FROM onejob.attempts
  WHERE task_id = $1
  ORDER BY fence DESC
- LIMIT $2`, id, MostAttempts)
-	if err != nil {
-		return Row{}, nil, err
-	}
+ LIMIT $2`, id, limit)
 	slices.Reverse(attempts)
-	return rows[0], attempts, nil
+	return attempts, err
 }
+
+func showing(id int64) string { return fmt.Sprintf("show task %d", id) }
 
 // Cancel cancels a waiting task now and a running one soon. It reports whether
 // there was anything to cancel.

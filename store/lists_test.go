@@ -373,6 +373,9 @@ func TestOddRowsAreShown(t *testing.T) {
 	if _, attempts, err := b.Show(t.Context(), parked); err != nil || len(attempts) != store.MostAttempts || attempts[0].Fence != 1001000 || attempts[len(attempts)-1].Fence != 1001999 {
 		t.Errorf("Show returns %d of 2,000 attempts, %v", len(attempts), err)
 	}
+	if last, err := b.Attempts(t.Context(), parked, 2); err != nil || len(last) != 2 || last[0].Fence != 1001998 || last[1].Fence != 1001999 {
+		t.Errorf("the last two attempts: %+v, %v", last, err)
+	}
 	again, err := b.Enqueue(t.Context(), store.NewTask{Kind: "noop", UniqueKey: "u"})
 	equal(t, "Enqueue beside a parked one", fmt.Sprint(again, err), "0 <nil>")
 	for _, id := range []int64{parked, p.Rows[3].ID} {

@@ -49,7 +49,7 @@ task, or Postgres is unavailable; 2 usage or configuration error.`,
 		if e.Why, err = db.Why(c.Context(), id); err != nil {
 			return err
 		}
-		row, _, err := db.Show(c.Context(), id)
+		row, err := db.Row(c.Context(), id)
 		if err != nil {
 			return err
 		}

@@ -108,7 +108,14 @@ show). Control characters are replaced; tasks show -o json has the output as it 
 		if err != nil {
 			return err
 		}
-		_, attempts, err := db.Show(c.Context(), id)
+		if _, _, err := db.Status(c.Context(), id); err != nil {
+			return err // also if there is no such task
+		}
+		most := 1 // outputs may be long
+		if *all {
+			most = store.MostAttempts
+		}
+		attempts, err := db.Attempts(c.Context(), id, most)
 		if err != nil {
 			return err
 		}
@@ -117,8 +124,6 @@ show). Control characters are replaced; tasks show -o json has the output as it 
 		}
 		if *all {
 			sayCut(c, attempts)
-		} else {
-			attempts = attempts[max(0, len(attempts)-1):]
 		}
 		var text bytes.Buffer
 		for _, a := range attempts {
