@@ -48,7 +48,7 @@ func devCommand() *cobra.Command {
 show the logs of the replicas. All data is deleted at the end.
 
 With --env FILE, the addresses are written to FILE as shell variables when everything
-is ready: ". FILE; psql $ONEJOB_POSTGRES_DSN".`,
+is ready: ". FILE; psql $ONEJOB_POSTGRES_DSN". FILE must not exist; it is removed at the end.`,
 		Args: cobra.NoArgs,
 	}
 	path := configFlag(c)
@@ -61,6 +61,9 @@ is ready: ". FILE; psql $ONEJOB_POSTGRES_DSN".`,
 		}
 		if _, err := loadConfig(*path, privateEnviron(os.Environ())); err != nil {
 			return err // now, rather than by each replica
+		}
+		if _, err := os.Lstat(*envFile); err == nil {
+			return usage(fmt.Errorf("--env: %s exists, and would be replaced and then removed; name another file, or remove it", *envFile))
 		}
 		ctx := c.Context()
 		if !signal.Ignored(syscall.SIGHUP) { // as below nohup
@@ -140,10 +143,11 @@ func dev(ctx context.Context, config string, replicas int, envFile string, stdou
 	vars := exports(slices.Concat(addresses, needed,
 		[]string{"ONEJOB_DEV_PIDS=" + strings.Join(running.pids(), " "), "ONEJOB_DEV_PAGES=" + strings.Join(pages, " ")}))
 	if envFile != "" {
-		if err := writeWhole(envFile, vars); err != nil {
-			return err
+		removeFile, err := writeWhole(envFile, vars)
+		if err != nil {
+			return fmt.Errorf("--env: %w", err)
 		}
-		defer os.Remove(envFile)
+		defer removeFile()
 	}
 	say("\nready; in another terminal:\n\n%s\n  psql \"$ONEJOB_POSTGRES_DSN\" -c \"INSERT INTO onejob.tasks (kind) VALUES ('noop')\"\n  %s tasks list\n", vars, callable())
 	if len(pages) > 0 {
@@ -380,14 +384,28 @@ func (r *replicas) stop(maxWait time.Duration) error {
 	}
 }
 
-// writeWhole writes a file that others may be waiting for: it is there whole or
-// not at all.
-func writeWhole(path, text string) error {
-	temporary := path + ".new"
-	if err := os.WriteFile(temporary, []byte(text), 0o600); err != nil {
-		return err
+// writeWhole makes a file that others may be waiting for: it is there whole or not at all. A file
+// that is there already is an error, and stays. remove removes the file, unless another one has taken
+// its place.
+func writeWhole(path, text string) (remove func(), err error) {
+	temporary, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".new-*") // only its owner may read it
+	if err != nil {
+		return nil, err
 	}
-	return os.Rename(temporary, path)
+	defer os.Remove(temporary.Name())
+	_, err = temporary.WriteString(text)
+	made, statErr := temporary.Stat()
+	if err := errors.Join(err, statErr, temporary.Close()); err != nil {
+		return nil, err
+	}
+	if err := os.Link(temporary.Name(), path); err != nil { // which replaces nothing
+		return nil, err
+	}
+	return func() {
+		if found, err := os.Lstat(path); err == nil && os.SameFile(found, made) {
+			_ = os.Remove(path)
+		}
+	}, nil
 }
 
 // callable is how another terminal calls this program: by its name if it is on the PATH.
