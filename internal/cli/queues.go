@@ -104,18 +104,17 @@ already gets the new end and reason.`,
 		if err != nil {
 			return err
 		}
-		known, err := db.Names(c.Context())
-		if err != nil {
-			return err
-		}
-		return forEach(c, "queue", names, func(name string) error {
+		var paused []string
+		err = forEach(c, "queue", names, func(name string) error {
 			if err := db.PauseQueue(c.Context(), name, p.reason, end, p.length); err != nil {
 				return err
 			}
 			printf(c.OutOrStdout(), "queue %s is paused\n", name)
-			noteUnknown(c.ErrOrStderr(), "queue", name, known.Queues)
+			paused = append(paused, name)
 			return nil
 		})
+		noteUnknownNames(c, db, "", paused...)
+		return err
 	})
 }
 

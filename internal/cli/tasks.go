@@ -80,9 +80,7 @@ that ends before the page is full, stderr says where to continue.`,
 		case page.Next != 0:
 			fmt.Fprintf(stderr, "onejob: there are more; the next page is --before %d\n", page.Next)
 		case len(page.Rows) == 0:
-			if err := noteUnknownNames(c, db, f.Kind, f.Queue); err != nil {
-				return err
-			}
+			noteUnknownNames(c, db, f.Kind, f.Queue)
 		}
 		if *output == formatJSON {
 			return printJSON(c.OutOrStdout(), pageViewOf(page))
@@ -103,18 +101,20 @@ that ends before the page is full, stderr says where to continue.`,
 
 var statuses = []string{"pending", "running", "succeeded", "failed", "cancelled"}
 
-// noteUnknownNames says which names of a filter nothing has.
-func noteUnknownNames(c *cobra.Command, db *store.Store, kind, queue string) error {
-	if kind+queue == "" {
-		return nil
+// noteUnknownNames says which names that a command was given nothing has. It says nothing if that
+// cannot be known: what the command was for is done.
+func noteUnknownNames(c *cobra.Command, db *store.Store, kind string, queues ...string) {
+	if kind+strings.Join(queues, "") == "" {
+		return
 	}
 	names, err := db.Names(c.Context())
 	if err != nil {
-		return err
+		return
 	}
 	noteUnknown(c.ErrOrStderr(), "kind", kind, names.Kinds)
-	noteUnknown(c.ErrOrStderr(), "queue", queue, names.Queues)
-	return nil
+	for _, queue := range queues {
+		noteUnknown(c.ErrOrStderr(), "queue", queue, names.Queues)
+	}
 }
 
 // noteUnknown says that nothing has a name, if that is so.

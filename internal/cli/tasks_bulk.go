@@ -180,7 +180,8 @@ func (ch change) many(c *cobra.Command, db *store.Store, b store.Bulk, yes bool)
 	}
 	if n.Matched == 0 {
 		fmt.Fprintln(stderr, "onejob: no task matches")
-		return noteUnknownNames(c, db, b.Filter.Kind, b.Filter.Queue)
+		noteUnknownNames(c, db, b.Filter.Kind, b.Filter.Queue)
+		return nil
 	}
 	if only {
 		fmt.Fprintf(c.OutOrStdout(), "%s would be %s\n", plural(int(n.Matched), "task"), ch.done)
