@@ -71,7 +71,7 @@ is ready: ". FILE; psql $ONEJOB_POSTGRES_DSN". FILE must not exist; it is remove
 			ctx, stop = signal.NotifyContext(ctx, syscall.SIGHUP) // of a terminal that is closed
 			defer stop()
 		}
-		return dev(ctx, *path, *replicas, *envFile, c.OutOrStdout(), c.ErrOrStderr())
+		return dev(ctx, *path, *replicas, *envFile, stdoutOf(c), c.ErrOrStderr())
 	}
 	return c
 }

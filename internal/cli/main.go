@@ -67,10 +67,14 @@ func run(ctx context.Context, p Program, args []string, stdin io.Reader, stdout,
 	root := NewRoot(p)
 	root.SetArgs(args)
 	root.SetIn(stdin)
-	root.SetOut(stdout)
+	out := &output{Writer: stdout}
+	root.SetOut(out)
 	root.SetErr(stderr)
 	addDefaults(root)
 	err := root.ExecuteContext(ctx)
+	if err == nil {
+		err = out.err
+	}
 	if err == nil {
 		return 0
 	}

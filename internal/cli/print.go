@@ -105,6 +105,30 @@ func printf(w io.Writer, format string, args ...any) {
 	fmt.Fprintf(w, format, args...)
 }
 
+// output is the stdout of a command. It keeps the first error, so that a command whose output is lost
+// does not succeed.
+type output struct {
+	io.Writer
+	err error
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	n, err := o.Writer.Write(p)
+	if o.err == nil {
+		o.err = err
+	}
+	return n, err
+}
+
+// stdoutOf returns the stdout of a command as it is, whose errors count only where they are looked at:
+// for a terminal, and for logs.
+func stdoutOf(c *cobra.Command) io.Writer {
+	if o, ok := c.OutOrStdout().(*output); ok {
+		return o.Writer
+	}
+	return c.OutOrStdout()
+}
+
 // A table aligns the columns of its rows. Its cells are made printable.
 type table struct{ rows [][]string }
 
@@ -168,7 +192,7 @@ func blockOf[T any](title string, rows []T, row func(T) watch.Row, columns ...co
 
 // printBlock writes a table without its title.
 func printBlock(c *cobra.Command, b watch.Block) error {
-	return writeLines(c.OutOrStdout(), b.Lines(terminalWidth(c.OutOrStdout())))
+	return writeLines(c.OutOrStdout(), b.Lines(terminalWidth(stdoutOf(c))))
 }
 
 func writeLines(w io.Writer, lines []string) error {

@@ -59,11 +59,11 @@ new one. Send signals to the supervisor, which passes them on.`,
 			return usage(err)
 		case self == nil:
 			signal.Stop(reload)
-			return supervise(c.Context(), c.OutOrStdout())
+			return supervise(c.Context(), stdoutOf(c))
 		case self.Dead != nil:
-			return reportDeath(c.Context(), *path, c.OutOrStdout(), self)
+			return reportDeath(c.Context(), *path, stdoutOf(c), self)
 		}
-		err = work(c.Context(), *path, handlers, c.OutOrStdout(), self, reload)
+		err = work(c.Context(), *path, handlers, stdoutOf(c), self, reload)
 		self.Ending() // a panic does not get here
 		return err
 	}

@@ -24,7 +24,7 @@ func watchable(c *cobra.Command, output string) (*os.File, error) {
 	if output == formatJSON {
 		return nil, errors.New("--watch cannot be used with -o json; leave out --watch for one snapshot as JSON")
 	}
-	f, ok := c.OutOrStdout().(*os.File)
+	f, ok := stdoutOf(c).(*os.File)
 	switch {
 	case !ok || !term.IsTerminal(int(f.Fd())):
 		return nil, errors.New("--watch needs a terminal, and stdout is not one; leave out --watch for one snapshot")
