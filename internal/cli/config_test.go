@@ -151,6 +151,22 @@ func TestConfigSources(t *testing.T) {
 			"ONEJOB_PORT=tcp://10.0.0.1:80", "ONEJOB_PORT_80_TCP=tcp://10.0.0.1:80", "ONEJOB_PORT_80_TCP_ADDR=10.0.0.1", "ONEJOB_WEB_SERVICE_HOST=10.0.0.1", "PATH=/bin")
 	})
 
+	t.Run("VariablesOfTheScriptsAreNotOurs", func(t *testing.T) {
+		scripts, err := filepath.Glob("../../scripts/*.sh")
+		if err != nil || len(scripts) == 0 {
+			t.Fatalf("scripts: %v, %v", scripts, err)
+		}
+		for _, script := range scripts {
+			text, err := os.ReadFile(script)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, name := range regexp.MustCompile(`ONEJOB_[A-Z]+_BIN`).FindAllString(string(text), -1) {
+				mustLoad(t, "", name+"=/bin/true")
+			}
+		}
+	})
+
 	t.Run("EverySettingHasAVariableOfItsOwn", func(t *testing.T) {
 		seen := map[string]string{}
 		for _, s := range settings(reflect.TypeFor[Config](), nil) {
