@@ -44,7 +44,7 @@ const cliIntroduction = `# Command line
 | 0 | success |
 | 1 | failure; the error on stderr says what to do |
 | 2 | usage or configuration error; nothing was started |
-| 75 | [onejob lock](#onejob-lock): not available; [onejob tasks wait](#onejob-tasks-wait), [onejob enqueue](#onejob-enqueue) ` + "`--wait`" + `: not ended in time |
+| 75 | [onejob lock](#onejob-lock): not available; [onejob tasks wait](#onejob-tasks-wait): not ended in time |
 | 124, 125, 143 | only [onejob lock](#onejob-lock) |
 
 - Settings come from a YAML file (` + "`--config`, or `ONEJOB_CONFIG`) and from environment variables, which override it: [config.md](config.md)" + `.

@@ -25,8 +25,9 @@ The payload is JSON: the argument itself, the content of a file with @FILE, or s
 with -. If a pending or running task has the same unique key, nothing is enqueued, a
 note goes to stderr, and the exit code is 0.
 
-With --wait the command ends when the task has, and exits as onejob tasks wait does. If
-nothing is enqueued, it waits for the task that has the unique key.`,
+With --wait the command ends when the task has, however long that takes, and exits as
+onejob tasks wait does. If nothing is enqueued, it waits for the task that has the unique
+key. --timeout is about an attempt; to bound the wait, use onejob tasks wait ID --timeout.`,
 		Example: `  onejob enqueue noop
   onejob enqueue exec --payload '{"command": "backup"}' --lock-key db1 --in 10m`,
 		Args:              cobra.ExactArgs(1),
