@@ -61,7 +61,7 @@ its process stood still and how long heartbeats took with what its leases allow.
 		if wanted, err := tracing.Wanted(os.Getenv); wanted || err != nil {
 			all.report("traces", err, "wanted by the OTEL_ variables; whether somebody takes them is not checked")
 		}
-		checkPostgres(c.Context(), cfg, &all)
+		checkPostgres(c.Context(), cfg, checkTimeout, &all)
 		if checkConsul(c.Context(), cfg, &all) {
 			checkCluster(c.Context(), cfg, &all)
 		}
@@ -146,15 +146,23 @@ func (f *findings) count(status checkStatus) (n int) {
 // warning. Ordinary ones take seconds.
 const snapshotAge = 5 * time.Minute
 
-func checkPostgres(ctx context.Context, cfg Config, all *findings) {
+// checkTimeout is how long a check may take. Each has its own, so that one that gets no answer does not
+// make the others fail.
+const checkTimeout = 10 * time.Second
+
+func checkPostgres(parent context.Context, cfg Config, timeout time.Duration, all *findings) {
+	ctx, cancel := context.WithTimeout(parent, timeout)
+	defer func() { cancel() }()
+	next := func() {
+		cancel()
+		ctx, cancel = context.WithTimeout(parent, timeout)
+	}
 	db, err := store.Open(cfg.storeConfig())
 	if err != nil {
 		all.report("postgres", err, "")
 		return
 	}
 	defer db.Close()
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
 	version, err := db.Version(ctx)
 	if err != nil {
 		err = fmt.Errorf("%w; check postgres.dsn (ONEJOB_POSTGRES_DSN), and that the server is running and admits this user", err)
@@ -169,7 +177,9 @@ func checkPostgres(ctx context.Context, cfg Config, all *findings) {
 	if !all.report("postgres", err, fmt.Sprintf("version %s, %s", version, server)) {
 		return
 	}
+	next()
 	checkHosts(ctx, db, server, all)
+	next()
 	if err := db.CheckPool(ctx); err != nil {
 		if db.Pooled() {
 			err = fmt.Errorf("a connection pooler is in the way, and statements fail through it: %w; remove default_query_exec_mode from postgres.dsn", err)
@@ -178,9 +188,11 @@ func checkPostgres(ctx context.Context, cfg Config, all *findings) {
 	} else if db.Pooled() {
 		all.ok("connections", "statements work through a connection pooler, unprepared")
 	}
+	next()
 	if err := db.CheckEncoding(ctx); err != nil {
 		all.warn("encoding", err.Error())
 	}
+	next()
 	err = db.CheckSchema(ctx)
 	if errors.Is(err, store.ErrSchema) && cfg.Postgres.Migrate {
 		if v, verr := db.SchemaVersion(ctx); verr == nil && v.Have < v.Want {
@@ -188,6 +200,7 @@ func checkPostgres(ctx context.Context, cfg Config, all *findings) {
 			return
 		}
 	}
+	next()
 	warnings, pathErr := db.CheckPath(ctx)
 	if pathErr != nil {
 		all.report("search_path", pathErr, "")
@@ -197,9 +210,11 @@ func checkPostgres(ctx context.Context, cfg Config, all *findings) {
 	}
 	schema := all.report("schema", err, "up to date")
 	if schema {
+		next()
 		all.report("rights in postgres", db.CheckRights(ctx), "sufficient")
 	}
 	if cfg.Postgres.Listen {
+		next()
 		listening, stop := context.WithCancel(ctx)
 		defer stop()
 		heard := false
@@ -213,13 +228,18 @@ func checkPostgres(ctx context.Context, cfg Config, all *findings) {
 			all.report("listen", err, "")
 		}
 	}
+	next()
 	checkSnapshots(ctx, db, snapshotAge, all)
+	next()
 	checkStatements(ctx, cfg, db, all)
 	if !schema {
 		return
 	}
+	next()
 	checkSchedules(ctx, db, all)
+	next()
 	checkReferences(ctx, db, all)
+	next()
 	switch found, total, err := db.Overlaps(ctx, 1); {
 	case err != nil:
 		all.report("overlaps", err, "")
@@ -353,7 +373,7 @@ func checkConsul(ctx context.Context, cfg Config, all *findings) (usable bool) {
 	}
 	defer background(ctx, func(ctx context.Context) error { return locks.Run(ctx, nil) })()
 
-	ready, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ready, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
 	if !all.report("consul", locks.Ready(ready), "sessions work at "+lockConfig.Client.Address) {
 		return false
@@ -374,7 +394,7 @@ func checkRabbitMQ(ctx context.Context, cfg Config, all *findings) {
 		return
 	}
 	defer background(ctx, limits.Run)()
-	ready, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ready, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
 	if err := limits.Ready(ready); err != nil {
 		all.report("rabbitmq", fmt.Errorf("%w; check limits.rabbitmq_url (ONEJOB_LIMITS_RABBITMQ_URL), and that the server is running", err), "")
@@ -385,7 +405,7 @@ func checkRabbitMQ(ctx context.Context, cfg Config, all *findings) {
 
 // checkCluster checks that this Consul and this database belong to the same cluster.
 func checkCluster(ctx context.Context, cfg Config, all *findings) {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
 	db, err := store.Open(cfg.storeConfig())
 	if err != nil {

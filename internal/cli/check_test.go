@@ -2,8 +2,11 @@ package cli
 
 import (
 	"fmt"
+	"net"
+	"net/url"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -38,6 +41,33 @@ func TestCheckWarnsOfAnOpenTransaction(t *testing.T) {
 		if !strings.Contains(warned, want) {
 			t.Errorf("%q is not in the warning: %s", want, warned)
 		}
+	}
+}
+
+// A host of the DSN that never answers takes no time from the checks after it.
+func TestCheckGoesOnAfterAHostWithoutAnAnswer(t *testing.T) {
+	t.Parallel()
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // and nobody accepts
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	dsn, err := url.Parse(testenv.Postgres(t).DSN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dsn.Host += "," + silent.Addr().String()
+	dsn.RawQuery += "&connect_timeout=60"
+	cfg := defaults()
+	cfg.Postgres.DSN = dsn.String()
+	var all findings
+	checkPostgres(t.Context(), cfg, 3*time.Second, &all)
+	lines := map[string]checkStatus{}
+	for _, f := range all.list {
+		lines[f.Check] = f.Status
+	}
+	if all.count(checkFailed) > 0 || lines["host "+silent.Addr().String()] != checkWarns || lines["schema"] != checkOK {
+		t.Errorf("found: %+v", all.list)
 	}
 }
 
