@@ -260,7 +260,7 @@ func checkStatements(ctx context.Context, cfg Config, db *store.Store, all *find
 			if pg := (*pgconn.PgError)(nil); errors.As(err, &pg) {
 				err = errors.New(pg.Message)
 			}
-			errs = append(errs, fmt.Errorf("kinds.sql: statement %q: %w", name, err))
+			errs = append(errs, fmt.Errorf("kinds.sql.statements: statement %q: %w", name, err))
 		}
 	}
 	if len(statements) > 0 {

@@ -228,11 +228,11 @@ func (c *Config) validate() error {
 		}
 	}
 	_, err := execkind.New(c.Kinds.Exec)
-	join("kinds.exec: ", err)
+	join("kinds.exec.commands: ", err)
 	_, err = httpkind.New(c.Kinds.HTTP)
 	join("kinds.http.", err)
 	_, err = sqlkind.New(c.Kinds.SQL, nil)
-	join("kinds.sql: ", err)
+	join("kinds.sql.statements: ", err)
 	return errors.Join(errs...)
 }
 
@@ -534,6 +534,14 @@ func flatten(err error) []error {
 	return all
 }
 
+// originAbove returns the variable that a list or map came from, of which key is a part.
+func originAbove(key string, origin map[string]string) string {
+	for key != "" && origin[key] == "" {
+		key = key[:max(0, strings.LastIndexAny(key, ".["))]
+	}
+	return origin[key]
+}
+
 // problemList returns an error that lists what was joined into err, a line each, under what it is
 // about and the file's name. A setting that came from a variable is given its name, and one of
 // the file its line.
@@ -544,6 +552,8 @@ func problemList(what, file string, origin map[string]string, lines map[string]i
 		key, rest, _ := strings.Cut(text, ":")
 		if name := origin[key]; name != "" {
 			text = fmt.Sprintf("%s (%s):%s", key, name, rest)
+		} else if name := originAbove(key, origin); name != "" {
+			text = fmt.Sprintf("variable %s: %s", name, text)
 		} else if line := lines[key]; line > 0 {
 			text = fmt.Sprintf("line %d: %s", line, text)
 		}

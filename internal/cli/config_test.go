@@ -225,10 +225,10 @@ func TestConfigProblems(t *testing.T) {
 			"kinds.exec.commands.b.cpu_max: must be a number (found a string)",
 			"kinds.exec.commands.b.memory_max: must be a size in bytes, such as 1048576, 64KiB, 512MiB or 2GiB (found a string)",
 			"kinds.exec.commands.b.user: must be a string or a whole number (found a list)",
-			`kinds.exec: command "a": user: there is no user "no-such-user"`,
-			`kinds.exec: command "a": memory_max 1KiB is below 1MiB, in which no command can run`,
-			`kinds.exec: command "a": pids_max -1 is negative`,
-			`kinds.exec: command "a": cpu_max 0.001 is not between 0.01 and 10000 cores`,
+			`kinds.exec.commands: command "a": user: there is no user "no-such-user"`,
+			`kinds.exec.commands: command "a": memory_max 1KiB is below 1MiB, in which no command can run`,
+			`kinds.exec.commands: command "a": pids_max -1 is negative`,
+			`kinds.exec.commands: command "a": cpu_max 0.001 is not between 0.01 and 10000 cores`,
 		}},
 		{"OutOfRange", "start_timeout: 1ms\nreplica: " + strings.Repeat("x", 201) + "\npostgres: {max_conns: 1}\nconsul: {verify: -1s, service: ''}\n" +
 			"worker: {concurrency: 0, payload_memory: 4194303, poll: often, max_crashes: 0, timeout: -1s, shutdown_grace: 0s, retry_base: 1m, retry_max: 1s, queues: ['']}\n" +
@@ -261,10 +261,10 @@ func TestConfigProblems(t *testing.T) {
 			"variable ONEJOB_WORKER_CONCURRENCY: invalid YAML: ...",
 		}},
 		{"Kinds", "kinds: {exec: {commands: {a: {path: /no/such}, b: }}, http: {allow: [ftp://x]}, sql: {statements: {c: {params: [x]}}}}", nil, []string{
-			`kinds.exec: command "a": path: stat /no/such: no such file or directory`,
-			`kinds.exec: command "b": path is missing`,
+			`kinds.exec.commands: command "a": path: stat /no/such: no such file or directory`,
+			`kinds.exec.commands: command "b": path is missing`,
 			`kinds.http.allow[0] "ftp://x": ...`,
-			`kinds.sql: statement "c" has no sql`,
+			`kinds.sql.statements: statement "c" has no sql`,
 		}},
 		{"RabbitMQHeartbeat", "limits: {backend: rabbitmq, rabbitmq_url: \"amqp://host/?heartbeat=3\", slots: {\"\": 1}}", nil, []string{
 			"limits.rabbitmq_url: take heartbeat=3 out of it: ...", "limits.slots: ..."}},
@@ -338,6 +338,33 @@ nonsense: 1
 	} {
 		if err == nil || !strings.Contains(err.Error(), "\n  - "+want) {
 			t.Errorf("it does not say %q: %v", want, err)
+		}
+	}
+}
+
+// What is wrong in a list or a map of a variable is that variable's, not that of the line of the file
+// whose place it takes.
+func TestProblemsOfListsAndMapsInVariables(t *testing.T) {
+	t.Parallel()
+	const file = "worker:\n  queues: [a]\nkinds:\n  exec:\n    commands: {a: {path: /bin/true}}\n  http:\n    allow: []\n"
+	for variable, want := range map[string]string{
+		"ONEJOB_WORKER_QUEUES=[8]":                                "worker.queues[0]: must be",
+		"ONEJOB_LIMITS_SLOTS={a.b: x}":                            "limits.slots.a.b: must be",
+		"ONEJOB_KINDS_EXEC_COMMANDS={a: {path: /bin/true, x: 1}}": "kinds.exec.commands.a.x: unknown",
+		"ONEJOB_KINDS_HTTP_ALLOW=ftp://x":                         "kinds.http.allow[0] \"ftp://x\": ",
+	} {
+		name, _, _ := strings.Cut(variable, "=")
+		if _, err := loadConfig(fileWith(t, file), []string{variable}); err == nil || !strings.Contains(err.Error(), "variable "+name+": "+want) {
+			t.Errorf("%s: %v", variable, err)
+		}
+	}
+	for variable, want := range map[string]string{
+		"ONEJOB_LIMITS_SLOTS={x: -1}":                      "limits.slots (ONEJOB_LIMITS_SLOTS): limit x: ",
+		"ONEJOB_KINDS_EXEC_COMMANDS={a: {path: /no/such}}": "kinds.exec.commands (ONEJOB_KINDS_EXEC_COMMANDS): command \"a\": ",
+		"ONEJOB_KINDS_SQL_STATEMENTS={c: {params: [x]}}":   "kinds.sql.statements (ONEJOB_KINDS_SQL_STATEMENTS): statement \"c\" ",
+	} {
+		if _, err := loadConfig(fileWith(t, file), []string{variable}); err == nil || !strings.Contains(err.Error(), ": "+want) {
+			t.Errorf("%s: %v", variable, err)
 		}
 	}
 }
