@@ -342,6 +342,27 @@ nonsense: 1
 	}
 }
 
+// A number that YAML would read as another one than it looks like is refused, and not repeated.
+func TestNumbersAreWhatTheyLookLike(t *testing.T) {
+	t.Parallel()
+	const want = "line 1: a number begins with 0 or has a _, so YAML may read another one; write only its digits, or put it in quotes if it is text"
+	commands := func(setting string) string {
+		return "kinds: {exec: {commands: {a: {path: /bin/true, " + setting + "}}}}"
+	}
+	for _, file := range []string{"worker: {concurrency: 010}", "worker: {concurrency: 08}", "worker: {concurrency: 1_0}", "limits: {slots: {a: -01}}", commands("user: 0100"), commands("cpu_max: 1_0.5")} {
+		if _, err := loadConfig(fileWith(t, file), nil); err == nil || !strings.HasSuffix(err.Error(), ".yaml: "+want) {
+			t.Errorf("%s: %v", file, err)
+		}
+	}
+	if _, err := loadConfig("", []string{"ONEJOB_WORKER_CONCURRENCY=010"}); err == nil || !strings.HasSuffix(err.Error(), "variable ONEJOB_WORKER_CONCURRENCY: "+want) {
+		t.Errorf("in a variable: %v", err)
+	}
+	c := mustLoad(t, "replica: '010'\nworker: {queues: [a_b, '1_0']}\nlimits: {slots: {a: 0, b: 0x10, c: 100}}\n"+commands("cpu_max: 0.5"))
+	if c.Replica != "010" || c.Worker.Queues[1] != "1_0" || c.Limits.Slots["b"] != 16 {
+		t.Errorf("got %+v", c)
+	}
+}
+
 // What is wrong in a list or a map of a variable is that variable's, not that of the line of the file
 // whose place it takes.
 func TestProblemsOfListsAndMapsInVariables(t *testing.T) {

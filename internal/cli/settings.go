@@ -58,12 +58,12 @@ func withoutText(err error) error {
 	return err
 }
 
-// normalize makes a document ready to be decoded: see checkPlain and keepNames.
+// normalize makes a document ready to be decoded: see keepNames and checkPlain.
 func normalize(document *yaml.Node) error {
-	if err := checkPlain(document); err != nil {
+	if err := keepNames(document); err != nil {
 		return err
 	}
-	return keepNames(document)
+	return checkPlain(document)
 }
 
 // keepNames makes the text of each key its name. YAML would take 0123 for the number 83, and TRUE
@@ -84,21 +84,29 @@ func keepNames(node *yaml.Node) error {
 	return nil
 }
 
+// oddNumber matches numbers that are not what they look like: 010 is octal, and YAML ignores each _.
+var oddNumber = regexp.MustCompile(`^[-+]?0[0-9]|_`)
+
 // Tags of YAML.
 const (
+	intTag    = "!!int"
+	floatTag  = "!!float"
 	stringTag = "!!str"
 	mergeTag  = "!!merge" // of the key <<
 )
 
 // checkPlain returns an error if a value is not what it looks like, because YAML takes its
-// beginning for something else: a token such as &secret would be an anchor of nothing, and !secret
-// a tag of nothing. The error does not repeat the value.
+// beginning for something else: a token such as &secret would be an anchor of nothing, !secret a tag
+// of nothing, and the number 010 is 8. Names may look like numbers, see keepNames. The error does not
+// repeat the value.
 func checkPlain(node *yaml.Node) error {
 	switch {
 	case node.Anchor != "" && node.Kind == yaml.ScalarNode && node.Value == "":
 		return fmt.Errorf("line %d: a value begins with &, which makes it an anchor of YAML; put it in quotes", node.Line)
 	case node.Style&yaml.TaggedStyle != 0:
 		return fmt.Errorf("line %d: a value begins with !, which makes it a tag of YAML; put it in quotes", node.Line)
+	case node.Kind == yaml.ScalarNode && oddNumber.MatchString(node.Value) && (node.Tag == intTag || node.Tag == floatTag):
+		return fmt.Errorf("line %d: a number begins with 0 or has a _, so YAML may read another one; write only its digits, or put it in quotes if it is text", node.Line)
 	}
 	for _, below := range node.Content {
 		if err := checkPlain(below); err != nil {
