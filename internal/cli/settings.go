@@ -215,8 +215,9 @@ func decode(key string, from any, to reflect.Value) []error {
 		to.Set(reflect.MakeMap(to.Type()))
 		for _, name := range slices.Sorted(maps.Keys(block)) {
 			item := reflect.New(to.Type().Elem()).Elem()
-			if block[name] == nil && item.Kind() == reflect.Int { // there is no default, and zero slots pause a limit
+			if block[name] == nil && item.Kind() != reflect.Struct { // there is no default; zero slots pause a limit
 				errs = append(errs, fmt.Errorf("%s.%s: has no value", key, name))
+				continue
 			}
 			errs = append(errs, decode(key+"."+name, block[name], item)...)
 			to.SetMapIndex(reflect.ValueOf(name), item)
