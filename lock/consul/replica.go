@@ -317,8 +317,8 @@ func (t *session) reappear(ctx context.Context) {
 // begin at once. Both go with the session. Consul then keeps the key from others for
 // the lock-delay, and replicas count the slot as taken for at least as long. The
 // cluster's list is not told that the replica has stopped: others take the task over
-// when they have heard nothing for lock.Silence. Then they look into Consul, which is told,
-// so that the stop is not charged to the task as a crash is.
+// when they have heard nothing for lock.Silence. What the replica has said in Consul then
+// tells them that it was a stop, which is not charged to the task as a crash is.
 func (t *session) end(ctx context.Context) {
 	held := t.busy()
 	t.lose(errors.New("the replica ends its session"))
