@@ -386,6 +386,10 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 	_, attempts, err := b.Show(ctx, claimed[1].ID)
 	ok("Show", err)
 	equal(t, "the number of attempts", len(attempts), 1)
+	_, err = b.Row(ctx, claimed[1].ID)
+	ok("Row", err)
+	_, err = b.Attempts(ctx, claimed[1].ID, 1)
+	ok("Attempts", err)
 
 	b.sql(`INSERT INTO onejob.schedules (name, cron, kind, on_overlap) VALUES ('s', '@hourly', 'noop', 'queue'), ('x', '@daily', 'noop', 'skip')`)
 	now, due, err := b.DueSchedules(ctx, nil)
