@@ -195,8 +195,8 @@ func TestConfigProblems(t *testing.T) {
 			"http.act_tokens_file: open /no/such/file: no such file or directory",
 		}},
 		{"NoSlots", "limits: {slots: {a: , b: 1}, kinds: {http: }}", nil, []string{"limits.slots.a: has no value", "limits.kinds.http: has no value"}},
-		{"EmptyVariableOfACommand", "kinds: {exec: {commands: {a: {path: /bin/true, env: {TOKEN: , EMPTY: ''}}}}}", nil, []string{
-			"kinds.exec.commands.a.env.TOKEN: has no value"}},
+		{"EmptyValuesOfACommand", "kinds: {exec: {commands: {a: {path: /bin/true, args: [~, ''], env: {TOKEN: , EMPTY: ''}}}}}", nil, []string{
+			"kinds.exec.commands.a.args[0]: has no value", "kinds.exec.commands.a.env.TOKEN: has no value"}},
 		{"WrongTypes", "worker: {concurrency: 8.5, queues: mail, poll: 5}\npostgres: text\nkinds: {http: {allow: [1]}}\nhttp: [1]\nlog: {level: 2026-01-01}", nil, []string{
 			"http: must be a block of settings (found a list)",
 			"kinds.http.allow[0]: must be a string in quotes (found a number)",

@@ -205,7 +205,12 @@ func decode(key string, from any, to reflect.Value) []error {
 		}
 		to.Set(reflect.MakeSlice(to.Type(), len(list), len(list)))
 		for i, item := range list {
-			errs = append(errs, decode(fmt.Sprintf("%s[%d]", key, i), item, to.Index(i))...)
+			name := fmt.Sprintf("%s[%d]", key, i)
+			if item == nil {
+				errs = append(errs, fmt.Errorf("%s: has no value", name))
+				continue
+			}
+			errs = append(errs, decode(name, item, to.Index(i))...)
 		}
 	case reflect.Map:
 		block, ok := from.(map[string]any)
