@@ -14,8 +14,8 @@ import (
 	"time"
 
 	"onejob/chaos/checker"
-	"onejob/chaos/harness"
 	"onejob/chaos/observer"
+	"onejob/internal/retry"
 	"onejob/internal/servers"
 )
 
@@ -68,7 +68,7 @@ func (c *cluster) startPooler(ctx context.Context) (err error) {
 // manager would, until ctx ends.
 func (c *cluster) mindPooler(ctx context.Context) {
 	h := c.hosts[hostWithPooler]
-	for ; h.pooler != nil && ctx.Err() == nil; harness.Wait(ctx, time.Second) {
+	for ; h.pooler != nil && ctx.Err() == nil; retry.Pause(ctx, time.Second) {
 		if !h.busy.TryLock() { // a fault has it
 			continue
 		}

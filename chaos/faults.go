@@ -10,8 +10,8 @@ import (
 	"sync"
 	"time"
 
-	"onejob/chaos/harness"
 	"onejob/chaos/observer"
+	"onejob/internal/retry"
 	"onejob/internal/servers"
 )
 
@@ -149,7 +149,7 @@ func (c *cluster) also(kind, target string) (over func() error, err error) {
 }
 
 // lasts waits for as long as the fault goes on.
-func (h *fault) lasts(ctx context.Context) { harness.Wait(ctx, h.For) }
+func (h *fault) lasts(ctx context.Context) { retry.Pause(ctx, h.For) }
 
 // fault run does what the plan says until ctx ends, and returns when everything has
 // been mended. It fails as soon as something cannot be mended.
@@ -197,9 +197,9 @@ func (v *faultRun) run(ctx context.Context) error {
 	begin := func(s step) {
 		if s.Alone {
 			going.Wait()
-			harness.Wait(ctx, calm)
+			retry.Pause(ctx, calm)
 		} else {
-			harness.Wait(ctx, s.After)
+			retry.Pause(ctx, s.After)
 		}
 		if ctx.Err() != nil {
 			return
@@ -211,7 +211,7 @@ func (v *faultRun) run(ctx context.Context) error {
 		})
 		if s.Alone {
 			going.Wait()
-			harness.Wait(ctx, aftermath)
+			retry.Pause(ctx, aftermath)
 		}
 	}
 	for _, s := range v.plan {

@@ -14,6 +14,7 @@ import (
 	"onejob/chaos/checker"
 	"onejob/chaos/harness"
 	"onejob/internal/procfs"
+	"onejob/internal/retry"
 	"onejob/internal/testenv/proxy"
 )
 
@@ -113,7 +114,7 @@ func rollReplicas(ctx context.Context, h *fault) error {
 func (r *replica) restart(ctx context.Context, down time.Duration) error {
 	letGo := r.hold()
 	_, err := r.c.stop(r.name, r.process(), stopMaxWait)
-	harness.Wait(ctx, down)
+	retry.Pause(ctx, down)
 	return errors.Join(err, letGo())
 }
 
@@ -178,7 +179,7 @@ func slow(_ context.Context, h *fault, p *proxy.Proxy) func() {
 func reset(ctx context.Context, h *fault, p *proxy.Proxy) func() {
 	for end := time.Now().Add(h.For); time.Now().Before(end) && ctx.Err() == nil; {
 		p.Reset()
-		harness.Wait(ctx, time.Duration(50+h.rand.IntN(1000))*time.Millisecond)
+		retry.Pause(ctx, time.Duration(50+h.rand.IntN(1000))*time.Millisecond)
 	}
 	return func() {}
 }

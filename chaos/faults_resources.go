@@ -15,6 +15,7 @@ import (
 	"github.com/hashicorp/consul/api"
 
 	"onejob/chaos/harness"
+	"onejob/internal/retry"
 	"onejob/internal/servers"
 )
 
@@ -49,7 +50,7 @@ type disk interface {
 
 // fill keeps a disk full for as long as the fault goes on: what is deleted there makes room.
 func (h *fault) fill(ctx context.Context, d disk) (err error) {
-	for end := time.Now().Add(h.For); err == nil && ctx.Err() == nil && time.Now().Before(end); harness.Wait(ctx, min(200*time.Millisecond, time.Until(end))) {
+	for end := time.Now().Add(h.For); err == nil && ctx.Err() == nil && time.Now().Before(end); retry.Pause(ctx, min(200*time.Millisecond, time.Until(end))) {
 		err = d.FillDisk()
 	}
 	return errors.Join(err, d.FreeDisk())

@@ -15,7 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"onejob/chaos/checker"
-	"onejob/chaos/harness"
+	"onejob/internal/retry"
 )
 
 // Faults that only somebody with a connection to Postgres is needed for. None of
@@ -105,7 +105,7 @@ func insertHostile(ctx context.Context, h *fault) error {
 				refused++
 			}
 		}
-		harness.Wait(ctx, time.Duration(h.rand.IntN(2000))*time.Millisecond)
+		retry.Pause(ctx, time.Duration(h.rand.IntN(2000))*time.Millisecond)
 	}
 	h.c.say("%s: %d rows were accepted, %d refused", h.Kind.name, accepted, refused)
 	if accepted == 0 {
@@ -198,25 +198,25 @@ WITH made AS (
  RETURNING id, kind
 )
 INSERT INTO chaos.added (task, kind, hostile) SELECT id, kind, false FROM made`); err != nil {
-				harness.Wait(ctx, time.Second) // another fault has Postgres
+				retry.Pause(ctx, time.Second) // another fault has Postgres
 				continue
 			}
 		}
 		name, _ := h.c.claiming(ctx, some, true)
 		i := slices.IndexFunc(h.c.replicas, func(r *replica) bool { return r.name == name })
 		if i < 0 {
-			harness.Wait(ctx, time.Millisecond)
+			retry.Pause(ctx, time.Millisecond)
 			continue
 		}
 		r := h.c.replicas[i]
 		if !r.freeze() { // somebody else has
-			harness.Wait(ctx, time.Millisecond)
+			retry.Pause(ctx, time.Millisecond)
 			continue
 		}
 		// Postgres goes on for as long as it can without the client.
 		var doing string
 		for i := 0; i < 20 && (i < 5 || strings.HasSuffix(doing, onProcessor)); i++ {
-			harness.Wait(ctx, 100*time.Millisecond)
+			retry.Pause(ctx, 100*time.Millisecond)
 			_, doing = h.c.claiming(ctx, []string{name}, false)
 		}
 		if doing == "" {
@@ -363,7 +363,7 @@ func refuseOutcomes(ctx context.Context, h *fault) error {
 	}
 	h.lasts(ctx)
 	for ctx.Err() == nil && h.operate(ctx, `DELETE FROM chaos.refusing WHERE fault = $1`, h.mark.ID) != nil {
-		harness.Wait(ctx, time.Second) // another fault has Postgres
+		retry.Pause(ctx, time.Second) // another fault has Postgres
 	}
 	return nil // see acceptOutcomes
 }
@@ -429,7 +429,7 @@ SELECT id
 		if err == nil {
 			_ = h.operate(ctx, t.statement(), id, t.what) // a row that is locked, or a Postgres that is gone, is left alone
 		}
-		harness.Wait(ctx, time.Duration(20+h.rand.IntN(300))*time.Millisecond)
+		retry.Pause(ctx, time.Duration(20+h.rand.IntN(300))*time.Millisecond)
 	}
 	return nil
 }

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"onejob/chaos/harness"
+	"onejob/internal/retry"
 	"onejob/store"
 )
 
@@ -43,7 +43,7 @@ func failOver(ctx context.Context, h *fault) error {
 		if err := d.other().Detach(whole); err != nil {
 			return fmt.Errorf("detach the standby: %w", err)
 		}
-		harness.Wait(ctx, lag)
+		retry.Pause(ctx, lag)
 	}
 	ways := &held{}
 	defer ways.release()
@@ -51,10 +51,10 @@ func failOver(ctx context.Context, h *fault) error {
 		for _, r := range h.c.replicas {
 			ways.hold(r.postgres[d.primaryIndex()])
 		}
-		harness.Wait(ctx, time.Duration(h.rand.IntN(3000))*time.Millisecond)
+		retry.Pause(ctx, time.Duration(h.rand.IntN(3000))*time.Millisecond)
 	}
 	d.primary().Kill()
-	harness.Wait(ctx, time.Duration(h.rand.IntN(3000))*time.Millisecond)
+	retry.Pause(ctx, time.Duration(h.rand.IntN(3000))*time.Millisecond)
 	if err := d.promote(whole); err != nil {
 		return err
 	}
@@ -66,7 +66,7 @@ func failOver(ctx context.Context, h *fault) error {
 	}
 	ways.release()
 	if returns {
-		harness.Wait(ctx, 5*time.Second)
+		retry.Pause(ctx, 5*time.Second)
 	}
 	return d.rebuild(whole)
 }

@@ -13,6 +13,7 @@ import (
 	"onejob/chaos/checker"
 	"onejob/chaos/harness"
 	"onejob/chaos/observer"
+	"onejob/internal/retry"
 	"onejob/internal/servers"
 )
 
@@ -132,7 +133,7 @@ func (c *cluster) awaitAdoption(ctx context.Context) error {
 // new one, nobody but a person can know that no replica is left at the old one. It goes
 // on until ctx ends.
 func (c *cluster) attend(ctx context.Context) {
-	for since := time.Now(); ctx.Err() == nil; harness.Wait(ctx, 2*time.Second) {
+	for since := time.Now(); ctx.Err() == nil; retry.Pause(ctx, 2*time.Second) {
 		n, err := c.inSession(ctx)
 		if err != nil || n > 0 {
 			since = time.Now()

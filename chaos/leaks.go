@@ -16,6 +16,7 @@ import (
 	"onejob/chaos/checker"
 	"onejob/chaos/harness"
 	"onejob/internal/procfs"
+	"onejob/internal/retry"
 )
 
 // Whether anything leaks is seen from outside as well: by what the kernel, the
@@ -70,7 +71,7 @@ func startLeaks(ctx context.Context, c *cluster, countGoroutines bool) (*leaks, 
 	var err error
 	if countGoroutines {
 		l.goroutines = map[string][2]int{}
-		harness.Wait(ctx, idleness)
+		retry.Pause(ctx, idleness)
 		for _, r := range c.oneOfEach() {
 			n, countErr := r.countGoroutines(ctx)
 			l.goroutines[r.name] = [2]int{n}
@@ -79,7 +80,7 @@ func startLeaks(ctx context.Context, c *cluster, countGoroutines bool) (*leaks, 
 		if err := errors.Join(err, c.awaitReplicas(ctx)); err != nil {
 			return nil, err
 		}
-		harness.Wait(ctx, idleness) // the dead ones' sessions end
+		retry.Pause(ctx, idleness) // the dead ones' sessions end
 	}
 	l.sessions, err = c.countSessions(ctx)
 	l.sessions += len(c.waiting) // each will have one
@@ -107,7 +108,7 @@ func (l *leaks) watch(ctx context.Context) {
 				l.looks[r] = append(l.looks[r], look{time.Now(), pid, u})
 			}
 		}
-		harness.Wait(ctx, 5*time.Second)
+		retry.Pause(ctx, 5*time.Second)
 	}
 }
 
@@ -122,7 +123,7 @@ func (l *leaks) end(ctx context.Context) error {
 	if l.goroutines == nil {
 		return ctx.Err()
 	}
-	harness.Wait(ctx, idleness)
+	retry.Pause(ctx, idleness)
 	var err error
 	for _, r := range l.c.oneOfEach() {
 		n, countErr := r.countGoroutines(ctx)

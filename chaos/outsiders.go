@@ -16,6 +16,7 @@ import (
 
 	"onejob/chaos/checker"
 	"onejob/chaos/harness"
+	"onejob/internal/retry"
 	"onejob/internal/testenv/proxy"
 )
 
@@ -90,7 +91,7 @@ func (o *outsider) run(ctx context.Context) error {
 		if err := o.once(ctx); err != nil {
 			return fmt.Errorf("%s: %w", o.name, err)
 		}
-		harness.Wait(ctx, 200*time.Millisecond+time.Duration(o.rand.IntN(800))*time.Millisecond)
+		retry.Pause(ctx, 200*time.Millisecond+time.Duration(o.rand.IntN(800))*time.Millisecond)
 	}
 	return nil
 }

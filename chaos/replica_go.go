@@ -15,8 +15,8 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
-	"onejob/chaos/harness"
 	"onejob/chaos/observer"
+	"onejob/internal/retry"
 	"onejob/lock/consul"
 	"onejob/lock/rabbitmq"
 	"onejob/store"
@@ -129,7 +129,7 @@ func (k *told) run(ctx context.Context, a *tasks.Attempt, handler tasks.Handler)
 	all.Go(func() {
 		for ended.Err() == nil { // a handler need not ask
 			a.Deadline()
-			harness.Wait(ended, observer.Interval)
+			retry.Pause(ended, observer.Interval)
 		}
 		_ = t.Close()
 	})

@@ -12,6 +12,7 @@ import (
 	"onejob/chaos/checker"
 	"onejob/chaos/harness"
 	"onejob/chaos/observer"
+	"onejob/internal/retry"
 )
 
 // resizes are changes of the elastic limit by a person who runs "onejob limits set".
@@ -24,7 +25,7 @@ type resizes struct {
 // run resizes it every few seconds until ctx ends.
 func (r *resizes) run(ctx context.Context) {
 	for {
-		harness.Wait(ctx, 2*time.Second+time.Duration(r.rand.IntN(4000))*time.Millisecond)
+		retry.Pause(ctx, 2*time.Second+time.Duration(r.rand.IntN(4000))*time.Millisecond)
 		if ctx.Err() != nil {
 			return
 		}

@@ -14,6 +14,7 @@ import (
 	"onejob/chaos/checker"
 	"onejob/chaos/harness"
 	"onejob/chaos/observer"
+	"onejob/internal/retry"
 )
 
 // Schedules that are in the table while a run goes on, every so many seconds.
@@ -179,7 +180,7 @@ func editSchedules(ctx context.Context, h *fault) error {
 			letGo = func() error { return errors.Join(again(), h.c.observer.End(m)) }
 			leader.process().Kill()
 			leader = nil
-			harness.Wait(ctx, h.For/2)
+			retry.Pause(ctx, h.For/2)
 		}
 		err := <-done
 		if err := letGo(); err != nil {
@@ -190,7 +191,7 @@ func editSchedules(ctx context.Context, h *fault) error {
 		if refused := (*pgconn.PgError)(nil); errors.As(err, &refused) && (strings.HasPrefix(refused.Code, "22") || strings.HasPrefix(refused.Code, "42")) {
 			return err
 		}
-		harness.Wait(ctx, time.Duration(h.rand.IntN(1500))*time.Millisecond)
+		retry.Pause(ctx, time.Duration(h.rand.IntN(1500))*time.Millisecond)
 	}
 	return nil
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"onejob/chaos/checker"
-	"onejob/chaos/harness"
 	"onejob/chaos/observer"
+	"onejob/internal/retry"
 )
 
 // statements notes which statements of sql tasks are at work in Postgres. A statement
@@ -55,7 +55,7 @@ func watchStatements(ctx context.Context, c *cluster) *statements {
 		defer close(s.done)
 		for ctx.Err() == nil {
 			s.look(ctx)
-			harness.Wait(ctx, lookEvery)
+			retry.Pause(ctx, lookEvery)
 		}
 	}()
 	return s

@@ -10,6 +10,7 @@ import (
 
 	"onejob/chaos/checker"
 	"onejob/chaos/harness"
+	"onejob/internal/retry"
 )
 
 // What is seen in a real Postgres is enough for the checker: two statements of one lock
@@ -78,7 +79,7 @@ SELECT set_config('onejob.task_id', '7', true), set_config('onejob.fence', $1, t
 	working("b", "c")
 	begin("d", "k", 4, 600)
 	working("b", "c", "d")
-	harness.Wait(t.Context(), 3*lookEvery)
+	retry.Pause(t.Context(), 3*lookEvery)
 
 	seen := s.end()
 	v := checker.Check(checker.Evidence{Statements: seen})

@@ -12,6 +12,7 @@ import (
 
 	"onejob/chaos/harness"
 	"onejob/chaos/observer"
+	"onejob/internal/retry"
 )
 
 // Two versions of onejob in one run, with OLD=<commit>. If both have the same schema, half of
@@ -75,7 +76,7 @@ func (c *cluster) migrateMidway(ctx context.Context, after time.Duration) error 
 	if err := c.observer.Begin(m); err != nil {
 		return err
 	}
-	harness.Wait(ctx, after)
+	retry.Pause(ctx, after)
 	d := c.replicas[0].subject.(*daemon)
 	c.say("migrating the schema under the old version")
 	for _, r := range c.replicas { // the old version refuses to start on the new schema

@@ -10,7 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"onejob/chaos/harness"
+	"onejob/internal/retry"
 )
 
 // victims counts how often faults have met work, by kinds of both.
@@ -137,7 +137,7 @@ func (h *fault) awaitWork(ctx context.Context) {
 		h.c.wants.add(kind)
 	}
 	for end := time.Now().Add(5 * time.Second); time.Now().Before(end) && ctx.Err() == nil && len(missing()) > 0; {
-		harness.Wait(ctx, 100*time.Millisecond)
+		retry.Pause(ctx, 100*time.Millisecond)
 	}
 }
 
@@ -188,7 +188,7 @@ func (h *fault) meets(target string) {
 // awaits waits some seconds until a group is at work of a kind that this kind of fault has not
 // met yet, for faults that cannot choose.
 func (h *fault) awaits(ctx context.Context, group []*replica) {
-	for end := time.Now().Add(5 * time.Second); time.Now().Before(end) && ctx.Err() == nil; harness.Wait(ctx, 100*time.Millisecond) {
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end) && ctx.Err() == nil; retry.Pause(ctx, 100*time.Millisecond) {
 		if n, any := h.victims.least(h.Kind.name, of(group, h.c.atWork())); any && n == 0 {
 			break
 		}

@@ -11,6 +11,7 @@ import (
 	"onejob/chaos/checker"
 	"onejob/chaos/harness"
 	"onejob/chaos/observer"
+	"onejob/internal/retry"
 )
 
 // fault makes Postgres fail over.
@@ -109,7 +110,7 @@ func (c *cluster) failOver(ctx context.Context, f *fault) (*figures, error) {
 		return nil, fmt.Errorf("%s: %w", f.name, err)
 	}
 	if f.alone {
-		harness.Wait(ctx, f.last)
+		retry.Pause(ctx, f.last)
 		if err := f.end(ctx, c, p); err != nil {
 			return nil, fmt.Errorf("end %s: %w", f.name, err)
 		}
@@ -125,7 +126,7 @@ func (c *cluster) failOver(ctx context.Context, f *fault) (*figures, error) {
 	}
 	c.say("  host%d accepted the first write after %.1f s", fig.first.host, fig.first.at.Sub(fig.began).Seconds())
 	if !f.alone && f.end != nil {
-		harness.Wait(ctx, f.last)
+		retry.Pause(ctx, f.last)
 		if err := f.end(ctx, c, p); err != nil {
 			return nil, fmt.Errorf("end %s: %w", f.name, err)
 		}

@@ -9,8 +9,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"onejob/chaos/harness"
 	"onejob/chaos/observer"
+	"onejob/internal/retry"
 )
 
 // writers enqueue tasks on every server that takes them, each with a connection of its
@@ -43,7 +43,7 @@ func (w *writers) run(ctx context.Context) {
 		all.Go(func() {
 			for ctx.Err() == nil {
 				_ = w.write(ctx, n+1) // the next one may be taken
-				harness.Wait(ctx, pause)
+				retry.Pause(ctx, pause)
 			}
 		})
 	}
@@ -63,7 +63,7 @@ func (w *writers) write(ctx context.Context, host int) error {
 		defer cancel()
 		_ = conn.Close(closing)
 	}()
-	for ; ctx.Err() == nil; harness.Wait(ctx, pause) {
+	for ; ctx.Err() == nil; retry.Pause(ctx, pause) {
 		if err := w.insert(ctx, conn, host); err != nil {
 			return err
 		}

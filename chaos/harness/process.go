@@ -1,5 +1,5 @@
 // Package harness has what runs with faults have in common: the programs that they start, the observer
-// among them, and how they wait.
+// among them, and how they wait for something.
 package harness
 
 import (

@@ -258,8 +258,13 @@ func fieldsOf(t reflect.Type) (fields []field) {
 			}
 		}
 		for _, f := range here {
-			alike := slices.DeleteFunc(slices.Clone(here), func(o field) bool { return o.name != f.name || f.tagged && !o.tagged })
-			if len(alike) == 1 && !names[f.name] {
+			alike := 0
+			for _, o := range here {
+				if o.name == f.name && (o.tagged || !f.tagged) {
+					alike++
+				}
+			}
+			if alike == 1 && !names[f.name] {
 				fields = append(fields, f)
 			}
 		}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"onejob/internal/retry"
 )
 
 // Eventually calls f until it returns nil, or ctx ends, or maxWait is over.
@@ -20,16 +22,6 @@ func Eventually(ctx context.Context, maxWait time.Duration, what string, f func(
 		if time.Now().After(deadline) {
 			return fmt.Errorf("not within %v: %s: %w", maxWait, what, err)
 		}
-		Wait(ctx, 100*time.Millisecond)
-	}
-}
-
-// Wait waits for d, or until ctx ends.
-func Wait(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
+		retry.Pause(ctx, 100*time.Millisecond)
 	}
 }
