@@ -116,7 +116,7 @@ page-test: consul postgres chromium ## Drive the web page in a headless Chromium
 	go build -ldflags "-X onejob/internal/cli.release=dev" -o bin/onejob-page ./cmd/onejob
 	cd tools/page && TEST_ONEJOB=$(CURDIR)/bin/onejob-page ONEJOB_CHROMIUM_BIN=$$(../../scripts/chromium.sh) go test -count=1 -v ./...
 
-consul: ## Find or build the Consul server (5 minutes, once); its path is the last line
+consul: ## Find or build the Consul server (2 to 5 minutes, once); its path is the last line
 	@./scripts/consul.sh
 
 postgres: ## Find or install the Postgres server; its folder is the last line
