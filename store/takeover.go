@@ -196,19 +196,19 @@ WITH counted AS ( -- by the first statement that takes tasks of a session: later
            (died AND begun AND NOT others_died)::int AS blame
       FROM judged
 ), verdicts AS (
-    SELECT id, session AS dead_session, replica AS dead_replica, attempt, used_up, blame,
+    SELECT id, session AS dead_session, replica AS dead_replica, attempt, used_up, blame, guilty AND NOT cancel_requested AS quarantined,
            CASE WHEN cancel_requested         THEN 'cancelled'
                 WHEN used_up = 0              THEN 'pending'
-                WHEN last AND blame = 1 AND proven THEN 'failed'
+                WHEN guilty                   THEN 'failed'
                 WHEN attempt >= max_attempts  THEN 'failed'
                                               ELSE 'pending' END AS next,
            CASE WHEN NOT died
                 THEN format('replica %s lost its session during attempt %s of %s', replica, attempt, max_attempts)
-                WHEN last AND blame = 1 AND proven
+                WHEN guilty
                 THEN format('quarantined: %s replicas died%s while they worked on it, the last was %s; see what it does to them, then onejob tasks retry %s',
                             crashes + stalls + 1, CASE WHEN stalls > 0 THEN ' or stalled' END, replica, id)
                 ELSE format('replica %s died during attempt %s of %s', replica, attempt, max_attempts) END AS error
-      FROM blamed
+      FROM (SELECT *, last AND blame = 1 AND coalesce(proven, false) AS guilty FROM blamed) b
 ), taken AS (
     UPDATE onejob.tasks t
        SET status      = v.next,
@@ -221,10 +221,10 @@ WITH counted AS ( -- by the first statement that takes tasks of a session: later
       FROM verdicts v
      WHERE t.id = v.id
        AND t.id = ANY (ARRAY(SELECT id FROM judged))
- RETURNING t.id, t.kind, coalesce(t.lock_key, t.id::text) AS lock_key, v.attempt, t.crashes, t.stalls, t.fence, v.dead_replica, t.status,
+ RETURNING t.id, t.kind, coalesce(t.lock_key, t.id::text) AS lock_key, v.attempt, t.crashes, t.stalls, t.fence, v.dead_replica, t.status, v.quarantined,
            (extract(epoch FROM now() - t.started_at) * 1000000)::bigint AS micros
 )
-SELECT j.id, t.kind, t.lock_key, t.attempt, t.crashes, t.stalls, t.fence, t.dead_replica, t.status, t.micros
+SELECT j.id, t.kind, t.lock_key, t.attempt, t.crashes, t.stalls, t.fence, t.dead_replica, t.status, t.quarantined, t.micros
   FROM judged j
   LEFT JOIN taken t USING (id)`
 
@@ -240,7 +240,7 @@ func (s *Store) takeOver(ctx context.Context, dead []string, ids, except []int64
 	judged, err := queryAfter(ctx, s.pool, func(row pgx.CollectableRow) (tasks.Abandoned, error) {
 		var o tasks.Abandoned
 		var micros int64
-		into := []any{&o.ID, &o.Kind, &o.LockKey, &o.Attempt, &o.Crashes, &o.Stalls, &o.Fence, &o.Replica, &o.Next, &micros}
+		into := []any{&o.ID, &o.Kind, &o.LockKey, &o.Attempt, &o.Crashes, &o.Stalls, &o.Fence, &o.Replica, &o.Next, &o.Quarantined, &micros}
 		if row.RawValues()[1] == nil { // a trigger has left it as it is
 			clear(into[1:])
 		}

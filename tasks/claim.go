@@ -60,6 +60,8 @@ type Abandoned struct {
 	Replica string // that died
 	Next    Status
 	Since   time.Duration // since that attempt began
+
+	Quarantined bool // it has failed as the one cause of too many deaths, not because its attempts are used up
 }
 
 // SuspectTime is how soon after its beginning a task that ends its replica is expected

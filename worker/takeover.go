@@ -86,7 +86,7 @@ func (w *Worker) takeOver(ctx context.Context) (took time.Duration, none bool) {
 			zap.Int64("fence", o.Fence), zap.String("from", o.Replica), zap.Int("crashes", o.Crashes), zap.Int("stalls", o.Stalls), zap.Duration("since_start", o.Since)}
 		w.measure(Measurement{What: MeasureTakeover, Kind: o.Kind, Count: 1, Took: silent[o.Replica]})
 		switch {
-		case o.Next == tasks.StatusFailed && o.Crashes+o.Stalls >= w.cfg.MaxCrashes:
+		case o.Quarantined:
 			w.measure(Measurement{What: MeasureQuarantine, Kind: o.Kind})
 			w.cfg.Log.Error("task_quarantined", fields...)
 		case o.Next == tasks.StatusFailed:

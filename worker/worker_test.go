@@ -335,6 +335,9 @@ func TestQuarantine(t *testing.T) {
 	again := get[int64](t, c, abandoned, 1, 5, 1)
 	poison := get[int64](t, c, abandoned, 3, 5, 2)
 	spent := get[int64](t, c, abandoned, 1, 1, 0)
+	// Two under one session: either may be the cause, so neither is quarantined, and their attempts are used up.
+	c.exec(t, `INSERT INTO onejob.tasks (kind, status, session, replica, fence, started_at, begun_at, attempt, max_attempts, crashes)
+               SELECT 'noop', 'running', session, 'ghost', nextval('onejob.fences'), now(), now(), 5, 5, 2 FROM gen_random_uuid() session, generate_series(1, 2)`)
 	r := c.replica(t, "a", kinds(nil), nil)
 	c.await(t, again, "succeeded")
 	c.await(t, poison, "failed")
@@ -342,6 +345,9 @@ func TestQuarantine(t *testing.T) {
 	if got := get[string](t, c, "SELECT error FROM onejob.tasks WHERE id = $1", poison); len(got) < 11 || got[:11] != "quarantined" {
 		t.Errorf("error of the quarantined task: %q", got)
 	}
+	testenv.Eventually(t, maxWait, "three tasks have failed with their attempts used up", func() bool {
+		return r.events.FilterMessage("task_failed_after_crashes").Len() == 3
+	})
 	r.logged(t, "task_quarantined") // once the takeover was answered, which may come after what it wrote
 	if n := r.events.FilterMessage("task_quarantined").Len(); n != 1 {
 		t.Errorf("the quarantine was logged %d times", n)

@@ -450,6 +450,7 @@ func (d *Database) takeOver(dead []string, maxCrashes int) (abandoned []tasks.Ab
 		case v.last && v.blame && v.proven:
 			r.Status = tasks.StatusFailed
 			r.Error = "quarantined"
+			o.Quarantined = true
 		case r.Attempt >= r.MaxAttempts:
 			r.Status = tasks.StatusFailed
 			r.Error = "died"
