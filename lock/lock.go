@@ -178,6 +178,23 @@ const (
 	Stopped            // its replica stopped in order, and could not put that on the list
 )
 
+// A Reporter is a Locker to which the death of a process can be reported. Programs of
+// worker.Supervise need one.
+type Reporter interface {
+	// ReportDeath ends all sessions of a process (see [Cluster]) and gives their locks back at
+	// once, and returns those sessions. The caller has seen that process end; nothing that it
+	// started is left.
+	ReportDeath(ctx context.Context, process string) (sessions []string, err error)
+}
+
+// A Timed is a Locker that says how much earlier than the backend it ends its leases, and how
+// long a key stays locked after its holder died. A command may live half a second longer than
+// its lease: the kind exec refuses times that are too short for that. It cannot check those of
+// a Locker that is not Timed.
+type Timed interface {
+	Times() (margin, lockDelay time.Duration)
+}
+
 // A Lease is the right to work on what a key stands for.
 type Lease interface {
 	// Context ends when the lease does, with ErrLost, ErrRevoked or ErrReleased

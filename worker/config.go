@@ -154,9 +154,7 @@ func noneIsNil(kinds tasks.Kinds) error {
 // the locks with which their work could go on beside that of a successor.
 func (c Config) enableKinds(kinds tasks.Kinds) error {
 	var margin, lockDelay time.Duration // zero if the locks do not say
-	if locks, ok := c.Locks.(interface {
-		Times() (margin, lockDelay time.Duration)
-	}); ok {
+	if locks, ok := c.Locks.(lock.Timed); ok {
 		margin, lockDelay = locks.Times()
 	}
 	for _, name := range slices.Sorted(maps.Keys(kinds)) {

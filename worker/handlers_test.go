@@ -428,6 +428,15 @@ func TestHandlersHearThatTheirLeaseHasEnded(t *testing.T) {
 	}
 }
 
+// A program whose Locks cannot be told of a death is refused by its working process, not by the one
+// that reports a death, which would be started again and again.
+func TestSuperviseNeedsAReporter(t *testing.T) {
+	err := new(worker.Process).Run(t.Context(), worker.Config{Locks: struct{ lock.Locker }{}})
+	if err == nil || !strings.Contains(err.Error(), "lock.Reporter") {
+		t.Errorf("%v", err)
+	}
+}
+
 // A second signal ends the grace period of a program of worker.Supervise too.
 func TestProgramIsToldTwice(t *testing.T) {
 	t.Parallel()

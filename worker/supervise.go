@@ -4,7 +4,7 @@ package worker
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"os"
 	"os/signal"
 	"syscall"
@@ -13,6 +13,7 @@ import (
 
 	"onejob/internal/logging"
 	"onejob/internal/supervisor"
+	"onejob/lock"
 )
 
 // Supervise is the main of a program of your own: what it returns is the exit code. The
@@ -30,7 +31,8 @@ import (
 //
 // The supervisor makes a death known by starting this program in the same way: work is
 // called there too, and [Process.Run] returns when the death is known. [Process.Reporting]
-// is true in that process. Of the [Config] it needs Store, Locks and Log alone.
+// is true in that process. Of the [Config] it needs Store, Locks and Log alone. Locks must
+// implement [lock.Reporter].
 //
 // Call it before anything else: what main has done before is done in each process.
 func Supervise(log *zap.Logger, work func(ctx context.Context, p *Process) error) (exitCode int) {
@@ -84,13 +86,11 @@ func (p *Process) Reporting() bool { return p.self.Dead != nil }
 // started to make deaths known it uses nothing of cfg but its Store, its Locks and its Log,
 // and returns when both know.
 func (p *Process) Run(ctx context.Context, cfg Config) error {
+	locks, ok := cfg.Locks.(lock.Reporter)
+	if !ok {
+		return fmt.Errorf("worker: Supervise needs Locks that implement lock.Reporter, and %T does not", cfg.Locks)
+	}
 	if p.self.Dead != nil {
-		locks, ok := cfg.Locks.(interface {
-			ReportDeath(ctx context.Context, process string) ([]string, error)
-		})
-		if !ok {
-			return errors.New("worker: these Locks cannot end what a dead process held")
-		}
 		log := cfg.Log
 		if log == nil {
 			log = logging.Stderr()

@@ -35,7 +35,11 @@ type Locker struct {
 	draining sync.WaitGroup // sessions that are over and still hold keys
 }
 
-var _ lock.Locker = (*Locker)(nil)
+var (
+	_ lock.Locker   = (*Locker)(nil)
+	_ lock.Reporter = (*Locker)(nil)
+	_ lock.Timed    = (*Locker)(nil)
+)
 
 // New returns a Locker, or everything that is wrong with the configuration. It
 // does not talk to Consul; Run does.
@@ -65,8 +69,7 @@ func New(cfg Config) (*Locker, error) {
 	return l, nil
 }
 
-// Times returns how much earlier than Consul this Locker ends its leases, and how long a key stays
-// locked whose session was ended.
+// Times implements lock.Timed: the lock-delay counts from the end of the session.
 func (l *Locker) Times() (margin, lockDelay time.Duration) { return l.cfg.Margin, l.cfg.LockDelay }
 
 // Run implements lock.Locker. It may be called once. When ctx has ended it

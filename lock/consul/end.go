@@ -98,8 +98,7 @@ func (l *Locker) slotSessionsOf(ctx context.Context, replica *api.SessionEntry) 
 	return slots, nil
 }
 
-// ReportDeath ends all sessions of a process whose end the caller has seen, and returns them.
-// Nothing that the process has started may be left.
+// ReportDeath implements lock.Reporter.
 func (l *Locker) ReportDeath(ctx context.Context, process string) (sessions []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
