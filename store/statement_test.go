@@ -76,6 +76,34 @@ func TestStatementsLeaveNothingBehind(t *testing.T) {
 	})
 }
 
+// What a statement defers to the end of its transaction runs as its own: with its search_path and
+// settings, and an error of it is judged as one of the statement.
+func TestDeferredTriggersOfStatements(t *testing.T) {
+	bothWays(t, []string{`search_path = public, pg_catalog`}, func(t *testing.T, db *testenv.DB, cfg store.Config) {
+		b := &bench{t: t, Store: open(t, cfg), pool: db.Pool(t), dsn: db.DSN, session: "6f1ed002-ab59-42fb-a0b4-0123456789ab"}
+		if err := b.Migrate(t.Context(), nil); err != nil {
+			t.Fatal(err)
+		}
+		b.join()
+		b.sql(`CREATE TABLE ledger (n int)`)
+		b.sql(`CREATE TABLE totals (n int, fence text)`)
+		b.sql(`CREATE FUNCTION total() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO totals VALUES (1 / NEW.n, current_setting('onejob.fence'));
+    RETURN NULL;
+END $$`)
+		b.sql(`CREATE CONSTRAINT TRIGGER total AFTER INSERT ON ledger DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION total()`)
+		task, err := runSQL(b, b.Store, `INSERT INTO ledger VALUES (1)`)
+		if err != nil {
+			t.Fatal(err)
+		}
+		equal(t, "what the trigger did", b.one(`SELECT n::text || ' ' || fence FROM totals`), fmt.Sprintf("1 %d", task.Fence))
+		if _, err := runSQL(b, b.Store, `INSERT INTO ledger VALUES (0)`); err == nil || !tasks.IsPermanent(err) {
+			t.Errorf("a division by zero in the trigger: %v", err)
+		}
+	})
+}
+
 func TestStatementsCannotHurtTheCompletion(t *testing.T) {
 	bothWays(t, []string{`search_path = public, pg_catalog`}, func(t *testing.T, db *testenv.DB, cfg store.Config) {
 		cfg.MaxConns = 1 // what a statement leaves behind, the next one finds

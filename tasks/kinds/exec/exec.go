@@ -31,6 +31,7 @@ const (
 	DefaultGrace = 5 * time.Second
 
 	minMemory Size = 1 << 20
+	maxPIDs        = 1 << 22 // PID_MAX_LIMIT of Linux on 64 bits
 
 	defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 )
@@ -198,6 +199,9 @@ func (c Command) problems() []error {
 	}
 	if c.PIDsMax < 0 {
 		add("pids_max %d is negative", c.PIDsMax)
+	}
+	if c.PIDsMax > maxPIDs {
+		add("pids_max %d is above %d, the most that Linux has; leave it out for no limit", c.PIDsMax, maxPIDs)
 	}
 	if c.CPUMax < 0 || c.CPUMax > 0 && c.CPUMax < 0.01 || c.CPUMax > 10000 || math.IsNaN(c.CPUMax) {
 		add("cpu_max %v is not between 0.01 and 10000 cores", c.CPUMax)

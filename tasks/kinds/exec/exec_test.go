@@ -219,6 +219,7 @@ func TestNew(t *testing.T) {
 		"largest": {Path: "/bin/sh", OutputLimit: 16 << 20},
 		"large":   {Path: "/bin/sh", OutputLimit: 16<<20 + 1},
 		"limits":  {Path: "/bin/sh", MemoryMax: 4096, PIDsMax: -1, CPUMax: -0.5},
+		"many":    {Path: "/bin/sh", PIDsMax: 1<<22 + 1},
 	}})
 	if err == nil {
 		t.Fatal("it was accepted")
@@ -252,14 +253,15 @@ func TestNew(t *testing.T) {
 		`command "nobody": user: there is no user "4294967295"`,
 		`command "limits": memory_max 4KiB is below 1MiB`,
 		`command "limits": pids_max -1`,
+		`command "many": pids_max 4194305 is above 4194304`,
 		`command "limits": cpu_max -0.5`,
 	} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("it does not say %q:\n%v", want, err)
 		}
 	}
-	if n := len(strings.Split(err.Error(), "\n")); n != 29 {
-		t.Errorf("%d problems instead of 29:\n%v", n, err)
+	if n := len(strings.Split(err.Error(), "\n")); n != 30 {
+		t.Errorf("%d problems instead of 30:\n%v", n, err)
 	}
 }
 

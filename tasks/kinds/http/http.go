@@ -415,7 +415,7 @@ func triesAgain(status int) bool {
 	case http.StatusRequestTimeout, http.StatusTooEarly, http.StatusTooManyRequests:
 		return true
 	}
-	return status >= 500
+	return status/100 == 5
 }
 
 // retryAfter returns how long a response asks to be left alone; zero means

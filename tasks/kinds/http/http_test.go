@@ -141,7 +141,7 @@ func TestKeepsTheResponse(t *testing.T) {
 		{"NUL and broken UTF-8 in text", h, 200, "a\x00b\xff", `{"status":200,"body":"a\\x00b\\xff"}`},
 		{"NUL in JSON", wide, 200, `{"a\u0000b": ["c\u0000"]}`, `{"status":200,"body":{"a\\x00b":["c\\x00"]}}`},
 		{"a lone surrogate in JSON", wide, 200, `["\ud800"]`, `{"status":200,"body":["` + "\ufffd" + `"]}`},
-		{"numbers that Postgres refuses", wide, 200, `[1e400000, 1e-400000, -0.00, 1e3]`, `{"status":200,"body":["1e400000","1e-400000",-0.00,1e3]}`},
+		{"numbers that Postgres refuses", wide, 200, `[1e400000, 1e-400000, -0.00, 1e3, 0.0e+00, 0e-20000]`, `{"status":200,"body":["1e400000","1e-400000",-0.00,1e3,0.0e+00,"0e-20000"]}`},
 		{"numbers that become long", wide, 200, "[" + strings.Repeat("1e308,", 1000) + "1e400]", `{"status":200,"body":"[` + strings.Repeat("1e308,", 1000) + `1e400]"}`},
 		{"small numbers", wide, 200, "[" + strings.Repeat("1e-30,", 1000) + "1]", `{"status":200,"body":[` + strings.Repeat("1e-30,", 1000) + `1]}`},
 		{"nesting that Postgres refuses", wide, 200, strings.Repeat("[", 5000) + strings.Repeat("]", 5000),

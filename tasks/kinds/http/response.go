@@ -229,12 +229,12 @@ func storable(value any, depth int) (any, bool) {
 // keptNumber reports whether a number is one that Postgres and others can read.
 func keptNumber(n json.Number) bool {
 	f, err := n.Float64()
-	return err == nil && len(n) <= 400 && (f == 0) == isZero(string(n))
+	return err == nil && len(n) <= 400 && (f != 0 || isZero(string(n)))
 }
 
-// isZero reports whether a JSON number is zero as it is written, and not for
-// being too small.
+// isZero reports whether a JSON number is zero as it is written, and not for being too small. Postgres
+// keeps the digits behind the point of a zero too, and refuses 0e-16384.
 func isZero(number string) bool {
-	mantissa, _, _ := strings.Cut(strings.ToLower(number), "e")
-	return !strings.ContainsAny(mantissa, "123456789")
+	mantissa, exponent, _ := strings.Cut(strings.ToLower(number), "e")
+	return !strings.ContainsAny(mantissa, "123456789") && len(strings.TrimLeft(exponent, "+-0")) <= 3
 }

@@ -16,7 +16,7 @@ import (
 func TestBodiesThatAreKeptAsTheyAre(t *testing.T) {
 	t.Parallel()
 	text := rapid.SampledFrom([]string{`"a"`, `"b"`, `""`, `"\u0000"`, `"\ud800"`, `"ü"`, "\"\xff\""})
-	scalar := rapid.OneOf(text, rapid.SampledFrom([]string{`1`, `-0`, `1e400`, `1e-400`, `0e-999`, `true`, `null`, `[]`, `{}`}))
+	scalar := rapid.OneOf(text, rapid.SampledFrom([]string{`1`, `-0`, `1e400`, `1e-400`, `0e-999`, `0.0E-20000`, `0.00`, `true`, `null`, `[]`, `{}`}))
 	member := rapid.Custom(func(t *rapid.T) string { return text.Draw(t, "key") + ": " + scalar.Draw(t, "value") })
 	list := func(of *rapid.Generator[string], open, shut string) *rapid.Generator[string] {
 		return rapid.Map(rapid.SliceOfN(of, 0, 3), func(some []string) string { return open + strings.Join(some, ", ") + shut })
@@ -60,5 +60,15 @@ func TestManyValuesTakeLittleMemory(t *testing.T) {
 			t.Errorf("%s: it is a %T", name, value)
 		}
 		runtime.KeepAlive(value)
+	}
+}
+
+// What is no status of HTTP says nothing of another attempt.
+func TestStatusesThatAreTriedAgain(t *testing.T) {
+	t.Parallel()
+	for status, want := range map[int]bool{200: false, 404: false, 408: true, 429: true, 500: true, 599: true, 600: false, 999: false} {
+		if got := triesAgain(status); got != want {
+			t.Errorf("%d: %t", status, got)
+		}
 	}
 }

@@ -82,7 +82,7 @@ func New(c Config, store Committer) (*Kind, error) {
 		case "ABORT", "BEGIN", "COMMIT", "END", "PREPARE", "RELEASE", "ROLLBACK", "SAVEPOINT", "START":
 			errs = append(errs, fmt.Errorf("statement %q begins with %s: it runs in the transaction that completes the task and must not control it", name, word))
 		case "COPY":
-			if copiesHere.MatchString(c.Statements[name].SQL) {
+			if copiesHere.MatchString(apart.ReplaceAllString(c.Statements[name].SQL, " ")) {
 				errs = append(errs, fmt.Errorf("statement %q copies from or to the client, which has no data and takes none: use INSERT, or COPY with a file of the server", name))
 			}
 		}
@@ -93,8 +93,12 @@ func New(c Config, store Committer) (*Kind, error) {
 	return &Kind{maps.Clone(c.Statements), store}, nil
 }
 
-// copiesHere finds a COPY for whose data Postgres waits, or which throws them away.
-var copiesHere = regexp.MustCompile(`(?i)\b(from\s+stdin|to\s+stdout)\b`)
+// copiesHere finds a COPY for whose data Postgres waits, or which throws them away, once strings and
+// comments are left out.
+var (
+	copiesHere = regexp.MustCompile(`(?i)\b(from\s+stdin|to\s+stdout)\b`)
+	apart      = regexp.MustCompile(`(?s)'[^']*'|--[^\n]*|/\*.*?\*/`)
+)
 
 // firstWord returns the first word of a statement in capitals, after white space,
 // comments and parentheses; "" if there is nothing.
@@ -193,6 +197,11 @@ func (e execution) run(ctx context.Context, a *tasks.Attempt) (tasks.Result, err
 		if n, own = execOne(ctx, tx, e.sql, e.args); own != nil {
 			return nil, own
 		}
+		// Deferred triggers belong to the statement: at the commit they would run without its search_path
+		// and settings.
+		if _, own = tx.Exec(ctx, "SET CONSTRAINTS ALL IMMEDIATE"); own != nil {
+			return nil, own
+		}
 		return json.RawMessage(fmt.Sprintf(`{"rows": %d}`, n)), nil
 	})
 	var broken interface{ Broken() int }
@@ -226,7 +235,7 @@ func (e execution) run(ctx context.Context, a *tasks.Attempt) (tasks.Result, err
 		err = tasks.Permanent(fmt.Errorf("%w; a statement must be a single one", err))
 	case here && (strings.HasPrefix(pg.Code, "2D") || strings.HasPrefix(pg.Code, "25")): // COMMIT in a procedure; SET TRANSACTION
 		err = tasks.Permanent(fmt.Errorf("%w; it runs in the transaction that completes the task and must not end or change it", err))
-	case strings.HasPrefix(pg.Code, "22"):
+	case here && strings.HasPrefix(pg.Code, "22"):
 		err = tasks.Permanent(err)
 	}
 	return tasks.Result{}, err
