@@ -248,7 +248,8 @@ type oneSlot struct {
 	slots      int
 	delay      time.Duration // see delays
 	run, ready func(context.Context) error
-	there      bool // the limit was seen, with so many slots
+	there      bool // the limit was seen
+	agreed     bool // it had so many slots
 }
 
 func (p *oneSlot) Run(ctx context.Context) error   { return p.run(ctx) }
@@ -272,10 +273,10 @@ func (p *oneSlot) ask(ctx context.Context, value []byte) (lock.Lease, error) {
 			}
 		case err != nil:
 			return nil, limitError(ctx, p.limits, p.name, err)
-		case s.Slots != p.slots && s.Slots != 0: // or else it is paused
+		case !p.agreed && s.Slots != p.slots && s.Slots != 0: // or else it is paused
 			return nil, fmt.Errorf("limit %s has %s, not %d; use -n %d, or change the limit with: onejob limits set %[5]s %[3]d", p.name, plural(s.Slots, "slot"), p.slots, s.Slots, plaintext.Argument(p.name))
 		}
-		p.there = true
+		p.there, p.agreed = true, true
 	}
 	leases, err := p.limits.Take(ctx, p.name, 1, value)
 	switch {

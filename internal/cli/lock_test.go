@@ -96,6 +96,19 @@ func TestASlotOfALimitThatSomebodyElseMakes(t *testing.T) {
 	}
 }
 
+// A limit that is deleted and made again with another number of slots while somebody waits is as good as
+// one that was changed.
+func TestASlotOfALimitThatIsMadeAgain(t *testing.T) {
+	t.Parallel()
+	slot := oneSlot{limits: &quicker{looked: true}, name: "l", slots: 7}
+	for n := range 3 { // each time it is gone when a slot is asked for
+		if _, err := slot.ask(t.Context(), nil); !errors.Is(err, lock.ErrFull) {
+			t.Errorf("asked for the %d. time: %v", n+1, err)
+		}
+		slot.slots = 2
+	}
+}
+
 // silent is a lock of which no server tells anything.
 type silent struct{ noToken }
 

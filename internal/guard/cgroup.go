@@ -319,9 +319,14 @@ func (g *cgroup) limit(l Limits) error {
 	return errors.Join(errs...)
 }
 
-// populated reports whether any process is left.
+// populated reports whether any process is left, or may be: what cannot be looked at for want of files
+// or memory is not gone.
 func (g *cgroup) populated() bool {
-	return g != nil && strings.Contains(readAll(filepath.Join(g.dir, "cgroup.events")), "populated 1")
+	if g == nil {
+		return false
+	}
+	events, err := os.ReadFile(filepath.Join(g.dir, "cgroup.events"))
+	return exhausted(err) || strings.Contains(string(events), "populated 1")
 }
 
 // outOfMemory reports whether a process was killed for want of memory.

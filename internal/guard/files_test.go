@@ -4,7 +4,9 @@ package guard
 
 import (
 	"errors"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -26,6 +28,10 @@ func TestNoFileCanBeOpened(t *testing.T) {
 	mark := envKey + "=left behind"
 	until(t, "it has its environment", func() bool { m, err := markOf(c.Process.Pid); return m == mark && err == nil })
 
+	group := &cgroup{dir: t.TempDir()} // a folder that looks like one
+	if err := os.WriteFile(filepath.Join(group.dir, "cgroup.events"), []byte("populated 0\nfrozen 0\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		t.Fatal(err)
@@ -33,6 +39,7 @@ func TestNoFileCanBeOpened(t *testing.T) {
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: limit.Max}); err != nil {
 		t.Fatal(err)
 	}
+	populated := group.populated()
 	_, listed := procfs.Processes()
 	_, read := procfs.Environ(c.Process.Pid)
 	found := killMarked(-1, mark)
@@ -41,6 +48,9 @@ func TestNoFileCanBeOpened(t *testing.T) {
 	}
 	if listed == nil || read == nil || !found {
 		t.Errorf("without files: Processes says %v, Environ %v, something may be left: %t", listed, read, found)
+	}
+	if !populated || group.populated() {
+		t.Errorf("an empty cgroup has processes: %t without files (want true, as nobody can look), %t with them", populated, group.populated())
 	}
 	if gone(c.Process.Pid) {
 		t.Error("it was killed nevertheless, so this test shows nothing")
