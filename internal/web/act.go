@@ -225,8 +225,14 @@ func (p *page) cancelTask(r *http.Request) result {
 	})
 }
 
+// retryTask retries a task. The form of the page has the status that it showed, and when the task had
+// finished: pressed twice, or after somebody else, it does not run again what has succeeded meanwhile.
 func (p *page) retryTask(r *http.Request) result {
+	seen, finished := r.PostForm.Get("status"), r.PostForm.Get("finished")
 	return withTask(r, func(ctx context.Context, id int64) result {
+		if seen != "" {
+			return p.retryAsSeen(ctx, id, seen, finished)
+		}
 		switch ok, err := p.cfg.Actions.Retry(ctx, id); {
 		case err != nil:
 			return failed(http.StatusServiceUnavailable, "The retry failed: %v", err)
@@ -235,6 +241,23 @@ func (p *page) retryTask(r *http.Request) result {
 		}
 		return done("Task %d is due now, with all its attempts.", id)
 	})
+}
+
+func (p *page) retryAsSeen(ctx context.Context, id int64, status, finished string) result {
+	filter := store.TaskFilter{Status: status, IDs: []int64{id}}
+	if at, err := time.Parse(time.RFC3339Nano, finished); err == nil { // or it had not finished, or at infinity
+		filter.Until = &at
+	}
+	n, err := p.cfg.Actions.Bulk(ctx, store.Bulk{Action: store.ActionRetry, Filter: filter}, nil)
+	switch {
+	case err != nil:
+		return failed(statusOf(err), "The retry failed: %v", err)
+	case n.Matched == 0:
+		return failed(http.StatusConflict, "Task %d is not as the page showed it any more: %s. Nothing was done.", id, status)
+	case n.Affected == 0:
+		return failed(http.StatusConflict, "Task %d is locked by others, changed a moment ago, or Postgres refuses the retry (another task has its unique key, for example). Nothing was done.", id)
+	}
+	return done("Task %d is due now, with all its attempts.", id)
 }
 
 // day is how far back the failures on the page go.

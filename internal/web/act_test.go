@@ -1,6 +1,7 @@
 package web_test
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -64,6 +66,10 @@ func (d *deeds) Retry(ctx context.Context, id int64) (bool, error) {
 
 func (d *deeds) Bulk(ctx context.Context, b store.Bulk, _ func(store.BulkResult)) (store.BulkResult, error) {
 	f := b.Filter
+	if f.IDs != nil {
+		d.note("bulk %s count=%v %s %v ..%s", b.Action, b.Count, f.Status, f.IDs, f.Until.UTC().Format(time.RFC3339Nano))
+		return store.BulkResult{Matched: d.matches, Affected: d.matches}, d.err
+	}
 	d.note("bulk %s count=%v %s %q %q %s..%s", b.Action, b.Count, f.Status, f.Kind, f.Error, f.Since.UTC().Format(time.RFC3339), f.Until.UTC().Format(time.RFC3339))
 	if d.slow != nil {
 		return d.slow(ctx)
@@ -171,6 +177,7 @@ var alice = basic("alice", actToken)
 var actions = []struct{ path, form, does, says string }{
 	{"/tasks/17/cancel", "", "cancel 17", "cancel of task 17 is requested"},
 	{"/tasks/17/retry", "", "retry 17", "Task 17 is due now"},
+	{"/tasks/17/retry", "status=failed&finished=2026-11-24T10:00:00.123456Z", "bulk retry count=false failed [17] ..2026-11-24T10:00:00.123456Z", "Task 17 is due now"},
 	{"/queues/pause?queue=a%2Fb", "reason=why&for=90m", `pause "a/b" "why" true 1h30m0s`, "Queue a/b is paused for 1h30m0s"},
 	{"/queues/pause?queue=mail", "reason=&for=", `pause "mail" "" true 0s`, "Queue mail is paused until it is resumed"},
 	{"/queues/resume", "queue=mail", `resume "mail"`, "Queue mail is resumed"},
@@ -198,6 +205,48 @@ func TestActions(t *testing.T) {
 				t.Errorf("%s %s %s: %d, did %s, want %s\n%s", way.name, a.path, a.form, resp.StatusCode, did, a.does, body)
 			}
 		}
+	}
+}
+
+// Who presses a button twice, or on a page that is old, does not run again what has succeeded meanwhile.
+func TestATaskIsRetriedAsItWasShown(t *testing.T) {
+	t.Parallel()
+	d := &deeds{matches: 0}
+	resp, body := post(t, acting(t, &cluster{text: "x"}, d, nil)+"/tasks/17/retry", "status=failed&finished=2026-11-24T10:00:00.123456Z", alice)
+	if resp.StatusCode != http.StatusConflict || !strings.Contains(body, "Nothing was done") {
+		t.Errorf("%d\n%s", resp.StatusCode, body)
+	}
+	if did := d.all(); len(did) != 1 || !strings.HasPrefix(did[0], "bulk") {
+		t.Errorf("it did %q", did)
+	}
+}
+
+// A token that is taken away ends what its bearer follows.
+func TestATokenThatIsTakenAwayFollowsNoMore(t *testing.T) {
+	t.Parallel()
+	var token atomic.Value
+	token.Store(readToken)
+	url := serve(t, &cluster{text: "x"}, func(cfg *web.Config) {
+		cfg.Loopback, cfg.Token = false, func() (string, error) { return token.Load().(string), nil }
+	})
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+"/events", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer "+readToken)
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	lines := bufio.NewScanner(resp.Body)
+	for lines.Scan() && lines.Text() != "event: snapshot" {
+	}
+	if lines.Err() != nil {
+		t.Fatal(lines.Err())
+	}
+	token.Store("another-token-of-the-page")
+	for lines.Scan() { // ends
 	}
 }
 
@@ -368,7 +417,7 @@ func TestButtonsAreThereOnlyIfSomebodyMayAct(t *testing.T) {
 			t.Errorf("the overview has no %s:\n%s", want, overview)
 		}
 	}
-	if !strings.Contains(story, `action="17/retry"`) || strings.Contains(story, `action="17/cancel"`) {
+	if !strings.Contains(story, `action="17/retry"><input type="hidden" name="status" value="failed"><input type="hidden" name="finished" value="20`) || strings.Contains(story, `action="17/cancel"`) {
 		t.Errorf("the story of a failed task:\n%s", story)
 	}
 	for path, want := range map[string]string{"/queue?name=mail": `action="queues/pause?queue=mail"`, "/schedule?name=nightly": `action="schedules/pause?schedule=nightly"`, "/limit?name=calls": `value="7"`} {

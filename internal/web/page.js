@@ -2,6 +2,11 @@
 // is not visible it asks for none.
 'use strict';
 
+// A form is sent once, however often its button is pressed.
+const buttons = (form, off) => form.querySelectorAll('button').forEach((b) => { b.disabled = off; });
+document.addEventListener('submit', (e) => setTimeout(() => buttons(e.target, true)));
+addEventListener('pageshow', () => document.querySelectorAll('form').forEach((f) => buttons(f, false)));
+
 const main = document.querySelector('main[data-live]');
 if (main && 'EventSource' in window) {
   const state = document.getElementById('connection');

@@ -112,10 +112,10 @@ type page struct {
 	rendered rendered
 }
 
-// rendered is the content of the page for a snapshot, the same for all viewers.
+// rendered is the event with the content of the page for a snapshot. All who follow the page share it.
 type rendered struct {
-	of   *snapshot.Snapshot
-	html []byte
+	of    *snapshot.Snapshot
+	event []byte
 }
 
 // New returns what answers requests for the page.
@@ -329,19 +329,19 @@ func (p *page) overview(w http.ResponseWriter, r *http.Request) {
 	p.show(w, http.StatusOK, "overview", layout{Title: snap.Verdict, Live: true, Content: snap})
 }
 
-// content returns the content of the page for a snapshot.
+// content returns the event with the content of the page for a snapshot.
 func (p *page) content(snap *snapshot.Snapshot) ([]byte, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.rendered.of == snap {
-		return p.rendered.html, nil
+		return p.rendered.event, nil
 	}
 	var b bytes.Buffer
 	if err := p.template.ExecuteTemplate(&b, "content", snap); err != nil {
 		return nil, err
 	}
-	p.rendered = rendered{snap, b.Bytes()}
-	return p.rendered.html, nil
+	p.rendered = rendered{snap, event("snapshot", b.Bytes())}
+	return p.rendered.event, nil
 }
 
 // events sends the content of the page for each snapshot, until the viewer is gone.
@@ -370,11 +370,14 @@ func (p *page) events(w http.ResponseWriter, r *http.Request) {
 		if err != nil {
 			return
 		}
-		html, err := p.content(snap)
+		content, err := p.content(snap)
 		if err != nil {
 			return
 		}
-		seen, message = snap, event("snapshot", html)
+		if p.admitReader(r) != nil { // the token was taken away meanwhile
+			return
+		}
+		seen, message = snap, content
 	}
 }
 
