@@ -62,10 +62,16 @@ const (
 )
 
 // AfterSetBack makes pending tasks due that were to be due at once, and were enqueued while
-// Postgres' clock was ahead. It returns how many. It reads all pending tasks. A row that is locked,
+// Postgres' clock was ahead. It returns how many. It reads all pending tasks. What a schedule was before an
+// edit of that time counts until now: the due times of the old line that lie ahead are the new line's. A row that is locked,
 // that Postgres refuses to change, or whose trigger keeps it waiting or leaves it as it is, does not
 // keep the others; the error names one.
 func (s *Store) AfterSetBack(ctx context.Context) (due int, err error) {
+	ctxEdits, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	if _, err := s.pool.Exec(ctxEdits, `UPDATE onejob.former_schedules SET until = clock_timestamp() WHERE until > clock_timestamp()`); err != nil {
+		return 0, fmt.Errorf("bring edits forward after the clock was set back: %w", err)
+	}
 	left := []int64{} // tried in vain
 	var why error     // of one of these
 	for _, limit := range []string{"limit_name IS NULL", "limit_name IS NOT NULL"} {

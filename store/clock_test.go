@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"onejob/tasks/schedule"
 )
 
 // Rows that were to be due at once are made so; those that are parked, or were to wait, are
@@ -66,6 +68,52 @@ func TestEditAfterSetBack(t *testing.T) {
 	}
 	if d := due[0]; d.Begin == nil || d.Changed == nil || !d.Begin.Equal(*d.Changed) {
 		t.Errorf("it begins at %v, and was edited at %v", d.Begin, d.Changed)
+	}
+}
+
+// A schedule that was enabled while the clock was ahead, and that no leader has seen until the clock was
+// set back, begins then: not with the due times of the month in which it was disabled.
+func TestEditOfAClockThatWasAhead(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.sql(`INSERT INTO onejob.schedules (name, cron, kind, on_missed, enabled) VALUES ('s', '0 * * * *', 'noop', 'all', false)`)
+	b.sql(`UPDATE onejob.schedules SET last_at = now() - interval '30 days'`)
+	b.sql(`UPDATE onejob.schedules SET enabled = true`)
+	b.sql(`UPDATE onejob.schedules SET changed_at = now() + interval '1 hour'`)
+	_, due, err := b.DueSchedules(t.Context(), nil)
+	if err != nil || len(due) != 1 || due[0].Begin != nil {
+		t.Fatalf("%+v are due, %v", due, err)
+	}
+	// The same of the line before another edit.
+	b.sql(`UPDATE onejob.schedules SET cron = '30 * * * *'`)
+	equal(t, "where the line between the edits begins", b.one(`SELECT begun_at = until FROM onejob.former_schedules`), "true")
+}
+
+// What a schedule was before such an edit has no due times in what lies ahead.
+func TestLineBeforeAnEditThatIsAhead(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.sql(`INSERT INTO onejob.schedules (name, cron, kind) VALUES ('s', '0,30 * * * *', 'noop')`)
+	b.sql(`UPDATE onejob.schedules SET changed_at = now() + interval '1 day'`)
+	b.sql(`INSERT INTO onejob.former_schedules (schedule_id, cron, time_zone, next_at, begun_at, until)
+           SELECT id, '0 * * * *', 'UTC', date_trunc('hour', now()) + interval '2 hours', date_trunc('hour', now()), changed_at FROM onejob.schedules`)
+	_, due, err := b.DueSchedules(t.Context(), nil)
+	if err != nil || len(due) != 1 || len(due[0].Former) > 0 {
+		t.Errorf("before the repair: %+v, %v", due, err)
+	}
+	if _, err := b.AfterSetBack(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	now, due, err := b.DueSchedules(t.Context(), nil)
+	if err != nil || len(due) != 1 || len(due[0].Former) != 1 || due[0].Former[0].Until.After(now) {
+		t.Fatalf("after the repair: %+v, %v", due, err)
+	}
+	cron, err := schedule.Parse(due[0].Cron, due[0].Zone)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p := due[0].Plan(cron, now); len(p.Occurrences) > 0 || len(p.Done) != 1 || !p.Next.After(now) {
+		t.Errorf("the plan is %+v", p)
 	}
 }
 

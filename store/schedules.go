@@ -26,7 +26,8 @@ import (
 //
 // A person may have written anything into the times: -infinity, which no Go time is,
 // counts as not worked out. A time that the clock has not reached is from before it
-// was set back; nothing begins there.
+// was set back; nothing begins there. A line that was edited then begins now, and what the schedule
+// was before is left out until AfterSetBack has brought the edit forward.
 func (s *Store) DueSchedules(ctx context.Context, unknownZones []string) (now time.Time, due []schedule.Due, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
@@ -45,10 +46,12 @@ WITH former AS (
     SELECT DISTINCT schedule_id
       FROM onejob.former_schedules
      WHERE time_zone <> ALL (coalesce($1, '{}'::text[]))
+       AND until <= clock_timestamp()
 )
 SELECT now(), id, name, cron, time_zone, on_missed, missed_cap, on_overlap,
        CASE WHEN isfinite(next_at) THEN next_at END,
-       nullif(greatest(CASE WHEN changed_at <= clock_timestamp() THEN changed_at END, CASE WHEN last_at <= clock_timestamp() THEN last_at END), '-infinity'),
+       CASE WHEN changed_at > clock_timestamp() AND isfinite(changed_at) THEN NULL
+            ELSE nullif(greatest(CASE WHEN changed_at <= clock_timestamp() THEN changed_at END, CASE WHEN last_at <= clock_timestamp() THEN last_at END), '-infinity') END,
        CASE WHEN isfinite(paused_until) THEN paused_until END,
        CASE WHEN isfinite(changed_at) THEN changed_at END,
        NOT is_due,
@@ -103,6 +106,7 @@ func (s *Store) addFormer(ctx context.Context, due []schedule.Due, edited []int6
 SELECT schedule_id, id, cron, time_zone, next_at, begun_at, until
   FROM onejob.former_schedules
  WHERE schedule_id = ANY ($1)
+   AND until <= clock_timestamp()
  ORDER BY id`, edited)
 	if err != nil {
 		return err
