@@ -263,6 +263,7 @@ func (w *Worker) beatOnce(ctx context.Context) {
 	}
 	w.measure(Measurement{What: MeasureHeartbeat, Took: boottime.Now().Sub(sent)})
 	w.cfg.Locks.Heard(session, sent)
+	w.leader.heard(sent)
 	notify(w.listed)
 }
 

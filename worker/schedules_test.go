@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -506,6 +507,34 @@ func TestRetentionSaysWhatIsLeft(t *testing.T) {
 	if n := get[int](t, c, "SELECT count(*) FROM onejob.tasks"); n != 25 {
 		t.Errorf("%d rows are left, want 25", n)
 	}
+}
+
+// I8: a leader that is cut off from Postgres alone keeps its session, for it gives signs of life to Consul,
+// but another one leads.
+func TestLeaderWithoutPostgresResigns(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	b, toPostgres, _ := c.behind(t)
+	a := b.replica(t, "a", kinds(nil), nil)
+	a.logged(t, "leadership_acquired")
+	next := c.replica(t, "b", kinds(nil), nil)
+	c.exec(t, "INSERT INTO onejob.schedules (name, cron, kind) VALUES ('s', '* * * * * *', 'noop')")
+	toPostgres.Cut()
+	next.logged(t, "leadership_acquired")
+	if f := a.logged(t, "leadership_lost"); !strings.Contains(fmt.Sprint(f["error"]), "heartbeat") {
+		t.Errorf("leadership_lost: %v", f)
+	}
+	if n := a.events.FilterMessage("session_lost").Len(); n > 0 {
+		t.Error("it lost its session, so this test shows nothing")
+	}
+	made := func() int { return get[int](t, c, "SELECT count(*) FROM onejob.occurrences") }
+	before := made()
+	testenv.Eventually(t, maxWait, "due times are made again", func() bool { return made() > before })
+	if err := next.stop(); err != nil {
+		t.Error(err)
+	}
+	toPostgres.Heal()
+	testenv.Eventually(t, maxWait, "the first one leads again", func() bool { return a.events.FilterMessage("leadership_acquired").Len() == 2 })
 }
 
 // Five replicas, twenty schedules of every second, and the leader suffers: each
