@@ -71,8 +71,9 @@ const (
 //	ONEJOB_GUARD      a mark by which leftovers are found; leave it alone
 //
 // When the attempt must end, and when the lease runs out, the command and all
-// that it started get SIGTERM and, after the grace, SIGKILL; the grace never
-// reaches past the lease. This holds if the replica is killed or frozen, too.
+// that it started get SIGTERM and, after the grace, SIGKILL; that comes at most
+// 500 ms after the end of the lease, whatever the grace is. This holds if the
+// replica is killed or frozen, too.
 // When the command exits, what it left running is killed: nothing may work on
 // after the lock is gone. Where cgroup v2 can be written, the kernel does it and
 // nothing escapes; package guard says what can without it.
