@@ -42,8 +42,8 @@ it is created, and remains. Slots are kept where limits.backend of the configura
 says, as for "onejob limits"; with RabbitMQ, Consul is not needed.
 
 The command is killed before anything else can get the lock, even if onejob itself is
-killed or frozen. Signals are passed on to the command, but for those that are ignored
-when onejob begins, as below nohup or in the background of a script. In a crontab, use
+killed or frozen. Signals are passed on to the command, except those that were ignored
+when onejob started (nohup, a background job of a script). In a crontab, use
 --no-wait or --wait: without them, runs pile up behind one that hangs. Even so a slot
 whose holder has died is waited for, some 10 seconds at most with the default times.
 

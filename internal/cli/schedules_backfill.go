@@ -24,14 +24,15 @@ func schedulesBackfill() *cobra.Command {
 		Short: "Enqueue tasks for past due times that have none",
 		Long: `Enqueue tasks for a schedule's past due times that have none: those that were skipped,
 and those from before the schedule existed. --from and --to are included. Either all
-tasks are enqueued or, after an error, none. A due time never gets a second task, so
-it is safe to repeat the command, and to run it while replicas run. The schedule is
-not changed.
+tasks are enqueued or, after an error, none. It is safe beside replicas that run. A due
+time gets no second task while its occurrence is kept (retention): until then it is safe
+to repeat the command. The schedule is not changed.
 
 A time is written as 2026-10-25T02:30:00+01:00, or as 2026-10-25T02:30 in the
-schedule's time zone. Due times follow from the schedule's current cron expression.
-For @every, only due times that were skipped get tasks.`,
-		Example: `  onejob schedules backfill nightly --from 2026-10-01 --to 2026-10-07 --dry-run`,
+schedule's time zone. A date alone is 00:00 of that day: --to 2026-10-08 includes the
+7th. Due times follow from the schedule's current cron expression. For @every, only due
+times that were skipped get tasks.`,
+		Example: `  onejob schedules backfill nightly --from 2026-10-01 --to 2026-10-08 --dry-run`,
 		Args:    cobra.ExactArgs(1),
 
 		ValidArgsFunction: completeNames(scheduleNames),

@@ -29,8 +29,8 @@ func tasksWait() *cobra.Command {
 		Use:   "wait ID",
 		Short: "Wait until a task has ended; exit 0 if it succeeded",
 		Long: `Wait until a task has succeeded, failed or been cancelled. The error of one that failed
-goes to stderr. It waits through an outage of Postgres, and while a task is pending,
-however long that is; --timeout bounds it.
+goes to stderr. It waits while a task is pending, however long that is, and, once it has
+seen the task, through an outage of Postgres; --timeout bounds it.
 
 ` + waitCodes,
 		Example: `  onejob tasks wait 17 && echo done
