@@ -102,8 +102,8 @@ type Request struct {
 // It stops working a margin earlier, by its own clock.
 const Silence = 7 * time.Second
 
-// Unwatched is the part of a silence that End does not ask for looks at the replica: it is doubted
-// from then on. A replica speaks to the backend only after it has waited for the list as long.
+// Unwatched is the beginning of a silence, for which End does not require calls of Dead: replicas are
+// watched only from then on. A replica speaks to the backend only after it has waited for the list as long.
 const Unwatched = 3 * time.Second
 
 // DefaultLockDelay is for how long a key stays locked after its holder died, unless a

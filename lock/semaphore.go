@@ -45,9 +45,9 @@ type Semaphores interface {
 	// Create makes a semaphore, or returns ErrExists, or ErrForeign.
 	Create(ctx context.Context, name string, slots int) error
 
-	// Resize changes the limit, for all at once. A raise is felt at once. After
-	// a fall nobody enters until fewer than the new limit are inside; nobody is
-	// thrown out. Zero slots let nobody in.
+	// Resize changes the limit, for all at once. A higher limit takes effect
+	// immediately. After a lower one, Take succeeds only when fewer slots are held
+	// than the new limit; held slots are not revoked. With zero slots nobody enters.
 	Resize(ctx context.Context, name string, slots int) error
 
 	// Inspect returns how a semaphore stands.
@@ -69,8 +69,8 @@ type Semaphores interface {
 	// who looks who holds the slots. More than MaxTake slots are refused.
 	Take(ctx context.Context, name string, n int, value []byte) ([]Lease, error)
 
-	// Await returns nil when a slot may have come free, at once if one is. Who
-	// waits does not ask all the time, and not all at the same moment.
+	// Await returns nil when a slot may be free, immediately if one is. Waiters
+	// poll rarely and at different moments.
 	Await(ctx context.Context, name string) error
 }
 

@@ -113,7 +113,7 @@ var errMigrationLockHeld = errors.New("another session holds the migration lock"
 // Migrate brings the schema up to what this binary wants, or waits until somebody
 // else has. It may be called by any number of replicas at once, also through a
 // transaction pooler. It takes no lock if the schema is current. It waits for the
-// lock of migrations as long as ctx allows.
+// lock of migrations as long as ctx and Progress.WaitAtMost allow.
 //
 // A migration that cannot lock the tables, because an open transaction has used them,
 // is rolled back after 1.5 s and tried again 4 s later, so that replicas and users are

@@ -18,7 +18,7 @@ const (
 	LeaseLost Outcome = "lease_lost" // stopped, because exclusion could no longer be promised
 	Crashed   Outcome = "crashed"    // the replica's session ended; written by who takes over
 	Cancelled Outcome = "cancelled"
-	Shutdown  Outcome = "shutdown" // stopped by a replica that went away in good order
+	Shutdown  Outcome = "shutdown" // stopped because its replica shut down gracefully
 	Refused   Outcome = "refused"  // it ended, but its fence was superseded and nothing else noted it
 )
 

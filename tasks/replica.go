@@ -86,7 +86,7 @@ func (s ReplicaState) Final() bool {
 	return s == ReplicaStopped || s == ReplicaLost || s == ReplicaDead
 }
 
-// A OtherClusterError says that a Consul is not the cluster's own, or that nobody can tell.
+// An OtherClusterError says that a Consul is not the cluster's own, or that nobody can tell.
 type OtherClusterError struct{ Why string }
 
 func (e *OtherClusterError) Error() string { return e.Why }

@@ -31,14 +31,17 @@
 //
 // # Keys
 //
-//	<prefix>/tasks/<lock key>    a lock
-//	<prefix>/running/<n>         a lock of a task that shares it with nothing else; n is
-//	                             the task's id modulo a constant, the value says whose it is
-//	<prefix>/overflow/<group>    says that tasks of this group of names use tasks/<id>
-//	<prefix>/leader              the leader's lock, for everybody to read
-//	<prefix>/replicas/<session>  a living replica; its watch tells who died
-//	<prefix>/stopped/<session>   a replica that stopped while its list was away
-//	<prefix>/cluster             the cluster's id, which its list has too
+//	<prefix>/tasks/<lock key>       a lock
+//	<prefix>/running/<n>            a lock of a task that shares it with nothing else; n is
+//	                                the task's id modulo a constant, the value says whose it is
+//	<prefix>/overflow/<group>       says that tasks of this group of names use tasks/<id>
+//	<prefix>/limits/<name>/...      a limit, in the format of consul lock -n
+//	<prefix>/limit-settings/<name>  its slots, as somebody has set them
+//	<prefix>/leader                 the leader's lock, for everybody to read
+//	<prefix>/replicas/<session>     a living replica; its watch shows who died
+//	<prefix>/stopped/<session>      a replica that stopped while its list was unavailable
+//	<prefix>/cluster                the cluster's id, which its list has too
+//	<prefix>/database               the record of the database, see lock.Locker.Database
 package consul
 
 import (
@@ -71,7 +74,8 @@ const (
 type Config struct {
 	// Client is how to reach Consul; nil means api.DefaultConfig, which honours
 	// CONSUL_HTTP_ADDR, CONSUL_HTTP_TOKEN, CONSUL_CACERT and the rest of Consul's
-	// environment. Its TLSConfig, unless empty, replaces what its Transport has.
+	// environment. Its TLSConfig, unless empty, replaces what its Transport has. New
+	// refuses one with an HttpClient: set its Transport instead.
 	Client *api.Config
 
 	Prefix   string   // of all keys; default service/onejob

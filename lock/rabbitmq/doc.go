@@ -8,6 +8,7 @@
 //
 //	P/N/1-A, P/N/2-A, …       its slots: durable, there until an administrator removes them
 //	P/N/1-B, P/N/2-B, …       their holders: exclusive, gone with the holder's connection
+//	P/N/1-D, P/N/2-D, …       delay queues: each keeps a slot taken for 10 s after its holder died
 //	P/N/admin                 the administration mutex: exclusive too
 //	P/N/bell                  rung when a slot is given back; there while somebody waits
 //	P/N/reach-0, -1, -2, -4…  the highest says: nobody has a slot above this number
@@ -19,7 +20,7 @@
 // own, if they call the queues so. Whether a queue exists is found out by
 // publishing to it, see probeChannel.
 //
-// Three things are additions. The reach: a limit that falls from 5 to 2 leaves
+// Four things are additions. The reach: a limit that falls from 5 to 2 leaves
 // holders of 3, 4 and 5 inside, and the original lets two more in, on slots 1 and
 // 2. Here nobody enters while as many are inside as the limit says, so holders
 // above the limit must be counted, and the reach says how far to look. It also
@@ -29,7 +30,9 @@
 // And letters: a holder reads what is sent to its B queue. That is how Inspect
 // learns who holds a slot, and how Destroy takes it away; see letter.
 //
-// And the bell, so that who waits need not look all the time; see message.go.
+// And the bell, so that waiters need not look all the time; see message.go.
+//
+// And the delay queues, which cover a dying command; see below.
 //
 // # What is promised
 //
