@@ -100,7 +100,7 @@ simulate: ## Replicas in a simulated world, repeatable from a seed, on all proce
 partition-test: rabbitmq ## Clusters of RabbitMQ that are partitioned (2 minutes)
 	TEST_PARTITIONS=1 go test -count=1 -timeout 10m -run TestPartitionedBrokers -v ./lock/rabbitmq
 
-ha-test: consul postgres ## Patroni on Consul on three hosts (network namespaces, so root): failovers under an observer (10 minutes; STANDBY=async FAULTS= KEEP=)
+ha-test: consul postgres ## Patroni on Consul on three hosts (network namespaces, so root): failovers under an observer (5 to 10 minutes; STANDBY=async FAULTS= KEEP=)
 	@./scripts/ha-test.sh
 
 cgroup-test: ## Test the limits of commands on a kernel that has all controllers of cgroup v2, User Mode Linux (2 minutes)
