@@ -67,7 +67,11 @@ func (d *deeds) Retry(ctx context.Context, id int64) (bool, error) {
 func (d *deeds) Bulk(ctx context.Context, b store.Bulk, _ func(store.BulkResult)) (store.BulkResult, error) {
 	f := b.Filter
 	if f.IDs != nil {
-		d.note("bulk %s count=%v %s %v ..%s", b.Action, b.Count, f.Status, f.IDs, f.Until.UTC().Format(time.RFC3339Nano))
+		until := "any time"
+		if f.Until != nil {
+			until = f.Until.UTC().Format(time.RFC3339Nano)
+		}
+		d.note("bulk %s count=%v %s %v ..%s", b.Action, b.Count, f.Status, f.IDs, until)
 		return store.BulkResult{Matched: d.matches, Affected: d.matches}, d.err
 	}
 	d.note("bulk %s count=%v %s %q %q %s..%s", b.Action, b.Count, f.Status, f.Kind, f.Error, f.Since.UTC().Format(time.RFC3339), f.Until.UTC().Format(time.RFC3339))
