@@ -146,10 +146,14 @@ RETURNING true`, replicaArguments(r, id))
 	case len(joined) == 0:
 		return &tasks.OtherClusterError{Why: fmt.Sprintf("the cluster has another id than %s by now", id)}
 	}
-	if _, err := query(ctx, s.list, pgx.RowTo[bool], `
-DELETE FROM onejob.replicas WHERE ended_at < statement_timestamp() - interval '1 day' RETURNING true`); err != nil {
-		return fmt.Errorf("join the cluster: %w", err)
-	}
+	// What ended long ago goes some day, whoever has locked it now.
+	_, _ = query(ctx, s.list, pgx.RowTo[bool], `
+DELETE FROM onejob.replicas
+ WHERE session = ANY (ARRAY(SELECT session
+                              FROM onejob.replicas
+                             WHERE ended_at < statement_timestamp() - interval '1 day'
+                               FOR UPDATE SKIP LOCKED))
+RETURNING true`)
 	return nil
 }
 
@@ -350,20 +354,37 @@ func (s *Store) DeclareDead(ctx context.Context, r tasks.Replica, stopped bool) 
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	how, err := query(ctx, s.list, pgx.RowTo[tasks.ReplicaState], `
-UPDATE onejob.replicas d
-   SET state    = CASE WHEN $3 THEN 'stopped'
-                       WHEN (SELECT true FROM onejob.replicas o WHERE o.process = d.process AND o.ended_at IS NULL AND o.began_at > d.began_at LIMIT 1)
-                       THEN 'lost' ELSE 'dead' END,
-       ended_at = clock_timestamp()
+WITH declared AS (
+    UPDATE onejob.replicas d
+       SET state    = CASE WHEN $3 THEN 'stopped'
+                           WHEN (SELECT true FROM onejob.replicas o WHERE o.process = d.process AND o.ended_at IS NULL AND o.began_at > d.began_at LIMIT 1)
+                           THEN 'lost' ELSE 'dead' END,
+           ended_at = clock_timestamp()
+     WHERE session = (SELECT session
+                        FROM onejob.replicas
+                       WHERE session = $1
+                         AND ended_at IS NULL
+                         AND heartbeat_at = $2
+                         FOR NO KEY UPDATE SKIP LOCKED)
+ RETURNING state
+)
+SELECT state
+  FROM declared
+ UNION ALL
+SELECT ''
+  FROM onejob.replicas
  WHERE session = $1
    AND ended_at IS NULL
    AND heartbeat_at = $2
-RETURNING state`, r.Session, r.HeartbeatAt, stopped)
+   AND NOT EXISTS (SELECT FROM declared)`, r.Session, r.HeartbeatAt, stopped)
 	if err != nil {
 		return "", fmt.Errorf("declare replica %s dead: %w", r.Session, err)
 	}
 	if len(how) == 0 {
 		return "", nil
+	}
+	if how[0] == "" {
+		return "", fmt.Errorf("declare replica %s (%s) dead: another transaction has locked its row in onejob.replicas", r.Name, r.Session)
 	}
 	_ = s.endStatementsUnder(ctx, `session = $1`, r.Session)
 	return how[0], nil

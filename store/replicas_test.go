@@ -60,6 +60,37 @@ func (b *bench) claimedBy(r tasks.Replica, columns ...string) *tasks.Task {
 	return other.claimed(columns...)
 }
 
+// I8: somebody's transaction that has locked rows of the list keeps no replica from joining, and no
+// heartbeat from its connection while a death is recorded.
+func TestLockedReplicasKeepNobodyWaiting(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	dead, old := b.joined("dead"), b.joined("old")
+	b.sql(`UPDATE onejob.replicas SET state = 'stopped', ended_at = now() - interval '2 days' WHERE session = $1`, old.Session)
+	tx, err := b.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), `SELECT FROM onejob.replicas FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	b.joined("new")
+	if how, err := b.DeclareDead(t.Context(), dead, false); how != "" || err == nil || !strings.Contains(err.Error(), "locked its row") {
+		t.Errorf("declared %q: %v", how, err)
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if how, err := b.DeclareDead(t.Context(), dead, false); how != tasks.ReplicaDead || err != nil {
+		t.Errorf("declared %q: %v", how, err)
+	}
+	if how, err := b.DeclareDead(t.Context(), dead, false); how != "" || err != nil {
+		t.Errorf("declared for the second time %q: %v", how, err)
+	}
+	b.joined("newer")
+	equal(t, "rows that ended long ago", b.one(`SELECT count(*) FROM onejob.replicas WHERE name = 'old'`), "0")
+}
+
 // Whatever Consul says: a task is taken over only from a replica that the list says has
 // ended. How it ended decides what the task pays for it.
 func TestTakeOverNeedsTheList(t *testing.T) {

@@ -263,7 +263,6 @@ func (w *Worker) beatOnce(ctx context.Context) {
 	}
 	w.measure(Measurement{What: MeasureHeartbeat, Took: boottime.Now().Sub(sent)})
 	w.cfg.Locks.Heard(session, sent)
-	w.leader.heard(sent)
 	notify(w.listed)
 }
 
@@ -367,6 +366,7 @@ func (w *Worker) reportDeathElsewhere(ctx context.Context, r tasks.Replica) {
 // declareDead notes a death on the list, unless there was a heartbeat meanwhile.
 func (w *Worker) declareDead(ctx context.Context, r tasks.Replica, end lock.End) {
 	how, err := w.cfg.Store.DeclareDead(ctx, r, end == lock.Stopped)
+	w.lookups.saw("deaths", err)
 	if err != nil || how == "" {
 		return // the next heartbeat tells
 	}
