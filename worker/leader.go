@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"onejob/boottime"
+	"onejob/internal/retry"
 	"onejob/lock"
 )
 
@@ -25,69 +26,53 @@ type leader struct {
 	leading atomic.Bool
 	parts   []func(context.Context) // each runs until its context ends
 
-	heardAt atomic.Int64  // boottime.Instant of the last heartbeat that the database has acknowledged
-	news    chan struct{} // there was one
+	reach func(context.Context) error // asks the database
 }
 
-// unheard is for how long the database may acknowledge no heartbeat of a leader before it resigns.
-const unheard = 10 * time.Second
+// unreached is for how long a leader may fail to reach the database before it resigns.
+const unreached = 10 * time.Second
 
-var errUnheard = errors.New("the database has acknowledged no heartbeat for 10 s")
+var errUnreached = errors.New("the database has not answered for 10 s")
 
-// heard says that the database has acknowledged a heartbeat that was sent at the given moment.
-func (l *leader) heard(sent boottime.Instant) {
-	l.heardAt.Store(int64(sent))
-	notify(l.news)
-}
-
-// left returns how long this replica may lead unless there is another heartbeat; zero or less if it may not.
-func (l *leader) left() time.Duration {
-	at := l.heardAt.Load()
-	if at == 0 {
-		return 0
-	}
-	return unheard - boottime.Now().Sub(boottime.Instant(at))
-}
-
-// run leads whenever it can and the database hears this replica, until ctx ends.
+// run leads whenever it can, until ctx ends. It does not try while the database cannot be reached.
 func (l *leader) run(ctx context.Context, elector lock.Elector) {
 	for ctx.Err() == nil {
-		if l.left() <= 0 {
-			select {
-			case <-l.news:
-			case <-ctx.Done():
-			}
+		if l.reach(ctx) != nil {
+			retry.Pause(ctx, time.Second)
 			continue
 		}
-		fit, resign := context.WithCancelCause(ctx)
-		var watch sync.WaitGroup
-		watch.Go(func() {
-			for left := l.left(); left > 0 && fit.Err() == nil; left = l.left() {
-				select {
-				case <-time.After(left):
-				case <-fit.Done():
-				}
-			}
-			resign(errUnheard)
-		})
-		l.lead(fit, elector)
-		resign(nil)
-		watch.Wait()
+		_ = lock.Lead(ctx, elector, l.lead)
 	}
 }
 
-// lead leads whenever it can, until ctx ends.
-func (l *leader) lead(ctx context.Context, elector lock.Elector) {
-	_ = lock.Lead(ctx, elector, func(ctx context.Context) error {
-		l.leading.Store(true)
-		defer l.leading.Store(false)
-		l.log.Info("leadership_acquired")
-		var wg sync.WaitGroup
-		for _, part := range l.parts {
-			wg.Go(func() { part(ctx) })
+// lead leads until ctx ends, or until the database cannot be reached.
+func (l *leader) lead(ctx context.Context) error {
+	if err := l.reach(ctx); err != nil { // it may have waited for long
+		return err
+	}
+	l.leading.Store(true)
+	defer l.leading.Store(false)
+	l.log.Info("leadership_acquired")
+	work, resign := context.WithCancelCause(ctx)
+	defer resign(nil)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for last := boottime.Now(); work.Err() == nil; retry.Pause(work, time.Second) {
+			asking, stop := context.WithTimeout(work, unreached)
+			err := l.reach(asking)
+			stop()
+			switch now := boottime.Now(); {
+			case err == nil:
+				last = now
+			case now.Sub(last) >= unreached:
+				resign(errUnreached)
+			}
 		}
-		wg.Wait()
-		l.log.Info("leadership_lost", zap.Error(context.Cause(ctx)))
-		return nil
 	})
+	for _, part := range l.parts {
+		wg.Go(func() { part(work) })
+	}
+	wg.Wait()
+	l.log.Info("leadership_lost", zap.Error(context.Cause(work)))
+	return nil
 }

@@ -521,7 +521,7 @@ func TestLeaderWithoutPostgresResigns(t *testing.T) {
 	c.exec(t, "INSERT INTO onejob.schedules (name, cron, kind) VALUES ('s', '* * * * * *', 'noop')")
 	toPostgres.Cut()
 	next.logged(t, "leadership_acquired")
-	if f := a.logged(t, "leadership_lost"); !strings.Contains(fmt.Sprint(f["error"]), "heartbeat") {
+	if f := a.logged(t, "leadership_lost"); !strings.Contains(fmt.Sprint(f["error"]), "database") {
 		t.Errorf("leadership_lost: %v", f)
 	}
 	if n := a.events.FilterMessage("session_lost").Len(); n > 0 {
@@ -535,6 +535,30 @@ func TestLeaderWithoutPostgresResigns(t *testing.T) {
 	}
 	toPostgres.Heal()
 	testenv.Eventually(t, maxWait, "the first one leads again", func() bool { return a.events.FilterMessage("leadership_acquired").Len() == 2 })
+}
+
+// I8: a transaction that keeps heartbeats off the list keeps nobody from leading, nor schedules from
+// their tasks.
+func TestSchedulesWithoutTheList(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	r := c.replica(t, "a", kinds(nil), nil)
+	r.logged(t, "leadership_acquired")
+	c.exec(t, "INSERT INTO onejob.schedules (name, cron, kind) VALUES ('s', '* * * * * *', 'noop')")
+	tx, err := c.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	if _, err := tx.Exec(t.Context(), "LOCK TABLE onejob.replicas IN SHARE MODE"); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, maxWait, "due times of 15 s are made", func() bool {
+		return get[int](t, c, "SELECT count(*) FROM onejob.occurrences") >= 15
+	})
+	if n := r.events.FilterMessage("leadership_lost").Len(); n > 0 {
+		t.Errorf("it lost the leadership %d times", n)
+	}
 }
 
 // Five replicas, twenty schedules of every second, and the leader suffers: each

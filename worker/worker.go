@@ -105,7 +105,14 @@ func New(cfg Config) (*Worker, error) {
 		fresh: make(chan struct{}, 1), known: map[string]bool{}, missing: map[string]time.Time{}, served: map[string]bool{}, pauses: map[string]time.Duration{}, rests: map[string]time.Duration{}, stirred: make(chan struct{}), came: make(chan struct{}), told: map[string]string{},
 	}
 	w.limits.know(cfg.LimitSlots)
-	w.leader.log, w.leader.news = cfg.Log, make(chan struct{}, 1)
+	w.leader.log = cfg.Log
+	w.leader.reach = func(ctx context.Context) error {
+		_, err := w.Database()
+		if err == nil {
+			_, _, err = cfg.Store.Clock(ctx)
+		}
+		return err
+	}
 	w.leader.parts = []func(context.Context){
 		(&schedules{cfg.Store, w.database.is, w.measure, cfg.Log}).run,
 		(&retention{cfg.Store, cfg.KeepSucceeded, cfg.KeepFailed, cfg.RetentionEvery, cfg.Log}).run,
