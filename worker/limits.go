@@ -27,6 +27,10 @@ const (
 	maxTold    = 1000
 	findFew    = 20 // how many are looked for at once
 	fewLimits  = 8  // more are asked for only if some row has a limit: each costs a look into an index
+
+	slowLook    = 100 * time.Millisecond // a look for due limits that takes longer is followed by a rest,
+	servePart   = 20                     // so many times as long,
+	serveAtMost = 30 * time.Second       // and no longer than this
 )
 
 // limits serves the rows with a limit. Each limit that has due rows
@@ -56,10 +60,11 @@ type limits struct {
 	named sync.Map    // by limit: whether the row that was claimed last under it names it
 	held  atomic.Bool // slots were not taken because of ours
 
-	wg    sync.WaitGroup
-	news  atomic.Bool // rows with a limit may have come due, or got room, since we looked
-	due   bool        // some were when we looked last; only claim's own
-	first int         // which of them came first then; the same
+	wg     sync.WaitGroup
+	news   atomic.Bool // rows with a limit may have come due, or got room, since we looked
+	due    bool        // some were when we looked last; only claim's own
+	first  int         // which of them came first then; the same
+	rested time.Time   // when to look again, after a look that took long; the same
 
 	mu      sync.Mutex
 	known   map[string]bool          // limits that are there, or that we make
@@ -234,9 +239,10 @@ func (l *limits) findSome(ctx context.Context) (took time.Duration) {
 // attempt has ended is none, unless rows with a limit are waiting for its room. It reports
 // whether it has taken any.
 func (l *limits) serve(ctx context.Context) (some bool) {
-	if !l.news.Swap(false) {
+	if time.Now().Before(l.rested) || !l.news.Swap(false) {
 		return false
 	}
+	began := time.Now()
 	s := l.config()
 	var due []string
 	var err error
@@ -257,6 +263,11 @@ func (l *limits) serve(ctx context.Context) (some bool) {
 		}
 	}
 	l.lookups.saw("limits_due", err)
+	if took := time.Since(began); took > slowLook { // claims of tasks without a limit wait for it
+		rest := min(servePart*took, serveAtMost)
+		l.rested = time.Now().Add(rest)
+		time.AfterFunc(rest, l.wake)
+	}
 	if err != nil {
 		return false // the next tick asks again
 	}

@@ -369,6 +369,36 @@ func (a *asked) DueLimits(ctx context.Context, c tasks.Claim, names []string) ([
 	return a.Store.DueLimits(ctx, c, names)
 }
 
+// slowLimits takes long to say which limits have due rows.
+type slowLimits struct{ *asked }
+
+const slowLimit = 300 * time.Millisecond
+
+func (s slowLimits) DueLimits(ctx context.Context, c tasks.Claim, names []string) ([]string, error) {
+	time.Sleep(slowLimit)
+	return s.asked.DueLimits(ctx, c, names)
+}
+
+// I8: where the look for due limits takes long, tasks without a limit do not wait for one each time.
+func TestSlowLooksForLimitsRest(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	var store slowLimits
+	c.limited(t, "a", kinds(nil), func(w *worker.Config) {
+		store.asked = &asked{Store: w.Store}
+		w.Store, w.LimitSlots = store, map[string]int{"l": 1}
+	})
+	began := time.Now()
+	for range 60 {
+		c.await(t, c.insert(t, "kind", "noop"), "succeeded")
+	}
+	took := time.Since(began)
+	if n, most := int(store.limits.Load()), 2+int(took/(20*slowLimit)); n > most {
+		t.Errorf("within %v limits were looked for %d times, want at most %d", took, n, most)
+	}
+	c.await(t, c.insert(t, "kind, limit_name", "noop", "l"), "succeeded")
+}
+
 // slow answers limited claims late, and fails the others that find nothing, so that
 // there is an audit at every look.
 type slow struct{ worker.Store }
