@@ -140,7 +140,8 @@ func TestRights(t *testing.T) {
 		tryAll("with a limit")
 	})
 
-	t.Run("a right that is taken away is not a lost key", func(t *testing.T) {
+	// Without the right to write its key, a lease cannot be given back. In the end its session goes, and the key with it.
+	taken := func(t *testing.T, forGood bool) {
 		t.Parallel()
 		rules := config(t, kv).WithDefaults().rules(server.Node())
 		file := filepath.Join(t.TempDir(), "token")
@@ -160,7 +161,8 @@ func TestRights(t *testing.T) {
 		cfg := config(t, kv)
 		cfg.Client.TokenFile = file
 		l := start(t, cfg)
-		lease := acquire(t, l, "k")
+		key := fmt.Sprint("k-", forGood)
+		lease := acquire(t, l, key)
 
 		t.Run("rotated", func(t *testing.T) { write(token(t, keyless...)) })
 		// The file may be looked at between an acquire and its release, so each
@@ -168,7 +170,7 @@ func TestRights(t *testing.T) {
 		n := 0
 		testenv.Eventually(t, maxWait, "acquire fails and the error lists the rules", func() bool {
 			n++
-			other, err := try(l, fmt.Sprint("other-", n))
+			other, err := try(l, fmt.Sprint(key, "-", n))
 			if err == nil {
 				_ = other.Release(t.Context())
 			}
@@ -181,7 +183,11 @@ func TestRights(t *testing.T) {
 		if err := lease.Release(t.Context()); err == nil || errors.Is(err, lock.ErrRevoked) {
 			t.Errorf("release without the right to: got error %v", err)
 		}
-		write(all)
-		testenv.Eventually(t, maxWait, "the key is deleted", func() bool { return holder(t, kv, "tasks/k") == "" })
-	})
+		if !forGood {
+			write(all)
+		}
+		testenv.Eventually(t, maxWait, "the key is deleted", func() bool { return holder(t, kv, "tasks/"+key) == "" })
+	}
+	t.Run("a right that is taken away is not a lost key", func(t *testing.T) { taken(t, false) })
+	t.Run("a right that is taken away for good", func(t *testing.T) { taken(t, true) })
 }

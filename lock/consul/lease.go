@@ -56,6 +56,7 @@ type lease struct {
 
 	// Written by the transactions that carry the lease, one at a time.
 	err   error            // the last one's answer
+	stuck boottime.Instant // since when it has leaked; zero if it has not; guarded by leases.mu
 	index uint64           // the key's ModifyIndex when it was locked; zero if not known
 	doubt boottime.Instant // when we gave up on one that may be applied still; zero if none
 }
@@ -92,6 +93,9 @@ func (ls *lease) settle(gone bool) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if in.Lost() == nil && (!gone || doubtful(ls.doubt)) {
+		if ls.stuck == 0 {
+			ls.stuck = boottime.Now()
+		}
 		ls.Leak()
 		return
 	}
@@ -174,7 +178,7 @@ func (in *leases) adopt(ls *lease) {
 	if in.own[ls.own] != nil || in.names[ls.own] != nil {
 		return
 	}
-	in.own[ls.own] = ls
+	in.own[ls.own], ls.stuck = ls, boottime.Now()
 	if ls.reused != "" {
 		in.names[ls.reused] = ls
 	}

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/hashicorp/consul/api"
 	"go.uber.org/zap"
@@ -29,6 +30,8 @@ type slot struct {
 	// doubt is when we gave up on a request about it that may be applied still;
 	// zero if none. It is written by who releases the slot, and then by verify.
 	doubt boottime.Instant
+
+	stuck boottime.Instant // since when it has leaked; zero if it has not; guarded by pool.mu
 }
 
 // slots is the list of a session's slots, and the sessions that they are held under.
@@ -80,6 +83,9 @@ func (sl *slot) settle(gone bool) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if sl.session.Lost() == nil && (!gone || doubtful(sl.doubt)) {
+		if sl.stuck == 0 {
+			sl.stuck = boottime.Now()
+		}
 		sl.Leak()
 		return
 	}
@@ -117,7 +123,7 @@ func (in *slots) adopt(s *slotSession, name string) {
 		return
 	}
 	s.at[name] = true
-	in.list[sl] = true
+	in.list[sl], sl.stuck = true, boottime.Now()
 	in.cfg.Log.Warn("leaked_slot", zap.String("limit", name), zap.String("session", s.id))
 }
 
@@ -157,7 +163,27 @@ func (in *slots) verify(ctx context.Context) {
 		}
 		return sl.leave()
 	})
+	in.giveUp(giveUpAfter * in.cfg.Verify)
 	in.sweep(ctx)
+}
+
+// giveUp does what leases.giveUp does, for each of the sessions.
+func (in *slots) giveUp(after time.Duration) {
+	in.mu.Lock()
+	stuck, used := map[*slotSession]string{}, map[*slotSession]bool{}
+	for sl := range in.list {
+		if sl.State() != hold.Leaked {
+			used[sl.session] = true
+		} else if boottime.Now().Sub(sl.stuck) >= after {
+			stuck[sl.session] = sl.name
+		}
+	}
+	in.mu.Unlock()
+	for s, name := range stuck {
+		if !used[s] {
+			s.lose(fmt.Errorf("a slot of limit %s could not be given back for %v", name, after))
+		}
+	}
 }
 
 // verifySome looks at so few slots, sorted by name, that one request can ask for the .lock

@@ -3,6 +3,7 @@ package consul
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -12,6 +13,7 @@ import (
 	"github.com/hashicorp/consul/api"
 	"go.uber.org/zap"
 
+	"onejob/boottime"
 	"onejob/internal/retry"
 	"onejob/lock/internal/hold"
 )
@@ -83,6 +85,32 @@ func (k *locks) verify(ctx context.Context, in *leases) {
 			k.deleteKeys(ctx, left)
 		}
 	}
+	in.giveUp(giveUpAfter * k.cfg.Verify)
+}
+
+// giveUpAfter is for how long, in Config.Verify, a key that nobody works under is tried to be given
+// back: half a minute by default.
+const giveUpAfter = 10
+
+// giveUp ends a session under which nobody works any more, and of which a key could not be given
+// back for so long, as without the right to write it. To others the key looks like one whose holder
+// lives. Consul deletes it with the session.
+func (in *leases) giveUp(after time.Duration) {
+	in.mu.Lock()
+	var why error
+	for _, ls := range in.own {
+		if ls.State() != hold.Leaked {
+			in.mu.Unlock()
+			return
+		}
+		if boottime.Now().Sub(ls.stuck) >= after {
+			why = fmt.Errorf("lock %s could not be given back for %v", ls.key, after)
+		}
+	}
+	in.mu.Unlock()
+	if why != nil {
+		in.lose(why)
+	}
 }
 
 // lockedForAnother reports whether the reused name of a lease, which somebody has written
@@ -140,6 +168,12 @@ func (k *locks) findLeaked(ctx context.Context, in *leases) {
 	leases, names := maps.Clone(in.own), maps.Clone(in.names)
 	in.mu.Unlock()
 
+	leading, _ := k.scan(ctx, k.leaderPath())
+	for _, pair := range leading { // a session may have resigned and lived on
+		if pair.Key == k.leaderPath() && pair.Session == in.id && leases[pair.Key] == nil {
+			in.adopt(&lease{key: "leader", own: pair.Key, path: pair.Key, index: pair.ModifyIndex})
+		}
+	}
 	markers, _ := k.scan(ctx, k.markersFolder())
 	held, err := k.scan(ctx, k.taskKey(""))
 	if err != nil {
