@@ -69,11 +69,16 @@ const (
 func (s *Store) AfterSetBack(ctx context.Context) (due int, err error) {
 	ctxEdits, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	if _, err := s.pool.Exec(ctxEdits, `UPDATE onejob.former_schedules SET until = clock_timestamp() WHERE until > clock_timestamp()`); err != nil {
-		return 0, fmt.Errorf("bring edits forward after the clock was set back: %w", err)
+	_, edits := s.pool.Exec(ctxEdits, `
+UPDATE onejob.former_schedules
+   SET until = clock_timestamp()
+ WHERE id = ANY (ARRAY(SELECT id FROM onejob.former_schedules WHERE until > clock_timestamp() FOR NO KEY UPDATE SKIP LOCKED))`)
+	if edits != nil {
+		edits = fmt.Errorf("bring edits forward after the clock was set back: %w", edits)
 	}
-	left := []int64{} // tried in vain
-	var why error     // of one of these
+	defer func() { err = errors.Join(edits, err) }() // tasks do not depend on schedules
+	left := []int64{}                                // tried in vain
+	var why error                                    // of one of these
 	for _, limit := range []string{"limit_name IS NULL", "limit_name IS NOT NULL"} {
 		for more := true; more && len(left) < mostLeftEarly; {
 			ids, err := s.early(ctx, strings.Replace(earlySQL, "{limit}", limit, 1), left)

@@ -100,7 +100,8 @@ DELETE FROM onejob.actions
                          FROM onejob.actions
                         WHERE at < now() - $1 * interval '1 microsecond'
                         ORDER BY at
-                        LIMIT $2))
+                        LIMIT $2
+                          FOR UPDATE SKIP LOCKED))
 RETURNING true`, keep.Microseconds(), n)
 	return len(deleted), err
 }

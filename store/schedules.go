@@ -884,7 +884,10 @@ WITH old AS MATERIALIZED (
      LIMIT $2
 ), deleted AS (
     DELETE FROM onejob.occurrences
-     WHERE ctid = ANY (ARRAY(SELECT place FROM gone))
+     WHERE ctid = ANY (ARRAY(SELECT ctid
+                               FROM onejob.occurrences
+                              WHERE ctid = ANY (ARRAY(SELECT place FROM gone))
+                                FOR UPDATE SKIP LOCKED))
        AND made_at < now() - $1 * interval '1 microsecond'
  RETURNING true
 )

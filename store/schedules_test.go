@@ -1011,6 +1011,24 @@ func TestPurgeOccurrences(t *testing.T) {
 	equal(t, "left", strings.Join(b.sql(`SELECT extract(day FROM due_at AT TIME ZONE 'UTC')::int::text FROM onejob.occurrences ORDER BY due_at`), " "), "2 3 5")
 }
 
+// I8: a row that somebody has locked keeps no others from being deleted.
+func TestPurgePassesOverLockedRows(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.schedule("s", hoursAgo(0))
+	b.sql(`INSERT INTO onejob.occurrences (schedule_id, due_at, skipped, made_at)
+SELECT id, timestamptz '2021-01-01Z' + i * interval '1 s', 'missed', now() - interval '2 days' FROM onejob.schedules, generate_series(1, 3) i`)
+	b.sql(`INSERT INTO onejob.actions (at, who, action, target, affected)
+SELECT now() - interval '2 days' + i * interval '1 s', 'me', 'cancel', 'task', 1 FROM generate_series(1, 3) i`)
+	openTransaction(t, b.dsn, `BEGIN`, `SELECT FROM onejob.occurrences ORDER BY due_at LIMIT 1 FOR UPDATE`, `SELECT FROM onejob.actions ORDER BY at LIMIT 1 FOR UPDATE`)
+	if n, err := b.PurgeOccurrences(t.Context(), 24*time.Hour, 10); n != 2 || err != nil {
+		t.Errorf("%d occurrences were deleted, %v", n, err)
+	}
+	if n, err := b.PurgeActions(t.Context(), 24*time.Hour, 10); n != 2 || err != nil {
+		t.Errorf("%d actions were deleted, %v", n, err)
+	}
+}
+
 // Old occurrences whose tasks are kept are looked at once, and keep no others, not even if
 // more than one statement looks at were made at one time.
 func TestOccurrencesWithTasksKeepNoOthers(t *testing.T) {
