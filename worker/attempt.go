@@ -81,7 +81,8 @@ func (w *Worker) attemptUnder(t *tasks.Task, slot lock.Lease, early <-chan locke
 		if ended.Next != "" && ended.Next != tasks.StatusPending && !t.LockShared && slot == nil {
 			w.releases.wait()
 		}
-		if err := lease.Release(context.Background()); err != nil && lease.Context().Err() == nil {
+		held := lease.Context().Err() == nil
+		if err := lease.Release(context.Background()); err != nil && held && !errors.Is(err, lock.ErrRevoked) && !errors.Is(err, lock.ErrLost) {
 			w.cfg.Log.Warn("release_failed", fields(t, zap.Error(err))...)
 		}
 	}()

@@ -244,7 +244,8 @@ func (l *limits) takeSlot(ctx context.Context, name string) (lock.Lease, error) 
 }
 
 func (l *limits) release(name string, slot lock.Lease) {
-	if err := slot.Release(context.Background()); err != nil && slot.Context().Err() == nil {
+	held := slot.Context().Err() == nil
+	if err := slot.Release(context.Background()); err != nil && held && !errors.Is(err, lock.ErrRevoked) && !errors.Is(err, lock.ErrLost) {
 		l.log.Warn("slot_release_failed", zap.String("limit", name), zap.Error(err))
 	}
 }
