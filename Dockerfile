@@ -13,9 +13,11 @@ COPY . .
 # What "onejob version" prints. The checkout's commit, unless both are given: make image.
 ARG VERSION
 ARG COMMIT
+# Such as -pgo=off, where the time to build matters more than that of a task.
+ARG GOFLAGS
 RUN ref=$(sed -n 's/^ref: //p' .git/HEAD 2>/dev/null || true) \
  && commit=${COMMIT:-$(cat ".git/${ref:-HEAD}" 2>/dev/null || sed -n "s|^\([0-9a-f]*\) $ref\$|\1|p" .git/packed-refs 2>/dev/null || true)} \
- && CGO_ENABLED=0 go build -trimpath -buildvcs=false -o /onejob \
+ && CGO_ENABLED=0 go build -trimpath -buildvcs=false -gcflags=all=-dwarf=false -o /onejob \
       -ldflags="-s -w -X onejob/internal/cli.release=${VERSION} -X onejob/internal/cli.commit=${commit}" ./cmd/onejob
 
 

@@ -100,7 +100,7 @@ trap 'exit 143' TERM
 commit=
 [[ ! -d .git ]] || commit=$(git rev-parse HEAD 2>/dev/null) || true
 say "building and starting ($COMPOSE_PROJECT_NAME)"
-timeout 900 bash -c "$(declare -f compose); compose up -d --build --scale onejob=3" >&2
+timeout 900 bash -c "$(declare -f compose); compose build --build-arg GOFLAGS=-pgo=off onejob && compose up -d --scale onejob=3" >&2
 postgres=$(compose ps -q postgres)
 mapfile -t replicas < <(compose ps -q onejob)
 ((${#replicas[@]} == 3)) || die "there are ${#replicas[@]} replicas instead of 3"
