@@ -74,6 +74,13 @@ func TestWhy(t *testing.T) {
 		}, `Task ID has waited since MOMENT, because no replica is alive: the last heartbeat was that of one at MOMENT.`},
 		{"AllReplicasStopping", func() string { live(); b.sql(`UPDATE onejob.replicas SET state = 'stopping'`); return b.insert() },
 			`Task ID has waited since MOMENT, because no replica is alive: the last heartbeat was that of one at MOMENT.`},
+		{"NoReplicaHasASession", func() string {
+			live()
+			b.sql(`UPDATE onejob.replicas SET state = 'lost', ended_at = now() - interval '20 seconds', heartbeat_at = now() - interval '29 seconds'`)
+			b.serves("two", "{}", "{noop}", "", 0, 5)
+			b.sql(`UPDATE onejob.replicas SET state = 'dead', ended_at = now() - interval '5 minutes', heartbeat_at = now() - interval '6 minutes' WHERE name = 'two'`)
+			return b.insert()
+		}, `Task ID has waited since MOMENT, because no replica has a session in Consul: one lost its own at MOMENT \(consul_unavailable in its log says why\).`},
 		{"QueueUnserved", func() string { b.serves("one", "{mail,slow}", "{noop}", "", 0, 5); return b.insert("queue='nightly'") },
 			`Task ID has waited since MOMENT, because no live replica serves its queue, "nightly" \(worker.queues\).`},
 		{"KindUnknown", func() string { live(); return b.insert("kind='pdf'") },
@@ -134,6 +141,14 @@ func TestWhy(t *testing.T) {
 			}
 			return fmt.Sprint(task.ID)
 		}, `Task ID was claimed and given back, and is tried again now: its lock key, "ID", is held in Consul .*`},
+		// It is due for so long that what it waits for is not the lock key of then.
+		{"GivenBackLongAgo", func() string {
+			live()
+			id := fmt.Sprint(claim("lock_key='db1'").ID)
+			b.sql(`UPDATE onejob.tasks SET status = 'pending', session = NULL, replica = NULL, started_at = NULL, attempt = 0, run_at = now() - interval '1 hour', created_at = now() - interval '2 hours' WHERE id = $1`, id)
+			b.sql(`UPDATE onejob.replicas SET running = 5`)
+			return id
+		}, `Task ID has waited since MOMENT for a free place: the replica that can run it runs 5 of 5 tasks at once \(worker.concurrency\).`},
 		{"GivenBackForItsName", func() string {
 			b.session = b.serves("one", "{}", "{noop}", `{"noop": {"command": ["backup"]}}`, 0, 5)
 			task := claim(`payload='{"command": "vacuum"}'`)
@@ -211,7 +226,7 @@ func TestWhy(t *testing.T) {
 			}
 			b.insert("limit_name='calls'")
 			return b.insert("limit_name='calls'") + " " + holders[0]
-		}, `Task ID has waited since MOMENT for a slot of limit "calls", behind 1 task of its queue that are more urgent: task OTHER on replica one since MOMENT, task \d+ on replica one since MOMENT run under it; onejob limits show calls has its slots.`},
+		}, `Task ID has waited since MOMENT for a slot of limit "calls", behind 1 task of its queue that is more urgent: task OTHER on replica one since MOMENT, task \d+ on replica one since MOMENT run under it; onejob limits show calls has its slots.`},
 		{"QueuePaused", func() string {
 			live()
 			b.sql(`SELECT onejob.pause_queue('mail', E'the provider\nis down')`)
@@ -229,11 +244,17 @@ func TestWhy(t *testing.T) {
 			return b.insert("queue='mail'", "run_at=now() + interval '1 hour'")
 		}, `Task ID is not due until MOMENT; and its queue, "mail", was paused at MOMENT by \w+, until somebody resumes it \(onejob queues resume mail\).`},
 		{"LimitHeldByNoTask", func() string { live(); return b.insert("limit_name='calls'") },
-			`Task ID has waited since MOMENT for a slot of limit "calls": no task runs under it, so either the limit does not exist, or it has 0 slots, or something that is no task holds them \(onejob lock -n, consul lock\); onejob limits show calls has its slots.`},
+			`Task ID has waited since MOMENT for a slot of limit "calls": no task that names the limit runs, so the limit may not exist or have 0 slots, or its slots are held by tasks of a kind that has it in the configuration \(limits.kinds\), or by something that is no task \(onejob lock -n, consul lock\); or it has a free slot, and a replica is about to claim the task; onejob limits show calls has its slots.`},
+		{"LimitHeldByNoTaskForLong", func() string {
+			live()
+			return b.insert("limit_name='calls'", "run_at=now() - interval '1 minute'", "created_at=now() - interval '1 minute'")
+		}, `Task ID has waited since MOMENT for a slot of limit "calls": no task that names the limit runs, so the limit may not exist or have 0 slots, or its slots are held by tasks of a kind that has it in the configuration \(limits.kinds\), or by something that is no task \(onejob lock -n, consul lock\); or it has a free slot, and a transaction holds the row of the task locked, or claims fail \(claim_failed, .* in the log of the replicas\); onejob limits show calls has its slots.`},
+		{"LimitWhileAllPlacesAreTaken", func() string { b.serves("one", "{}", "{noop}", "", 5, 5); return b.insert("limit_name='calls'") },
+			`Task ID has waited since MOMENT for a slot of limit "calls" or for a free place \(the replica that can run it runs 5 of 5 tasks at once\): no task that names the limit runs, so the limit may not exist or have 0 slots, or its slots are held by tasks of a kind that has it in the configuration \(limits.kinds\), or by something that is no task \(onejob lock -n, consul lock\); onejob limits show calls has its slots.`},
 		{"LimitWithAShellInItsName", func() string { live(); return b.insert("limit_name='it''s;$(id)#'") },
-			`Task ID has waited since MOMENT for a slot of limit "it's;\$\(id\)#": no task runs under it, .*; onejob limits show 'it'\\''s;\$\(id\)#' has its slots.`},
+			`Task ID has waited since MOMENT for a slot of limit "it's;\$\(id\)#": no task that names the limit runs, .*; onejob limits show 'it'\\''s;\$\(id\)#' has its slots.`},
 		{"LimitThatLooksLikeAFlag", func() string { live(); return b.insert("limit_name='-n'") },
-			`Task ID has waited since MOMENT for a slot of limit "-n": no task runs under it, .*; onejob limits show -- '-n' has its slots.`},
+			`Task ID has waited since MOMENT for a slot of limit "-n": no task that names the limit runs, .*; onejob limits show -- '-n' has its slots.`},
 		{"QueueWithAShellInItsName", func() string {
 			live()
 			b.sql(`SELECT onejob.pause_queue('$(touch owned)')`)
@@ -246,8 +267,27 @@ func TestWhy(t *testing.T) {
 			b.sql(`INSERT INTO onejob.tasks (kind, priority, run_at) VALUES ('noop', 7, now() + interval '1 hour')`)
 			b.sql(`INSERT INTO onejob.tasks (kind, priority, queue) VALUES ('noop', 7, 'mail')`)
 			b.sql(`INSERT INTO onejob.tasks (kind, priority) VALUES ('noop', -7)`)
+			b.sql(`INSERT INTO onejob.tasks (kind, priority) SELECT 'unknown', 5 FROM generate_series(1, 50)`)
 			return b.insert("run_at=now() + interval '1 microsecond'")
-		}, `Task ID has waited since MOMENT behind 33 tasks of its queue, "default", that are more urgent \(none of that queue has succeeded within the last minute\); the replica that can run it runs 0 of 5 tasks at once.`},
+		}, `Task ID has waited since MOMENT behind 33 tasks of its queue, "default", that are more urgent, 3 of them with a lock_key \(none of that queue has succeeded within the last minute\); the replica that can run it runs 0 of 5 tasks at once.`},
+		{"BehindTasksThatNoReplicaOfItsQueueKnows", func() string {
+			b.serves("one", "{default}", "{noop}", "", 5, 5)
+			b.serves("two", "{mail}", "{other}", "", 0, 5)
+			b.sql(`INSERT INTO onejob.tasks (kind, priority) SELECT 'unknown', 5 FROM generate_series(1, 50)`)
+			b.sql(`INSERT INTO onejob.tasks (kind, priority) SELECT 'other', 5 FROM generate_series(1, 50)`)
+			return b.insert()
+		}, `Task ID has waited since MOMENT for a free place: the replica that can run it runs 5 of 5 tasks at once \(worker.concurrency\).`},
+		{"BehindOneWithALockKey", func() string {
+			live()
+			b.insert("priority=1", "lock_key='k'")
+			b.sql(`INSERT INTO onejob.tasks (kind, status, finished_at) SELECT 'noop', 'succeeded', clock_timestamp() FROM generate_series(1, 100)`)
+			return b.insert()
+		}, `Task ID has waited since MOMENT behind 1 task of its queue, "default", that is more urgent, with a lock_key \(at the rate of the last minute that takes up to 1 s\); the replica that can run it runs 0 of 5 tasks at once.`},
+		{"BehindManyWithLockKeys", func() string {
+			live()
+			b.sql(`INSERT INTO onejob.tasks (kind, lock_key, priority) SELECT 'noop', 'k', 1 FROM generate_series(1, 12000)`)
+			return b.insert()
+		}, `Task ID has waited since MOMENT behind 10,000\+ tasks of its queue, "default", that are more urgent, all of those that were counted with a lock_key; the replica that can run it runs 0 of 5 tasks at once.`},
 		{"BehindMany", func() string {
 			b.serves("one", "{}", "{noop}", "", 3, 5)
 			b.serves("two", "{default}", "{noop}", "", 5, 5)
@@ -322,6 +362,56 @@ func TestWhy(t *testing.T) {
 				t.Fatal(err)
 			}
 			return id
+		}, `Task ID was cancelled at MOMENT by \w+, before it ran.`},
+		// Of a bulk cancel, and of an UPDATE, no action names the task: an earlier cancel is not taken for it.
+		{"CancelledOnceMore", func() string {
+			id := b.insert("run_at='infinity'")
+			b.sql(`SELECT onejob.cancel($1)`, id)
+			b.sql(`SELECT onejob.retry($1)`, id)
+			b.sql(`UPDATE onejob.tasks SET cancel_requested = true WHERE id = $1`, id)
+			return id
+		}, `Task ID was cancelled at MOMENT, before it ran.`},
+		{"CancelledOnceMoreByName", func() string {
+			id := b.insert("run_at='infinity'")
+			b.sql(`SELECT onejob.cancel($1)`, id)
+			b.sql(`UPDATE onejob.actions SET who = 'alice' WHERE task_id = $1`, id)
+			b.sql(`SELECT onejob.retry($1)`, id)
+			b.sql(`SELECT onejob.cancel($1)`, id)
+			b.sql(`UPDATE onejob.actions SET who = 'carol' WHERE task_id = $1 AND who <> 'alice'`, id)
+			return id
+		}, `Task ID was cancelled at MOMENT by carol, before it ran.`},
+		{"RunningAndCancelledOnceMore", func() string {
+			live()
+			id := b.insert()
+			b.sql(`SELECT onejob.cancel($1)`, id)
+			b.sql(`SELECT onejob.retry($1)`, id)
+			equal(t, "the number of claimed tasks", len(b.claimMax(1)), 1)
+			b.sql(`UPDATE onejob.tasks SET cancel_requested = true WHERE id = $1`, id)
+			return id
+		}, `Task ID has run since MOMENT, in attempt 1 of 5, on replica one; somebody has asked to cancel it, and its replica stops it within seconds.`},
+		{"CancelledByNameWhileItRan", func() string {
+			live()
+			task := claim()
+			if _, err := b.Cancel(t.Context(), task.ID); err != nil {
+				t.Fatal(err)
+			}
+			e := failed(task, tasks.StatusCancelled)
+			e.Outcome = tasks.Cancelled
+			if err := b.Complete(t.Context(), e); err != nil {
+				t.Fatal(err)
+			}
+			return fmt.Sprint(task.ID)
+		}, `Task ID was cancelled at MOMENT by \w+, during attempt 1 of 5 on replica one.`},
+		{"CancelledByNameBeforeTheAttemptBegan", func() string {
+			live()
+			task := claim()
+			if _, err := b.Cancel(t.Context(), task.ID); err != nil {
+				t.Fatal(err)
+			}
+			if err := b.Requeue(t.Context(), task, time.Second); err != nil {
+				t.Fatal(err)
+			}
+			return fmt.Sprint(task.ID)
 		}, `Task ID was cancelled at MOMENT by \w+, before it ran.`},
 		{"CancelledWhileItRan", func() string {
 			live()
