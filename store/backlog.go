@@ -12,7 +12,7 @@ type Backlog struct {
 	Queue string
 	Kind  string
 	Due   int           // how many are due; MaxBacklog stands for that many or more
-	Age   time.Duration // for how long the first of them has been due; 0 if the queue is paused
+	Age   time.Duration // for how long the first of them has waited; 0 if the queue is paused
 }
 
 // MaxBacklog is where Backlog stops counting.
@@ -30,13 +30,16 @@ const (
 // backlogSQL counts the due rows of each lane up to MaxBacklog, and adds up what shares a
 // queue and a kind. Lanes without a limit come from lanesSQL; those with one are found in
 // the same way, by one probe of tasks_pending_by_limit for each.
+//
+// The age is that of the first row of each lane, by run_at: from its run_at, or from when it was
+// enqueued if that was later, as after a backfill of a schedule. See waitingSQL.
 const backlogSQL = lanesSQL + `, limited AS (
-    SELECT ''::text AS limit_name, (-1)::bigint AS lane, NULL::text AS queue, NULL::text AS kind, NULL::timestamptz AS run_at, 0 AS number
+    SELECT ''::text AS limit_name, (-1)::bigint AS lane, NULL::text AS queue, NULL::text AS kind, NULL::timestamptz AS run_at, NULL::timestamptz AS created_at, 0 AS number
  UNION ALL
     SELECT next.*, l.number + 1
       FROM limited l
      CROSS JOIN LATERAL (
-           SELECT limit_name, onejob.lane(priority, queue, kind, lock_key IS NULL), queue, kind, run_at
+           SELECT limit_name, onejob.lane(priority, queue, kind, lock_key IS NULL), queue, kind, run_at, created_at
              FROM onejob.tasks
             WHERE status = 'pending'
               AND limit_name IS NOT NULL
@@ -45,8 +48,17 @@ const backlogSQL = lanesSQL + `, limited AS (
             LIMIT 1) next
      WHERE l.number < @lanes_with_a_limit
 ), counted AS (
-    SELECT l.queue, l.kind, l.run_at, c.due
+    SELECT l.queue, l.kind, f.since, c.due
       FROM lanes l
+     CROSS JOIN LATERAL (
+           SELECT greatest(run_at, created_at) AS since
+             FROM onejob.tasks
+            WHERE status = 'pending'
+              AND limit_name IS NULL
+              AND onejob.lane(priority, queue, kind, lock_key IS NULL) = l.lane
+              AND run_at >= l.run_at
+            ORDER BY run_at, id
+            LIMIT 1) f
      CROSS JOIN LATERAL (
            SELECT count(*) AS due
              FROM (SELECT
@@ -59,7 +71,7 @@ const backlogSQL = lanesSQL + `, limited AS (
                     LIMIT @most) first_rows) c
      WHERE l.run_at <= statement_timestamp()
  UNION ALL
-    SELECT l.queue, l.kind, l.run_at, c.due
+    SELECT l.queue, l.kind, greatest(l.run_at, l.created_at) AS since, c.due
       FROM limited l
      CROSS JOIN LATERAL (
            SELECT count(*) AS due
@@ -72,7 +84,7 @@ const backlogSQL = lanesSQL + `, limited AS (
                     LIMIT @most) first_rows) c
      WHERE l.run_at <= statement_timestamp()
 ), totals AS (
-    SELECT queue, kind, least(sum(due), @most)::int AS due, min(run_at) FILTER (WHERE queue <> ALL (` + pausedSQL + `)) AS since
+    SELECT queue, kind, least(sum(due), @most)::int AS due, min(since) FILTER (WHERE queue <> ALL (` + pausedSQL + `)) AS since
       FROM counted
      GROUP BY queue, kind
 ), ranked AS (
@@ -82,7 +94,7 @@ const backlogSQL = lanesSQL + `, limited AS (
 SELECT CASE WHEN shown THEN queue ELSE 'other' END,
        CASE WHEN shown THEN kind  ELSE 'other' END,
        least(sum(due), @most)::int,
-       CASE WHEN min(since) IS NULL THEN 0 ELSE least(extract(epoch FROM statement_timestamp() - greatest(min(since), '0001-01-01 UTC')), 9e9) END::float8
+       CASE WHEN min(since) IS NULL THEN 0 ELSE greatest(0, least(extract(epoch FROM statement_timestamp() - least(greatest(min(since), '0001-01-01 UTC'), statement_timestamp())), 9e9)) END::float8
   FROM ranked
  GROUP BY 1, 2`
 

@@ -28,15 +28,16 @@ func TestBacklog(t *testing.T) {
 		t.Errorf("an empty table has a backlog of %v", list)
 	}
 
-	b.sql(`INSERT INTO onejob.tasks (kind, queue, priority, run_at, lock_key, limit_name)
-	       VALUES ('mail', 'a',  0, now() - interval '1 hour',   NULL, NULL),
-	              ('mail', 'a', 10, now() - interval '1 minute', 'k',  NULL),
-	              ('mail', 'a',  0, now() - interval '2 hours',  'k',  'l'),
-	              ('mail', 'a',  0, now() - interval '1 minute', NULL, 'm'),
-	              ('mail', 'b',  0, now() - interval '1 minute', NULL, NULL),
-	              ('call', 'a',  0, now() + interval '1 hour',   NULL, NULL),
-	              ('call', 'a',  0, 'infinity',                  NULL, 'l'),
-	              ('wait', 'a',  0, now() - interval '1 minute', NULL, NULL)`)
+	b.sql(`INSERT INTO onejob.tasks (kind, queue, priority, created_at, run_at, lock_key, limit_name)
+	       SELECT kind, queue, priority, now() - interval '1 day', run_at, lock_key, limit_name
+	         FROM (VALUES ('mail', 'a',  0, now() - interval '1 hour',   NULL, NULL),
+	                      ('mail', 'a', 10, now() - interval '1 minute', 'k',  NULL),
+	                      ('mail', 'a',  0, now() - interval '2 hours',  'k',  'l'),
+	                      ('mail', 'a',  0, now() - interval '1 minute', NULL, 'm'),
+	                      ('mail', 'b',  0, now() - interval '1 minute', NULL, NULL),
+	                      ('call', 'a',  0, now() + interval '1 hour',   NULL, NULL),
+	                      ('call', 'a',  0, 'infinity',                  NULL, 'l'),
+	                      ('wait', 'a',  0, now() - interval '1 minute', NULL, NULL)) v(kind, queue, priority, run_at, lock_key, limit_name)`)
 	b.sql(`UPDATE onejob.tasks SET cancel_requested = true WHERE kind = 'wait'`)
 	list := backlog()
 	if len(list) != 2 || list[0].Queue != "a" || list[0].Kind != "mail" || list[0].Due != 4 || list[1].Queue != "b" || list[1].Due != 1 {
@@ -66,6 +67,29 @@ func TestBacklog(t *testing.T) {
 	}
 	if len(list) != 201 || sum != store.MaxBacklog+4+500 {
 		t.Errorf("500 queues are shown as %d rows with %d tasks, want 201 with %d", len(list), sum, store.MaxBacklog+4+500)
+	}
+}
+
+// What is enqueued for a time that has passed, as by a backfill, has waited since it was enqueued.
+func TestBacklogCountsFromWhenATaskWasEnqueued(t *testing.T) {
+	t.Parallel()
+	b := newBareBench(t)
+	b.sql(`INSERT INTO onejob.tasks (kind, queue, run_at, created_at, limit_name)
+	       SELECT 'mail', queue, run_at, created_at, limit_name
+	         FROM (VALUES ('new', now() - interval '50 days',  now()),
+	                      ('old', now() - interval '1 hour',   now() - interval '2 hours'),
+	                      ('odd', now() - interval '50 days',  '9999-12-31 UTC')) v(queue, run_at, created_at)
+	        CROSS JOIN unnest('{NULL,calls}'::text[]) limit_name`)
+	list, err := b.Backlog(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ages := map[string]time.Duration{}
+	for _, l := range list {
+		ages[l.Queue] = l.Age
+	}
+	if len(list) != 3 || ages["new"] > 10*time.Minute || ages["old"] < time.Hour || ages["old"] > 70*time.Minute || ages["odd"] != 0 {
+		t.Errorf("the backlog is %+v", list)
 	}
 }
 

@@ -34,7 +34,7 @@ const (
 	// MostRated is the same of tasks that came or ended within a minute.
 	MostRated = 2000
 
-	waitingLanes = 1000   // that are looked at, with a limit and without
+	waitingLanes = 1000   // that are looked at, with a limit and without; one more shows that there are more
 	waitingRead  = 50_000 // due rows that are counted in all of them, and as many that are due later
 	namesRead    = 2000   // rows whose payloads are searched for names that no replica has
 	shownNames   = 20
@@ -114,56 +114,70 @@ type Waiting struct {
 	Kind      string        `db:"kind"`
 	Due       int64         `db:"due"`
 	DueMore   bool          `db:"due_more"`
-	Oldest    time.Duration `db:"oldest"`         // since when the one is due that is due for longest
+	Oldest    time.Duration `db:"oldest"`         // for how long the first one has waited; see waitingSQL
 	Keyless   time.Duration `db:"oldest_keyless"` // the same of those that wait for no lock key of others
 	Later     int64         `db:"later"`          // tasks that are due at some later time; not the parked ones
 	LaterMore bool          `db:"later_more"`
+
+	// LeftOut: there are more priorities, queues and kinds than are looked at, so there may be
+	// rows of this form that are missing, and older tasks. Those of the lowest priorities are.
+	LeftOut bool `db:"left_out"`
 }
 
 // lanesOfAllSQL begins a statement with the lanes that have waiting rows, found by a loose index scan:
-// those of rows without a limit and those of rows with one, @lanes of each.
+// those of rows without a limit and those of rows with one, @lanes of each, and one more if there are
+// more. since is from when on the first row of the lane has waited, if it is due.
 const lanesOfAllSQL = `
 WITH RECURSIVE unlimited AS (
-    SELECT (-1)::bigint AS lane, NULL::text AS queue, NULL::text AS kind, false AS keyless, 0 AS n
+    SELECT (-1)::bigint AS lane, NULL::text AS queue, NULL::text AS kind, false AS keyless, NULL::timestamptz AS since, 0 AS n
  UNION ALL
-    SELECT next.lane, next.queue, next.kind, next.keyless, l.n + 1
+    SELECT next.lane, next.queue, next.kind, next.keyless, next.since, l.n + 1
       FROM unlimited l
      CROSS JOIN LATERAL (
-           SELECT onejob.lane(priority, queue, kind, lock_key IS NULL) AS lane, queue, kind, lock_key IS NULL AS keyless
+           SELECT onejob.lane(priority, queue, kind, lock_key IS NULL) AS lane, queue, kind, lock_key IS NULL AS keyless,
+                  CASE WHEN run_at <= statement_timestamp()
+                       THEN least(greatest(run_at, created_at, '0001-01-01 UTC'), statement_timestamp()) END AS since
              FROM onejob.tasks
             WHERE status = 'pending'
               AND limit_name IS NULL
               AND onejob.lane(priority, queue, kind, lock_key IS NULL) > l.lane
             ORDER BY onejob.lane(priority, queue, kind, lock_key IS NULL), run_at, id
             LIMIT 1) next
-     WHERE l.n < @lanes
+     WHERE l.n <= @lanes
 ), limited AS (
-    SELECT ''::text AS limit_name, (-1)::bigint AS lane, NULL::text AS queue, NULL::text AS kind, false AS keyless, 0 AS n
+    SELECT ''::text AS limit_name, (-1)::bigint AS lane, NULL::text AS queue, NULL::text AS kind, false AS keyless, NULL::timestamptz AS since, 0 AS n
  UNION ALL
-    SELECT next.limit_name, next.lane, next.queue, next.kind, next.keyless, l.n + 1
+    SELECT next.limit_name, next.lane, next.queue, next.kind, next.keyless, next.since, l.n + 1
       FROM limited l
      CROSS JOIN LATERAL (
-           SELECT limit_name, onejob.lane(priority, queue, kind, lock_key IS NULL) AS lane, queue, kind, lock_key IS NULL AS keyless
+           SELECT limit_name, onejob.lane(priority, queue, kind, lock_key IS NULL) AS lane, queue, kind, lock_key IS NULL AS keyless,
+                  CASE WHEN run_at <= statement_timestamp()
+                       THEN least(greatest(run_at, created_at, '0001-01-01 UTC'), statement_timestamp()) END AS since
              FROM onejob.tasks
             WHERE status = 'pending'
               AND limit_name IS NOT NULL
               AND (limit_name, onejob.lane(priority, queue, kind, lock_key IS NULL)) > (l.limit_name, l.lane)
             ORDER BY limit_name, onejob.lane(priority, queue, kind, lock_key IS NULL), run_at, id
             LIMIT 1) next
-     WHERE l.n < @lanes
+     WHERE l.n <= @lanes
 )`
 
 // waitingSQL counts some rows of each lane: all lanes together show at most @read of what is due, and
 // one lane at most @most.
+//
+// How long the oldest one has waited is that of the first row of each lane, by run_at: from its run_at,
+// or from when it was enqueued if that was later, as after a backfill of a schedule. A row behind it may
+// have waited for longer, if the first one was enqueued for a time that had passed. To know that, the
+// statement would have to read the rows as well as the entries of the index.
 var waitingSQL = lanesOfAllSQL + `, portion AS MATERIALIZED (
     SELECT least(@most::bigint, greatest(50, @read::bigint / greatest(1, (SELECT count(*) FROM unlimited) + (SELECT count(*) FROM limited) - 2))) AS n
 ), counted AS (` + countedSQL("unlimited", "''", "limit_name IS NULL") + `
  UNION ALL` + countedSQL("limited", "l.limit_name", "limit_name = l.limit_name") + `
 )
-SELECT limit_name, queue, kind, sum(due)::bigint AS due, bool_or(due >= n) AS due_more,
-       (least(greatest(coalesce(extract(epoch FROM statement_timestamp() - min(oldest)), 0), 0), @longest) * 1000000000)::bigint AS oldest,
-       (least(greatest(coalesce(extract(epoch FROM statement_timestamp() - min(oldest) FILTER (WHERE keyless)), 0), 0), @longest) * 1000000000)::bigint AS oldest_keyless,
-       sum(later)::bigint AS later, bool_or(later >= n) AS later_more
+SELECT limit_name, queue, kind, sum(due)::bigint AS due, bool_or(due >= n OR left_out) AS due_more,
+       (least(greatest(coalesce(extract(epoch FROM statement_timestamp() - min(since)), 0), 0), @longest) * 1000000000)::bigint AS oldest,
+       (least(greatest(coalesce(extract(epoch FROM statement_timestamp() - min(since) FILTER (WHERE keyless)), 0), 0), @longest) * 1000000000)::bigint AS oldest_keyless,
+       sum(later)::bigint AS later, bool_or(later >= n OR left_out) AS later_more, bool_or(left_out) AS left_out
   FROM counted
  CROSS JOIN portion
  GROUP BY limit_name, queue, kind
@@ -172,17 +186,17 @@ SELECT limit_name, queue, kind, sum(due)::bigint AS due, bool_or(due >= n) AS du
 // countedSQL counts in the lanes of a part of waitingSQL.
 func countedSQL(lanes, name, limit string) string {
 	return strings.NewReplacer("{lanes}", lanes, "{name}", name, "{limit}", limit).Replace(`
-    SELECT {name} AS limit_name, l.queue, l.kind, l.keyless, d.due, d.oldest, f.later
+    SELECT {name} AS limit_name, l.queue, l.kind, l.keyless, l.since, d.due, f.later, (SELECT max(n) > @lanes FROM {lanes}) AS left_out
       FROM {lanes} l
      CROSS JOIN LATERAL (
-           SELECT count(*) AS due, min(run_at) AS oldest
-             FROM (SELECT greatest(run_at, '0001-01-01 UTC') AS run_at
+           SELECT count(*) AS due
+             FROM (SELECT
                      FROM onejob.tasks
                     WHERE status = 'pending'
                       AND {limit}
                       AND onejob.lane(priority, queue, kind, lock_key IS NULL) = l.lane
-                      AND tasks.run_at <= statement_timestamp()
-                    ORDER BY tasks.run_at, id
+                      AND run_at <= statement_timestamp()
+                    ORDER BY run_at, id
                     LIMIT (SELECT n FROM portion)) first) d
      CROSS JOIN LATERAL (
            SELECT count(*) AS later

@@ -47,8 +47,8 @@ func TestOverviewHasWhatIsThere(t *testing.T) {
 	}
 	b.join()
 	running := b.claimed("queue='other'", "lock_key='mine'", "timeout='1 minute'", "payload='{\"a\": 1}'", "priority=900")
-	b.sql(`INSERT INTO onejob.tasks (kind, queue, priority, run_at) SELECT 'noop', 'mail', i % 3, now() - i * interval '1 minute' FROM generate_series(1, 30) i`)
-	b.sql(`INSERT INTO onejob.tasks (kind, queue, run_at, lock_key) SELECT 'noop', 'mail', now() - interval '2 hours', 'k' FROM generate_series(1, 2) i`)
+	b.sql(`INSERT INTO onejob.tasks (kind, queue, priority, run_at, created_at) SELECT 'noop', 'mail', i % 3, now() - i * interval '1 minute', now() - interval '1 day' FROM generate_series(1, 30) i`)
+	b.sql(`INSERT INTO onejob.tasks (kind, queue, run_at, created_at, lock_key) SELECT 'noop', 'mail', now() - interval '2 hours', now() - interval '1 day', 'k' FROM generate_series(1, 2) i`)
 	b.sql(`INSERT INTO onejob.tasks (kind, queue, run_at) SELECT 'noop', 'mail', now() + interval '1 hour' FROM generate_series(1, 7) i`)
 	b.sql(`INSERT INTO onejob.tasks (kind, queue, run_at) VALUES ('noop', 'mail', 'infinity')`)
 	b.sql(`INSERT INTO onejob.tasks (kind, queue, limit_name) SELECT 'http', 'mail', 'calls' FROM generate_series(1, 5) i`)
@@ -73,7 +73,7 @@ func TestOverviewHasWhatIsThere(t *testing.T) {
 	if len(o.Waiting.Rows) != 3 {
 		t.Errorf("what waits: %+v", o.Waiting.Rows)
 	}
-	if r := o.Rates.Rows; len(r) != 3 || r[0] != (store.Rate{Queue: "mail", Enqueued: 48}) || r[1].Queue != "default" || r[1].Enqueued != 10 || r[1].Ended > 1 || r[2] != (store.Rate{Queue: "other", Enqueued: 1}) {
+	if r := o.Rates.Rows; len(r) != 3 || r[0] != (store.Rate{Queue: "mail", Enqueued: 16}) || r[1].Queue != "default" || r[1].Enqueued != 10 || r[1].Ended > 1 || r[2] != (store.Rate{Queue: "other", Enqueued: 1}) {
 		t.Errorf("what came and went: %+v", r)
 	}
 	if len(o.Running.Rows) != 1 {
@@ -177,7 +177,8 @@ func TestRates(t *testing.T) {
 func TestOverviewOfExtremeRows(t *testing.T) {
 	t.Parallel()
 	b := newBareBench(t)
-	b.sql(`INSERT INTO onejob.tasks (kind, run_at, timeout) VALUES ('noop', '0001-01-01 UTC', '100 years'), ('http', '9999-12-31 UTC', '100 years')`)
+	b.sql(`INSERT INTO onejob.tasks (kind, run_at, created_at, timeout) VALUES ('noop', '0001-01-01 UTC', '0001-01-01 UTC', '100 years'), ('http', '9999-12-31 UTC', now(), '100 years')`)
+	b.sql(`INSERT INTO onejob.tasks (kind, run_at, created_at) VALUES ('sql', '0001-01-01 UTC', '9999-12-31 UTC')`)
 	ids := b.sql(`INSERT INTO onejob.tasks (kind, status, session, replica, fence, attempt, started_at, timeout, created_at)
 	              VALUES ('exec', 'running', gen_random_uuid(), '', 1, 1, '0001-01-01 UTC', '100 years', '0001-01-01 UTC') RETURNING id`)
 	b.sql(`INSERT INTO onejob.tasks (kind, status, finished_at) VALUES ('exec', 'failed', '0001-01-01 UTC'), ('exec', 'failed', '9999-12-31 UTC')`)
@@ -185,6 +186,9 @@ func TestOverviewOfExtremeRows(t *testing.T) {
 	o := b.overview()
 	if w := waitingOf(o, "default", "noop", ""); w.Due != 1 || w.Oldest < longest || w.Keyless < longest {
 		t.Errorf("what waits since the year 1: %+v", w)
+	}
+	if w := waitingOf(o, "default", "sql", ""); w.Due != 1 || w.Oldest != 0 || w.Keyless != 0 {
+		t.Errorf("what was enqueued in the future: %+v", w)
 	}
 	if len(o.Running.Rows) != 1 || o.Running.Rows[0].Age < longest {
 		t.Errorf("what runs since the year 1: %+v", o.Running.Rows)
@@ -195,6 +199,47 @@ func TestOverviewOfExtremeRows(t *testing.T) {
 	}
 	if _, err := b.Story(t.Context(), id); err != nil {
 		t.Error(err)
+	}
+}
+
+// What is enqueued for a time that has passed, as by a backfill, has waited since it was enqueued.
+func TestOverviewCountsFromWhenATaskWasEnqueued(t *testing.T) {
+	t.Parallel()
+	b := newBareBench(t)
+	b.sql(`INSERT INTO onejob.tasks (kind, run_at, limit_name) SELECT 'noop', now() - interval '50 days', l FROM unnest('{NULL,calls}'::text[]) l`)
+	b.sql(`INSERT INTO onejob.tasks (kind, run_at, created_at, limit_name) SELECT 'exec', now() - interval '1 hour', now() - interval '2 hours', l FROM unnest('{NULL,calls}'::text[]) l`)
+	b.sql(`INSERT INTO onejob.tasks (kind, run_at, created_at, limit_name) SELECT 'http', now() - interval '2 hours', now() - interval '1 hour', l FROM unnest('{NULL,calls}'::text[]) l`)
+	o := b.overview()
+	for _, limit := range []string{"", "calls"} {
+		for kind, atLeast := range map[string]time.Duration{"noop": 0, "exec": time.Hour, "http": time.Hour} {
+			if w := waitingOf(o, "default", kind, limit); w.Due != 1 || w.Oldest < atLeast || w.Oldest > atLeast+10*time.Minute || w.Keyless != w.Oldest {
+				t.Errorf("with limit %q: %+v, want one of kind %s that has waited for %v", limit, w, kind, atLeast)
+			}
+		}
+	}
+}
+
+// Of more priorities, queues and kinds than are looked at, what is counted is a lower bound.
+func TestOverviewOfManyLanes(t *testing.T) {
+	t.Parallel()
+	b := newBareBench(t)
+	b.sql(`INSERT INTO onejob.tasks (kind, priority) SELECT 'noop', 500 - i FROM generate_series(1, 1000) i, generate_series(1, 2)`)
+	b.sql(`INSERT INTO onejob.tasks (kind, limit_name) SELECT 'http', 'l' || i FROM generate_series(1, 1000) i`)
+	o := b.overview()
+	if w := waitingOf(o, "default", "noop", ""); w.Due != 2000 || w.DueMore || w.LaterMore || w.LeftOut {
+		t.Errorf("of 1,000 priorities: %+v, want exactly 2,000", w)
+	}
+	b.sql(`INSERT INTO onejob.tasks (kind, priority) SELECT 'noop', -600 - i FROM generate_series(1, 100) i, generate_series(1, 2)`)
+	o = b.overview()
+	if w := waitingOf(o, "default", "noop", ""); w.Due < 2000 || w.Due > 2100 || !w.DueMore || !w.LaterMore || !w.LeftOut {
+		t.Errorf("of 1,100 priorities: %+v, want 2,000 or some more, as a lower bound", w)
+	}
+	if w := waitingOf(o, "default", "http", "l7"); w.Due != 1 || w.DueMore || w.LeftOut {
+		t.Errorf("of 1,000 limits: %+v, want exactly one", w)
+	}
+	b.sql(`INSERT INTO onejob.tasks (kind, limit_name) SELECT 'http', 'm' || i FROM generate_series(1, 100) i`)
+	if w := waitingOf(b.overview(), "default", "http", "l7"); w.Due != 1 || !w.DueMore || !w.LeftOut {
+		t.Errorf("of 1,100 limits: %+v, want one or more", w)
 	}
 }
 
