@@ -45,7 +45,10 @@ const (
 	shownSchedules   = 200
 	shownPaused      = 1000
 	shownOccurrences = 20
-	shownReplicas    = 200
+
+	// MostReplicas is how many live replicas Overview returns, of more those that began last.
+	MostReplicas  = 2000
+	shownReplicas = 200 // without the live ones above that number
 
 	// longestShown is the longest duration that is shown, in seconds: 285 years, about what a
 	// time.Duration holds. A row may have been due since the year 1.
@@ -95,16 +98,18 @@ type ReplicaGlance struct {
 	BeganAt     Time               `db:"began_at"`
 }
 
-// replicaGlanceSQL chooses those first that have not ended, however many have within minutes.
+// replicaGlanceSQL has all that live, since who serves a queue is judged by them, and of those that
+// ended within minutes no more than are shown.
 const replicaGlanceSQL = `
 SELECT session::text, name, host, pid, version, kinds, queues, concurrency, running, state,
        (least(extract(epoch FROM greatest(clock_timestamp() - heartbeat_at, interval '0')), @longest) * 1000000000)::bigint AS silent,
        CASE WHEN clock_ahead IS NOT NULL THEN (greatest(least(extract(epoch FROM clock_ahead), @longest), -@longest::bigint) * 1000000000)::bigint END AS clock_ahead, began_at
-  FROM onejob.replicas
- WHERE ended_at IS NULL
-    OR ended_at > statement_timestamp() - interval '10 minutes'
- ORDER BY ended_at IS NOT NULL, began_at DESC, session
- LIMIT @replicas`
+  FROM (SELECT *, row_number() OVER (ORDER BY ended_at IS NOT NULL, began_at DESC, session) AS place
+          FROM onejob.replicas
+         WHERE ended_at IS NULL
+            OR ended_at > statement_timestamp() - interval '10 minutes') listed
+ WHERE place <= CASE WHEN ended_at IS NULL THEN @live::bigint ELSE @replicas::bigint END
+ ORDER BY place`
 
 // Waiting is what waits in one queue, of one kind, under one limit. A count of which there is
 // more is a lower bound.
@@ -440,13 +445,31 @@ SELECT lock_key, task_id, fence, coalesce(replica, ''), other_task_id, other_fen
   FROM onejob.overlaps
  LIMIT 10`
 
-// Overview reads what there is to see. An error is about all parts: there was no connection.
+// noSchema returns the error of the first part if none could be read because the tables are not there,
+// as in another database.
+func (o *Overview) noSchema() error {
+	for _, err := range []error{o.Replicas.Err, o.Waiting.Err, o.Nameless.Err, o.Rates.Err, o.Paused.Err, o.Running.Err, o.Schedules.Err, o.Failures.Err, o.Overlaps.Err} {
+		if !pgerror.Is(err, undefinedTable, undefinedSchema) {
+			return nil
+		}
+	}
+	return fmt.Errorf("%w: %w", ErrSchema, o.Replicas.Err)
+}
+
+// SQLSTATEs of a table that is not there, and of a function of a schema that is not.
+const (
+	undefinedTable  = "42P01"
+	undefinedSchema = "3F000"
+)
+
+// Overview reads what there is to see. An error is about all parts: there was no connection, or there is
+// no schema (ErrSchema).
 func (s *Store) Overview(ctx context.Context) (o Overview, err error) {
 	err = s.glance(ctx, func(g glance) error {
 		if err := g.tx.QueryRow(g.ctx, `SELECT statement_timestamp()`).Scan(&o.Now); err != nil {
 			return err
 		}
-		part(g, &o.Replicas, pgx.RowToStructByName[ReplicaGlance], replicaGlanceSQL, namedArgs{"replicas": shownReplicas, "longest": longestShown})
+		part(g, &o.Replicas, pgx.RowToStructByName[ReplicaGlance], replicaGlanceSQL, namedArgs{"live": MostReplicas, "replicas": shownReplicas, "longest": longestShown})
 		part(g, &o.Waiting, pgx.RowToStructByName[Waiting], waitingSQL, namedArgs{"lanes": waitingLanes, "most": MostCounted + 1, "read": waitingRead, "longest": longestShown})
 		part(g, &o.Nameless, pgx.RowToStructByName[Nameless], namelessSQL, namedArgs{"lanes": waitingLanes, "read": namesRead, "names": shownNames})
 		part(g, &o.Rates, pgx.RowToStructByName[Rate], ratesSQL, namedArgs{"most": MostRated, "queues": shownRates})
@@ -458,7 +481,7 @@ func (s *Store) Overview(ctx context.Context) (o Overview, err error) {
 			return o, row.Scan(&o.LockKey, &o.Task, &o.Fence, &o.Replica, &o.OtherTask, &o.OtherFence, &o.OtherReplica, &o.Began, &o.Ended)
 		}, someOverlapsSQL)
 		part(g, &o.Held, scanHeld, heldSQL, HeldTooLong.Microseconds(), behindAtLeast)
-		return nil
+		return o.noSchema()
 	})
 	if err != nil {
 		return o, fmt.Errorf("read the overview: %w", sanitized(err))

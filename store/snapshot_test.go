@@ -313,6 +313,26 @@ func TestOverviewOfManySchedulesAndReplicas(t *testing.T) {
 	if r := o.Replicas.Rows; len(r) != 200 || r[0].Name != "old" {
 		t.Errorf("%d replicas, the first is %s; want 200 that begin with the one that lives", len(r), r[0].Name)
 	}
+	b.sql(`INSERT INTO onejob.replicas (session, process, name, host, pid, version, kinds, queues, concurrency, running, state, began_at, heartbeat_at)
+	       SELECT gen_random_uuid(), gen_random_uuid(), 'alive', 'h', 1, 'v', '{noop}', '{}', 5, 0, 'working', now() + interval '1 second', now() FROM generate_series(1, 260)`)
+	if r := b.overview().Replicas.Rows; len(r) != 261 || r[260].Name != "old" {
+		t.Errorf("%d replicas; want the 261 that live, the oldest last", len(r))
+	}
+}
+
+// In a database without the schema, such as another one, nothing at all can be seen. That is an error, and
+// not an empty cluster.
+func TestOverviewWithoutTheSchema(t *testing.T) {
+	t.Parallel()
+	b := newBareBench(t)
+	b.sql(`ALTER TABLE onejob.occurrences RENAME TO former_occurrences`)
+	if o, err := b.Overview(t.Context()); err != nil || o.Schedules.Err == nil {
+		t.Errorf("without one table: %v, and the schedules %v; want that part without an answer", err, o.Schedules.Err)
+	}
+	b.sql(`DROP SCHEMA onejob CASCADE`)
+	if _, err := b.Overview(t.Context()); !errors.Is(err, store.ErrSchema) || !strings.Contains(err.Error(), `"onejob.replicas" does not exist`) {
+		t.Errorf("without the schema: %v", err)
+	}
 }
 
 // A part that takes too long says so, and the others are there.

@@ -33,7 +33,7 @@ statement ends after half a second, and the failures are those among the newest 
 failed tasks. A block that could not be read says so; the others are there.
 
 Exit codes: 0 the snapshot was taken, also if something is wrong; 1 Postgres is
-unavailable; 2 usage or configuration error.
+unavailable, or the database has no onejob schema; 2 usage or configuration error.
 
 With --watch the snapshot stays on the terminal and is renewed every 2 s. The keys move
 through the rows, open the story of a task, and filter; ? lists them, q quits. It only
@@ -221,7 +221,11 @@ func statusBlocks(s *snapshot.Snapshot) []watch.Block {
 		whole("NEXT", func(r snapshot.Schedule) any { return nextOf(r) }),
 		whole("LAST", func(r snapshot.Schedule) any { return lastOf(r) }),
 		short("ERROR", func(r snapshot.Schedule) any { return r.Error }))
-	replicas := blockOf("REPLICAS", s.Replicas,
+	listed := "REPLICAS"
+	if s.ReplicasLeftOut > 0 {
+		listed = fmt.Sprintf("REPLICAS: %d of %d", len(s.Replicas), len(s.Replicas)+s.ReplicasLeftOut)
+	}
+	replicas := blockOf(listed, s.Replicas,
 		func(r snapshot.Replica) watch.Row {
 			return watch.Row{Key: r.Name + " " + r.Session, Level: levelIf(r.Silent(), snapshot.Warning)}
 		},

@@ -37,6 +37,9 @@ type Snapshot struct {
 	Schedules []Schedule `json:"schedules"`
 	Failures  []Failure  `json:"failures"`
 
+	// ReplicasLeftOut is how many replicas Replicas does not list. Live ones are listed first.
+	ReplicasLeftOut int `json:"replicas_left_out,omitempty"`
+
 	// Stale are the blocks that could not be read this time.
 	Stale []Stale `json:"stale"`
 
@@ -176,8 +179,8 @@ type RunningTask struct {
 type Queue struct {
 	Name      string   `json:"name"`
 	Due       Count    `json:"due"`
-	OldestDue Seconds  `json:"oldest_due_seconds"`
-	Later     Count    `json:"later"` // due at some later time, such as retries; without parked tasks
+	OldestDue Seconds  `json:"oldest_due_seconds"` // since it was due, or enqueued if that was later
+	Later     Count    `json:"later"`              // due at some later time, such as retries; without parked tasks
 	Enqueued  Count    `json:"enqueued_last_minute"`
 	Ended     Count    `json:"ended_last_minute"` // for good
 	Kinds     []string `json:"kinds"`

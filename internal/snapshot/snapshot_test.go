@@ -260,6 +260,11 @@ func TestABlockThatCannotBeReadIsOld(t *testing.T) {
 		if s.Err == nil || s.Level != snapshot.Bad || s.Verdict != "Postgres does not answer" || len(s.Replicas) != 1 || s.StaleBlock(snapshot.BlockReplicas) == nil {
 			t.Errorf("without Postgres: %+v", s)
 		}
+		c.err = fmt.Errorf("read the overview: %w", store.ErrSchema)
+		time.Sleep(3 * time.Second)
+		if s, _ := source.Get(t.Context()); s.Err == nil || s.Level != snapshot.Bad || s.Verdict != "the database has no onejob schema" {
+			t.Errorf("without the schema: %+v", s)
+		}
 	})
 }
 
@@ -321,11 +326,48 @@ func TestVerdicts(t *testing.T) {
 				o.Replicas.Rows[i].State = tasks.ReplicaStopped
 			}
 		}},
+		{name: "NoReplicaHasASession", level: snapshot.Bad, want: "0 replicas, 41 running, behind 0.4 s, nothing fails, leader unknown", need: "no replica has a session in Consul: replica web-2 lost its own", leader: errors.New("no Consul"), change: func(o *store.Overview) {
+			for i := range o.Replicas.Rows {
+				o.Replicas.Rows[i].State, o.Replicas.Rows[i].Silent = tasks.ReplicaLost, time.Minute
+			}
+			o.Replicas.Rows[0].State = tasks.ReplicaDead
+			o.Replicas.Rows[1].Silent = 20 * time.Second
+		}},
+		{name: "NoReplicaForLongAndNoConsul", level: snapshot.Bad, want: "0 replicas, 41 running, behind 0.4 s, nothing fails, leader unknown", need: "no replica has a session in Consul, and Consul cannot be asked who leads: no Consul", leader: errors.New("no Consul"), change: func(o *store.Overview) {
+			o.Replicas.Rows = nil
+		}},
+		{name: "ReplicaStoppedAfterOneLostItsSession", level: snapshot.Bad, want: "0 replicas, 41 running, behind 0.4 s, nothing fails, leader web-2", need: "no replica is running", change: func(o *store.Overview) {
+			for i := range o.Replicas.Rows {
+				o.Replicas.Rows[i].State, o.Replicas.Rows[i].Silent = tasks.ReplicaLost, time.Minute
+			}
+			o.Replicas.Rows[1].State, o.Replicas.Rows[1].Silent = tasks.ReplicaStopped, 20*time.Second
+		}},
 		{name: "SilentReplica", level: snapshot.Warning, need: "replica web-1 has sent no heartbeat for 6.0 s", change: func(o *store.Overview) { o.Replicas.Rows[0].Silent = 6 * time.Second }},
 		{name: "DeadReplica", level: snapshot.Warning, want: "2 replicas, 41 running, behind 0.4 s, nothing fails, leader web-2", need: "replica web-1 died", change: func(o *store.Overview) { o.Replicas.Rows[0].State = tasks.ReplicaDead }},
 		{name: "NoLeader", level: snapshot.Warning, want: "3 replicas, 41 running, behind 0.4 s, nothing fails, no leader", need: "there is no leader", leader: none},
 		{name: "LeaderUnknown", level: snapshot.Warning, want: "3 replicas, 41 running, behind 0.4 s, nothing fails, leader unknown", leader: errors.New("no Consul")},
 		{name: "FarBehind", level: snapshot.Bad, want: "3 replicas, 41 running, behind 2 min, nothing fails, leader web-2", change: func(o *store.Overview) { o.Waiting.Rows[0].Keyless = 2 * time.Minute }},
+		{name: "MorePrioritiesThanAreLookedAt", level: snapshot.Good, want: "3 replicas, 41 running, behind at least 0.4 s, nothing fails, leader web-2", change: func(o *store.Overview) {
+			o.Waiting.Rows[0].DueMore, o.Waiting.Rows[0].LeftOut = true, true
+		}},
+		{name: "MoreLimitsThanAreLookedAt", level: snapshot.Good, change: func(o *store.Overview) {
+			o.Waiting.Rows = append(o.Waiting.Rows, store.Waiting{Queue: "default", Kind: "noop", Limit: "calls", Due: 1, DueMore: true, LeftOut: true})
+		}},
+		{name: "ManyReplicasOfWhichOneServesTheQueue", level: snapshot.Good, want: "261 replicas, 41 running, behind 0.4 s, nothing fails, leader web-2", change: func(o *store.Overview) {
+			o.Replicas.Rows = nil
+			for i := range 260 {
+				o.Replicas.Rows = append(o.Replicas.Rows, replica(fmt.Sprintf("web-%d", i), func(r *store.ReplicaGlance) { r.Queues = []string{"default"} }))
+			}
+			o.Replicas.Rows = append(o.Replicas.Rows, replica("zeta", func(r *store.ReplicaGlance) { r.Queues = []string{"gpu"} }))
+			o.Waiting.Rows = append(o.Waiting.Rows, store.Waiting{Queue: "gpu", Kind: "noop", Due: 1})
+		}},
+		{name: "MoreReplicasThanAreRead", level: snapshot.Good, want: "2000 replicas, 41 running, behind 0.4 s, nothing fails, leader web-2", change: func(o *store.Overview) {
+			o.Replicas.Rows = nil
+			for i := range store.MostReplicas {
+				o.Replicas.Rows = append(o.Replicas.Rows, replica(fmt.Sprintf("web-%d", i), func(r *store.ReplicaGlance) { r.Queues = []string{"default"} }))
+			}
+			o.Waiting.Rows = append(o.Waiting.Rows, store.Waiting{Queue: "gpu", Kind: "noop", Due: 1})
+		}},
 		{name: "UnknownCommand", level: snapshot.Bad, need: `tasks of kind exec wait: no live replica that serves their queue has the command "lost" in its configuration`, change: func(o *store.Overview) {
 			o.Nameless.Rows = []store.Nameless{{Kind: "exec", Field: "command", Name: "lost", Sample: 5}}
 		}},
@@ -425,6 +467,9 @@ func TestVerdicts(t *testing.T) {
 				t.Errorf("it needs somebody: %+v", s.Needs)
 			case test.need != "" && (len(s.Needs) == 0 || !strings.Contains(s.Needs[0].Text, test.need)):
 				t.Errorf("it needs %+v, want %s", s.Needs, test.need)
+			}
+			if n := len(o.Replicas.Rows); len(s.Replicas) != min(n, 200) || s.ReplicasLeftOut != n-len(s.Replicas) {
+				t.Errorf("of %d replicas %d are listed and %d left out", n, len(s.Replicas), s.ReplicasLeftOut)
 			}
 			if _, err := json.Marshal(s); err != nil {
 				t.Error(err)

@@ -1,6 +1,7 @@
 package snapshot
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -82,7 +83,7 @@ func (v *view) needsOfReplicas() {
 		return
 	}
 	if v.live() == 0 {
-		v.need(Bad, 0, "onejob serve", "no replica is running")
+		v.needReplicas()
 	}
 	for _, r := range v.Replicas {
 		switch {
@@ -94,6 +95,26 @@ func (v *view) needsOfReplicas() {
 	}
 	if v.asksLeader && v.Leader == nil && v.live() > 0 {
 		v.need(Warning, 0, "onejob leader", "there is no leader: schedules and retention wait")
+	}
+}
+
+// needReplicas says that there is no live replica. One that has lost its session counts as none, but its
+// process lives on: while Consul does not answer, it does not help to start another one.
+func (v *view) needReplicas() {
+	var last *Replica // that was heard
+	for i := range v.Replicas {
+		if r := &v.Replicas[i]; last == nil || r.Heartbeat < last.Heartbeat {
+			last = r
+		}
+	}
+	leader := v.StaleBlock(BlockLeader)
+	switch {
+	case last != nil && last.State == tasks.ReplicaLost:
+		v.need(Bad, 0, "see consul_unavailable in its log; if no process of a replica is left: onejob serve", "no replica has a session in Consul: replica %s lost its own", last.Name)
+	case leader != nil:
+		v.need(Bad, 0, "onejob check says what is wrong with Consul; if no process of a replica is left: onejob serve", "no replica has a session in Consul, and Consul cannot be asked who leads: %s", leader.Error)
+	default:
+		v.need(Bad, 0, "onejob serve", "no replica is running")
 	}
 }
 
@@ -125,7 +146,7 @@ func (v *view) claimers(w store.Waiting) (queue, kind, both, claim int) {
 func (v *view) needsOfWaiting() {
 	v.needsOfLimits()
 	v.needsOfPaused()
-	if v.StaleBlock(BlockReplicas) != nil || v.live() == 0 {
+	if v.StaleBlock(BlockReplicas) != nil || v.live() == 0 || v.live() >= store.MostReplicas { // of more, nobody knows what the others serve
 		return
 	}
 	seen := map[string]bool{}
@@ -224,8 +245,22 @@ func (v *view) behind() (behind time.Duration) {
 	return behind
 }
 
-// verdict says in one line how things are.
+// leftOut reports whether there are so many priorities, queues and kinds that not all were looked at.
+func (v *view) leftOut() bool {
+	return slices.ContainsFunc(v.waiting, func(w store.Waiting) bool { return w.LeftOut && w.Limit == "" })
+}
+
+// shownReplicas is how many replicas a snapshot lists.
+const shownReplicas = 200
+
+// verdict says in one line how things are. It is the last to look at all replicas, and leaves in the
+// snapshot those that are shown.
 func (v *view) verdict() {
+	defer func() {
+		if n := len(v.Replicas); n > shownReplicas {
+			v.Replicas, v.ReplicasLeftOut = v.Replicas[:shownReplicas], n-shownReplicas
+		}
+	}()
 	v.Level = Good
 	atLeast := func(l Level) {
 		if worse(l) > worse(v.Level) {
@@ -234,7 +269,9 @@ func (v *view) verdict() {
 	}
 	if v.Err != nil {
 		v.Level = Bad
-		v.Verdict = "Postgres does not answer"
+		if v.Verdict = "Postgres does not answer"; errors.Is(v.Err, store.ErrSchema) {
+			v.Verdict = "the database has no onejob schema"
+		}
 		return
 	}
 	var parts []string
@@ -253,7 +290,11 @@ func (v *view) verdict() {
 	add(BlockReplicas, replicas)
 	add(BlockRunning, fmt.Sprintf("%v running", v.Running.Count))
 	behind := v.behind()
-	add(BlockQueues, "behind "+behindText(behind))
+	if v.leftOut() {
+		add(BlockQueues, "behind at least "+behindText(behind))
+	} else {
+		add(BlockQueues, "behind "+behindText(behind))
+	}
 	switch {
 	case behind >= behindBad:
 		atLeast(Bad)
