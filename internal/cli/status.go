@@ -208,7 +208,7 @@ func statusBlocks(s *snapshot.Snapshot) []watch.Block {
 			return watch.Row{Key: l.Name, Level: levelIf(l.Error != "", snapshot.Warning)}
 		},
 		short("NAME", func(l snapshot.Limit) any { return l.Name }),
-		whole("HELD", func(l snapshot.Limit) any { return fmt.Sprintf("%d/%d", l.Held, l.Slots) }),
+		whole("HELD", func(l snapshot.Limit) any { return heldOf(l) }),
 		whole("WAITING", func(l snapshot.Limit) any { return waiting(l.Waiting) }),
 		whole("DUE", func(l snapshot.Limit) any { return l.Due }),
 		short("HOLDERS", func(l snapshot.Limit) any { return holders(l) }))
@@ -275,6 +275,15 @@ func oldest(q snapshot.Queue) string {
 		return ""
 	}
 	return q.OldestDue.String()
+}
+
+// heldOf returns how many slots of a limit are held, of how many. Neither is known of one that
+// could not be read.
+func heldOf(l snapshot.Limit) string {
+	if l.Error != "" {
+		return "?"
+	}
+	return fmt.Sprintf("%d/%d", l.Held, l.Slots)
 }
 
 func holders(l snapshot.Limit) string {

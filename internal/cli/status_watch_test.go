@@ -115,6 +115,22 @@ func TestWatchPicture(t *testing.T) {
 	}
 }
 
+// Of a limit that could not be read it is not known how many slots are held.
+func TestStatusOfALimitThatCouldNotBeRead(t *testing.T) {
+	t.Parallel()
+	s := busyMorning(time.Now())
+	s.Limits = []snapshot.Limit{{Name: "db", Slots: 5, Waiting: -1, Error: "no answer"}, {Name: "smtp", Slots: 4, Held: 1}}
+	for _, b := range statusBlocks(s) {
+		if b.Title == "LIMITS" {
+			for i, want := range []string{"db|?|?|0|no answer", "smtp|1/4|0|0|"} {
+				if got := strings.Join(b.Rows[i].Cells, "|"); got != want {
+					t.Errorf("it shows %s, want %s", got, want)
+				}
+			}
+		}
+	}
+}
+
 // Each block that is not current says so.
 func TestWatchShowsWhatIsStale(t *testing.T) {
 	t.Parallel()

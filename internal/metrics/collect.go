@@ -16,8 +16,17 @@ import (
 	"onejob/worker"
 )
 
-// scrapeTimeout bounds what a scrape asks of Postgres and of the limits' backend.
-const scrapeTimeout = 2 * time.Second
+// backlogTimeout bounds what a scrape asks of Postgres.
+const backlogTimeout = 2 * time.Second
+
+// limitsTimeout bounds what a scrape asks of the limits' backend. In RabbitMQ a look at a limit
+// is some round trips and a second in which its holders may answer, and eight are looked at at
+// a time.
+const limitsTimeout = 4 * time.Second
+
+// AnswerTimeout is how long an answer to a scrape may take. Prometheus waits for 10 s unless it
+// is configured otherwise.
+const AnswerTimeout = limitsTimeout + time.Second
 
 // cacheFor is for how long an answer of a source that others share is shown again.
 const cacheFor = 2 * time.Second
@@ -91,11 +100,11 @@ type cached[T any] struct {
 	err   error
 }
 
-func (c *cached[T]) get(ask func(context.Context) (T, error)) (T, error) {
+func (c *cached[T]) get(timeout time.Duration, ask func(context.Context) (T, error)) (T, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.at.IsZero() || time.Since(c.at) > cacheFor {
-		ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
+		ctx, cancel := context.WithTimeout(context.Background(), timeout)
 		defer cancel()
 		c.value, c.err = ask(ctx)
 		c.at = time.Now()
@@ -131,7 +140,7 @@ func (b *Backlog) Collect(c chan<- prometheus.Metric) {
 	if !b.Leading() {
 		return
 	}
-	list, err := b.cache.get(b.Store.Backlog)
+	list, err := b.cache.get(backlogTimeout, b.Store.Backlog)
 	for _, l := range list {
 		queue, kind := strings.ToValidUTF8(l.Queue, "?"), strings.ToValidUTF8(l.Kind, "?") // of a database that takes any bytes
 		c <- prometheus.MustNewConstMetric(dueDesc, prometheus.GaugeValue, float64(l.Due), queue, kind)
@@ -164,7 +173,7 @@ func (l *Limits) Collect(c chan<- prometheus.Metric) {
 	if !l.Leading() {
 		return
 	}
-	list, err := l.cache.get(l.inspect)
+	list, err := l.cache.get(limitsTimeout, l.inspect)
 	for _, s := range list {
 		c <- prometheus.MustNewConstMetric(slotsDesc, prometheus.GaugeValue, float64(s.Slots), s.Name)
 		c <- prometheus.MustNewConstMetric(heldDesc, prometheus.GaugeValue, float64(len(s.Holders)), s.Name)

@@ -145,7 +145,7 @@ func (m *Replica) Watch(c ...prometheus.Collector) { m.registry.MustRegister(c..
 
 // Handler answers scrapes. What cannot be shown is left out: it does not hide the rest.
 func (m *Replica) Handler() http.Handler {
-	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: 4, Timeout: scrapeTimeout + time.Second})
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: 4, Timeout: AnswerTimeout})
 }
 
 // Gatherer returns the source of all metrics.

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -22,6 +23,7 @@ import (
 	"github.com/prometheus/common/model"
 
 	"onejob/internal/metrics"
+	"onejob/internal/retry"
 	"onejob/lock"
 	"onejob/lock/consul"
 	"onejob/store"
@@ -150,6 +152,51 @@ func TestASourceWithAFaultHidesNothingElse(t *testing.T) {
 			t.Errorf("there is no %s", want)
 		}
 	}
+}
+
+// limitsOf is a backend in which a look at a limit takes some time, and gives an error for some.
+type limitsOf struct {
+	lock.Semaphores
+	names []string
+	takes time.Duration
+	errs  map[string]error
+}
+
+func (l limitsOf) List(context.Context) ([]string, error) { return l.names, nil }
+
+func (l limitsOf) Inspect(ctx context.Context, name string) (lock.Semaphore, error) {
+	if retry.Pause(ctx, l.takes); ctx.Err() != nil {
+		return lock.Semaphore{Name: name}, ctx.Err()
+	}
+	return lock.Semaphore{Name: name, Slots: 3}, l.errs[name]
+}
+
+// shownOf returns what is shown of a backend's limits: how many, and whether it has answered.
+func shownOf(t *testing.T, l limitsOf) (limits int, success float64) {
+	t.Helper()
+	m := metrics.New("v1")
+	m.Watch(&metrics.Limits{Leading: func() bool { return true }, Limits: l})
+	families := gather(t, m)
+	return len(families["onejob_limit_slots"].GetMetric()), families["onejob_scrape_success"].GetMetric()[0].GetGauge().GetValue()
+}
+
+// In RabbitMQ a look at a limit takes more than a second if a holder does not answer, and eight
+// limits are looked at at a time.
+func TestLimitsWithSilentHolders(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := limitsOf{takes: 1300 * time.Millisecond}
+		for i := range 24 {
+			l.names = append(l.names, fmt.Sprint("limit", i))
+		}
+		if limits, success := shownOf(t, l); limits != len(l.names) || success != 1 {
+			t.Errorf("%d limits are shown, success %v", limits, success)
+		}
+		l.takes = time.Hour
+		began := time.Now()
+		if _, success := shownOf(t, l); success != 0 || time.Since(began) >= metrics.AnswerTimeout {
+			t.Errorf("a backend that does not answer: success %v after %v", success, time.Since(began))
+		}
+	})
 }
 
 func scrape(t *testing.T, m *metrics.Replica) string {

@@ -200,7 +200,7 @@ type Pause struct {
 type Limit struct {
 	Name    string   `json:"name"`
 	Slots   int      `json:"slots"`
-	Held    int      `json:"held"`
+	Held    int      `json:"held"`    // not known, and zero, if there is an Error
 	Waiting int      `json:"waiting"` // that have asked for a slot; -1: the backend does not tell
 	Due     Count    `json:"due"`     // tasks that name it and are due
 	Holders []Holder `json:"holders"` // the first of them

@@ -14,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"onejob/internal/retry"
 	"onejob/internal/snapshot"
 	"onejob/lock"
 	"onejob/store"
@@ -271,8 +272,9 @@ func TestABlockThatCannotBeReadIsOld(t *testing.T) {
 // limits are semaphores of which only List and Inspect are asked.
 type limits struct {
 	lock.Semaphores
-	list map[string]lock.Semaphore
-	err  error
+	list  map[string]lock.Semaphore
+	err   error
+	takes time.Duration // that a look at a limit takes
 }
 
 func (l limits) List(context.Context) (names []string, err error) {
@@ -283,7 +285,10 @@ func (l limits) List(context.Context) (names []string, err error) {
 	return names, l.err
 }
 
-func (l limits) Inspect(_ context.Context, name string) (lock.Semaphore, error) {
+func (l limits) Inspect(ctx context.Context, name string) (lock.Semaphore, error) {
+	if retry.Pause(ctx, l.takes); ctx.Err() != nil {
+		return lock.Semaphore{Name: name, Slots: l.list[name].Slots}, ctx.Err()
+	}
 	return l.list[name], nil
 }
 
@@ -497,6 +502,39 @@ func TestLimitsHaveHoldersAndWhatWaits(t *testing.T) {
 	if l.Slots != 20 || l.Held != 12 || l.Waiting != -1 || len(l.Holders) != 10 || l.Holders[3].Who != "task 3" || l.Due.String() != "7+" {
 		t.Errorf("%+v", l)
 	}
+}
+
+// In RabbitMQ a look at a limit takes more than a second if a holder does not answer, and eight
+// limits are looked at at a time. One of which the holders are not known has an error.
+func TestLimitsWithSilentHolders(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		backend := limits{list: map[string]lock.Semaphore{}, takes: 1300 * time.Millisecond}
+		for i := range 24 {
+			backend.list[fmt.Sprint("limit", i)] = lock.Semaphore{Slots: 5, Holders: make([]lock.SlotHolder, 5)}
+		}
+		cfg := snapshot.Config{Store: &cluster{}, Limits: func() lock.Semaphores { return backend }}
+		s, err := snapshot.New(cfg).Get(t.Context())
+		if err != nil || s.StaleBlock(snapshot.BlockLimits) != nil || len(s.Limits) != 24 {
+			t.Fatalf("%+v, %v", s, err)
+		}
+		for _, l := range s.Limits {
+			if l.Error != "" || l.Held != 5 {
+				t.Errorf("%+v", l)
+			}
+		}
+		backend.takes = time.Hour
+		began := time.Now()
+		s, err = snapshot.New(cfg).Get(t.Context())
+		if took := time.Since(began); err != nil || took > 5*time.Second {
+			t.Fatalf("it took %v, %v", took, err)
+		}
+		for _, l := range s.Limits {
+			if l.Error == "" || l.Held != 0 || l.Waiting != -1 {
+				t.Errorf("of one that could not be read: %+v", l)
+			}
+		}
+	})
 }
 
 // Any program that may insert a row chooses the name of a limit, and an operator copies the command.

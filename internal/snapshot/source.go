@@ -21,7 +21,11 @@ const Every = 2 * time.Second
 
 const (
 	takeTimeout = 15 * time.Second // a snapshot's, with all statements
-	askTimeout  = time.Second      // of the leader and of the limits, each
+	askTimeout  = time.Second      // of the leader
+
+	// limitsTimeout is that of all limits together. In RabbitMQ a look at a limit is some round
+	// trips and a second in which its holders may answer, and eight are looked at at a time.
+	limitsTimeout = 4 * time.Second
 
 	shownLimits  = 50 // more are not inspected
 	shownHolders = 10 // of one limit
@@ -253,7 +257,7 @@ func (s *Source) limits(ctx context.Context) ([]Limit, error) {
 	if limits == nil {
 		return nil, errors.New("they are not known yet")
 	}
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	ctx, cancel := context.WithTimeout(ctx, limitsTimeout)
 	defer cancel()
 	names, err := limits.List(ctx)
 	if err != nil {
@@ -268,7 +272,7 @@ func (s *Source) limits(ctx context.Context) ([]Limit, error) {
 		case errors.Is(err, lock.ErrNoSemaphore):
 			continue // it was deleted
 		case err != nil:
-			l.Error = err.Error()
+			l.Error, sem.Waiting = err.Error(), -1
 		}
 		l.Slots, l.Held, l.Waiting = sem.Slots, len(sem.Holders), sem.Waiting
 		for _, h := range sem.Holders[:min(len(sem.Holders), shownHolders)] {
