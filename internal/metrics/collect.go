@@ -181,7 +181,9 @@ func (l *Limits) Collect(c chan<- prometheus.Metric) {
 	c <- prometheus.MustNewConstMetric(okDesc, prometheus.GaugeValue, number(err == nil), "limits")
 }
 
-// inspect returns the first limits by name, and an error if one of them could not be read.
+// inspect returns the first limits by name, and an error if one of them could not be read. A
+// limit whose key another program writes in a format of its own is left out: the backend has
+// answered, and tasks of the other limits run. The web page and "onejob status" name it.
 func (l *Limits) inspect(ctx context.Context) (list []lock.Semaphore, err error) {
 	names, err := l.Limits.List(ctx)
 	sems, errs := lock.InspectAll(ctx, l.Limits, names[:min(len(names), maxLimits)])
@@ -189,7 +191,8 @@ func (l *Limits) inspect(ctx context.Context) (list []lock.Semaphore, err error)
 		switch {
 		case errs[i] == nil:
 			list = append(list, s)
-		case !errors.Is(errs[i], lock.ErrNoSemaphore): // it was deleted meanwhile
+		case errors.Is(errs[i], lock.ErrNoSemaphore), errors.Is(errs[i], lock.ErrForeign): // the first: it was deleted meanwhile
+		default:
 			err = cmp.Or(err, errs[i])
 		}
 	}

@@ -3,6 +3,7 @@ package metrics_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"net/http"
@@ -178,6 +179,22 @@ func shownOf(t *testing.T, l limitsOf) (limits int, success float64) {
 	m.Watch(&metrics.Limits{Leading: func() bool { return true }, Limits: l})
 	families := gather(t, m)
 	return len(families["onejob_limit_slots"].GetMetric()), families["onejob_scrape_success"].GetMetric()[0].GetGauge().GetValue()
+}
+
+// One limit that another program writes in a format of its own is no backend that does not
+// answer, for which an alert fires.
+func TestForeignLimitsAreLeftOut(t *testing.T) {
+	l := limitsOf{names: []string{"api", "foreign", "gone"}, errs: map[string]error{
+		"foreign": fmt.Errorf("limit foreign: %w", lock.ErrForeign),
+		"gone":    fmt.Errorf("limit gone: %w", lock.ErrNoSemaphore),
+	}}
+	if limits, success := shownOf(t, l); limits != 1 || success != 1 {
+		t.Errorf("%d limits are shown, success %v", limits, success)
+	}
+	l.errs["gone"] = errors.New("no answer")
+	if limits, success := shownOf(t, l); limits != 1 || success != 0 {
+		t.Errorf("without an answer %d limits are shown, success %v", limits, success)
+	}
 }
 
 // In RabbitMQ a look at a limit takes more than a second if a holder does not answer, and eight
