@@ -33,7 +33,8 @@ keys to onejob.tasks. Every problem comes with what to do. The exit code is 1 if
 fails; warnings do not count.
 
 With --leases, ask every living replica for its metrics instead, and compare how long
-its process stood still and how long heartbeats took with what its leases allow.`,
+its process stood still, and how long heartbeats and renewals of its session took, with
+what its leases allow.`,
 		Args: cobra.NoArgs,
 	}
 	path := configFlag(c)

@@ -9,12 +9,15 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"time"
 
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 
+	"onejob/internal/metrics"
+	"onejob/lock"
 	"onejob/lock/consul"
 )
 
@@ -29,11 +32,12 @@ func checkLeases(ctx context.Context, cfg Config, out io.Writer) error {
 	if err != nil {
 		return err
 	}
+	replicas = slices.DeleteFunc(replicas, isCommand)
 	if len(replicas) == 0 {
 		return errors.New("no replica is running")
 	}
-	slack, failed := cfg.consulConfig().Slack(), 0
-	printf(out, "By this configuration a replica loses its leases when it stands still, or goes unheard, for %v.\n", slack)
+	slack, failed := slackOf(cfg.consulConfig()), 0
+	printf(out, "By this configuration a replica loses its leases when it stands still, or goes unheard, for %v.\n", slack.stall)
 	for _, r := range replicas {
 		name := r.Name + " on " + r.Host
 		address, err := metricsAddress(r)
@@ -58,6 +62,10 @@ func checkLeases(ctx context.Context, cfg Config, out io.Writer) error {
 	return nil
 }
 
+// isCommand reports whether it is a command such as "onejob lock" that shows itself: it has a
+// session and no tasks, and belongs to no cluster.
+func isCommand(r consul.Replica) bool { return r.Process == "" }
+
 // metricsAddress returns where a replica shows its metrics. What it says of itself is its own
 // view: an address of the loopback means another replica, or none, on any other host.
 func metricsAddress(r consul.Replica) (string, error) {
@@ -81,7 +89,7 @@ func metricsAddress(r consul.Replica) (string, error) {
 
 // scrape returns what a replica shows at /metrics.
 func scrape(ctx context.Context, address string) (map[string]*dto.MetricFamily, error) {
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, metrics.AnswerTimeout+time.Second)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/metrics", nil)
 	if err != nil {
@@ -102,14 +110,30 @@ func scrape(ctx context.Context, address string) (map[string]*dto.MetricFamily, 
 
 type leaseVerdict struct{ level, text string }
 
+// leaseSlack is for how long a replica may stand still, and how long a heartbeat to the agent
+// and a renewal of the session may take, before its leases end.
+type leaseSlack struct{ stall, heartbeat, renewal time.Duration }
+
+func slackOf(c consul.Config) leaseSlack {
+	c = c.WithDefaults()
+	return leaseSlack{
+		stall:     c.Slack(),
+		heartbeat: lock.Timing{TTL: c.CheckTTL, Heartbeat: c.Heartbeat, Margin: c.Margin}.Slack(),
+		renewal:   lock.Timing{TTL: c.SessionTTL, Heartbeat: c.Renew, Margin: c.Margin}.Slack(),
+	}
+}
+
 // judgeLeases compares the worst that a replica has measured with what its leases allow.
-// A histogram tells the worst only as the bound of the bucket that it is in.
-func judgeLeases(families map[string]*dto.MetricFamily, slack time.Duration) leaseVerdict {
+// A histogram tells the worst only as the bound of the bucket that it is in. With liveness ttl
+// there are no heartbeats to the agent. Those to Postgres do not count: while Postgres is slow,
+// Consul gets the signs of life in its place.
+func judgeLeases(families map[string]*dto.MetricFamily, slack leaseSlack) leaseVerdict {
 	stall, some := worst(families["onejob_timer_lateness_seconds"], "")
-	if !some {
+	heartbeat, beats := worst(families["onejob_heartbeat_duration_seconds"], "agent")
+	renewal, renews := worst(families["onejob_heartbeat_duration_seconds"], "consul")
+	if !some || !beats && !renews {
 		return leaseVerdict{"?", "it has measured nothing yet"}
 	}
-	beat, _ := worst(families["onejob_heartbeat_duration_seconds"], "agent")
 	lost, measured := 0, "since its start"
 	if f := families["onejob_sessions_lost_total"]; f != nil {
 		lost = int(f.GetMetric()[0].GetCounter().GetValue())
@@ -118,15 +142,24 @@ func judgeLeases(families map[string]*dto.MetricFamily, slack time.Duration) lea
 		started := time.UnixMilli(int64(f.GetMetric()[0].GetGauge().GetValue() * 1000))
 		measured = fmt.Sprintf("in %v", time.Since(started).Round(time.Second))
 	}
-	text := fmt.Sprintf("%s it stood still for less than %v, its heartbeats took less than %v, and it lost %s", measured, stall, beat, plural(lost, "session"))
-	longest := max(stall, beat)
-	switch {
-	case longest >= slack:
-		return leaseVerdict{"FAIL", text + ": leases are too short for this machine; raise consul.check_ttl and consul.session_ttl, or give it processors and memory"}
-	case 3*longest >= slack:
-		return leaseVerdict{"warn", text + fmt.Sprintf(": leases last only %.1f times as long", slack.Seconds()/longest.Seconds())}
+	text := fmt.Sprintf("%s it stood still for less than %v", measured, stall)
+	times := slack.stall.Seconds() / stall.Seconds() // how many times as long as the worst the leases last
+	if beats {
+		text += fmt.Sprintf(", its heartbeats took less than %v", heartbeat)
+		times = min(times, slack.heartbeat.Seconds()/heartbeat.Seconds())
 	}
-	return leaseVerdict{"ok", text + fmt.Sprintf(": leases last at least %.0f times as long", math.Floor(slack.Seconds()/longest.Seconds()))}
+	if renews {
+		text += fmt.Sprintf(", its renewals took less than %v", renewal)
+		times = min(times, slack.renewal.Seconds()/renewal.Seconds())
+	}
+	text += ", and it lost " + plural(lost, "session")
+	switch {
+	case times <= 1:
+		return leaseVerdict{"FAIL", text + ": leases are too short for this machine; raise consul.check_ttl and consul.session_ttl, or give it processors and memory"}
+	case times <= 3:
+		return leaseVerdict{"warn", text + fmt.Sprintf(": leases last only %.1f times as long", times)}
+	}
+	return leaseVerdict{"ok", text + fmt.Sprintf(": leases last at least %.0f times as long", math.Floor(times))}
 }
 
 // worst returns the upper bound of the highest bucket in use, of the series with this

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"os"
 	"strings"
 	"testing"
@@ -9,6 +10,7 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 
+	"onejob/internal/testenv"
 	"onejob/lock/consul"
 )
 
@@ -35,24 +37,36 @@ func TestMetricsAddress(t *testing.T) {
 }
 
 func TestJudgeLeases(t *testing.T) {
-	for name, c := range map[string]struct{ late, beats, level, text string }{
-		"Nothing":   {"0 0 0", "0 0 0", "?", "nothing yet"},
-		"Fits":      {"90 100 100", "100 100 100", "ok", "at least 5 times as long"},
-		"Tight":     {"90 90 100", "100 100 100", "warn", "only 1.7 times as long"},
-		"SlowAgent": {"100 100 100", "90 90 100", "warn", "only 1.7 times as long"},
-		"TooShort":  {"90 90 99", "100 100 100", "FAIL", "raise consul.check_ttl"},
+	for name, c := range map[string]struct{ late, agent, servers, level, text string }{
+		"Nothing":      {"0 0 0", "0 0 0", "", "?", "nothing yet"},
+		"NoHeartbeats": {"100 100 100", "0 0 0", "0 0 0", "?", "nothing yet"},
+		"Fits":         {"90 100 100", "100 100 100", "90 100 100", "ok", "at least 5 times as long"},
+		"Tight":        {"90 90 100", "100 100 100", "100 100 100", "warn", "only 1.7 times as long"},
+		"SlowAgent":    {"100 100 100", "90 90 100", "100 100 100", "warn", "only 2.0 times as long"},
+		"SlowServers":  {"100 100 100", "100 100 100", "90 90 100", "warn", "only 2.7 times as long"},
+		"OnlyServers":  {"90 100 100", "", "90 100 100", "ok", "for less than 1s, its renewals took less than 1s, and it lost 1 session: "},
+		"OnlySlow":     {"100 100 100", "", "90 90 100", "warn", "only 2.7 times as long"},
+		"TooShort":     {"90 90 99", "100 100 100", "100 100 100", "FAIL", "raise consul.check_ttl"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			text := "process_start_time_seconds 1.7e9\nonejob_sessions_lost_total 1\n"
+			text := "process_start_time_seconds 1.7e9\n# TYPE onejob_sessions_lost_total counter\nonejob_sessions_lost_total 1\n"
 			for _, h := range []struct{ name, label, counts string }{
-				{"onejob_timer_lateness_seconds", "", c.late}, {"onejob_heartbeat_duration_seconds", `target="agent",`, c.beats},
+				{"onejob_timer_lateness_seconds", "", c.late},
+				{"onejob_heartbeat_duration_seconds", `target="agent",`, c.agent},
+				{"onejob_heartbeat_duration_seconds", `target="consul",`, c.servers},
+				{"onejob_heartbeat_duration_seconds", `target="postgres",`, "0 0 0"},
 			} {
 				n := strings.Fields(h.counts)
+				if len(n) == 0 {
+					continue
+				}
 				total := "100"
 				if n[2] == "0" {
 					total = "0"
 				}
-				text += "# TYPE " + h.name + " histogram\n"
+				if !strings.Contains(text, "# TYPE "+h.name) {
+					text += "# TYPE " + h.name + " histogram\n"
+				}
 				for i, le := range []string{"0.01", "1", "3", "+Inf"} {
 					text += h.name + "_bucket{" + h.label + `le="` + le + `"} ` + append(n, total)[i] + "\n"
 				}
@@ -63,10 +77,50 @@ func TestJudgeLeases(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			v := judgeLeases(families, 5*time.Second)
+			v := judgeLeases(families, leaseSlack{stall: 5 * time.Second, heartbeat: 6 * time.Second, renewal: 8 * time.Second})
 			if v.level != c.level || !strings.Contains(v.text, c.text) {
 				t.Errorf("the verdict is %s %s, want %s with %q", v.level, v.text, c.level, c.text)
 			}
 		})
 	}
+	if got, want := slackOf(consul.Config{}), (leaseSlack{stall: 5 * time.Second, heartbeat: 8 * time.Second, renewal: 11 * time.Second}); got != want {
+		t.Errorf("by default there is time for %+v, want %+v", got, want)
+	}
+}
+
+// A command such as "onejob lock" has a session in Consul as a replica has, and no metrics.
+func TestLeasesOfCommandsAreNotChecked(t *testing.T) {
+	t.Parallel()
+	kv := testenv.Consul(t)
+	cfg, err := loadConfig("", []string{"ONEJOB_CONSUL_ADDRESS=" + kv.Addr, "ONEJOB_CONSUL_PREFIX=" + kv.Prefix})
+	if err != nil {
+		t.Fatal(err)
+	}
+	check := func(want string) {
+		t.Helper()
+		var out strings.Builder
+		if err := checkLeases(t.Context(), cfg, &out); err == nil || err.Error() != want {
+			t.Errorf("it says %v, want %s\n%s", err, want, out.String())
+		}
+		if strings.Contains(out.String(), "onejob lock") {
+			t.Errorf("it asks a command:\n%s", out.String())
+		}
+	}
+	start := func(r consul.Replica) {
+		t.Helper()
+		lockConfig := cfg.consulConfig()
+		lockConfig.Replica = r
+		locks, err := consul.New(lockConfig)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(background(context.WithoutCancel(t.Context()), func(ctx context.Context) error { return locks.Run(ctx, nil) }))
+		if err := locks.Ready(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	start(consul.Replica{Name: "onejob lock db1", Version: "v1"})
+	check("no replica is running")
+	start(consul.Replica{Name: "web-1", Version: "v1", Process: "5d8a1bb1-6f5e-4c2b-8f0e-2d6a3b0c9e77"})
+	check("1 replica of 1: leases are too short, or unknown")
 }

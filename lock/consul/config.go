@@ -113,7 +113,7 @@ func (c *Config) slotDelay() time.Duration {
 // Replica is what a living replica tells about itself, in its key.
 type Replica struct {
 	Name    string    `json:"name"`
-	Process string    `json:"process,omitempty"` // the working process: the same for all its sessions
+	Process string    `json:"process,omitempty"` // the working process: the same for all its sessions; empty without a cluster, as of "onejob lock"
 	Host    string    `json:"host"`
 	PID     int       `json:"pid"`
 	Version string    `json:"version"`
