@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -49,8 +50,7 @@ func watchStatus(ctx context.Context, terminal *os.File, source *snapshot.Source
 
 // screenOf returns what --watch shows of a snapshot.
 func screenOf(s *snapshot.Snapshot) watch.Screen {
-	needs := blockOf("NEEDS SOMEBODY", s.Needs,
-		func(n snapshot.Need) watch.Row { return watch.Row{Key: n.Text, Task: n.Task, Level: n.Level} },
+	needs := blockOf("NEEDS SOMEBODY", s.Needs, needRows(s.Needs),
 		whole("LEVEL", func(n snapshot.Need) any { return n.Level }),
 		short("WHAT", func(n snapshot.Need) any { return n.Text }),
 		short("DO", func(n snapshot.Need) any { return n.Do }))
@@ -60,7 +60,7 @@ func screenOf(s *snapshot.Snapshot) watch.Screen {
 		{snapshot.BlockOverlaps, snapshot.BlockVacuum, snapshot.BlockNames},
 		{snapshot.BlockFailures},
 		{snapshot.BlockRunning},
-		{snapshot.BlockQueues, snapshot.BlockPaused},
+		{snapshot.BlockQueues, snapshot.BlockPaused, snapshot.BlockRates},
 		{snapshot.BlockLimits},
 		{snapshot.BlockSchedules},
 		{snapshot.BlockReplicas, snapshot.BlockLeader},
@@ -72,6 +72,26 @@ func screenOf(s *snapshot.Snapshot) watch.Screen {
 		}
 	}
 	return watch.Screen{Level: s.Level, Verdict: s.Verdict, Blocks: blocks}
+}
+
+// numbers are counts and durations in the text of a need, which change while it is the same need.
+var numbers = regexp.MustCompile(`(^| )\d[^ ]*( (ms|s|min|h|d)\b)?`)
+
+// needRows returns what makes a row of a need. Its key leaves numbers out, unless that is all in
+// which two needs differ.
+func needRows(needs []snapshot.Need) func(snapshot.Need) watch.Row {
+	key := func(n snapshot.Need) string { return fmt.Sprint(n.Task, numbers.ReplaceAllString(n.Text, "${1}N")) }
+	count := map[string]int{}
+	for _, n := range needs {
+		count[key(n)]++
+	}
+	return func(n snapshot.Need) watch.Row {
+		r := watch.Row{Key: key(n), Task: n.Task, Level: n.Level}
+		if count[r.Key] > 1 {
+			r.Key = n.Text
+		}
+		return r
+	}
 }
 
 // storyText returns what "onejob tasks show" prints of a task. Long payloads, results and

@@ -4,6 +4,8 @@ import (
 	"context"
 	"flag"
 	"os"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -115,6 +117,30 @@ func TestWatchPicture(t *testing.T) {
 	}
 }
 
+// Whatever could not be read, one block says so.
+func TestWatchShowsEachReadThatFailed(t *testing.T) {
+	t.Parallel()
+	source, err := os.ReadFile("../snapshot/snapshot.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	reads := regexp.MustCompile(`\n\tBlock\w+ += "(\w+)"`).FindAllStringSubmatch(string(source), -1)
+	if len(reads) < 12 {
+		t.Fatalf("snapshot.go has the blocks %q", reads)
+	}
+	for _, read := range reads {
+		s := busyMorning(time.Now())
+		s.Stale = []snapshot.Stale{{Block: read[1], Error: "too slow"}}
+		var notes []string
+		for _, b := range screenOf(s).Blocks {
+			notes = append(notes, b.Notes...)
+		}
+		if want := "not current: " + read[1] + " (it was never read): too slow"; len(notes) != 1 || notes[0] != want {
+			t.Errorf("without %s it says %q, want %q", read[1], notes, want)
+		}
+	}
+}
+
 // Of a limit that could not be read it is not known how many slots are held.
 func TestStatusOfALimitThatCouldNotBeRead(t *testing.T) {
 	t.Parallel()
@@ -128,6 +154,31 @@ func TestStatusOfALimitThatCouldNotBeRead(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// A need whose count or age has changed is the same row, so that it stays selected and open.
+func TestWatchKnowsNeedsAgain(t *testing.T) {
+	t.Parallel()
+	keys := func(texts ...string) (list []string) {
+		s := busyMorning(time.Now())
+		s.Needs = nil
+		for _, text := range texts {
+			s.Needs = append(s.Needs, snapshot.Need{Level: snapshot.Warning, Text: text})
+		}
+		for _, r := range screenOf(s).Blocks[0].Rows {
+			list = append(list, r.Key)
+		}
+		return list
+	}
+	before := keys("replica web-1 has sent no heartbeat for 4.2 s", "replica web-2 has sent no heartbeat for 4.2 s", "9,999 due tasks wait in queue a", "limit 1 is full", "limit 2 is full")
+	after := keys("replica web-1 has sent no heartbeat for 3 min", "replica web-2 has sent no heartbeat for 250 ms", "10,000+ due tasks wait in queue a", "limit 1 is full", "limit 2 is full")
+	if !slices.Equal(before, after) {
+		t.Errorf("the keys were %q, and are %q", before, after)
+	}
+	slices.Sort(after)
+	if n := len(slices.Compact(after)); n != 5 {
+		t.Errorf("%d rows have keys of their own, not 5: %q", n, after)
 	}
 }
 

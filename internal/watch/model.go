@@ -39,11 +39,15 @@ type place struct{ block, row int }
 // page is text of which a part is visible: the help, or a row with the story of its task.
 type page struct {
 	title   string
+	block   string   // the name of the row's block; empty: there is no row
+	key     string   // the row's
 	row     []string // a line for each cell
+	notes   []string // what keeps the row from being current
 	task    int64    // zero: there is no story
 	text    string   // the story
 	err     error    // why there is none
 	loading bool     // the story is being read
+	gone    bool     // the last snapshot has no such row
 	top     int
 }
 
@@ -56,8 +60,47 @@ func (m *model) show(s *snapshot.Snapshot) {
 	if s == m.seen {
 		return
 	}
+	before := m.seen
 	m.seen, m.screen, m.now = s, m.cfg.Screen(s), m.cfg.Now()
 	m.refresh()
+	if m.page != nil {
+		m.renewPage(before)
+	}
+}
+
+// renewPage fills the row of the open page anew. One that is gone stays as it was in the
+// snapshot before, and says so: somebody reads it.
+func (m *model) renewPage(before *snapshot.Snapshot) {
+	p := m.page
+	if p.block == "" {
+		return
+	}
+	for _, b := range m.screen.Blocks {
+		if name(b.Title) != p.block {
+			continue
+		}
+		if i := slices.IndexFunc(b.Rows, func(r Row) bool { return r.Key == p.key }); i >= 0 {
+			p.fill(b, b.Rows[i])
+			return
+		}
+	}
+	if !p.gone {
+		p.gone = true
+		p.notes = []string{fmt.Sprintf("The newest snapshot has no such row. This is of %s.", before.At.Local().Format("15:04:05"))}
+	}
+}
+
+// fill takes a row over. The story stays that of the task for which the page was opened.
+func (p *page) fill(b Block, r Row) {
+	if p.task == 0 {
+		p.title = b.Title
+	}
+	p.row, p.notes, p.gone = nil, b.Notes, false
+	for i, c := range b.Columns {
+		if r.Cells[i] != "" {
+			p.row = append(p.row, strings.ToLower(c.Name)+": "+r.Cells[i])
+		}
+	}
 }
 
 // refresh works out which rows pass the filter, and keeps the selection.
@@ -164,11 +207,8 @@ func (m *model) open() tea.Cmd {
 		p.title = fmt.Sprintf("TASK %d", r.Task)
 	}
 	if !b.Tasks {
-		for i, c := range b.Columns {
-			if r.Cells[i] != "" {
-				p.row = append(p.row, strings.ToLower(c.Name)+": "+r.Cells[i])
-			}
-		}
+		p.block, p.key = name(b.Title), r.Key
+		p.fill(b, *r)
 	}
 	m.page = p
 	if p.task == 0 {

@@ -178,6 +178,9 @@ func (m *model) pageBody(room int) []line {
 			all = append(all, line{l, s})
 		}
 	}
+	for _, note := range p.notes {
+		add(note, m.of(snapshot.Warning, plain))
+	}
 	for _, cell := range p.row {
 		add(cell, plain)
 	}

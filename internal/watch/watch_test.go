@@ -295,6 +295,42 @@ func TestRowInFull(t *testing.T) {
 	}
 }
 
+// An open row is renewed with each snapshot, whatever the filter. One that is gone says so.
+func TestOpenRowIsRenewed(t *testing.T) {
+	t.Parallel()
+	replica := func(state string, notes ...string) Screen {
+		s := screenWith(1)
+		s.Blocks[1].Notes = notes
+		s.Blocks[1].Rows[0].Cells[1] = state
+		return s
+	}
+	m := modelOf(replica("working, leads"), 80, 16)
+	m.press("/", "o", "n", "e", "enter", "enter")
+	shows := func(s Screen, after time.Duration, want string) {
+		t.Helper()
+		m.cfg.Screen = func(*snapshot.Snapshot) Screen { return s }
+		m.show(&snapshot.Snapshot{At: noon.Add(after)})
+		if text := m.textDrawn(); !strings.Contains(text, want) {
+			t.Errorf("it shows\n%s\n\nwant\n%s", text, want)
+		}
+	}
+	shows(replica("stopping"), 2*time.Second, "REPLICAS\nname: one\nstate: stopping\n\n")
+	shows(replica("stopping", "not current: replicas"), 4*time.Second, "REPLICAS\nnot current: replicas\nname: one\nstate: stopping\n\n")
+	none := screenWith(1)
+	none.Blocks[1].Rows = nil
+	const gone = "REPLICAS\nThe newest snapshot has no such row. This is of 12:00:04.\nname: one\nstate: stopping\n\n"
+	shows(none, 6*time.Second, gone)
+	shows(none, 8*time.Second, gone)
+	shows(replica("working"), 10*time.Second, "REPLICAS\nname: one\nstate: working\n\n")
+
+	// The page of a task has its story alone, and that of the keys no row.
+	m = modelOf(screenWith(7), 80, 16)
+	m.press("enter")
+	shows(screenWith(), 2*time.Second, "TASK 7\nreading ...\n\n")
+	m.press("esc", "?")
+	shows(screenWith(), 4*time.Second, "KEYS\nup, k ")
+}
+
 func TestHelp(t *testing.T) {
 	t.Parallel()
 	m := modelOf(screenWith(1), 80, 24)
