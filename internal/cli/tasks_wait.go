@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"onejob/internal/pgerror"
 	"onejob/internal/plaintext"
 	"onejob/internal/retry"
 	"onejob/store"
@@ -21,16 +22,16 @@ const (
 	lookTimeout = 10 * time.Second       // and how long a look may take
 )
 
-const waitCodes = `Exit codes: 0 it succeeded; 1 it failed, was cancelled or is not there; 2 usage or
-configuration error; 75 --timeout is over.`
+const waitCodes = `Exit codes: 0 it succeeded; 1 it failed, was cancelled or is not there, or the wait was
+interrupted; 2 usage or configuration error; 75 --timeout is over.`
 
 func tasksWait() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "wait ID",
 		Short: "Wait until a task has ended; exit 0 if it succeeded",
 		Long: `Wait until a task has succeeded, failed or been cancelled. The error of one that failed
-goes to stderr. It waits while a task is pending, however long that is, and, once it has
-seen the task, through an outage of Postgres; --timeout bounds it.
+goes to stderr. It waits while a task is pending, however long that is, and through an
+outage of Postgres, which it reports once on stderr; --timeout bounds it.
 
 ` + waitCodes,
 		Example: `  onejob tasks wait 17 && echo done
@@ -52,25 +53,28 @@ seen the task, through an outage of Postgres; --timeout bounds it.
 }
 
 // waitForTask returns when a task has ended: nil if it succeeded. seen says that it is known to
-// have been there; if not, an error of the first look ends the wait. timeout is zero for none.
+// have been there. If not, an error ends the wait until a look has found the task, unless it is
+// one of a Postgres that is unavailable. timeout is zero for none.
 func waitForTask(ctx context.Context, db *store.Store, id int64, seen bool, timeout time.Duration, stderr io.Writer) error {
 	waiting, cancel := ctx, func() {}
 	if timeout > 0 {
 		waiting, cancel = context.WithTimeout(ctx, timeout)
 	}
 	defer cancel()
+	var failure error // of the last look
 	for said := false; ; {
 		look, done := context.WithTimeout(waiting, lookTimeout)
 		status, message, err := db.Status(look, id)
 		done()
+		failure = err
 		switch {
-		case waiting.Err() != nil:
 		case errors.Is(err, store.ErrNoTask) && seen:
 			return fmt.Errorf("task %d is not there any more: it was deleted, by somebody or by retention", id)
-		case err != nil && !seen:
+		case err != nil && waiting.Err() != nil && !errors.Is(err, store.ErrNoTask):
+		case err != nil && !seen && !pgerror.Unavailable(err):
 			return err
 		case err != nil && !said:
-			printf(stderr, "onejob: %v; waiting on\n", err)
+			printf(stderr, "onejob: %s; waiting until the task can be read\n", explain(err))
 			said = true
 		case err != nil:
 		case status == tasks.StatusSucceeded:
@@ -86,7 +90,11 @@ func waitForTask(ctx context.Context, db *store.Store, id int64, seen bool, time
 		if ctx.Err() != nil {
 			return errors.New("interrupted while waiting for the task")
 		}
-		if waiting.Err() != nil {
+		switch {
+		case waiting.Err() == nil:
+		case !seen:
+			return &exitError{exitNotYet, fmt.Errorf("task %d could not be read within %v: %s", id, timeout, explain(failure))}
+		default:
 			return &exitError{exitNotYet, fmt.Errorf("task %d has not ended within %v; onejob tasks explain %[1]d says why", id, timeout)}
 		}
 	}
