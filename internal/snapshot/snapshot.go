@@ -96,6 +96,11 @@ type Need struct {
 	Text  string `json:"text"`
 	Do    string `json:"do"`                // what can be done; may be empty
 	Task  int64  `json:"task_id,omitempty"` // an example; zero: none
+
+	// Kind is the kind of the tasks whose payloads Text quotes; empty if it quotes none.
+	// Without is the text without them.
+	Kind    string `json:"-"`
+	Without string `json:"-"`
 }
 
 // Leader is who leads. A program other than a replica has no name.

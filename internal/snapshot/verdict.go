@@ -174,6 +174,8 @@ func (v *view) needsOfWaiting() {
 	}
 	for _, n := range v.nameless {
 		v.need(Bad, n.Sample, "configure it on a replica, or cancel the tasks", "tasks of kind %s wait: no live replica that serves their queue has the %s %q in its configuration", n.Kind, n.Field, n.Name)
+		need := &v.Needs[len(v.Needs)-1]
+		need.Kind, need.Without = n.Kind, fmt.Sprintf("tasks of kind %s wait: no live replica that serves their queue has their %s in its configuration", n.Kind, n.Field)
 	}
 }
 

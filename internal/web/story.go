@@ -161,6 +161,13 @@ func (p *page) functions() template.FuncMap {
 			return shown
 		},
 		"since": func(now, t time.Time) string { return snapshot.Seconds(max(0, now.Sub(t))).String() + " ago" },
+		"need": func(n snapshot.Need) string {
+			text := n.Text
+			if n.Kind != "" && p.hides(n.Kind) {
+				text = n.Without
+			}
+			return visible(plaintext.FirstLine(text, longestLine))
+		},
 		"failure": func(f snapshot.Failure) string {
 			if p.hides(f.Kind) {
 				return hidden

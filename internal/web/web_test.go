@@ -55,6 +55,7 @@ func (c *cluster) Overview(context.Context) (store.Overview, error) {
 	o.Failures.Rows = []store.Failure{{Kind: c.text, Error: c.text, Count: 3, First: now, Last: now, Sample: 17}}
 	o.Overlaps.Rows = []tasks.Overlap{{LockKey: c.text, Replica: c.text, OtherReplica: c.text}}
 	o.Held.Err = errors.New(c.text)
+	o.Nameless.Rows = []store.Nameless{{Kind: c.text, Field: "command", Name: c.text, Sample: 5}}
 	return o, c.err
 }
 
@@ -377,9 +378,15 @@ func TestHiddenPayloads(t *testing.T) {
 	if strings.Contains(body, "<code>secret</code></td><td data-label=\"Lock key\"") || strings.Count(body, "hidden by http.hide_payloads") != 3 || !strings.Contains(body, "40.5 %, hidden by http.hide_payloads") {
 		t.Errorf("the overview:\n%s", body)
 	}
+	if strings.Contains(body, "has the command") || !strings.Contains(body, "no live replica that serves their queue has their command in its configuration.") {
+		t.Errorf("what needs somebody names the command:\n%s", body)
+	}
 	url = serve(t, &cluster{text: "secret"}, func(cfg *web.Config) { cfg.HidePayloads = []string{"another"} })
 	if _, body := get(t, url+"/tasks/5"); strings.Contains(body, "hidden by") || !strings.Contains(body, "secret is why") {
 		t.Error("payloads of a kind are hidden that is not named")
+	}
+	if _, body := get(t, url+"/"); !strings.Contains(body, "no live replica that serves their queue has the command &#34;secret&#34; in its configuration.") {
+		t.Errorf("the command of a kind is hidden that is not named:\n%s", body)
 	}
 }
 
