@@ -37,16 +37,18 @@ demo: ## Three replicas, one killed in the middle of its work: see the takeover 
 # Without the profile of cmd/onejob: with it, everything that its test imports is compiled twice. Tests of
 # the bench build the daemon, so they have the flag in their environment.
 test: consul postgres rabbitmq ## Run all tests, against real servers, under the race detector
-	go test -race -pgo=off -timeout 40m $(LONGEST) ./...
+	go test -race -pgo=off -timeout 40m $(AT_ONCE) $(LONGEST) ./...
 	cd bench && GOFLAGS="$(GOFLAGS) -pgo=off" go test -timeout 20m ./...
 
 # Without vet, which make lint runs.
 retest: consul postgres rabbitmq bin/gotestsum ## The same, and what failed once more, alone: for a machine that others slow down
-	bin/gotestsum --format pkgname $(RERUN) --packages '$(LONGEST) ./...' -- -race -pgo=off -vet=off -timeout 40m
+	bin/gotestsum --format pkgname $(RERUN) --packages '$(LONGEST) ./...' -- -race -pgo=off -vet=off -timeout 40m $(AT_ONCE)
 	cd bench && GOFLAGS="$(GOFLAGS) -pgo=off" ../bin/gotestsum --format pkgname $(RERUN) --packages ./... -- -vet=off -timeout 20m
 
-# Go tests packages in this order, some at a time. None of these is left alone at the end.
+# Go tests packages in this order, and here half as many again at a time as there are processors: most
+# tests wait for something. None of these is left alone at the end.
 LONGEST = ./worker ./store ./lock/... ./internal/cli
+AT_ONCE = -p $(shell echo $$(($$(nproc) + ($$(nproc) + 1) / 2)))
 
 # At most five tests; not one with a data race, and no package that ends in a panic, or fails otherwise
 # than by a test.

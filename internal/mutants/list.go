@@ -590,4 +590,16 @@ var others = []Mutant{
 		"worker/attempt.go", "	if timeout > 0 {\n		var stop", "	if timeout < 0 {\n		var stop").
 		under("none", "unexpected_ends", "overstays").
 		failing("worker.TestOutcomes"),
+	one("leader-for-ever", "a leader that does not reach the database goes on leading",
+		"worker/leader.go", "case now.Sub(last) >= unreached:", "case now.Sub(last) >= 1000*unreached:").
+		failing("worker.TestLeaderWithoutPostgresResigns"),
+	one("stuck-for-ever", "a session that cannot give back its keys lives on",
+		"lock/consul/verify.go", "	in.giveUp(giveUpAfter * k.cfg.Verify)\n", "").
+		failing("lock/consul.TestRights"),
+	one("restless-limits", "a look for due limits that took long is followed by the next one",
+		"worker/limits.go", "took > slowLook {", "took > 1000*time.Hour {").
+		failing("worker.TestSlowLooksForLimitsRest"),
+	one("deaths-wait", "the death of a replica waits for a transaction that has locked its row",
+		"store/replicas.go", "FOR NO KEY UPDATE SKIP LOCKED)\n RETURNING state", "FOR NO KEY UPDATE)\n RETURNING state").
+		failing("store.TestLockedReplicasKeepNobodyWaiting"),
 }
