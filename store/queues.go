@@ -100,8 +100,7 @@ DELETE FROM onejob.actions
                          FROM onejob.actions
                         WHERE at < now() - $1 * interval '1 microsecond'
                         ORDER BY at
-                        LIMIT $2
-                          FOR UPDATE SKIP LOCKED))
+                        LIMIT $2))
 RETURNING true`, keep.Microseconds(), n)
 	return len(deleted), err
 }

@@ -1018,14 +1018,9 @@ func TestPurgePassesOverLockedRows(t *testing.T) {
 	b.schedule("s", hoursAgo(0))
 	b.sql(`INSERT INTO onejob.occurrences (schedule_id, due_at, skipped, made_at)
 SELECT id, timestamptz '2021-01-01Z' + i * interval '1 s', 'missed', now() - interval '2 days' FROM onejob.schedules, generate_series(1, 3) i`)
-	b.sql(`INSERT INTO onejob.actions (at, who, action, target, affected)
-SELECT now() - interval '2 days' + i * interval '1 s', 'me', 'cancel', 'task', 1 FROM generate_series(1, 3) i`)
-	openTransaction(t, b.dsn, `BEGIN`, `SELECT FROM onejob.occurrences ORDER BY due_at LIMIT 1 FOR UPDATE`, `SELECT FROM onejob.actions ORDER BY at LIMIT 1 FOR UPDATE`)
+	openTransaction(t, b.dsn, `BEGIN`, `SELECT FROM onejob.occurrences ORDER BY due_at LIMIT 1 FOR UPDATE`)
 	if n, err := b.PurgeOccurrences(t.Context(), 24*time.Hour, 10); n != 2 || err != nil {
 		t.Errorf("%d occurrences were deleted, %v", n, err)
-	}
-	if n, err := b.PurgeActions(t.Context(), 24*time.Hour, 10); n != 2 || err != nil {
-		t.Errorf("%d actions were deleted, %v", n, err)
 	}
 }
 

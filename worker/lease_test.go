@@ -119,6 +119,10 @@ func (s *fakeStore) Listen(ctx context.Context, _ func(tasks.Signal, string)) er
 
 func (s *fakeStore) WakeAll(context.Context) error { return nil }
 
+func (s *fakeStore) Clock(context.Context) (now, started time.Time, err error) {
+	return time.Now(), fakeServer.Started, nil
+}
+
 // run runs a worker on one task until its completion is written.
 func run(t *testing.T, locks *fakeLocker, db *fakeStore, kind tasks.Kind) tasks.Completion {
 	t.Helper()

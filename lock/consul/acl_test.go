@@ -163,6 +163,11 @@ func TestRights(t *testing.T) {
 		l := start(t, cfg)
 		key := fmt.Sprint("k-", forGood)
 		lease := acquire(t, l, key)
+		if forGood { // which keeps nothing of that
+			if _, err := l.Campaign(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
 
 		t.Run("rotated", func(t *testing.T) { write(token(t, keyless...)) })
 		// The file may be looked at between an acquire and its release, so each

@@ -99,7 +99,10 @@ func (in *leases) giveUp(after time.Duration) {
 	in.mu.Lock()
 	var why error
 	for _, ls := range in.own {
-		if ls.State() != hold.Leaked {
+		switch {
+		case ls.own == in.leaderPath() && ls.State() != hold.Leaked: // others can lead
+			continue
+		case ls.State() != hold.Leaked:
 			in.mu.Unlock()
 			return
 		}
