@@ -84,6 +84,7 @@ lint: ## Format, terms, vet, staticcheck, tidy modules, shell syntax
 	go mod tidy -diff
 	cd bench && go vet ./... && ../bin/staticcheck ./... && go mod tidy -diff
 	cd tools/page && go vet ./... && ../../bin/staticcheck ./... && go mod tidy -diff
+	cd tools/consul/discover && go vet ./...
 	cd tools/shape && go vet ./... && ../../bin/staticcheck ./... && go mod tidy -diff
 	@for s in $$(git ls-files '*.sh' .ci/run); do bash -n "$$s"; done
 

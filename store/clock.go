@@ -62,23 +62,35 @@ const (
 )
 
 // AfterSetBack makes pending tasks due that were to be due at once, and were enqueued while
-// Postgres' clock was ahead. It returns how many. It reads all pending tasks. What a schedule was before an
-// edit of that time counts until now: the due times of the old line that lie ahead are the new line's. A row that is locked,
+// Postgres' clock was ahead. It returns how many. It reads all pending tasks. A row that is locked,
 // that Postgres refuses to change, or whose trigger keeps it waiting or leaves it as it is, does not
 // keep the others; the error names one.
+//
+// Schedules that were edited while the clock was ahead count as edited now, see DueSchedules.
 func (s *Store) AfterSetBack(ctx context.Context) (due int, err error) {
-	ctxEdits, cancel := context.WithTimeout(ctx, s.timeout)
+	edits := s.bringEditsForward(ctx) // tasks do not depend on schedules
+	due, err = s.makeEarlyDue(ctx)
+	return due, errors.Join(edits, err)
+}
+
+// bringEditsForward lets what a schedule was before an edit that lies ahead of the clock count until
+// now: the due times of that line which lie ahead are the new line's.
+func (s *Store) bringEditsForward(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	_, edits := s.pool.Exec(ctxEdits, `
+	_, err := s.pool.Exec(ctx, `
 UPDATE onejob.former_schedules
    SET until = clock_timestamp()
  WHERE id = ANY (ARRAY(SELECT id FROM onejob.former_schedules WHERE until > clock_timestamp() FOR NO KEY UPDATE SKIP LOCKED))`)
-	if edits != nil {
-		edits = fmt.Errorf("bring edits forward after the clock was set back: %w", edits)
+	if err != nil {
+		return fmt.Errorf("bring edits forward after the clock was set back: %w", err)
 	}
-	defer func() { err = errors.Join(edits, err) }() // tasks do not depend on schedules
-	left := []int64{}                                // tried in vain
-	var why error                                    // of one of these
+	return nil
+}
+
+func (s *Store) makeEarlyDue(ctx context.Context) (due int, err error) {
+	left := []int64{} // tried in vain
+	var why error     // of one of these
 	for _, limit := range []string{"limit_name IS NULL", "limit_name IS NOT NULL"} {
 		for more := true; more && len(left) < mostLeftEarly; {
 			ids, err := s.early(ctx, strings.Replace(earlySQL, "{limit}", limit, 1), left)

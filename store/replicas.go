@@ -146,7 +146,7 @@ RETURNING true`, replicaArguments(r, id))
 	case len(joined) == 0:
 		return &tasks.OtherClusterError{Why: fmt.Sprintf("the cluster has another id than %s by now", id)}
 	}
-	// What ended long ago goes some day, whoever has locked it now.
+	// Housekeeping: a row that is locked, and after an error all of them, are left for another time.
 	_, _ = query(ctx, s.list, pgx.RowTo[bool], `
 DELETE FROM onejob.replicas
  WHERE session = ANY (ARRAY(SELECT session

@@ -233,7 +233,9 @@ func TestATokenThatIsTakenAwayFollowsNoMore(t *testing.T) {
 	url := serve(t, &cluster{text: "x"}, func(cfg *web.Config) {
 		cfg.Loopback, cfg.Token = false, func() (string, error) { return token.Load().(string), nil }
 	})
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+"/events", nil)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/events", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -251,6 +253,9 @@ func TestATokenThatIsTakenAwayFollowsNoMore(t *testing.T) {
 	}
 	token.Store("another-token-of-the-page")
 	for lines.Scan() { // ends
+	}
+	if ctx.Err() != nil {
+		t.Error("events go on for a minute")
 	}
 }
 
