@@ -104,6 +104,22 @@ END $$`)
 	})
 }
 
+// A data exception of the statement itself is final. One that another server reports, whose data may be
+// others the next time, fails the attempt.
+func TestDataExceptionsOfAnotherServer(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.join()
+	b.sql(`CREATE EXTENSION dblink SCHEMA public`)
+	elsewhere := `SELECT n FROM public.dblink('` + b.dsn + `', 'SELECT 1 / 0') AS t (n int)`
+	for sql, permanent := range map[string]bool{`SELECT 1 / 0`: true, elsewhere: false} {
+		_, err := runSQL(b, b.Store, sql)
+		if err == nil || !strings.Contains(err.Error(), "division by zero") || tasks.IsPermanent(err) != permanent {
+			t.Errorf("%s: %v, permanent: %t", sql, err, tasks.IsPermanent(err))
+		}
+	}
+}
+
 func TestStatementsCannotHurtTheCompletion(t *testing.T) {
 	bothWays(t, []string{`search_path = public, pg_catalog`}, func(t *testing.T, db *testenv.DB, cfg store.Config) {
 		cfg.MaxConns = 1 // what a statement leaves behind, the next one finds
