@@ -3,6 +3,7 @@ package worker_test
 import (
 	"fmt"
 	"math"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,7 +15,7 @@ import (
 
 // underRules starts a replica with a token of its own. It returns the token's rules, and what
 // changes them.
-func underRules(t *testing.T) (c *cluster, p *process, rules string, grant func(string)) {
+func underRules(t *testing.T, settings ...string) (c *cluster, p *process, rules string, grant func(string)) {
 	t.Helper()
 	_, kv := testenv.OwnConsul(t, servers.ConsulConfig{ManagementToken: "8f0cf8a5-3f5e-4c55-8d0c-5f6fd7a0a1f2"})
 	c = migratedCluster(t, migrated.Postgres(t), kv)
@@ -32,7 +33,7 @@ node_prefix "" { policy = "read" }
 	if err != nil {
 		t.Fatal(err)
 	}
-	p = c.process(t, "a", "", "CONSUL_HTTP_TOKEN="+token.SecretID)
+	p = c.process(t, "a", `kinds: {exec: {commands: {sleep: {path: /bin/sleep, args: ['5']}}}}`, append(settings, "CONSUL_HTTP_TOKEN="+token.SecretID)...)
 	c.await(t, c.insert(t, "kind", "noop"), "succeeded")
 	return c, p, rules, func(rules string) {
 		t.Helper()
@@ -86,4 +87,30 @@ func TestLockKeysThatConsulRefusesStopNoOthers(t *testing.T) {
 	grant(rules)
 	c.awaitAll(t, maxWait)
 	c.wantNone(t, "tasks did not succeed", "SELECT count(*) FROM onejob.tasks WHERE status <> 'succeeded'")
+}
+
+// A replica that has lost the right to write says that it cannot give back the lock of a task that has
+// ended, and gives it back by ending its session.
+func TestLocksAreGivenBackWithoutTheRightTo(t *testing.T) {
+	t.Parallel()
+	c, p, rules, grant := underRules(t, "ONEJOB_CONSUL_VERIFY=300ms")
+	id := c.insert(t, "kind, payload, lock_key", "exec", `{"command": "sleep"}`, "k")
+	c.await(t, id, "running")
+	holder := func() string {
+		pair, _, err := c.kv.Client.KV().Get(c.kv.Prefix+"/tasks/k", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if pair == nil {
+			return ""
+		}
+		return pair.Session
+	}
+	testenv.Eventually(t, maxWait, "the task is locked", func() bool { return holder() != "" })
+	grant(strings.Replace(rules, `policy = "write"`, `policy = "read"`, 1))
+	p.logged(t, "release_failed")
+	testenv.Eventually(t, maxWait, "the lock is free", func() bool { return holder() == "" })
+	c.await(t, id, "succeeded")
+	grant(rules)
+	c.await(t, c.insert(t, "kind, lock_key", "noop", "k"), "succeeded")
 }
