@@ -11,7 +11,10 @@ import (
 	"onejob/internal/mutants"
 )
 
-var caught = regexp.MustCompile(`seed (\d+) fails: (.*)`)
+var (
+	caught   = regexp.MustCompile(`seed (\d+) fails: (.*)`)
+	panicked = regexp.MustCompile(`(?m)^panic: (.*)`) // the process ends, and does not say which seed it was at
+)
 
 // runMutants runs each mutant until it is caught. It is an error if one is not, within the time.
 func runMutants(only string, duration time.Duration, seed uint64, procs int) error {
@@ -42,6 +45,8 @@ func runMutants(only string, duration time.Duration, seed uint64, procs int) err
 		switch exit := (*exec.ExitError)(nil); {
 		case found != nil:
 			fmt.Printf("%-26s %8v  seed %s: %s\n", m.Name, took, found[1], found[2])
+		case panicked.Match(out.Bytes()):
+			fmt.Printf("%-26s %8v  %s\n", m.Name, took, panicked.Find(out.Bytes()))
 		case errors.As(err, &exit):
 			return fmt.Errorf("%s: %w\n%s", m.Name, err, out.Bytes())
 		case err != nil:

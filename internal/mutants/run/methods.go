@@ -162,7 +162,7 @@ func firstFailure(ctx context.Context, overlay string, packages []string) (faile
 	return failed, nil
 }
 
-var caught = regexp.MustCompile(`seed (\d+): (.*)`)
+var caught = regexp.MustCompile(`seed (\d+): (.*)|panic: (.*)`)
 
 // simulate goes through schedules for a minute on each processor.
 func (s *result) simulate(ctx context.Context) error {
