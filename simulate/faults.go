@@ -54,7 +54,7 @@ func (w *world) begin(f *Fault) {
 			w.failovers++
 			w.note("a standby takes over")
 			w.failed = true
-			w.db.Failover(backup)
+			w.failOver(backup)
 		})
 	case PlantKey:
 		if n := len(w.died); n > 0 {

@@ -102,6 +102,7 @@ func (w *world) run() {
 			w.violate("stop", "process %d of replica %d, which died, has not stopped a minute after it was told to", r.life, r.m.id)
 		}
 	}
+	w.checkSteps()
 }
 
 func (w *world) settleLeases() {

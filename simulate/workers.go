@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap"
 
 	"onejob/internal/supervisor"
+	"onejob/internal/testenv/lifecycle"
 	"onejob/lock/consul"
 	"onejob/simulate/fakeconsul"
 	"onejob/simulate/fakestore"
@@ -25,6 +26,12 @@ import (
 
 // maxCrashes is after how many deaths of replicas a task is quarantined.
 const maxCrashes = 3
+
+// How long a task waits before it is retried: the first time, and at most.
+const (
+	retryBase = 100 * time.Millisecond
+	retryMax  = 2 * time.Second
+)
 
 // Some tasks have a limit.
 const (
@@ -47,6 +54,7 @@ type workers struct {
 	nextJob   *job     // of the row that is inserted
 	overLimit bool     // that was seen
 	died      []string // sessions of processes that died
+	steps     []lifecycle.Step
 }
 
 // job is what the world knows of one task.
@@ -87,7 +95,7 @@ func (w *world) startWorker(m *machine) *replica {
 		r.locker = locker
 		wk, err := worker.New(worker.Config{
 			Store: w.db.Store(m.query), Locks: locker, Kinds: tasks.Kinds{"k": kind{w, m, life}}, Replica: name, Process: r.process,
-			Concurrency: 1 + w.plan.Workers, PollOnly: true, MaxCrashes: maxCrashes, RetryBase: 100 * time.Millisecond, RetryMax: 2 * time.Second,
+			Concurrency: 1 + w.plan.Workers, PollOnly: true, MaxCrashes: maxCrashes, RetryBase: retryBase, RetryMax: retryMax,
 			Limits: locker.Semaphores(), LimitSlots: map[string]int{limitName: limitSlots}, LockDelay: w.timing().LockDelay, ShutdownGrace: grace, Log: log,
 		})
 		if err != nil {
@@ -197,13 +205,13 @@ func (k kind) Prepare(json.RawMessage) (tasks.Handler, error) { return k.run, ni
 
 func (k kind) run(ctx context.Context, a *tasks.Attempt) (tasks.Result, error) {
 	w := k.w
-	began := k.m.clockAt(w.now()) // the worker has just looked at the deadline
+	began, deadline := k.m.clockAt(w.now()), a.Deadline() // the worker has just looked at both
 	w.gate()
 	if k.m.life != k.life {
 		return tasks.Result{}, errors.New("dead")
 	}
-	if d := a.Deadline(); d <= began && !k.m.stood() {
-		w.violate("late", "task %d begins on replica %d %v after its lease", a.ID, k.m.id, began.Sub(d))
+	if deadline <= began {
+		w.violate("late", "task %d begins on replica %d %v after its lease", a.ID, k.m.id, began.Sub(deadline))
 	}
 	j := w.claimed[a.Fence]
 	h := &handler{m: k.m, life: k.life, id: a.ID, job: j, key: a.LockKey, fence: a.Fence, session: a.Session, began: w.now(), ctx: ctx}
@@ -332,6 +340,7 @@ func (w *world) strike(m *machine) {
 func (w *world) rowChanged(before, after fakestore.Row, by string) {
 	w.note("task %d: %s -> %s by %s, attempt %d, crashes %d, stalls %d, fence %d %s", after.ID, before.Status, after.Status, by, after.Attempt, after.Crashes, after.Stalls, after.Fence, after.Error)
 	j := w.jobs[after.ID]
+	w.step(before, after, by)
 	switch by {
 	case "insert", "cancel", "begin":
 		return
@@ -346,7 +355,7 @@ func (w *world) rowChanged(before, after fakestore.Row, by string) {
 				w.violate("I4 takeover", "task %d is taken from replica %d (session %s), which works on it", h.id, h.m.id, h.session)
 			}
 		}
-		if after.Error == "quarantined" && after.Status == tasks.StatusFailed && j.struck == 0 {
+		if strings.HasPrefix(after.Error, "quarantined:") && after.Status == tasks.StatusFailed && j.struck == 0 {
 			w.violate("I12 quarantine", "task %d is quarantined, and no process has died or stood still while it worked on it", after.ID)
 		}
 	case "complete":

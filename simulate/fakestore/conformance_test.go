@@ -45,7 +45,7 @@ func fake() *side {
 		forget: d.ForgetReplicas,
 		rows: func() (list []string) {
 			for _, r := range d.Rows() {
-				list = append(list, describe(r.ID, string(r.Status), r.Attempt, r.Crashes, r.Stalls, r.Fence, r.Session, r.RunAt.After(time.Now())))
+				list = append(list, describe(r.ID, string(r.Status), r.Attempt, r.Crashes, r.Stalls, r.Fence, r.Session, r.RunAt.After(time.Now()), r.Error))
 			}
 			return list
 		},
@@ -91,17 +91,17 @@ func real(t *testing.T) *side {
 func realRows(t *testing.T, pool *pgxpool.Pool) []string {
 	t.Helper()
 	rows, err := pool.Query(t.Context(), `
-SELECT id, status, attempt, crashes, stalls, coalesce(fence, 0), coalesce(session::text, ''), run_at > clock_timestamp() FROM onejob.tasks ORDER BY id`)
+SELECT id, status, attempt, crashes, stalls, coalesce(fence, 0), coalesce(session::text, ''), run_at > clock_timestamp(), coalesce(error, '') FROM onejob.tasks ORDER BY id`)
 	if err != nil {
 		t.Fatal(err)
 	}
 	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (string, error) {
 		var id, fence int64
-		var status, session string
+		var status, session, failure string
 		var attempt, crashes, stalls int
 		var later bool
-		err := row.Scan(&id, &status, &attempt, &crashes, &stalls, &fence, &session, &later)
-		return describe(id, status, attempt, crashes, stalls, fence, session, later), err
+		err := row.Scan(&id, &status, &attempt, &crashes, &stalls, &fence, &session, &later, &failure)
+		return describe(id, status, attempt, crashes, stalls, fence, session, later, failure), err
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -109,8 +109,8 @@ SELECT id, status, attempt, crashes, stalls, coalesce(fence, 0), coalesce(sessio
 	return list
 }
 
-func describe(id int64, status string, attempt, crashes, stalls int, fence int64, session string, later bool) string {
-	return fmt.Sprintf("%d %s attempt %d crashes %d stalls %d fence %d session %s later %v", id, status, attempt, crashes, stalls, fence, session, later)
+func describe(id int64, status string, attempt, crashes, stalls int, fence int64, session string, later bool, failure string) string {
+	return fmt.Sprintf("%d %s attempt %d crashes %d stalls %d fence %d session %s later %v error %q", id, status, attempt, crashes, stalls, fence, session, later, failure)
 }
 
 // TestSameAsPostgres makes the same calls of both, at random, and compares what they answer

@@ -442,18 +442,30 @@ func (d *Database) takeOver(dead []string, maxCrashes int) (abandoned []tasks.Ab
 		}
 		d.note(Attempt{r.ID, r.Fence, r.Session, outcome})
 		o := tasks.Abandoned{ID: r.ID, Kind: r.Kind, LockKey: r.Key(), Attempt: r.Attempt, Stalls: r.Stalls, Fence: r.Fence, Replica: r.Replica, Since: now().Sub(r.StartedAt)}
+		guilty := v.last && v.blame && v.proven
+		switch {
+		case !v.died:
+			r.Error = fmt.Sprintf("replica %s lost its session during attempt %d of %d", r.Replica, r.Attempt, r.MaxAttempts)
+		case guilty:
+			stalled := ""
+			if r.Stalls > 0 {
+				stalled = " or stalled"
+			}
+			r.Error = fmt.Sprintf("quarantined: %d replicas died%s while they worked on it, the last was %s; see what it does to them, then onejob tasks retry %d",
+				r.Crashes+r.Stalls+1, stalled, r.Replica, r.ID)
+		default:
+			r.Error = fmt.Sprintf("replica %s died during attempt %d of %d", r.Replica, r.Attempt, r.MaxAttempts)
+		}
 		switch {
 		case r.Cancel:
 			r.Status = tasks.StatusCancelled
 		case !v.usedUp:
 			r.Status = tasks.StatusPending
-		case v.last && v.blame && v.proven:
+		case guilty:
 			r.Status = tasks.StatusFailed
-			r.Error = "quarantined"
 			o.Quarantined = true
 		case r.Attempt >= r.MaxAttempts:
 			r.Status = tasks.StatusFailed
-			r.Error = "died"
 		default:
 			r.Status = tasks.StatusPending
 		}
