@@ -414,7 +414,7 @@ var others = []Mutant{
 	// Processes.
 	one("exits", "a replica ends by itself in one of 150 attempts",
 		"worker/attempt.go", "	result, err = handler(ctx, a)\n", "	if a.Fence%150 == 0 {\n		go panic(\"it ends by itself\")\n	}\n	result, err = handler(ctx, a)\n").
-		under("none", "unexpected_ends", "exits").
+		under("none", "worker_crashes").
 		failing("worker.TestManyTasksInOneProcess"),
 	one("guard", "nobody stops commands",
 		"internal/guard/reaper.go", "if k.phase != running || k.gone {\n		return\n	}\n	k.phase, k.reason", "if k.phase != running || k.gone || k != nil {\n		return\n	}\n	k.phase, k.reason").
@@ -452,6 +452,7 @@ var others = []Mutant{
 	one("overlap-skip", "a due time makes a task though the one before it runs",
 		"tasks/schedule/plan.go", "			busy = true\n", "			busy = false\n").
 		and("tasks/schedule/plan.go", "			if busy {\n", "			if busy && waiting < 0 {\n").
+		under("none", "occurrences_wrong").
 		failing("tasks/schedule.TestPlan"),
 	one("overlap-queue", "due times make more tasks that wait than queue_cap says",
 		"tasks/schedule/plan.go", "if waiting >= d.QueueCap {", "if waiting > d.QueueCap {").
@@ -602,4 +603,50 @@ var others = []Mutant{
 	one("deaths-wait", "the death of a replica waits for a transaction that has locked its row",
 		"store/replicas.go", "FOR NO KEY UPDATE SKIP LOCKED)\n RETURNING state", "FOR NO KEY UPDATE)\n RETURNING state").
 		failing("store.TestLockedReplicasKeepNobodyWaiting"),
+
+	// Numbers of a run of chaos that no mutant above asks for: each is above zero in some run.
+	one("any-queue", "claims take tasks of all queues",
+		"store/choose.go", "cardinality(@queues::text[]) = 0 OR", "cardinality(@queues::text[]) >= 0 OR").
+		and("store/choose.go", "cardinality(@queues) > 0 AND queue", "cardinality(@queues) < 0 AND queue").
+		under("none", "misrouted").
+		failing("store.TestClaimServesItsQueues"),
+	one("unique", "two waiting tasks may have one unique_key",
+		"migrations/001_tasks.sql", "CREATE UNIQUE INDEX unique_key_is_taken", "CREATE INDEX unique_key_is_taken").
+		under("none", "unique_broken").
+		failing("store.TestUniqueKey"),
+	one("no-tail", "the end of a long output is lost",
+		"tasks/output.go", "Text(string(o.head)), left, Text(string(tail)))", "Text(string(o.head)), left, \"\")").
+		under("none", "outputs_wrong").
+		failing("tasks.TestOutputKeepsHeadAndTail"),
+	one("keep-nothing", "retention deletes a task with a keep_for as soon as it has ended",
+		"store/schedules.go", "least(keep_for, interval '1000 years')", "least(keep_for, interval '0')").
+		and("migrations/009_deleting.sql", "least(keep_for, interval '1000 years')) * 1000000)::bigint))", "least(keep_for, interval '0')) * 1000000)::bigint))").
+		under("none", "lost"),
+	one("made-twice", "a due time makes two tasks",
+		"store/schedules.go", "    SELECT o.task_id, s.kind, s.payload,", "    SELECT CASE g WHEN 0 THEN o.task_id ELSE nextval(pg_get_serial_sequence('onejob.tasks', 'id')) END, s.kind, s.payload,").
+		and("store/schedules.go", "      JOIN schedule s ON s.id = o.schedule_id\n     WHERE o.task_id IS NOT NULL`", "      JOIN schedule s ON s.id = o.schedule_id CROSS JOIN generate_series(0, 1) g\n     WHERE o.task_id IS NOT NULL`").
+		under("none", "occurrences_doubled"),
+	one("passed-for-20s", "one row of fifty is claimed 20 s after it came due",
+		"store/choose.go", "CASE WHEN status <> 'pending' OR run_at > statement_timestamp() OR id = ANY (@avoid)", "CASE WHEN status <> 'pending' OR run_at > statement_timestamp() - interval '20 s' * (id % 50 = 0)::int OR id = ANY (@avoid)").
+		under("none", "starved"),
+	one("fails-by-itself", "one attempt of a hundred fails for good",
+		"worker/attempt.go", "	result, err = handler(ctx, a)\n", "	result, err = handler(ctx, a)\n	if a.Fence%100 == 0 && err == nil {\n		err = tasks.Permanent(errReplyLost)\n	}\n").
+		under("none", "spoiled"),
+	one("not-begun-is-charged", "a task that has not begun when its replica stops has one attempt less",
+		"store/complete.go", "           attempt     = greatest(t.attempt - 1, 0),\n           session     = NULL,", "           session     = NULL,").
+		under("term,rolling", "spent").
+		failing("store.TestRequeue"),
+	one("no-lock", "a task begins though Consul does not answer",
+		"worker/attempt.go", "	if err != nil {\n		w.requeue(t, err)\n		return false\n	}\n	if slot != nil {", "	if err != nil && !errors.Is(err, lock.ErrHeld) {\n		lease, err = nobodys{}, nil\n	}\n	if err != nil {\n		w.requeue(t, err)\n		return false\n	}\n	if slot != nil {").
+		and("worker/attempt.go", "// errReplyLost requeues", "type nobodys struct{}\n\nfunc (nobodys) Context() context.Context      { return context.Background() }\nfunc (nobodys) Deadline() boottime.Instant    { return boottime.Now().Add(time.Minute) }\nfunc (nobodys) Release(context.Context) error { return nil }\n\n// errReplyLost requeues").
+		under("consul-away", "unlocked"),
+	one("statement-twice", "the statement of a task is executed twice",
+		"tasks/kinds/sql/sql.go", "	rows, err := tx.Query(ctx, sql, append", "	if rows, err := tx.Query(ctx, sql, append([]any{pgx.QueryExecModeExec}, args...)...); err == nil {\n		rows.Close()\n	}\n	rows, err := tx.Query(ctx, sql, append").
+		under("none", "double_effect"),
+	one("fences-again", "fences begin anew after 300",
+		"store/claim.go", "fence      = @fences_from::bigint + nextval('onejob.fences'::regclass),", "fence      = @fences_from::bigint + nextval('onejob.fences'::regclass) % 300,").
+		under("none", "fences_repeated"),
+	one("forgets-some", "one lock of a hundred is never released",
+		"lock/consul/lease.go", "	ls.in.release(ls)\n", "	if ls.index%100 != 0 {\n		ls.in.release(ls)\n	}\n").
+		under("none", "leaks"),
 }
