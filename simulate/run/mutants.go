@@ -45,7 +45,7 @@ func runMutants(only string, duration time.Duration, seed uint64, procs int) err
 		switch exit := (*exec.ExitError)(nil); {
 		case found != nil:
 			fmt.Printf("%-26s %8v  seed %s: %s\n", m.Name, took, found[1], found[2])
-		case panicked.Match(out.Bytes()):
+		case panicked.Match(out.Bytes()) && !bytes.Contains(out.Bytes(), []byte("\npanic: test timed out")):
 			fmt.Printf("%-26s %8v  %s\n", m.Name, took, panicked.Find(out.Bytes()))
 		case errors.As(err, &exit):
 			return fmt.Errorf("%s: %w\n%s", m.Name, err, out.Bytes())
