@@ -634,8 +634,12 @@ var others = []Mutant{
 		under("none", "spoiled"),
 	one("not-begun-is-charged", "a task that has not begun when its replica stops has one attempt less",
 		"store/complete.go", "           attempt     = greatest(t.attempt - 1, 0),\n           session     = NULL,", "           session     = NULL,").
-		under("term,rolling", "spent").
+		under("term,rolling", "illegal_steps").
 		failing("store.TestRequeue"),
+	one("a-stop-fails", "an attempt that a stop ends has failed",
+		"worker/attempt.go", "e.Outcome, e.Next, e.Requeue = tasks.Shutdown, tasks.StatusPending, true", "again(tasks.Shutdown)").
+		under("term,rolling", "spent").
+		failing("worker.TestShutdownGivesWorkBack"),
 	one("no-lock", "a task begins though Consul does not answer",
 		"worker/attempt.go", "	if err != nil {\n		w.requeue(t, err)\n		return false\n	}\n	if slot != nil {", "	if err != nil && !errors.Is(err, lock.ErrHeld) {\n		lease, err = nobodys{}, nil\n	}\n	if err != nil {\n		w.requeue(t, err)\n		return false\n	}\n	if slot != nil {").
 		and("worker/attempt.go", "// errReplyLost requeues", "type nobodys struct{}\n\nfunc (nobodys) Context() context.Context      { return context.Background() }\nfunc (nobodys) Deadline() boottime.Instant    { return boottime.Now().Add(time.Minute) }\nfunc (nobodys) Release(context.Context) error { return nil }\n\n// errReplyLost requeues").
