@@ -213,9 +213,13 @@ func (s *result) chaos(ctx context.Context, m mutants.Mutant, overlay, folder st
 		return err
 	}
 	for _, number := range m.Found {
-		n, ok := report[number].(float64)
+		found, ok := report[number]
 		if !ok {
 			return fmt.Errorf("the report has no %s", number)
+		}
+		n, _ := found.(float64)
+		if list, ok := found.([]any); ok { // of leaks
+			n = float64(len(list))
 		}
 		if n > 0 && !s.Caught {
 			s.Caught, s.How = true, fmt.Sprintf("%s: %.0f", number, n)
