@@ -29,7 +29,7 @@ var policies = []struct {
 	{"skips what was missed", "noop", "{}", checker.Policy{OnMissed: "skip", Cap: 100, OnOverlap: "allow", QueueCap: 100}},
 	{"makes one for all that was missed", "noop", "{}", checker.Policy{OnMissed: "one", Cap: 100, OnOverlap: "allow", QueueCap: 100}},
 	{"makes few of what was missed", "noop", "{}", checker.Policy{OnMissed: "all", Cap: 3, OnOverlap: "allow", QueueCap: 100}},
-	{"skips what overlaps", "go", `{"ms": 2500}`, checker.Policy{OnMissed: "all", Cap: 10000, OnOverlap: "skip", QueueCap: 100}},
+	{"skips what overlaps", "go", `{"ms": 5000}`, checker.Policy{OnMissed: "all", Cap: 10000, OnOverlap: "skip", QueueCap: 100}},
 	{"queues what overlaps", "go", `{"ms": 1500}`, checker.Policy{OnMissed: "all", Cap: 10000, OnOverlap: "queue", QueueCap: 3}},
 }
 

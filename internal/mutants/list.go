@@ -647,11 +647,11 @@ var others = []Mutant{
 	one("statement-twice", "the statement of a task is executed twice",
 		"tasks/kinds/sql/sql.go", "	rows, err := tx.Query(ctx, sql, append", "	if rows, err := tx.Query(ctx, sql, append([]any{pgx.QueryExecModeExec}, args...)...); err == nil {\n		rows.Close()\n	}\n	rows, err := tx.Query(ctx, sql, append").
 		under("none", "double_effect"),
-	one("fences-again", "fences begin anew after 100, and replicas use them",
-		"store/claim.go", "fence      = @fences_from::bigint + nextval('onejob.fences'::regclass),", "fence      = @fences_from::bigint + nextval('onejob.fences'::regclass) % 100,").
-		and("worker/claim.go", "if w.database.rising(claimed.Tasks, before) {", "if w.database.rising(claimed.Tasks, before) || before >= 0 {").
+	one("fences-in-pairs", "a command has the fence of the attempt before or after",
+		"tasks/kinds/exec/exec.go", "strconv.FormatInt(a.Fence, 10)", "strconv.FormatInt(a.Fence/2*2, 10)").
 		under("none", "fences_repeated"),
-	one("forgets-some", "one lock of a hundred is never released",
-		"lock/consul/lease.go", "	ls.in.release(ls)\n", "	if ls.index%100 != 0 {\n		ls.in.release(ls)\n	}\n").
+	one("leaves-processes", "one attempt of a hundred leaves a process behind",
+		"worker/attempt.go", "	result, err = handler(ctx, a)\n", "	if a.Fence%100 == 0 {\n		_ = exec.Command(\"sleep\", \"600\").Start()\n	}\n	result, err = handler(ctx, a)\n").
+		and("worker/attempt.go", "	\"runtime/debug\"\n", "	\"os/exec\"\n	\"runtime/debug\"\n").
 		under("none", "leaks"),
 }
