@@ -216,9 +216,5 @@ func (s *Store) Retry(ctx context.Context, id int64) (bool, error) {
 }
 
 func (s *Store) ask(ctx context.Context, sql string, id int64) (bool, error) {
-	yes, err := act[bool](ctx, s, sql, namedArgs{"id": id})
-	if err != nil {
-		return false, fmt.Errorf("task %d: %w", id, err)
-	}
-	return yes[0], nil
+	return one(act[bool](ctx, s, fmt.Sprintf("task %d", id), sql, namedArgs{"id": id}))
 }

@@ -184,15 +184,11 @@ func (s *Store) bulk(ctx context.Context, b Bulk, after int64, most int, action 
 	defer cancel()
 	// Postgres ends a statement that takes too long before the context does: its rows must not
 	// be locked any more when a statement for fewer of them follows, as that leaves locked rows.
-	parts, err := queryAfter(ctx, s.pool, pgx.RowToStructByPos[bulkPart], recorded+`, pg_catalog.set_config('statement_timeout', $2, true)`,
+	return one(queryAfter(ctx, s.pool, pgx.RowToStructByPos[bulkPart], recorded+`, pg_catalog.set_config('statement_timeout', $2, true)`,
 		[]any{actor, strconv.FormatInt(within.Milliseconds(), 10)}, `
 SELECT matched, affected, next_id, action_id
   FROM onejob.bulk(@action::text, @filter::text::jsonb, @after::bigint, @most::int, @spread::bigint * interval '1 microsecond', @recorded::bigint, @count::bool)`,
-		namedArgs{"action": string(b.Action), "filter": string(filter), "after": after, "most": most, "spread": b.Spread.Microseconds(), "recorded": action, "count": b.Count})
-	if err != nil {
-		return bulkPart{}, err
-	}
-	return parts[0], nil
+		namedArgs{"action": string(b.Action), "filter": string(filter), "after": after, "most": most, "spread": b.Spread.Microseconds(), "recorded": action, "count": b.Count}))
 }
 
 // Now returns the time by Postgres' clock, which is the one that the times in rows come from.
@@ -226,20 +222,15 @@ func (s *Store) Delete(ctx context.Context, id int64) (bool, error) {
 // RunSchedule enqueues a task of a schedule now, and returns its id, or zero if there is no
 // such schedule. Its due times stay as they are.
 func (s *Store) RunSchedule(ctx context.Context, name string) (int64, error) {
-	ids, err := act[*int64](ctx, s, `SELECT onejob.run_schedule(@name::text)`, namedArgs{"name": name})
-	switch {
-	case err != nil:
-		return 0, fmt.Errorf("run schedule %s: %w", name, err)
-	case ids[0] == nil:
-		return 0, nil
+	id, err := one(act[*int64](ctx, s, "run schedule "+name, `SELECT onejob.run_schedule(@name::text)`, namedArgs{"name": name}))
+	if err != nil || id == nil {
+		return 0, err
 	}
-	return *ids[0], nil
+	return *id, nil
 }
 
 // Record notes in onejob.actions what was done elsewhere, such as in Consul.
 func (s *Store) Record(ctx context.Context, action, target string) error {
-	if _, err := act[bool](ctx, s, `SELECT onejob.record(@action::text, @target::text, 1) IS NULL`, namedArgs{"action": action, "target": target}); err != nil {
-		return fmt.Errorf("record %s: %w", action, err)
-	}
-	return nil
+	_, err := act[bool](ctx, s, "record "+action, `SELECT onejob.record(@action::text, @target::text, 1) IS NULL`, namedArgs{"action": action, "target": target})
+	return err
 }

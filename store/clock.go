@@ -249,9 +249,5 @@ type setPart struct {
 func (s *Store) setNext(ctx context.Context, a schedule.Ahead, at, next time.Time) (setPart, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	parts, err := query(ctx, s.pool, pgx.RowToStructByPos[setPart], setNextSQL, a.ID, a.Cron, a.Zone, at, next, forgetAtOnce)
-	if err != nil {
-		return setPart{}, err
-	}
-	return parts[0], nil
+	return one(query(ctx, s.pool, pgx.RowToStructByPos[setPart], setNextSQL, a.ID, a.Cron, a.Zone, at, next, forgetAtOnce))
 }

@@ -185,17 +185,13 @@ func (s *Store) listWindowIDs(ctx context.Context, f Filter, before int64, size,
      ORDER BY -id
      LIMIT @window`
 	}
-	windows, err := list(ctx, s, pgx.RowToStructByPos[window], `
+	return one(list(ctx, s, pgx.RowToStructByPos[window], `
 WITH next AS MATERIALIZED (`+next+`
 )
 SELECT ARRAY(SELECT id FROM next`+where+` ORDER BY id DESC LIMIT @wanted),
        (SELECT count(*) FROM next),
        (SELECT coalesce(min(id), 0) FROM next)`,
-		namedArgs{"window": size, "status": f.Status, "kind": f.Kind, "queue": f.Queue, "before": before, "wanted": wanted})
-	if err != nil {
-		return window{}, err
-	}
-	return windows[0], nil
+		namedArgs{"window": size, "status": f.Status, "kind": f.Kind, "queue": f.Queue, "before": before, "wanted": wanted}))
 }
 
 // listed is a row, and when it was read.

@@ -38,13 +38,10 @@ func (s *Store) PausedQueues(ctx context.Context) ([]QueueRow, error) {
 // if that is zero too when somebody resumes the queue. A queue that is paused already gets
 // the new reason and end.
 func (s *Store) PauseQueue(ctx context.Context, name, reason string, until time.Time, after time.Duration) error {
-	_, err := act[bool](ctx, s, `
+	_, err := act[bool](ctx, s, "pause queue "+name, `
 SELECT onejob.pause_queue(@name::text, nullif(@reason::text, ''), `+pauseEnd+`) IS NULL`,
 		namedArgs{"name": name, "reason": reason, "until": moment(until), "after": after.Microseconds()})
-	if err != nil {
-		return fmt.Errorf("pause queue %s: %w", name, err)
-	}
-	return nil
+	return err
 }
 
 // pauseEnd is when a pause ends: at a time, after a duration, or when somebody ends it.
@@ -53,25 +50,13 @@ const pauseEnd = `coalesce(@until::timestamptz, statement_timestamp() + nullif(@
 // ResumeQueue lets claims take tasks from a paused queue again, and wakes the replicas. It
 // reports whether the queue was paused.
 func (s *Store) ResumeQueue(ctx context.Context, name string) (bool, error) {
-	resumed, err := act[bool](ctx, s, `SELECT onejob.resume_queue(@name::text)`, namedArgs{"name": name})
-	if err != nil {
-		return false, fmt.Errorf("resume queue %s: %w", name, err)
-	}
-	return resumed[0], nil
+	return one(act[bool](ctx, s, "resume queue "+name, `SELECT onejob.resume_queue(@name::text)`, namedArgs{"name": name}))
 }
 
-// act runs a statement that onejob.actions records.
-func act[T any](ctx context.Context, s *Store, sql string, args ...any) ([]T, error) {
-	return actAs(ctx, s, pgx.RowTo[T], sql, args...)
-}
-
-// actAs runs a statement that onejob.actions records for the actor of the context, or else
-// for Config.Actor.
-func actAs[T any](ctx context.Context, s *Store, scan pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
-	actor := cmp.Or(Actor(ctx), s.actor)
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	return queryAfter(ctx, s.pool, scan, recorded, []any{actor}, sql, args...)
+// act runs a statement that onejob.actions records for the actor of the context, or else
+// for Config.Actor. doing begins its error.
+func act[T any](ctx context.Context, s *Store, doing, sql string, args ...any) ([]T, error) {
+	return fetchAfter(ctx, s.pool, doing, pgx.RowTo[T], recorded, []any{cmp.Or(Actor(ctx), s.actor)}, sql, args...)
 }
 
 // recorded comes before a statement that onejob.actions records. $1 is the actor.

@@ -545,19 +545,16 @@ func (p *dueParts) made(id int64, plan schedule.Plan, quick bool) {
 // schedule comes due, and at most d. Schedules in the zones given are left out, and those
 // that DueSchedules leaves out.
 func (s *Store) UntilNextSchedule(ctx context.Context, d time.Duration, unknownZones []string) (time.Duration, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
 	ids, versions, _ := s.putOff.list()
-	var micros int64
-	err := s.pool.QueryRow(ctx, `
+	micros, err := one(fetchFreely(ctx, s.pool, "look for the next schedule", pgx.RowTo[int64], `
 SELECT least((extract(epoch FROM min(next_at) FILTER (WHERE isfinite(next_at)) - clock_timestamp()) * 1000000)::bigint, $4)
   FROM onejob.schedules s
  WHERE enabled
    AND paused_until IS DISTINCT FROM 'infinity'
    AND time_zone <> ALL (coalesce($1, '{}'::text[]))
-   AND `+notPutOff, unknownZones, ids, versions, d.Microseconds()).Scan(&micros)
+   AND `+notPutOff, unknownZones, ids, versions, d.Microseconds()))
 	if err != nil {
-		return 0, fmt.Errorf("look for the next schedule: %w", err)
+		return 0, err
 	}
 	return max(0, time.Duration(micros)*time.Microsecond), nil
 }
@@ -846,11 +843,7 @@ func (s *Store) PurgeOccurrences(ctx context.Context, keep time.Duration, n int)
 	purge := func(n int) (portion, error) {
 		ctx, cancel := context.WithTimeout(ctx, s.timeout)
 		defer cancel()
-		list, err := query(ctx, s.pool, pgx.RowToStructByPos[portion], purgeOccurrencesSQL, keep.Microseconds(), n, s.kept.madeAt())
-		if err != nil {
-			return portion{}, err
-		}
-		return list[0], nil
+		return one(query(ctx, s.pool, pgx.RowToStructByPos[portion], purgeOccurrencesSQL, keep.Microseconds(), n, s.kept.madeAt()))
 	}
 	for deleted := 0; ; {
 		p, err := purge(n - deleted)

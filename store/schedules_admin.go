@@ -110,16 +110,13 @@ SELECT o.due_at, o.task_id, t.status, o.skipped, o.made_at
 // EnableSchedule enables or disables a schedule. It reports whether there is
 // one. Whoever enables one that is marked with an error wants it tried again.
 func (s *Store) EnableSchedule(ctx context.Context, name string, enabled bool) (bool, error) {
-	found, err := act[bool](ctx, s, `
+	found, err := act[bool](ctx, s, "schedule "+name, `
 UPDATE onejob.schedules
    SET enabled = @enabled::bool,
        error   = CASE WHEN @enabled THEN NULL ELSE error END
  WHERE name = @name
 RETURNING true`, namedArgs{"name": name, "enabled": enabled})
-	if err != nil {
-		return false, fmt.Errorf("schedule %s: %w", name, err)
-	}
-	return len(found) > 0, nil
+	return len(found) > 0, err
 }
 
 // PauseSchedule lets a schedule create no tasks for due times from now on. It ends at a
@@ -127,23 +124,15 @@ RETURNING true`, namedArgs{"name": name, "enabled": enabled})
 // schedule. One that is paused already gets the new reason and end. It reports whether there
 // is a schedule with that name.
 func (s *Store) PauseSchedule(ctx context.Context, name, reason string, until time.Time, after time.Duration) (bool, error) {
-	found, err := act[bool](ctx, s, `
+	return one(act[bool](ctx, s, "pause schedule "+name, `
 SELECT onejob.pause_schedule(@name::text, nullif(@reason::text, ''), `+pauseEnd+`)`,
-		namedArgs{"name": name, "reason": reason, "until": moment(until), "after": after.Microseconds()})
-	if err != nil {
-		return false, fmt.Errorf("pause schedule %s: %w", name, err)
-	}
-	return found[0], nil
+		namedArgs{"name": name, "reason": reason, "until": moment(until), "after": after.Microseconds()}))
 }
 
 // ResumeSchedule lets a paused schedule create tasks again, for due times from now on. It
 // reports whether the schedule was paused.
 func (s *Store) ResumeSchedule(ctx context.Context, name string) (bool, error) {
-	resumed, err := act[bool](ctx, s, `SELECT onejob.resume_schedule(@name::text)`, namedArgs{"name": name})
-	if err != nil {
-		return false, fmt.Errorf("resume schedule %s: %w", name, err)
-	}
-	return resumed[0], nil
+	return one(act[bool](ctx, s, "resume schedule "+name, `SELECT onejob.resume_schedule(@name::text)`, namedArgs{"name": name}))
 }
 
 // SkippedDueTimes returns the due times from one time to another, both included,

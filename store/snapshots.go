@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -60,10 +59,5 @@ func scanHeld(row pgx.CollectableRow) (h tasks.HeldSnapshot, err error) {
 
 // SeesAllBackends reports whether HeldSnapshots sees other users' transactions.
 func (s *Store) SeesAllBackends(ctx context.Context) (all bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	if err := s.pool.QueryRow(ctx, `SELECT pg_has_role('pg_read_all_stats', 'USAGE')`).Scan(&all); err != nil {
-		return false, fmt.Errorf("look up the rights of pg_read_all_stats: %w", err)
-	}
-	return all, nil
+	return one(fetchFreely(ctx, s.pool, "look up the rights of pg_read_all_stats", pgx.RowTo[bool], `SELECT pg_has_role('pg_read_all_stats', 'USAGE')`))
 }

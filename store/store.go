@@ -288,22 +288,30 @@ func query[T any](ctx context.Context, db sender, scan pgx.RowToFunc[T], sql str
 
 // fetch is query within the time that a call of the store has. doing begins its error.
 func fetch[T any](ctx context.Context, p *pool, doing string, scan pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
-	return fetchAfter(ctx, p, doing, scan, indexesOnly, sql, args...)
+	return fetchAfter(ctx, p, doing, scan, indexesOnly, nil, sql, args...)
 }
 
 // fetchFreely is fetch for a statement that may read whole tables.
 func fetchFreely[T any](ctx context.Context, p *pool, doing string, scan pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
-	return fetchAfter(ctx, p, doing, scan, fixed, sql, args...)
+	return fetchAfter(ctx, p, doing, scan, fixed, nil, sql, args...)
 }
 
-func fetchAfter[T any](ctx context.Context, p *pool, doing string, scan pgx.RowToFunc[T], first, sql string, args ...any) ([]T, error) {
+func fetchAfter[T any](ctx context.Context, p *pool, doing string, scan pgx.RowToFunc[T], first string, firstArgs []any, sql string, args ...any) ([]T, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.timeout)
 	defer cancel()
-	list, err := queryAfter(ctx, p, scan, first, nil, sql, args...)
+	list, err := queryAfter(ctx, p, scan, first, firstArgs, sql, args...)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", doing, err)
 	}
 	return list, nil
+}
+
+// one returns the row of a statement that returns one.
+func one[T any](rows []T, err error) (row T, _ error) {
+	if err != nil {
+		return row, err
+	}
+	return rows[0], nil
 }
 
 // The first statement also sets what every statement needs (see pool). search_path is
