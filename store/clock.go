@@ -76,16 +76,11 @@ func (s *Store) AfterSetBack(ctx context.Context) (due int, err error) {
 // bringEditsForward lets what a schedule was before an edit that lies ahead of the clock count until
 // now: the due times of that line which lie ahead are the new line's.
 func (s *Store) bringEditsForward(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	_, err := s.pool.Exec(ctx, `
+	_, err := fetchFreely(ctx, s.pool, "bring edits forward after the clock was set back", pgx.RowTo[int64], `
 UPDATE onejob.former_schedules
    SET until = clock_timestamp()
  WHERE id = ANY (ARRAY(SELECT id FROM onejob.former_schedules WHERE until > clock_timestamp() FOR NO KEY UPDATE SKIP LOCKED))`)
-	if err != nil {
-		return fmt.Errorf("bring edits forward after the clock was set back: %w", err)
-	}
-	return nil
+	return err
 }
 
 func (s *Store) makeEarlyDue(ctx context.Context) (due int, err error) {

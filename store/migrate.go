@@ -433,7 +433,7 @@ func inTransaction(ctx context.Context, conn *pgx.Conn, fn func(pgx.Tx) error) e
 		if _, err := tx.Exec(ctx, fixed); err != nil {
 			return err
 		}
-		if _, err := tx.Exec(ctx, fmt.Sprintf(`SET LOCAL tcp_user_timeout = %d`, cutOff.Milliseconds())); err != nil {
+		if _, err := tx.Exec(ctx, setCutOff); err != nil {
 			return err
 		}
 		return fn(tx)

@@ -499,8 +499,7 @@ type glance struct {
 func (s *Store) glance(ctx context.Context, do func(g glance) error) error {
 	ctx, cancel := context.WithTimeout(ctx, glancesTimeout)
 	defer cancel()
-	tx, err := s.glances.inner.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly})
-	s.glances.heal(err)
+	tx, err := s.glances.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly})
 	if err != nil {
 		return err
 	}
