@@ -247,11 +247,11 @@ type round struct {
 }
 
 // claimOnce chooses, takes and reads. After an error nothing was taken, unless the
-// connection broke.
+// connection broke. Each of its transactions must begin as a batch for SendBatch does.
 func (s *Store) claimOnce(ctx context.Context, c tasks.Claim, l look, turn turn) (r round, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	conn, err := s.pool.acquire(ctx)
+	conn, err := s.pool.inner.Acquire(ctx)
 	if err != nil {
 		return r, err
 	}
@@ -330,7 +330,7 @@ func (s *Store) claimOne(ctx context.Context, c tasks.Claim, l look, turn turn) 
 func (s *Store) tryOne(ctx context.Context, c tasks.Claim, l look, turn turn) (r round, refused *tasks.RowError, wait time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	conn, err := s.pool.acquire(ctx)
+	conn, err := s.pool.inner.Acquire(ctx)
 	if err != nil {
 		return r, nil, 0, err
 	}

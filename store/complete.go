@@ -423,7 +423,7 @@ func (s *Store) completeOrSettle(ctx context.Context, completions []*completion,
 // complete writes completions, all or none of those that are accepted, and returns
 // the others. It waits for triggers as bounds say (see patience), without bounds for as long as
 // they like.
-func complete(ctx context.Context, db sender, sql string, completions []*completion, bounds []any) (rest []*completion, err error) {
+func complete(ctx context.Context, db DB, sql string, completions []*completion, bounds []any) (rest []*completion, err error) {
 	first := hashJoins
 	if bounds != nil {
 		first = hashJoins + bounded
@@ -445,7 +445,7 @@ func complete(ctx context.Context, db sender, sql string, completions []*complet
 }
 
 // settle answers completions that complete did not accept.
-func settle(ctx context.Context, db sender, completions []*completion, bounds []any) error {
+func settle(ctx context.Context, db DB, completions []*completion, bounds []any) error {
 	type answer struct {
 		Fence  int64
 		Answer string

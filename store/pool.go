@@ -171,10 +171,6 @@ SELECT pg_catalog.pg_backend_pid(),
 	return l, nil
 }
 
-// acquire returns a connection for a batch that holds its own transactions. Each of
-// them must begin as a batch for SendBatch does. Give it back with release.
-func (p *pool) acquire(ctx context.Context) (*pgxpool.Conn, error) { return p.inner.Acquire(ctx) }
-
 // release gives a connection back, which may be in a transaction that failed with
 // err: the pool would close it, and a pooler the server's.
 func (p *pool) release(conn *pgxpool.Conn, err error) {
@@ -367,7 +363,3 @@ func (p *pool) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, erro
 	p.heal(err)
 	return tx, err
 }
-
-func (p *pool) Ping(ctx context.Context) error { return p.inner.Ping(ctx) }
-
-func (p *pool) Close() { p.inner.Close() }

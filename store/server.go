@@ -91,7 +91,7 @@ func (s *Store) Server(ctx context.Context) (tasks.ServerReport, error) {
        coalesce((SELECT fences_from FROM onejob.cluster), -1)`)
 }
 
-func which(ctx context.Context, db sender, rest string) (tasks.ServerReport, error) {
+func which(ctx context.Context, db DB, rest string) (tasks.ServerReport, error) {
 	r, err := identify(ctx, db, fullIdentity+rest)
 	if pgerror.Is(err, insufficientPrivilege, undefinedFunction, notSupported) {
 		return identify(ctx, db, noIdentity+rest)
@@ -106,7 +106,7 @@ const (
 	notSupported          = "0A000"
 )
 
-func identify(ctx context.Context, db sender, sql string) (tasks.ServerReport, error) {
+func identify(ctx context.Context, db DB, sql string) (tasks.ServerReport, error) {
 	list, err := query(ctx, db, func(row pgx.CollectableRow) (r tasks.ServerReport, err error) {
 		var timeline string
 		var seconds int64

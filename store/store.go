@@ -182,10 +182,9 @@ func (s *Store) Close() {
 	closed := make(chan struct{})
 	go func() {
 		defer close(closed)
-		s.pool.Close()
-		s.works.Close()
-		s.list.Close()
-		s.glances.Close()
+		for _, p := range []*pool{s.pool, s.works, s.list, s.glances} {
+			p.inner.Close()
+		}
 		s.lookouts.close()
 	}()
 	select {
@@ -222,12 +221,7 @@ func (s *Store) leaveServer() {
 func (s *Store) Pool() *pgxpool.Pool { return s.pool.inner }
 
 // Ping returns nil if Postgres answers.
-func (s *Store) Ping(ctx context.Context) error {
-	if err := s.pool.Ping(ctx); err != nil {
-		return sanitized(err)
-	}
-	return nil
-}
+func (s *Store) Ping(ctx context.Context) error { return sanitized(s.pool.inner.Ping(ctx)) }
 
 // Pooled reports whether a connection pooler is between this store and Postgres, as
 // far as the connections opened so far show.
@@ -262,11 +256,6 @@ func (s *Store) Version(ctx context.Context) (string, error) {
 	return v, sanitized(err)
 }
 
-// A sender is a pool or a transaction.
-type sender interface {
-	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
-}
-
 // query runs a statement of the hot path and collects its rows, in one round
 // trip and one transaction with a few settings that last as long.
 //
@@ -282,7 +271,7 @@ type sender interface {
 //
 // They only forbid; the statements are written so that an index remains, see
 // docs/decisions/claim.md.
-func query[T any](ctx context.Context, db sender, scan pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
+func query[T any](ctx context.Context, db DB, scan pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
 	return queryAfter(ctx, db, scan, indexesOnly, nil, sql, args...)
 }
 
@@ -324,7 +313,7 @@ const (
 )
 
 // queryAfter is query after another statement than indexesOnly.
-func queryAfter[T any](ctx context.Context, db sender, scan pgx.RowToFunc[T], first string, firstArgs []any, sql string, args ...any) (list []T, err error) {
+func queryAfter[T any](ctx context.Context, db DB, scan pgx.RowToFunc[T], first string, firstArgs []any, sql string, args ...any) (list []T, err error) {
 	var b pgx.Batch
 	b.Queue(first, firstArgs...)
 	b.Queue(sql, args...)
