@@ -35,6 +35,14 @@ const (
 
 var usesSchema = grant{"SCHEMA", "onejob", "USAGE"}
 
+// each returns grants of the same privileges on several objects.
+func each(on, privileges string, objects ...string) (list []grant) {
+	for _, object := range objects {
+		list = append(list, grant{on, object, privileges})
+	}
+	return list
+}
+
 // An enqueuer reads no more of the table than RETURNING id and ON CONFLICT
 // (unique_key) need, and what became of a task.
 var enqueuerGrants = []grant{
@@ -46,32 +54,13 @@ var enqueuerGrants = []grant{
 
 // An observer reads everything, payloads, results and output included: without
 // them, nobody can tell why a task fails.
-var observerGrants = append([]grant{
-	usesSchema,
-	{"TABLE", "schema_version", "SELECT"},
-	{"TABLE", "tasks", "SELECT"},
-	{"TABLE", "attempts", "SELECT"},
-	{"TABLE", "overlaps", "SELECT"},
-	{"TABLE", "schedules", "SELECT"},
-	{"TABLE", "former_schedules", "SELECT"},
-	{"TABLE", "occurrences", "SELECT"},
-	{"TABLE", "cluster", "SELECT"},
-	{"TABLE", "replicas", "SELECT"},
-	{"TABLE", "progress", "SELECT"},
-	{"TABLE", "queues", "SELECT"},
-	{"TABLE", "actions", "SELECT"},
-}, whyGrants...)
+var observerGrants = slices.Concat([]grant{usesSchema},
+	each("TABLE", "SELECT", "schema_version", "tasks", "attempts", "overlaps", "schedules", "former_schedules", "occurrences", "cluster", "replicas", "progress", "queues", "actions"), whyGrants)
 
 // whyGrants let a role ask why a task waits. What the functions read, it must be able to
 // read itself.
-var whyGrants = []grant{
-	{"FUNCTION", "why(bigint)", "EXECUTE"},
-	{"FUNCTION", "why_pending(onejob.tasks)", "EXECUTE"},
-	{"FUNCTION", "why_replica(uuid, text)", "EXECUTE"},
-	{"FUNCTION", "why_time(timestamptz)", "EXECUTE"},
-	{"FUNCTION", "why_error(text)", "EXECUTE"},
-	{"FUNCTION", "why_wait(text, bigint, bool)", "EXECUTE"},
-}
+var whyGrants = each("FUNCTION", "EXECUTE",
+	"why(bigint)", "why_pending(onejob.tasks)", "why_replica(uuid, text)", "why_time(timestamptz)", "why_error(text)", "why_wait(text, bigint, bool)")
 
 // An operator is an observer, too. It has no UPDATE on tasks: the functions run
 // with their owner's rights and do nothing else.
@@ -84,15 +73,9 @@ var operatorGrants = append([]grant{
 }, actionGrants...)
 
 // actionGrants are for what onejob.actions records.
-var actionGrants = []grant{
-	{"FUNCTION", "pause_queue(text, text, timestamptz)", "EXECUTE"},
-	{"FUNCTION", "resume_queue(text)", "EXECUTE"},
-	{"FUNCTION", "record(text, text, bigint, bigint, text)", "EXECUTE"},
-	{"FUNCTION", "bulk(text, jsonb, bigint, int, interval, bigint, bool)", "EXECUTE"},
-	{"FUNCTION", "run_schedule(text)", "EXECUTE"},
-	{"FUNCTION", "pause_schedule(text, text, timestamptz)", "EXECUTE"},
-	{"FUNCTION", "resume_schedule(text)", "EXECUTE"},
-}
+var actionGrants = each("FUNCTION", "EXECUTE", "pause_queue(text, text, timestamptz)", "resume_queue(text)",
+	"record(text, text, bigint, bigint, text)", "bulk(text, jsonb, bigint, int, interval, bigint, bool)",
+	"run_schedule(text)", "pause_schedule(text, text, timestamptz)", "resume_schedule(text)")
 
 // A worker has what a replica needs that does not migrate, and the command line on
 // its host. CheckRights asks for just this.
