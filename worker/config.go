@@ -102,9 +102,7 @@ func (c Config) WithDefaults() Config {
 	c.RetentionEvery = cmp.Or(c.RetentionEvery, time.Minute)
 	c.SnapshotAge = cmp.Or(c.SnapshotAge, 5*time.Minute)
 	c.OverlapsEvery = cmp.Or(c.OverlapsEvery, time.Minute)
-	if c.Log == nil {
-		c.Log = logging.Stderr()
-	}
+	c.Log = cmp.Or(c.Log, logging.Stderr())
 	if c.Process == "" {
 		c.Process = uuid.NewString()
 	}

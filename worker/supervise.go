@@ -3,6 +3,7 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -58,9 +59,7 @@ func Supervise(log *zap.Logger, work func(ctx context.Context, p *Process) error
 }
 
 func superviseBy(ctx context.Context, log *zap.Logger) (exitCode int) {
-	if log == nil {
-		log = logging.Stderr()
-	}
+	log = cmp.Or(log, logging.Stderr())
 	code, err := supervisor.Run(supervisor.Config{
 		Asked:     ctx,
 		Crashed:   func(c supervisor.Crash) { c.Log(log) },
@@ -91,10 +90,7 @@ func (p *Process) Run(ctx context.Context, cfg Config) error {
 		return fmt.Errorf("worker: Supervise needs Locks that implement lock.Reporter, and %T does not", cfg.Locks)
 	}
 	if p.self.Dead != nil {
-		log := cfg.Log
-		if log == nil {
-			log = logging.Stderr()
-		}
+		log := cmp.Or(cfg.Log, logging.Stderr())
 		supervisor.ReportDeath(ctx, log, p.self.Dead, cfg.Store.DeclareProcessDead, locks.ReportDeath, p.self.Ready)
 		return nil
 	}

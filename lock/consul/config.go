@@ -170,9 +170,7 @@ func (c Config) WithDefaults() Config {
 	if c.Replica.Started.IsZero() {
 		c.Replica.Started = time.Now()
 	}
-	if c.Log == nil {
-		c.Log = logging.Stderr()
-	}
+	c.Log = cmp.Or(c.Log, logging.Stderr())
 	return c
 }
 

@@ -51,9 +51,7 @@ func (c Config) WithDefaults() Config {
 	c.Heartbeat = cmp.Or(c.Heartbeat, 10*time.Second)
 	c.Verify = cmp.Or(c.Verify, 3*time.Second)
 	c.Margin = cmp.Or(c.Margin, 2*time.Second)
-	if c.Log == nil {
-		c.Log = logging.Stderr()
-	}
+	c.Log = cmp.Or(c.Log, logging.Stderr())
 	return c
 }
 
