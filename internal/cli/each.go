@@ -34,3 +34,18 @@ func forEach(c *cobra.Command, what string, names []string, do func(name string)
 	}
 	return nil
 }
+
+// eachNamed does something to each thing that is named, and says so; missing says why it could not.
+func eachNamed(c *cobra.Command, what string, names []string, done string, do func(name string) (bool, error), missing func(name string) error) error {
+	return forEach(c, what, names, func(name string) error {
+		did, err := do(name)
+		switch {
+		case err != nil:
+			return err
+		case !did:
+			return missing(name)
+		}
+		printf(c.OutOrStdout(), "%s %s is %s\n", what, name, done)
+		return nil
+	})
+}

@@ -165,16 +165,8 @@ func queuesResume() *cobra.Command {
 		})),
 	}
 	return withStore(c, func(c *cobra.Command, names []string, db *store.Store) error {
-		return forEach(c, "queue", names, func(name string) error {
-			resumed, err := db.ResumeQueue(c.Context(), name)
-			switch {
-			case err != nil:
-				return err
-			case !resumed:
-				return fmt.Errorf("queue %s is not paused", name)
-			}
-			printf(c.OutOrStdout(), "queue %s is resumed\n", name)
-			return nil
-		})
+		return eachNamed(c, "queue", names, "resumed", func(name string) (bool, error) {
+			return db.ResumeQueue(c.Context(), name)
+		}, func(name string) error { return fmt.Errorf("queue %s is not paused", name) })
 	})
 }

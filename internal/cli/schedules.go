@@ -198,27 +198,22 @@ the new end and reason.`,
 		if err != nil {
 			return err
 		}
-		return eachSchedule(c, db, names, "paused", func(name string) (bool, error) {
+		return eachNamed(c, "schedule", names, "paused", func(name string) (bool, error) {
 			return db.PauseSchedule(c.Context(), name, p.reason, end, p.length)
-		})
+		}, func(name string) error { return noSchedule(c.Context(), db, name) })
 	})
 }
 
 func schedulesResume() *cobra.Command {
 	c := &cobra.Command{Use: "resume NAME...", Short: "Let paused schedules enqueue tasks again, from now on", Args: cobra.MinimumNArgs(1), ValidArgsFunction: completeNames(scheduleNames)}
 	return withStore(c, func(c *cobra.Command, names []string, db *store.Store) error {
-		return forEach(c, "schedule", names, func(name string) error {
-			resumed, err := db.ResumeSchedule(c.Context(), name)
-			if err == nil && !resumed {
-				if _, _, err = findSchedule(c.Context(), db, name); err == nil {
-					err = fmt.Errorf("schedule %s is not paused", name)
-				}
-			}
-			if err != nil {
+		return eachNamed(c, "schedule", names, "resumed", func(name string) (bool, error) {
+			return db.ResumeSchedule(c.Context(), name)
+		}, func(name string) error {
+			if _, _, err := findSchedule(c.Context(), db, name); err != nil {
 				return err
 			}
-			printf(c.OutOrStdout(), "schedule %s is resumed\n", name)
-			return nil
+			return fmt.Errorf("schedule %s is not paused", name)
 		})
 	})
 }
@@ -238,24 +233,9 @@ func stateOfSchedule(r store.ScheduleRow) string {
 func schedulesEnable(verb, short string, enabled bool) *cobra.Command {
 	c := &cobra.Command{Use: verb + " NAME...", Short: short, Args: cobra.MinimumNArgs(1), ValidArgsFunction: completeNames(scheduleNames)}
 	return withStore(c, func(c *cobra.Command, names []string, db *store.Store) error {
-		return eachSchedule(c, db, names, verb+"d", func(name string) (bool, error) {
+		return eachNamed(c, "schedule", names, verb+"d", func(name string) (bool, error) {
 			return db.EnableSchedule(c.Context(), name, enabled)
-		})
-	})
-}
-
-// eachSchedule does something to each schedule, and says so or that there is none.
-func eachSchedule(c *cobra.Command, db *store.Store, names []string, done string, do func(name string) (found bool, err error)) error {
-	return forEach(c, "schedule", names, func(name string) error {
-		found, err := do(name)
-		switch {
-		case err != nil:
-			return err
-		case !found:
-			return noSchedule(c.Context(), db, name)
-		}
-		printf(c.OutOrStdout(), "schedule %s is %s\n", name, done)
-		return nil
+		}, func(name string) error { return noSchedule(c.Context(), db, name) })
 	})
 }
 
