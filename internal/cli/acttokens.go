@@ -10,6 +10,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"onejob/internal/plaintext"
 	"onejob/internal/web"
 )
 
@@ -48,7 +49,7 @@ func parseActTokens(content []byte) ([]web.ActToken, error) {
 		}
 		fields := strings.Fields(line)
 		if len(fields) != 2 {
-			return nil, fmt.Errorf("line %d has %s; write it as NAME TOKEN", n, plural(len(fields), "word"))
+			return nil, fmt.Errorf("line %d has %s; write it as NAME TOKEN", n, plaintext.Plural(len(fields), "word"))
 		}
 		name, token := fields[0], fields[1]
 		switch {

@@ -75,7 +75,7 @@ what its leases allow.`,
 			}
 		}
 		if failed := all.count(checkFailed); failed > 0 {
-			return fmt.Errorf("%s failed", plural(failed, "check"))
+			return fmt.Errorf("%s failed", plaintext.Plural(failed, "check"))
 		}
 		if *output != formatJSON {
 			fmt.Fprintln(out, "ready to serve")
@@ -265,7 +265,7 @@ func checkStatements(ctx context.Context, cfg Config, db *store.Store, all *find
 		}
 	}
 	if len(statements) > 0 {
-		all.report("statements", errors.Join(errs...), "Postgres accepts "+plural(len(statements), "statement")+" of kinds.sql")
+		all.report("statements", errors.Join(errs...), "Postgres accepts "+plaintext.Plural(len(statements), "statement")+" of kinds.sql")
 	}
 }
 
@@ -284,7 +284,7 @@ func checkSchedules(ctx context.Context, db *store.Store, all *findings) {
 		}
 	}
 	if len(list) > 0 && wrong == 0 {
-		all.ok("schedules", plural(len(list), "schedule")+", none with an error")
+		all.ok("schedules", plaintext.Plural(len(list), "schedule")+", none with an error")
 	}
 }
 
@@ -309,7 +309,7 @@ func checkReferences(ctx context.Context, db *store.Store, all *findings) {
 		}
 	}
 	if len(list) > 0 && wrong == 0 {
-		all.ok("foreign keys", plural(len(list), "foreign key")+" to onejob.tasks, each with ON DELETE and an index")
+		all.ok("foreign keys", plaintext.Plural(len(list), "foreign key")+" to onejob.tasks, each with ON DELETE and an index")
 	}
 }
 

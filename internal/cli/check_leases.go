@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/common/model"
 
 	"onejob/internal/metrics"
+	"onejob/internal/plaintext"
 	"onejob/lock"
 	"onejob/lock/consul"
 )
@@ -57,7 +58,7 @@ func checkLeases(ctx context.Context, cfg Config, out io.Writer) error {
 		printf(out, "%-5s %s: %s\n", v.level, name, v.text)
 	}
 	if failed > 0 {
-		return fmt.Errorf("%s of %d: leases are too short, or unknown", plural(failed, "replica"), len(replicas))
+		return fmt.Errorf("%s of %d: leases are too short, or unknown", plaintext.Plural(failed, "replica"), len(replicas))
 	}
 	return nil
 }
@@ -152,7 +153,7 @@ func judgeLeases(families map[string]*dto.MetricFamily, slack leaseSlack) leaseV
 		text += fmt.Sprintf(", its renewals took less than %v", renewal)
 		times = min(times, slack.renewal.Seconds()/renewal.Seconds())
 	}
-	text += ", and it lost " + plural(lost, "session")
+	text += ", and it lost " + plaintext.Plural(lost, "session")
 	switch {
 	case times <= 1:
 		return leaseVerdict{"FAIL", text + ": leases are too short for this machine; raise consul.check_ttl and consul.session_ttl, or give it processors and memory"}

@@ -207,11 +207,11 @@ func (a *limitAnswer) sentence() string {
 	case a.Slots == 0:
 		return fmt.Sprintf("%s has 0 slots, which pauses it: onejob limits set %s SLOTS.", its, plaintext.Argument(a.Name))
 	case a.Held == 0:
-		return fmt.Sprintf("%s has %s, none of which is taken.", its, plural(a.Slots, "slot"))
+		return fmt.Sprintf("%s has %s, none of which is taken.", its, plaintext.Plural(a.Slots, "slot"))
 	}
 	full := ""
 	if a.Held >= a.Slots {
 		full = "is full: it "
 	}
-	return fmt.Sprintf("%s %shas %s, and these are taken: %s.", its, full, plural(a.Slots, "slot"), strings.Join(holders, "; "))
+	return fmt.Sprintf("%s %shas %s, and these are taken: %s.", its, full, plaintext.Plural(a.Slots, "slot"), strings.Join(holders, "; "))
 }

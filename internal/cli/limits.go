@@ -234,7 +234,7 @@ the new number. 0 pauses the limit.`,
 		if err != nil {
 			return err
 		}
-		printf(c.OutOrStdout(), "limit %s has %s%s\n", name, plural(slots, "slot"), note)
+		printf(c.OutOrStdout(), "limit %s has %s%s\n", name, plaintext.Plural(slots, "slot"), note)
 		recordLimit(c, cfg, action, fmt.Sprintf("limit %s to %d slots", name, slots))
 		return nil
 	})

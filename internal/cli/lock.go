@@ -274,7 +274,7 @@ func (p *oneSlot) ask(ctx context.Context, value []byte) (lock.Lease, error) {
 		case err != nil:
 			return nil, limitError(ctx, p.limits, p.name, err)
 		case !p.agreed && s.Slots != p.slots && s.Slots != 0: // or else it is paused
-			return nil, fmt.Errorf("limit %s has %s, not %d; use -n %d, or change the limit with: onejob limits set %[5]s %[3]d", p.name, plural(s.Slots, "slot"), p.slots, s.Slots, plaintext.Argument(p.name))
+			return nil, fmt.Errorf("limit %s has %s, not %d; use -n %d, or change the limit with: onejob limits set %[5]s %[3]d", p.name, plaintext.Plural(s.Slots, "slot"), p.slots, s.Slots, plaintext.Argument(p.name))
 		}
 		p.there, p.agreed = true, true
 	}

@@ -296,11 +296,3 @@ func between(from, to store.Time) string {
 
 // or returns what s points to, or "".
 func or(s *string) string { return *cmp.Or(s, new(string)) }
-
-// plural returns a number of things in words.
-func plural(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
-}

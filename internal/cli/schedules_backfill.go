@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"onejob/internal/plaintext"
 	"onejob/store"
 	"onejob/tasks/schedule"
 )
@@ -98,7 +99,7 @@ times that were skipped get tasks.`,
 		if *dryRun {
 			verb = "would enqueue"
 		}
-		fmt.Fprintf(c.OutOrStdout(), "%s %s for %s; %d had a task\n", verb, plural(len(made), "task"), plural(len(dues), "due time"), len(dues)-len(made))
+		fmt.Fprintf(c.OutOrStdout(), "%s %s for %s; %d had a task\n", verb, plaintext.Plural(len(made), "task"), plaintext.Plural(len(dues), "due time"), len(dues)-len(made))
 		for _, m := range made {
 			fmt.Fprint(c.OutOrStdout(), inZone(&m.DueAt, row.TimeZone))
 			if !*dryRun {

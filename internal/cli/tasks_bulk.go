@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"onejob/internal/plaintext"
 	"onejob/store"
 )
 
@@ -184,11 +185,11 @@ func (ch change) many(c *cobra.Command, db *store.Store, b store.Bulk, yes bool)
 		return nil
 	}
 	if only {
-		fmt.Fprintf(c.OutOrStdout(), "%s would be %s\n", plural(int(n.Matched), "task"), ch.done)
+		fmt.Fprintf(c.OutOrStdout(), "%s would be %s\n", plaintext.Plural(n.Matched, "task"), ch.done)
 		return nil
 	}
 	if !yes {
-		if err := ask(c, fmt.Sprintf("%s %s?", strings.ToUpper(string(ch.action[:1]))+string(ch.action[1:]), plural(int(n.Matched), "task"))); err != nil {
+		if err := ask(c, fmt.Sprintf("%s %s?", strings.ToUpper(string(ch.action[:1]))+string(ch.action[1:]), plaintext.Plural(n.Matched, "task"))); err != nil {
 			return err
 		}
 	}
@@ -198,9 +199,9 @@ func (ch change) many(c *cobra.Command, db *store.Store, b store.Bulk, yes bool)
 	})
 	bar.clear()
 	if err != nil {
-		return stoppedAt(c.Context(), err, fmt.Sprintf("%s were %s before; the same command goes on", plural(int(r.Affected), "task"), ch.done))
+		return stoppedAt(c.Context(), err, fmt.Sprintf("%s were %s before; the same command goes on", plaintext.Plural(r.Affected, "task"), ch.done))
 	}
-	fmt.Fprintf(c.OutOrStdout(), "%s %s\n", ch.done, plural(int(r.Affected), "task"))
+	fmt.Fprintf(c.OutOrStdout(), "%s %s\n", ch.done, plaintext.Plural(r.Affected, "task"))
 	if left := r.Left(); left > 0 {
 		why := "somebody has locked them, or they have changed meanwhile"
 		if ch.action == store.ActionRetry {
@@ -210,7 +211,7 @@ func (ch change) many(c *cobra.Command, db *store.Store, b store.Bulk, yes bool)
 		if r.Slow > 0 {
 			why += fmt.Sprintf("; %d of them took longer than postgres.timeout", r.Slow)
 		}
-		fmt.Fprintf(stderr, "onejob: %s left: %s\n", plural(int(left), "task"), why)
+		fmt.Fprintf(stderr, "onejob: %s left: %s\n", plaintext.Plural(left, "task"), why)
 		return &exitError{exitFailure, nil}
 	}
 	return nil

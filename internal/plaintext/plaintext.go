@@ -44,6 +44,14 @@ func Printable(s string) string {
 	return b.String()
 }
 
+// Plural returns a number of things in words.
+func Plural[N int | int64](n N, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
 // Lines is Printable for text of several lines, such as a command's
 // output: line breaks stay, and a tab becomes four spaces.
 func Lines(s string) string {

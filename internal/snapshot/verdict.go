@@ -285,11 +285,7 @@ func (v *view) verdict() {
 		}
 		parts = append(parts, text)
 	}
-	replicas := fmt.Sprintf("%d replicas", v.live())
-	if v.live() == 1 {
-		replicas = "1 replica"
-	}
-	add(BlockReplicas, replicas)
+	add(BlockReplicas, plaintext.Plural(v.live(), "replica"))
 	add(BlockRunning, fmt.Sprintf("%v running", v.Running.Count))
 	behind := v.behind()
 	if v.leftOut() {

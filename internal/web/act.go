@@ -14,6 +14,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"onejob/internal/plaintext"
 	"onejob/lock"
 	"onejob/store"
 )
@@ -202,6 +203,17 @@ func named(field string, do func(r *http.Request, name string) result) func(*htt
 	}
 }
 
+// answer says what an action did, or why it did nothing.
+func answer(did bool, err error, what, refused, success string) result {
+	switch {
+	case err != nil:
+		return failed(http.StatusServiceUnavailable, "The %s failed: %v", what, err)
+	case !did:
+		return failed(http.StatusConflict, "%s Nothing was done.", refused)
+	}
+	return done("%s", success)
+}
+
 // withTask does something to the task in the path.
 func withTask(r *http.Request, do func(ctx context.Context, id int64) result) result {
 	id, err := strconv.ParseInt(r.PathValue("id"), 10, 64)
@@ -215,13 +227,9 @@ func withTask(r *http.Request, do func(ctx context.Context, id int64) result) re
 
 func (p *page) cancelTask(r *http.Request) result {
 	return withTask(r, func(ctx context.Context, id int64) result {
-		switch ok, err := p.cfg.Actions.Cancel(ctx, id); {
-		case err != nil:
-			return failed(http.StatusServiceUnavailable, "The cancel failed: %v", err)
-		case !ok:
-			return failed(http.StatusConflict, "There is no task %d, or it has ended. Nothing was done.", id)
-		}
-		return done("The cancel of task %d is requested. A pending task is cancelled at once, a running one within seconds.", id)
+		cancelled, err := p.cfg.Actions.Cancel(ctx, id)
+		return answer(cancelled, err, "cancel", fmt.Sprintf("There is no task %d, or it has ended.", id),
+			fmt.Sprintf("The cancel of task %d is requested. A pending task is cancelled at once, a running one within seconds.", id))
 	})
 }
 
@@ -233,13 +241,8 @@ func (p *page) retryTask(r *http.Request) result {
 		if seen != "" {
 			return p.retryAsSeen(ctx, id, seen, finished)
 		}
-		switch ok, err := p.cfg.Actions.Retry(ctx, id); {
-		case err != nil:
-			return failed(http.StatusServiceUnavailable, "The retry failed: %v", err)
-		case !ok:
-			return failed(http.StatusConflict, "There is no task %d, or it is running. Nothing was done.", id)
-		}
-		return done("Task %d is due now, with all its attempts.", id)
+		retried, err := p.cfg.Actions.Retry(ctx, id)
+		return answer(retried, err, "retry", fmt.Sprintf("There is no task %d, or it is running.", id), fmt.Sprintf("Task %d is due now, with all its attempts.", id))
 	})
 }
 
@@ -294,13 +297,13 @@ func (p *page) retryFailures(r *http.Request, kind string) result {
 		case err != nil && !late(r):
 			return failed(statusOf(err), "The tasks cannot be counted: %v", err)
 		case err != nil:
-			res = done("The filter chooses at least %s; there was no time to count all of them. Retry them?", tasksOf(n.Matched))
+			res = done("The filter chooses at least %s; there was no time to count all of them. Retry them?", plaintext.Plural(n.Matched, "task"))
 			press.Button = "Retry them"
 		case n.Matched == 0:
 			res, press = done("The filter chooses no task any more. Nothing was done."), nil
 		default:
-			res = done("The filter chooses %s. Retry them?", tasksOf(n.Matched))
-			press.Button = "Retry " + tasksOf(n.Matched)
+			res = done("The filter chooses %s. Retry them?", plaintext.Plural(n.Matched, "task"))
+			press.Button = "Retry " + plaintext.Plural(n.Matched, "task")
 		}
 		res.More, res.Again = []string{of}, press
 		return res
@@ -310,20 +313,20 @@ func (p *page) retryFailures(r *http.Request, kind string) result {
 	var res result
 	switch {
 	case err != nil && late(r):
-		res = done("%s retried. There are more; one request works for at most %v. Press again to go on.", tasksOf(n.Affected), p.cfg.ActTimeout)
+		res = done("%s retried. There are more; one request works for at most %v. Press again to go on.", plaintext.Plural(n.Affected, "task"), p.cfg.ActTimeout)
 		press.Button = "Go on"
 		res.Again = press
 	case err != nil:
-		res = failed(statusOf(err), "%s retried, then the action failed: %v", tasksOf(n.Affected), err)
+		res = failed(statusOf(err), "%s retried, then the action failed: %v", plaintext.Plural(n.Affected, "task"), err)
 	default:
-		res = done("%s retried: due now, with all attempts.", tasksOf(n.Affected))
+		res = done("%s retried: due now, with all attempts.", plaintext.Plural(n.Affected, "task"))
 	}
 	res.More = []string{of}
 	if left := n.Left(); left > 0 {
-		res.More = append(res.More, fmt.Sprintf("%s not retried: locked by others, changed meanwhile, or Postgres refuses it (another task has the unique key, for example).", tasksOf(left)))
+		res.More = append(res.More, fmt.Sprintf("%s not retried: locked by others, changed meanwhile, or Postgres refuses it (another task has the unique key, for example).", plaintext.Plural(left, "task")))
 	}
 	if n.Slow > 0 {
-		res.More = append(res.More, fmt.Sprintf("Of these, %s took longer than postgres.timeout.", tasksOf(n.Slow)))
+		res.More = append(res.More, fmt.Sprintf("Of these, %s took longer than postgres.timeout.", plaintext.Plural(n.Slow, "task")))
 	}
 	return res
 }
@@ -337,13 +340,6 @@ func statusOf(err error) int {
 		return http.StatusBadRequest
 	}
 	return http.StatusServiceUnavailable
-}
-
-func tasksOf(n int64) string {
-	if n == 1 {
-		return "1 task"
-	}
-	return strconv.FormatInt(n, 10) + " tasks"
 }
 
 func utcOf(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05") }
@@ -406,23 +402,13 @@ func pause(r *http.Request, what, name string, do func(reason string, length tim
 }
 
 func (p *page) resumeQueue(r *http.Request, name string) result {
-	switch resumed, err := p.cfg.Actions.ResumeQueue(r.Context(), name); {
-	case err != nil:
-		return failed(http.StatusServiceUnavailable, "The resume failed: %v", err)
-	case !resumed:
-		return failed(http.StatusConflict, "Queue %s is not paused. Nothing was done.", name)
-	}
-	return done("Queue %s is resumed.", name)
+	resumed, err := p.cfg.Actions.ResumeQueue(r.Context(), name)
+	return answer(resumed, err, "resume", "Queue "+name+" is not paused.", "Queue "+name+" is resumed.")
 }
 
 func (p *page) resumeSchedule(r *http.Request, name string) result {
-	switch resumed, err := p.cfg.Actions.ResumeSchedule(r.Context(), name); {
-	case err != nil:
-		return failed(http.StatusServiceUnavailable, "The resume failed: %v", err)
-	case !resumed:
-		return failed(http.StatusConflict, "Schedule %s is not paused. Nothing was done.", name)
-	}
-	return done("Schedule %s is resumed: its next due time counts.", name)
+	resumed, err := p.cfg.Actions.ResumeSchedule(r.Context(), name)
+	return answer(resumed, err, "resume", "Schedule "+name+" is not paused.", "Schedule "+name+" is resumed: its next due time counts.")
 }
 
 func (p *page) runSchedule(r *http.Request, name string) result {
