@@ -40,8 +40,7 @@ func Permanent(err error) error {
 // IsPermanent reports whether err, or one that it wraps, was marked by
 // [Permanent].
 func IsPermanent(err error) bool {
-	var p *permanentError
-	return errors.As(err, &p)
+	return errors.As(err, new(*permanentError))
 }
 
 type permanentError struct{ error }

@@ -14,14 +14,12 @@ func forEach(c *cobra.Command, what string, names []string, do func(name string)
 	failed := false
 	for _, name := range names {
 		err := do(name)
-		var connect *pgconn.ConnectError
-		var pg *pgconn.PgError
 		switch {
 		case err == nil:
 			continue
-		case c.Context().Err() != nil || errors.As(err, &connect): // nor can it be done to the others
+		case c.Context().Err() != nil || errors.As(err, new(*pgconn.ConnectError)): // nor can it be done to the others
 			return err
-		case errors.As(err, &pg): // which does not always say of what
+		case errors.As(err, new(*pgconn.PgError)): // which does not always say of what
 			thing := what + " " + name + ": "
 			printf(c.ErrOrStderr(), "onejob: %s%s\n", thing, strings.TrimPrefix(explain(err), thing))
 		default:

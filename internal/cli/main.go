@@ -91,9 +91,8 @@ func run(ctx context.Context, p Program, args []string, stdin io.Reader, stdout,
 // explain shortens errors of Postgres, and adds what to do.
 func explain(err error) string {
 	var pg *pgconn.PgError
-	var connect *pgconn.ConnectError
 	switch {
-	case errors.As(err, &connect):
+	case errors.As(err, new(*pgconn.ConnectError)):
 		return err.Error() + "; check postgres.dsn (ONEJOB_POSTGRES_DSN), and that the server is running"
 	case !errors.As(err, &pg):
 		return err.Error()

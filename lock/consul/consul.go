@@ -105,10 +105,10 @@ func (l *Locker) Run(ctx context.Context, cluster lock.Cluster) error {
 			failures++
 			err = l.explain(err)
 			l.present.Fail(err)
-			switch list := (listError{}); {
+			switch {
 			case errors.Is(err, lock.ErrOtherCluster):
 				l.unavailable("consul_is_another", &said, err, failures)
-			case errors.As(err, &list):
+			case errors.As(err, new(listError)):
 				l.unavailable("list_unavailable", &said, err, failures)
 			default:
 				l.unavailable("consul_unavailable", &said, err, failures)

@@ -86,9 +86,6 @@ func incomplete(what string) error {
 // explain adds what an operator can do about err.
 func (c Config) explain(err error) error {
 	var status api.StatusError
-	var dns *net.DNSError
-	var unknown x509.UnknownAuthorityError
-	var name x509.HostnameError
 	switch {
 	case err == nil:
 		return nil
@@ -96,9 +93,9 @@ func (c Config) explain(err error) error {
 		return fmt.Errorf("%w; the token (consul.token or CONSUL_HTTP_TOKEN) needs these rules: %s (NODE is the name of the agent's node)", err, strings.Join(c.rules("NODE"), "  "))
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return fmt.Errorf("%w; is a Consul agent running at %s? (consul.address or CONSUL_HTTP_ADDR)", err, c.Client.Address)
-	case errors.As(err, &unknown):
+	case errors.As(err, new(x509.UnknownAuthorityError)):
 		return fmt.Errorf("%w; set consul.ca_file (CONSUL_CACERT) to the certificate of the authority that signed the agent's", err)
-	case errors.As(err, &name):
+	case errors.As(err, new(x509.HostnameError)):
 		return fmt.Errorf("%w; set consul.tls_server_name (CONSUL_TLS_SERVER_NAME) to a name in the agent's certificate", err)
 	case strings.Contains(err.Error(), "remote error: tls: "):
 		return fmt.Errorf("%w; does the agent accept the client certificate? (consul.cert_file and consul.key_file, or CONSUL_CLIENT_CERT and CONSUL_CLIENT_KEY)", err)
@@ -106,7 +103,7 @@ func (c Config) explain(err error) error {
 		return fmt.Errorf("%w; write consul.address (CONSUL_HTTP_ADDR) with https://", err)
 	case strings.Contains(err.Error(), "HTTP response to HTTPS client"):
 		return fmt.Errorf("%w; is %s the agent's HTTPS port? (ports.https in the agent's configuration)", err, c.Client.Address)
-	case errors.As(err, &dns):
+	case errors.As(err, new(*net.DNSError)):
 		return fmt.Errorf("%w; check the name in consul.address or CONSUL_HTTP_ADDR", err)
 	case errors.Is(err, context.DeadlineExceeded):
 		return fmt.Errorf("%w; Consul at %s does not answer in time", err, c.Client.Address)
