@@ -47,14 +47,12 @@ func (s *statements) enter(ctx context.Context) error {
 		return nil
 	default:
 	}
-	t := time.NewTimer(roomPatience)
-	defer t.Stop()
 	select {
 	case s.slots <- struct{}{}:
 		return nil
 	case <-ctx.Done():
 		return errNotBegun{context.Cause(ctx)}
-	case <-t.C:
+	case <-time.After(roomPatience):
 		s.vain.Store(int64(boottime.Now()))
 		return errNotBegun{fmt.Errorf("%d statements are at work, and postgres.max_conns allows no more", cap(s.slots))}
 	}

@@ -343,8 +343,6 @@ func (s *supervisor) step(atMost time.Duration) {
 	if s.burial == nil && len(s.dead) > 0 {
 		atMost = min(atMost, max(time.Until(s.reportAt), 0))
 	}
-	timer := time.NewTimer(min(atMost, tick))
-	defer timer.Stop()
 	select {
 	case <-s.asked:
 		s.asked = nil
@@ -355,7 +353,7 @@ func (s *supervisor) step(atMost time.Duration) {
 	case l := <-s.lines:
 		s.heard(l)
 	case <-s.children:
-	case <-timer.C:
+	case <-time.After(min(atMost, tick)):
 	}
 	s.reap()
 	s.checkBurial()

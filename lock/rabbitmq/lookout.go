@@ -190,7 +190,6 @@ func (l *lookout) watch(ctx context.Context, w *waiter) {
 			l.look(ctx)
 			continue
 		}
-		timer := time.NewTimer(time.Until(l.next))
 		select {
 		case message, ok := <-l.rung:
 			if !ok {
@@ -203,10 +202,9 @@ func (l *lookout) watch(ctx context.Context, w *waiter) {
 		case <-changed:
 			retry.Pause(ctx, rand.N(20*time.Millisecond+l.s.crowd())) // not all at the same moment
 			l.next = time.Time{}
-		case <-timer.C:
+		case <-time.After(time.Until(l.next)):
 		case <-ctx.Done():
 		}
-		timer.Stop()
 	}
 }
 

@@ -82,8 +82,7 @@ func ask(ctx context.Context, w *wire, p *probeChannel, replyQueue string, queue
 			expected++
 		}
 	}
-	answers, late := map[string]holderReply{}, time.NewTimer(answerTimeout)
-	defer late.Stop()
+	answers, late := map[string]holderReply{}, time.After(answerTimeout)
 	for len(answers) < expected {
 		select {
 		case message, ok := <-mail:
@@ -94,7 +93,7 @@ func ask(ctx context.Context, w *wire, p *probeChannel, replyQueue string, queue
 			if json.Unmarshal(message.Body, &a) == nil {
 				answers[a.Queue] = a
 			}
-		case <-late.C:
+		case <-late:
 			return answers, nil
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)

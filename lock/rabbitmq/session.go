@@ -263,12 +263,10 @@ func await[T any](ctx context.Context, t *session, work func() T, late func(T)) 
 		return result, nil
 	case <-ctx.Done():
 	}
-	timer := time.NewTimer(patience)
-	defer timer.Stop()
 	select {
 	case result = <-done:
 		return result, nil
-	case <-timer.C:
+	case <-time.After(patience):
 		close(over)
 		return result, context.Cause(ctx)
 	}
