@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -95,16 +96,12 @@ func (h *hosts) validate(ctx context.Context, conn *pgconn.PgConn) error {
 	least := h.least
 	h.mu.Unlock()
 	if least.Timeline > 1 {
-		results, err := conn.Exec(ctx, `SELECT system_identifier, CASE WHEN pg_catalog.pg_is_in_recovery() THEN 'FFFFFFFF' ELSE pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 1, 8) END FROM pg_catalog.pg_control_system()`).ReadAll()
-		if err != nil {
+		timeline, err := timelineOf(ctx, conn, least.System)
+		switch {
+		case err == nil && timeline > 0 && timeline < least.Timeline: // a standby has none
+			return fmt.Errorf("it is an old primary: its timeline is %d, that of the database %d (%s)", timeline, least.Timeline, least.Address)
+		case err != nil && !errors.Is(err, errOtherSystem):
 			return fmt.Errorf("ask for its timeline: %w", err)
-		}
-		if len(results) == 1 && len(results[0].Rows) == 1 {
-			row := results[0].Rows[0]
-			timeline, err := strconv.ParseInt(string(row[1]), 16, 64)
-			if err == nil && string(row[0]) == least.System && int(timeline) < least.Timeline {
-				return fmt.Errorf("it is an old primary: its timeline is %d, that of the database %d (%s)", timeline, least.Timeline, least.Address)
-			}
 		}
 	}
 	h.mu.Lock()

@@ -120,6 +120,9 @@ func (l *lookouts) close() {
 	l.hosts = nil
 }
 
+var errOtherSystem = errors.New("it is another system")
+
+// timelineOf returns the timeline of a primary of a system, and 0 for a standby of it.
 func timelineOf(ctx context.Context, conn *pgconn.PgConn, system string) (int, error) {
 	results, err := conn.Exec(ctx, `
 SELECT system_identifier,
@@ -129,7 +132,7 @@ SELECT system_identifier,
 	case err != nil:
 		return 0, err
 	case len(results) != 1 || len(results[0].Rows) != 1 || string(results[0].Rows[0][0]) != system:
-		return 0, errors.New("it is another system")
+		return 0, errOtherSystem
 	}
 	timeline, err := strconv.ParseInt(string(results[0].Rows[0][1]), 16, 64)
 	return int(timeline), err
