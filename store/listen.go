@@ -84,8 +84,7 @@ func (s *Store) listenOn(ctx context.Context, wake func(tasks.Signal, string)) e
 	defer closeConn(conn)
 	if err := s.hear(ctx, conn); err != nil {
 		if errors.Is(err, ErrDeaf) {
-			now := time.Now()
-			s.deafAt.Store(&now)
+			s.deafAt.Store(new(time.Now()))
 		}
 		return err
 	}

@@ -168,12 +168,8 @@ func choices(r tasks.Replica) *string {
 	if r.Choices == nil {
 		return nil
 	}
-	raw, err := json.Marshal(r.Choices)
-	if err != nil {
-		return nil // a map of this type always can be
-	}
-	text := string(raw)
-	return &text
+	raw, _ := json.Marshal(r.Choices) // a map of this type always can be
+	return new(string(raw))
 }
 
 // sayable returns choices without the names that the database cannot hold: those with a character that
@@ -187,10 +183,7 @@ func (s *Store) sayable(ctx context.Context, choices map[string]map[string][]str
 			known := []string{}
 			for _, name := range names {
 				if ascii(name) != name || strings.Contains(name, "\x00") {
-					raw, err := json.Marshal(name)
-					if err != nil {
-						return nil, err
-					}
+					raw, _ := json.Marshal(name) // a string always can be
 					switch _, err := query(ctx, s.list, pgx.RowTo[bool], `SELECT $1::jsonb IS NULL`, string(raw)); {
 					case pgerror.Is(err, untranslatable):
 						continue
@@ -217,8 +210,7 @@ func progress(r tasks.Replica) *string {
 	if e.Encode(r.Progress) != nil {
 		return nil // a year above 9999: a clock is wrong
 	}
-	text := b.String()
-	return &text
+	return new(b.String())
 }
 
 // The table is read once: beside an old snapshot it has a version of each row for every second.

@@ -260,10 +260,7 @@ func (p *Process) Ended() boottime.Instant {
 // send gives the guard a line of JSON. What cannot be sent is lost: the guard
 // is dead, or has not read for so long that watchClock will see to it.
 func (p *Process) send(v any) {
-	line, err := json.Marshal(v)
-	if err != nil {
-		panic(err) // our own types
-	}
+	line, _ := json.Marshal(v) // our own types
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if _, isPlan := v.(plan); isPlan {

@@ -44,11 +44,7 @@ func appendOp(b []byte, verb api.KVOp, path, session string, value []byte, index
 // appendString appends a string as JSON.
 func appendString(b []byte, s string) []byte {
 	if strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == '"' || r == '\\' || r >= utf8.RuneSelf }) {
-		quoted, err := json.Marshal(s)
-		if err != nil {
-			panic(err) // a string
-		}
-		return append(b, quoted...)
+		return append(b, encode(s)...)
 	}
 	return append(append(append(b, '"'), s...), '"')
 }
