@@ -296,7 +296,6 @@ func checkReferences(ctx context.Context, db *store.Store, all *findings) {
 		all.report("foreign keys", err, "")
 		return
 	}
-	wrong := 0
 	for _, r := range list {
 		if r.Keeps {
 			all.warn("foreign keys", fmt.Sprintf("%s refers to onejob.tasks without ON DELETE, so tasks that it refers to are never deleted: add ON DELETE SET NULL or ON DELETE CASCADE", r))
@@ -304,11 +303,8 @@ func checkReferences(ctx context.Context, db *store.Store, all *findings) {
 		if !r.Indexed {
 			all.warn("foreign keys", fmt.Sprintf("no index begins with %s, so Postgres reads the whole table for each task that is deleted: add one", r))
 		}
-		if r.Keeps || !r.Indexed {
-			wrong++
-		}
 	}
-	if len(list) > 0 && wrong == 0 {
+	if len(list) > 0 && !slices.ContainsFunc(list, func(r store.Reference) bool { return r.Keeps || !r.Indexed }) {
 		all.ok("foreign keys", plaintext.Plural(len(list), "foreign key")+" to onejob.tasks, each with ON DELETE and an index")
 	}
 }

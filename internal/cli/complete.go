@@ -63,7 +63,7 @@ func completeValue(list func(ctx context.Context, configPath string) ([]string, 
 // fromStore makes a list for completions from what the store knows.
 func fromStore(list func(context.Context, *store.Store) ([]string, error)) func(context.Context, string) ([]string, error) {
 	return func(ctx context.Context, configPath string) ([]string, error) {
-		db, err := openStore(configPath)
+		db, _, err := openConfigured(configPath)
 		if err != nil {
 			return nil, err
 		}

@@ -388,23 +388,14 @@ func (c *Config) consulClient() *api.Config {
 	if c.Consul.CAPath != "" {
 		client.TLSConfig.CAFile = "" // of the environment; a file would win over the directory
 	}
-	for _, s := range []struct {
-		value string
-		to    *string
-	}{
-		{c.Consul.Address, &client.Address},
-		{c.Consul.Token, &client.Token},
-		{c.Consul.TokenFile, &client.TokenFile},
-		{c.Consul.CAFile, &client.TLSConfig.CAFile},
-		{c.Consul.CAPath, &client.TLSConfig.CAPath},
-		{c.Consul.CertFile, &client.TLSConfig.CertFile},
-		{c.Consul.KeyFile, &client.TLSConfig.KeyFile},
-		{c.Consul.ServerName, &client.TLSConfig.Address},
-	} {
-		if s.value != "" {
-			*s.to = s.value
-		}
-	}
+	client.Address = cmp.Or(c.Consul.Address, client.Address)
+	client.Token = cmp.Or(c.Consul.Token, client.Token)
+	client.TokenFile = cmp.Or(c.Consul.TokenFile, client.TokenFile)
+	client.TLSConfig.CAFile = cmp.Or(c.Consul.CAFile, client.TLSConfig.CAFile)
+	client.TLSConfig.CAPath = cmp.Or(c.Consul.CAPath, client.TLSConfig.CAPath)
+	client.TLSConfig.CertFile = cmp.Or(c.Consul.CertFile, client.TLSConfig.CertFile)
+	client.TLSConfig.KeyFile = cmp.Or(c.Consul.KeyFile, client.TLSConfig.KeyFile)
+	client.TLSConfig.Address = cmp.Or(c.Consul.ServerName, client.TLSConfig.Address)
 	return client
 }
 
@@ -469,10 +460,7 @@ func (c *Config) limits(locks *consul.Locker, log *zap.Logger) (limits lock.Sema
 	cfg := c.rabbitmqConfig()
 	cfg.Log = log
 	broker, err = rabbitmq.New(cfg)
-	if err != nil {
-		return nil, nil, err
-	}
-	return broker, broker, nil
+	return broker, broker, err
 }
 
 // readToken returns where to get the token of the web page from, nil if there is none. A

@@ -75,10 +75,7 @@ func (h *health) listen(cfg Config, log *zap.Logger) (where string, stop func(),
 		w.Header().Set("Connection", "close")
 		fmt.Fprintln(w, "ok")
 	})
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Connection", "close")
-		h.ready(w, r)
-	})
+	mux.HandleFunc("GET /readyz", h.ready)
 	mux.Handle("GET /metrics", h.metrics)
 	mux.Handle("/", page)
 
@@ -158,6 +155,7 @@ func (h *health) page(cfg Config, at net.Addr) (http.Handler, error) {
 
 func (h *health) ready(w http.ResponseWriter, r *http.Request) {
 	status, answer := h.readiness(r.Context())
+	w.Header().Set("Connection", "close")
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
 	_ = json.NewEncoder(w).Encode(answer)

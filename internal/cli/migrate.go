@@ -54,7 +54,7 @@ func withMigrations(c *cobra.Command) {
 		if err := oneLogin(c.Context(), cfg, db); err != nil {
 			return usage(err)
 		}
-		return migrateUp(c, args, db)
+		return migrateUp(c, db)
 	}
 }
 
@@ -131,7 +131,7 @@ The roles cannot log in. Grant them to users that can:
 	return c
 }
 
-func migrateUp(c *cobra.Command, _ []string, db *store.Store) error {
+func migrateUp(c *cobra.Command, db *store.Store) error {
 	if err := db.Migrate(c.Context(), &store.Progress{
 		Applying: func(number int, name string) { printf(c.OutOrStdout(), "applying %s\n", name) },
 		Waiting: func(pid int, name string, _ bool) {

@@ -26,7 +26,7 @@ func configFlag(c *cobra.Command) *string {
 func withStore(c *cobra.Command, run func(c *cobra.Command, args []string, db *store.Store) error) *cobra.Command {
 	path := configFlag(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
-		db, err := openStore(*path)
+		db, _, err := openConfigured(*path)
 		if err != nil {
 			return err
 		}
@@ -36,13 +36,7 @@ func withStore(c *cobra.Command, run func(c *cobra.Command, args []string, db *s
 	return c
 }
 
-// openStore opens the store that the configuration names, for one command.
-func openStore(configPath string) (*store.Store, error) {
-	db, _, err := openConfigured(configPath)
-	return db, err
-}
-
-// openConfigured also returns the configuration.
+// openConfigured opens the store that the configuration names, for one command, and returns both.
 func openConfigured(configPath string) (*store.Store, Config, error) {
 	cfg, err := loadSettings(configPath, os.Environ())
 	if err != nil {
@@ -90,10 +84,7 @@ func stopped(ctx context.Context, err error) error {
 
 // hostname returns this machine's name, or "" if it has none.
 func hostname() string {
-	h, err := os.Hostname()
-	if err != nil {
-		return ""
-	}
+	h, _ := os.Hostname()
 	return h
 }
 

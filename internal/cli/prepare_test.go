@@ -176,7 +176,7 @@ func TestMigrateUpSaysWhatIsInItsWay(t *testing.T) {
 		return stderr.Write(p)
 	}))
 	pid := reader.Conn().PgConn().PID()
-	if err := migrateUp(c, nil, s); err != nil {
+	if err := migrateUp(c, s); err != nil {
 		t.Fatal(err)
 	}
 	if want := fmt.Sprintf("to end it: SELECT pg_terminate_backend(%d)\n", pid); !strings.HasPrefix(stderr.String(), "003_claim.sql has tried for ") || !strings.HasSuffix(stderr.String(), want) {

@@ -51,7 +51,7 @@ zone. @every counts from there.`,
 		start := time.Now()
 		var known *time.Time // the next due time, where it is written down
 		if !isLine {
-			db, err := openStore(*path)
+			db, _, err := openConfigured(*path)
 			if err != nil {
 				return err
 			}

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -236,7 +237,7 @@ func statusBlocks(s *snapshot.Snapshot) []watch.Block {
 		whole("CLOCK", func(r snapshot.Replica) any { return r.Clock() }),
 		short("HOST", func(r snapshot.Replica) any { return r.Host }),
 		short("VERSION", func(r snapshot.Replica) any { return r.Version }),
-		short("QUEUES", func(r snapshot.Replica) any { return allOr(r.Queues) }))
+		short("QUEUES", func(r snapshot.Replica) any { return cmp.Or(strings.Join(r.Queues, ","), "all") }))
 	return []watch.Block{failed, running, queues, limits, schedules, replicas}
 }
 
@@ -347,11 +348,4 @@ func heartbeat(r snapshot.Replica) string {
 		return ""
 	}
 	return time.Duration(r.Heartbeat).Round(100*time.Millisecond).String() + " ago"
-}
-
-func allOr(queues []string) string {
-	if len(queues) == 0 {
-		return "all"
-	}
-	return strings.Join(queues, ",")
 }
