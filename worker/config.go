@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 	"time"
 
@@ -155,7 +153,7 @@ func (c Config) enableKinds(kinds tasks.Kinds) error {
 	if locks, ok := c.Locks.(lock.Timed); ok {
 		margin, lockDelay = locks.Times()
 	}
-	for _, name := range slices.Sorted(maps.Keys(kinds)) {
+	for _, name := range kinds.Names() {
 		k, ok := kinds[name].(interface {
 			Enable(margin, lockDelay time.Duration) error
 		})

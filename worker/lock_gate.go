@@ -66,12 +66,11 @@ func (d *lockGate) unused() {
 func (d *lockGate) close() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	was := d.closed
-	d.closed = true
-	if !was {
-		d.next = time.Now().Add(probeEvery)
+	if d.closed {
+		return false
 	}
-	return !was
+	d.closed, d.next = true, time.Now().Add(probeEvery)
+	return true
 }
 
 // answered reports whether Consul has answered an attempt to lock. That somebody else holds a lock

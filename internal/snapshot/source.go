@@ -80,10 +80,7 @@ func (s *Source) After(ctx context.Context, seen *Snapshot) (*Snapshot, error) {
 		last, flight := s.last, s.flight
 		fresh := last != nil && time.Since(last.At) < Every
 		if flight == nil && !fresh {
-			mine := make(chan struct{})
-			s.flight = mine
-			s.mu.Unlock()
-			return s.fly(ctx, mine), nil
+			return s.fly(ctx), nil
 		}
 		s.mu.Unlock()
 		switch {
@@ -108,10 +105,7 @@ func (s *Source) Renew(ctx context.Context) (*Snapshot, error) {
 	s.mu.Lock()
 	last, flight := s.last, s.flight
 	if flight == nil {
-		mine := make(chan struct{})
-		s.flight = mine
-		s.mu.Unlock()
-		return s.fly(ctx, mine), nil
+		return s.fly(ctx), nil
 	}
 	s.mu.Unlock()
 	taken, err := s.landed(ctx, flight)
@@ -136,8 +130,12 @@ func (s *Source) landed(ctx context.Context, flight chan struct{}) (*Snapshot, e
 	return s.last, nil
 }
 
-// fly takes the snapshot that others wait for, too: it does not end with ctx.
-func (s *Source) fly(ctx context.Context, mine chan struct{}) *Snapshot {
+// fly takes the snapshot that others wait for, too: it does not end with ctx. It is called with s.mu,
+// and gives it back.
+func (s *Source) fly(ctx context.Context) *Snapshot {
+	mine := make(chan struct{})
+	s.flight = mine
+	s.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), takeTimeout)
 	defer cancel()
 	var taken *Snapshot
@@ -178,8 +176,7 @@ func renew[T any](s *Snapshot, b *block[T], name string, rows []T, err error) []
 	}
 	stale := Stale{Block: name, Error: err.Error()}
 	if !b.at.IsZero() {
-		at := b.at
-		stale.AsOf = &at
+		stale.AsOf = new(b.at)
 	}
 	s.Stale = append(s.Stale, stale)
 	return b.rows
@@ -229,7 +226,7 @@ func (s *Source) take(ctx context.Context) *Snapshot {
 	snap.Queues = append(snap.Queues, queuesOf(waiting, rates, paused, snap.Replicas)...)
 	snap.Limits = append(snap.Limits, withDue(limits, waiting)...)
 	for _, r := range running {
-		snap.Running.Count = countOf(r.All, false)
+		snap.Running.Count = Count{N: r.All}
 		snap.Running.Tasks = append(snap.Running.Tasks, runningOf(r))
 	}
 	for _, r := range schedules {
@@ -316,8 +313,6 @@ func rank(r Replica) int {
 	return 1
 }
 
-func countOf(n int64, more bool) Count { return Count{N: n, More: more} }
-
 // queuesOf adds up what waits in each queue.
 func queuesOf(rows []store.Waiting, rates []store.Rate, paused []store.QueueRow, replicas []Replica) (list []Queue) {
 	index := map[string]int{}
@@ -343,7 +338,7 @@ func queuesOf(rows []store.Waiting, rates []store.Rate, paused []store.QueueRow,
 	// replica names them.
 	for _, r := range rates {
 		q := called(r.Queue)
-		q.Enqueued, q.Ended = countOf(r.Enqueued, r.EnqueuedMore && r.Enqueued > 0), countOf(r.Ended, r.EndedMore && r.Ended > 0)
+		q.Enqueued, q.Ended = Count{r.Enqueued, r.EnqueuedMore && r.Enqueued > 0}, Count{r.Ended, r.EndedMore && r.Ended > 0}
 	}
 	for _, r := range replicas {
 		for _, name := range r.Queues {
@@ -396,8 +391,7 @@ func runningOf(r store.Running) RunningTask {
 		t.Target = Target(r.Kind, json.RawMessage(*r.Payload))
 	}
 	if r.Timeout != nil {
-		left := Seconds(*r.Timeout - r.Age)
-		t.TimeoutLeft = &left
+		t.TimeoutLeft = new(Seconds(*r.Timeout - r.Age))
 	}
 	return t
 }

@@ -7,6 +7,7 @@
 package tracing
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -189,14 +190,9 @@ func (a *attempt) Ran(err error) {
 
 func (a *attempt) Ended(outcome tasks.Outcome, err string) {
 	a.end(nil)
-	switch outcome {
-	case "":
-		a.whole.SetAttributes(attribute.String("onejob.outcome", "requeued"))
-	default:
-		a.whole.SetAttributes(attribute.String("onejob.outcome", string(outcome)))
-		if outcome != tasks.Succeeded {
-			a.whole.SetStatus(codes.Error, tasks.Text(err))
-		}
+	a.whole.SetAttributes(attribute.String("onejob.outcome", cmp.Or(string(outcome), "requeued")))
+	if outcome != "" && outcome != tasks.Succeeded {
+		a.whole.SetStatus(codes.Error, tasks.Text(err))
 	}
 	a.whole.End()
 }

@@ -132,24 +132,20 @@ type (
 )
 
 func (m *model) after() tea.Cmd {
-	ctx, source, seen := m.ctx, m.cfg.Source, m.seen
-	return func() tea.Msg {
-		s, err := source.After(ctx, seen)
-		if err != nil {
-			return tea.Quit()
-		}
-		return renewed{s, true}
-	}
+	source, seen := m.cfg.Source, m.seen
+	return m.fetch(true, func(ctx context.Context) (*snapshot.Snapshot, error) { return source.After(ctx, seen) })
 }
 
-func (m *model) renew() tea.Cmd {
-	ctx, source := m.ctx, m.cfg.Source
+func (m *model) renew() tea.Cmd { return m.fetch(false, m.cfg.Source.Renew) }
+
+func (m *model) fetch(again bool, take func(context.Context) (*snapshot.Snapshot, error)) tea.Cmd {
+	ctx := m.ctx
 	return func() tea.Msg {
-		s, err := source.Renew(ctx)
+		s, err := take(ctx)
 		if err != nil {
 			return tea.Quit()
 		}
-		return renewed{s, false}
+		return renewed{s, again}
 	}
 }
 
