@@ -122,7 +122,7 @@ func (o *reader) create(ctx context.Context, v view, slots int) error {
 
 // announce tells those who wait of new slots, and lowers or makes the reach.
 func (o *reader) announce(ctx context.Context, first, slots int) error {
-	if _, err := o.send(ctx, rings(o.wakeup(), first, slots)); err != nil {
+	if _, err := o.send(ctx, notifications(o.wakeup(), first, slots)); err != nil {
 		return fmt.Errorf("tell those who wait: %w", err)
 	}
 	return o.lowerReach(ctx, slots)
@@ -230,7 +230,7 @@ func (s *Semaphores) Drain(ctx context.Context, name string) error {
 
 // Destroy implements lock.Semaphores. Slots cannot be taken away from others over
 // AMQP: with force, their holders are asked to let go. Those of this package do
-// so at once; of other makes it is not known.
+// so at once; of other clients it is not known.
 func (s *Semaphores) Destroy(ctx context.Context, name string, force bool) error {
 	return s.administer(ctx, "destroy", name, 0, func(o *reader) error {
 		v, err := o.look(ctx)

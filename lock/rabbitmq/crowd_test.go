@@ -78,7 +78,7 @@ func TestChannelsRunOut(t *testing.T) {
 	other := start(t, cfg)
 	cfg.URL += "?channel_max=48"
 	s := start(t, cfg)
-	bells, slots := sharesOf(48)
+	consumers, slots := sharesOf(48)
 	if err := s.Create(t.Context(), "wide", slots+5); err != nil {
 		t.Fatal(err)
 	}
@@ -90,8 +90,8 @@ func TestChannelsRunOut(t *testing.T) {
 		t.Errorf("with %d slots held: %v", slots, err)
 	}
 
-	// More wait than have a bell, and all of them get theirs.
-	full := make([]*slot, bells+3)
+	// More wait than can listen, and all of them get theirs.
+	full := make([]*slot, consumers+3)
 	for i := range full {
 		name := fmt.Sprint("full-", i)
 		if err := other.Create(t.Context(), name, 1); err != nil {
@@ -109,7 +109,7 @@ func TestChannelsRunOut(t *testing.T) {
 			}
 		})
 	}
-	for int(s.current().bells.Load()) < bells && ctx.Err() == nil {
+	for int(s.current().consumers.Load()) < consumers && ctx.Err() == nil {
 		time.Sleep(10 * time.Millisecond)
 	}
 	for _, l := range full {
@@ -118,8 +118,8 @@ func TestChannelsRunOut(t *testing.T) {
 		}
 	}
 	waiting.Wait()
-	if n := s.current().bells.Load(); n != 0 {
-		t.Errorf("%d bells are listened to when nobody waits", n)
+	if n := s.current().consumers.Load(); n != 0 {
+		t.Errorf("%d wake-up queues are listened to when nobody waits", n)
 	}
 
 	for _, l := range held {

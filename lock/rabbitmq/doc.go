@@ -10,29 +10,28 @@
 //	P/N/1-B, P/N/2-B, …       their holders: exclusive, gone with the holder's connection
 //	P/N/1-D, P/N/2-D, …       delay queues: each keeps a slot taken for 10 s after its holder died
 //	P/N/admin                 the administration mutex: exclusive too
-//	P/N/bell                  rung when a slot is given back; there while somebody waits
+//	P/N/bell                  wake-up queue: told when a slot is given back; there while somebody waits
 //	P/N/reach-0, -1, -2, -4…  the highest says: nobody has a slot above this number
 //	P/.session/<id>           a connection that may hold slots
 //	P/.mail/<id>              where somebody who asks the holders waits for answers
 //
-// The limit is the number of A queues before the first gap. Who declares B[L] and
-// still finds A[L] then has slot L. Others may take part with clients of their
-// own, if they call the queues so. Whether a queue exists is found out by
+// The limit is the number of A queues before the first gap. A client that declares
+// B[L], and still finds A[L] then, has slot L. Others may take part with clients of
+// their own, if they call the queues so. Whether a queue exists is found out by
 // publishing to it, see probeChannel.
 //
-// Four things are additions. The reach: a limit that falls from 5 to 2 leaves
-// holders of 3, 4 and 5 inside, and the original lets two more in, on slots 1 and
-// 2. Here nobody enters while as many are inside as the limit says, so holders
-// above the limit must be counted, and the reach says how far to look. It also
-// makes a semaphore with no slots differ from none. A semaphore without a reach,
-// made by another client, is searched a little beyond its last slot instead.
+// Four things are additions:
 //
-// And letters: a holder reads what is sent to its B queue. That is how Inspect
-// learns who holds a slot, and how Destroy takes it away; see letter.
-//
-// And the bell, so that waiters need not look all the time; see message.go.
-//
-// And the delay queues, which cover a dying command; see below.
+//   - The reach. A limit that falls from 5 to 2 leaves holders of 3, 4 and 5 inside, and
+//     the original lets two more in, on slots 1 and 2. Here nobody enters while as many are
+//     inside as the limit says, so holders above the limit must be counted, and the reach
+//     says how far to look. It also makes a semaphore with no slots differ from none. A
+//     semaphore without a reach, made by another client, is searched a little beyond its
+//     last slot instead.
+//   - Messages. A holder reads what is sent to its B queue. That is how Inspect learns who
+//     holds a slot, and how Destroy takes it away; see message.go.
+//   - The wake-up queue, so that waiters need not look all the time; see message.go.
+//   - The delay queues, which cover a dying command; see below.
 //
 // # What is promised
 //
@@ -91,12 +90,12 @@
 // stay taken that nobody holds. pause_minority stops the nodes of the smaller side, and
 // with them the holders there; two nodes stop both.
 //
-// Clients of other makes are only counted. They may enter above a limit that has
-// just fallen, as the original does, and do not let go because a semaphore is
+// Other clients are only counted. They may enter above a limit that has just
+// fallen, as the original does, and do not let go because a semaphore is
 // destroyed.
 //
-// There is no queue of those who wait, and no fairness: who comes at the right
-// moment enters. Taking a slot costs some four probes for each slot that there
+// There is no queue of those who wait, and no fairness: a client that asks at the
+// right moment gets in. Taking a slot costs some four probes for each slot that there
 // is, and making or removing one some milliseconds, so this is for limits of some
 // hundreds: with ten thousand, to take takes seconds and to destroy minutes. A
 // policy of the broker that lets queues expire ends semaphores; leave the prefix

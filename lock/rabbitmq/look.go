@@ -60,7 +60,7 @@ func look(ctx context.Context, o observer, n names) (view, error) {
 	}
 	v.top = max(v.slots, v.reach)
 	if v.slots > v.reach {
-		v.top = v.slots + overshoot // it is not we who look after it
+		v.top = v.slots + overshoot // another client made it, and keeps no reach
 	}
 	err = v.seek(ctx, o, n)
 	return v, err

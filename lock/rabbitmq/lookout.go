@@ -23,10 +23,10 @@ const (
 	waitForEach  = 20 * time.Millisecond // lookout of this process
 )
 
-// A lookout is where all of this process wait who wait for slots of one semaphore.
-// One of them is on duty: it listens to the bell and looks now and then, for all, and
-// wakes as many as there are slots, those first who came first. When it leaves itself
-// another one is on duty.
+// A lookout holds the callers of this process that wait for slots of one semaphore.
+// One of them is on duty: it receives the wake-ups and looks now and then, for all, and
+// wakes as many as there are slots, those first who came first. When it leaves,
+// another one takes over.
 type lookout struct {
 	s      *Semaphores
 	name   string
@@ -44,7 +44,7 @@ type lookout struct {
 	seen      time.Time // when the last look began
 	view      view      // what it saw
 	listening *session
-	rung      <-chan amqp.Delivery
+	wakeups   <-chan amqp.Delivery
 	stop      func()
 }
 
@@ -53,7 +53,7 @@ type waiter struct {
 	woken chan error // gets one
 }
 
-// Await implements lock.Semaphores. It waits for the bell. As RabbitMQ does not tell
+// Await implements lock.Semaphores. It waits for a wake-up. As RabbitMQ does not tell
 // when a queue goes, somebody also looks, ever less often.
 func (s *Semaphores) Await(ctx context.Context, name string) error {
 	if err := lock.CheckSemaphore(name, 0); err != nil {
@@ -143,7 +143,7 @@ func (l *lookout) quit(w *waiter) {
 	}
 	l.mu.Unlock()
 	if i < 0 && <-w.woken == nil && l.wake(1, 0) == 0 {
-		l.s.probeSession.ring(l.queues.wakeup(), 0)
+		l.s.probeSession.notify(l.queues.wakeup(), 0)
 	}
 }
 
@@ -191,9 +191,9 @@ func (l *lookout) watch(ctx context.Context, w *waiter) {
 			continue
 		}
 		select {
-		case message, ok := <-l.rung:
+		case message, ok := <-l.wakeups:
 			if !ok {
-				l.rung, l.listening = nil, nil
+				l.wakeups, l.listening = nil, nil
 				break
 			}
 			l.wake(1, slotOf(message))
@@ -243,12 +243,12 @@ func (l *lookout) look(ctx context.Context) {
 		l.seen, l.view = began, v
 		if t != l.listening && l.anybody() {
 			l.stop()
-			l.rung, l.stop = t.listen(ctx, l.queues.wakeup())
-			if l.rung == nil && ctx.Err() != nil {
+			l.wakeups, l.stop = t.listen(ctx, l.queues.wakeup())
+			if l.wakeups == nil && ctx.Err() != nil {
 				return // the others' duty
 			}
 			l.listening = t
-			l.next = time.Time{} // somebody may have rung just before
+			l.next = time.Time{} // a slot may have been given back just before
 			return
 		}
 	}
@@ -259,7 +259,7 @@ func (l *lookout) look(ctx context.Context) {
 // was not free at the last look: it was given back just now, and somebody has been
 // woken for it.
 func (l *lookout) vacant(v view, t *session) int {
-	if t != l.listening || l.rung == nil {
+	if t != l.listening || l.wakeups == nil {
 		return v.room()
 	}
 	before, still := l.view.free(), 0
@@ -335,7 +335,7 @@ func (s *Semaphores) glance(ctx context.Context, n names, g *glance) {
 		err = context.Cause(ctx)
 	}
 	s.joining.Lock()
-	delete(s.glances, n) // who comes now wants a later one
+	delete(s.glances, n) // a caller that comes now needs a later one
 	s.joining.Unlock()
 	if err == nil {
 		g.view, err = look(ctx, s.probeSession, n)

@@ -13,16 +13,16 @@ import (
 	"onejob/lock/internal/hold"
 )
 
-// Letters are messages to the holder of a slot, sent to its B queue. RabbitMQ
-// does not tell whose an exclusive queue is, nor take it away from its owner; but
-// everybody who knows its name may write to it, and a holder of ours reads. Those of
-// other makes let the letters expire.
+// Messages to the holder of a slot are sent to its B queue. RabbitMQ does not tell
+// whose an exclusive queue is, nor take it away from its owner; but everybody who knows
+// its name may write to it, and onejob's holders read. Other clients let the messages
+// expire.
 const (
 	messageWho   = "onejob.who"   // tell the queue in ReplyTo who you are
 	messageLeave = "onejob.leave" // your slot is revoked
 )
 
-// answerTimeout is how long to wait for the holders' answers, once the letters are with the broker.
+// answerTimeout is how long to wait for the holders' answers, once the messages are with the broker.
 const answerTimeout = time.Second
 
 // holderReply is how a holder answers.
@@ -32,7 +32,7 @@ type holderReply struct {
 	Since time.Time `json:"since"`
 }
 
-// answer introduces the holder. It is a courtesy, so it has no errors.
+// answer introduces the holder. Best effort: errors are ignored.
 func (s *slot) answer(to string) {
 	if s.State() == hold.Acquiring {
 		return
@@ -102,80 +102,78 @@ func ask(ctx context.Context, w *wire, p *probeChannel, replyQueue string, queue
 	return answers, nil
 }
 
-// The bell of a semaphore is a queue that is there while somebody waits for a
-// slot. Who gives a slot back rings it and says which, and one of the processes that
-// wait hears it, not all of them. It is a courtesy and never relied on, for a holder
-// who dies rings no bell, and who hears it may be about to leave. So those who wait
-// look now and then besides; see lookout.
+// The wake-up queue of a semaphore is there while somebody waits for a slot. A holder
+// that releases a slot publishes its number there, and one of the waiting processes
+// receives it. Nothing relies on it: a holder that dies publishes nothing, and the
+// receiver may be about to stop waiting. So waiters also look now and then; see lookout.
 //
-// The queue goes with the last who listens, and one that nobody ever listened to
-// after a while.
+// The queue is deleted with its last consumer, or expires if it never had one.
 
-// wakeupArguments are those of a bell. It keeps nothing either.
+// wakeupArguments are those of a wake-up queue. It keeps nothing either.
 var wakeupArguments = amqp.Table{"x-queue-type": "classic", "x-max-length": 0, "x-expires": int(time.Minute / time.Millisecond)}
 
-// listen returns where one hears the bell until stop. It hears nothing if there
+// listen returns the wake-ups that come until stop. There are none if there
 // is an error, or the broker has not answered when ctx ends or after requestTimeout; the next look
-// will meet it. Nor if the session listens to as many as it may: then it
+// will meet it. Nor if the session listens to as many queues as it may: then it
 // takes looks to notice a slot that comes free.
-func (t *session) listen(ctx context.Context, wakeup string) (rung <-chan amqp.Delivery, stop func()) {
+func (t *session) listen(ctx context.Context, wakeup string) (wakeups <-chan amqp.Delivery, stop func()) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	b, _ := await(ctx, t, func() bell { return t.hang(wakeup) }, bell.takeDown)
-	return b.rung, sync.OnceFunc(b.takeDown)
+	c, _ := await(ctx, t, func() wakeupConsumer { return t.consume(wakeup) }, wakeupConsumer.cancel)
+	return c.wakeups, sync.OnceFunc(c.cancel)
 }
 
-// listener is the consumer on a bell's channel.
+// listener is the consumer on the channel of a wake-up queue.
 const listener = "listener"
 
-// A bell is a channel on which one hears a bell. The zero value hears nothing.
-type bell struct {
-	t      *session
-	wakeup string
-	ch     *amqp.Channel
-	rung   <-chan amqp.Delivery
+// A wakeupConsumer is a channel on which wake-ups come. None come to the zero value.
+type wakeupConsumer struct {
+	t       *session
+	wakeup  string
+	ch      *amqp.Channel
+	wakeups <-chan amqp.Delivery
 }
 
-// hang makes a bell ready to be heard.
-func (t *session) hang(wakeup string) bell {
-	if int(t.bells.Add(1)) > t.mostBells {
-		t.bells.Add(-1)
-		return bell{}
+// consume declares a wake-up queue, and consumes from it.
+func (t *session) consume(wakeup string) wakeupConsumer {
+	if int(t.consumers.Add(1)) > t.mostConsumers {
+		t.consumers.Add(-1)
+		return wakeupConsumer{}
 	}
 	ch, err := t.wire.conn.Channel()
 	if err != nil {
-		t.bells.Add(-1)
-		return bell{}
+		t.consumers.Add(-1)
+		return wakeupConsumer{}
 	}
-	b := bell{t: t, wakeup: wakeup, ch: ch}
+	c := wakeupConsumer{t: t, wakeup: wakeup, ch: ch}
 	if _, err := ch.QueueDeclare(wakeup, true, true, false, false, wakeupArguments); err != nil {
-		return b
+		return c
 	}
-	if rung, err := ch.Consume(wakeup, listener, true, false, false, false, nil); err == nil {
-		b.rung = rung
+	if wakeups, err := ch.Consume(wakeup, listener, true, false, false, false, nil); err == nil {
+		c.wakeups = wakeups
 	}
-	return b
+	return c
 }
 
-// takeDown ends listening. What came just before is for others: the end of the consumer leaves that
+// cancel ends listening. What came just before is for others: the end of the consumer leaves that
 // to be read, the end of a channel does not.
-func (b bell) takeDown() {
-	if b.ch == nil {
+func (c wakeupConsumer) cancel() {
+	if c.ch == nil {
 		return
 	}
-	b.t.later(func() {
-		if b.rung != nil && b.ch.Cancel(listener, false) == nil {
-			for message := range b.rung {
-				b.t.s.probeSession.ring(b.wakeup, slotOf(message))
+	c.t.later(func() {
+		if c.wakeups != nil && c.ch.Cancel(listener, false) == nil {
+			for message := range c.wakeups {
+				c.t.s.probeSession.notify(c.wakeup, slotOf(message))
 			}
 		}
-		_ = b.ch.Close()
-		b.t.bells.Add(-1)
+		_ = c.ch.Close()
+		c.t.consumers.Add(-1)
 	})
 }
 
-// rings are letters that ring a bell for slots from..to, both included.
-func rings(wakeup string, from, to int) []message {
+// notifications are the messages to a wake-up queue for slots from..to, both included.
+func notifications(wakeup string, from, to int) []message {
 	var messages []message
 	for slot := from; slot <= to; slot++ {
 		messages = append(messages, message{to: wakeup, message: amqp.Publishing{Expiration: "0", Body: []byte(strconv.Itoa(slot))}})
@@ -183,15 +181,15 @@ func rings(wakeup string, from, to int) []message {
 	return messages
 }
 
-// slotOf returns the slot for which a bell was rung, or 0 if it does not say.
+// slotOf returns the slot that a wake-up names, or 0 if it names none.
 func slotOf(message amqp.Delivery) int {
 	slot, _ := strconv.Atoi(string(message.Body))
 	return slot
 }
 
-// ring rings a bell once, without waiting for the broker. It reports whether it
-// could.
-func (s *probeSession) ring(wakeup string, slot int) bool {
+// notify sends one message to a wake-up queue, without waiting for the broker. It reports
+// whether it could.
+func (s *probeSession) notify(wakeup string, slot int) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
 	defer cancel()
 	select {
@@ -204,6 +202,6 @@ func (s *probeSession) ring(wakeup string, slot int) bool {
 		return false
 	}
 	defer context.AfterFunc(ctx, s.wire.cut)()
-	_, err := s.probeChannel.ch.PublishWithDeferredConfirm("", wakeup, false, false, rings(wakeup, slot, slot)[0].message)
+	_, err := s.probeChannel.ch.PublishWithDeferredConfirm("", wakeup, false, false, notifications(wakeup, slot, slot)[0].message)
 	return err == nil
 }

@@ -107,7 +107,7 @@ func (s *Semaphores) Session() string {
 }
 
 // Inspect implements lock.Semaphores. Holders are known by their B queue. They
-// are asked for the rest, and those of other makes do not answer, which takes a
+// are asked for the rest, and other clients do not answer, which takes a
 // second to find out. A slot that is shut because its holder died is held, too, by
 // its delay queue.
 func (s *Semaphores) Inspect(ctx context.Context, name string) (lock.Semaphore, error) {

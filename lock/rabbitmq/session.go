@@ -41,21 +41,21 @@ type session struct {
 
 	readers sync.WaitGroup // of B and delay queues, two for each slot, and requests that may outlast their callers
 
-	bells     atomic.Int32 // to which it listens
-	mostBells int
-	mostSlots int
+	consumers     atomic.Int32 // of wake-up queues
+	mostConsumers int
+	mostSlots     int
 }
 
-// sharesOf divides the channels of a connection: a slot takes two, and a bell one. Some remain for
-// requests, without which no lease is renewed.
-func sharesOf(channels int) (bells, slots int) {
+// sharesOf divides the channels of a connection: a slot takes two, and a wake-up queue one.
+// Some remain for requests, without which no lease is renewed.
+func sharesOf(channels int) (consumers, slots int) {
 	const requests = 32 // the session's three lines and slots that are just taken included
-	bells = min(256, channels/8)
-	return bells, max(1, (channels-bells-requests)/2)
+	consumers = min(256, channels/8)
+	return consumers, max(1, (channels-consumers-requests)/2)
 }
 
 // channels returns about how many channels the session has.
-func (t *session) channels() int { return 3 + int(t.bells.Load()) + 2*len(t.list()) }
+func (t *session) channels() int { return 3 + int(t.consumers.Load()) + 2*len(t.list()) }
 
 // begin connects.
 func (s *Semaphores) begin(ctx context.Context) (*session, error) {
@@ -77,7 +77,7 @@ func (s *Semaphores) begin(ctx context.Context) (*session, error) {
 		wire: w, slots: map[string]*slot{},
 		beats: newLine(), checks: newLine(), requests: newLine(),
 	}
-	t.mostBells, t.mostSlots = sharesOf(min(int(w.conn.Config.ChannelMax), s.channels))
+	t.mostConsumers, t.mostSlots = sharesOf(min(int(w.conn.Config.ChannelMax), s.channels))
 	t.Session = hold.NewSession(s.ahead, func(jump time.Duration) {
 		s.log.Warn("clock_jumped", zap.String("session", id), zap.Duration("jump", jump), zap.Int("leases", len(t.list())))
 	})
@@ -100,7 +100,7 @@ func (t *session) live(ctx context.Context) {
 	defer cancel()
 	wg.Go(func() { t.fence(ctx) })
 	wg.Go(func() { every(ctx, t.s.cfg.Verify, t.beat) })
-	wg.Go(func() { every(ctx, t.s.cfg.Verify, t.tend) })
+	wg.Go(func() { every(ctx, t.s.cfg.Verify, t.check) })
 	select {
 	case reason := <-t.wire.closed:
 		if tooManyChannels(cause(reason)) {
@@ -150,9 +150,9 @@ func (t *session) beat() {
 	}
 }
 
-// tend sees to the queues that are ours. That a B queue is still ours, nobody else's, is
+// check looks after the queues that are ours. That a B queue is still ours, nobody else's, is
 // shown by passive declaration alone.
-func (t *session) tend() {
+func (t *session) check() {
 	if t.unmarked.Swap(false) { // it only was there to be asked for
 		_ = t.requests.own(t.queue)
 	}
@@ -185,8 +185,7 @@ func (t *session) lose(why error) {
 	t.wire.cut()
 }
 
-// end ends the session in good order: the broker deletes our queues before it says
-// good-bye.
+// end closes the connection cleanly: the broker deletes our queues before it confirms.
 func (t *session) end() {
 	t.close(errors.New("we are stopping"))
 	t.wire.close()

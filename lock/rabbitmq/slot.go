@@ -19,8 +19,8 @@ import (
 // From before its B queue is declared until that is gone it is in its session's
 // table, as the broker would let the same connection declare it twice.
 //
-// From before it is granted until the holder lets go its delay queue is there, and
-// for some time after a holder is gone who did not let go.
+// Its delay queue exists from before the slot is granted until the holder releases it; if
+// the holder dies without a release, for some seconds more.
 type slot struct {
 	hold.Lease
 	t         *session
@@ -31,7 +31,7 @@ type slot struct {
 	value     []byte
 	since     time.Time
 	shielded  atomic.Bool   // the delay queue is there, and we consume from it, as far as we know
-	ch        *amqp.Channel // gets the letters that are sent to B
+	ch        *amqp.Channel // gets the messages that are sent to B
 }
 
 // declare makes a B queue ours.
@@ -144,7 +144,7 @@ func (s *slot) keep(ch *amqp.Channel, gone <-chan amqp.Delivery) {
 		switch {
 		case err == nil:
 			s.shielded.Store(true)
-			if !s.wanted() { // who let go meanwhile may not have seen it
+			if !s.wanted() { // a release that came meanwhile may have missed this queue
 				_, _ = ch.QueueDelete(s.delay, false, false, false)
 				_ = ch.Close()
 				return
@@ -224,7 +224,7 @@ func (s *slot) leave() error {
 	case err == nil:
 		s.t.later(func() { _ = s.ch.Close() })
 		s.t.remove(s)
-		if !s.t.s.probeSession.ring(s.t.s.cfg.names(s.semaphore).wakeup(), s.number) {
+		if !s.t.s.probeSession.notify(s.t.s.cfg.names(s.semaphore).wakeup(), s.number) {
 			s.t.s.wake(s.semaphore)
 		}
 		return nil

@@ -109,7 +109,7 @@ func TestNobodyWaitsForAStalledBroker(t *testing.T) {
 	}
 	resume()
 	testenv.Eventually(t, maxWait, "what nobody waits for any more is given back", func() bool {
-		return len(session.list()) == 1 && session.bells.Load() == 0
+		return len(session.list()) == 1 && session.consumers.Load() == 0
 	})
 	if err := held.Context().Err(); err != nil {
 		t.Errorf("the lease that was held has ended: %v", context.Cause(held.Context()))

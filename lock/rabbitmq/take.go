@@ -27,9 +27,9 @@ var errRace = errors.New("lost a race")
 // Take implements lock.Semaphores. It looks at ctx between requests. A request that the broker does
 // not answer outlasts Take: what it takes is given back when the answer comes.
 //
-// One who is about to enter may be counted by another who is, and either or both
-// step back: ErrFull may be said of a semaphore with a slot to spare, when many
-// come at once.
+// Two callers that are about to enter may count each other, and one or both step
+// back: ErrFull may be said of a semaphore with a slot to spare, when many come at
+// once.
 func (s *Semaphores) Take(ctx context.Context, name string, n int, value []byte) ([]lock.Lease, error) {
 	if err := lock.CheckSemaphore(name, 0); err != nil {
 		return nil, err
@@ -44,7 +44,7 @@ func (s *Semaphores) Take(ctx context.Context, name string, n int, value []byte)
 	delays := 0
 	for lost := 0; lost < races; lost++ {
 		if lost > 0 {
-			retry.Pause(ctx, rand.N(5*time.Millisecond<<lost)) // lest the same meet again
+			retry.Pause(ctx, rand.N(5*time.Millisecond<<lost)) // so that the same ones do not collide again
 		}
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
@@ -154,8 +154,8 @@ func (t *session) take(ctx context.Context, giveUp context.CancelCauseFunc, name
 
 // choose returns n slots that are free, or were a moment ago, and what was seen.
 func (t *session) choose(ctx context.Context, name string, n int) (view, []int, error) {
-	// One who was woken by the bell wants the slot for which it was rung. What was
-	// seen last will do: what has changed since then is found out by settled.
+	// A caller that a wake-up has woken wants the slot that it names. What was seen
+	// last will do: what has changed since then is found out by settled.
 	if h := t.s.hinted(name); h != nil && n == 1 {
 		return h.view, []int{h.slot}, nil
 	}

@@ -169,8 +169,8 @@ func tooManyChannels(err error) bool {
 	return is(err, amqp.NotAllowed) && strings.Contains(err.Error(), "number of channels opened")
 }
 
-// explain says what was attempted, and for mistakes that an operator can mend
-// what to look at.
+// explain says what was attempted, and, for mistakes that an operator can fix, what to
+// look at.
 func explain(what string, err error) error {
 	switch {
 	case err == nil:

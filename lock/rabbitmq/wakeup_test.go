@@ -59,24 +59,24 @@ func TestWakeup(t *testing.T) {
 	}
 }
 
-// What rings just before one stops listening is heard by another one.
-func TestBellIsPassedOn(t *testing.T) {
+// What comes just before one stops listening is passed on to another one.
+func TestWakeupIsPassedOn(t *testing.T) {
 	t.Parallel()
 	v := testenv.RabbitMQ(t)
 	a, y, z := start(t, config(t, v)), start(t, config(t, v)), start(t, config(t, v))
 	if err := a.Create(t.Context(), "k", 1); err != nil {
 		t.Fatal(err)
 	}
-	for _, s := range []*Semaphores{a, y} { // which can ring the bell once they have looked for slots
+	for _, s := range []*Semaphores{a, y} { // which can notify once they have looked for slots
 		if err := take(t, s, "k").Release(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
 	wakeup := a.cfg.names("k").wakeup()
-	hears := func(who string, rung <-chan amqp.Delivery, slot int) {
+	hears := func(who string, wakeups <-chan amqp.Delivery, slot int) {
 		t.Helper()
 		select {
-		case message := <-rung:
+		case message := <-wakeups:
 			if got := slotOf(message); got != slot {
 				t.Errorf("%s heard of slot %d, want %d", who, got, slot)
 			}
@@ -86,8 +86,8 @@ func TestBellIsPassedOn(t *testing.T) {
 	}
 	first, stopFirst := y.current().listen(t.Context(), wakeup)
 	for slot := 1; slot <= 3; slot++ {
-		if !a.probeSession.ring(wakeup, slot) {
-			t.Fatal("the bell was not rung")
+		if !a.probeSession.notify(wakeup, slot) {
+			t.Fatal("nobody was notified")
 		}
 	}
 	hears("the first", first, 1)
