@@ -16,7 +16,7 @@ import (
 // A ReportDeath that SIGKILL does not end keeps the next worker waiting for some seconds, and not
 // for longer. A process whose parent does not reap it stands for one that the kernel does not let go.
 // No other test may run beside this one: it reaps all children.
-func TestBurialThatDoesNotDie(t *testing.T) {
+func TestReporterThatDoesNotDie(t *testing.T) {
 	parent := exec.Command("/bin/sh", "-c", `sleep 1000 & echo $!; exec sleep 1000`)
 	out, err := parent.StdoutPipe()
 	if err != nil {
@@ -47,11 +47,11 @@ func TestBurialThatDoesNotDie(t *testing.T) {
 	stuck := &process{pid: pid}
 	s := &supervisor{
 		signals: make(chan os.Signal), children: make(chan os.Signal), lines: make(chan line),
-		running: map[int]*process{pid: stuck}, before: map[int]uint64{}, burial: stuck,
+		running: map[int]*process{pid: stuck}, before: map[int]uint64{}, reporter: stuck,
 	}
 	returned := make(chan struct{})
 	go func() {
-		s.stopBurial()
+		s.stopReporter()
 		close(returned)
 	}()
 	select {
@@ -59,7 +59,7 @@ func TestBurialThatDoesNotDie(t *testing.T) {
 	case <-time.After(10 * killWait):
 		t.Fatalf("it was waited for more than %v", 10*killWait)
 	}
-	if s.burial != nil || s.before[pid] == 0 {
-		t.Errorf("it is still at work (%t), or taken for the worker's (%t)", s.burial != nil, s.before[pid] == 0)
+	if s.reporter != nil || s.before[pid] == 0 {
+		t.Errorf("it is still at work (%t), or taken for the worker's (%t)", s.reporter != nil, s.before[pid] == 0)
 	}
 }

@@ -166,7 +166,7 @@ type supervisor struct {
 	lines             chan line
 
 	worker    *process
-	burial    *process         // what makes deaths known, if it is at work
+	reporter  *process         // what makes deaths known, if it is at work
 	running   map[int]*process // both, by pid, until they are reaped
 	childless bool             // the last reap found that we have no children at all
 	before    map[int]uint64   // children that are not the worker's, as those from before us, by pid: when they began
@@ -176,8 +176,8 @@ type supervisor struct {
 	everReady bool // a worker of ours was
 	crashes   int  // in a row
 
-	dead      []string // identities of processes that are still to be buried
-	killing   bool     // no burial begins
+	dead      []string // identities of processes that are still to be reported
+	killing   bool     // no reporter begins
 	reportAt  time.Time
 	reportLag time.Duration
 }
@@ -230,7 +230,7 @@ func (s *supervisor) run() (code int, err error) {
 			}
 			if code, over := s.over(w); over {
 				if s.everReady { // what handlers have started goes with them
-					s.stopBurial()
+					s.stopReporter()
 					s.killAll()
 				}
 				return code, nil
@@ -241,7 +241,7 @@ func (s *supervisor) run() (code int, err error) {
 			} else {
 				crash.ExitCode = w.status.ExitStatus()
 			}
-			s.stopBurial()
+			s.stopReporter()
 			crash.Killed, crash.Left, crash.Clean = s.killAll()
 		}
 		if crash.Lived >= readyAfter {
@@ -315,7 +315,7 @@ func (s *supervisor) start(dead []string) (*process, error) {
 	})
 	env = append(env, processVariable+"="+p.id)
 	if len(dead) > 0 {
-		args, env = append(args, burying), append(env, deadVariable+"="+strings.Join(dead, ","))
+		args, env = append(args, reporterArgument), append(env, deadVariable+"="+strings.Join(dead, ","))
 		if s.ReportEnv != nil {
 			env = append(env, s.ReportEnv()...)
 		}
@@ -340,7 +340,7 @@ func (s *supervisor) start(dead []string) (*process, error) {
 
 // step waits until something happens, at most so long, and deals with it.
 func (s *supervisor) step(atMost time.Duration) {
-	if s.burial == nil && len(s.dead) > 0 {
+	if s.reporter == nil && len(s.dead) > 0 {
 		atMost = min(atMost, max(time.Until(s.reportAt), 0))
 	}
 	select {
@@ -356,7 +356,7 @@ func (s *supervisor) step(atMost time.Duration) {
 	case <-time.After(min(atMost, tick)):
 	}
 	s.reap()
-	s.checkBurial()
+	s.checkReporter()
 }
 
 // forward passes a signal on. A worker that has just begun could die of it; it gets it
@@ -434,45 +434,45 @@ func (s *supervisor) reportDeath(id string) {
 	s.dead = append(s.dead, id)
 	s.dead = s.dead[max(0, len(s.dead)-most):]
 	s.reportAt, s.reportLag = time.Now(), reportPause
-	s.checkBurial()
-	for last := time.Now().Add(reportWait); s.burial != nil && (!s.burial.ready || s.stopping) && time.Now().Before(last); {
+	s.checkReporter()
+	for last := time.Now().Add(reportWait); s.reporter != nil && (!s.reporter.ready || s.stopping) && time.Now().Before(last); {
 		s.step(time.Until(last))
 	}
 }
 
-// stopBurial ends what makes deaths known and does not know of the latest one. Another one begins
+// stopReporter ends what makes deaths known and does not know of the latest one. Another one begins
 // when what is left of that was killed. One that does not die is left behind: it keeps neither
 // the next worker from being started nor this death from being made known.
-func (s *supervisor) stopBurial() {
+func (s *supervisor) stopReporter() {
 	s.killing = true
-	for end := time.Now().Add(killWait); s.burial != nil && !s.burial.gone; {
-		pid := s.burial.pid
+	for end := time.Now().Add(killWait); s.reporter != nil && !s.reporter.gone; {
+		pid := s.reporter.pid
 		if time.Now().After(end) {
 			if p, err := procfs.Read(pid); err == nil && procfs.Place() != "" { // or else /proc is that of another PID namespace
 				s.before[pid] = p.Start // it is nothing that the worker has left behind
 			}
-			s.burial = nil
+			s.reporter = nil
 			return
 		}
 		_ = unix.Kill(pid, unix.SIGKILL)
 		s.step(tick)
 	}
-	s.checkBurial()
+	s.checkReporter()
 }
 
-// checkBurial starts what makes deaths known when it is due, and sees what became of it.
-func (s *supervisor) checkBurial() {
-	if u := s.burial; u != nil && u.gone {
-		s.burial = nil
+// checkReporter starts what makes deaths known when it is due, and sees what became of it.
+func (s *supervisor) checkReporter() {
+	if u := s.reporter; u != nil && u.gone {
+		s.reporter = nil
 		if code := exitCode(u.status); code == 0 || code == ExitUsage {
 			s.dead = nil
 		}
 		s.reportAt, s.reportLag = time.Now().Add(s.reportLag), min(2*s.reportLag, lastDelay)
 	}
-	if s.burial == nil && !s.killing && len(s.dead) > 0 && !time.Now().Before(s.reportAt) {
+	if s.reporter == nil && !s.killing && len(s.dead) > 0 && !time.Now().Before(s.reportAt) {
 		var err error
-		if s.burial, err = s.start(s.dead); err != nil {
-			s.burial = nil
+		if s.reporter, err = s.start(s.dead); err != nil {
+			s.reporter = nil
 			s.reportAt, s.reportLag = time.Now().Add(s.reportLag), min(2*s.reportLag, lastDelay)
 		}
 	}
@@ -547,7 +547,7 @@ func (s *supervisor) stopAll() (all []procfs.Process) {
 func (s *supervisor) descendants() []procfs.Process {
 	return descendants(os.Getpid(), func(p procfs.Process) bool {
 		started, older := s.before[p.PID]
-		return older && started == p.Start || s.burial != nil && s.burial.pid == p.PID
+		return older && started == p.Start || s.reporter != nil && s.reporter.pid == p.PID
 	})
 }
 

@@ -340,14 +340,14 @@ func TestSignalWhileWaitingToRestart(t *testing.T) {
 }
 
 // What works and what makes deaths known have the same secrets in their environment.
-func TestWorkerAndBurialAreHidden(t *testing.T) {
+func TestWorkerAndReporterAreHidden(t *testing.T) {
 	t.Parallel()
 	r := start(t, nil, "dumpable ready die=9", "ready signals=1 ending exit=0")
 	if got := r.await("dumpable"); got != "false" {
 		t.Errorf("the worker is dumpable: %s", got)
 	}
 	if got := r.await("burial"); got != "dumpable false" {
-		t.Errorf("the burial is %s", got)
+		t.Errorf("the reporter is %s", got)
 	}
 	if !dumpable() {
 		t.Error("the test itself is hidden, and shows nothing")

@@ -37,13 +37,13 @@ const (
 	deadVariable    = "ONEJOB_BURY"       // whose death it makes known, separated by commas
 )
 
-// burying is the last argument of a process that makes deaths known, for people who look at a list of
-// processes.
-const burying = "(bury)"
+// reporterArgument is the last argument of a process that makes deaths known, for people who
+// look at a list of processes.
+const reporterArgument = "(bury)"
 
 // arguments are those that this program was started with, whatever main makes of them.
 var arguments = func() []string {
-	if last := len(os.Args) - 1; last > 0 && os.Args[last] == burying && os.Getenv(deadVariable) != "" {
+	if last := len(os.Args) - 1; last > 0 && os.Args[last] == reporterArgument && os.Getenv(deadVariable) != "" {
 		os.Args = os.Args[:last]
 	}
 	return slices.Clone(os.Args)
