@@ -126,10 +126,10 @@ func configCommand(example string) *cobra.Command {
 	}
 }
 
-// minReadToken is how long a token of the web page is at least: one cannot be guessed.
+// minReadToken is the least length of a token of the web page, so that none can be guessed.
 const minReadToken = 16
 
-// defaultListen is where health is answered unless it is set. When it is taken,
+// defaultListen is the default of http.listen. When it is taken,
 // by another replica on this machine most likely, a free port is used.
 const defaultListen = "127.0.0.1:7677"
 

@@ -41,11 +41,14 @@ most N run at the same time, commands and tasks together. If the limit does not 
 it is created, and remains. Slots are kept where limits.backend of the configuration
 says, as for "onejob limits"; with RabbitMQ, Consul is not needed.
 
-The command is killed before anything else can get the lock, even if onejob itself is
-killed or frozen. Signals are passed on to the command, except those that were ignored
-when onejob started (nohup, a background job of a script). In a crontab, use
---no-wait or --wait: without them, runs pile up behind one that hangs. Even so a slot
-whose holder has died is waited for, some 10 seconds at most with the default times.
+  - The command is killed before anything else can get the lock, even if onejob itself
+    is killed or frozen.
+  - Signals are passed on to the command, except those that were ignored when onejob
+    started (nohup, a background job of a script).
+  - In a crontab, use --no-wait or --wait: without them, runs pile up behind one that
+    hangs.
+  - A slot whose holder has died is waited for even then, some 10 seconds at most with
+    the default times.
 
 The exit code is that of the command (128 plus the number of the signal that ended
 it), or:
@@ -304,8 +307,8 @@ func (p *oneSlot) notHad(ctx context.Context, err error) error {
 // interruptIgnored reports whether SIGINT was ignored when this process began. Main catches it.
 var interruptIgnored = signal.Ignored(syscall.SIGINT)
 
-// runLocked runs a command under p. patience is how long to wait for that: for
-// ever if zero, not at all if below.
+// runLocked runs a command while it holds lockTarget. It waits for that for at most maxWait:
+// forever if that is zero, not at all if it is negative.
 func runLocked(c *cobra.Command, lockTarget lockTarget, maxWait time.Duration, spec guard.Spec) error {
 	defer background(context.Background(), lockTarget.Run)()
 

@@ -39,7 +39,7 @@ outage of Postgres, which it reports once on stderr; --timeout bounds it.
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: completeNames(taskIDs("")),
 	}
-	timeout := c.Flags().Duration("timeout", 0, "`duration` to wait at most (default: for ever)")
+	timeout := c.Flags().Duration("timeout", 0, "`duration` to wait at most (default: forever)")
 	return withStore(c, func(c *cobra.Command, args []string, db *store.Store) error {
 		id, err := taskID(args[0])
 		if err != nil {
