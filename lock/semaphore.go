@@ -65,8 +65,8 @@ type Semaphores interface {
 
 	// Take asks once for n slots, all or none, under the present session. Its
 	// errors are ErrFull, ErrNoSemaphore, ErrForeign, ErrDelayed and ErrLost, or
-	// the backend's own, in which case nothing is held. The value tells a person
-	// who looks who holds the slots. More than MaxTake slots are refused.
+	// the backend's own, in which case nothing is held. The value says who holds the
+	// slots, for people who look. More than MaxTake slots are refused.
 	Take(ctx context.Context, name string, n int, value []byte) ([]Lease, error)
 
 	// Await returns nil when a slot may be free, immediately if one is. Waiters

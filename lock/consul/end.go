@@ -119,7 +119,7 @@ func (l *Locker) ReportDeath(ctx context.Context, process string) (sessions []st
 	return sessions, nil
 }
 
-// requeueOf deletes the keys that a session holds, but for its replica's own: that
+// requeueOf deletes the keys that a session holds, except for its replica's own: that
 // goes with the session and tells the others. It also leaves the semaphores that the
 // sessions of its slots are in.
 func (l *Locker) requeueOf(ctx context.Context, session string, slots []string) error {

@@ -28,8 +28,8 @@ type Leader struct {
 	Value   json.RawMessage `json:"-"` // as it stands in the key
 }
 
-// Campaign implements lock.Locker. Who waits follows the key by a blocking
-// query and bids a few random milliseconds after a release, and after the
+// Campaign implements lock.Locker. A replica that waits follows the key with a blocking
+// query, and tries to lock it a few random milliseconds after a release, and after the
 // lock-delay when the leader died.
 func (l *Locker) Campaign(ctx context.Context) (lock.Lease, error) {
 	for ctx.Err() == nil {

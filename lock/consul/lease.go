@@ -109,7 +109,7 @@ func (ls *lease) settle(gone bool) {
 }
 
 // revoke ends a lease whose key was found to be gone. It stays on the list
-// until the holder lets go, lest another task of this replica begins before.
+// until the holder releases it, so that no other task of this replica begins before that.
 func (ls *lease) revoke() {
 	if ls.Revoke(fmt.Errorf("%w: key %s was released or deleted by somebody else", lock.ErrRevoked, ls.path)) {
 		ls.in.cfg.Log.Warn("lock_revoked", zap.String("lock_key", ls.key), zap.String("session", ls.in.id))

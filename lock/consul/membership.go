@@ -157,8 +157,8 @@ func (c *membership) update(ctx context.Context, alive map[string]uint64) {
 	}
 }
 
-// blind is called when the replicas' keys cannot be had: the silence of those that had one counts
-// from anew. A snapshot that is restored may take back a sign that was given meanwhile.
+// blind is called when the replicas' keys cannot be had: the silence of those that had one is
+// counted from now on again. A snapshot that is restored may take back a sign that was given meanwhile.
 func (c *membership) blind() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -9,15 +9,15 @@
 //	<prefix>/limits/<name>/<session>  a contender's entry, locked by its session
 //	<prefix>/limit-settings/<name>    our own record: the limit, as it was set
 //
-// A slot is held by who is among the holders in .lock and has a live entry. Both
-// are written in one transaction, with a Check-And-Set on .lock, and so are they
-// removed. The holders are a set of sessions, so every slot needs a session of
-// its own, which the replica keeps alive together with its first.
+// A session holds a slot if it is among the holders in .lock and has a live entry.
+// Both are written, and removed, in one transaction with a Check-And-Set on .lock. The
+// holders are a set of sessions, so every slot needs a session of its own, which the
+// replica keeps alive together with its first.
 //
 // The record outlives the .lock, which "consul lock" deletes when it was the
 // last to use it: then .lock is made anew from the record. While both are there
 // the record is right, and a .lock that says otherwise is put right by the next
-// of ours who enters or leaves. A program of HashiCorp's that was told another
+// onejob that enters or leaves. A program of HashiCorp's that was told another
 // limit reports that as a conflict, and does not enter. A semaphore that such
 // programs made has no record until Resize gives it one, and is gone when they
 // delete its .lock. Between the moment when they delete a .lock and the next
@@ -26,8 +26,8 @@
 // HashiCorp's client prunes a holder as soon as its entry is gone. We wait for
 // the lock-delay, counted from when Consul first told us that the session has
 // ended. Where a person deleted the entry of a live session, or a .lock under
-// its holders, we wait for Config.Verify as well: so long its holder may take to
-// notice. Meanwhile the slot counts as held. A .lock that "consul lock" deleted
+// its holders, we wait for Config.Verify as well: that is how long its holder may take
+// to notice. Meanwhile the slot counts as held. A .lock that "consul lock" deleted
 // when everybody had left looks the same as one that a person deleted with all
 // entries, so our next one waits for that long, too.
 //
@@ -99,7 +99,7 @@ func (s semaphores) Resize(ctx context.Context, name string, slots int) error {
 
 // Destroy implements lock.Semaphores. Holders whose slots it revokes learn so
 // within Config.Verify; until they let go, a semaphore that is created under the
-// same name lets nobody of ours in. Holders that have died, and nobody else, are waited for.
+// same name lets no onejob in. Holders that have died, and nobody else, are waited for.
 func (s semaphores) Destroy(ctx context.Context, name string, force bool) error {
 	sem, err := s.check(name, 0) // one view for all tries: it knows since when a holder has been missing
 	if err != nil {
@@ -215,7 +215,7 @@ func (s semaphores) Take(ctx context.Context, name string, n int, value []byte) 
 }
 
 // Inspect implements lock.Semaphores. Waiting counts the contenders that hold no
-// slot; those of ours who wait write no entry.
+// slot; onejob's waiters write no entry.
 func (s semaphores) Inspect(ctx context.Context, name string) (lock.Semaphore, error) {
 	sem, err := s.check(name, 0)
 	if err != nil {

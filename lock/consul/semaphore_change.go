@@ -36,8 +36,8 @@ type registry struct {
 	semaphores map[string]*semaphore
 }
 
-// semaphore is what this replica knows of a semaphore: who of ours asks for it,
-// and what the viewer knows.
+// semaphore is what this replica knows of a semaphore: which callers in this process
+// ask for it, and what the viewer knows.
 type semaphore struct {
 	viewer
 	in    *registry

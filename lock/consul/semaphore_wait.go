@@ -15,7 +15,7 @@ const lookAgain = 10 * time.Second
 
 // Await implements lock.Semaphores. Of all who wait for one semaphore in this
 // replica, one watches. Waiting goes on through Consul's absence. It waits for
-// one slot; who wants several asks again and again until they are free at once.
+// one slot. A caller that wants several retries until that many are free at once.
 func (s semaphores) Await(ctx context.Context, name string) error {
 	sem, err := s.check(name, 0)
 	if err != nil {
@@ -52,8 +52,8 @@ func (s semaphores) Drain(ctx context.Context, name string) error {
 	return sem.watch(ctx, 0)
 }
 
-// jitter returns how long to leave a free slot to others: who waits in other
-// replicas was woken by the same change. So they ask one after the other, some
+// jitter returns how long to leave a free slot to others: waiters in other
+// replicas were woken by the same change. So they ask one after the other, some
 // milliseconds apart, and most of them see that the slot is gone without asking.
 func (s *semaphore) jitter() time.Duration {
 	c := s.members

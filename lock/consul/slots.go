@@ -28,7 +28,7 @@ type slot struct {
 	name    string // of the semaphore
 
 	// doubt is when we gave up on a request about it that may be applied still;
-	// zero if none. It is written by who releases the slot, and then by verify.
+	// zero if none. The goroutine that releases the slot writes it, and verify after that.
 	doubt boottime.Instant
 
 	stuck boottime.Instant // since when it has leaked; zero if it has not; guarded by pool.mu
@@ -215,7 +215,7 @@ func (in *slots) verifySome(ctx context.Context, list []*slot) {
 		if entry != nil && entry.Session == id && holders[id] {
 			continue
 		}
-		// An entry goes when its session does. That is another story.
+		// An entry goes when its session does. Then the lease ends with the session, not here.
 		if alive, err := sl.session.lives(ctx); alive && err == nil {
 			sl.revoke()
 		}

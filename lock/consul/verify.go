@@ -18,8 +18,8 @@ import (
 	"onejob/lock/internal/hold"
 )
 
-// verify looks at all keys of a session, without a Raft write: who finds a key
-// gone loses that lease alone. It also deletes the keys that nobody works under.
+// verify looks at all keys of a session, without a Raft write. A key that is gone
+// ends that lease alone. It also deletes the keys that nobody works under.
 // What cannot be looked at now is looked at next time.
 func (k *locks) verify(ctx context.Context, in *leases) {
 	list := slices.DeleteFunc(in.all(), func(ls *lease) bool {
@@ -64,7 +64,7 @@ func (k *locks) verify(ctx context.Context, in *leases) {
 				gone[ls] = true
 			}
 		}
-		// All keys go when the session does. That is another story.
+		// All keys go when the session does. Then the leases end with the session, not here.
 		if len(gone) > 0 {
 			if alive, _ := in.lives(ctx); !alive {
 				return
