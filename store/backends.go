@@ -17,8 +17,8 @@ import (
 // another attempt of its lock key begins, it must have ended.
 //
 // So a statement has a mark that others see, an advisory lock, taken before the
-// statement is sent and held until its transaction ends. Whoever takes a task from its
-// replica looks for the mark and ends the backend that has it. What keeps a replica
+// statement is sent and held until its transaction ends. The replica that takes a
+// task over looks for the mark and ends the backend that has it. What keeps a replica
 // that was frozen meanwhile from sending its statement after that look: the replica's
 // end is on the list before anybody looks, and the statement is not sent unless the
 // list, read under the mark, says that the replica has not ended.
@@ -26,7 +26,7 @@ import (
 // That look does not find the statement of a row that a person has made pending, or has deleted:
 // it is no running row of a dead replica. And others than tasks may have the lock key as soon as
 // Consul frees it, as "onejob lock" does. So a statement has two more marks. One is of its session:
-// who puts the end of a session on the list ends all its statements. One is of its lock key, which
+// the replica that records the end of a session ends all its statements. One is of its lock key, which
 // one alone can have: the attempt that has the row ends what keeps it from that.
 
 // markOf is the number of the advisory lock of an attempt, given the table or alias that

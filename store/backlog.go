@@ -103,7 +103,7 @@ SELECT CASE WHEN shown THEN queue ELSE 'other' END,
 // priority, queue, kind and limit. Of many pairs of queue and kind those with few tasks
 // are added up as queue and kind "other", with what has these names itself.
 func (s *Store) Backlog(ctx context.Context) ([]Backlog, error) {
-	arguments := s.remember.dear()
+	arguments := s.remember.costly()
 	arguments["most"], arguments["pairs"], arguments["lanes_with_a_limit"] = MaxBacklog, maxBacklogs, maxBacklogLanes
 	return fetch(ctx, s.pool, "count due tasks", func(row pgx.CollectableRow) (b Backlog, err error) {
 		var age float64

@@ -335,9 +335,9 @@ func (r *memory) forget() {
 	r.sort = nil
 }
 
-// dear returns the marks behind which to look costs much, as arguments of a statement:
+// costly returns the marks behind which looking is expensive, as arguments of a statement:
 // LookBehind does that.
-func (r *memory) dear() namedArgs {
+func (r *memory) costly() namedArgs {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	marks := map[int64]mark{}

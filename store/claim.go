@@ -422,7 +422,7 @@ func do(ctx context.Context, conn *pgxpool.Conn, statements ...string) func() er
 func (s *Store) chooseOne(ctx context.Context, conn *pgxpool.Conn, c tasks.Claim, l look, turn turn) (found chosen, id int64, err error) {
 	l.max = 1
 	b, begun := beginClaim(conn, turn)
-	// Who is frozen between two of the statements that follow is in the way of others.
+	// A replica that freezes between the next statements would keep its locks, and others waiting.
 	b.Queue(`SELECT pg_catalog.set_config('idle_in_transaction_session_timeout', '5s', true)`)
 	b.Queue(chooseSQL(c.Limit, l.plain), l.arguments(c, s.avoid.list(), s.claims.bounds(1, s.timeout)))
 	b.Queue(`SELECT coalesce((current_setting('onejob.claimed')::bigint[])[1], 0)`)

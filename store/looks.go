@@ -58,7 +58,7 @@ const pausedSQL = `(SELECT coalesce(array_agg(name), '{}') FROM onejob.queues WH
 // without a limit have been due for some seconds, and from which no live replica claims.
 // Paused ones are left out.
 func (s *Store) UnservedQueues(ctx context.Context, n int) ([]string, error) {
-	arguments := s.remember.dear()
+	arguments := s.remember.costly()
 	arguments["most"] = n
 	return fetch(ctx, s.pool, "look for queues that nobody serves", pgx.RowTo[string], lanesSQL+`
 SELECT DISTINCT queue
@@ -76,7 +76,7 @@ SELECT DISTINCT queue
 
 // UnknownKinds returns the kinds of waiting tasks that are not among known.
 func (s *Store) UnknownKinds(ctx context.Context, known []string) ([]string, error) {
-	arguments := s.remember.dear()
+	arguments := s.remember.costly()
 	arguments["known"] = notNil(known)
 	return fetch(ctx, s.pool, "look for unknown kinds", pgx.RowTo[string], lanesSQL+`
 SELECT DISTINCT kind FROM lanes WHERE kind IS NOT NULL AND kind <> ALL (@known)`, arguments)
@@ -85,7 +85,7 @@ SELECT DISTINCT kind FROM lanes WHERE kind IS NOT NULL AND kind <> ALL (@known)`
 // DueKinds returns those of c.Kinds of which rows without a limit of their own
 // are due, in queues that are not paused.
 func (s *Store) DueKinds(ctx context.Context, c tasks.Claim) ([]string, error) {
-	arguments := s.remember.dear()
+	arguments := s.remember.costly()
 	arguments["kinds"], arguments["queues"] = c.Kinds, notNil(c.Queues)
 	return fetch(ctx, s.pool, "look for due kinds", pgx.RowTo[string], lanesSQL+`
 SELECT DISTINCT kind

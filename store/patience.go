@@ -110,9 +110,9 @@ func waitedInVain(err error) bool { return pgerror.Is(err, lockTimeout, queryCan
 // is bounded: it refuses that row, or waited for it in vain.
 func mayBeARow(err error) bool { return aboutARow(err) || waitedInVain(err) }
 
-// apart are rows that were waited for in vain a short while ago, or whose trigger needed another server. They are written one by one,
-// while others are written together: who waits for them again keeps nobody waiting. The zero value
-// is ready.
+// apart are rows that were waited for in vain a short while ago, or whose trigger needed another
+// server. They are written one by one, while others are written together: so waiting for one of them
+// again delays no others. The zero value is ready.
 type apart struct {
 	some  atomic.Bool // or else nothing of the rest is looked at
 	mu    sync.Mutex

@@ -381,7 +381,7 @@ type putOffRow struct {
 }
 
 const (
-	vainPart = 4                      // of the time; who is known to wait for a lock gets no more
+	vainPart = 4                      // of the time; a schedule that is known to wait for a lock gets no more
 	vainMost = 250 * time.Millisecond // at once: others may come due every second
 )
 

@@ -108,7 +108,7 @@ SELECT o.due_at, o.task_id, t.status, o.skipped, o.made_at
 }
 
 // EnableSchedule enables or disables a schedule. It reports whether there is
-// one. Whoever enables one that is marked with an error wants it tried again.
+// one. Enabling one that is marked with an error clears the mark, so that it is tried again.
 func (s *Store) EnableSchedule(ctx context.Context, name string, enabled bool) (bool, error) {
 	found, err := act[bool](ctx, s, "schedule "+name, `
 UPDATE onejob.schedules
@@ -177,8 +177,9 @@ type MadeTask struct {
 // the zone are not those by which the due times were worked out.
 //
 // The leader may be at the same due times. The lock on the schedule's row makes this
-// statement wait for the leader's, and the leader's do nothing for now; the primary key of occurrences lets only one of them make a task. A due time that
-// was skipped becomes one with a task. The schedule itself is not changed.
+// statement wait for the leader's, and the leader's do nothing for now; the primary key of
+// occurrences lets only one of them make a task. A due time that was skipped becomes one with
+// a task. The schedule itself is not changed.
 func (s *Store) Backfill(ctx context.Context, row ScheduleRow, dues []time.Time) ([]MadeTask, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout+time.Duration(len(dues))*time.Millisecond) // there may be 100,000
 	defer cancel()

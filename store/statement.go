@@ -213,7 +213,7 @@ func forget(conn *pgx.Conn) bool {
 	return conn.PgConn().Exec(ctx, `SELECT pg_catalog.pg_advisory_unlock_all(); DISCARD TEMP; CLOSE ALL; UNLISTEN *`).Close() == nil
 }
 
-// Errors of a user's statement that another attempt cannot mend.
+// Errors of a user's statement that another attempt cannot fix.
 var (
 	errEnded    = errors.New("the statement ended its transaction (COMMIT, ROLLBACK or PREPARE TRANSACTION), so what it did before that may have been kept although the task fails; remove it from the statement")
 	errReadOnly = errors.New("the statement made its transaction read-only, so that the task cannot be completed in it; remove that from the statement")

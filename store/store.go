@@ -262,12 +262,12 @@ func (s *Store) Version(ctx context.Context) (string, error) {
 // No sequential scans: Postgres keeps the plan of a prepared statement for later
 // calls, and a plan made while the tables were small, or empty, would read all of
 // them when a million rows have been inserted, until somebody analyzes them. And
-// that plan from the first call on: to plan anew for each of the first five, as
-// Postgres does to compare, takes longer than to run them. The settings do not
+// use that plan from the first call on: Postgres would plan each of the first five
+// calls again to compare, which takes longer than running them. The settings do not
 // outlive the transaction, so that nobody who shares a pooler sees them.
 //
 // No compilation either: where only a sequential scan is possible, forbidding it makes
-// the plan look so dear that Postgres compiles it, for seconds.
+// the plan look so expensive that Postgres compiles it, for seconds.
 //
 // They only forbid; the statements are written so that an index remains, see
 // docs/decisions/claim.md.

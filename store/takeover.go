@@ -42,7 +42,7 @@ SELECT DISTINCT session::text
 // does not keep the others: it stays as it is, is among the refused, and is left alone for a while.
 //
 // Statements of theirs that still run are ended first. A task whose statement cannot be
-// ended keeps its row; the error says so, and the others are taken none the less.
+// ended keeps its row; the error says so, and the others are taken anyway.
 func (s *Store) TakeOver(ctx context.Context, dead []string, maxCrashes int) (abandoned []tasks.Abandoned, refused []tasks.RowError, err error) {
 	statements, err := s.endStatementsOf(ctx, dead)
 	if err != nil {
