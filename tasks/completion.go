@@ -16,7 +16,7 @@ const (
 	Failed    Outcome = "failed"
 	TimedOut  Outcome = "timeout"
 	LeaseLost Outcome = "lease_lost" // stopped, because exclusion could no longer be promised
-	Crashed   Outcome = "crashed"    // the replica's session ended; written by who takes over
+	Crashed   Outcome = "crashed"    // the replica's session ended; written by the replica that takes over
 	Cancelled Outcome = "cancelled"
 	Shutdown  Outcome = "shutdown" // stopped because its replica shut down gracefully
 	Refused   Outcome = "refused"  // it ended, but its fence was superseded and nothing else noted it

@@ -386,8 +386,8 @@ func (d *database) raise(ctx context.Context, fence int64) error {
 }
 
 // unchanged reports whether the record is the one that this replica knows, and its
-// server is the one that was started then. Whoever acts on what that server does not
-// say, as on a heartbeat that is missing, asks after it has noticed.
+// server is the one that was started then. A caller that acts on something that is missing
+// there, such as a heartbeat, must call this after it has noticed.
 func (d *database) unchanged(ctx context.Context, started time.Time) bool {
 	_, version, err := d.locks.Database(ctx)
 	if err != nil {

@@ -234,10 +234,9 @@ func (l *limits) findSome(ctx context.Context) (took time.Duration) {
 	return took
 }
 
-// serve sees to it that every limit with due rows is served. It asks only
-// when there is news, for who has no limits is to pay nothing for them: that an
-// attempt has ended is none, unless rows with a limit are waiting for its room. It reports
-// whether it has taken any.
+// serve sees to it that every limit with due rows is served. It asks only when there is
+// news, so that clusters without limits pay nothing. The end of an attempt is no news, unless
+// rows with a limit are waiting for its room. It reports whether it has taken any.
 func (l *limits) serve(ctx context.Context) (some bool) {
 	if time.Now().Before(l.rested) || !l.news.Swap(false) {
 		return false

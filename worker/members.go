@@ -122,7 +122,7 @@ func (m *members) sawLocked(list []tasks.Replica, now boottime.Instant) (ended b
 	return ended
 }
 
-// blind is called when the list cannot be had: silence counts from anew.
+// blind is called when the list cannot be had: the silence is counted from now on again.
 func (m *members) blind() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -25,7 +25,7 @@ type overlapStore interface {
 // maxOverlaps bounds how many overlaps are logged at once.
 const maxOverlaps = 100
 
-// overlapIsNew is for how long an overlap is counted by who finds it.
+// overlapIsNew is for how long an overlap is counted by the leader that finds it.
 const overlapIsNew = time.Hour
 
 // run logs overlaps, each once while this replica leads.

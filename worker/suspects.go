@@ -52,8 +52,7 @@ func (s *suspects) enter(task, fence int64, prime bool) bool {
 	return true
 }
 
-// only reports whether no other suspect has begun for a while, but for one that did so
-// itself.
+// only reports whether the attempt is the only suspect that began lately.
 func (s *suspects) only(fence int64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -12,7 +12,7 @@ import (
 )
 
 // A replica reports each name that rows ask for and that it does not know once.
-// Whoever can INSERT chooses the names, so their number and their length are
+// Every role with INSERT can choose names, so their number and their length are
 // bounded: an hour after maxReported names the list begins anew.
 const (
 	maxReported   = 256

@@ -61,7 +61,8 @@ func (g *Group[T]) Do(v T) {
 	}
 }
 
-// lead commits v and what waits, then hands the lead to who waits longest.
+// lead commits v and what waits, then hands the lead to the caller that has waited
+// longest.
 //
 // It lets the goroutines that are ready to run go first: those that were started
 // or woken together with this one are about to arrive, and alone it costs

@@ -25,7 +25,7 @@ import (
 //	<base>/onejob-attempts/X   one attempt
 //
 // A process is born inside and its descendants stay inside, whatever they do
-// with sessions, groups, parents and their environment. Only who may write to
+// with sessions, groups, parents and their environment. Only a user who may write to
 // another cgroup's cgroup.procs can leave: root, and the user to whom the
 // hierarchy was delegated.
 //
@@ -153,7 +153,7 @@ func openHierarchy(own string) (hierarchy, error) {
 	if err := os.Mkdir(h.attempts(), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return h, fmt.Errorf("make a cgroup: %w", err)
 	}
-	// Processes are moved by who may write to both ends and what is above them.
+	// To move a process one must be able to write to both ends and what is above them.
 	for _, file := range []string{filepath.Join(h.base, "cgroup.procs"), filepath.Join(h.attempts(), "cgroup.procs"), h.attempts()} {
 		if err := unix.Faccessat(unix.AT_FDCWD, file, unix.W_OK, unix.AT_EACCESS); err != nil {
 			return h, fmt.Errorf("write to cgroup %s: %w", file, err)

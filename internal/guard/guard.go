@@ -39,9 +39,9 @@
 //
 // Without cgroups, a process that has cleared its environment is not found when
 // guard and daemon were killed in the same moment; one that has left its session
-// as well is not found by a daemon whose guard was killed either. A descendant that changed to a user whom the daemon may not signal
-// then ends when it likes; the guard waits for it. With or without cgroups that
-// goes for one that hangs in the kernel.
+// as well is not found by a daemon whose guard was killed either. A descendant that
+// changed to a user whom the daemon may not signal then ends when it likes; the guard
+// waits for it. The same is true of one that hangs in the kernel, with or without cgroups.
 //
 // Guards, and daemons that call Conceal, are hidden from commands of the same
 // user: their environment, memory and files cannot be read, and they cannot be

@@ -276,7 +276,7 @@ func (p *Process) send(v any) {
 // another thread, or memory, before main.
 const crashed = 2
 
-// follow reads what the guard reports, sees it off and sets exit and err.
+// follow reads what the guard reports, waits for it to exit and sets exit and err.
 func (p *Process) follow() {
 	read := json.NewDecoder(p.link)
 	var first, last report

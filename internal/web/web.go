@@ -5,10 +5,13 @@
 // script replaces its content every two seconds. Everything is embedded, and the page asks
 // no other server for anything (see the Content-Security-Policy).
 //
-// Who may read it: everybody if it is served on a loopback address and there is no token;
-// otherwise those who have the token, or one with which they may act. A request for a host name that is neither an IP
-// address, nor localhost, nor in Config.Hosts is refused, because a website could make its
-// own name lead here (DNS rebinding) and read the page in a visitor's browser.
+// Who may read it:
+//
+//   - everybody, if it is served on a loopback address and there is no token;
+//   - otherwise those who have the token, or one with which they may act;
+//   - nobody by a host name that is neither an IP address, nor localhost, nor in Config.Hosts:
+//     such a request is refused, because a website could make its own name lead here (DNS
+//     rebinding) and read the page in a visitor's browser.
 package web
 
 import (

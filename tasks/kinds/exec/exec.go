@@ -48,7 +48,7 @@ const (
 // those that allow it, but cannot run anything else: no shell is involved.
 //
 // The command reads the whole payload from stdin. What it writes to stdout and
-// stderr is kept as the attempt's output, but for lines such as
+// stderr is kept as the attempt's output, except for lines such as
 //
 //	::progress 40%
 //	::progress 400/1000 rows copied
