@@ -10,8 +10,7 @@ import (
 	"syscall"
 	"time"
 
-	"onejob/internal/procfs"
-	"onejob/internal/supervisor"
+	"onejob/internal/testenv/processes"
 )
 
 // farewell is how long a process may take to end when it is asked to.
@@ -64,10 +63,10 @@ func (p *process) pid() int { return p.cmd.Process.Pid }
 // memory returns a size of /proc/PID/status, such as VmRSS, in MB. Of a supervisor and
 // its working process it returns the sum.
 func (p *process) memory(name string) (float64, error) {
-	mb, err := procfs.Status(p.pid(), name)
-	if worker := supervisor.Find(p.pid()); err == nil && worker != p.pid() {
+	mb, err := processes.Status(p.pid(), name)
+	if worker := processes.Find(p.pid()); err == nil && worker != p.pid() {
 		var more float64
-		more, err = procfs.Status(worker, name)
+		more, err = processes.Status(worker, name)
 		mb += more
 	}
 	return mb, err

@@ -11,7 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"onejob/internal/procfs"
+	"onejob/internal/testenv/processes"
 )
 
 // steadyPlan is how one replica is kept busy for long, while it deletes what it
@@ -290,7 +290,7 @@ func (s *steadyPlan) sample(ctx context.Context, m *meter, before reading, began
 	if now.ReplicaMB, err = m.processes[0].memory("VmRSS"); err != nil {
 		return now, after, err
 	}
-	if now.ConsulMB, err = procfs.Status(m.consul.pid, "VmRSS"); err != nil {
+	if now.ConsulMB, err = processes.Status(m.consul.pid, "VmRSS"); err != nil {
 		return now, after, err
 	}
 	yard, err := s.calibration.measure()

@@ -11,6 +11,7 @@ import (
 	"onejob/chaos/checker"
 	"onejob/chaos/harness"
 	"onejob/internal/procfs"
+	"onejob/internal/testenv/processes"
 )
 
 // Faults of hosts and their Consul agents.
@@ -153,7 +154,7 @@ func stopAll(procs []*harness.Process) (pids []int) {
 		awake := false
 		for _, p := range harness.Below(roots...) {
 			pids = append(pids, p.PID)
-			if !procfs.Frozen(p.PID) {
+			if !processes.Frozen(p.PID) {
 				awake = true
 				_ = syscall.Kill(p.PID, syscall.SIGSTOP)
 			}

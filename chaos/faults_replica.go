@@ -15,6 +15,7 @@ import (
 	"onejob/chaos/harness"
 	"onejob/internal/procfs"
 	"onejob/internal/retry"
+	"onejob/internal/testenv/processes"
 	"onejob/internal/testenv/proxy"
 )
 
@@ -217,7 +218,7 @@ func killLargest(_ context.Context, h *fault) error {
 	if pid == r.proc.Worker() {
 		what = "the working process"
 	}
-	rss, _ := procfs.Status(pid, "VmRSS")
+	rss, _ := processes.Status(pid, "VmRSS")
 	h.about = fmt.Sprintf(", pid %d, %s: oom_score %d, %.0f MB", pid, what, score, rss)
 	if err := h.begins(r.name); err != nil {
 		return err
@@ -228,15 +229,15 @@ func killLargest(_ context.Context, h *fault) error {
 
 // largest returns the process with the highest oom_score, and of several the one with
 // the most memory; zero if there is none.
-func largest(processes []procfs.Process) (pid, score int) {
+func largest(candidates []procfs.Process) (pid, score int) {
 	most := 0.0
-	for _, p := range processes {
+	for _, p := range candidates {
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score", p.PID))
 		if err != nil {
 			continue // it is gone
 		}
 		n, err := strconv.Atoi(strings.TrimSpace(string(text)))
-		rss, rssErr := procfs.Status(p.PID, "VmRSS")
+		rss, rssErr := processes.Status(p.PID, "VmRSS")
 		if err != nil || rssErr != nil {
 			continue
 		}

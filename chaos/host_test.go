@@ -16,6 +16,7 @@ import (
 
 	"onejob/chaos/harness"
 	"onejob/internal/procfs"
+	"onejob/internal/testenv/processes"
 )
 
 // family starts a process with a child and a grandchild that has a session of its own.
@@ -85,7 +86,7 @@ func TestTheLargestProcessIsChosen(t *testing.T) {
 	})
 	pid := large.Cmd.Process.Pid
 	err = harness.Eventually(t.Context(), time.Minute, "it is large", func() error {
-		if rss, err := procfs.Status(pid, "VmRSS"); err != nil || rss < 150 {
+		if rss, err := processes.Status(pid, "VmRSS"); err != nil || rss < 150 {
 			return errNothing
 		}
 		return nil

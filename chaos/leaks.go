@@ -17,6 +17,7 @@ import (
 	"onejob/chaos/harness"
 	"onejob/internal/procfs"
 	"onejob/internal/retry"
+	"onejob/internal/testenv/processes"
 )
 
 // Whether anything leaks is seen from outside as well: by what the kernel, the
@@ -248,8 +249,8 @@ func (c *cluster) countConnections(ctx context.Context) map[string]float64 {
 // usesOf reads what the kernel tells of a process.
 func usesOf(pid int) (u uses, err error) {
 	var errs [2]error
-	u[0], errs[0] = procfs.Status(pid, "VmRSS")
-	u[1], errs[1] = procfs.Status(pid, "Threads")
+	u[0], errs[0] = processes.Status(pid, "VmRSS")
+	u[1], errs[1] = processes.Status(pid, "Threads")
 	if err := errors.Join(errs[:]...); err != nil {
 		return u, err
 	}

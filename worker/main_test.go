@@ -21,8 +21,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"go.uber.org/zap/zaptest/observer"
 
-	"onejob/internal/supervisor"
 	"onejob/internal/testenv"
+	"onejob/internal/testenv/processes"
 	"onejob/lock/consul"
 	"onejob/store"
 	"onejob/tasks"
@@ -328,7 +328,7 @@ func (p *process) signal(t *testing.T, s syscall.Signal) {
 }
 
 // worker returns the pid of the working process.
-func (p *process) worker() int { return supervisor.Find(p.cmd.Process.Pid) }
+func (p *process) worker() int { return processes.Find(p.cmd.Process.Pid) }
 
 // count returns how often an event was logged.
 func (p *process) count(event string) (n int) {

@@ -18,6 +18,7 @@ import (
 	"onejob/internal/procfs"
 	"onejob/internal/servers"
 	"onejob/internal/testenv"
+	"onejob/internal/testenv/processes"
 )
 
 // Replicas here are processes of the real binary, and what they did is judged
@@ -410,7 +411,7 @@ func testCrash(t *testing.T) (took float64) {
 	}
 	// Its own memory. The pages of the program are shared with the working process, and how
 	// many of them the kernel maps says nothing about the supervisor.
-	own, err := procfs.Status(holder.cmd.Process.Pid, "RssAnon")
+	own, err := processes.Status(holder.cmd.Process.Pid, "RssAnon")
 	if err != nil {
 		t.Fatal(err)
 	}

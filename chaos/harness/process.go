@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"onejob/internal/procfs"
-	"onejob/internal/supervisor"
+	"onejob/internal/testenv/processes"
 )
 
 // Process is a program that the harness started. The kernel kills it when the
@@ -115,7 +115,7 @@ func Below(roots ...int) (living []procfs.Process) {
 
 // Worker returns the pid of the process that does the work: the child of a supervisor,
 // or the process itself.
-func (p *Process) Worker() int { return supervisor.Find(p.Cmd.Process.Pid) }
+func (p *Process) Worker() int { return processes.Find(p.Cmd.Process.Pid) }
 
 // Terminate sends SIGTERM, and reports whether it has ended within maxWait.
 func (p *Process) Terminate(maxWait time.Duration) (ended bool) {

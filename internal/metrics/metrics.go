@@ -148,9 +148,6 @@ func (m *Replica) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: 4, Timeout: AnswerTimeout})
 }
 
-// Gatherer returns the source of all metrics.
-func (m *Replica) Gatherer() prometheus.Gatherer { return m.registry }
-
 // Worker takes what a worker measures, see worker.Config.Measure.
 func (m *Replica) Worker(w worker.Measurement) {
 	took := w.Took.Seconds()

@@ -47,29 +47,6 @@ func Descendants(all []Process, root int, skip func(Process) bool) []Process {
 	return found
 }
 
-// Status returns a number of /proc/PID/status by its name there, such as Threads.
-// Sizes are in MB: VmRSS is what is resident now, VmHWM the most that ever was.
-// It fails if there is no such process, or no such number.
-func Status(pid int, name string) (float64, error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(text)) {
-		value, ok := strings.CutPrefix(line, name+":")
-		if !ok {
-			continue
-		}
-		value, isSize := strings.CutSuffix(strings.TrimSpace(value), " kB")
-		n, err := strconv.ParseFloat(value, 64)
-		if isSize {
-			n /= 1024
-		}
-		return n, err
-	}
-	return 0, fmt.Errorf("process %d has no %s", pid, name)
-}
-
 // A Process is a line of /proc/PID/stat.
 type Process struct {
 	PID, Parent, Group, Session int
@@ -159,20 +136,6 @@ func Environ(pid int) ([]byte, error) {
 		return nil, err
 	}
 	return nil, nil
-}
-
-// Frozen reports whether each thread of a process stands still, by SIGSTOP or the like,
-// or is dead. Until one thread has noticed the signal, the others run on.
-func Frozen(pid int) bool {
-	dir := fmt.Sprintf("/proc/%d/task", pid)
-	threads, _ := os.ReadDir(dir)
-	for _, thread := range threads {
-		stat, err := os.ReadFile(filepath.Join(dir, thread.Name(), "stat"))
-		if p, odd := parse(pid, stat); err == nil && (odd != nil || !p.Stopped && !p.Dead) {
-			return false
-		}
-	}
-	return true
 }
 
 // parse reads "pid (name) state parent group session ..." of a thread; the name may

@@ -23,6 +23,7 @@ import (
 
 	"onejob/internal/procfs"
 	"onejob/internal/supervisor"
+	"onejob/internal/testenv/processes"
 )
 
 const (
@@ -459,10 +460,10 @@ func TestWorkerDoesNotOutliveItsSupervisor(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if found := supervisor.Find(r.cmd.Process.Pid); found != pid {
+	if found := processes.Find(r.cmd.Process.Pid); found != pid {
 		t.Errorf("Find returns %d, not %d", found, pid)
 	}
-	if found := supervisor.Find(pid); found != pid {
+	if found := processes.Find(pid); found != pid {
 		t.Errorf("Find returns %d for the worker itself", found)
 	}
 	r.await("hello")

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"onejob/internal/procfs"
+	"onejob/internal/testenv/processes"
 )
 
 // Freeze stops a process with SIGSTOP, and returns when it stands still: on a busy
@@ -16,5 +16,5 @@ func Freeze(t testing.TB, pid int) {
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		t.Fatalf("stop process %d: %v", pid, err)
 	}
-	Eventually(t, time.Minute, fmt.Sprintf("process %d is stopped", pid), func() bool { return procfs.Frozen(pid) })
+	Eventually(t, time.Minute, fmt.Sprintf("process %d is stopped", pid), func() bool { return processes.Frozen(pid) })
 }
