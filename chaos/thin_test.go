@@ -35,6 +35,7 @@ func TestThin(t *testing.T) {
 		{"few outsiders", all, func(r *report) { r.Outsiders = thinOutsiders - 1 }, 1},
 		{"nothing expired", all, func(r *report) { r.Expired = 0 }, 1},
 		{"no lease ended during work", all, func(r *report) { r.Lateness = checker.Lateness{} }, 1},
+		{"no task that could be starved", all, func(r *report) { r.StarvedJudged = 0 }, 1},
 		{"few takeovers", all, func(r *report) { r.TakeOvers = thinTakeOvers - 1 }, 1},
 		{"an hour", hour, func(*report) {}, 0},
 		{"work that no fault met, in less than an hour", all, func(r *report) { r.Hits = nil }, 0},
@@ -45,7 +46,7 @@ func TestThin(t *testing.T) {
 		{"two things", all, func(r *report) { r.Refused, r.TakeOvers = 0, 0 }, 2},
 	} {
 		r := &report{FaultKinds: map[string]int{"kill": 5, "upgrade": 5}, Inserts: 100, TakeOvers: thinTakeOvers,
-			Report: &checker.Report{Hits: map[string]map[string]int{"kill": {"exec": thinMetWork, "http": thinMetWork, "go": thinMetWork, "sql": thinMetWork}}, Refused: thinRefused, Outsiders: thinOutsiders, Expired: 1, Lateness: checker.Lateness{After: 1}}}
+			Report: &checker.Report{Hits: map[string]map[string]int{"kill": {"exec": thinMetWork, "http": thinMetWork, "go": thinMetWork, "sql": thinMetWork}}, Refused: thinRefused, Outsiders: thinOutsiders, Expired: 1, StarvedJudged: 1, Lateness: checker.Lateness{After: 1}}}
 		test.change(r)
 		if why := r.thin(test.of); len(why) != test.want {
 			t.Errorf("%s: %q", test.name, why)

@@ -27,6 +27,7 @@ type Report struct {
 	OccurrencesDoubled int        `json:"occurrences_doubled"`   // due times with several tasks
 	OccurrencesWrong   int        `json:"occurrences_wrong"`     // due times that no line of an edited schedule names, and tasks that are not as it says
 	Starved            int        `json:"starved"`               // tasks that nobody claimed in time, see history.starved
+	StarvedJudged      int        `json:"starved_judged"`        // tasks that would have been found if nobody had claimed them for a minute
 	Unlocked           int        `json:"unlocked"`              // attempts that began while no Consul server ran
 	WorkerCrashes      int        `json:"worker_crashes"`        // working processes that ended, and no fault ends them
 	Spent              int        `json:"spent"`                 // attempts that nothing but a graceful restart used up, see history.spent
@@ -816,7 +817,8 @@ func (h *history) onlyRestarted(claim, end Transition) bool {
 }
 
 // starved looks for tasks that were due, and free, for too long while nothing but
-// mild faults went on: there were replicas to claim them. What the harness was late by
+// mild faults went on: there were replicas to claim them. The time of other faults does not count, and
+// what is left of a wait before, between and after them does. What the harness was late by
 // meanwhile counts twice: a claim takes several processes, each of which is as late. What a fault itself locked
 // or edited does not count. Nor does a task that waited in a queue: after an outage it takes a
 // while until all that came due meanwhile is done, and tasks that were due before it are
@@ -831,7 +833,63 @@ func (h *history) starved(v *Report) {
 			}
 		}
 	}
-	var disturbed, frozen []span
+	disturbed := h.undue()
+	for _, q := range h.Enqueued {
+		at, known := claimed[q.Task]
+		if _, there := h.Final[q.Task]; !there && h.Forgetful || q.Due == 0 || h.touched[q.Task] != nil || h.deleted[q.Task] || h.dueByAnotherClock(q) {
+			continue
+		}
+		if slices.ContainsFunc(calms(span{q.Due, q.Due.Add(queued)}, disturbed), func(c span) bool { return c.end.Sub(c.begin) >= starving }) {
+			v.StarvedJudged++
+		}
+		took := "at all"
+		if known {
+			took = fmt.Sprintf("until %s", clock(at))
+		} else {
+			at = never
+		}
+		waits := calms(span{q.Due, at}, disturbed)
+		if h.Forgetful && len(waits) > 0 && waits[0].begin > q.Due { // a claim may be forgotten, and made again later
+			continue
+		}
+		for _, w := range waits {
+			if w.end.Sub(w.begin) <= starving+2*h.late(w) {
+				continue
+			}
+			if known && h.queued(q, w, begun) {
+				v.excuse("tasks that waited in a queue")
+				break
+			}
+			v.violation(&v.Starved, "starved: task %d (%s) was due at %s and was not claimed %s, with nothing in its way since %s", q.Task, q.Kind, clock(q.Due), took, clock(w.begin))
+			break
+		}
+	}
+}
+
+// dueByAnotherClock reports whether a task came due while the clock of Postgres was wrong, or a while after: its
+// run_at is by that clock, so the task may have to wait until the right one shows that time.
+func (h *history) dueByAnotherClock(q Enqueued) bool {
+	for i, c := range h.ClockSteps {
+		wrong := span{c.At.Add(-skew), never}
+		if i+1 < len(h.ClockSteps) {
+			wrong.end = h.ClockSteps[i+1].At.Add(longestDelay)
+		}
+		if c.Ahead != 0 && wrong.begin < q.Due && q.Due < wrong.end {
+			return true
+		}
+	}
+	return false
+}
+
+// undue are the times in which tasks may wait for longer, in order, and none meets the next: those of
+// faults that are not mild, and a while after them, and those in which too many replicas are frozen in their claims.
+func (h *history) undue() (all []span) {
+	type step struct {
+		at   observer.Time
+		more int
+	}
+	var disturbed []span
+	var frozen []step
 	for _, m := range h.Marks {
 		s := span{m.Begin, m.End}
 		if m.End == 0 {
@@ -839,64 +897,72 @@ func (h *history) starved(v *Report) {
 		}
 		switch {
 		case m.Kind == ClaimFreeze:
-			frozen = append(frozen, s)
+			frozen = append(frozen, step{s.begin, 1}, step{s.end, -1})
 		case m.Kind != Frozen && !slices.Contains(mild, m.Kind): // who is frozen has another mark as well
 			disturbed = append(disturbed, span{s.begin, s.end.Add(recovering)})
 		}
 	}
-	for _, q := range h.Enqueued {
-		wait := span{q.Due, q.Due.Add(starving)}
-		at, known := claimed[q.Task]
-		if _, there := h.Final[q.Task]; !there && h.Forgetful {
-			continue
+	slices.SortFunc(frozen, func(a, b step) int { return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.more, b.more)) })
+	n := 0
+	var since observer.Time
+	for _, s := range frozen {
+		if n += s.more; n == mostFrozen+1 && s.more > 0 {
+			since = s.at
+		} else if n == mostFrozen && s.more < 0 {
+			disturbed = append(disturbed, span{since, s.at})
 		}
-		if q.Due == 0 || known && at <= wait.end.Add(2*h.late(span{wait.begin, at})) || h.touched[q.Task] != nil || h.deleted[q.Task] {
-			continue
-		}
-		meets := func(all []span) (n int) {
-			for _, s := range all {
-				if s.meets(wait) {
-					n++
-				}
-			}
-			return n
-		}
-		if meets(disturbed) > 0 || meets(frozen) > mostFrozen {
-			continue
-		}
-		if known && h.queued(q, at, begun, disturbed) {
-			v.excuse("tasks that waited in a queue")
-			continue
-		}
-		took := "at all"
-		if known {
-			took = fmt.Sprintf("until %s", clock(at))
-		}
-		v.violation(&v.Starved, "starved: task %d (%s) was due at %s and was not claimed %s", q.Task, q.Kind, clock(q.Due), took)
 	}
+	slices.SortFunc(disturbed, func(a, b span) int { return cmp.Compare(a.begin, b.begin) })
+	for _, s := range disturbed {
+		if last := len(all) - 1; last >= 0 && s.begin <= all[last].end {
+			all[last].end = max(all[last].end, s.end)
+			continue
+		}
+		all = append(all, s)
+	}
+	return all
 }
 
-// queued reports whether a task waited behind others until it was claimed, or cancelled, at end:
-// all the while some were claimed for the first time that were more urgent, or as urgent and due before it. It
-// may wait for as long as the first of them had waited when it came due: if nobody has served a kind for
-// a while, it takes about as long until those that serve it have caught up. Where a fault
-// disturbs claims the queue may stand still.
-func (h *history) queued(q Enqueued, end observer.Time, begun map[int64]observer.Time, disturbed []span) bool {
-	moments, head := []observer.Time{end}, q.Due
+// calms returns what is left of a span without others, which are in order.
+func calms(s span, without []span) (all []span) {
+	for _, w := range without {
+		if w.end <= s.begin {
+			continue
+		}
+		if w.begin >= s.end {
+			break
+		}
+		if s.begin < w.begin {
+			all = append(all, span{s.begin, w.begin})
+		}
+		s.begin = w.end
+	}
+	if s.begin < s.end {
+		all = append(all, s)
+	}
+	return all
+}
+
+// queued reports whether a task waited behind others for all of a time in which no fault went on, until it
+// was claimed, or cancelled, or the next fault began: all the while some were claimed for the first time that
+// were more urgent, or as urgent and due before it. It
+// may wait for as long as the first of them had waited when that time began: if nobody has served a kind for
+// a while, it takes about as long until those that serve it have caught up.
+func (h *history) queued(q Enqueued, wait span, begun map[int64]observer.Time) bool {
+	moments, head := []observer.Time{wait.end}, wait.begin
 	for _, o := range h.Enqueued {
 		before := o.Priority > q.Priority || o.Priority == q.Priority && o.Due < q.Due
-		if at, known := begun[o.Task]; known && o.Due != 0 && before && h.touched[o.Task] == nil && at > q.Due && at < end {
+		if at, known := begun[o.Task]; known && o.Due != 0 && before && h.touched[o.Task] == nil && at > wait.begin && at < wait.end {
 			moments, head = append(moments, at), min(head, o.Due)
 		}
 	}
-	if end.Sub(q.Due) > max(queued, q.Due.Sub(head)) {
+	if len(moments) == 1 || wait.end.Sub(wait.begin) > max(queued, wait.begin.Sub(head)) {
 		return false
 	}
 	slices.Sort(moments)
-	last := q.Due
+	last := wait.begin
 	for _, at := range moments {
-		gap := span{last, at}
-		if at.Sub(last) > queueing+h.late(gap) && !slices.ContainsFunc(disturbed, gap.meets) {
+		if gap := (span{last, at}); at.Sub(last) > queueing+h.late(gap) {
 			return false
 		}
 		last = at

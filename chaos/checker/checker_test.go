@@ -136,7 +136,7 @@ func numbers(t *testing.T, v *Report) map[string]int {
 	}
 	found := map[string]int{}
 	for name, value := range all {
-		if n, ok := value.(float64); ok && n != 0 && name != "stays" && name != "cancels_judged" {
+		if n, ok := value.(float64); ok && n != 0 && name != "stays" && !strings.HasSuffix(name, "_judged") {
 			found[name] = int(n)
 		}
 	}
@@ -369,6 +369,34 @@ func TestEveryViolationIsFound(t *testing.T) {
 			s.queue(51, 53)
 			s.queue(53, 54, 56, 58, 60, 62, 64, 66, 68)
 			s.works(claim(7, 20, "exec", "7", "a"), 70, 71, observer.Succeeded, succeeded)
+		}, map[string]int{"starved": 1}},
+		"a due task that nobody claimed for 9 s between two faults": {func(s *story) {
+			starveAmong(s, 52, 45, 50, 69, 75)
+			s.works(claim(7, 20, "exec", "7", "a"), 86, 87, observer.Succeeded, succeeded)
+		}, map[string]int{"starved": 1}},
+		"a due task that nobody claimed for 9 s after a fault in which it came due": {func(s *story) {
+			starveAmong(s, 52, 50, 54)
+			s.works(claim(7, 20, "exec", "7", "a"), 73.2, 74, observer.Succeeded, succeeded)
+		}, map[string]int{"starved": 1}},
+		"a due task that nobody ever claimed, which came due in a fault": {func(s *story) {
+			starveAmong(s, 52, 50, 54)
+			s.Final[7] = Final{Status: failed}
+		}, map[string]int{"starved": 1}},
+		"a due task that nobody claimed, long after the clock of Postgres was right again": {func(s *story) {
+			starve(s)
+			s.ClockSteps = []ClockStep{{at(20), time.Minute}, {at(30), 0}}
+			s.works(claim(7, 20, "exec", "7", "a"), 64, 65, observer.Succeeded, succeeded)
+		}, map[string]int{"starved": 1}},
+		"a due task that nobody claimed after three replicas were frozen in their claims": {func(s *story) {
+			starve(s, ClaimFreeze, ClaimFreeze, ClaimFreeze)
+			s.works(claim(7, 20, "exec", "7", "a"), 74, 75, observer.Succeeded, succeeded)
+		}, map[string]int{"starved": 1}},
+		"a due task that nobody claimed while three replicas were frozen in their claims, one after the other": {func(s *story) {
+			starve(s)
+			for i, begin := range []float64{50, 55, 60} {
+				s.harm(ClaimFreeze, string('a'+rune(i)), begin, begin+4)
+			}
+			s.works(claim(7, 20, "exec", "7", "a"), 61, 62, observer.Succeeded, succeeded)
 		}, map[string]int{"starved": 1}},
 		"a due task behind a queue that stood still": {func(s *story) {
 			starve(s, OpenTransaction)
@@ -695,6 +723,25 @@ func TestExcuses(t *testing.T) {
 			starve(s, OpenTransaction, "consul-freeze")
 			s.works(claim(7, 20, "exec", "7", "a"), 70, 71, observer.Succeeded, succeeded)
 		}, map[string]int{}},
+		"a task that waited among faults, for less than 8 s without any at a time": {func(s *story) {
+			starveAmong(s, 52, 45, 50, 67, 70, 87, 90)
+			s.works(claim(7, 20, "exec", "7", "a"), 107, 108, observer.Succeeded, succeeded)
+		}, map[string]int{}},
+		"a task that came due while the clock of Postgres was ahead": {func(s *story) {
+			starve(s)
+			s.ClockSteps = []ClockStep{{at(40), time.Minute}, {at(48), 0}}
+			s.works(claim(7, 20, "exec", "7", "a"), 108, 109, observer.Succeeded, succeeded)
+		}, map[string]int{}},
+		"a task that waited after a fault, behind those that were due before it": {func(s *story) {
+			starveAmong(s, 52, 40, 54)
+			s.queue(45, 65, 67, 69, 71, 73, 75)
+			s.works(claim(7, 20, "exec", "7", "a"), 76, 77, observer.Succeeded, succeeded)
+		}, map[string]int{}},
+		"a task that waited before a restore of Postgres, which forgot its first claim": {func(s *story) {
+			s.Forgetful = true
+			starveAmong(s, 52, 50, 54, 80, 81)
+			s.works(claim(7, 20, "exec", "7", "a"), 92, 93, observer.Succeeded, succeeded)
+		}, map[string]int{}},
 		"a task that waited while many were frozen in their claims": {func(s *story) {
 			starve(s, ClaimFreeze, ClaimFreeze, ClaimFreeze)
 			s.works(claim(7, 20, "exec", "7", "a"), 70, 71, observer.Succeeded, succeeded)
@@ -741,7 +788,7 @@ func TestExcuses(t *testing.T) {
 				claimed = append(claimed, when)
 			}
 			s.queue(-100, claimed...)
-			s.Marks = append(s.Marks, observer.Mark{ID: 300, Kind: "consul-away", Target: "x", Begin: at(-100), End: at(-90)})
+			s.Marks = append(s.Marks, observer.Mark{ID: 300, Kind: "consul-away", Target: "x", Begin: at(-100), End: at(42)})
 			s.works(claim(7, 20, "exec", "7", "a"), 170, 171, observer.Succeeded, succeeded)
 		}, map[string]int{}},
 		"a task behind a queue that stood still during an outage": {func(s *story) {
@@ -904,6 +951,16 @@ func starve(s *story, kinds ...string) {
 	s.Final[7] = Final{Status: pending}
 }
 
+// starveAmong adds a task that is due at a moment, and faults, each from one moment to another, after which
+// tasks may wait for 10 s more.
+func starveAmong(s *story, due float64, faults ...float64) {
+	for i := 0; i < len(faults); i += 2 {
+		s.harm("consul-away", "all", faults[i], faults[i+1])
+	}
+	starve(s)
+	s.Enqueued[len(s.Enqueued)-1].Due = at(due)
+}
+
 // queue adds tasks that came due one after the other, from one moment on, and were claimed at
 // others.
 func (s *story) queue(due float64, claimed ...float64) {
@@ -942,6 +999,26 @@ func handsOn(s *story, kind, somebody string) {
 	s.change(c, running, pending, 52, Operator)
 	s.works(claim(8, 21, "exec", "k3", somebody), 59, 62, observer.Succeeded, succeeded)
 	s.Final[7] = Final{Status: failed}
+}
+
+// A zero of starved tasks says of how many: those of which a wait for a minute would have been found.
+func TestStarvedAreCounted(t *testing.T) {
+	for name, c := range map[string]struct {
+		faults []float64
+		want   int
+	}{
+		"no fault":                    {nil, 1},
+		"a fault when it comes due":   {[]float64{50, 54}, 1},
+		"a fault for longer than 1 m": {[]float64{50, 105}, 0},
+		"faults all the time":         {[]float64{45, 50, 65, 70, 85, 90, 105, 110}, 0},
+		"a pause between faults":      {[]float64{45, 50, 65, 70, 88.5, 90, 105, 110}, 1},
+	} {
+		s := newStory()
+		starveAmong(s, 52, c.faults...)
+		if got := Check(s.Evidence).StarvedJudged; got != c.want {
+			t.Errorf("%s: %d were judged, want %d", name, got, c.want)
+		}
+	}
 }
 
 func TestTakeOvers(t *testing.T) {

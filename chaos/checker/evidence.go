@@ -320,6 +320,9 @@ const (
 	// that is stuck, and a replica looks at the table every second.
 	starving = 8 * time.Second
 
+	// longestDelay is how long after its INSERT a task comes due at the latest, and a second for the INSERT.
+	longestDelay = 6 * time.Second
+
 	// recovering is how long after any other fault tasks may wait for longer.
 	recovering = 10 * time.Second
 
