@@ -490,7 +490,13 @@ func TestEveryViolationIsFound(t *testing.T) {
 		"a due time without an occurrence":      {func(s *story) { s.Occurrences = s.Occurrences[1:]; delete(s.Final, 50) }, map[string]int{"occurrences_missing": 1}},
 		"a due time that was skipped":           {func(s *story) { s.Occurrences[1].Task, s.Occurrences[1].Skipped = 0, "missed"; delete(s.Final, 51) }, map[string]int{"occurrences_missing": 1}},
 		"an occurrence whose task is not there": {func(s *story) { delete(s.Final, 52) }, map[string]int{"occurrences_missing": 1}},
-		"a due time with two tasks":             {func(s *story) { s.Final[53] = Final{Status: succeeded, Schedule: "s"} }, map[string]int{"occurrences_doubled": 1}},
+		"a due time with two tasks, where an operator has deleted another task of the schedule": {func(s *story) {
+			s.touch(52, Deleted)
+			s.change(claim(52, 20, "noop", "52", "a"), succeeded, Deleted, 50, Operator)
+			delete(s.Final, 52)
+			s.Final[53] = Final{Status: succeeded, Schedule: "s"}
+		}, map[string]int{"occurrences_doubled": 1}},
+		"a due time with two tasks": {func(s *story) { s.Final[53] = Final{Status: succeeded, Schedule: "s"} }, map[string]int{"occurrences_doubled": 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := good()

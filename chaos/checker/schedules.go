@@ -103,8 +103,8 @@ func (h *history) occurrences(v *Report) {
 type book struct {
 	h     *history
 	found map[due]Occurrence
-	made  map[string]int // occurrences with a task
-	rows  map[string]int // tasks
+	made  map[int64]bool     // tasks of occurrences
+	rows  map[string][]int64 // tasks in the table
 }
 
 type due struct {
@@ -113,16 +113,14 @@ type due struct {
 }
 
 func newBook(h *history) *book {
-	b := &book{h, map[due]Occurrence{}, map[string]int{}, map[string]int{}}
+	b := &book{h, map[due]Occurrence{}, map[int64]bool{}, map[string][]int64{}}
 	for _, o := range h.Occurrences {
 		b.found[due{o.Schedule, o.Due}] = o
-		if o.Task != 0 {
-			b.made[o.Schedule]++
-		}
+		b.made[o.Task] = true
 	}
-	for _, f := range h.Final {
+	for id, f := range h.Final {
 		if f.Schedule != "" {
-			b.rows[f.Schedule]++
+			b.rows[f.Schedule] = append(b.rows[f.Schedule], id)
 		}
 	}
 	return b
@@ -145,10 +143,13 @@ func (b *book) want(v *Report, name string, at observer.Time) {
 	}
 }
 
+// doubled looks for tasks that no due time has: another one is in their place. Tasks are compared by
+// their IDs, as some of a schedule's may have been deleted.
 func (b *book) doubled(v *Report, name string) {
-	if more := b.rows[name] - b.made[name]; more > 0 {
-		v.OccurrencesDoubled += more
-		v.Violations = append(v.Violations, fmt.Sprintf("occurrences doubled: schedule %s has %d tasks for %d due times", name, b.rows[name], b.made[name]))
+	for _, id := range slices.Sorted(slices.Values(b.rows[name])) {
+		if !b.made[id] {
+			v.violation(&v.OccurrencesDoubled, "occurrences doubled: task %d is of schedule %s, and of none of its due times", id, name)
+		}
 	}
 }
 
