@@ -149,7 +149,7 @@ func (r *report) summary() string {
 	line("lost", r.Lost, "tasks without an end")
 	line("double_success", r.DoubleSuccess, "tasks accepted as succeeded twice")
 	line("double_effect", r.DoubleEffect, "sql tasks that took effect twice")
-	line("double_statements", r.DoubleStatements, "two sql statements of one lock key at work at once")
+	line("double_statements", r.DoubleStatements, fmt.Sprintf("two sql statements of one lock key at work at once, or one and other work; %d that were undone were compared", r.UndoneJudged))
 	line("double_running", r.DoubleRunning, "two rows of one lock key running at once")
 	line("stale_accepted", r.StaleAccepted, "accepted writes that were not the holder's")
 	line("occurrences_missing", r.OccurrencesMissing, fmt.Sprintf("of %d due times", r.OccurrencesFound))

@@ -20,7 +20,8 @@ type Report struct {
 	Lost               int        `json:"lost"`                  // tasks that did not end in a final state
 	DoubleSuccess      int        `json:"double_success"`        // tasks that were accepted as succeeded twice
 	DoubleEffect       int        `json:"double_effect"`         // sql tasks whose effect is there twice, or without their success
-	DoubleStatements   int        `json:"double_statements"`     // pairs of sql statements of one lock key at work at once
+	DoubleStatements   int        `json:"double_statements"`     // pairs of sql statements of one lock key at work at once, or of one and other work
+	UndoneJudged       int        `json:"undone_judged"`         // sql statements that were undone, and were compared with other work of their lock keys
 	DoubleRunning      int        `json:"double_running"`        // times at which two rows of one lock key were running
 	StaleAccepted      int        `json:"stale_accepted"`        // writes that were accepted and were not the holder's
 	OccurrencesMissing int        `json:"occurrences_missing"`   // due times without a task
@@ -123,6 +124,7 @@ func Check(e Evidence) *Report {
 		h.statuses(v)
 		h.effects(v)
 		h.statementsAtOnce(v)
+		h.statementsBeside(v)
 		h.spent(v)
 		h.function(v).checkAll(v)
 		h.misrouted(v)
@@ -721,6 +723,49 @@ func (h *history) statementsAtOnce(v *Report) {
 			}
 		}
 		byKey[b.Key] = append(byKey[b.Key], b)
+	}
+}
+
+// statementsBeside looks for sql statements at work at once with a command, an HTTP call or a Go handler of the same
+// lock key. Those that succeeded are among the attempts already. Outsiders are not compared: a whole host that is
+// lost may leave a statement beside one, as its key is freed before another replica ends the statement.
+func (h *history) statementsBeside(v *Report) {
+	claims := map[int64]Transition{} // by the lowest bits of the fence
+	for _, t := range h.Transitions {
+		if t.To == running {
+			claims[shortFence(t.Fence)] = t
+		}
+	}
+	for _, s := range h.Statements {
+		t, known := claims[s.Fence]
+		if !known || h.byFence[t.Fence] != nil {
+			continue
+		}
+		v.UndoneJudged++
+		statement := &attempt{Claim: observer.Claim{Task: t.Task, Attempt: t.Attempt, Fence: t.Fence, Kind: kindSQL, Key: t.Key, Replica: s.Replica}, span: span{s.First, s.Last}, how: "undone"}
+		for _, a := range h.byKey[t.Key] {
+			if a.Outsider != "" || a.Kind == kindSQL {
+				continue
+			}
+			first, second := statement, a
+			if a.begin < s.First {
+				first, second = a, statement
+			}
+			both := span{second.begin, min(first.end, second.end)}
+			if both.end.Sub(both.begin) <= skew {
+				continue
+			}
+			switch {
+			case first.Fence < second.Fence && h.lostWhileFrozen(first, both):
+				v.countFrozen(first)
+				h.thaws(v, first, both.end)
+			case h.overrides(v, first, second, both):
+				v.Overrides++
+			case h.sharesAnID(v, t.Key, first.Task, second.Task, first.Fence, second.begin):
+			default:
+				v.violation(&v.DoubleStatements, "a statement beside other work of lock key %s: %s and %s for %v", t.Key, first, second, both.end.Sub(both.begin))
+			}
+		}
 	}
 }
 

@@ -459,6 +459,22 @@ func TestEveryViolationIsFound(t *testing.T) {
 			s.statement("a", 52, 53)
 			s.Statements[1].Fence = s.Statements[0].Fence
 		}, map[string]int{"double_statements": 1}},
+		"a statement that went on beside a handler of its lock key": {func(s *story) {
+			undone(s, 55)
+			s.enqueue(8, "go")
+			s.works(claim(8, 21, "go", "k5", "b"), 54, 56, observer.Succeeded, succeeded)
+		}, map[string]int{"double_statements": 1}},
+		"a statement that began beside a command of its lock key": {func(s *story) {
+			s.enqueue(8, "exec")
+			s.works(claim(8, 19, "exec", "k5", "b"), 48, 50.5, observer.Failed, failed)
+			undone(s, 55)
+		}, map[string]int{"double_statements": 1}},
+		"a statement of a frozen replica that went on beside a request of its lock key": {func(s *story) {
+			s.froze("a", 51, 70)
+			undone(s, 61)
+			s.enqueue(8, "http")
+			s.works(claim(8, 21, "http", "k5", "b"), 60, 62, observer.Succeeded, succeeded)
+		}, map[string]int{"double_statements": 1}},
 		"an attempt that a graceful restart used up before its handler began": {func(s *story) {
 			restarted(s, pending, 1)
 		}, map[string]int{"spent": 1}},
@@ -828,6 +844,33 @@ func TestExcuses(t *testing.T) {
 			s.statement("b", 52, 56)
 			s.Statements[2].Key++
 		}, map[string]int{}},
+		"a statement that was undone before a handler of its lock key began": {func(s *story) {
+			undone(s, 53.95)
+			s.enqueue(8, "go")
+			s.works(claim(8, 21, "go", "k5", "b"), 54, 56, observer.Succeeded, succeeded)
+		}, map[string]int{}},
+		"a statement beside a handler of another lock key": {func(s *story) {
+			undone(s, 55)
+			s.enqueue(8, "go")
+			s.works(claim(8, 21, "go", "k6", "b"), 54, 56, observer.Succeeded, succeeded)
+		}, map[string]int{}},
+		"a statement beside an outsider": {func(s *story) {
+			undone(s, 55)
+			s.stay(outsider("o/1", "k5"), 54, 56, observer.Succeeded)
+		}, map[string]int{"outsiders": 1}},
+		"a statement beside a handler whose replica was frozen": {func(s *story) {
+			s.froze("b", 41, 53)
+			s.enqueue(8, "go")
+			s.works(claim(8, 19, "go", "k5", "b"), 40, 52, observer.Failed, failed)
+			undone(s, 55)
+		}, map[string]int{"frozen_go_in_flight": 1}},
+		"a statement whose row was reset and session ended, beside a handler": {func(s *story) {
+			undone(s, 55)
+			s.harm(SessionUnheard, "a", 51, 60)
+			s.Transitions[len(s.Transitions)-1].By = Operator
+			s.enqueue(8, "go")
+			s.works(claim(8, 21, "go", "k5", "b"), 54, 56, observer.Succeeded, succeeded)
+		}, map[string]int{"two_hands": 1}},
 		"an attempt that a graceful restart gave back before its handler began": {func(s *story) {
 			restarted(s, pending, 0)
 		}, map[string]int{}},
@@ -913,6 +956,17 @@ func deletedWhileRunning(s *story, next float64) {
 func (s *story) statement(replica string, first, last float64) {
 	n := len(s.Statements)
 	s.Statements = append(s.Statements, Statement{Fence: 20 + int64(n), PID: 500 + n, Key: 77, Replica: replica, First: at(first), Last: at(last)})
+}
+
+// undone adds an sql task of lock key k5 that replica a claims at 50, and whose row is given up at 53. Its statement
+// is at work from 50 to a moment, and undone.
+func undone(s *story, until float64) {
+	c := claim(7, 20, "sql", "k5", "a")
+	s.enqueue(7, "sql")
+	s.claim(c, 49.9)
+	s.statement("a", 50, until)
+	s.change(c, running, pending, 53, "")
+	s.Final[7] = Final{Status: failed}
 }
 
 // restarted adds a task that replica a claims at 50, and that is given up at 52, with so
