@@ -262,6 +262,12 @@ func TestFunction(t *testing.T) {
 		"a cancel that is heard": {func(s *story) {
 			cancelledAt(s, exec, 52, 57)
 		}, nil, nil},
+		"a cancel of a request that waits for its lock": {func(s *story) {
+			waitsForItsLock(s, 58)
+		}, nil, map[string]int{"cancels of tasks that waited for their locks": 1}},
+		"a cancel of a request that waits for its lock for too long": {func(s *story) {
+			waitsForItsLock(s, 62)
+		}, map[string]int{"overstays": 1}, nil},
 		"a cancel beside another fault": {func(s *story) {
 			s.mark("cut-postgres", "b", 45, 46, false)
 			cancelledAt(s, exec, 52, 62)
@@ -344,6 +350,12 @@ func cancelledAt(s *story, q Enqueued, asked, ended float64) {
 	q.Cancelled = true
 	l := s.live(q).claim(51, "a").step(asked, Operator, func(r *lifecycle.Row) { r.CancelRequested = true })
 	l.seen(51, ended, observer.Stopped).ends(ended, "a", cancelled, "cancelled")
+}
+
+// waitsForItsLock adds a request that somebody cancels at 52 before it has begun, and whose row ends at a moment.
+func waitsForItsLock(s *story, ended float64) {
+	s.live(Enqueued{Task: 7, Kind: "http", Cancelled: true}).claim(51, "a").step(52, Operator, func(r *lifecycle.Row) { r.CancelRequested = true }).
+		ends(ended, "a", cancelled, "", notCharged, func(r *lifecycle.Row) { r.StartedAt = 0 })
 }
 
 // What Postgres has forgotten cannot be replayed, and of others than onejob nothing is asked.

@@ -49,6 +49,7 @@ const (
 	Retry              = "completion: retry"
 	CompleteRequeue    = "completion: requeued"
 	Requeue            = "requeue: it had not begun"
+	RequeueCancelled   = "requeue: cancelled"
 	TakeOverFree       = "takeover: not charged"
 	TakeOverCharged    = "takeover: the attempt is used up"
 	TakeOverUsedUp     = "takeover: failed, its attempts are used up"
@@ -121,7 +122,7 @@ var Rules = []Rule{
 	// It had not begun.
 	{Name: Requeue, From: Running, To: Pending, Who: holder, May: "run_at attempt session replica started_at", Source: "store/complete.go commitReturns",
 		Effect: []condition{released, attemptRequeued, notStarted, shortDelay}},
-	{Name: "requeue: cancelled", From: Running, To: Cancelled, Who: holder, May: "run_at attempt finished_at session replica started_at", Source: "store/complete.go commitReturns",
+	{Name: RequeueCancelled, From: Running, To: Cancelled, Who: holder, May: "run_at attempt finished_at session replica started_at", Source: "store/complete.go commitReturns",
 		Guard:  []condition{cancelRequested},
 		Effect: []condition{released, attemptRequeued, notStarted, finishedNow}},
 
