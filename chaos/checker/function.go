@@ -201,6 +201,8 @@ func (f *function) end(v *Report, q Enqueued) {
 			} else {
 				v.violation(&v.UnexpectedEnds, "unexpected: %v, and it was to fail: doomed %v, its first %d attempts", t, q.Doomed, q.Failures)
 			}
+		case t.rule == lifecycle.CompleteRequeue || t.rule == lifecycle.TakeOverFree:
+			f.givenBack(v, t)
 		case !t.charged():
 		case byTakeOver(t.rule):
 			f.explain(v, t, deadly)
@@ -232,6 +234,35 @@ func (f *function) explain(v *Report, t *tenure, kinds []string) {
 		}
 	}
 	v.violation(&v.UnexpectedEnds, "unexpected: no fault explains that an attempt was used up: %v", t)
+}
+
+// givenBack looks for a fault that can have made a replica give an attempt back, or lose it, without a charge:
+// any that may end a lease or stop a replica, that was aimed at it or at what all use, and that went on up to
+// 15 s before the claim or later.
+func (f *function) givenBack(v *Report, t *tenure) {
+	if f.touched[t.task] != nil { // its row was locked, and the replica could not write it
+		return
+	}
+	v.RequeuesJudged++
+	s := t.span()
+	s.begin = s.begin.Add(-before)
+	if slices.ContainsFunc(f.Marks, func(m observer.Mark) bool {
+		end := m.End
+		if end == 0 {
+			end = never
+		}
+		if m.Kind != Stacks && slices.Contains(harmless, m.Kind) || !s.meets(span{m.Begin.Add(-coarse), max(end, m.Begin+1)}) {
+			return false
+		}
+		return f.aimed(m, t.replica) || m.Kind != Stranger && len(f.targets(m, f.replicas)) == 0
+	}) {
+		return
+	}
+	if f.late(s) >= time.Second {
+		v.excuse("attempts that were given back on a machine that stood still")
+		return
+	}
+	v.violation(&v.UnexpectedEnds, "unexpected: no fault explains that an attempt was given back: %v", t)
 }
 
 // ofAll are the targets of faults that hit all replicas: what they use. With a standby, ends are judged

@@ -220,6 +220,51 @@ func TestFunction(t *testing.T) {
 			s.mark(SessionDestroy, "a", 52, 53, false)
 			s.live(noop).claim(51, "a").ends(60, "b", pending, "replica a lost its session during attempt 1 of 5", notCharged).claim(61, "b").ends(62, "b", succeeded, "")
 		}, nil, nil},
+		"a takeover that does not charge, and no fault": {func(s *story) {
+			lostFreely(s)
+		}, map[string]int{"unexpected_ends": 1}, nil},
+		"a takeover that does not charge, long after a session was destroyed": {func(s *story) {
+			s.mark(SessionDestroy, "a", 20, 21, false)
+			lostFreely(s)
+		}, map[string]int{"unexpected_ends": 1}, nil},
+		"a takeover that does not charge, and another replica's session was destroyed": {func(s *story) {
+			s.Hosts = map[string][]string{"host-1": {"a", "b"}}
+			s.mark(SessionDestroy, "b", 52, 53, false)
+			lostFreely(s)
+		}, map[string]int{"unexpected_ends": 1}, nil},
+		"a takeover that does not charge, and there was another Consul": {func(s *story) {
+			s.mark(Stranger, "stranger", 52, 53, false)
+			lostFreely(s)
+		}, map[string]int{"unexpected_ends": 1}, nil},
+		"a takeover that does not charge, as all lost Consul": {func(s *story) {
+			s.mark("consul-away", "all", 40, 45, false)
+			lostFreely(s)
+		}, nil, nil},
+		"a takeover that does not charge, and a key was deleted": {func(s *story) {
+			s.mark(KeyDelete, "service/onejob/tasks/", 52, 53, false)
+			lostFreely(s)
+		}, nil, nil},
+		"a takeover that does not charge, on a machine that stood still": {func(s *story) {
+			s.Delays = []Delay{{at(52), 2 * time.Second}}
+			lostFreely(s)
+		}, nil, map[string]int{"attempts that were given back on a machine that stood still": 1}},
+		"a replica that gives an attempt back, and no fault": {func(s *story) {
+			s.mark(RowTouched, "rows", 40, 60, false)
+			s.mark(OutsiderKill, "outsider-1", 52, 53, false)
+			s.mark("child-kill", "a, task 9, pid 5", 51.5, 52, false)
+			gaveBack(s)
+		}, map[string]int{"unexpected_ends": 1}, nil},
+		"a replica that gives an attempt back as it is stopped": {func(s *story) {
+			s.mark("rolling", "all", 51.5, 60, false)
+			gaveBack(s)
+		}, nil, nil},
+		"a replica that gives an attempt back after it was frozen": {func(s *story) {
+			s.froze("a", 51.5, 52)
+			gaveBack(s)
+		}, nil, nil},
+		"a replica that gives an attempt back which had not begun": {func(s *story) {
+			s.live(exec).claim(51, "a").ends(52, "a", pending, "", notCharged, func(r *lifecycle.Row) { r.StartedAt = 0 }).claim(53, "a").seen(53, 54, observer.Succeeded).ends(54, "a", succeeded, "")
+		}, nil, nil},
 		"a task of a schedule whose attempt nothing used up": {func(s *story) {
 			l := s.live(Enqueued{Task: 52, Kind: "noop"})
 			s.Enqueued = s.Enqueued[:len(s.Enqueued)-1]
@@ -320,6 +365,16 @@ func TestFunction(t *testing.T) {
 func gracefully(s *story, kind, target string) {
 	s.mark(kind, target, 52, 55, false)
 	s.live(Enqueued{Task: 7, Kind: "noop"}).claim(51, "a").taken(60, "b").claim(61, "b").ends(62, "b", succeeded, "")
+}
+
+// lostFreely adds a task that is taken from replica a without a charge.
+func lostFreely(s *story) {
+	s.live(Enqueued{Task: 7, Kind: "noop"}).claim(51, "a").ends(60, "b", pending, "replica a lost its session during attempt 1 of 5", notCharged).claim(61, "b").ends(62, "b", succeeded, "")
+}
+
+// gaveBack adds a task that replica a gives back without a charge.
+func gaveBack(s *story) {
+	s.live(Enqueued{Task: 7, Kind: "noop"}).claim(51, "a").ends(52, "a", pending, "the lease ran out", notCharged, again(55)).claim(56, "b").ends(57, "b", succeeded, "")
 }
 
 // A zero of cancels that nobody heard says of how many.
