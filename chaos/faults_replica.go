@@ -124,10 +124,10 @@ var linkFaults = []*kind{
 	{name: "cut-consul", what: "a replica black-holed from Consul", weight: 3, least: time.Second, most: 40 * time.Second, run: link(toConsul, cut(proxy.Both))},
 	{name: "cut-postgres", what: "a replica black-holed from Postgres", weight: 3, least: time.Second, most: 40 * time.Second, run: link(toPostgres, cut(proxy.Both))},
 	{name: "cut-both", what: "a replica black-holed from both", weight: 2, least: time.Second, most: 40 * time.Second, run: link(toBoth, cut(proxy.Both))},
-	{name: "cut-up", what: "what a replica sends to one of them does not arrive", weight: 2, least: time.Second, most: 30 * time.Second, run: link(toEither, cut(proxy.Up))},
-	{name: "cut-down", what: "what one of them answers a replica does not arrive", weight: 2, least: time.Second, most: 30 * time.Second, run: link(toEither, cut(proxy.Down))},
-	{name: "slow", what: "a replica's links are slow", weight: 2, least: 2 * time.Second, most: 30 * time.Second, run: link(toEither, slow)},
-	{name: "reset", what: "a replica's connections are reset, again and again", weight: 2, least: time.Second, most: 15 * time.Second, run: link(toEither, reset)},
+	{name: "cut-up", what: "what a replica sends to one of them does not arrive", weight: 2, least: time.Second, most: 30 * time.Second, run: either(cut(proxy.Up))},
+	{name: "cut-down", what: "what one of them answers a replica does not arrive", weight: 2, least: time.Second, most: 30 * time.Second, run: either(cut(proxy.Down))},
+	{name: "slow", what: "a replica's links are slow", weight: 2, least: 2 * time.Second, most: 30 * time.Second, run: either(slow)},
+	{name: "reset", what: "a replica's connections are reset, again and again", weight: 2, least: time.Second, most: 15 * time.Second, run: either(reset)},
 }
 
 // A way chooses some of a replica's ways.
@@ -143,27 +143,40 @@ func toBoth(_ *fault, r *replica) ([]*proxy.Proxy, string) {
 	return append([]*proxy.Proxy{r.consul}, r.toPostgres()...), "both"
 }
 
-func toEither(h *fault, r *replica) ([]*proxy.Proxy, string) {
-	return []way{toConsul, toPostgres, toBoth}[h.rand.IntN(3)](h, r)
-}
+// A harm to one of a replica's ways returns what ends it.
+type harm func(ctx context.Context, h *fault, p *proxy.Proxy) (end func())
 
-// link is a fault of some of a replica's ways. harm returns what ends it.
-func link(to way, harm func(ctx context.Context, h *fault, p *proxy.Proxy) (end func())) func(context.Context, *fault) error {
+// link is a fault of some of a replica's ways.
+func link(to way, do harm) func(context.Context, *fault) error {
 	return func(ctx context.Context, h *fault) error {
 		r := h.replica()
 		ways, name := to(h, r)
-		h.about = ", its way to " + name
-		if err := h.begins(r.name); err != nil {
-			return err
-		}
-		for _, p := range ways {
-			defer harm(ctx, h, p)()
-		}
-		if h.Kind.name != "reset" {
-			h.lasts(ctx)
-		}
-		return nil
+		return h.harmWays(ctx, r.name, ways, name, do)
 	}
+}
+
+// either is a fault of a replica's way to Consul, to Postgres or to both. Its target says which: what is
+// a reason to charge an attempt is known of Postgres alone.
+func either(do harm) func(context.Context, *fault) error {
+	return func(ctx context.Context, h *fault) error {
+		r := h.replica()
+		ways, name := []way{toConsul, toPostgres, toBoth}[h.rand.IntN(3)](h, r)
+		return h.harmWays(ctx, r.name+" "+name, ways, name, do)
+	}
+}
+
+func (h *fault) harmWays(ctx context.Context, target string, ways []*proxy.Proxy, name string, do harm) error {
+	h.about = ", its way to " + name
+	if err := h.begins(target); err != nil {
+		return err
+	}
+	for _, p := range ways {
+		defer do(ctx, h, p)()
+	}
+	if h.Kind.name != "reset" {
+		h.lasts(ctx)
+	}
+	return nil
 }
 
 func cut(d proxy.Direction) func(context.Context, *fault, *proxy.Proxy) func() {

@@ -221,12 +221,19 @@ func byTakeOver(rule string) bool { return strings.HasPrefix(rule, "takeover:") 
 // hundredths of a second.
 const coarse = 20 * time.Millisecond
 
+// byWay are the faults of some of a replica's ways, which their targets name. "consul" alone is no
+// reason to charge an attempt: the replica must give its tasks back.
+var byWay = []string{"cut-up", "cut-down", "slow", "reset"}
+
 // explain looks for a fault of one of these kinds that can have ended an attempt.
 func (f *function) explain(v *Report, t *tenure, kinds []string) {
 	for _, m := range f.Marks {
 		end := m.End
 		if end == 0 {
 			end = never
+		}
+		if slices.Contains(byWay, m.Kind) && strings.HasSuffix(m.Target, " consul") {
+			continue
 		}
 		if slices.Contains(kinds, m.Kind) && f.aimed(m, t.replica) && (span{m.Begin.Add(-coarse), end.Add(thawing)}).meets(t.span()) {
 			v.excuse("attempts used up by " + m.Kind)

@@ -180,6 +180,18 @@ func TestFunction(t *testing.T) {
 			s.mark(PoolerKill, "host-1", 52, 55, false)
 			s.live(noop).claim(51, "a").taken(60, "b").claim(61, "b").ends(62, "b", succeeded, "")
 		}, map[string]int{"unexpected_ends": 1}, nil},
+		"a takeover after the replica's way to Consul was cut in one direction": {func(s *story) {
+			s.mark("cut-up", "a consul", 50, 55, false)
+			s.live(noop).claim(51, "a").taken(60, "b").claim(61, "b").ends(62, "b", succeeded, "")
+		}, map[string]int{"unexpected_ends": 1}, nil},
+		"a takeover after the replica's way to Postgres was cut in one direction": {func(s *story) {
+			s.mark("cut-up", "a postgres", 50, 55, false)
+			s.live(noop).claim(51, "a").taken(60, "b").claim(61, "b").ends(62, "b", succeeded, "")
+		}, nil, map[string]int{"attempts used up by cut-up": 1}},
+		"a takeover after both ways of the replica were reset": {func(s *story) {
+			s.mark("reset", "a both", 50, 55, false)
+			s.live(noop).claim(51, "a").taken(60, "b").claim(61, "b").ends(62, "b", succeeded, "")
+		}, nil, map[string]int{"attempts used up by reset": 1}},
 		"a takeover after a replica that never worked was killed": {func(s *story) {
 			s.mark(Kill, "idle", 52, 55, false)
 			s.live(noop).claim(51, "a").taken(60, "b").claim(61, "b").ends(62, "b", succeeded, "")
