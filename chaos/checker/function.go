@@ -225,6 +225,10 @@ const coarse = 20 * time.Millisecond
 // reason to charge an attempt: the replica must give its tasks back.
 var byWay = []string{"cut-up", "cut-down", "slow", "reset"}
 
+// muting are the faults by which others hear nothing of a replica while they go on. Nobody may take its rows
+// before it has been silent for a while, see unheard.
+var muting = []string{Frozen, "freeze", ClaimFreeze, "cut-postgres", "cut-both", "cut-up", "cut-down"}
+
 // explain looks for a fault of one of these kinds that can have ended an attempt.
 func (f *function) explain(v *Report, t *tenure, kinds []string) {
 	for _, m := range f.Marks {
@@ -234,6 +238,12 @@ func (f *function) explain(v *Report, t *tenure, kinds []string) {
 		}
 		if slices.Contains(byWay, m.Kind) && strings.HasSuffix(m.Target, " consul") {
 			continue
+		}
+		if byTakeOver(t.rule) && slices.Contains(muting, m.Kind) {
+			over := t.span().end
+			if least := m.Begin.Add(unheard); over < least.Add(-f.late(span{m.Begin, over})) {
+				continue
+			}
 		}
 		if slices.Contains(kinds, m.Kind) && f.aimed(m, t.replica) && (span{m.Begin.Add(-coarse), end.Add(thawing)}).meets(t.span()) {
 			v.excuse("attempts used up by " + m.Kind)

@@ -192,6 +192,29 @@ func TestFunction(t *testing.T) {
 			s.mark("reset", "a both", 50, 55, false)
 			s.live(noop).claim(51, "a").taken(60, "b").claim(61, "b").ends(62, "b", succeeded, "")
 		}, nil, map[string]int{"attempts used up by reset": 1}},
+		"a takeover 2 s after the replica was frozen": {func(s *story) {
+			s.froze("a", 52, 56)
+			s.mark("freeze", "a", 52, 56, false)
+			s.live(noop).claim(51, "a").taken(54, "b").claim(61, "b").ends(62, "b", succeeded, "")
+		}, map[string]int{"unexpected_ends": 1}, nil},
+		"a takeover 2 s after the replica was frozen for a moment": {func(s *story) {
+			s.froze("a", 52, 53)
+			s.live(noop).claim(51, "a").taken(54, "b").claim(61, "b").ends(62, "b", succeeded, "")
+		}, map[string]int{"unexpected_ends": 1}, nil},
+		"a takeover 5 s after the replica was frozen": {func(s *story) {
+			s.froze("a", 52, 56)
+			s.live(noop).claim(51, "a").taken(57, "b").claim(61, "b").ends(62, "b", succeeded, "")
+		}, nil, map[string]int{"attempts used up by frozen": 1}},
+		"a takeover 2 s after the replica was frozen, which was cut off before": {func(s *story) {
+			s.mark("cut-postgres", "a", 47, 52, false)
+			s.froze("a", 52, 56)
+			s.live(noop).claim(51, "a").taken(54, "b").claim(61, "b").ends(62, "b", succeeded, "")
+		}, nil, map[string]int{"attempts used up by cut-postgres": 1}},
+		"a takeover 2 s after the replica was frozen, on a machine that stood still": {func(s *story) {
+			s.froze("a", 52, 56)
+			s.Delays = []Delay{{at(52.5), 2 * time.Second}}
+			s.live(noop).claim(51, "a").taken(54.5, "b").claim(61, "b").ends(62, "b", succeeded, "")
+		}, nil, map[string]int{"attempts used up by frozen": 1}},
 		"a takeover after a replica that never worked was killed": {func(s *story) {
 			s.mark(Kill, "idle", 52, 55, false)
 			s.live(noop).claim(51, "a").taken(60, "b").claim(61, "b").ends(62, "b", succeeded, "")
