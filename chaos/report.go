@@ -180,7 +180,7 @@ func (r *report) summary() string {
 	line("one_hand", r.Unguarded, "overlaps with an outsider whose key a fault took away")
 	line("outsiders", r.Outsiders, "commands under onejob lock")
 	line("expired", r.Expired, "tasks that retention deleted as their rows asked for")
-	line("silenced", r.Lateness.Silenced, fmt.Sprintf("attempts of replicas that nobody could hear of; the last one ended %.1f s after the last possible deadline", r.Lateness.SilencedMax))
+	line("silenced", r.Lateness.Silenced, fmt.Sprintf("attempts of replicas that nobody could hear of; the last one ended %.1f s after the last possible deadline; in %d times for which nobody could, nothing was to begin", r.Lateness.SilencedMax, r.Lateness.CutsJudged))
 	for _, name := range slices.Sorted(maps.Keys(r.Excuses)) {
 		line("excuse", r.Excuses[name].Count, fmt.Sprintf("%s: max %.3f s, and from %.1f s on a violation", name, r.Excuses[name].Max, r.Excuses[name].Bound))
 	}

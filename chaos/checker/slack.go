@@ -66,6 +66,7 @@ type Lateness struct {
 	// Silenced are the attempts whose replica a fault had kept from every heartbeat for as
 	// long as a lease lasts, or had killed, and that had not ended by themselves before.
 	Silenced    int     `json:"silenced"`
+	CutsJudged  int     `json:"cuts_judged"`    // faults that went on for longer than any lease, while which nothing may begin
 	SilencedMax float64 `json:"silenced_max_s"` // how long after the last possible deadline one ended; negative if none did
 }
 
@@ -102,7 +103,11 @@ func (h *history) lateEnds(v *Report) {
 // or as long as they go on.
 var silencing = map[string]bool{Kill: true, HostLoss: true, OutsiderKill: true, Frozen: false, OutsiderFreeze: false, OutsiderCut: false, "cut-consul": false, "cut-both": false}
 
-// silenced looks for work that goes on although its replica cannot have had a lease any
+// opening is how long before the end of its mark a fault's ways may be open again: they are opened first, and the
+// replica then needs a moment for a new session at least.
+const opening = time.Second
+
+// silenced looks for work that goes on, or begins, although its replica cannot have had a lease any
 // more, whatever the replica says: nobody has heard of it for too long.
 func (h *history) silenced(v *Report) {
 	if h.Lease == 0 {
@@ -115,16 +120,30 @@ func (h *history) silenced(v *Report) {
 		if !ok || !forGood && m.End != 0 && m.End < deadline {
 			continue
 		}
+		over := m.End.Add(-opening)
+		switch {
+		case forGood:
+			over = m.Begin // what was started again has a lease of its own
+		case m.End == 0:
+			over = never
+		}
+		if over > deadline {
+			v.Lateness.CutsJudged++
+		}
 		targets := strings.Split(m.Target, ",")
 		for _, a := range h.attempts {
-			if a.Kind == kindSQL || !slices.Contains(targets, a.Replica) || a.begin >= m.Begin || a.end <= m.Begin {
+			if a.Kind == kindSQL || !slices.Contains(targets, a.Replica) || a.begin >= over || a.end <= m.Begin {
 				continue
 			}
-			if a.end > deadline && h.frozenDuring(a, span{deadline, a.end}) {
+			if a.end > deadline && h.frozenDuring(a, span{max(deadline, a.begin), a.end}) {
 				continue
 			}
 			if a.how != observer.Succeeded && a.how != observer.Failed {
 				after = append(after, a.end.Sub(deadline))
+			}
+			if late := a.begin.Sub(deadline); late > killing+h.late(span{m.Begin, a.begin}) {
+				v.violation(&v.LateEnds, "late end: it began %v after %s at %s, which leaves a lease of %v: %v", a.begin.Sub(m.Begin), m.Kind, clock(m.Begin), h.Lease, a)
+				continue
 			}
 			if late := a.end.Sub(deadline); late > killing+h.late(span{m.Begin, a.end}) {
 				v.violation(&v.LateEnds, "late end: %v after %s at %s, which leaves a lease of %v: %v", a.end.Sub(m.Begin), m.Kind, clock(m.Begin), h.Lease, a)

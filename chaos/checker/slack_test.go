@@ -55,6 +55,16 @@ func silent(s *story, kind, fault string, over, end float64) {
 	s.harm(fault, "a", 52, over)
 }
 
+// beginsLate is an attempt at a new task from a moment on, as a fault that keeps its replica from every heartbeat
+// has gone on since 52.
+func beginsLate(s *story, kind, fault string, over, begin float64) {
+	s.Lease = 9 * time.Second
+	s.enqueue(7, kind)
+	s.works(claim(7, 20, kind, "7", "a"), begin, begin+0.5, observer.Stopped, pending)
+	s.Final[7] = Final{Status: failed}
+	s.harm(fault, "a", 52, over)
+}
+
 // beside is a command of an outsider on the lock key of a task's command, from 55 on, when
 // that goes on until 60.
 func beside(s *story) {
@@ -127,14 +137,31 @@ func TestSlack(t *testing.T) {
 			s.froze("a", 60.5, 70)
 		}, map[string]int{"late_ends": 1}},
 
-		"a command of a replica that was killed":                {func(s *story) { silent(s, "exec", Kill, 53, 57) }, map[string]int{"takeovers": 0}},
-		"a command that outlives its killed replica by 12 s":    {func(s *story) { silent(s, "exec", Kill, 53, 64) }, map[string]int{"late_ends": 1}},
-		"a command that outlives its host by 12 s":              {func(s *story) { silent(s, "exec", HostLoss, 80, 64) }, map[string]int{"late_ends": 1}},
-		"a command whose replica has been frozen for 12 s":      {func(s *story) { silent(s, "exec", Frozen, 80, 64) }, map[string]int{"late_ends": 1}},
-		"a handler whose replica has been frozen for 12 s":      {func(s *story) { silent(s, "go", Frozen, 80, 64) }, map[string]int{}},
-		"a command whose replica was frozen for 8 s":            {func(s *story) { silent(s, "exec", Frozen, 60, 64) }, map[string]int{}},
-		"a request whose replica has been black-holed for 12 s": {func(s *story) { silent(s, "http", "cut-consul", 80, 64) }, map[string]int{"late_ends": 1}},
-		"a handler whose replica has been black-holed for 12 s": {func(s *story) { silent(s, "go", "cut-both", 80, 64) }, map[string]int{"late_ends": 1}},
+		"a command of a replica that was killed":                               {func(s *story) { silent(s, "exec", Kill, 53, 57) }, map[string]int{"takeovers": 0}},
+		"a command that outlives its killed replica by 12 s":                   {func(s *story) { silent(s, "exec", Kill, 53, 64) }, map[string]int{"late_ends": 1}},
+		"a command that outlives its host by 12 s":                             {func(s *story) { silent(s, "exec", HostLoss, 80, 64) }, map[string]int{"late_ends": 1}},
+		"a command whose replica has been frozen for 12 s":                     {func(s *story) { silent(s, "exec", Frozen, 80, 64) }, map[string]int{"late_ends": 1}},
+		"a handler whose replica has been frozen for 12 s":                     {func(s *story) { silent(s, "go", Frozen, 80, 64) }, map[string]int{}},
+		"a command whose replica was frozen for 8 s":                           {func(s *story) { silent(s, "exec", Frozen, 60, 64) }, map[string]int{}},
+		"a request whose replica has been black-holed for 12 s":                {func(s *story) { silent(s, "http", "cut-consul", 80, 64) }, map[string]int{"late_ends": 1}},
+		"a handler whose replica has been black-holed for 12 s":                {func(s *story) { silent(s, "go", "cut-both", 80, 64) }, map[string]int{"late_ends": 1}},
+		"a handler that begins when its replica has been black-holed for 12 s": {func(s *story) { beginsLate(s, "go", "cut-consul", 80, 64) }, map[string]int{"late_ends": 1}},
+		"a command that begins when its replica has been frozen for 12 s":      {func(s *story) { beginsLate(s, "exec", Frozen, 80, 64) }, map[string]int{"late_ends": 1}},
+		"a command of an outsider that begins when it has been black-holed for 12 s": {func(s *story) {
+			s.Lease = 9 * time.Second
+			s.harm(OutsiderCut, "o", 52, 80)
+			s.stay(outsider("o/1", "shared"), 64, 65, observer.Succeeded)
+		}, map[string]int{"late_ends": 1, "outsiders": 1}},
+		"a handler that begins as its replica is black-holed, and goes on for 12 s": {func(s *story) {
+			beginsLate(s, "go", "cut-consul", 80, 53)
+			s.Stays[len(s.Stays)-1].End = at(64)
+			s.Transitions[len(s.Transitions)-1].At = at(64.1)
+		}, map[string]int{"late_ends": 1}},
+		"a handler that begins when its replica has been black-holed for 5 s":     {func(s *story) { beginsLate(s, "go", "cut-consul", 80, 57) }, map[string]int{}},
+		"a handler that begins as its replica is connected again":                 {func(s *story) { beginsLate(s, "go", "cut-consul", 64.3, 64) }, map[string]int{}},
+		"a handler that begins after its replica was connected again":             {func(s *story) { beginsLate(s, "go", "cut-consul", 63, 64) }, map[string]int{}},
+		"a command of a replica that was started again":                           {func(s *story) { beginsLate(s, "exec", Kill, 53, 64) }, map[string]int{}},
+		"a handler that begins in the place of another replica's that is cut off": {func(s *story) { beginsLate(s, "go", "cut-consul", 80, 64); s.Marks[len(s.Marks)-1].Target = "b" }, map[string]int{}},
 		"a handler whose replica is black-holed, and another fault of its links ends earlier": {func(s *story) {
 			silent(s, "go", "cut-both", 80, 64)
 			s.harm("slow", "a", 53, 55)
@@ -385,6 +412,9 @@ func TestLatenessIsMeasured(t *testing.T) {
 	}
 	s = good()
 	silent(s, "exec", HostLoss, 80, 60)
+	if got := Check(s.Evidence).Lateness; got.CutsJudged != 1 { // the good history has a long freeze
+		t.Errorf("lateness %+v", got)
+	}
 	if got := Check(s.Evidence).Lateness; got.Silenced != 2 || got.SilencedMax != -1 { // one of them is in the good history
 		t.Errorf("lateness %+v", got)
 	}
