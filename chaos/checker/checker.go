@@ -771,8 +771,8 @@ func (h *history) statementsBeside(v *Report) {
 }
 
 // unlocked looks for attempts that began while no Consul server ran, which nobody can
-// have had the lock for. An sql task may have waited for Postgres meanwhile, and who was
-// frozen goes on where it was. A lock is asked for while the claim commits, and a commit may wait
+// have had the lock for. An sql task may have waited for Postgres meanwhile, and what was about to begin when its
+// replica was frozen begins as that thaws. A lock is asked for while the claim commits, and a commit may wait
 // for as long as the lease lasts. A stranger has locks in a Consul of its own, which it adopts when
 // no other replica is at work.
 func (h *history) unlocked(v *Report) {
@@ -797,7 +797,7 @@ func (h *history) unlocked(v *Report) {
 			s.end = never
 		}
 		for _, a := range h.attempts {
-			if a.Kind == kindSQL || strangers[a.Replica] || a.begin <= s.begin || a.begin >= s.end || slices.ContainsFunc(h.frozen[a.Replica], s.meets) {
+			if a.Kind == kindSQL || strangers[a.Replica] || a.begin <= s.begin || a.begin >= s.end || slices.ContainsFunc(h.frozen[a.Replica], func(f span) bool { return f.begin <= a.begin && a.begin <= f.end }) {
 				continue
 			}
 			if at, ok := claimed[a.Fence]; ok && at <= m.Begin && a.begin <= m.Begin.Add(committing) {

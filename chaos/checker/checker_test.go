@@ -511,6 +511,14 @@ func TestEveryViolationIsFound(t *testing.T) {
 			s.change(claim(52, 20, "noop", "52", "a"), succeeded, Deleted, 50, Operator)
 			delete(s.Final, 52)
 			s.Final[53] = Final{Status: succeeded, Schedule: "s"}
+		"a handler that began while no Consul server ran, long after its replica had been frozen for a moment": {func(s *story) {
+			s.froze("a", 51.2, 51.5)
+			began(s, "go", 58)
+		}, map[string]int{"unlocked": 1}},
+		"a handler that began while no Consul server ran, before its replica was frozen": {func(s *story) {
+			s.froze("a", 55, 58)
+			began(s, "go", 54)
+		}, map[string]int{"unlocked": 1}},
 		}, map[string]int{"occurrences_doubled": 1}},
 		"a due time with two tasks": {func(s *story) { s.Final[53] = Final{Status: succeeded, Schedule: "s"} }, map[string]int{"occurrences_doubled": 1}},
 	} {
