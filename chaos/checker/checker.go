@@ -306,13 +306,18 @@ func (h *history) excused(a *attempt) []span {
 // nothing else went on: others count 7 s from the last heartbeat, and there is one each second.
 const unheard = 4 * time.Second
 
+// lastHeard is how long before a freeze the last heartbeat may have been sent: what the harness was late by since
+// then may have kept the next one back.
+const lastHeard = 2 * time.Second
+
 // lostWhileFrozen reports whether an attempt of a frozen replica may have lost its lock when an overlap
 // began: the replica had been frozen for long enough, less what the harness was late by, or something
 // else may have taken the lock.
 func (h *history) lostWhileFrozen(a *attempt, both span) bool {
 	return slices.ContainsFunc(h.excused(a), func(f span) bool {
 		before := span{f.begin.Add(-longestLease - killing), both.begin}
-		return f.covers(both) && (both.begin >= f.begin.Add(unheard-h.late(before)) || h.mayLose(a.Replica, f, before))
+		late := h.late(span{f.begin.Add(-lastHeard), both.begin})
+		return f.covers(both) && (both.begin >= f.begin.Add(unheard-late) || h.mayLose(a.Replica, f, before))
 	})
 }
 

@@ -200,6 +200,10 @@ func TestEveryViolationIsFound(t *testing.T) {
 			frozenFor(s, 2)
 			s.harm(SessionDestroy, "b", 20, 20.1)
 		}, map[string]int{"overlaps": 1}},
+		"a handler that was frozen, beside a successor that came after 2 s, on a machine that stood still long before": {func(s *story) {
+			frozenFor(s, 2)
+			s.Delays = []Delay{{at(40), 3 * time.Second}}
+		}, map[string]int{"overlaps": 1}},
 		"a suspended command, beside a successor that came after 2 s": {func(s *story) {
 			s.suspended("b", 51, 60)
 			s.enqueue(7, "exec")
