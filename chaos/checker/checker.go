@@ -492,12 +492,19 @@ func (h *history) restOfLease(v *Report, name string, lost observer.Time, both s
 }
 
 // stale looks at those whom the observer turned away because somebody with a
-// higher fence had been there before. Only who was frozen has an excuse.
+// higher fence had been there before. Only who was frozen has an excuse, and only if it may have lost its lock
+// when that one began.
 func (h *history) stale(v *Report) {
 	for _, s := range h.Stale {
 		a := &attempt{Claim: s.Claim}
 		a.Replica = cmp.Or(a.Replica, h.holder[a.Fence])
-		if h.frozenDuring(a, span{s.At, s.At}) {
+		both := span{s.At, s.At}
+		for _, b := range h.byKey[a.Key] {
+			if b.Outsider == "" && b.Fence > a.Fence {
+				both.begin = min(both.begin, b.begin)
+			}
+		}
+		if h.lostWhileFrozen(a, both) {
 			v.countFrozen(a)
 			h.thaws(v, a, s.At)
 			continue

@@ -223,6 +223,16 @@ func TestEveryViolationIsFound(t *testing.T) {
 		"somebody with a lower fence, whose replica was not frozen": {func(s *story) {
 			s.Stale = append(s.Stale, observer.Stale{Claim: claim(2, 2, "go", "k", "b"), At: at(4.5)})
 		}, map[string]int{"overlaps": 1}},
+		"somebody with a lower fence, whose replica was frozen for a moment": {func(s *story) {
+			s.froze("b", 3.6, 4.4)
+			s.Stale = append(s.Stale, observer.Stale{Claim: claim(2, 2, "http", "k", ""), At: at(4.5)})
+		}, map[string]int{"overlaps": 1}},
+		"somebody with a lower fence, whose successor came 2 s after its replica was frozen": {func(s *story) {
+			turnedAway(s, 51, 53, 60)
+		}, map[string]int{"overlaps": 1}},
+		"somebody with a lower fence, whose successor came before its replica was frozen": {func(s *story) {
+			turnedAway(s, 54, 53, 60)
+		}, map[string]int{"overlaps": 1}},
 		"three inside a limit of two": {func(s *story) {
 			for i := range int64(3) {
 				c := claim(7+i, 20+i, "exec", "x"+string('0'+rune(i)), "a")
@@ -501,6 +511,14 @@ func TestEveryViolationIsFound(t *testing.T) {
 		"a command that began while no Consul server ran": {func(s *story) {
 			began(s, "exec", 54)
 		}, map[string]int{"unlocked": 1}},
+		"a handler that began while no Consul server ran, long after its replica had been frozen for a moment": {func(s *story) {
+			s.froze("a", 51.2, 51.5)
+			began(s, "go", 58)
+		}, map[string]int{"unlocked": 1}},
+		"a handler that began while no Consul server ran, before its replica was frozen": {func(s *story) {
+			s.froze("a", 55, 58)
+			began(s, "go", 54)
+		}, map[string]int{"unlocked": 1}},
 		"a handler that was claimed after the last Consul server had ended": {func(s *story) {
 			beganLate(s, 50.1, 55)
 		}, map[string]int{"unlocked": 1}},
@@ -515,14 +533,6 @@ func TestEveryViolationIsFound(t *testing.T) {
 			s.change(claim(52, 20, "noop", "52", "a"), succeeded, Deleted, 50, Operator)
 			delete(s.Final, 52)
 			s.Final[53] = Final{Status: succeeded, Schedule: "s"}
-		"a handler that began while no Consul server ran, long after its replica had been frozen for a moment": {func(s *story) {
-			s.froze("a", 51.2, 51.5)
-			began(s, "go", 58)
-		}, map[string]int{"unlocked": 1}},
-		"a handler that began while no Consul server ran, before its replica was frozen": {func(s *story) {
-			s.froze("a", 55, 58)
-			began(s, "go", 54)
-		}, map[string]int{"unlocked": 1}},
 		}, map[string]int{"occurrences_doubled": 1}},
 		"a due time with two tasks": {func(s *story) { s.Final[53] = Final{Status: succeeded, Schedule: "s"} }, map[string]int{"occurrences_doubled": 1}},
 	} {
@@ -652,8 +662,11 @@ func TestExcuses(t *testing.T) {
 			s.works(claim(7, 21, "exec", "7", "a"), 59.5, 64, observer.Succeeded, succeeded)
 		}, map[string]int{"suspended_commands": 1}},
 		"a request that a frozen replica sends when it thaws": {func(s *story) {
-			s.froze("b", 3, 4.4)
-			s.Stale = append(s.Stale, observer.Stale{Claim: claim(2, 2, "http", "k", ""), At: at(4.5)})
+			turnedAway(s, 51, 58, 60)
+		}, map[string]int{"frozen_http_in_flight": 1}},
+		"a request that a frozen replica sends when it thaws, whose key was deleted": {func(s *story) {
+			turnedAway(s, 51, 53, 60)
+			s.harm(KeyDelete, "service/onejob/tasks/", 52, 52.1)
 		}, map[string]int{"frozen_http_in_flight": 1}},
 		"somebody frozen under a slot": {func(s *story) {
 			s.froze("b", 51, 70)
@@ -1043,6 +1056,19 @@ func (s *story) queue(due float64, claimed ...float64) {
 		s.claim(c, when)
 		s.change(c, running, succeeded, when+0.1, "")
 	}
+}
+
+// turnedAway adds a request of replica b, which is frozen from a moment on until it sends the request. Its successor
+// begins at another moment.
+func turnedAway(s *story, frozen, next, sent float64) {
+	s.froze("b", frozen, sent)
+	s.enqueue(7, "http")
+	c := claim(7, 20, "http", "7", "b")
+	s.claim(c, 50)
+	s.change(c, running, pending, next-0.2, "")
+	s.works(claim(7, 21, "http", "7", "a"), next, next+1, observer.Succeeded, succeeded)
+	c.Replica = ""
+	s.Stale = append(s.Stale, observer.Stale{Claim: c, At: at(sent + 0.1)})
 }
 
 // frozenFor lets a handler of replica b be frozen from 51 to 60, and another one begin in its place so
