@@ -63,6 +63,9 @@ type cluster struct {
 
 	poolerExits atomic.Int64 // that no fault caused
 
+	stopping sync.Mutex
+	stops    []checker.Stop // of replicas
+
 	clock      sync.Mutex
 	clockSteps []checker.ClockStep // of Postgres
 

@@ -195,7 +195,15 @@ const stopMaxWait = shutdownGrace + 30*time.Second
 // stop ends a replica's process with SIGTERM. One that has not ended after maxWait is killed. The
 // observer gets a mark of that: a stop uses up no attempt, and a kill may.
 func (c *cluster) stop(name string, proc *harness.Process, maxWait time.Duration) (killed bool, err error) {
-	if proc.Terminate(maxWait) {
+	if !proc.Running() {
+		return false, nil
+	}
+	asked := observer.At(time.Now())
+	ended := proc.Terminate(maxWait)
+	c.stopping.Lock()
+	c.stops = append(c.stops, checker.Stop{Replica: name, Asked: asked, Ended: observer.At(time.Now()), Killed: !ended})
+	c.stopping.Unlock()
+	if ended {
 		return false, nil
 	}
 	c.say("%s had not stopped after %v and is killed", name, maxWait)

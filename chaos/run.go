@@ -174,6 +174,11 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 	if evidence.Crashes, err = c.crashes(); err != nil {
 		return nil, err
 	}
+	if ours {
+		c.stopping.Lock()
+		evidence.Stops = c.stops
+		c.stopping.Unlock()
+	}
 
 	r = newReport(s, began, faultRun, &evidence, checker.Check(evidence))
 	r.Build, r.Conditions, r.Helped, r.PoolerExits = built, conditions, int(c.helped.Load()), int(c.poolerExits.Load())

@@ -31,6 +31,8 @@ type Report struct {
 	StarvedJudged      int        `json:"starved_judged"`        // tasks that would have been found if nobody had claimed them for a minute
 	Unlocked           int        `json:"unlocked"`              // attempts that began while no Consul server ran
 	WorkerCrashes      int        `json:"worker_crashes"`        // working processes that ended, and no fault ends them
+	StopsKilled        int        `json:"stops_killed"`          // replicas that did not end by SIGTERM
+	StopsJudged        int        `json:"stops_judged"`          // replicas that had SIGTERM
 	Spent              int        `json:"spent"`                 // attempts that nothing but a graceful restart used up, see history.spent
 	Spoiled            int        `json:"spoiled"`               // tasks that failed without a cause: in a run whose faults give none, or by an error in their own statement
 	IllegalSteps       int        `json:"illegal_steps"`         // changes of rows that package lifecycle has no rule for
@@ -96,7 +98,7 @@ type SlowTakeOver struct {
 func (v *Report) Violated() bool {
 	return v.Overlaps+v.FencesRepeated+v.LimitExcesses+v.Lost+v.DoubleSuccess+v.DoubleEffect+v.DoubleStatements+v.DoubleRunning+
 		v.IllegalSteps+v.UnexpectedEnds+v.Overstays+v.LateTakeOvers+v.LateEnds+v.Misrouted+v.UniqueBroken+v.OutputsWrong+
-		v.StaleAccepted+v.OccurrencesMissing+v.OccurrencesDoubled+v.OccurrencesWrong+v.Starved+v.Unlocked+v.WorkerCrashes+v.Spent+v.Spoiled > 0
+		v.StaleAccepted+v.OccurrencesMissing+v.OccurrencesDoubled+v.OccurrencesWrong+v.Starved+v.Unlocked+v.WorkerCrashes+v.StopsKilled+v.Spent+v.Spoiled > 0
 }
 
 const maxViolations = 200
@@ -137,6 +139,7 @@ func Check(e Evidence) *Report {
 	}
 	h.unlocked(v)
 	h.crashes(v)
+	h.stops(v)
 	h.occurrences(v)
 	h.starved(v)
 	h.takeOvers(v)

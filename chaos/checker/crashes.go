@@ -1,6 +1,7 @@
 package checker
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"time"
@@ -80,4 +81,34 @@ func (h *history) outage(s span) bool {
 		}
 		return !slices.Contains(mild, m.Kind) && s.meets(span{m.Begin, max(end, m.Begin+1)})
 	})
+}
+
+// Stop is the stop of a replica by SIGTERM.
+type Stop struct {
+	Replica string        `json:"replica"`
+	Asked   observer.Time `json:"asked"`
+	Ended   observer.Time `json:"ended"`
+	Killed  bool          `json:"killed"` // it had not ended in time, and was killed
+}
+
+// stops looks for replicas that did not end by SIGTERM. One that is frozen does not get the signal, and
+// one without memory may get nothing done.
+func (h *history) stops(v *Report) {
+	for _, s := range h.Stops {
+		v.StopsJudged++
+		while := span{s.Asked, s.Ended}
+		switch {
+		case !s.Killed:
+		case slices.ContainsFunc(h.frozen[s.Replica], while.meets):
+			v.excuse("replicas that were frozen when they were to stop, and were killed")
+		case slices.ContainsFunc(h.Marks, func(m observer.Mark) bool {
+			return m.Kind == "replica-memory" && h.aimed(m, s.Replica) && while.meets(span{m.Begin, cmp.Or(m.End, never)})
+		}):
+			v.excuse("replicas that had no memory when they were to stop, and were killed")
+		case h.late(while) >= maxWait:
+			v.excuse("replicas that were to stop on a machine that stood still, and were killed")
+		default:
+			v.violation(&v.StopsKilled, "stop: %s had SIGTERM at %s, and had to be killed at %s", s.Replica, clock(s.Asked), clock(s.Ended))
+		}
+	}
 }

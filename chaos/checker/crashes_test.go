@@ -63,3 +63,30 @@ func gaveUp(s *story, kind string, begin, end float64) {
 	s.Crashes[0].Said = "onejob: no session within start_timeout (1m0s): context deadline exceeded"
 	s.harm(kind, "all", begin, end)
 }
+
+// A replica that does not end by SIGTERM is a violation, unless it could not.
+func TestStops(t *testing.T) {
+	for name, c := range map[string]struct {
+		how    func(s *story) // of daemon-1, from 60 to 95
+		want   int
+		excuse string
+	}{
+		"it is killed":             {func(*story) {}, 1, ""},
+		"it ends":                  {func(s *story) { s.Stops[0].Killed = false }, 0, ""},
+		"another one is frozen":    {func(s *story) { s.froze("daemon-2", 61, 90) }, 1, ""},
+		"it was frozen before":     {func(s *story) { s.froze("daemon-1", 40, 50) }, 1, ""},
+		"Postgres is not there":    {func(s *story) { s.harm("postgres-kill", "the server", 55, 100) }, 1, ""},
+		"another has no memory":    {func(s *story) { s.harm("replica-memory", "daemon-2", 61, 80) }, 1, ""},
+		"it is frozen":             {func(s *story) { s.froze("daemon-1", 50, 90) }, 0, "replicas that were frozen when they were to stop, and were killed"},
+		"it has no memory":         {func(s *story) { s.harm("replica-memory", "daemon-1", 50, 80) }, 0, "replicas that had no memory when they were to stop, and were killed"},
+		"the machine stands still": {func(s *story) { s.Delays = []Delay{{at(70), 5 * time.Second}} }, 0, "replicas that were to stop on a machine that stood still, and were killed"},
+	} {
+		s := newStory()
+		s.Stops = []Stop{{"daemon-1", at(60), at(95), true}, {"go-1", at(60), at(61), false}}
+		c.how(s)
+		v := Check(s.Evidence)
+		if v.StopsKilled != c.want || v.StopsJudged != 2 || v.Violated() != (c.want > 0) || c.excuse != "" && v.Excused[c.excuse] != 1 || c.excuse == "" && len(v.Excused) > 0 {
+			t.Errorf("%s: %d of %d stops, want %d of 2; excused are %v", name, v.StopsKilled, v.StopsJudged, c.want, v.Excused)
+		}
+	}
+}

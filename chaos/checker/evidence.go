@@ -54,6 +54,8 @@ type Evidence struct {
 
 	Crashes []Crash `json:"crashes,omitempty"` // of working processes
 
+	Stops []Stop `json:"stops,omitempty"` // of replicas
+
 	Hosts      map[string][]string `json:"hosts,omitempty"`       // the replicas of each
 	Queues     map[string][]string `json:"queues,omitempty"`      // by replica, of those that do not serve all
 	Declined   []Declined          `json:"declined,omitempty"`    // INSERTs that made no task
