@@ -58,7 +58,7 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 	if err := c.startSubjects(ctx, subject); err != nil {
 		return nil, err
 	}
-	evidence := checker.Evidence{Gentle: gentle(s.Kinds), Forgetful: s.Standby == async}
+	evidence := checker.Evidence{Gentle: gentle(s.Kinds), Old: s.Old != "", Forgetful: s.Standby == async}
 	evidence.Hosts = map[string][]string{}
 	for _, r := range c.replicas {
 		evidence.Hosts[r.host.name] = append(evidence.Hosts[r.host.name], r.name)

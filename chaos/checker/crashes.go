@@ -62,9 +62,9 @@ func (h *history) crashes(v *Report) {
 		switch {
 		case i >= 0:
 			v.excuse("working processes that ended by " + h.Marks[i].Kind)
-		case strings.Contains(c.Said, newSchema):
+		case strings.Contains(c.Said, newSchema) && h.Old:
 			v.excuse("working processes of an old version that found a newer schema")
-		case strings.Contains(c.Said, noServers) && h.outage(span{c.At.Add(-startTimeout - noticing), c.At}):
+		case strings.Contains(c.Said, noServers) && h.outage(c.Replica, span{c.At.Add(-startTimeout - noticing), c.At}):
 			v.excuse("working processes that found no Postgres, or got no session, in start_timeout")
 		default:
 			v.violation(&v.WorkerCrashes, "worker crash: the working process of %s ended at %s, and no fault explains that: %s", c.Replica, clock(c.At), strings.TrimSuffix(c.How+"; "+c.Said, "; "))
@@ -72,14 +72,17 @@ func (h *history) crashes(v *Report) {
 	}
 }
 
-// outage reports whether a fault that may take a server from replicas went on within a span.
-func (h *history) outage(s span) bool {
+// outage reports whether a fault that may take a server from a replica went on within a span: one that was aimed
+// at the replica, which may also be frozen for as long, or at no replica. Where a person has to help, nobody gets a session
+// before that. What ends processes takes nothing from
+// the one that is started next.
+func (h *history) outage(replica string, s span) bool {
 	return slices.ContainsFunc(h.Marks, func(m observer.Mark) bool {
-		end := m.End
-		if end == 0 {
-			end = never
+		end := cmp.Or(m.End, never)
+		if m.Kind != Helpless && slices.Contains(harmless, m.Kind) || slices.Contains([]string{Kill, WorkerKill, "oom"}, m.Kind) || !s.meets(span{m.Begin, max(end, m.Begin+1)}) {
+			return false
 		}
-		return !slices.Contains(mild, m.Kind) && s.meets(span{m.Begin, max(end, m.Begin+1)})
+		return h.aimed(m, replica) || m.Kind != Stranger && len(h.targets(m, h.replicas)) == 0
 	})
 }
 

@@ -24,6 +24,16 @@ func TestCrashes(t *testing.T) {
 		"it gives up, as a row was edited":    {func(s *story) { gaveUp(s, RowTouched, 1, 20) }, ""},
 		"it gives up, after a fault was over": {func(s *story) { gaveUp(s, "consul-away", -40, -20) }, ""},
 
+		"it gives up, as another replica is killed": {func(s *story) { gaveUp(s, Kill, 1, 20); s.Marks[0].Target = "daemon-2" }, ""},
+		"it gives up, as it was killed before":      {func(s *story) { gaveUp(s, Kill, 1, 2); s.Marks[0].Target = "daemon-1" }, ""},
+		"it gives up, as a command is killed":       {func(s *story) { gaveUp(s, "child-kill", 1, 20); s.Marks[0].Target = "daemon-1, task 7, pid 5" }, ""},
+		"it gives up, as an outsider is cut off":    {func(s *story) { gaveUp(s, OutsiderCut, 1, 20); s.Marks[0].Target = "outsider-1" }, ""},
+		"it gives up, as another one is cut off":    {func(s *story) { gaveUp(s, "cut-both", 1, 20); s.Marks[0].Target = "daemon-2" }, ""},
+		"it knows an older schema, and is the new version": {func(s *story) {
+			s.Old = false
+			s.Crashes[0].Said = "onejob: upgrade this binary, a newer one has migrated the database"
+		}, ""},
+
 		"its working process is killed, by another clock": {func(s *story) { s.harm(WorkerKill, "daemon-1", 60.5, 60.6) }, "working processes that ended by worker-kill"},
 		"its working process is killed":                   {func(s *story) { s.harm(WorkerKill, "daemon-1", 59, 59.1) }, "working processes that ended by worker-kill"},
 		"the replica is killed":                           {func(s *story) { s.harm(Kill, "daemon-1", 59, 59.1) }, "working processes that ended by kill"},
@@ -37,6 +47,8 @@ func TestCrashes(t *testing.T) {
 			s.Delays = []Delay{{at(45), 15 * time.Second}}
 		}, "working processes that ended by worker-kill"},
 		"it gives up, as Consul is not there": {func(s *story) { gaveUp(s, "consul-away", 1, 20) }, "working processes that found no Postgres, or got no session, in start_timeout"},
+		"it gives up, as it is cut off":       {func(s *story) { gaveUp(s, "cut-both", 1, 20); s.Marks[0].Target = "daemon-1" }, "working processes that found no Postgres, or got no session, in start_timeout"},
+		"it gives up, as it was frozen":       {func(s *story) { gaveUp(s, Frozen, 1, 55); s.Marks[0].Target = "daemon-1" }, "working processes that found no Postgres, or got no session, in start_timeout"},
 		"it knows an older schema alone": {func(s *story) {
 			s.Crashes[0].Said = "onejob: upgrade this binary, a newer one has migrated the database"
 		},
@@ -44,6 +56,7 @@ func TestCrashes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newStory()
+			s.Hosts, s.Old = map[string][]string{"host-1": {"daemon-1", "daemon-2"}, "host-2": {"go-1"}}, true
 			s.Crashes = []Crash{{Replica: "daemon-1", At: at(60), How: "SIGKILL"}}
 			c.how(s)
 			v := Check(s.Evidence)

@@ -66,6 +66,9 @@ type Evidence struct {
 	// on the machine ran as it should then.
 	Delays []Delay `json:"delays,omitempty"`
 
+	// Old says that some replicas are of an older version, at some time.
+	Old bool `json:"old,omitempty"`
+
 	// Gentle says that no fault of the run ends an attempt at a task which it does
 	// not touch. Then every task that can succeed must.
 	Gentle bool `json:"gentle,omitempty"`
