@@ -72,3 +72,18 @@ func crashesIn(log []byte, replica string) (all []checker.Crash, err error) {
 	}
 	return all, nil
 }
+
+// lastWords returns what a process said last, near the end of the log of its replica: it has ended a moment ago.
+func lastWords(path string) (said string) {
+	const end = 16 << 10
+	log, err := os.ReadFile(path)
+	if err != nil {
+		return ""
+	}
+	for line := range bytes.Lines(log[max(0, len(log)-end):]) {
+		if found := words.Find(line); found != nil {
+			said = string(found[:min(len(found), 300)])
+		}
+	}
+	return said
+}

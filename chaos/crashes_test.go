@@ -1,7 +1,10 @@
 package main
 
 import (
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -39,5 +42,19 @@ onejob: no Postgres within start_timeout (1m0s)
 	}
 	if _, err := crashesIn([]byte(`{"event":"worker_crashed"}`), "daemon-2"); err == nil {
 		t.Error("a crash of which nobody knows when it was is passed over")
+	}
+}
+
+func TestLastWords(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "replica.log")
+	if got := lastWords(path); got != "" {
+		t.Errorf("of no log: %q", got)
+	}
+	text := strings.Repeat("onejob: of long ago\n", 2000) + "panic: what is not the last\n{\"event\":\"stopped\"}\nonejob: no session within start_timeout (1m0s)\n{\"event\":\"left\"}\n"
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := lastWords(path); got != "onejob: no session within start_timeout (1m0s)" {
+		t.Errorf("last words %q", got)
 	}
 }

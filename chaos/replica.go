@@ -30,10 +30,10 @@ type replica struct {
 
 	mu     sync.Mutex
 	proc   *harness.Process
-	frozen int  // the mark's ID; zero if it is not frozen
-	down   int  // how many want it down
-	exits  int  // how often it ended by itself
-	ended  bool // it is not to be started any more
+	frozen int             // the mark's ID; zero if it is not frozen
+	down   int             // how many want it down
+	exits  []checker.Crash // when it ended by itself
+	ended  bool            // it is not to be started any more
 
 	runsOld bool // it was started as the old version
 
@@ -83,7 +83,7 @@ func (r *replica) mind(proc *harness.Process) {
 	r.thawed()
 	unmeant := !r.ended && r.down == 0 && r.proc == proc
 	if unmeant {
-		r.exits++
+		r.exits = append(r.exits, checker.Crash{Replica: r.name, At: observer.At(time.Now()), How: proc.Cmd.ProcessState.String(), Said: lastWords(r.log()), Whole: true})
 	}
 	r.mu.Unlock()
 	if unmeant {

@@ -157,7 +157,7 @@ func (r *report) summary() string {
 	line("occurrences_wrong", r.OccurrencesWrong, fmt.Sprintf("due times that no line named, after %d edits", r.Edits))
 	line("starved", r.Starved, fmt.Sprintf("due tasks that nobody claimed for 8 s, with all servers and most replicas in order; a wait of a minute would have been found of %d", r.StarvedJudged))
 	line("unlocked", r.Unlocked, "attempts that began while no Consul server ran")
-	line("worker_crashes", r.WorkerCrashes, "working processes that ended, and no fault ends them")
+	line("worker_crashes", r.WorkerCrashes, "working processes, or replicas, that ended, and no fault ends them")
 	line("stops_killed", r.StopsKilled, fmt.Sprintf("replicas that did not end by SIGTERM, of %d that had it", r.StopsJudged))
 	line("spent", r.Spent, "attempts that nothing but a graceful restart used up")
 	line("spoiled", r.Spoiled, "tasks that failed although no fault ends attempts")

@@ -175,6 +175,9 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 		return nil, err
 	}
 	if ours {
+		for _, r := range c.replicas {
+			evidence.Crashes = append(evidence.Crashes, r.exits...)
+		}
 		c.stopping.Lock()
 		evidence.Stops = c.stops
 		c.stopping.Unlock()
@@ -184,9 +187,9 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 	r.Build, r.Conditions, r.Helped, r.PoolerExits = built, conditions, int(c.helped.Load()), int(c.poolerExits.Load())
 	r.Inserts, r.InsertsFailed, r.Unstopped = work.batches, work.errors, unstopped
 	for _, replica := range c.replicas {
-		if replica.exits > 0 {
-			say("replica %s ended by itself %d times", replica.name, replica.exits)
-			r.Exits += replica.exits
+		if n := len(replica.exits); n > 0 {
+			say("replica %s ended by itself %d times", replica.name, n)
+			r.Exits += n
 		}
 	}
 	if r.Crashes, err = c.postgres.crashes(); err != nil {

@@ -30,7 +30,7 @@ type Report struct {
 	Starved            int        `json:"starved"`               // tasks that nobody claimed in time, see history.starved
 	StarvedJudged      int        `json:"starved_judged"`        // tasks that would have been found if nobody had claimed them for a minute
 	Unlocked           int        `json:"unlocked"`              // attempts that began while no Consul server ran
-	WorkerCrashes      int        `json:"worker_crashes"`        // working processes that ended, and no fault ends them
+	WorkerCrashes      int        `json:"worker_crashes"`        // working processes, or replicas, that ended, and no fault ends them
 	StopsKilled        int        `json:"stops_killed"`          // replicas that did not end by SIGTERM
 	StopsJudged        int        `json:"stops_judged"`          // replicas that had SIGTERM
 	Spent              int        `json:"spent"`                 // attempts that nothing but a graceful restart used up, see history.spent

@@ -10,12 +10,13 @@ import (
 )
 
 // Crash is an unexpected end of a working process, as its supervisor logged. The supervisor starts
-// the next one, so the replica itself goes on.
+// the next one, so the replica itself goes on. Or it is one of the supervisor, or of a replica that has none.
 type Crash struct {
 	Replica string        `json:"replica"`
-	At      observer.Time `json:"at"`             // when that was logged
-	How     string        `json:"how"`            // exit code or signal
-	Said    string        `json:"said,omitempty"` // the last words of the process, on stderr
+	At      observer.Time `json:"at"`              // when that was logged
+	How     string        `json:"how"`             // exit code or signal
+	Said    string        `json:"said,omitempty"`  // the last words of the process, on stderr
+	Whole   bool          `json:"whole,omitempty"` // the replica ended
 }
 
 // What a working process says that cannot start, among other things.
@@ -40,7 +41,7 @@ const (
 	startTimeout = time.Minute
 )
 
-// crashes looks for working processes that ended although no fault ends them. A supervisor that was
+// crashes looks for working processes, and replicas, that ended although no fault ends them. A supervisor that was
 // frozen says so when it has thawed.
 func (h *history) crashes(v *Report) {
 	for _, c := range h.Crashes {
@@ -59,23 +60,30 @@ func (h *history) crashes(v *Report) {
 			}
 			return s.begin <= c.At && (s.end == never || c.At <= s.end.Add(h.late(s)))
 		})
+		who := "working processes"
+		if c.Whole {
+			who = "replicas"
+		}
 		switch {
 		case i >= 0:
-			v.excuse("working processes that ended by " + h.Marks[i].Kind)
+			v.excuse(who + " that ended by " + h.Marks[i].Kind)
 		case strings.Contains(c.Said, newSchema) && h.Old:
-			v.excuse("working processes of an old version that found a newer schema")
+			v.excuse(who + " of an old version that found a newer schema")
 		case strings.Contains(c.Said, noServers) && h.outage(c.Replica, span{c.At.Add(-startTimeout - noticing), c.At}):
-			v.excuse("working processes that found no Postgres, or got no session, in start_timeout")
+			v.excuse(who + " that found no Postgres, or got no session, in start_timeout")
 		default:
-			v.violation(&v.WorkerCrashes, "worker crash: the working process of %s ended at %s, and no fault explains that: %s", c.Replica, clock(c.At), strings.TrimSuffix(c.How+"; "+c.Said, "; "))
+			what := "the working process of "
+			if c.Whole {
+				what = "the replica "
+			}
+			v.violation(&v.WorkerCrashes, "worker crash: %s%s ended at %s, and no fault explains that: %s", what, c.Replica, clock(c.At), strings.TrimSuffix(c.How+"; "+c.Said, "; "))
 		}
 	}
 }
 
 // outage reports whether a fault that may take a server from a replica went on within a span: one that was aimed
-// at the replica, which may also be frozen for as long, or at no replica. Where a person has to help, nobody gets a session
-// before that. What ends processes takes nothing from
-// the one that is started next.
+// at the replica, which may also be frozen for as long, or at no replica. Where a person has to help, nobody gets
+// a session before that. What ends processes takes nothing from those that are started next.
 func (h *history) outage(replica string, s span) bool {
 	return slices.ContainsFunc(h.Marks, func(m observer.Mark) bool {
 		end := cmp.Or(m.End, never)

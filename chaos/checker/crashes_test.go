@@ -12,17 +12,19 @@ func TestCrashes(t *testing.T) {
 		how    func(s *story) // of daemon-1, at 60
 		excuse string         // none: a violation
 	}{
-		"nothing goes on":                     {func(*story) {}, ""},
-		"another replica is killed":           {func(s *story) { s.harm(WorkerKill, "daemon-2", 59, 59.1) }, ""},
-		"it was killed long before":           {func(s *story) { s.harm(WorkerKill, "daemon-1", 40, 40.1) }, ""},
-		"it is killed later":                  {func(s *story) { s.harm(WorkerKill, "daemon-1", 63, 63.1) }, ""},
-		"it is stopped":                       {func(s *story) { s.harm(GracefulRestart, "daemon-1", 55, 65) }, ""},
-		"Postgres is not there":               {func(s *story) { s.harm("postgres-kill", "the server", 55, 65) }, ""},
-		"its host is another one":             {func(s *story) { s.harm(HostLoss, "daemon-2,go-1", 59, 70) }, ""},
-		"it panics at its start":              {func(s *story) { s.Crashes[0].Said = "panic: nil map" }, ""},
-		"it gives up, and nothing goes on":    {func(s *story) { s.Crashes[0].Said = "onejob: no Postgres within start_timeout (1m0s)" }, ""},
-		"it gives up, as a row was edited":    {func(s *story) { gaveUp(s, RowTouched, 1, 20) }, ""},
-		"it gives up, after a fault was over": {func(s *story) { gaveUp(s, "consul-away", -40, -20) }, ""},
+		"nothing goes on":                       {func(*story) {}, ""},
+		"another replica is killed":             {func(s *story) { s.harm(WorkerKill, "daemon-2", 59, 59.1) }, ""},
+		"it was killed long before":             {func(s *story) { s.harm(WorkerKill, "daemon-1", 40, 40.1) }, ""},
+		"it is killed later":                    {func(s *story) { s.harm(WorkerKill, "daemon-1", 63, 63.1) }, ""},
+		"the replica ends":                      {func(s *story) { s.Crashes[0].Whole = true }, ""},
+		"the replica ends as another is killed": {func(s *story) { s.Crashes[0].Whole = true; s.harm("oom", "daemon-2", 59, 59.1) }, ""},
+		"it is stopped":                         {func(s *story) { s.harm(GracefulRestart, "daemon-1", 55, 65) }, ""},
+		"Postgres is not there":                 {func(s *story) { s.harm("postgres-kill", "the server", 55, 65) }, ""},
+		"its host is another one":               {func(s *story) { s.harm(HostLoss, "daemon-2,go-1", 59, 70) }, ""},
+		"it panics at its start":                {func(s *story) { s.Crashes[0].Said = "panic: nil map" }, ""},
+		"it gives up, and nothing goes on":      {func(s *story) { s.Crashes[0].Said = "onejob: no Postgres within start_timeout (1m0s)" }, ""},
+		"it gives up, as a row was edited":      {func(s *story) { gaveUp(s, RowTouched, 1, 20) }, ""},
+		"it gives up, after a fault was over":   {func(s *story) { gaveUp(s, "consul-away", -40, -20) }, ""},
 
 		"it gives up, as another replica is killed": {func(s *story) { gaveUp(s, Kill, 1, 20); s.Marks[0].Target = "daemon-2" }, ""},
 		"it gives up, as it was killed before":      {func(s *story) { gaveUp(s, Kill, 1, 2); s.Marks[0].Target = "daemon-1" }, ""},
@@ -38,6 +40,8 @@ func TestCrashes(t *testing.T) {
 		"its working process is killed":                   {func(s *story) { s.harm(WorkerKill, "daemon-1", 59, 59.1) }, "working processes that ended by worker-kill"},
 		"the replica is killed":                           {func(s *story) { s.harm(Kill, "daemon-1", 59, 59.1) }, "working processes that ended by kill"},
 		"the largest process is killed":                   {func(s *story) { s.harm("oom", "daemon-1", 59, 59.1) }, "working processes that ended by oom"},
+		"the replica ends, as its process is killed":      {func(s *story) { s.Crashes[0].Whole = true; s.harm("oom", "daemon-1", 59.9, 60) }, "replicas that ended by oom"},
+		"the replica ends, as Consul is not there":        {func(s *story) { s.Crashes[0].Whole = true; gaveUp(s, "consul-away", 1, 20) }, "replicas that found no Postgres, or got no session, in start_timeout"},
 		"it has no memory":                                {func(s *story) { s.harm("replica-memory", "daemon-1", 45, 65) }, "working processes that ended by replica-memory"},
 		"its host is lost":                                {func(s *story) { s.harm(HostLoss, "go-1,daemon-1", 55, 65) }, "working processes that ended by host-loss"},
 		"it is asked for its stacks":                      {func(s *story) { s.harm(Stacks, "daemon-1", 59, 59.1) }, "working processes that ended by stacks"},
@@ -46,9 +50,10 @@ func TestCrashes(t *testing.T) {
 			s.harm(WorkerKill, "daemon-1", 40, 40.1)
 			s.Delays = []Delay{{at(45), 15 * time.Second}}
 		}, "working processes that ended by worker-kill"},
-		"it gives up, as Consul is not there": {func(s *story) { gaveUp(s, "consul-away", 1, 20) }, "working processes that found no Postgres, or got no session, in start_timeout"},
-		"it gives up, as it is cut off":       {func(s *story) { gaveUp(s, "cut-both", 1, 20); s.Marks[0].Target = "daemon-1" }, "working processes that found no Postgres, or got no session, in start_timeout"},
-		"it gives up, as it was frozen":       {func(s *story) { gaveUp(s, Frozen, 1, 55); s.Marks[0].Target = "daemon-1" }, "working processes that found no Postgres, or got no session, in start_timeout"},
+		"it gives up, as Consul is not there":  {func(s *story) { gaveUp(s, "consul-away", 1, 20) }, "working processes that found no Postgres, or got no session, in start_timeout"},
+		"it gives up, as a person has to help": {func(s *story) { gaveUp(s, Helpless, 1, 20) }, "working processes that found no Postgres, or got no session, in start_timeout"},
+		"it gives up, as it is cut off":        {func(s *story) { gaveUp(s, "cut-both", 1, 20); s.Marks[0].Target = "daemon-1" }, "working processes that found no Postgres, or got no session, in start_timeout"},
+		"it gives up, as it was frozen":        {func(s *story) { gaveUp(s, Frozen, 1, 55); s.Marks[0].Target = "daemon-1" }, "working processes that found no Postgres, or got no session, in start_timeout"},
 		"it knows an older schema alone": {func(s *story) {
 			s.Crashes[0].Said = "onejob: upgrade this binary, a newer one has migrated the database"
 		},

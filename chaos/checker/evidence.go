@@ -52,7 +52,7 @@ type Evidence struct {
 	// zero if there are no leases.
 	Lease time.Duration `json:"lease,omitempty"`
 
-	Crashes []Crash `json:"crashes,omitempty"` // of working processes
+	Crashes []Crash `json:"crashes,omitempty"` // of working processes, and of replicas
 
 	Stops []Stop `json:"stops,omitempty"` // of replicas
 
