@@ -593,6 +593,17 @@ func (h *history) awake(a *attempt) []span {
 	return left
 }
 
+// edited reports whether somebody has changed a task's row by hand, otherwise than by a lock: that makes a task
+// wait, and no attempt fail.
+func (h *history) edited(task int64) bool {
+	for what := range h.touched[task] {
+		if what != Locked {
+			return true
+		}
+	}
+	return false
+}
+
 // ends looks for tasks that are not over, or not there any more.
 func (h *history) ends(v *Report) {
 	expired := h.expired()
@@ -607,7 +618,7 @@ func (h *history) ends(v *Report) {
 			v.violation(&v.Lost, "lost: task %d (%s) is cancelled, and nobody asked for that", q.Task, q.Kind)
 		case f.Status != succeeded && f.Status != failed && f.Status != cancelled:
 			v.violation(&v.Lost, "lost: task %d (%s) is still %s", q.Task, q.Kind, f.Status)
-		case f.Status == failed && !q.Doomed && h.touched[q.Task] == nil && (h.Gentle || ofItsOwn(f.Error)):
+		case f.Status == failed && !q.Doomed && !h.edited(q.Task) && (h.Gentle || ofItsOwn(f.Error)):
 			v.violation(&v.Spoiled, "spoiled: task %d (%s) failed: %s", q.Task, q.Kind, f.Error)
 		}
 	}
@@ -844,7 +855,7 @@ func (h *history) spent(v *Report) {
 			continue
 		}
 		q := enqueued[t.Task]
-		if q.Doomed || h.touched[t.Task] != nil || !h.onlyRestarted(claim, t) {
+		if q.Doomed || h.edited(t.Task) || !h.onlyRestarted(claim, t) {
 			continue
 		}
 		a := h.byFence[t.Fence]

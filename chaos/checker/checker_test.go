@@ -437,6 +437,16 @@ func TestEveryViolationIsFound(t *testing.T) {
 			s.enqueue(7, "exec")
 			s.works(claim(7, 20, "exec", "7", "a"), 50, 51, observer.Failed, failed)
 		}, map[string]int{"spoiled": 1}},
+		"a task whose row was locked, and that failed among hostile rows": {func(s *story) {
+			s.Gentle = true
+			s.enqueue(7, "exec")
+			s.touch(7, Locked)
+			s.works(claim(7, 20, "exec", "7", "a"), 50, 51, observer.Failed, failed)
+		}, map[string]int{"spoiled": 1}},
+		"an attempt at a row that was locked, which a graceful restart used up before its handler began": {func(s *story) {
+			restarted(s, pending, 1)
+			s.touch(7, Locked)
+		}, map[string]int{"spent": 1}},
 		"a fence that another task had before": {func(s *story) {
 			s.enqueue(7, "exec")
 			s.works(claim(7, 20, "exec", "7", "a"), 50, 51, observer.Succeeded, succeeded)

@@ -175,7 +175,7 @@ func (f *function) checkAll(v *Report) {
 		}
 	}
 	for _, q := range expected {
-		if q.MaxAttempts > 0 && !q.Cancelled && f.touched[q.Task] == nil && !f.deleted[q.Task] && !f.byHand[q.Task] {
+		if q.MaxAttempts > 0 && !q.Cancelled && !f.edited(q.Task) && !f.deleted[q.Task] && !f.byHand[q.Task] {
 			f.end(v, q)
 		}
 	}
@@ -314,7 +314,7 @@ func (f *function) disturbed(t *tenure) bool {
 func (f *function) overstays(v *Report) {
 	timeouts := map[int64]time.Duration{}
 	for _, q := range f.Enqueued {
-		if f.touched[q.Task] == nil && !f.byHand[q.Task] {
+		if !f.edited(q.Task) && !f.byHand[q.Task] {
 			timeouts[q.Task] = q.Timeout
 		}
 	}

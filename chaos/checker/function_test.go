@@ -144,6 +144,19 @@ func TestFunction(t *testing.T) {
 		"a failure that nothing explains": {func(s *story) {
 			s.live(of(exec, once)).claim(51, "a").ends(52, "a", failed, "killed")
 		}, map[string]int{"unexpected_ends": 1}, map[string]int{"tasks that failed because faults had used up their attempts": 1}},
+		"a failure that nothing explains, of a task whose row was locked": {func(s *story) {
+			s.touch(7, Locked)
+			s.live(of(exec, once)).claim(51, "a").ends(52, "a", failed, "killed")
+		}, map[string]int{"unexpected_ends": 1}, map[string]int{"tasks that failed because faults had used up their attempts": 1}},
+		"a command that goes on after its timeout, and its row was locked": {func(s *story) {
+			s.touch(7, Locked)
+			s.live(of(exec, func(q *Enqueued) { q.Doomed, q.Timeout, q.MaxAttempts = true, time.Second, 1 })).claim(51, "a").seen(51, 61, observer.Stopped).ends(61, "a", failed, "timeout")
+		}, map[string]int{"overstays": 1}, nil},
+		"a failure of a task that was edited": {func(s *story) {
+			s.touch(7, Edited)
+			s.touch(7, Locked)
+			s.live(of(exec, once)).claim(51, "a").ends(52, "a", failed, "killed")
+		}, nil, nil},
 		"a failure of a command that was killed": {func(s *story) {
 			s.mark("child-kill", "a, task 7, pid 5", 51.5, 52, false)
 			s.live(of(exec, once)).claim(51, "a").ends(52, "a", failed, "killed")
