@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"onejob/chaos/checker"
 	"onejob/chaos/observer"
 	"onejob/internal/retry"
 	"onejob/internal/servers"
@@ -31,11 +32,15 @@ type kind struct {
 	forgets     bool // Postgres forgets what it had acknowledged
 	gentle      bool // it ends no attempt at a task that it does not touch
 	daemons     bool // it need not meet Go handlers: those who run them claim no large rows, and have no commands and no other version
+	outsiders   bool // it is aimed at outsiders, and meets no tasks
 	run         func(ctx context.Context, h *fault) error
 }
 
 // works are the kinds of work that it must meet in a long run.
 func (k *kind) works() []string {
+	if k.outsiders {
+		return []string{checker.OfOutsiders}
+	}
 	if !k.daemons {
 		return works
 	}
@@ -163,6 +168,7 @@ type faultRun struct {
 	mu     sync.Mutex
 	counts map[string]int // of what was done, by kind
 	missed int            // because there was nothing to hit
+	vain   []int          // of these, the IDs of marks of those that had begun
 	unmet  []*kind        // the kinds of those that have hit nothing at all
 }
 
@@ -245,6 +251,9 @@ func (v *faultRun) do(ctx context.Context, s step) error {
 	defer v.mu.Unlock()
 	if errors.Is(err, errNothing) {
 		v.missed++
+		if h.mark.ID != 0 {
+			v.vain = append(v.vain, h.mark.ID)
+		}
 		if v.counts[s.Kind.name] == 0 && !s.Alone && !slices.Contains(v.unmet, s.Kind) {
 			v.unmet = append(v.unmet, s.Kind)
 		}

@@ -157,9 +157,9 @@ func (o *outsider) kill() {
 
 // Faults of outsiders.
 var outsiderFaults = []*kind{
-	{name: checker.OutsiderKill, what: "kill -9 of onejob lock", weight: 2, gentle: true, run: onOutsider(func(_ context.Context, _ *fault, o *outsider) { o.kill() })},
-	{name: checker.OutsiderFreeze, what: "SIGSTOP of onejob lock, and SIGCONT", weight: 2, gentle: true, least: time.Second, most: 30 * time.Second, run: onOutsider(freezeOutsider)},
-	{name: checker.OutsiderCut, what: "onejob lock black-holed from Consul", weight: 2, gentle: true, least: time.Second, most: 30 * time.Second, run: onOutsider(cutOutsider)},
+	{name: checker.OutsiderKill, what: "kill -9 of onejob lock", weight: 2, gentle: true, outsiders: true, run: onOutsider(func(_ context.Context, _ *fault, o *outsider) { o.kill() })},
+	{name: checker.OutsiderFreeze, what: "SIGSTOP of onejob lock, and SIGCONT", weight: 2, gentle: true, outsiders: true, least: time.Second, most: 30 * time.Second, run: onOutsider(freezeOutsider)},
+	{name: checker.OutsiderCut, what: "onejob lock black-holed from Consul", weight: 2, gentle: true, outsiders: true, least: time.Second, most: 30 * time.Second, run: onOutsider(cutOutsider)},
 }
 
 // onOutsider does harm to an outsider whose command is at work.

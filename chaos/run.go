@@ -166,7 +166,7 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 	if evidence.Seen, err = c.observer.Stop(); err != nil {
 		return nil, err
 	}
-	evidence.Marks = append(evidence.Marks, c.needed.all()...)
+	evidence.Marks, evidence.Missed = append(evidence.Marks, c.needed.all()...), faultRun.vain
 	if evidence.Refused, err = c.countLogged(`"event":"completion_refused"`); err != nil {
 		return nil, err
 	}

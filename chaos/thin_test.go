@@ -15,6 +15,7 @@ func TestThin(t *testing.T) {
 	all := settings{Duration: longEnough, Kinds: []*kind{kill}, All: true}
 	hour := settings{Duration: time.Hour, Kinds: []*kind{kill}, All: true}
 	upgrades := settings{Duration: time.Hour, Kinds: []*kind{kill, {name: "upgrade", daemons: true}}, All: true}
+	outsiders := settings{Duration: time.Hour, Kinds: []*kind{kill, {name: "outsider-kill", outsiders: true}}, All: true}
 	for _, test := range []struct {
 		name   string
 		of     settings
@@ -43,9 +44,11 @@ func TestThin(t *testing.T) {
 		{"no fault met a statement", hour, func(r *report) { delete(r.Hits["kill"], "sql") }, 2},
 		{"a fault of daemons met no Go handler", upgrades, func(r *report) { r.Hits["upgrade"] = map[string]int{"exec": 1, "http": 1, "sql": 1} }, 0},
 		{"a fault of daemons met no statement", upgrades, func(r *report) { r.Hits["upgrade"] = map[string]int{"exec": 1, "http": 1} }, 1},
+		{"a fault of outsiders met one", outsiders, func(r *report) { r.Hits["outsider-kill"] = map[string]int{checker.OfOutsiders: 1} }, 0},
+		{"a fault of outsiders met tasks alone", outsiders, func(r *report) { r.Hits["outsider-kill"] = r.Hits["kill"] }, 1},
 		{"two things", all, func(r *report) { r.Refused, r.TakeOvers = 0, 0 }, 2},
 	} {
-		r := &report{FaultKinds: map[string]int{"kill": 5, "upgrade": 5}, Inserts: 100, TakeOvers: thinTakeOvers,
+		r := &report{FaultKinds: map[string]int{"kill": 5, "upgrade": 5, "outsider-kill": 5}, Inserts: 100, TakeOvers: thinTakeOvers,
 			Report: &checker.Report{Hits: map[string]map[string]int{"kill": {"exec": thinMetWork, "http": thinMetWork, "go": thinMetWork, "sql": thinMetWork}}, Refused: thinRefused, Outsiders: thinOutsiders, Expired: 1, StarvedJudged: 1, Lateness: checker.Lateness{After: 1}}}
 		test.change(r)
 		if why := r.thin(test.of); len(why) != test.want {

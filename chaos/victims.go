@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"onejob/chaos/checker"
 	"onejob/internal/retry"
 )
 
@@ -131,7 +132,7 @@ func (h *fault) awaitWork(ctx context.Context) {
 			return nil
 		}
 		running := of(h.c.replicas, h.c.atWork())
-		return slices.DeleteFunc(missing, func(kind string) bool { return running[kind] || !h.c.serves(kind) })
+		return slices.DeleteFunc(missing, func(kind string) bool { return kind == checker.OfOutsiders || running[kind] || !h.c.serves(kind) })
 	}
 	for _, kind := range missing() {
 		h.c.wants.add(kind)
@@ -175,6 +176,10 @@ func (w *wants) take() (kinds []string) {
 // meets counts what is at work on the replicas that the target names, itself or as their host; on all if
 // it names none.
 func (h *fault) meets(target string) {
+	if h.Kind.outsiders {
+		h.victims.meets(h.Kind.name, map[string]bool{checker.OfOutsiders: true}) // it waits for that before it begins
+		return
+	}
 	names := strings.FieldsFunc(target, func(r rune) bool { return r == ',' || r == ' ' })
 	hit := slices.DeleteFunc(slices.Clone(h.c.replicas), func(r *replica) bool {
 		return !slices.Contains(names, r.name) && (r.host == nil || !slices.Contains(names, r.host.name))

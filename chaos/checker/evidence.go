@@ -56,6 +56,8 @@ type Evidence struct {
 
 	Stops []Stop `json:"stops,omitempty"` // of replicas
 
+	Missed []int `json:"missed,omitempty"` // IDs of marks of faults that began, and had nothing to hit
+
 	Hosts      map[string][]string `json:"hosts,omitempty"`       // the replicas of each
 	Queues     map[string][]string `json:"queues,omitempty"`      // by replica, of those that do not serve all
 	Declined   []Declined          `json:"declined,omitempty"`    // INSERTs that made no task

@@ -16,7 +16,7 @@ const OfOutsiders = "onejob lock"
 // work is something that was going on.
 type work struct {
 	span
-	kind, replica string // no replica: that of an outsider
+	kind, replica string // or who starts commands of outsiders
 }
 
 // hits counts the faults that met work of each kind: something that was at work when the fault
@@ -28,7 +28,7 @@ func (h *history) hits(v *Report) {
 	for _, a := range h.attempts {
 		switch {
 		case a.Outsider != "":
-			all = append(all, work{a.span, OfOutsiders, ""})
+			all = append(all, work{a.span, OfOutsiders, a.Replica})
 		case a.Kind != kindSQL: // of which only effects are seen, after the fact
 			all = append(all, work{a.span, a.Kind, a.Replica})
 		}
@@ -46,7 +46,7 @@ func (h *history) hits(v *Report) {
 	}
 	slices.SortFunc(all, func(a, b work) int { return cmp.Compare(a.begin, b.begin) })
 	for _, m := range h.Marks {
-		if m.Kind == Helpless || m.Kind == Stacks {
+		if m.Kind == Helpless || m.Kind == Stacks || slices.Contains(h.Missed, m.ID) {
 			continue
 		}
 		targets := h.targets(m, replicas)
@@ -74,11 +74,14 @@ func (h *history) hits(v *Report) {
 // is not there when somebody looks again; its attempt at the row was not over, though.
 const statementLook = 300 * time.Millisecond
 
-// targets returns the replicas that a fault was aimed at; nil if it was none of them. A stranger is
-// there for all others.
+// targets returns the replicas that a fault was aimed at, or who starts commands of outsiders; nil if it was none of
+// them. A stranger is there for all others.
 func (h *history) targets(m observer.Mark, replicas map[string]bool) (all []string) {
-	if m.Kind == Stranger {
+	switch m.Kind {
+	case Stranger:
 		return nil
+	case OutsiderKill, OutsiderFreeze, OutsiderCut:
+		return []string{m.Target}
 	}
 	for _, name := range strings.FieldsFunc(m.Target, func(r rune) bool { return r == ',' || r == ' ' }) {
 		if replicas[name] {

@@ -12,7 +12,7 @@ func TestHits(t *testing.T) {
 	stay := func(fence int64, kind, replica string, begin, end observer.Time) observer.Stay {
 		return observer.Stay{Claim: observer.Claim{Task: fence, Fence: fence, Kind: kind, Replica: replica}, Begin: begin, End: end, How: observer.Succeeded}
 	}
-	outsider := observer.Stay{Claim: observer.Claim{Outsider: "o/1"}, Begin: 10, End: 20, How: observer.Succeeded}
+	outsider := observer.Stay{Claim: observer.Claim{Outsider: "o/1", Replica: "o"}, Begin: 10, End: 20, How: observer.Succeeded}
 	v := Check(Evidence{
 		Hosts: map[string][]string{"host-1": {"a"}, "host-2": {"b", "idle"}},
 		Seen: observer.Seen{
@@ -31,9 +31,14 @@ func TestHits(t *testing.T) {
 				{ID: 8, Kind: "postgres-terminate", Target: "a", Begin: 150, End: 160},
 				{ID: 9, Kind: "postgres-terminate", Target: "b", Begin: 150, End: 160},
 				{ID: 10, Kind: "postgres-terminate", Target: "b", Begin: 119, End: 160},
+				{ID: 12, Kind: OutsiderKill, Target: "o", Begin: 12, End: 13},
+				{ID: 13, Kind: OutsiderFreeze, Target: "p", Begin: 12, End: 13}, // which does nothing
+				{ID: 14, Kind: "row-reset", Target: "task 1", Begin: 12, End: 13},
+				{ID: 15, Kind: "row-reset", Target: "task 2", Begin: 12, End: 13}, // it was not done
 				{ID: 6, Kind: "consul-kill", Target: "127.0.0.1:8500", Begin: 12, End: 13},
 			},
 		},
+		Missed: []int{15},
 		Statements: []Statement{
 			{Fence: 5, Replica: "b", First: 11, Last: 13},
 			{Fence: 6, Replica: "a", First: 100, Last: 110}, // its attempt went on until 300
@@ -48,6 +53,9 @@ func TestHits(t *testing.T) {
 		"host-loss":          {kindHTTP: 1, kindSQL: 1},
 		"child-kill":         {kindExec: 1},
 		"postgres-terminate": {kindSQL: 2},
+		OutsiderKill:         {OfOutsiders: 1},
+		OutsiderFreeze:       {},
+		"row-reset":          {kindExec: 1, kindHTTP: 1, kindSQL: 1, OfOutsiders: 1},
 		Stranger:             {kindExec: 1, kindHTTP: 1, kindSQL: 1, OfOutsiders: 1},
 		"consul-kill":        {kindExec: 1, kindHTTP: 1, kindSQL: 1, OfOutsiders: 1},
 	} {
