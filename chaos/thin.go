@@ -55,6 +55,7 @@ func (r *report) thin(s settings) (why []string) {
 	add(r.Outsiders < thinOutsiders, "%d commands of outsiders were seen, fewer than %d", r.Outsiders, thinOutsiders)
 	add(r.Expired == 0 && s.Standby != async, "retention deleted no task")
 	add(r.StarvedJudged == 0, "no task came due with 8 s without faults within a minute: nothing shows that claims pass over none")
+	add(r.Lateness.Told == 0, "no replica said when its leases end")
 	add(r.Lateness.After+r.Lateness.Silenced == 0, "no work was at work when its lease ended")
 	if s.meetsAll() {
 		met := map[string]int{}

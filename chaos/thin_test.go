@@ -35,7 +35,8 @@ func TestThin(t *testing.T) {
 		{"nothing refused", all, func(r *report) { r.Refused = 0 }, 1},
 		{"few outsiders", all, func(r *report) { r.Outsiders = thinOutsiders - 1 }, 1},
 		{"nothing expired", all, func(r *report) { r.Expired = 0 }, 1},
-		{"no lease ended during work", all, func(r *report) { r.Lateness = checker.Lateness{} }, 1},
+		{"no lease ended during work", all, func(r *report) { r.Lateness = checker.Lateness{Told: 1} }, 1},
+		{"nobody said when leases end", all, func(r *report) { r.Lateness = checker.Lateness{Silenced: 1} }, 1},
 		{"no task that could be starved", all, func(r *report) { r.StarvedJudged = 0 }, 1},
 		{"few takeovers", all, func(r *report) { r.TakeOvers = thinTakeOvers - 1 }, 1},
 		{"an hour", hour, func(*report) {}, 0},
@@ -49,7 +50,7 @@ func TestThin(t *testing.T) {
 		{"two things", all, func(r *report) { r.Refused, r.TakeOvers = 0, 0 }, 2},
 	} {
 		r := &report{FaultKinds: map[string]int{"kill": 5, "upgrade": 5, "outsider-kill": 5}, Inserts: 100, TakeOvers: thinTakeOvers,
-			Report: &checker.Report{Hits: map[string]map[string]int{"kill": {"exec": thinMetWork, "http": thinMetWork, "go": thinMetWork, "sql": thinMetWork}}, Refused: thinRefused, Outsiders: thinOutsiders, Expired: 1, StarvedJudged: 1, Lateness: checker.Lateness{After: 1}}}
+			Report: &checker.Report{Hits: map[string]map[string]int{"kill": {"exec": thinMetWork, "http": thinMetWork, "go": thinMetWork, "sql": thinMetWork}}, Refused: thinRefused, Outsiders: thinOutsiders, Expired: 1, StarvedJudged: 1, Lateness: checker.Lateness{Told: 1, After: 1}}}
 		test.change(r)
 		if why := r.thin(test.of); len(why) != test.want {
 			t.Errorf("%s: %q", test.name, why)
