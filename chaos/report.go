@@ -162,7 +162,7 @@ func (r *report) summary() string {
 	line("spent", r.Spent, "attempts that nothing but a graceful restart used up")
 	line("spoiled", r.Spoiled, "tasks that failed although no fault ends attempts")
 	line("illegal_steps", r.IllegalSteps, "changes of rows that the state machine does not know")
-	line("unexpected_ends", r.UnexpectedEnds, fmt.Sprintf("ends of attempts and tasks that neither the task nor a fault explains; %d attempts that were given back were judged", r.RequeuesJudged))
+	line("unexpected_ends", r.UnexpectedEnds, fmt.Sprintf("ends of attempts and tasks that neither the task nor a fault explains; %d attempts that were given back were judged, and %d that had not begun", r.RequeuesJudged, r.UnbegunJudged))
 	line("overstays", r.Overstays, fmt.Sprintf("attempts that went on after their timeout, or a cancel; %d cancels of running tasks were judged", r.CancelsJudged))
 	line("late_takeovers", r.LateTakeOvers, fmt.Sprintf("of %d rows of replicas that were killed alone", r.RowsOfTheDead))
 	line("late_ends", r.LateEnds, fmt.Sprintf("attempts at work for more than %.1f s after their lease: %d of %d ended after it, p50 %.3f s, max %.3f s", r.Lateness.Bound, r.Lateness.After, r.Lateness.Told, r.Lateness.P50, r.Lateness.Max))

@@ -38,6 +38,7 @@ type Report struct {
 	IllegalSteps       int        `json:"illegal_steps"`         // changes of rows that package lifecycle has no rule for
 	UnexpectedEnds     int        `json:"unexpected_ends"`       // attempts and tasks that ended otherwise than they were made to, and no fault explains it
 	RequeuesJudged     int        `json:"requeues_judged"`       // attempts that were given back, or lost, without a charge
+	UnbegunJudged      int        `json:"unbegun_judged"`        // attempts that were given back as if they had not begun
 	Overstays          int        `json:"overstays"`             // attempts that went on after their timeout, or after a cancel
 	CancelsJudged      int        `json:"cancels_judged"`        // cancels of running tasks that were looked at; those beside a fault are excused
 	LateTakeOvers      int        `json:"late_takeovers"`        // rows that a dead replica kept for too long

@@ -201,6 +201,11 @@ func (f *function) end(v *Report, q Enqueued) {
 			} else {
 				v.violation(&v.UnexpectedEnds, "unexpected: %v, and it was to fail: doomed %v, its first %d attempts", t, q.Doomed, q.Failures)
 			}
+		case t.rule == lifecycle.Requeue:
+			v.UnbegunJudged++
+			if a := f.byFence[t.claim.Is.Fence]; a != nil {
+				v.violation(&v.UnexpectedEnds, "unexpected: %v, and it had begun: %v", t, a)
+			}
 		case t.rule == lifecycle.CompleteRequeue || t.rule == lifecycle.TakeOverFree:
 			f.givenBack(v, t)
 		case !t.charged():

@@ -313,6 +313,14 @@ func TestFunction(t *testing.T) {
 		"a replica that gives an attempt back which had not begun": {func(s *story) {
 			s.live(exec).claim(51, "a").ends(52, "a", pending, "", notCharged, func(r *lifecycle.Row) { r.StartedAt = 0 }).claim(53, "a").seen(53, 54, observer.Succeeded).ends(54, "a", succeeded, "")
 		}, nil, nil},
+		"a replica that gives an attempt back as not begun, and it had succeeded": {func(s *story) {
+			s.mark(GracefulRestart, "a", 51, 53, false)
+			unbegun(s, observer.Succeeded)
+		}, map[string]int{"unexpected_ends": 1, "repeated": 1}, nil},
+		"a replica that gives an attempt back as not begun, and it had been stopped": {func(s *story) {
+			s.mark(GracefulRestart, "a", 51, 53, false)
+			unbegun(s, observer.Stopped)
+		}, map[string]int{"unexpected_ends": 1}, nil},
 		"a task of a schedule whose attempt nothing used up": {func(s *story) {
 			l := s.live(Enqueued{Task: 52, Kind: "noop"})
 			s.Enqueued = s.Enqueued[:len(s.Enqueued)-1]
@@ -418,6 +426,12 @@ func gracefully(s *story, kind, target string) {
 // lostFreely adds a task that is taken from replica a without a charge.
 func lostFreely(s *story) {
 	s.live(Enqueued{Task: 7, Kind: "noop"}).claim(51, "a").ends(60, "b", pending, "replica a lost its session during attempt 1 of 5", notCharged).claim(61, "b").ends(62, "b", succeeded, "")
+}
+
+// unbegun adds a task whose attempt was seen, and was given back as if it had not begun.
+func unbegun(s *story, how string) {
+	s.live(Enqueued{Task: 7, Kind: "exec"}).claim(51, "a").seen(51.2, 51.8, how).ends(52, "a", pending, "", notCharged, func(r *lifecycle.Row) { r.StartedAt = 0 }).
+		claim(53, "a").seen(53.2, 53.8, observer.Succeeded).ends(54, "a", succeeded, "")
 }
 
 // gaveBack adds a task that replica a gives back without a charge.
