@@ -45,19 +45,19 @@ type look struct {
 	uses uses
 }
 
-// growth is what one replica used near the beginning, at the end, and at most.
+// growth is what one process used near the beginning, at the end, and at most.
 type growth struct {
-	Replica string             `json:"replica"`
-	First   map[string]float64 `json:"first"` // medians of the second sixth of the run
-	Last    map[string]float64 `json:"last"`  // medians of its last sixth
+	Replica string             `json:"replica"` // its working process, or, as its name says, its supervisor
+	First   map[string]float64 `json:"first"`   // medians of the second sixth of the run
+	Last    map[string]float64 `json:"last"`    // medians of its last sixth
 	Most    map[string]float64 `json:"most"`
 }
 
 // leaks looks for what grows and for what is left over.
 type leaks struct {
 	c        *cluster
-	looks    map[*replica][]look
-	sessions int // in Consul, before there was any work
+	looks    map[string][]look // by the name of the replica, or that of its supervisor
+	sessions int               // in Consul, before there was any work
 
 	// Goroutines of an idle replica by its name, before there was any work and
 	// after it. Who is asked for them dies of it, so they are only asked for when
@@ -68,7 +68,7 @@ type leaks struct {
 
 // startLeaks notes how things are before there is any work.
 func startLeaks(ctx context.Context, c *cluster, countGoroutines bool) (*leaks, error) {
-	l := &leaks{c: c, looks: map[*replica][]look{}}
+	l := &leaks{c: c, looks: map[string][]look{}}
 	var err error
 	if countGoroutines {
 		l.goroutines = map[string][2]int{}
@@ -92,6 +92,8 @@ func startLeaks(ctx context.Context, c *cluster, countGoroutines bool) (*leaks, 
 // counted: longer than a session outlives its replica.
 const idleness = 15 * time.Second
 
+func supervisorOf(r *replica) string { return "the supervisor of " + r.name }
+
 // watch looks at every replica every few seconds, until ctx ends.
 func (l *leaks) watch(ctx context.Context) {
 	for ctx.Err() == nil {
@@ -106,7 +108,11 @@ func (l *leaks) watch(ctx context.Context) {
 				if r.pooler == nil { // or else they are the pooler's, under the name of who used them last
 					u[4] = connections[r.name]
 				}
-				l.looks[r] = append(l.looks[r], look{time.Now(), pid, u})
+				l.looks[r.name] = append(l.looks[r.name], look{time.Now(), pid, u})
+			}
+			supervisor := proc.Cmd.Process.Pid
+			if u, err := usesOf(supervisor); err == nil && supervisor != pid {
+				l.looks[supervisorOf(r)] = append(l.looks[supervisorOf(r)], look{time.Now(), supervisor, u})
 			}
 		}
 		retry.Pause(ctx, 5*time.Second)
@@ -143,7 +149,7 @@ func (l *leaks) leftOver(ctx context.Context) error {
 	var errs []error
 	q := new(api.QueryOptions).WithContext(ctx)
 	kv := l.c.consul.Servers[0].Client().KV()
-	for _, folder := range []string{"/tasks/", "/limits/"} {
+	for _, folder := range []string{"/tasks/", "/limits/", "/overflow/"} {
 		keys, _, err := kv.Keys(consulPrefix+folder, "", q)
 		keys = slices.DeleteFunc(keys, func(k string) bool { return strings.HasSuffix(k, "/.lock") })
 		if err == nil && len(keys) > 0 {
@@ -164,10 +170,15 @@ func (l *leaks) leftOver(ctx context.Context) error {
 	errs = append(errs, err)
 	for _, r := range l.c.replicas {
 		if proc := r.process(); proc.Running() {
-			if u, err := usesOf(proc.Worker()); err == nil && u[3] > 0 {
-				errs = append(errs, fmt.Errorf("%s has %.0f child processes", r.name, u[3]))
+			root, worker := proc.Cmd.Process.Pid, proc.Worker()
+			below := slices.DeleteFunc(harness.Below(root), func(p procfs.Process) bool { return p.PID == root || p.PID == worker })
+			if len(below) > 0 {
+				errs = append(errs, fmt.Errorf("%s has %d processes below it, pid %d among them", r.name, len(below), below[0].PID))
 			}
 		}
+	}
+	if left := l.c.commands(); len(left) > 0 {
+		errs = append(errs, fmt.Errorf("%d commands of tasks are there, pid %d among them", len(left), left[0]))
 	}
 	var transactions, locks int
 	err = l.c.operator.QueryRow(ctx, `
@@ -180,26 +191,45 @@ SELECT (SELECT count(*) FROM pg_stat_activity
 	return errors.Join(append(errs, err)...)
 }
 
-// checkAll returns what each replica used that was not restarted, says what grew and what was left
-// over, and of how many replicas it was judged whether anything grew.
+// commands returns the commands of tasks that live, wherever they have got to.
+func (c *cluster) commands() (pids []int) {
+	all, _ := procfs.Processes()
+	for _, p := range all {
+		if p.Dead || exe(p.PID) != c.self {
+			continue
+		}
+		args, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p.PID))
+		if words := strings.Split(string(args), "\x00"); len(words) > 1 && words[1] == partTask {
+			pids = append(pids, p.PID)
+		}
+	}
+	return pids
+}
+
+// checkAll returns what each process used that was not restarted, says what grew and what was left
+// over, and of how many processes it was judged whether anything grew.
 func (l *leaks) checkAll(long time.Duration) (all []growth, judged int, found []string) {
 	found = append([]string{}, l.found...) // empty, and not null, in the report
+	var names []string
 	for _, r := range l.c.replicas {
-		looks := l.looks[r]
+		names = append(names, r.name, supervisorOf(r))
+	}
+	for _, name := range names {
+		looks := l.looks[name]
 		if len(looks) == 0 || looks[0].pid != looks[len(looks)-1].pid || looks[len(looks)-1].at.Sub(looks[0].at) < long*9/10 {
 			continue
 		}
-		g := growth{r.name, map[string]float64{}, map[string]float64{}, map[string]float64{}}
-		for i, name := range useNames {
+		g := growth{name, map[string]float64{}, map[string]float64{}, map[string]float64{}}
+		for i, use := range useNames {
 			var values []float64
 			for _, look := range looks {
 				values = append(values, look.uses[i])
 			}
 			n := len(values)
 			first, last := median(values[n/6:max(n/3, n/6+1)]), median(values[n*5/6:])
-			g.First[name], g.Last[name], g.Most[name] = first, last, slices.Max(values)
+			g.First[use], g.Last[use], g.Most[use] = first, last, slices.Max(values)
 			if long >= longEnough && last > first+mayGrow[i] {
-				found = append(found, fmt.Sprintf("%s: %s grew from %.0f to %.0f", r.name, name, first, last))
+				found = append(found, fmt.Sprintf("%s: %s grew from %.0f to %.0f", name, use, first, last))
 			}
 		}
 		all = append(all, g)

@@ -19,6 +19,10 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == partObserver {
 		main()
 	}
+	if len(os.Args) > 1 && os.Args[1] == partTask { // of leaveCommand
+		time.Sleep(time.Minute)
+		return
+	}
 	testenv.Main(m)
 }
 
@@ -41,18 +45,22 @@ func TestGrowthIsFound(t *testing.T) {
 		"connections": func(i int) uses { return uses{30, 9, 20, 0, 2 + float64(i)/40} },
 	} {
 		r := &replica{place: place{name: "leaky"}}
-		l := &leaks{c: &cluster{replicas: []*replica{r}}, looks: map[*replica][]look{r: looksOf(use, same)}}
+		l := &leaks{c: &cluster{replicas: []*replica{r}}, looks: map[string][]look{r.name: looksOf(use, same)}}
 		if all, judged, found := l.checkAll(long); len(all) != 1 || judged != 1 || len(found) != 1 || !strings.HasPrefix(found[0], "leaky: "+name) {
 			t.Errorf("%s: found %v in %v", name, found, all)
 		}
-		l.looks[r] = looksOf(use, func(i int) int { return i / 300 })
+		l.looks = map[string][]look{supervisorOf(r): looksOf(use, same)}
+		if all, judged, found := l.checkAll(long); len(all) != 1 || judged != 1 || len(found) != 1 || !strings.HasPrefix(found[0], "the supervisor of leaky: "+name) {
+			t.Errorf("%s, of its supervisor: found %v in %v", name, found, all)
+		}
+		l.looks = map[string][]look{r.name: looksOf(use, func(i int) int { return i / 300 })}
 		if all, judged, found := l.checkAll(long); len(all)+judged+len(found) != 0 {
 			t.Errorf("%s, restarted: found %v in %v", name, found, all)
 		}
 	}
 	r := &replica{place: place{name: "tight"}}
 	swings := func(i int) uses { return uses{30 + float64(i%20), 9 + float64(i%7), 20, float64(i % 5), 8} }
-	l := &leaks{c: &cluster{replicas: []*replica{r}}, looks: map[*replica][]look{r: looksOf(swings, same)}}
+	l := &leaks{c: &cluster{replicas: []*replica{r}}, looks: map[string][]look{r.name: looksOf(swings, same)}}
 	if all, judged, found := l.checkAll(long); len(all) != 1 || judged != 1 || len(found) != 0 {
 		t.Errorf("found %v in %v", found, all)
 	}
@@ -89,6 +97,19 @@ func TestUsesOf(t *testing.T) {
 	if err := child.Wait(); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// leaveCommand starts what is a command of a task, by its program and arguments.
+func leaveCommand(t *testing.T, c *cluster) error {
+	cmd := exec.Command(c.self, partTask)
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	t.Cleanup(func() { _, _ = cmd.Process.Kill(), cmd.Wait() })
+	for len(c.commands()) == 0 && t.Context().Err() == nil { // until it has its own program
+		time.Sleep(time.Millisecond)
+	}
+	return nil
 }
 
 // Everything that may be left over is found, on real servers.
@@ -129,6 +150,8 @@ func TestWhatIsLeftOverIsFound(t *testing.T) {
 	}{
 		{"1 keys in Consul, service/onejob/tasks/7", func() error { put("/tasks/7"); return nil }},
 		{"1 keys in Consul, service/onejob/limits/narrow/a-session", func() error { put("/limits/narrow/a-session"); return nil }},
+		{"1 keys in Consul, service/onejob/overflow/3", func() error { put("/overflow/3"); return nil }},
+		{"1 commands of tasks are there", func() error { return leaveCommand(t, c) }},
 		{"1 sessions in Consul, 0 before", func() error {
 			_, _, err := client.Session().CreateNoChecks(&api.SessionEntry{}, nil)
 			return err

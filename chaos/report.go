@@ -60,8 +60,8 @@ type report struct {
 	Thin          []string `json:"thin"` // why the run proves too little
 
 	Leaks  []string `json:"leaks"`  // what grew, and what was left over
-	Growth []growth `json:"growth"` // of replicas that ran all the time
-	// GrowthJudged is of how many it was judged whether they use more and more: none in a short run.
+	Growth []growth `json:"growth"` // of working processes, and supervisors, that ran all the time
+	// GrowthJudged is of how many of these processes it was judged whether they use more and more: none in a short run.
 	GrowthJudged int               `json:"growth_judged"`
 	Goroutines   map[string][2]int `json:"goroutines,omitempty"` // of idle replicas, before all work and after it
 }
@@ -169,7 +169,7 @@ func (r *report) summary() string {
 	line("misrouted", r.Misrouted, "claims by replicas that do not serve the queue")
 	line("unique_broken", r.UniqueBroken, "unique keys that two tasks had, or that nobody had and were refused")
 	line("outputs_wrong", r.OutputsWrong, "outputs without their head or tail")
-	line("leaks", len(r.Leaks), fmt.Sprintf("what grew, judged of %d replicas, or was left over when everything had ended", r.GrowthJudged))
+	line("leaks", len(r.Leaks), fmt.Sprintf("what grew, judged of %d processes, or was left over when everything had ended", r.GrowthJudged))
 	fmt.Fprintln(&b, "to know:")
 	line("hostile_rows", r.HostileRows, fmt.Sprintf("that the table admitted; rows touched by hand: %v", r.Touched))
 	line("faults_missed", r.FaultsMissed, "there was nothing to hit")

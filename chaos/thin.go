@@ -45,6 +45,7 @@ func (r *report) thin(s settings) (why []string) {
 	if s.Duration < longEnough {
 		return why
 	}
+	add(len(s.Kinds) == 0 && r.GrowthJudged == 0, "of no replica it was judged whether it uses more and more")
 	for _, k := range s.Kinds {
 		add(r.FaultKinds[k.name] == 0, "fault %s hit nothing in %v", k.name, s.Duration.Round(time.Second))
 	}

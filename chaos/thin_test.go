@@ -47,6 +47,8 @@ func TestThin(t *testing.T) {
 		{"a fault of daemons met no statement", upgrades, func(r *report) { r.Hits["upgrade"] = map[string]int{"exec": 1, "http": 1} }, 1},
 		{"a fault of outsiders met one", outsiders, func(r *report) { r.Hits["outsider-kill"] = map[string]int{checker.OfOutsiders: 1} }, 0},
 		{"a fault of outsiders met tasks alone", outsiders, func(r *report) { r.Hits["outsider-kill"] = r.Hits["kill"] }, 1},
+		{"no faults, and growth was judged", settings{Duration: longEnough}, func(r *report) { r.GrowthJudged = 3 }, 0},
+		{"no faults, and growth was not judged", settings{Duration: longEnough}, func(*report) {}, 1},
 		{"two things", all, func(r *report) { r.Refused, r.TakeOvers = 0, 0 }, 2},
 	} {
 		r := &report{FaultKinds: map[string]int{"kill": 5, "upgrade": 5, "outsider-kill": 5}, Inserts: 100, TakeOvers: thinTakeOvers,
