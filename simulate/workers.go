@@ -374,14 +374,16 @@ func (w *world) rowChanged(before, after fakestore.Row, by string) {
 	}
 }
 
-// checkDurable: while an outcome is written, its lock is still held.
+// checkDurable: while an outcome is written, its lock is still held. What was taken away from the
+// replica it may not have noticed yet; that answers are late or lost takes nothing away.
 func (w *world) checkDurable(r fakestore.Row) {
 	if !w.consul.Lives(r.Session) {
 		return
 	}
+	claimed := r.StartedAt.Sub(w.began)
 	for _, m := range w.machines {
-		if w.replicas[m.id].sessionWas(r.Session) && (m.stood() || w.repeated(m.id) || w.takenAway(m.id, w.deleted[r.Key()]) || w.takenAway(m.id, w.revoked[r.Session]) ||
-			w.disturbed(m.id, w.now()-40*time.Second, w.now())) { // as by the restore of a snapshot
+		if w.replicas[m.id].sessionWas(r.Session) && (w.repeated(m.id) || w.takenAway(m.id, w.deleted[r.Key()]) || w.takenAway(m.id, w.revoked[r.Session]) ||
+			w.restored >= claimed && w.takenAway(m.id, w.restored)) {
 			return
 		}
 	}

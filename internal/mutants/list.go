@@ -78,6 +78,9 @@ var simulated = []Mutant{
 	one("early-release", "the lock is released before the outcome is durable",
 		"worker/attempt.go", "	w.run(lease, t, trace, &ended)\n", "	_ = lease.Release(context.Background())\n	w.run(lease, t, trace, &ended)\n").
 		failing("worker.TestOutcomeIsDurableBeforeTheLockIsReleased"),
+	one("impatient-release", "the lock is released when the outcome has not been written for 5 s",
+		"worker/attempt.go", "		*ended = w.returned(ctx, t, of, result, err, began, trace)\n",
+		"		done := make(chan struct{})\n		go func() {\n			select {\n			case <-done:\n			case <-time.After(5 * time.Second):\n				_ = lease.Release(context.Background())\n			}\n		}()\n		*ended = w.returned(ctx, t, of, result, err, began, trace)\n		close(done)\n"),
 	one("deaf-to-the-lease", "a handler's context does not end with the lease",
 		"worker/attempt.go", "context.WithCancelCause(lease.Context())", "context.WithCancelCause(context.WithoutCancel(lease.Context()))").
 		failing("worker.TestHandlersHearThatTheirLeaseHasEnded"),
