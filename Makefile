@@ -10,7 +10,7 @@ DESTDIR ?=
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
 COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null)
 
-.PHONY: help build install image test retest lint demo bench microbench pgo chaos compare mutants model simulate partition-test ha-test cgroup-test compose-test alerts-test page-test consul postgres rabbitmq chromium clean
+.PHONY: help build install image test retest lint demo bench microbench pgo chaos compare mutants model simulate simulate-test partition-test ha-test cgroup-test compose-test alerts-test page-test consul postgres rabbitmq chromium clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -102,6 +102,9 @@ model: ## Check a model of the protocol with spin: which faults, and pairs of th
 
 simulate: ## Replicas in a simulated world, repeatable from a seed, on all processors (DURATION=2m SEED= N= PROCS=; 5 minutes more the first time)
 	go run ./simulate/run -duration $${DURATION:-2m} -seed $${SEED:-0} -n $${N:-0} -procs $${PROCS:-0}
+
+simulate-test: ## The simulation's own tests: what excuses a rule ends, and a seed gives the same run twice (N=60 seeds)
+	go run ./simulate/run -run 'TestExcusesEnd|TestSameSeedSameSchedule' -n $${N:-0}
 
 partition-test: rabbitmq ## Clusters of RabbitMQ that are partitioned (2 minutes)
 	TEST_PARTITIONS=1 go test -count=1 -timeout 10m -run TestPartitionedBrokers -v ./lock/rabbitmq

@@ -5,6 +5,7 @@ package simulate
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"flag"
 	"fmt"
 	"io"
@@ -17,7 +18,7 @@ import (
 
 var (
 	seed     = flag.Uint64("sim.seed", 0, "the first seed; 0 means one that follows from the time")
-	count    = flag.Int("sim.n", 0, "how many schedules; 0 means as many as fit into the time")
+	count    = flag.Int("sim.n", 0, "how many schedules; 0 means as many as fit into the time, or as a test has by itself")
 	duration = flag.Duration("sim.duration", 20*time.Second, "how long")
 	trace    = flag.Bool("sim.trace", false, "write down everything that happens")
 	goOn     = flag.Bool("sim.goon", false, "do not stop at a schedule that fails, nor minimise it")
@@ -135,12 +136,11 @@ func TestFeed(t *testing.T) {
 // whatever ran before it in the same process.
 func TestSameSeedSameSchedule(t *testing.T) {
 	warm(t)
-	const n = 60
-	var first [n]uint64
-	for seed := range uint64(n) {
-		first[seed] = Run(t, NewPlan(seed), nil).Digest
+	first := make([]uint64, cmp.Or(*count, 60))
+	for seed := range first {
+		first[seed] = Run(t, NewPlan(uint64(seed)), nil).Digest
 	}
-	for seed := uint64(n); seed > 0; {
+	for seed := uint64(len(first)); seed > 0; {
 		seed--
 		var a, b bytes.Buffer
 		if Run(t, NewPlan(seed), &a).Digest == first[seed] {

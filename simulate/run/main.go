@@ -3,6 +3,7 @@
 //	go run ./simulate/run -duration 2m
 //	go run ./simulate/run -seed 17 -trace
 //	go run ./simulate/run -mutants -duration 1m
+//	go run ./simulate/run -run 'TestExcusesEnd|TestSameSeedSameSchedule'
 package main
 
 import (
