@@ -22,6 +22,7 @@ type Plan struct {
 	Timing   int // which of the timings
 	Length   time.Duration
 	Sweep    bool // wait for leaked locks in the end
+	Poison   Kind // what one of the tasks does to each process that works on it; empty for none
 	Faults   []Fault
 }
 
@@ -101,6 +102,9 @@ func (f Fault) String() string {
 func (p Plan) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "seed %d: %s: %d replicas, %d tasks, %d workers each, %d keys, timing %d, %v\n", p.Seed, p.Mode, p.Replicas, p.Tasks, p.Workers, p.Keys, p.Timing, p.Length)
+	if p.Poison != "" {
+		fmt.Fprintf(&b, "  a task brings a %s\n", p.Poison)
+	}
 	for _, f := range p.Faults {
 		fmt.Fprintf(&b, "  %v\n", f)
 	}
@@ -213,6 +217,8 @@ func NewPlan(seed uint64) Plan {
 		p.Faults = append(p.Faults, vanish(special, p)...)
 	case p.Mode == Workers && kind == 2:
 		p.Faults = append(p.Faults, plant(special, p)...)
+	case p.Mode == Workers && kind == 3:
+		p.poison(special)
 	}
 	slices.SortStableFunc(p.Faults, func(a, b Fault) int { return int(a.At - b.At) })
 	return p
@@ -233,8 +239,20 @@ func (p *Plan) quieten(r *rand.Rand) {
 	}
 }
 
+// poison makes a plan in which a task brings down, or freezes, each process that works on it, long enough
+// for that to happen as often as it may. In half of these plans nothing else happens.
+func (p *Plan) poison(r *rand.Rand) {
+	p.Poison, p.Length = []Kind{Crash, Freeze}[r.IntN(2)], 75*time.Second
+	if r.IntN(2) == 0 {
+		p.Faults = nil
+	}
+}
+
 // calm reports whether all that happens are stops, and delays of milliseconds.
 func (p *Plan) calm() bool {
+	if p.Poison != "" {
+		return false
+	}
 	for _, f := range p.Faults {
 		switch {
 		case f.Kind == Restart, f.Kind == Election:

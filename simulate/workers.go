@@ -27,6 +27,9 @@ import (
 // maxCrashes is after how many deaths of replicas a task is quarantined.
 const maxCrashes = 3
 
+// stallMemory is for how long a stall explains the loss of a lease: 15 s, and a second for a look.
+const stallMemory = 16 * time.Second
+
 // How long a task waits before it is retried: the first time, and at most.
 const (
 	retryBase = 100 * time.Millisecond
@@ -43,10 +46,10 @@ const (
 type workers struct {
 	db        *fakestore.Database
 	handlers  []*handler
-	jobs      map[int64]*job   // of the rows that Postgres has, by their ids
-	claimed   map[int64]*job   // by the fence of the claim
-	highest   map[string]int64 // fence that began, by lock key
-	fences    map[int64]bool   // that began
+	jobs      map[int64]*job     // of the rows that Postgres has, by their ids
+	claimed   map[int64]*job     // by the fence of the claim
+	highest   map[string]int64   // fence that began, by lock key
+	fences    map[int64]*machine // that began, and where
 	backups   map[*Fault]fakestore.Backup
 	other     *fakeconsul.Server // another cluster's Consul
 	failed    bool               // Postgres has failed over and lost something
@@ -55,12 +58,14 @@ type workers struct {
 	overLimit bool     // that was seen
 	died      []string // sessions of processes that died
 	steps     []lifecycle.Step
+	poisoned  bool // there is a task that brings down each process that works on it
 }
 
 // job is what the world knows of one task.
 type job struct {
 	takes   time.Duration
 	limited bool
+	poison  bool
 	counted int // attempts that ended by themselves
 	success map[int64]bool
 	struck  int // processes that died or stood still while they worked on it
@@ -222,17 +227,24 @@ func (k kind) run(ctx context.Context, a *tasks.Attempt) (tasks.Result, error) {
 	w.handlers = append(w.handlers, h)
 	w.handovers++
 	w.note("replica %d: begins task %d (lock key %s, fence %d, attempt %d)", k.m.id, a.ID, a.LockKey, a.Fence, a.Attempt)
-	if w.fences[a.Fence] {
+	if w.fences[a.Fence] != nil {
 		w.violate("I10 fence", "fence %d of task %d was used before", a.Fence, a.ID)
 	}
 	if a.Fence <= w.highest[a.LockKey] && !k.m.stood() {
 		w.violate("I10 fence", "task %d begins with fence %d, after fence %d of lock key %s", a.ID, a.Fence, w.highest[a.LockKey], a.LockKey)
 	}
-	w.fences[a.Fence] = true
+	w.fences[a.Fence] = k.m
 	w.highest[a.LockKey] = max(w.highest[a.LockKey], a.Fence)
 	w.checkHandlers()
 	w.checkLimit()
 
+	if j.poison {
+		time.AfterFunc(between(w.rand, 0, time.Second), func() {
+			if !h.done && k.m.life == k.life && k.m.thawed == nil && !w.settled {
+				w.begin(&Fault{Kind: w.plan.Poison, At: w.now(), Who: k.m.id, For: between(w.rand, 3*time.Second, 15*time.Second)})
+			}
+		})
+	}
 	takes := j.takes
 	if w.settled {
 		takes = min(takes, 300*time.Millisecond)
@@ -355,9 +367,6 @@ func (w *world) rowChanged(before, after fakestore.Row, by string) {
 				w.violate("I4 takeover", "task %d is taken from replica %d (session %s), which works on it", h.id, h.m.id, h.session)
 			}
 		}
-		if strings.HasPrefix(after.Error, "quarantined:") && after.Status == tasks.StatusFailed && j.struck == 0 {
-			w.violate("I12 quarantine", "task %d is quarantined, and no process has died or stood still while it worked on it", after.ID)
-		}
 	case "complete":
 		if after.Status == tasks.StatusSucceeded && !j.success[before.Fence] {
 			w.violate("I3 success", "task %d has succeeded under fence %d, and its handler has not", after.ID, before.Fence)
@@ -368,6 +377,12 @@ func (w *world) rowChanged(before, after fakestore.Row, by string) {
 			}
 		}
 		w.checkDurable(before)
+		if m := w.fences[before.Fence]; m != nil && after.Stalls > before.Stalls && m.frozen < before.StartedAt.Sub(w.began)-stallMemory {
+			w.violate("I12 quarantine", "task %d is charged a stall of replica %d, which has not stood still", after.ID, m.id)
+		}
+	}
+	if after.Status == tasks.StatusFailed && strings.HasPrefix(after.Error, "quarantined:") && j.struck == 0 {
+		w.violate("I12 quarantine", "task %d is quarantined, and no process has died or stood still while it worked on it", after.ID)
 	}
 	if before.Status == tasks.StatusSucceeded || before.Status == tasks.StatusFailed {
 		w.violate("I6 undone", "task %d was %s and is %s", after.ID, before.Status, after.Status)
@@ -425,11 +440,16 @@ func (w *world) addTasks(n int, during time.Duration) {
 			at = between(w.rand, 0, during)
 		}
 		takes := short(w.rand, 20*time.Second)
+		poison := w.plan.Poison != "" && !w.poisoned
+		if poison {
+			w.poisoned = true
+			row.MaxAttempts, at, takes = 10, 0, 20*time.Second
+		}
 		time.AfterFunc(at, func() {
 			if w.settled {
 				return
 			}
-			w.nextJob = &job{takes: takes, limited: row.Limit != "", success: map[int64]bool{}}
+			w.nextJob = &job{takes: takes, limited: row.Limit != "", poison: poison, success: map[int64]bool{}}
 			id := w.db.Insert(row)
 			w.jobs[id] = w.nextJob
 		})

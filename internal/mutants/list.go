@@ -116,6 +116,8 @@ var simulated = []Mutant{
 	one("stops-cost-attempts", "a stop uses up an attempt",
 		"worker/attempt.go", "e.Outcome, e.Next, e.Requeue = tasks.Shutdown, tasks.StatusPending, true", "e.Outcome, e.Next, e.Requeue = tasks.Shutdown, tasks.StatusPending, false").
 		failing("worker.TestShutdownGivesWorkBack"),
+	one("a-loss-is-a-stall", "each lease that is lost counts as one that the task has cost",
+		"worker/attempt.go", "if e.Stalled = w.stalls.lately(); e.Stalled", "if e.Stalled = true; e.Stalled"),
 	one("a-stop-is-a-crash", "a replica that stops while a handler ignores its context does not say that it stops",
 		"lock/consul/replica.go", "	case held:\n		t.saySo(ctx)\n", "	case held:\n").
 		failing("worker.TestHandlerThatNeverReturns"),

@@ -93,6 +93,14 @@ var still = []patch{
 	{"worker/worker.go", "Machine: procfs.Machine(), Started: procfs.Started()", `Machine: func() string { _ = procfs.Gone; return "" }(), Started: 1`},
 }
 
+// stalls lets a worker notice that its process was frozen, as the monotonic clock of a real one
+// does: the bubble's goes on meanwhile. A pause of the machine stops both clocks.
+var stalls = []patch{
+	{"worker/stalls.go", `"onejob/internal/retry"`, "\"onejob/boottime\"\n	\"onejob/internal/retry\""},
+	{"worker/stalls.go", "	now := time.Now()\n", "	now := time.Unix(0, int64(boottime.Now()))\n"},
+	{"worker/stalls.go", "time.Since(s.at) < stallMemory", "time.Unix(0, int64(boottime.Now())).Sub(s.at) < stallMemory"},
+}
+
 // added is a file of the runtime's own.
 const added = `package runtime
 
@@ -167,7 +175,7 @@ func Write(folder string, m mutants.Mutant) (string, error) {
 	}
 	src := filepath.Join(strings.TrimSpace(string(out)), "src")
 	files := mutants.Overlay{filepath.Join(src, "runtime/simulation.go"): added}
-	for root, all := range map[string][]patch{src: patches, product: still} {
+	for root, all := range map[string][]patch{src: patches, product: append(stalls, still...)} {
 		for _, p := range all {
 			if err := files.Apply(root, mutants.Patch{File: p.file, Old: p.old, New: p.new}); err != nil {
 				return "", err
