@@ -53,7 +53,8 @@ type replica struct {
 	done   chan struct{} // closed when it has stopped
 	begun  int           // handlers, since the world has settled
 
-	process string // with a worker
+	process string        // with a worker
+	told    time.Duration // when it was told to stop; zero if it was not
 }
 
 // belief is the latest deadline that was seen of a lease under a session.

@@ -49,7 +49,7 @@ type workers struct {
 	jobs      map[int64]*job     // of the rows that Postgres has, by their ids
 	claimed   map[int64]*job     // by the fence of the claim
 	highest   map[string]int64   // fence that began, by lock key
-	fences    map[int64]*machine // that began, and where
+	fences    map[int64]*handler // that began
 	backups   map[*Fault]fakestore.Backup
 	other     *fakeconsul.Server // another cluster's Consul
 	failed    bool               // Postgres has failed over and lost something
@@ -90,7 +90,13 @@ func (w *world) startWorker(m *machine) *replica {
 	m.life++
 	life := m.life
 	running, stop := context.WithCancel(context.Background())
-	r := &replica{w: w, m: m, life: life, done: make(chan struct{}), stop: stop, kill: stop, process: w.newID()}
+	r := &replica{w: w, m: m, life: life, done: make(chan struct{}), kill: stop, process: w.newID()}
+	r.stop = func() {
+		if r.told == 0 {
+			r.told = w.now()
+		}
+		stop()
+	}
 	w.started = append(w.started, r)
 	grace := short(w.rand, 6*time.Second)
 	go func() {
@@ -233,7 +239,7 @@ func (k kind) run(ctx context.Context, a *tasks.Attempt) (tasks.Result, error) {
 	if a.Fence <= w.highest[a.LockKey] && !k.m.stood() {
 		w.violate("I10 fence", "task %d begins with fence %d, after fence %d of lock key %s", a.ID, a.Fence, w.highest[a.LockKey], a.LockKey)
 	}
-	w.fences[a.Fence] = k.m
+	w.fences[a.Fence] = h
 	w.highest[a.LockKey] = max(w.highest[a.LockKey], a.Fence)
 	w.checkHandlers()
 	w.checkLimit()
@@ -377,8 +383,8 @@ func (w *world) rowChanged(before, after fakestore.Row, by string) {
 			}
 		}
 		w.checkDurable(before)
-		if m := w.fences[before.Fence]; m != nil && after.Stalls > before.Stalls && m.frozen < before.StartedAt.Sub(w.began)-stallMemory {
-			w.violate("I12 quarantine", "task %d is charged a stall of replica %d, which has not stood still", after.ID, m.id)
+		if h := w.fences[before.Fence]; h != nil && after.Stalls > before.Stalls && h.m.frozen < before.StartedAt.Sub(w.began)-stallMemory {
+			w.violate("I12 quarantine", "task %d is charged a stall of replica %d, which has not stood still", after.ID, h.m.id)
 		}
 	}
 	if after.Status == tasks.StatusFailed && strings.HasPrefix(after.Error, "quarantined:") && j.struck == 0 {
@@ -390,9 +396,10 @@ func (w *world) rowChanged(before, after fakestore.Row, by string) {
 }
 
 // checkDurable: while an outcome is written, its lock is still held. What was taken away from the
-// replica it may not have noticed yet; that answers are late or lost takes nothing away.
+// replica it may not have noticed yet; that answers are late or lost takes nothing away. A
+// replica that stops gives up in the end, and what it has sent until then may still be applied.
 func (w *world) checkDurable(r fakestore.Row) {
-	if !w.consul.Lives(r.Session) {
+	if !w.consul.Lives(r.Session) || w.gaveUp(w.fences[r.Fence]) {
 		return
 	}
 	claimed := r.StartedAt.Sub(w.began)
@@ -405,6 +412,14 @@ func (w *world) checkDurable(r fakestore.Row) {
 	if w.holder(r) != r.Session {
 		w.violate("I5 durable", "the outcome of task %d is written, and its lock is not held any more", r.ID)
 	}
+}
+
+// gaveUp reports whether the process of a handler was told to stop so long ago that it waits for
+// Postgres no more: handlers have 10 s when the grace period is over.
+func (w *world) gaveUp(h *handler) bool {
+	return h != nil && slices.ContainsFunc(w.started, func(r *replica) bool {
+		return r.m == h.m && r.life == h.life && r.told > 0 && w.now()-r.told > 10*time.Second
+	})
 }
 
 // holder returns the session that has locked a task, under whichever of its names.

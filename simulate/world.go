@@ -78,7 +78,7 @@ func newWorld(plan Plan, trace io.Writer) *world {
 	w.db.FailCommit = 16
 	w.db.Changed = w.rowChanged
 	w.jobs, w.claimed = map[int64]*job{}, map[int64]*job{}
-	w.highest, w.fences, w.backups = map[string]int64{}, map[int64]*machine{}, map[*Fault]fakestore.Backup{}
+	w.highest, w.fences, w.backups = map[string]int64{}, map[int64]*handler{}, map[*Fault]fakestore.Backup{}
 	w.other = fakeconsul.New(fakeconsul.Config{NewID: w.newID})
 	boottime.Simulated.Now = w.clock
 	boottime.Simulated.Ahead = w.ahead
