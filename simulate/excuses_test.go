@@ -66,8 +66,7 @@ func TestExcusesEnd(t *testing.T) {
 		"three in a limit, long after a snapshot was restored": {"limit", func(w *world, m *machine) {
 			w.restored = w.now()
 			three(w, m)
-			time.Sleep(long)
-			w.checkLimit()
+			w.watch(long)
 		}},
 		"a session that ends too early": {"margin", func(w *world, m *machine) { session(w, m, func() {}) }},
 		"a session that ends too early, as a pause has moved the deadline": {"", func(w *world, m *machine) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -132,6 +133,9 @@ func (w *world) settleWorkers() {
 		}
 	}
 	w.checkTasks()
+	if w.plan.Sweep {
+		w.sweep()
+	}
 }
 
 // watch lets time pass, and looks.
@@ -140,20 +144,22 @@ func (w *world) watch(d time.Duration) {
 		time.Sleep(100 * time.Millisecond)
 		w.check()
 		w.checkHandlers()
+		w.checkLimit()
 		w.checkBusy()
 	}
 }
 
-// sweep waits until leaked locks must have been found, and looks for locks that nobody works under.
+// sweep waits until leaked locks must have been found, and looks for locks, and slots of limits,
+// that nobody works under.
 func (w *world) sweep() {
 	w.watch(20*w.timing().Verify + 20*time.Second)
 	lost := map[string]time.Duration{}
 	for until := w.now() + 5*time.Second; w.now() < until; {
 		w.watch(100 * time.Millisecond)
-		for _, key := range append(w.consul.Below(prefix+"/tasks/"), w.consul.Below(prefix+"/running/")...) {
+		for _, key := range slices.Concat(w.consul.Below(prefix+"/tasks/"), w.consul.Below(prefix+"/running/"), w.consul.Below(prefix+"/limits/")) {
 			session, value := w.consul.Held(key)
-			if session == "" && strings.HasPrefix(key, prefix+"/running/") {
-				continue // it stays, for other tasks
+			if session == "" && !strings.HasPrefix(key, prefix+"/tasks/") {
+				continue // a name stays, for other tasks, and so does the .lock of a limit
 			}
 			id := key + session + string(value)
 			if _, known := lost[id]; !known {

@@ -116,6 +116,10 @@ var simulated = []Mutant{
 	one("stops-cost-attempts", "a stop uses up an attempt",
 		"worker/attempt.go", "e.Outcome, e.Next, e.Requeue = tasks.Shutdown, tasks.StatusPending, true", "e.Outcome, e.Next, e.Requeue = tasks.Shutdown, tasks.StatusPending, false").
 		failing("worker.TestShutdownGivesWorkBack"),
+	one("keeps-locks", "a task that has failed for good keeps a lock that no other task waits for",
+		"worker/attempt.go", "		held := lease.Context().Err() == nil\n", "		held := lease.Context().Err() == nil\n		if ended.Next == tasks.StatusFailed && !t.LockShared && slot == nil {\n			return\n		}\n"),
+	one("keeps-slots", "a replica does not release each slot that it has had",
+		"worker/slots.go", "func (l *limits) release(name string, slot lock.Lease) {\n", "func (l *limits) release(name string, slot lock.Lease) {\n	if time.Now().UnixMicro()%100 == 0 {\n		return\n	}\n"),
 	one("a-loss-is-a-stall", "each lease that is lost counts as one that the task has cost",
 		"worker/attempt.go", "if e.Stalled = w.stalls.lately(); e.Stalled", "if e.Stalled = true; e.Stalled"),
 	one("a-stop-is-a-crash", "a replica that stops while a handler ignores its context does not say that it stops",
