@@ -53,7 +53,8 @@ type replica struct {
 	done   chan struct{} // closed when it has stopped
 	begun  int           // handlers, since the world has settled
 
-	process string        // with a worker
+	process string // with a worker
+	began   time.Duration
 	told    time.Duration // when it was told to stop; zero if it was not
 }
 
@@ -142,6 +143,7 @@ func (w *world) start(m *machine) *replica {
 func (w *world) crash(m *machine) {
 	r := w.replicas[m.id]
 	w.strike(m)
+	w.noteDeath(r)
 	w.handlers = slices.DeleteFunc(w.handlers, func(h *handler) bool { return h.m == m })
 	w.holders = slices.DeleteFunc(w.holders, func(h *holder) bool { return h.r == r })
 	m.life++

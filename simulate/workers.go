@@ -58,7 +58,10 @@ type workers struct {
 	overLimit bool     // that was seen
 	died      []string // sessions of processes that died
 	steps     []lifecycle.Step
-	poisoned  bool // there is a task that brings down each process that works on it
+	deaths    map[string]time.Duration // by the names of replicas: when nothing of it was on its way any more
+	sought    time.Duration            // when checkOrphans did
+	orphan    bool                     // that was seen
+	poisoned  bool                     // there is a task that brings down each process that works on it
 }
 
 // job is what the world knows of one task.
@@ -90,7 +93,7 @@ func (w *world) startWorker(m *machine) *replica {
 	m.life++
 	life := m.life
 	running, stop := context.WithCancel(context.Background())
-	r := &replica{w: w, m: m, life: life, done: make(chan struct{}), kill: stop, process: w.newID()}
+	r := &replica{w: w, m: m, life: life, done: make(chan struct{}), kill: stop, process: w.newID(), began: w.now()}
 	r.stop = func() {
 		if r.told == 0 {
 			r.told = w.now()
@@ -114,6 +117,7 @@ func (w *world) startWorker(m *machine) *replica {
 		}
 		err = wk.Run(running)
 		w.note("replica %d: has stopped: %v", m.id, err)
+		w.noteDeath(r)
 		close(r.done)
 	}()
 	return r
@@ -412,6 +416,82 @@ func (w *world) checkDurable(r fakestore.Row) {
 	if w.holder(r) != r.Session {
 		w.violate("I5 durable", "the outcome of task %d is written, and its lock is not held any more", r.ID)
 	}
+}
+
+// noteDeath notes that a process has ended: as long as what it has sent is on its way, others hear
+// of it.
+func (w *world) noteDeath(r *replica) {
+	name := fmt.Sprintf("r%d.%d", r.m.id, r.life)
+	if _, known := w.deaths[name]; known || r.process == "" {
+		return
+	}
+	w.deaths[name] = w.now()
+	for _, f := range append(w.past, pointees(w.active)...) {
+		if f.Who == r.m.id && f.At+f.For+f.Size >= w.now() {
+			w.deaths[name] = max(w.deaths[name], w.now()+f.Size)
+		}
+	}
+}
+
+// checkOrphans looks for a row that has been running for long under a process that has ended,
+// while a replica was there that could have taken it over. That takes 7 s of silence and a
+// moment: up to 14 s were seen.
+func (w *world) checkOrphans() {
+	const every, most = time.Second, 20 * time.Second
+	if w.now()-w.sought < every || w.orphan || len(w.deaths) == 0 {
+		return
+	}
+	w.sought = w.now()
+	w.orphan = w.db.Any(func(r *fakestore.Row) bool {
+		wait := w.orphaned(r)
+		if wait > most {
+			w.violate("orphan", "task %d has been running under replica %s, which is dead, for %v in which another one could have taken it over", r.ID, r.Replica, wait)
+		}
+		return wait > most
+	})
+}
+
+// orphaned returns for how long a row has been running under a process that has ended, while a
+// replica was there that nothing had disturbed; zero if there was none.
+func (w *world) orphaned(r *fakestore.Row) (wait time.Duration) {
+	died, dead := w.deaths[r.Replica]
+	if !dead || r.Status != tasks.StatusRunning {
+		return 0
+	}
+	since := max(died, r.StartedAt.Sub(w.began))
+	for _, o := range w.replicas {
+		if o.life == o.m.life && o.told == 0 {
+			wait = max(wait, w.now()-max(since, o.began, w.undisturbed(o.m.id)))
+		}
+	}
+	return wait
+}
+
+// undisturbed returns since when a replica must be over all that has happened to it or to all.
+// After another cluster's Consul was adopted, everybody may wait for an operator. A key of a
+// replica that somebody writes is a sign of its life as long as its session is there.
+func (w *world) undisturbed(who int) (since time.Duration) {
+	const after = 15 * time.Second // as long as it may be without a session
+	for _, f := range w.past {
+		switch f.Kind {
+		case Stranger:
+			return w.now()
+		case DeleteByHand:
+			continue
+		case NoLeader, Election, Restore, Failover, DBStart, PlantKey:
+		default:
+			if f.Who != who {
+				continue
+			}
+		}
+		since = max(since, f.At+f.For+f.Size+after)
+	}
+	for _, f := range w.active {
+		if f.Who == who || f.Kind == NoLeader || f.Kind == Stranger {
+			return w.now()
+		}
+	}
+	return since
 }
 
 // gaveUp reports whether the process of a handler was told to stop so long ago that it waits for

@@ -77,6 +77,7 @@ func newWorld(plan Plan, trace io.Writer) *world {
 	w.db.Step = 4096 // so that tasks share names in Consul
 	w.db.FailCommit = 16
 	w.db.Changed = w.rowChanged
+	w.deaths = map[string]time.Duration{}
 	w.jobs, w.claimed = map[int64]*job{}, map[int64]*job{}
 	w.highest, w.fences, w.backups = map[string]int64{}, map[int64]*handler{}, map[*Fault]fakestore.Backup{}
 	w.other = fakeconsul.New(fakeconsul.Config{NewID: w.newID})

@@ -155,7 +155,14 @@ var oneSource = []string{
 	"simulate/fakestore/database.go", "|| listed && m.EndedAt.IsZero() {", "{",
 }
 
-// others are mutants of what the simulation does not run, or does not break.
+// simulatedToo says that the simulation must catch one of the others.
+func (m Mutant) simulatedToo() Mutant {
+	m.Simulated = true
+	return m
+}
+
+// others are mutants of what the simulation does not run, or does not break, but for those that
+// say so.
 var others = []Mutant{
 	// Fences and sessions in statements.
 	one("fence", "the status is written under any fence",
@@ -283,7 +290,8 @@ var others = []Mutant{
 		failing("worker.TestStopWithoutPostgres"),
 	one("late", "takeovers begin 20 s late",
 		"worker/takeover.go", "	abandoned, refused, err := w.cfg.Store.TakeOver(", "	select {\n	case <-ctx.Done():\n	case <-time.After(20 * time.Second):\n	}\n	abandoned, refused, err := w.cfg.Store.TakeOver(").
-		under("kill", "late_takeovers"),
+		under("kill", "late_takeovers").
+		simulatedToo(),
 
 	one("deaf", "nobody sees that a session has ended when its key goes",
 		"lock/consul/session.go", `	entry, err := s.lookAt(ctx, s.heartbeats, s.id)
