@@ -69,6 +69,7 @@ func newWorld(plan Plan, trace io.Writer) *world {
 		},
 		Commit: func() time.Duration { return between(w.rand, 100*time.Microsecond, 3*time.Millisecond) },
 		Sync:   func() time.Duration { return between(w.rand, 100*time.Microsecond, 3*time.Millisecond) },
+		Stale:  func() bool { return w.rand.IntN(4) == 0 },
 		NewID:  w.newID,
 		Ended:  w.sessionEnded,
 		Hold:   7 * time.Second,

@@ -71,6 +71,10 @@ var simulated = []Mutant{
 		"lock/consul/verify.go", "if pair.Session == in.id && leases[pair.Key] == nil {", "if pair.Session == in.id && leases[pair.Key] == nil && leases == nil {").
 		failing("lock/consul.TestLeakedLocksOfARestoredSnapshotAreReleased"),
 
+	one("default-reads", "reads are answered by a server that may be the leader no more",
+		"lock/consul/client.go", "RequireConsistent: true", "RequireConsistent: false").
+		failing("simulate/fakeconsul.TestAllReadsAreConsistent"),
+
 	// Of the worker, and what it rests on.
 	one("begins-late", "a handler begins without a look at the deadline",
 		"worker/attempt.go", "	if lease.Deadline().Passed() {\n		return tasks.Result{}, tasks.ErrLeaseEnded\n	}\n	if ctx.Err() != nil {\n		return tasks.Result{}, context.Cause(ctx)\n	}\n", "").

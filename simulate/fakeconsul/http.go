@@ -284,6 +284,10 @@ func (c call) renewSession(id string) {
 }
 
 func (c call) sessions(which func(*session) bool) {
+	c.s.look(c.r.Query.Has("consistent"), func() { c.listSessions(which) })
+}
+
+func (c call) listSessions(which func(*session) bool) {
 	list := []*session{}
 	filtered := false
 	for _, id := range slices.Sorted(maps.Keys(c.s.state.sessions)) {
@@ -423,7 +427,13 @@ func (c call) get(key string) {
 			wait = min(d, 10*time.Minute)
 		}
 	}
-	c.s.block(q, wait+wait/32)
+	answered := false
+	if !c.r.Query.Has("consistent") {
+		c.s.look(false, func() { answered = q.answer(false) })
+	}
+	if !answered {
+		c.s.block(q, wait+wait/32)
+	}
 }
 
 // Transactions.
@@ -480,7 +490,7 @@ func (c call) txn() {
 		return
 	}
 	if !writes {
-		c.txnAnswer(c.s.operate(ops))
+		c.s.look(c.r.Query.Has("consistent"), func() { c.txnAnswer(c.s.operate(ops)) })
 		return
 	}
 	c.s.commit(func() { c.txnAnswer(c.s.operate(ops)) })

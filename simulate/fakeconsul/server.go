@@ -2,7 +2,8 @@
 //
 // It answers the HTTP API for sessions, the key-value store, transactions, blocking queries
 // and the TTL checks of agents, with Consul's own status codes and texts. What it promises is
-// what lock/consul relies on, and conformance_test.go compares it with a real server:
+// what lock/consul relies on. conformance_test.go compares it with a real server, but for the
+// last two points: a snapshot would be restored for all tests, and one server has no other leader.
 //
 //   - a session with a TTL ends no sooner than the TTL after the last renewal, and no later
 //     than twice that; the configuration chooses the moment;
@@ -11,7 +12,8 @@
 //     applied, as in Consul: a lock may slip past it;
 //   - a transaction is applied whole or not at all, and names all operations that failed;
 //   - a snapshot that is restored forgets lock-delays, wakes blocking queries, and brings
-//     back sessions and keys.
+//     back sessions and keys;
+//   - a read that does not ask for consistency may be answered from the past.
 //
 // All of it uses package time alone, so it runs in a bubble of testing/synctest. It starts
 // no goroutines. It is neither fast nor complete, and has nothing to do with real clusters.
@@ -45,6 +47,11 @@ type Config struct {
 
 	// NewID returns the ID of a new session; nil means a random UUID.
 	NewID func() string
+
+	// Stale reports whether a read that does not ask for consistency is answered as a leader
+	// does that is none any more: from what was there at another such read, up to 2.5 s ago. Nil
+	// means never.
+	Stale func() bool
 
 	// MinTTL is the shortest TTL of a session; zero means 10 s, as in Consul.
 	MinTTL time.Duration
@@ -85,6 +92,13 @@ type Server struct {
 	delays  map[string]time.Time
 	timers  map[string]*time.Timer // of the sessions' TTLs
 	saved   map[string]state       // snapshots
+	past    *past                  // as of a read that did not ask for consistency
+}
+
+// past is what was there at a moment.
+type past struct {
+	at    time.Time
+	state state
 }
 
 // state is what a snapshot has in it.
@@ -254,6 +268,27 @@ func (s *Server) led(run func(), none func()) {
 		}
 	})
 	s.waiting = append(s.waiting, h)
+}
+
+// look calls read with what a read sees: what is there, unless it does not ask for consistency
+// and is answered by who is no leader any more.
+func (s *Server) look(consistent bool, read func()) {
+	if consistent || s.config.Stale == nil {
+		read()
+		return
+	}
+	old := s.past
+	if old == nil || time.Since(old.at) > 500*time.Millisecond {
+		s.past = &past{time.Now(), s.state.clone()}
+	}
+	if old == nil || time.Since(old.at) > 2500*time.Millisecond || !s.config.Stale() {
+		read()
+		return
+	}
+	present := s.state
+	s.state = old.state
+	read()
+	s.state = present
 }
 
 // commit applies a write when it is its turn.

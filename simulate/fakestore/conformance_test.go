@@ -231,6 +231,18 @@ func compare(t *testing.T, seed uint64, sides ...*side) {
 				}
 				each("complete "+string(e.Outcome), func(_ int, s *side) string { return words(s.Complete(ctx, e)) })
 			}
+		case n == 15 && r.IntN(3) == 0:
+			ss := one()
+			each("held", func(_ int, s *side) string {
+				list, err := s.Held(ctx, ss.id)
+				var held []string
+				for _, task := range list {
+					held = append(held, fmt.Sprint(task.ID, task.LockKey, task.Attempt, task.Fence, task.Session))
+				}
+				slices.Sort(held)
+				limited, e := s.Limited(ctx)
+				return fmt.Sprint(held, words(err), limited, words(e))
+			})
 		case n <= 16:
 			ss := one()
 			each("beat", func(_ int, s *side) string {

@@ -3,7 +3,9 @@
 //
 // It has the columns of onejob.tasks, onejob.attempts, onejob.replicas and onejob.cluster that
 // a worker without schedules changes, and changes them as the statements of store
-// do; conformance_test.go compares the two. Every call is one transaction. Nothing is said
+// do. conformance_test.go compares the two: what calls answer, and of rows the status, the counts,
+// the fence, the session, the error and whether they are due. It does not compare claims under a
+// limit or for a certain server, nor the history. Every call is one transaction. Nothing is said
 // about locks on rows, plans or speed: a call sees what the one before has left.
 package fakestore
 
