@@ -145,7 +145,7 @@ func (w *world) watch(d time.Duration) {
 		w.check()
 		w.checkHandlers()
 		w.checkLimit()
-		w.checkOrphans()
+		w.checkAbandoned()
 		w.checkBusy()
 	}
 }

@@ -59,8 +59,8 @@ type workers struct {
 	died      []string // sessions of processes that died
 	steps     []lifecycle.Step
 	deaths    map[string]time.Duration // by the names of replicas: when nothing of it was on its way any more
-	sought    time.Duration            // when checkOrphans did
-	orphan    bool                     // that was seen
+	sought    time.Duration            // when checkAbandoned did
+	overdue   bool                     // that was seen
 	poisoned  bool                     // there is a task that brings down each process that works on it
 }
 
@@ -433,27 +433,27 @@ func (w *world) noteDeath(r *replica) {
 	}
 }
 
-// checkOrphans looks for a row that has been running for long under a process that has ended,
+// checkAbandoned looks for a row that has been running for long under a process that has ended,
 // while a replica was there that could have taken it over. That takes 7 s of silence and a
 // moment: up to 14 s were seen.
-func (w *world) checkOrphans() {
+func (w *world) checkAbandoned() {
 	const every, most = time.Second, 20 * time.Second
-	if w.now()-w.sought < every || w.orphan || len(w.deaths) == 0 {
+	if w.now()-w.sought < every || w.overdue || len(w.deaths) == 0 {
 		return
 	}
 	w.sought = w.now()
-	w.orphan = w.db.Any(func(r *fakestore.Row) bool {
-		wait := w.orphaned(r)
+	w.overdue = w.db.Any(func(r *fakestore.Row) bool {
+		wait := w.abandonedFor(r)
 		if wait > most {
-			w.violate("orphan", "task %d has been running under replica %s, which is dead, for %v in which another one could have taken it over", r.ID, r.Replica, wait)
+			w.violate("abandoned", "task %d has been running under replica %s, which is dead, for %v in which another one could have taken it over", r.ID, r.Replica, wait)
 		}
 		return wait > most
 	})
 }
 
-// orphaned returns for how long a row has been running under a process that has ended, while a
+// abandonedFor returns for how long a row has been running under a process that has ended, while a
 // replica was there that nothing had disturbed; zero if there was none.
-func (w *world) orphaned(r *fakestore.Row) (wait time.Duration) {
+func (w *world) abandonedFor(r *fakestore.Row) (wait time.Duration) {
 	died, dead := w.deaths[r.Replica]
 	if !dead || r.Status != tasks.StatusRunning {
 		return 0
