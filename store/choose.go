@@ -33,8 +33,9 @@ import (
 // skipped. A lock_key is reserved before a row with it is taken, see
 // onejob.reserve_lock_key, and of each key only the first row counts. A row without
 // one shares its key, its id, only with a lock_key that happens to be the same
-// number; if that becomes busy just now, or both are picked, the unique index on
-// running lock keys refuses, and Claim asks again for fewer.
+// number, whose reservation locks that row (onejob.reserve_task); if the key becomes
+// busy just now, or both are picked, the unique index on running lock keys refuses,
+// and Claim asks again for fewer.
 //
 // A reservation takes a place in Postgres' table of locks, which all sessions share, until
 // the claim ends. So a key is reserved only when its row is locked: there may be tens of

@@ -57,7 +57,8 @@ UPDATE onejob.tasks
        started_at = clock_timestamp()
  WHERE ctid = ANY (current_setting('onejob.tuples')::tid[])
    AND CASE WHEN status = 'pending' THEN true END
-RETURNING id, fence, pg_column_size(payload), lock_key IS NULL AND crashes = 0 AND stalls = 0`
+RETURNING id, fence, pg_column_size(payload), lock_key IS NULL AND crashes = 0 AND stalls = 0,
+          CASE WHEN lock_key ~ '^-?[0-9]{1,19}$' THEN onejob.reserve_task(lock_key, fence) END`
 
 // forgetSQL leaves the connection as it was: behind a pooler somebody else may be next.
 const forgetSQL = `SELECT pg_catalog.set_config('onejob.claimed', '', false)`
@@ -88,7 +89,7 @@ type taken struct {
 // scanTaken scans each row into the same variable.
 func scanTaken() pgx.RowToFunc[taken] {
 	var t taken
-	into := []any{&t.id, &t.fence, &t.size, &t.alone}
+	into := []any{&t.id, &t.fence, &t.size, &t.alone, nil}
 	return func(row pgx.CollectableRow) (taken, error) {
 		err := row.Scan(into...)
 		return t, err

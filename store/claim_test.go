@@ -1,6 +1,7 @@
 package store_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"onejob/internal/testenv"
 	"onejob/tasks"
 )
 
@@ -396,4 +398,108 @@ func TestTenReplicasTakeOverAtOnce(t *testing.T) {
 	wg.Wait()
 	equal(t, "crashes", b.one(`SELECT concat_ws(' ', min(crashes), max(crashes), count(*)) FROM onejob.tasks WHERE status = 'pending'`), "1 1 200")
 	equal(t, "the history", b.one(`SELECT count(*) FROM onejob.attempts WHERE outcome = 'crashed'`), "200")
+}
+
+// A task without a lock_key shares its lock key, its id, with a lock_key of that number. Whichever of the
+// two ends later has begun under the higher fence (I10), also if its claim was held up in between.
+func TestALockKeyThatIsAnID(t *testing.T) {
+	t.Parallel()
+	// held lets a claim of all tasks with a lock_key go on, up to where its rows have their fences, until
+	// release is called. It returns what they claimed.
+	held := func(t *testing.T, b *bench) (release func() []*tasks.Task) {
+		gate, err := b.pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = gate.Rollback(context.Background()) })
+		b.sql(`
+CREATE FUNCTION public.wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF OLD.lock_key IS NOT NULL AND NEW.status = 'running' THEN PERFORM pg_advisory_xact_lock_shared(1); END IF;
+    RETURN NEW;
+END $$`)
+		b.sql(`CREATE TRIGGER wait BEFORE UPDATE ON onejob.tasks FOR EACH ROW EXECUTE FUNCTION public.wait()`)
+		if _, err := gate.Exec(t.Context(), `SELECT pg_advisory_xact_lock(1)`); err != nil {
+			t.Fatal(err)
+		}
+		claimed := make(chan []*tasks.Task, 1)
+		go func() {
+			c, err := b.Claim(context.Background(), tasks.Claim{Session: b.session, Replica: "one", Kinds: []string{"noop"}, Queues: []string{"keyed"}, Max: 1})
+			if err != nil {
+				t.Error(err)
+			}
+			claimed <- c.Tasks
+		}()
+		testenv.Eventually(t, time.Minute, "the claim waits", func() bool {
+			return b.one(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory'`) == "1"
+		})
+		return func() []*tasks.Task {
+			_ = gate.Rollback(context.Background())
+			return <-claimed
+		}
+	}
+	plain := func(b *bench) []*tasks.Task {
+		c, err := b.Claim(b.t.Context(), tasks.Claim{Session: b.session, Replica: "one", Kinds: []string{"noop"}, Queues: []string{"default"}, Max: 1})
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		return c.Tasks
+	}
+	succeed := func(b *bench, task *tasks.Task) {
+		if err := b.Complete(b.t.Context(), succeeded(task)); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+	t.Run("of a task that is there", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t)
+		id := b.insert()
+		b.insert("lock_key='"+id+"'", "queue='keyed'")
+		release := held(t, b)
+		equal(t, "the number claimed meanwhile", len(plain(b)), 0)
+		keyed := release()
+		equal(t, "the number claimed of the lock_key", len(keyed), 1)
+		equal(t, "the number claimed beside it", len(plain(b)), 0)
+		succeed(b, keyed[0])
+		equal(t, "whether the next fence is above it", plain(b)[0].Fence > keyed[0].Fence, true)
+	})
+	t.Run("of a task that is enqueued meanwhile", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t)
+		next := b.insert("lock_key='2'", "queue='keyed'")
+		equal(t, "the id", next, "1")
+		release := held(t, b)
+		equal(t, "the id of the other", b.insert(), "2")
+		first := plain(b)
+		equal(t, "the number claimed meanwhile", len(first), 1)
+		succeed(b, first[0])
+		for _, late := range release() {
+			if late.Fence < first[0].Fence {
+				t.Errorf("fence %d begins after fence %d of the same lock key", late.Fence, first[0].Fence)
+			}
+		}
+	})
+	t.Run("of a task that somebody has locked", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t)
+		id := b.insert()
+		b.insert("lock_key='"+id+"'", "queue='keyed'")
+		other := b.insert("lock_key='other'", "queue='keyed'")
+		tx, err := b.pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback(t.Context())
+		if _, err := tx.Exec(t.Context(), `SELECT FROM onejob.tasks WHERE id = $1 FOR UPDATE`, id); err != nil {
+			t.Fatal(err)
+		}
+		equal(t, "what is claimed", ids(b.claimMax(9)), other)
+	})
+	t.Run("that is no ID", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t)
+		for _, key := range []string{"01", "-0", "+1", "1.0", " 1", "9223372036854775808", "99999999999999999999", "-9223372036854775809", "0", "-1", "9223372036854775807"} {
+			b.insert("lock_key='" + key + "'")
+		}
+		equal(t, "the number claimed", len(b.claimMax(99)), 11)
+	})
 }

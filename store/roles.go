@@ -93,6 +93,7 @@ var workerGrants = slices.Concat([]grant{
 	{"SEQUENCE", "fences", "USAGE"},
 	{"SEQUENCE", "tasks_id_seq", "USAGE"},
 	{"FUNCTION", "reserve_lock_key(text)", "EXECUTE"},
+	{"FUNCTION", "reserve_task(text, bigint)", "EXECUTE"},
 	{"FUNCTION", enqueueFunction, "EXECUTE"},
 	{"FUNCTION", "cancel(bigint)", "EXECUTE"},
 	{"FUNCTION", "retry(bigint)", "EXECUTE"},

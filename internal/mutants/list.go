@@ -624,6 +624,12 @@ var others = []Mutant{
 	one("deaths-wait", "the death of a replica waits for a transaction that has locked its row",
 		"store/replicas.go", "FOR NO KEY UPDATE SKIP LOCKED)\n RETURNING state", "FOR NO KEY UPDATE)\n RETURNING state").
 		failing("store.TestLockedReplicasKeepNobodyWaiting"),
+	one("key-of-a-task", "a lock_key that is another task's id is claimed beside that task",
+		"migrations/041_keys_that_are_ids.sql", "OR NOT onejob.reserve_task(key) THEN", "THEN").
+		failing("store.TestALockKeyThatIsAnID"),
+	one("key-of-a-later-task", "a lock_key is claimed under a lower fence than a task that was enqueued meanwhile and has its id",
+		"store/claim.go", "THEN onejob.reserve_task(lock_key, fence) END", "THEN true END").
+		failing("store.TestALockKeyThatIsAnID"),
 
 	// Numbers of a run of chaos that no mutant above asks for: each is above zero in some run.
 	one("any-queue", "claims take tasks of all queues",
