@@ -173,7 +173,7 @@ var others = []Mutant{
 		"store/complete.go", "THEN fence = ANY (@fences) AND session = ANY (@sessions) END", "THEN true END").
 		and("store/complete.go", "JOIN before b ON b.id = g.id AND b.fence = g.fence AND b.session = g.by\n", "JOIN before b ON b.id = g.id\n",
 			"store/complete.go", " RETURNING t.fence\n), history AS (", " RETURNING g.fence\n), history AS (").
-		under("freeze", "stale_accepted", "double_success").
+		under("freeze", "stale_accepted").
 		failing("store.TestCompleteRefused"),
 	one("requeue-fence", "a task is requeued under any fence",
 		"store/complete.go", "THEN fence = ANY ($2) AND session = ANY ($4) END\n       FOR NO KEY UPDATE SKIP LOCKED", "THEN true END\n       FOR NO KEY UPDATE SKIP LOCKED").
@@ -487,14 +487,14 @@ var others = []Mutant{
 	one("retries", "the first failure is the last",
 		"worker/attempt.go", "if t.Attempt < t.MaxAttempts && !tasks.IsPermanent(err) {", "if t.Attempt < 0 && !tasks.IsPermanent(err) {").
 		under("none", "illegal_steps").
-		failing("worker.TestOutcomes"),
+		simulatedToo().failing("worker.TestOutcomes"),
 	one("doubling", "the delay of retries stays the same",
 		"worker/attempt.go", "if shift := attempt - 1; shift < 40", "if shift := min(attempt-1, 0); shift < 40").
-		failing("worker.TestRetryDelayDoubles").under("none", "illegal_steps"),
+		simulatedToo().failing("worker.TestRetryDelayDoubles").under("none", "illegal_steps"),
 	one("lost-fails", "a task fails when its lease is lost",
 		"worker/attempt.go", "e.Outcome, e.Next, e.Requeue, e.Delay = tasks.LeaseLost, tasks.StatusPending, true, w.cfg.LockDelay", "e.Outcome, e.Next, e.Requeue, e.Delay = tasks.LeaseLost, tasks.StatusFailed, false, w.cfg.LockDelay").
 		under("session-destroy", "illegal_steps").
-		failing("worker.TestOneKeyDeletedByAnOperator"),
+		simulatedToo().failing("worker.TestOneKeyDeletedByAnOperator"),
 	one("cancels", "nobody hears that a running task is to be cancelled",
 		"worker/cancel.go", "if session == \"\" || w.running.count() == 0 {", "if session == \"\" || w.running.count() >= 0 {").
 		under("none", "overstays").
@@ -677,6 +677,10 @@ var others = []Mutant{
 	one("fences-in-pairs", "a command has the fence of the attempt before or after",
 		"tasks/kinds/exec/exec.go", "strconv.FormatInt(a.Fence, 10)", "strconv.FormatInt(a.Fence/2*2, 10)").
 		under("none", "fences_repeated"),
+	one("stop-hangs", "a replica that has been told to stop does not end",
+		"worker/worker.go", "	stopWork()\n	stopIntake(nil)\n", "	<-context.Background().Done()\n	stopWork()\n	stopIntake(nil)\n").
+		under("term", "stops_killed").
+		simulatedToo(),
 	one("leaves-processes", "one attempt of a hundred leaves a process behind",
 		"worker/attempt.go", "	result, err = handler(ctx, a)\n", "	if a.Fence%100 == 0 {\n		_ = exec.Command(\"sleep\", \"600\").Start()\n	}\n	result, err = handler(ctx, a)\n").
 		and("worker/attempt.go", "	\"runtime/debug\"\n", "	\"os/exec\"\n	\"runtime/debug\"\n").
