@@ -665,7 +665,7 @@ var others = []Mutant{
 		failing("store.TestRequeue"),
 	one("a-stop-fails", "an attempt that a stop ends has failed",
 		"worker/attempt.go", "e.Outcome, e.Next, e.Requeue = tasks.Shutdown, tasks.StatusPending, true", "again(tasks.Shutdown)").
-		under("term,rolling", "spent").
+		under("graceful-restart", "spent").
 		failing("worker.TestShutdownGivesWorkBack"),
 	one("no-lock", "a task begins though Consul does not answer",
 		"worker/attempt.go", "	if err != nil {\n		w.requeue(t, err)\n		return false\n	}\n	if slot != nil {", "	if err != nil && !errors.Is(err, lock.ErrHeld) {\n		lease, err = nobodys{}, nil\n	}\n	if err != nil {\n		w.requeue(t, err)\n		return false\n	}\n	if slot != nil {").
