@@ -26,7 +26,7 @@ func TestMain(m *testing.M) { testenv.Main(m) }
 // side is one of the two that are compared.
 type side struct {
 	worker.Store
-	insert func(queue, lockKey string, priority, maxAttempts int)
+	insert func(queue, lockKey, limit string, priority, maxAttempts int)
 	cancel func(id int64)
 	forget func(known []string) []string
 	rows   func() []string
@@ -38,14 +38,17 @@ func fake() *side {
 	d := fakestore.New()
 	return &side{
 		Store: d.Store(fakestore.Direct),
-		insert: func(queue, lockKey string, priority, maxAttempts int) {
-			d.Insert(fakestore.Row{Kind: "k", Queue: queue, LockKey: lockKey, Priority: int16(priority), MaxAttempts: maxAttempts})
+		insert: func(queue, lockKey, limit string, priority, maxAttempts int) {
+			d.Insert(fakestore.Row{Kind: "k", Queue: queue, LockKey: lockKey, Limit: limit, Priority: int16(priority), MaxAttempts: maxAttempts})
 		},
 		cancel: d.Cancel,
 		forget: d.ForgetReplicas,
 		rows: func() (list []string) {
 			for _, r := range d.Rows() {
-				list = append(list, describe(r.ID, string(r.Status), r.Attempt, r.Crashes, r.Stalls, r.Fence, r.Session, r.RunAt.After(time.Now()), r.Error))
+				list = append(list, describe(r.ID, string(r.Status), r.Attempt, r.Crashes, r.Stalls, r.Fence, r.Session, r.Replica, r.RunAt.After(time.Now()), r.Cancel, !r.BegunAt.IsZero(), !r.FinishedAt.IsZero(), r.Error))
+			}
+			for _, a := range d.Attempts() {
+				list = append(list, fmt.Sprint(a.Task, a.Fence, a.Session, a.Outcome))
 			}
 			return list
 		},
@@ -71,8 +74,8 @@ func real(t *testing.T) *side {
 	}
 	return &side{
 		Store: s,
-		insert: func(queue, lockKey string, priority, maxAttempts int) {
-			exec(`INSERT INTO onejob.tasks (kind, queue, lock_key, priority, max_attempts) VALUES ('k', $1, nullif($2, ''), $3, $4)`, queue, lockKey, priority, maxAttempts)
+		insert: func(queue, lockKey, limit string, priority, maxAttempts int) {
+			exec(`INSERT INTO onejob.tasks (kind, queue, lock_key, limit_name, priority, max_attempts) VALUES ('k', $1, nullif($2, ''), nullif($3, ''), $4, $5)`, queue, lockKey, limit, priority, maxAttempts)
 		},
 		cancel: func(id int64) {
 			exec(`UPDATE onejob.tasks SET cancel_requested = true WHERE id = $1 AND status = 'running'`, id)
@@ -91,26 +94,42 @@ func real(t *testing.T) *side {
 func realRows(t *testing.T, pool *pgxpool.Pool) []string {
 	t.Helper()
 	rows, err := pool.Query(t.Context(), `
-SELECT id, status, attempt, crashes, stalls, coalesce(fence, 0), coalesce(session::text, ''), run_at > clock_timestamp(), coalesce(error, '') FROM onejob.tasks ORDER BY id`)
+SELECT id, status, attempt, crashes, stalls, coalesce(fence, 0), coalesce(session::text, ''), coalesce(replica, ''), run_at > clock_timestamp(), cancel_requested,
+       begun_at IS NOT NULL, finished_at IS NOT NULL, coalesce(error, '')
+  FROM onejob.tasks
+ ORDER BY id`)
 	if err != nil {
 		t.Fatal(err)
 	}
 	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (string, error) {
 		var id, fence int64
-		var status, session, failure string
+		var status, session, replica, failure string
 		var attempt, crashes, stalls int
-		var later bool
-		err := row.Scan(&id, &status, &attempt, &crashes, &stalls, &fence, &session, &later, &failure)
-		return describe(id, status, attempt, crashes, stalls, fence, session, later, failure), err
+		var later, cancel, begun, finished bool
+		err := row.Scan(&id, &status, &attempt, &crashes, &stalls, &fence, &session, &replica, &later, &cancel, &begun, &finished, &failure)
+		return describe(id, status, attempt, crashes, stalls, fence, session, replica, later, cancel, begun, finished, failure), err
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return list
+	rows, err = pool.Query(t.Context(), `SELECT task_id, fence, coalesce(session::text, ''), outcome FROM onejob.attempts ORDER BY task_id, fence`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	attempts, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (string, error) {
+		var a fakestore.Attempt
+		err := row.Scan(&a.Task, &a.Fence, &a.Session, &a.Outcome)
+		return fmt.Sprint(a.Task, a.Fence, a.Session, a.Outcome), err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append(list, attempts...)
 }
 
-func describe(id int64, status string, attempt, crashes, stalls int, fence int64, session string, later bool, failure string) string {
-	return fmt.Sprintf("%d %s attempt %d crashes %d stalls %d fence %d session %s later %v error %q", id, status, attempt, crashes, stalls, fence, session, later, failure)
+func describe(id int64, status string, attempt, crashes, stalls int, fence int64, session, replica string, later, cancel, begun, finished bool, failure string) string {
+	return fmt.Sprintf("%d %s attempt %d crashes %d stalls %d fence %d session %s replica %q later %v cancel %v begun %v finished %v error %q",
+		id, status, attempt, crashes, stalls, fence, session, replica, later, cancel, begun, finished, failure)
 }
 
 // TestSameAsPostgres makes the same calls of both, at random, and compares what they answer
@@ -165,16 +184,34 @@ func compare(t *testing.T, seed uint64, sides ...*side) {
 				return words(s.Join(ctx, cluster[i], tasks.Replica{Session: ss.id, Process: ss.process, Name: "r", State: tasks.ReplicaWorking}))
 			})
 		case n <= 4:
-			key, priority, most := "", r.IntN(3), 1+r.IntN(4)
+			key, limit, priority, most := "", "", r.IntN(3), 1+r.IntN(4)
 			if r.IntN(3) == 0 {
 				key = fmt.Sprint("key ", r.IntN(3))
 			}
+			if r.IntN(4) == 0 {
+				limit = "l"
+			}
 			inserted++
-			each("insert", func(_ int, s *side) string { s.insert(fmt.Sprint("q", inserted), key, priority, most); return "" })
+			each("insert", func(_ int, s *side) string {
+				s.insert(fmt.Sprint("q", inserted), key, limit, priority, most)
+				return ""
+			})
 		case n <= 8:
 			// Which of several rows it takes first, and how many at once, is Postgres' choice.
 			ss, queue := one(), fmt.Sprint("q", 1+r.IntN(max(1, inserted)))
-			each("claim "+queue, func(i int, s *side) string {
+			claim := tasks.Claim{Session: ss.id, Replica: "r", Kinds: []string{"k"}, Queues: []string{queue}, Max: 3, FencesFrom: int64(step/100) * 10_000}
+			if r.IntN(4) == 0 {
+				claim.Limit = "l"
+			}
+			server := r.IntN(8)
+			each("claim "+queue+" "+claim.Limit, func(i int, s *side) string {
+				claim := claim
+				if server < 2 {
+					known, err := s.Server(ctx)
+					if claim.Server = known.Started; err != nil || server == 0 {
+						claim.Server = known.Started.Add(time.Microsecond)
+					}
+				}
 				var got []string
 				var claimed tasks.Claimed
 				var err error
@@ -183,12 +220,13 @@ func compare(t *testing.T, seed uint64, sides ...*side) {
 				deadline := time.Now().Add(time.Minute)
 				for try := 0; len(claimed.Tasks) == 0 && err == nil && (try < 4 || i > 0 && answers[0] != "" && time.Now().Before(deadline)); try++ {
 					time.Sleep(time.Duration(max(0, try-4)) * time.Millisecond)
-					if _, err = s.LookBehind(ctx, tasks.Claim{Kinds: []string{"k"}, Queues: []string{queue}}); err == nil {
-						claimed, err = s.Claim(ctx, tasks.Claim{Session: ss.id, Replica: "r", Kinds: []string{"k"}, Queues: []string{queue}, Max: 3, Taken: func(rows []tasks.Taken) {
+					if _, err = s.LookBehind(ctx, tasks.Claim{Limit: claim.Limit, Kinds: claim.Kinds, Queues: claim.Queues}); err == nil {
+						claim.Taken = func(rows []tasks.Taken) {
 							for _, r := range rows {
 								got = append(got, fmt.Sprint("taken ", r.ID, r.Fence))
 							}
-						}})
+						}
+						claimed, err = s.Claim(ctx, claim)
 					}
 				}
 				for _, task := range claimed.Tasks {
@@ -241,7 +279,8 @@ func compare(t *testing.T, seed uint64, sides ...*side) {
 				}
 				slices.Sort(held)
 				limited, e := s.Limited(ctx)
-				return fmt.Sprint(held, words(err), limited, words(e))
+				due, dueErr := s.DueLimits(ctx, tasks.Claim{Kinds: []string{"k"}}, []string{"l", "another"})
+				return fmt.Sprint(held, words(err), limited, words(e), due, words(dueErr))
 			})
 		case n <= 16:
 			ss := one()

@@ -3,9 +3,8 @@
 //
 // It has the columns of onejob.tasks, onejob.attempts, onejob.replicas and onejob.cluster that
 // a worker without schedules changes, and changes them as the statements of store
-// do. conformance_test.go compares the two: what calls answer, and of rows the status, the counts,
-// the fence, the session, the error and whether they are due. It does not compare claims under a
-// limit or for a certain server, nor the history. Every call is one transaction. Nothing is said
+// do. conformance_test.go compares the two: what calls answer, the history, and of rows all but the
+// times, of which it compares whether they are there. Every call is one transaction. Nothing is said
 // about locks on rows, plans or speed: a call sees what the one before has left.
 package fakestore
 
@@ -144,6 +143,15 @@ func (d *Database) Rows() []Row {
 		rows[i] = *r
 	}
 	return rows
+}
+
+// Attempts returns the history, by tasks and fences.
+func (d *Database) Attempts() []Attempt {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.SortedFunc(maps.Values(d.state.attempts), func(a, b Attempt) int {
+		return cmp.Or(cmp.Compare(a.Task, b.Task), cmp.Compare(a.Fence, b.Fence))
+	})
 }
 
 // Any reports whether there is a row of which f is true.
