@@ -1,7 +1,7 @@
 -- A lock_key may be the id of another task, whose own key that is. Of two claims side by side, one of each,
 -- the unique index on running rows lets one through. But one that waits there has its fence already: if the
--- other task had ended by then, it went on, with a fence below that of the task before it. So who claims
--- such a lock_key locks that task's row, which the other claim needs; and looks once more when its own row
+-- other task had ended by then, it went on, with a fence below that of the task before it. So a claim of
+-- such a lock_key locks that task's row, which the other claim needs, and looks once more when its own row
 -- is in the index, because the other task may have been enqueued since.
 
 -- reserve_task locks the task whose id a lock_key is, if there is one without a lock_key of its own. It
@@ -31,4 +31,19 @@ BEGIN
         RETURN false;
     END IF;
     RETURN NOT EXISTS (SELECT FROM onejob.tasks WHERE status = 'running' AND coalesce(lock_key, id::text) = key);
+END $$;
+
+-- Roles that may claim may do so with such lock keys too, before their grants are made anew.
+REVOKE ALL ON FUNCTION onejob.reserve_task(text, bigint) FROM PUBLIC;
+DO $$
+DECLARE
+    r record;
+BEGIN
+    FOR r IN SELECT pg_get_userbyid(a.grantee) AS name
+               FROM pg_proc p, aclexplode(p.proacl) a
+              WHERE p.oid = 'onejob.reserve_lock_key(text)'::regprocedure
+                AND a.privilege_type = 'EXECUTE'
+                AND a.grantee NOT IN (0, p.proowner) LOOP
+        EXECUTE format('GRANT EXECUTE ON FUNCTION onejob.reserve_task(text, bigint) TO %I', r.name);
+    END LOOP;
 END $$;
