@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"onejob/migrations"
 	"onejob/store"
 )
 
@@ -255,4 +256,23 @@ func idOf(t *testing.T, s string) (n int64) {
 		t.Fatal(err)
 	}
 	return n
+}
+
+// Replicas go on with the grants that they had before the migration that adds the function.
+func TestRolesOfBeforeMayReserveTasks(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	users := withRoles(t, b)
+	b.sql(`DROP FUNCTION onejob.reserve_task`)
+	text, err := migrations.Files.ReadFile("041_keys_that_are_ids.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.pool.Exec(t.Context(), string(text)); err != nil {
+		t.Fatal(err)
+	}
+	b.insert()
+	users["worker"].may(`SELECT onejob.reserve_lock_key('1')`)
+	users["operator"].mayNot(`SELECT onejob.reserve_task('1')`)
+	users["nobody"].mayNot(`SELECT onejob.reserve_task('1')`)
 }

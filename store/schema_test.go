@@ -218,7 +218,7 @@ func TestRights(t *testing.T) {
 		}
 		b.sql(statement)
 	}
-	equal(t, "the number of rights asked for", asked, 46)
+	equal(t, "the number of rights asked for", asked, 47)
 
 	// They are enough for all that a replica does.
 	b.insert()
