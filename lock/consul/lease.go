@@ -184,3 +184,31 @@ func (in *leases) adopt(ls *lease) {
 	}
 	in.cfg.Log.Warn("leaked_lock", zap.String("lock_key", ls.key), zap.String("session", in.id))
 }
+
+// giveUpAfter is for how long, in Config.Verify, a key that nobody works under is tried to be given
+// back: half a minute by default.
+const giveUpAfter = 10
+
+// giveUp ends a session under which nobody works any more, and of which a key could not be given
+// back for so long, as without the right to write it. To others the key looks like one whose holder
+// lives. Consul deletes it with the session.
+func (in *leases) giveUp(after time.Duration) {
+	in.mu.Lock()
+	var why error
+	for _, ls := range in.own {
+		switch {
+		case ls.own == in.leaderPath() && ls.State() != hold.Leaked: // others can lead
+			continue
+		case ls.State() != hold.Leaked:
+			in.mu.Unlock()
+			return
+		}
+		if boottime.Now().Sub(ls.stuck) >= after {
+			why = fmt.Errorf("lock %s could not be given back for %v", ls.key, after)
+		}
+	}
+	in.mu.Unlock()
+	if why != nil {
+		in.lose(why)
+	}
+}

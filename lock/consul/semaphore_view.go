@@ -19,6 +19,9 @@ import (
 // noLock is no session's ID.
 const noLock = ""
 
+// lookAgain is how often a semaphore is looked at whose .lock does not change.
+const lookAgain = 10 * time.Second
+
 // A viewer looks at a semaphore, and remembers since when something is amiss. All else
 // is in Consul.
 type viewer struct {

@@ -10,9 +10,6 @@ import (
 	"onejob/internal/retry"
 )
 
-// lookAgain is how often a semaphore is looked at whose .lock does not change.
-const lookAgain = 10 * time.Second
-
 // Await implements lock.Semaphores. Of all who wait for one semaphore in this
 // replica, one watches. Waiting goes on through Consul's absence. It waits for
 // one slot. A caller that wants several retries until that many are free at once.
