@@ -455,7 +455,8 @@ func TestEditsLoseNoDueTime(t *testing.T) {
 			if len(want) == 0 {
 				t.Error("nothing was due")
 			}
-			if n := get[int](t, c, `SELECT count(*) FROM onejob.tasks t FULL JOIN (SELECT * FROM onejob.occurrences WHERE task_id IS NOT NULL) o ON o.task_id = t.id AND o.due_at = t.run_at
+			// A task that was claimed when its session ended is due again later.
+			if n := get[int](t, c, `SELECT count(*) FROM onejob.tasks t FULL JOIN (SELECT * FROM onejob.occurrences WHERE task_id IS NOT NULL) o ON o.task_id = t.id AND o.due_at <= t.run_at
 			                         WHERE t.id IS NULL OR o.task_id IS NULL`); n != 0 {
 				t.Errorf("%d due times have no task, or tasks no due time", n)
 			}
