@@ -110,7 +110,7 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 		return nil, err
 	}
 
-	say("mending everything")
+	say("repairing everything")
 	if err := c.heal(ctx); err != nil {
 		return nil, fmt.Errorf("mend everything: %w", err)
 	}
