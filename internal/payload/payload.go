@@ -52,7 +52,10 @@ func CheckFields(payload json.RawMessage, allowed ...string) error {
 // Unmarshal is json.Unmarshal. Its errors are in words of JSON, as people who enqueue need not
 // know Go.
 func Unmarshal(payload json.RawMessage, into any) error {
-	err := json.Unmarshal(payload, into)
+	return inWords(json.Unmarshal(payload, into))
+}
+
+func inWords(err error) error {
 	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		return fmt.Errorf("payload: %s cannot be a JSON %s", cmp.Or(wrong.Field, "it"), wrong.Value)
 	}
@@ -80,7 +83,7 @@ func Decode(payload json.RawMessage, into any) error {
 	if quoted, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
 		return fmt.Errorf("payload: unknown field %.100s%s", quoted, allowedAt(payload, quoted, into))
 	}
-	return fmt.Errorf("payload: %w", err)
+	return inWords(err)
 }
 
 // Check refuses what encoding/json has decoded into a struct, and should not have: null, and
