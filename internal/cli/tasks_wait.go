@@ -106,7 +106,8 @@ func tasksLogs() *cobra.Command {
 		Short: "Print the output of a task's attempts",
 		Long: `Print the output of a task's last attempt that has ended, or of all with --all. It is
 kept when an attempt ends; what a running one says meanwhile is its progress (onejob tasks
-show). Control characters are replaced; tasks show -o json has the output as it is.`,
+show). If it has no output, stderr has its error. Control characters are replaced; tasks
+show -o json has the output as it is.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: completeNames(taskIDs("")),
 	}
@@ -130,8 +131,11 @@ show). Control characters are replaced; tasks show -o json has the output as it 
 		if len(attempts) == 0 {
 			printf(c.ErrOrStderr(), "onejob: no attempt of task %d has ended\n", id)
 		}
-		if *all {
+		switch {
+		case *all:
 			sayCut(c, attempts)
+		case len(attempts) == 1 && attempts[0].Error != nil && (attempts[0].Output == nil || *attempts[0].Output == ""):
+			printf(c.ErrOrStderr(), "onejob: attempt %d of task %d has no output; its error: %s\n", attempts[0].Attempt, id, plaintext.Printable(*attempts[0].Error))
 		}
 		var text bytes.Buffer
 		for _, a := range attempts {
