@@ -15,6 +15,7 @@ import (
 
 	"onejob/chaos/checker"
 	"onejob/chaos/harness"
+	"onejob/chaos/observer"
 )
 
 // run is the plot, once for each subject: start everything, enqueue and break
@@ -148,6 +149,7 @@ func run(ctx context.Context, s settings, subject string) (_ *report, err error)
 	}
 	evidence.Declined, evidence.Resizes = work.declined, work.resizes.all
 	leave()
+	evidence.Stopped = observer.At(time.Now())
 	unstopped, err := c.stopReplicas()
 	if err != nil {
 		return nil, err

@@ -40,6 +40,7 @@ type Evidence struct {
 	Edits       []Edit           `json:"edits,omitempty"` // of all schedules, in the order in which they were made
 	Odd         []Odd            `json:"odd,omitempty"`
 	Until       observer.Time    `json:"until,omitempty"`       // up to when edited schedules are checked
+	Stopped     observer.Time    `json:"stopped,omitempty"`     // when the harness began to stop all replicas
 	ClockSteps  []ClockStep      `json:"clock_steps,omitempty"` // in order; before the first the clock was right
 	Limits      map[string]int   `json:"limits"`                // slots
 	RabbitMQ    bool             `json:"rabbitmq,omitempty"`    // it has the limits; else Consul has

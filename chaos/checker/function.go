@@ -262,11 +262,11 @@ func (f *function) explain(v *Report, t *tenure, kinds []string) {
 // any that may end a lease or stop a replica, that was aimed at it or at what all use, and that went on up to
 // 15 s before the claim or later.
 func (f *function) givenBack(v *Report, t *tenure) {
-	if f.touched[t.task] != nil { // its row was locked, and the replica could not write it
+	s := t.span()
+	if f.touched[t.task] != nil || f.Stopped != 0 && s.end >= f.Stopped { // its row was locked, and the replica could not write it; or the run is over
 		return
 	}
 	v.RequeuesJudged++
-	s := t.span()
 	s.begin = s.begin.Add(-before)
 	if slices.ContainsFunc(f.Marks, func(m observer.Mark) bool {
 		end := m.End

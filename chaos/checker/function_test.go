@@ -292,6 +292,14 @@ func TestFunction(t *testing.T) {
 			s.mark(KeyDelete, "service/onejob/tasks/", 52, 53, false)
 			lostFreely(s)
 		}, nil, nil},
+		"a takeover that does not charge, when the run is over": {func(s *story) {
+			s.Stopped = at(55)
+			lostFreely(s)
+		}, nil, nil},
+		"a takeover that does not charge, before the run is over": {func(s *story) {
+			s.Stopped = at(65)
+			lostFreely(s)
+		}, map[string]int{"unexpected_ends": 1}, nil},
 		"a takeover that does not charge, on a machine that stood still": {func(s *story) {
 			s.Delays = []Delay{{at(52), 2 * time.Second}}
 			lostFreely(s)
