@@ -400,7 +400,8 @@ func (w *world) rowChanged(before, after fakestore.Row, by string) {
 }
 
 // checkDurable: while an outcome is written, its lock is still held. What was taken away from the
-// replica it may not have noticed yet; that answers are late or lost takes nothing away. A
+// replica it may not have noticed yet, as the locks of a process that stood still, which others
+// delete when they take over; that answers are late or lost takes nothing away. A
 // replica that stops gives up in the end, and what it has sent until then may still be applied.
 func (w *world) checkDurable(r fakestore.Row) {
 	if !w.consul.Lives(r.Session) || w.gaveUp(w.fences[r.Fence]) {
@@ -408,7 +409,7 @@ func (w *world) checkDurable(r fakestore.Row) {
 	}
 	claimed := r.StartedAt.Sub(w.began)
 	for _, m := range w.machines {
-		if w.replicas[m.id].sessionWas(r.Session) && (w.repeated(m.id) || w.takenAway(m.id, w.deleted[r.Key()]) || w.takenAway(m.id, w.revoked[r.Session]) ||
+		if w.replicas[m.id].sessionWas(r.Session) && (m.stood() || w.repeated(m.id) || w.takenAway(m.id, w.deleted[r.Key()]) || w.takenAway(m.id, w.revoked[r.Session]) ||
 			w.restored >= claimed && w.takenAway(m.id, w.restored)) {
 			return
 		}
