@@ -6,20 +6,22 @@
 
 -- reserve_task locks the task whose id a lock_key is, if there is one without a lock_key of its own. It
 -- returns false if another transaction has locked it. With the fence of a row with that lock_key that has
--- just become running it fails instead, as the index does, and also if that task has a higher one.
+-- just become running it fails instead, as the index does, and also if that task has got a higher one
+-- meanwhile. (A higher one of long ago means that fences have gone back, which replicas see to.)
 CREATE FUNCTION onejob.reserve_task(key text, below bigint DEFAULT NULL) RETURNS bool LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     task bigint := CASE WHEN key ~ '^(0|-?[1-9][0-9]{0,18})$' THEN
                    CASE WHEN key::numeric BETWEEN -9223372036854775808 AND 9223372036854775807 THEN key::bigint END END;
     last bigint;
+    since timestamptz;
     free bool;
 BEGIN
     IF task IS NULL OR NOT EXISTS (SELECT FROM onejob.tasks WHERE id = task AND lock_key IS NULL) THEN
         RETURN true;
     END IF;
-    SELECT fence INTO last FROM onejob.tasks WHERE id = task AND lock_key IS NULL FOR NO KEY UPDATE SKIP LOCKED;
+    SELECT fence, started_at INTO last, since FROM onejob.tasks WHERE id = task AND lock_key IS NULL FOR NO KEY UPDATE SKIP LOCKED;
     free := FOUND;
-    IF below IS NOT NULL AND (NOT free OR last > below) THEN
+    IF below IS NOT NULL AND (NOT free OR last > below AND since >= transaction_timestamp()) THEN
         RAISE unique_violation USING CONSTRAINT = 'one_running_task_per_lock_key', MESSAGE = format('task %s has this lock key, and is being claimed or was meanwhile', task);
     END IF;
     RETURN free;

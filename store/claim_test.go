@@ -494,6 +494,15 @@ END $$`)
 		}
 		equal(t, "what is claimed", ids(b.claimMax(9)), other)
 	})
+	t.Run("of a task with a higher fence of long ago", func(t *testing.T) { // replicas see that fences have gone back
+		t.Parallel()
+		b := newBench(t)
+		old := b.claimed()
+		succeed(b, old)
+		b.sql(`UPDATE onejob.tasks SET fence = fence + 1000000 WHERE id = $1`, old.ID)
+		late := b.insert(fmt.Sprintf("lock_key='%d'", old.ID))
+		equal(t, "what is claimed", ids(b.claimMax(9)), late)
+	})
 	t.Run("that is no ID", func(t *testing.T) {
 		t.Parallel()
 		b := newBench(t)
