@@ -106,9 +106,7 @@ func leaveCommand(t *testing.T, c *cluster) error {
 		return err
 	}
 	t.Cleanup(func() { _, _ = cmd.Process.Kill(), cmd.Wait() })
-	for len(c.commands()) == 0 && t.Context().Err() == nil { // until it has its own program
-		time.Sleep(time.Millisecond)
-	}
+	testenv.Eventually(t, time.Minute, "the command runs its own program", func() bool { return len(c.commands()) > 0 })
 	return nil
 }
 
