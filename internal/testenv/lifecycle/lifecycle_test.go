@@ -440,6 +440,29 @@ func TestHandsChangeWhatIsLegal(t *testing.T) {
 	}
 }
 
+// A failover may bring back the claim of a replica that another one has taken over from since.
+// It goes by what it read, not by what the other one did.
+func TestFailoverBringsAClaimBack(t *testing.T) {
+	first := claimOf(pendingRow())
+	takenOver := step("b", first.Is, first.Is)
+	takenOver.Is = examples()[TakeOverCharged].step.Is
+	again := claimOf(takenOver.Is)
+	again.Is.MaxAttempts = 1
+	back := step("operator", again.Is, first.Is)
+	for name, e := range map[string]example{
+		Retry:   examples()[Retry],
+		Success: examples()[Success],
+	} {
+		if e.step.Was != first.Is {
+			t.Fatalf("%s begins with %v, want %v", name, e.step.Was, first.Is)
+		}
+		e.before = []Step{first, takenOver, again, back}
+		if rule, why := e.replay(); rule != name {
+			t.Errorf("%s goes by %q: %s", name, rule, why)
+		}
+	}
+}
+
 // Fences go back when somebody sets the sequence, or when Postgres forgets. What was claimed
 // under such a one is put back, and nothing else may come of it.
 func TestNothingBeginsUnderALowFence(t *testing.T) {

@@ -53,14 +53,26 @@ func (i Illegal) String() string { return fmt.Sprintf("%v: %s", i.Step, i.Why) }
 
 // past is what a row has behind it.
 type past struct {
-	last     *Row           // as the last step left it
-	byHand   bool           // a hand has written counts that replicas go by
-	fence    int64          // the highest that was given out for the task
-	keyFence *int64         // the same for its lock key
-	claimed  bool           // the claim was seen
-	claim    Row            // the row as it was when it was claimed last
-	low      bool           // that claim's fence was not above all others: nothing may begin under it
-	charged  map[string]int // how many crashes are held against a replica
+	last     *Row            // as the last step left it
+	byHand   bool            // a hand has written counts that replicas go by
+	fence    int64           // the highest that was given out for the task
+	keyFence *int64          // the same for its lock key
+	claims   map[int64]claim // by fence: a failover or a hand may bring an earlier one back
+	charged  map[string]int  // how many crashes are held against a replica
+}
+
+// claim is what a replica read when it claimed a row.
+type claim struct {
+	row Row
+	low bool // its fence was not above all others: nothing may begin under it
+}
+
+// read returns the row that its holder goes by: as it was when it was claimed, if that was seen.
+func (p *past) read(s *Step) Row {
+	if c, ok := p.claims[s.Was.Fence]; ok {
+		return c.row
+	}
+	return s.Was
 }
 
 // Replay looks for a rule for each step, in the order in which they were noted.
@@ -80,7 +92,7 @@ func (c Config) Replay(steps []Step) Trace {
 		}
 		p := pasts[s.Task]
 		if p == nil {
-			p = &past{charged: map[string]int{}}
+			p = &past{claims: map[int64]claim{}, charged: map[string]int{}}
 			pasts[s.Task] = p
 		}
 		key := s.Is.LockKey
@@ -111,7 +123,9 @@ func (p *past) step(s *Step, rule string) {
 			p.byHand = true
 		}
 	case s.Is.Status == Running && s.Was.Status != Running: // also by no rule: others go by what it was then
-		p.claimed, p.claim, p.low = true, s.Is, rule == ClaimLow
+		if _, ok := p.claims[s.Is.Fence]; !ok || rule != ByHand { // a hand that writes a fence again changes nothing for its holder
+			p.claims[s.Is.Fence] = claim{s.Is, rule == ClaimLow}
+		}
 		p.fence, *p.keyFence = max(p.fence, s.Is.Fence), max(*p.keyFence, s.Is.Fence)
 	}
 	if rule == TakeOverCharged && s.Is.Crashes > s.Was.Crashes {
@@ -147,7 +161,7 @@ func (c *Config) rule(s *Step, p *past) (name, why string) {
 			whys = append(whys, fmt.Sprintf("%s: %s", r.Name, why))
 			continue
 		}
-		if p.low && r.From == Running && r.Who == holder && !mayEnd(r.Name) {
+		if p.claims[s.Was.Fence].low && r.From == Running && r.Who == holder && !mayEnd(r.Name) {
 			whys = append(whys, fmt.Sprintf("%s: it was claimed under a fence that was not above all others for its lock key", r.Name))
 			continue
 		}

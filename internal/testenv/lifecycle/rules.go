@@ -173,22 +173,23 @@ var (
 		return p.byHand || s.Was.Attempt < s.Was.MaxAttempts
 	}}
 	lastAttempt = condition{"it was claimed for its last attempt", func(s *Step, p *past, _ *Config) bool {
-		return p.claim.Attempt >= p.claim.MaxAttempts || !p.claimed && s.Was.Attempt >= s.Was.MaxAttempts
+		r := p.read(s)
+		return r.Attempt >= r.MaxAttempts
 	}}
 	notLastAttempt = condition{"it was not claimed for its last attempt", func(s *Step, p *past, _ *Config) bool {
-		if !p.claimed {
-			return s.Was.Attempt < s.Was.MaxAttempts
-		}
-		return p.claim.Attempt < p.claim.MaxAttempts
+		r := p.read(s)
+		return r.Attempt < r.MaxAttempts
 	}}
 	lastOfRow    = condition{"its attempts are used up", func(s *Step, _ *past, _ *Config) bool { return s.Was.Attempt >= s.Was.MaxAttempts }}
 	notLastOfRow = condition{"it has attempts left", func(s *Step, _ *past, _ *Config) bool { return s.Was.Attempt < s.Was.MaxAttempts }}
 
 	isSuspect = condition{"a crash or a stall was counted before", func(s *Step, p *past, c *Config) bool {
-		return s.Was.Crashes+s.Was.Stalls > 0 || p.claim.Crashes+p.claim.Stalls > 0 || c.MaxCrashes <= 1
+		r := p.read(s)
+		return s.Was.Crashes+s.Was.Stalls > 0 || r.Crashes+r.Stalls > 0 || c.MaxCrashes <= 1
 	}}
 	wouldQuarantine = condition{"one more crash or stall reached the limit", func(s *Step, p *past, c *Config) bool {
-		return c.MaxCrashes == 0 || max(p.claim.Crashes+p.claim.Stalls, s.Was.Crashes+s.Was.Stalls)+1 >= c.MaxCrashes
+		r := p.read(s)
+		return c.MaxCrashes == 0 || max(r.Crashes+r.Stalls, s.Was.Crashes+s.Was.Stalls)+1 >= c.MaxCrashes
 	}}
 	cancelRequested = condition{"somebody asked for that", func(s *Step, _ *past, _ *Config) bool { return s.Was.CancelRequested }}
 	askedFor        = condition{"its handler was told to end by a cancel", func(s *Step, _ *past, _ *Config) bool { return s.Was.CancelRequested }}
@@ -264,11 +265,7 @@ var (
 	}}
 
 	retryDelay = condition{"it waits for the delay of a retry", func(s *Step, p *past, c *Config) bool {
-		attempt := s.Was.Attempt
-		if p.claimed {
-			attempt = p.claim.Attempt
-		}
-		return c.isRetryDelay(s.waits(), attempt, c.handlersDecide(s.Task))
+		return c.isRetryDelay(s.waits(), p.read(s).Attempt, c.handlersDecide(s.Task))
 	}}
 	requeueDelay = condition{"it waits for the delay of a requeue", func(s *Step, _ *past, c *Config) bool {
 		d := s.waits()
