@@ -184,7 +184,7 @@ WITH schedule AS (
        AND cron = $2
        AND time_zone = $3
        AND next_at = $4
-       FOR NO KEY UPDATE
+       FOR NO KEY UPDATE SKIP LOCKED
 ), latest AS (
     SELECT due_at
       FROM onejob.occurrences
@@ -210,7 +210,9 @@ WITH schedule AS (
        AND o.task_id IS NULL
  RETURNING true
 )
-SELECT EXISTS (SELECT FROM moved), (SELECT count(*) < $6 FROM latest), (SELECT next_at FROM moved), (SELECT count(*) FROM forgotten)`
+SELECT EXISTS (SELECT FROM moved),
+       NOT EXISTS (SELECT FROM schedule) AND EXISTS (SELECT FROM onejob.schedules WHERE id = $1 AND cron = $2 AND time_zone = $3 AND next_at = $4),
+       (SELECT count(*) < $6 FROM latest), (SELECT next_at FROM moved), (SELECT count(*) FROM forgotten)`
 
 // SetNext sets when a schedule comes due next, unless it has changed since it was read, and
 // forgets its due times from then on that have no task. It returns how many those were.
@@ -218,10 +220,13 @@ SELECT EXISTS (SELECT FROM moved), (SELECT count(*) < $6 FROM latest), (SELECT n
 // If they are many it goes backwards, and a statement does both for some of them. A leader that
 // forgot due times and was stopped before it set the schedule back would leave them without a
 // task and without a reason. After an error the schedule may be set back in part; set is true
-// then.
+// then. It does not wait for a schedule that somebody has locked: that is an error.
 func (s *Store) SetNext(ctx context.Context, a schedule.Ahead, next time.Time) (set bool, forgotten int, err error) {
 	for at := a.Next; ; {
 		p, err := s.setNext(ctx, a, at, next)
+		if p.Locked {
+			err = errScheduleLocked
+		}
 		if err != nil {
 			return set, forgotten, fmt.Errorf("set when schedule %s comes due: %w", a.Name, err)
 		}
@@ -233,9 +238,12 @@ func (s *Store) SetNext(ctx context.Context, a schedule.Ahead, next time.Time) (
 	}
 }
 
+var errScheduleLocked = errors.New("somebody has locked the row")
+
 // setPart is what one statement of SetNext did.
 type setPart struct {
-	Moved     bool // false if the schedule has changed
+	Moved     bool // false if the schedule has changed, or is locked
+	Locked    bool
 	Last      bool
 	To        *time.Time
 	Forgotten int

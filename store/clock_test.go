@@ -1,6 +1,7 @@
 package store_test
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -139,6 +140,37 @@ func TestSetNext(t *testing.T) {
 		t.Errorf("set is %v, %d were forgotten, %v", set, forgotten, err)
 	}
 	equal(t, "what is left", b.one(`SELECT count(*)::text FROM onejob.occurrences`), "2")
+}
+
+// I8: schedules that somebody has locked do not keep the others waiting, and are not taken for
+// changed ones, which need no repair.
+func TestSetNextOfALockedSchedule(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.sql(`INSERT INTO onejob.schedules (name, cron, kind) VALUES ('s', '* * * * * *', 'noop')`)
+	b.sql(`UPDATE onejob.schedules SET next_at = date_trunc('second', now()) + interval '1 hour', last_at = now() + interval '1 hour'`)
+	list, err := b.SchedulesAhead(t.Context())
+	if err != nil || len(list) != 1 {
+		t.Fatalf("%d schedules are ahead, %v", len(list), err)
+	}
+	tx, err := b.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	if _, err := tx.Exec(t.Context(), `SELECT FROM onejob.schedules FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	next := time.Now().Truncate(time.Second).Add(150 * time.Second)
+	if set, _, err := b.SetNext(t.Context(), list[0], next); set || err == nil || !strings.Contains(err.Error(), "locked the row") {
+		t.Errorf("of a locked schedule: set is %v, %v", set, err)
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if set, _, err := b.SetNext(t.Context(), list[0], next); !set || err != nil {
+		t.Errorf("of one that is free again: set is %v, %v", set, err)
+	}
 }
 
 // More due times lie ahead than one statement forgets. Wherever that stops, the schedule has
