@@ -49,6 +49,7 @@ task, or Postgres is unavailable; 2 usage or configuration error.`,
 		if e.Why, err = db.Why(c.Context(), id); err != nil {
 			return err
 		}
+		e.Why = strings.TrimSuffix(e.Why, fmt.Sprintf(" onejob tasks explain %d asks Consul.", id)) // it does so now
 		row, err := db.Row(c.Context(), id)
 		if err != nil {
 			return err

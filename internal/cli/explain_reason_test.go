@@ -65,7 +65,11 @@ SELECT gen_random_uuid(), gen_random_uuid(), 'r', 'h', 1, 'v', '{noop,exec}', '{
 		t.Run(test.name, func(t *testing.T) {
 			sql(`DELETE FROM onejob.tasks`)
 			sql(`INSERT INTO onejob.tasks (id, ` + test.columns + `) OVERRIDING SYSTEM VALUE VALUES (17, ` + test.values + `)`)
-			first, rest, _ := strings.Cut(onejob("tasks", "explain", "17"), "\n")
+			out := onejob("tasks", "explain", "17")
+			if strings.Contains(out, "tasks explain") {
+				t.Errorf("it names itself: %s", out)
+			}
+			first, rest, _ := strings.Cut(out, "\n")
 			if !strings.Contains(first, test.why) || !strings.HasPrefix(rest, test.want) || (test.want == "" && rest != "") {
 				t.Errorf("%s\n%s, want %q and %q", first, rest, test.why, test.want)
 			}
