@@ -99,6 +99,17 @@ func TestStylesOfTheDatabase(t *testing.T) {
 			}
 		}
 		equal(t, "what the statements wrote", strings.Join(b.sql(`SELECT style FROM public.effects ORDER BY n`), ", "), `02/03/2026 P1D \, 02/03/2026 P1D \`)
+
+		// People call functions with the settings of their roles.
+		b.serves("one", "{}", "{noop}", "", 0, 5)
+		b.insert("limit_name='a(b'")
+		b.insert("queue='a(b'")
+		b.sql(`SELECT onejob.pause_queue('a(b')`)
+		for column, want := range map[string]string{"limit_name": "onejob limits show 'a(b' has its slots", "queue": "onejob queues resume 'a(b'"} {
+			if why := b.one(`SELECT onejob.why(id) FROM onejob.tasks WHERE ` + column + ` = 'a(b'`); !strings.Contains(why, want) {
+				t.Errorf("of a task whose %s is a(b: %s", column, why)
+			}
+		}
 	})
 }
 

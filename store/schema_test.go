@@ -150,6 +150,27 @@ func TestMigrationLockHeldByAStranger(t *testing.T) {
 	}
 }
 
+// I1: the order of text depends on the version of a library. An index that keeps a second row out
+// compares bytes, as do those that find out which lock key is free.
+func TestIndexesThatKeepRowsOutCompareBytes(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	got := b.sql(`
+SELECT DISTINCT c.relname::text
+  FROM pg_index i
+  JOIN pg_class c ON c.oid = i.indexrelid
+  JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = 'onejob'
+ CROSS JOIN LATERAL unnest(i.indclass::oid[], i.indcollation::oid[]) AS k(opclass, sorts)
+  JOIN pg_opclass o ON o.oid = k.opclass
+  JOIN pg_collation l ON l.oid = k.sorts
+ WHERE i.indrelid IN ('onejob.tasks'::regclass, 'onejob.attempts'::regclass)
+   AND o.opcname = 'text_ops'
+   AND l.collname <> 'C'
+ ORDER BY 1`)
+	equal(t, "indexes in the order of a library", strings.Join(got, " "),
+		"tasks_failed_or_cancelled tasks_finished tasks_finished_kept_until tasks_pending_by_limit tasks_pending_by_limit_and_lock_key")
+}
+
 func TestSchemaThatDoesNotFit(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {

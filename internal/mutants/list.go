@@ -269,7 +269,7 @@ var others = []Mutant{
 
 	// Indexes.
 	one("index", "two rows of one lock key may be running",
-		"migrations/001_tasks.sql", "CREATE UNIQUE INDEX one_running_task_per_lock_key", "CREATE INDEX one_running_task_per_lock_key").
+		"migrations/042_bytes.sql", "CREATE UNIQUE INDEX one_running_task_per_lock_key", "CREATE INDEX one_running_task_per_lock_key").
 		under("none", "double_running").
 		failing("store.TestPostgresRefusesASecondRunningRow"),
 
@@ -638,7 +638,7 @@ var others = []Mutant{
 		under("none", "misrouted").
 		failing("store.TestClaimServesItsQueues"),
 	one("unique", "two waiting tasks may have one unique_key",
-		"migrations/001_tasks.sql", "CREATE UNIQUE INDEX unique_key_is_taken", "CREATE INDEX unique_key_is_taken").
+		"migrations/042_bytes.sql", "CREATE UNIQUE INDEX unique_key_is_taken", "CREATE INDEX unique_key_is_taken").
 		under("none", "unique_broken").
 		failing("store.TestUniqueKey"),
 	one("no-tail", "the end of a long output is lost",
