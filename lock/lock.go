@@ -51,6 +51,10 @@ var (
 	// ErrHeld says that somebody else holds the key. It is an ordinary answer.
 	ErrHeld = errors.New("the lock is held")
 
+	// ErrHeldHere is an ErrHeld that the backend was not asked for: another task of this
+	// replica holds the key, or may hold it, as a request about it was not answered.
+	ErrHeldHere = fmt.Errorf("%w by another task of this replica", ErrHeld)
+
 	// ErrDelayed says that nobody holds the key, but that its last holder died
 	// so recently that it might still be working. It is an ordinary answer.
 	ErrDelayed = errors.New("the last holder of the lock died a moment ago")

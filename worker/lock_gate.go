@@ -74,9 +74,10 @@ func (d *lockGate) close() bool {
 }
 
 // answered reports whether Consul has answered an attempt to lock. That somebody else holds a lock
-// is an answer, too.
+// is an answer, too. What this replica knows by itself is none: it does not ask for a lock about which
+// a request was not answered.
 func answered(err error) bool {
-	return err == nil || errors.Is(err, lock.ErrHeld) || errors.Is(err, lock.ErrDelayed)
+	return err == nil || errors.Is(err, lock.ErrDelayed) || errors.Is(err, lock.ErrHeld) && !errors.Is(err, lock.ErrHeldHere)
 }
 
 // seen takes in Consul's answer to an attempt to lock, and reports whether that has

@@ -2,6 +2,7 @@ package worker
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -29,7 +30,10 @@ func TestClaimsPauseWhileLocksFail(t *testing.T) {
 	if first, second := d.pass(10), d.pass(10); first != 1 || second != 0 {
 		t.Errorf("after a claim that found nothing %d pass, and then %d", first, second)
 	}
-	if d.seen(broken) || !d.seen(lock.ErrHeld) || d.seen(nil) {
+	if d.seen(broken) || d.seen(fmt.Errorf("17: %w", lock.ErrHeldHere)) {
+		t.Error("it opens, and Consul has not answered")
+	}
+	if !d.seen(lock.ErrHeld) || d.seen(nil) {
 		t.Error("it opens once, when Consul answers")
 	}
 	if n := d.pass(10); n != 10 {

@@ -58,7 +58,7 @@ func (k *locks) acquire(ctx context.Context, in *leases, r lock.Request, path st
 	ls := k.newLease(in, r, path)
 	if !in.reserve(ls) {
 		ls.Abandon(lock.ErrHeld)
-		return nil, fmt.Errorf("%s: %w by another task of this replica", r.Key, lock.ErrHeld)
+		return nil, fmt.Errorf("%s: %w", r.Key, lock.ErrHeldHere)
 	}
 	k.acquires.Do(ls)
 	if ls.err != nil {

@@ -141,8 +141,8 @@ func TestKeyReleasedByOperator(t *testing.T) {
 		t.Fatal(ok, err)
 	}
 	ended(t, lease, lock.ErrRevoked)
-	if _, err := try(l, "k"); !errors.Is(err, lock.ErrHeld) {
-		t.Errorf("acquire before the holder let go: got error %v, want %v", err, lock.ErrHeld)
+	if _, err := try(l, "k"); !errors.Is(err, lock.ErrHeldHere) {
+		t.Errorf("acquire before the holder let go: got error %v, want %v", err, lock.ErrHeldHere)
 	}
 	if err := lease.Release(t.Context()); !errors.Is(err, lock.ErrRevoked) {
 		t.Errorf("release: got error %v, want %v", err, lock.ErrRevoked)
@@ -264,7 +264,7 @@ func TestLockDelayIsNotHammered(t *testing.T) {
 	cfg.Client.Address = p.Addr
 	l := start(t, cfg)
 	lease := acquire(t, dying, "k")
-	if _, err := try(l, "k"); !errors.Is(err, lock.ErrHeld) {
+	if _, err := try(l, "k"); !errors.Is(err, lock.ErrHeld) || errors.Is(err, lock.ErrHeldHere) {
 		t.Fatalf("acquire: got error %v, want %v", err, lock.ErrHeld)
 	}
 	got := make(chan lock.Lease)
