@@ -73,7 +73,7 @@ func (w *Worker) claim(ctx context.Context) {
 			nothing = asked && err == nil && !more && !w.someWait()
 			more = more && err == nil // after an error the next tick tries again
 		}
-		if !first {
+		if !first || w.limits.news.Load() { // gather may have taken the wake-up for the news
 			w.limits.serve(ctx)
 		}
 		w.looked(nothing, limited, w.limits.due)
