@@ -66,6 +66,11 @@ type lease struct {
 // travels with what others do.
 func (ls *lease) Release(context.Context) error {
 	switch stood, lost := ls.LetGo(); {
+	case stood == hold.Revoked && ls.reused != "" && ls.path != ls.reused:
+		// Somebody deleted its group's marker, perhaps, and the key under its own name is there.
+		ls.in.release(ls)
+		ls.settle(ls.err == nil || errors.Is(ls.err, lock.ErrRevoked))
+		return fmt.Errorf("%s: %w", ls.key, lock.ErrRevoked)
 	case stood == hold.Revoked:
 		ls.settle(true)
 		return fmt.Errorf("%s: %w", ls.key, lock.ErrRevoked)

@@ -228,7 +228,15 @@ func TestMarkerDeleted(t *testing.T) {
 	ly, lx := acquireTask(t, a, y), acquireTask(t, a, x)
 	deleteKey(t, kv, fmt.Sprint("overflow/", groupOf(x)))
 	ended(t, lx, lock.ErrRevoked)
-	_ = lx.Release(t.Context())
+	if own := keysBelow(t, kv, fmt.Sprint("/tasks/", x)); len(own) != 1 {
+		t.Fatalf("the task has the keys %v of its own", own)
+	}
+	if err := lx.Release(t.Context()); !errors.Is(err, lock.ErrRevoked) {
+		t.Errorf("release: got error %v, want %v", err, lock.ErrRevoked)
+	}
+	if own := keysBelow(t, kv, fmt.Sprint("/tasks/", x)); len(own) > 0 {
+		t.Errorf("the task has the keys %v of its own, and nobody works under them", own)
+	}
 	release(t, ly)
 }
 
