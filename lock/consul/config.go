@@ -235,6 +235,9 @@ func (c Config) Validate() error {
 	if c.Verify < 100*time.Millisecond {
 		add("consul.verify: %v is below 100ms, which would keep Consul busy", c.Verify)
 	}
+	if c.Renew < 100*time.Millisecond {
+		add("consul.renew: %v is below 100ms, which would keep Consul's servers busy", c.Renew)
+	}
 	if c.Heartbeat < 50*time.Millisecond {
 		add("consul.heartbeat: %v is below 50ms, which would keep the agent busy", c.Heartbeat)
 	}

@@ -371,6 +371,31 @@ func TestSnapshotRestored(t *testing.T) {
 
 // TestNoCheckNoDeadlineByIt holds for liveness ttl, for as long as the session
 // is renewed.
+// An outage of Postgres ends no lease, however long the margin is: there is time for two signs of
+// life to Consul before nobody has heard of the replica for too long.
+func TestLongMarginsLeaveTimeToSpeak(t *testing.T) {
+	t.Parallel()
+	for margin := 100 * time.Millisecond; margin <= 5*time.Second; margin += 100 * time.Millisecond {
+		cfg := Config{Margin: margin}.WithDefaults()
+		if first := cfg.listWait() + time.Second; first > lock.Silence-margin-cfg.listWait() || cfg.listWait() > listMaxWait {
+			t.Errorf("with a margin of %v the first sign comes up to %v after the last heartbeat, and the lease ends after %v", margin, first, lock.Silence-margin)
+		}
+	}
+	cfg := config(t, testenv.Consul(t))
+	cfg.Margin, cfg.CheckTTL, cfg.SessionTTL, cfg.Heartbeat = 5*time.Second, 15*time.Second, 15*time.Second, time.Second
+	l := create(t, cfg)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- l.Run(ctx, &alone{}) }()
+	defer func() { cancel(); <-done }()
+	ready(t, l)
+	session := l.Session()
+	time.Sleep(lock.Silence)
+	if l.Session() != session {
+		t.Error("its session was lost, though Consul heard of it")
+	}
+}
+
 func TestNoCheckNoDeadlineByIt(t *testing.T) {
 	t.Parallel()
 	cfg := config(t, testenv.Consul(t))

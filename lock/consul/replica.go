@@ -31,10 +31,16 @@ const (
 	// lastWait bounds how long the end of a session waits for those who hold on to it.
 	lastWait = time.Second
 
-	// listMaxWait is how long the cluster's list may take to acknowledge a heartbeat
+	// listMaxWait is how long the cluster's list may take at most to acknowledge a heartbeat
 	// before Consul gets one.
 	listMaxWait = 2500 * time.Millisecond
 )
+
+// listWait is listMaxWait, or less where a long margin makes leases short: there must be time for
+// another sign of life, a second later, if the first one fails.
+func (c Config) listWait() time.Duration {
+	return min(listMaxWait, (lock.Silence-c.Margin-time.Second)/2)
+}
 
 // A session is the session of this replica, from its creation to its end, with the leases
 // and slots under it.
@@ -284,7 +290,7 @@ func (t *session) stay(ctx context.Context) {
 // called while the cluster's list does not answer.
 func (t *session) speak(ctx context.Context) bool {
 	silent := boottime.Now().Sub(boottime.Instant(t.heard.Load()))
-	if max(silent, t.Silent(hold.Silence, t.cfg.silence())) < listMaxWait {
+	if max(silent, t.Silent(hold.Silence, t.cfg.silence())) < t.cfg.listWait() {
 		return true
 	}
 	sent := boottime.Now()

@@ -226,8 +226,11 @@ func (t rawBodies) RoundTrip(r *http.Request) (*http.Response, error) {
 	} else {
 		_, err = io.Copy(io.Discard, resp.Body)
 	}
+	if err != nil {
+		return nil, err
+	}
 	resp.Body = http.NoBody
-	return resp, err
+	return resp, nil
 }
 
 // plain reports whether a key can be read by GET /v1/kv/KEY. Consul cleans the path of
