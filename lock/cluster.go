@@ -37,6 +37,12 @@ type Cluster interface {
 	// Leave says that nobody works under a session any more: it was lost, or ended in
 	// order.
 	Leave(ctx context.Context, session string, lost bool) error
+
+	// Silent reports whether the list, asked anew, has heard no heartbeat of a session for
+	// [Silence]. A backend asks for that when its own silence is long enough: a heartbeat that
+	// came before has prolonged leases, and one that comes later finds none. It returns an error
+	// if the list cannot be had.
+	Silent(ctx context.Context, session string) (bool, error)
 }
 
 // Known is what a backend knows when it does not have the cluster's id.

@@ -154,7 +154,7 @@ type Locker interface {
 	// gives its locks back at once; nothing is left of it then. It returns Alive, and
 	// does nothing, if the backend has heard of that replica within the last silence,
 	// or cannot tell: all but [Unwatched] of the silence must have been watched by calls of
-	// Dead, one every second or two.
+	// Dead, one every second or two. Unless silence is 0, it asks Cluster.Silent after that.
 	End(ctx context.Context, session string, silence time.Duration) (End, error)
 
 	// Acquire asks once for one lock. Its errors are ErrHeld, ErrDelayed, ErrChanged and

@@ -18,7 +18,7 @@ import (
 )
 
 // members is the cluster's list of replicas, as this one knows it: the second witness
-// of who is alive. It is the [lock.Cluster] of the worker's locks.
+// of who is alive. With witness it is the [lock.Cluster] of the worker's locks.
 //
 // How long another replica has been silent is counted here, on our own clock, from
 // when its heartbeat was first seen: late, and never early. What was not seen, because
@@ -178,22 +178,31 @@ func (m *members) sameBackend(session string) error {
 	return errUnlisted
 }
 
-// sameMoment is for how long silence on the list may go together with silence in Consul. A
-// replica that Postgres hears again does not speak to Consul any more; it has done so every
-// second until then. So its silence there is not long enough before this time is over, by
-// three seconds.
-const sameMoment = lock.Silence - 3*time.Second
+// stillSilent reports whether a session has been silent for lock.Silence, as the list said when it
+// was had last.
+func (m *members) stillSilent(session string) bool {
+	r, silent, known := m.of(session)
+	return known && !r.State.Final() && silent >= lock.Silence
+}
 
-// stillSilent returns for how long the list's word that a session has been silent for
-// lock.Silence may be used; zero or less if it does not say so any more.
-func (m *members) stillSilent(session string) (left time.Duration) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	r, known := m.seen[session]
-	if !known || r.State.Final() || m.heard.Sub(r.since) < lock.Silence {
-		return 0
+// witness is the members as the worker's locks see them.
+type witness struct {
+	*members
+	w *Worker
+}
+
+// Silent implements lock.Cluster. A list of another server than the record's may lack heartbeats.
+func (c witness) Silent(ctx context.Context, session string) (bool, error) {
+	sent := boottime.Now()
+	list, err := c.store.Replicas(ctx)
+	if err != nil {
+		return false, err
 	}
-	return sameMoment - boottime.Now().Sub(m.heard)
+	if c.saw(list, sent) {
+		notify(c.w.bereaved)
+	}
+	r, _, _ := c.of(session)
+	return c.stillSilent(session) && c.w.database.unchanged(ctx, r.Server), nil
 }
 
 // ended notes how a session has ended.
@@ -328,17 +337,10 @@ func (w *Worker) watchReplicas(ctx context.Context) {
 // reportDeath declares a replica dead that gives no sign of life, neither here nor in Consul.
 // Its leases have ended by its own clock, wherever it is.
 func (w *Worker) reportDeath(ctx context.Context, r tasks.Replica) {
-	if !w.database.unchanged(ctx, r.Server) {
-		return // it may have moved to another server, where its heartbeats count
+	if !w.members.stillSilent(r.Session) {
+		return // the others that were silent may have taken long
 	}
-	// The others that were silent may have taken long.
-	left := w.members.stillSilent(r.Session)
-	if left <= 0 {
-		return
-	}
-	short, cancel := context.WithTimeout(ctx, left)
-	defer cancel()
-	how, err := w.cfg.Locks.End(short, r.Session, lock.Silence)
+	how, err := w.cfg.Locks.End(ctx, r.Session, lock.Silence)
 	if err != nil {
 		w.cfg.Log.Debug("replica_lookup_failed", zap.String("other", r.Name), zap.String("session", r.Session), zap.Error(err))
 	}

@@ -90,16 +90,16 @@ var simulated = []Mutant{
 		failing("worker.TestHandlersHearThatTheirLeaseHasEnded"),
 	one("hasty-burial", "replicas are called dead after a quarter of the silence",
 		"worker/members.go", "	for _, r := range w.members.silent(lock.Silence) {\n		if time.Since(looked)", "	for _, r := range w.members.silent(lock.Silence / 4) {\n		if time.Since(looked)").
-		and("worker/members.go", "how, err := w.cfg.Locks.End(short, r.Session, lock.Silence)", "how, err := w.cfg.Locks.End(short, r.Session, lock.Silence/4)",
-			"worker/members.go", "m.heard.Sub(r.since) < lock.Silence {", "m.heard.Sub(r.since) < lock.Silence/4 {").
+		and("worker/members.go", "silent >= lock.Silence\n", "silent >= lock.Silence/4\n",
+			"worker/members.go", "	how, err := w.cfg.Locks.End(ctx, r.Session, lock.Silence)\n	if err != nil {", "	how, err := w.cfg.Locks.End(ctx, r.Session, lock.Silence/4)\n	if err != nil {").
 		failing("worker.TestSilenceThatNobodyLookedAt"),
 	one("one-second-early", "replicas are called dead two seconds early",
 		"worker/members.go", "	for _, r := range w.members.silent(lock.Silence) {\n		if time.Since(looked)", "	for _, r := range w.members.silent(lock.Silence - 2*time.Second) {\n		if time.Since(looked)").
-		and("worker/members.go", "how, err := w.cfg.Locks.End(short, r.Session, lock.Silence)", "how, err := w.cfg.Locks.End(short, r.Session, lock.Silence-2*time.Second)",
-			"worker/members.go", "m.heard.Sub(r.since) < lock.Silence {", "m.heard.Sub(r.since) < lock.Silence-2*time.Second {").
+		and("worker/members.go", "silent >= lock.Silence\n", "silent >= lock.Silence-2*time.Second\n",
+			"worker/members.go", "	how, err := w.cfg.Locks.End(ctx, r.Session, lock.Silence)\n	if err != nil {", "	how, err := w.cfg.Locks.End(ctx, r.Session, lock.Silence-2*time.Second)\n	if err != nil {").
 		failing("worker.TestSilenceThatNobodyLookedAt"),
 	one("one-silence", "silence on the list is death, whatever Consul has heard",
-		"lock/consul/end.go", "if l.membership.quiet(session, index) < silence {", "if l.membership.quiet(session, index) < 0 {").
+		"lock/consul/end.go", "if l.membership.quiet(session, index, asked) < silence {", "if l.membership.quiet(session, index, asked) < 0 {").
 		failing("worker.TestTwoWitnesses"),
 	one("no-silence-deadline", "a lease does not end when nobody hears of its replica",
 		"lock/internal/hold/session.go", "return min(s.deadlines[Check], s.deadlines[TTL], s.deadlines[Silence])", "return min(s.deadlines[Check], s.deadlines[TTL])").
@@ -359,8 +359,8 @@ var others = []Mutant{
 		"lock/consul/semaphore_change.go", "if p.add(st) && holds && !p.v.shut {", "if p.add(st) && holds {").
 		failing("lock/consul.TestSlotThatIsGivenBackAfterARestore"),
 	one("two-moments", "silence on the list and in Consul count though they are of two moments",
-		"worker/members.go", "	left := w.members.stillSilent(r.Session)\n", "	left := sameMoment\n").
-		failing("worker.TestAHeartbeatMeanwhileSavesASession"),
+		"lock/consul/end.go", "!silent || err != nil {", "!silent && err != nil {").
+		failing("lock/consul.TestSilenceIsWatched"),
 	one("unwatched", "a replica is silent in Consul though nobody has looked at its key meanwhile",
 		"lock/consul/end.go", "if index != 0 && l.membership.watched(session) < silence-lock.Unwatched {", "if index != 0 && l.membership.watched(session) < 0 {").
 		failing("lock/consul.TestSilenceIsWatched"),
@@ -368,9 +368,8 @@ var others = []Mutant{
 		"lock/consul/membership.go", "		if known, ok := c.signs[s]; !ok || known.index != pair.ModifyIndex {\n			c.signs[s] = sign{pair.ModifyIndex, now}", "		if known, ok := c.signs[s]; !ok && known.index != pair.ModifyIndex {\n			c.signs[s] = sign{pair.ModifyIndex, now}").
 		failing("lock/consul.TestLooksSeeSigns"),
 	one("unheard-silence", "silence counts up to now, not up to the last answer",
-		"worker/members.go", "	return sameMoment - boottime.Now().Sub(m.heard)\n", "	return sameMoment\n").
-		and("worker/members.go", "if !known || r.State.Final() || m.heard.Sub(r.since) < lock.Silence {", "if !known || r.State.Final() || boottime.Now().Sub(r.since) < lock.Silence {",
-			"worker/members.go", "if !r.State.Final() && m.heard.Sub(r.since) >= long {", "if !r.State.Final() && boottime.Now().Sub(r.since) >= long {").
+		"worker/members.go", "	return s.Replica, m.heard.Sub(s.since), known\n", "	return s.Replica, boottime.Now().Sub(s.since), known\n").
+		and("worker/members.go", "if !r.State.Final() && m.heard.Sub(r.since) >= long {", "if !r.State.Final() && boottime.Now().Sub(r.since) >= long {").
 		failing("worker.TestSilenceThatNobodyLookedAt"),
 	one("data-alone", "only data errors count as those of one row",
 		"store/store.go", "	return pg.Code != duplicateStatement\n", "	return unfit(err)\n").

@@ -10,6 +10,7 @@ import (
 
 	"github.com/hashicorp/consul/api"
 
+	"onejob/boottime"
 	"onejob/lock"
 )
 
@@ -24,6 +25,7 @@ func (l *Locker) End(ctx context.Context, session string, silence time.Duration)
 	if err := l.ours(ctx, t.cluster); err != nil {
 		return lock.Alive, err
 	}
+	asked := boottime.Now()
 	pair, err := l.read(ctx, l.replicaKey(session))
 	if err != nil {
 		return lock.Alive, err
@@ -32,11 +34,17 @@ func (l *Locker) End(ctx context.Context, session string, silence time.Duration)
 	if pair != nil && pair.Session == session {
 		index = pair.ModifyIndex
 	}
-	if l.membership.quiet(session, index) < silence {
+	if l.membership.quiet(session, index, asked) < silence {
 		return lock.Alive, nil
 	}
 	if index != 0 && l.membership.watched(session) < silence-lock.Unwatched {
 		return lock.Alive, nil
+	}
+	// The list is asked last: both silences end after this one began to count as long enough.
+	if silence > 0 {
+		if silent, err := t.list.Silent(ctx, session); !silent || err != nil {
+			return lock.Alive, err
+		}
 	}
 	if err := l.end(ctx, session); err != nil {
 		return lock.Alive, err

@@ -184,19 +184,19 @@ func (c *membership) vanished(session string, ended bool) {
 	c.signs[session] = s
 }
 
-// quiet returns for how long a session has given no sign of life, given the index
-// that its key has now, zero if it is gone.
-func (c *membership) quiet(session string, index uint64) time.Duration {
+// quiet returns for how long a session had given no sign of life when its key was asked for, given
+// the index that the answer has, zero if the key is gone. What came after the question the answer
+// may lack.
+func (c *membership) quiet(session string, index uint64, asked boottime.Instant) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	now := boottime.Now()
 	if s, ok := c.signs[session]; ok && s.index == index {
-		return now.Sub(s.at)
+		return asked.Sub(s.at)
 	}
 	if e, ended := c.ended[session]; ended && index == 0 {
-		return now.Sub(e.at) // it can give no sign any more
+		return asked.Sub(e.at) // it can give no sign any more
 	}
-	c.signs[session] = sign{index, now}
+	c.signs[session] = sign{index, boottime.Now()}
 	return 0
 }
 

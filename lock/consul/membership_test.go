@@ -45,13 +45,21 @@ func TestLooksAtManyReplicas(t *testing.T) {
 	}
 }
 
-// alone is a list that knows nobody, and hears nothing.
-type alone struct{ id string }
+// alone is a list that knows nobody, and hears nothing unless a test says so.
+type alone struct {
+	id    string
+	hears bool
+	asked int // how often it was asked whether a session is silent
+}
 
 func (a *alone) Process() string                            { return "5d8a1bb1-6f5e-4c2b-8f0e-2d6a3b0c9e77" }
 func (a *alone) ID(context.Context) (string, error)         { return a.id, nil }
 func (a *alone) Join(context.Context, string, string) error { return nil }
 func (a *alone) Leave(context.Context, string, bool) error  { return nil }
+func (a *alone) Silent(context.Context, string) (bool, error) {
+	a.asked++
+	return !a.hears, nil
+}
 func (a *alone) Adopt(ctx context.Context, _ string, _ lock.Known, write func(context.Context, string) error) error {
 	a.id = "1f0a7c5e-9a53-4be2-8d5e-0a3f4f0d7a11"
 	return write(ctx, a.id)
@@ -65,7 +73,8 @@ func TestSilenceIsWatched(t *testing.T) {
 	l := create(t, config(t, kv))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- l.Run(ctx, &alone{}) }()
+	list := &alone{hears: true}
+	go func() { done <- l.Run(ctx, list) }()
 	defer func() { cancel(); <-done }()
 	ready(t, l)
 
@@ -118,7 +127,7 @@ func TestSilenceIsWatched(t *testing.T) {
 	}
 	time.Sleep(looksApart + 100*time.Millisecond) // a gap, in which signs may have come and gone
 	began := boottime.Now()
-	for long(); end() == lock.Alive; long() {
+	for long(); end() == lock.Alive && list.asked == 0; long() {
 		time.Sleep(100 * time.Millisecond)
 		look()
 		if boottime.Now().Sub(began) > maxWait {
@@ -127,6 +136,18 @@ func TestSilenceIsWatched(t *testing.T) {
 	}
 	if took := boottime.Now().Sub(began); took < lock.Silence-lock.Unwatched {
 		t.Errorf("it was ended after looks for %v", took)
+	}
+
+	// The list is asked when Consul has heard nothing for long, and may have heard something since.
+	if entry, _, err := kv.Client.Session().Info(session, nil); err != nil || entry == nil {
+		t.Fatalf("the list had heard of the session, and it was ended: %v, %v", entry, err)
+	}
+	list.hears = false
+	for look(); end() == lock.Alive; look() {
+		if long(); boottime.Now().Sub(began) > 2*maxWait {
+			t.Fatal("it is alive, and nobody hears it")
+		}
+		time.Sleep(100 * time.Millisecond)
 	}
 }
 
@@ -149,7 +170,7 @@ func TestLooksSeeSigns(t *testing.T) {
 	if _, err := l.Dead(t.Context(), []string{session}); err != nil {
 		t.Fatal(err)
 	}
-	if quiet := l.membership.quiet(session, index-1); quiet != 0 {
+	if quiet := l.membership.quiet(session, index-1, boottime.Now()); quiet != 0 {
 		t.Errorf("back at the index of before it has been silent for %v", quiet)
 	}
 }

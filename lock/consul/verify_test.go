@@ -214,10 +214,10 @@ func TestSilenceThatCouldNotBeHeard(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() { defer close(ended); l.membership.watch(ctx) }()
-	testenv.Eventually(t, 30*time.Second, "the silence of a held key counts from anew", func() bool { return l.membership.quiet("held", 5) < time.Minute })
+	testenv.Eventually(t, 30*time.Second, "the silence of a held key counts from anew", func() bool { return l.membership.quiet("held", 5, boottime.Now()) < time.Minute })
 	cancel()
 	<-ended
-	if quiet := l.membership.quiet("gone", 0); quiet < time.Hour {
+	if quiet := l.membership.quiet("gone", 0, boottime.Now()); quiet < time.Hour {
 		t.Errorf("the session whose key has gone has been silent for %v", quiet)
 	}
 }
