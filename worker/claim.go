@@ -48,10 +48,11 @@ func (w *Worker) claim(ctx context.Context) {
 		}
 		served := time.Now()
 		nothing := false // is left that is due
+		woken := false   // while a claim waited: by a task with a limit, perhaps
 		for more := true; more && ctx.Err() == nil; {
 			w.audit(ctx) // here, as a backlog may keep this loop going for hours
 			if behind {
-				w.gather(ctx)
+				woken = w.gather(ctx) || woken
 				if time.Since(served) >= serveEvery { // or they would wait until all others are done
 					w.limits.serve(ctx)
 					served = time.Now()
@@ -73,7 +74,7 @@ func (w *Worker) claim(ctx context.Context) {
 			nothing = asked && err == nil && !more && !w.someWait()
 			more = more && err == nil // after an error the next tick tries again
 		}
-		if !first || w.limits.news.Load() { // gather may have taken the wake-up for the news
+		if !first || woken {
 			w.limits.serve(ctx)
 		}
 		w.looked(nothing, limited, w.limits.due)
@@ -92,23 +93,25 @@ const (
 // more tasks without one than run.
 const serveEvery = 100 * time.Millisecond
 
-// gather waits for slots to come free together.
-func (w *Worker) gather(ctx context.Context) {
+// gather waits for slots to come free together. It reports whether something has woken this loop.
+func (w *Worker) gather(ctx context.Context) (woken bool) {
 	enough := min(maxClaim, w.cfg.Concurrency/gatherPart)
 	if w.running.free(w.cfg.Concurrency) >= enough {
-		return
+		return false
 	}
 	end := time.NewTimer(gatherFor)
 	defer end.Stop()
 	for w.running.free(w.cfg.Concurrency) < enough {
 		select {
 		case <-w.wake: // a slot is free, or there is news; the claim that follows is about both
+			woken = true
 		case <-end.C:
-			return
+			return woken
 		case <-ctx.Done():
-			return
+			return woken
 		}
 	}
+	return woken
 }
 
 // claimSome claims tasks for the free slots and starts them. It reports whether to
