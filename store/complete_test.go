@@ -534,6 +534,26 @@ func TestWhoIsRefusedHasLived(t *testing.T) {
 	}
 }
 
+// I11: a claim that was on its way while its replica lost the lease begins nothing, and uses up no
+// attempt, also if the others call the replica dead before it can say that it lives.
+func TestAClaimAfterTheLeaseUsesUpNoAttempt(t *testing.T) {
+	t.Parallel()
+	for silence, want := range map[string]string{"8 seconds": "pending 0 0 0 crashed", "6 seconds": "pending 1 1 0 crashed"} {
+		t.Run(silence, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			r := b.joined("silent")
+			b.sql(`UPDATE onejob.replicas SET heartbeat_at = now() - $1::interval`, silence)
+			task := b.claimedBy(r)
+			b.sql(`UPDATE onejob.replicas SET ended_at = now(), state = 'dead'`)
+			if _, _, err := b.TakeOver(t.Context(), []string{r.Session}, 3); err != nil {
+				t.Fatal(err)
+			}
+			equal(t, "the row and the history", b.row(task, "status, attempt, crashes, stalls")+" "+b.history(task), want)
+		})
+	}
+}
+
 // Stalls are held against a task together with crashes.
 func TestStallsCount(t *testing.T) {
 	t.Parallel()

@@ -150,7 +150,10 @@ WITH counted AS ( -- by the first statement that takes tasks of a session: later
              WHERE r.session = t.session
                AND (SELECT true FROM onejob.attempts a WHERE a.task_id = t.id AND a.session = o.session LIMIT 1) IS NULL
              LIMIT 1) IS NOT NULL AS others_died,
-           crashes + stalls = 0 AND $2 > 1 OR coalesce(begun_at >= started_at, false) AS begun,
+           crashes + stalls = 0 AND $2 > 1 AND
+                     -- A claim that was carried out when nobody had heard of its replica for longer than a lease lasts began nothing.
+                     coalesce((SELECT t.started_at <= r.heartbeat_at + interval '7 seconds' FROM onejob.replicas r WHERE r.session = t.session LIMIT 1), true)
+                     OR coalesce(begun_at >= started_at, false) AS begun,
            crashes + stalls + 1 >= $2 AS last,
            $2 = 1 OR crashes + stalls + 1 >= $2 AND
                      (SELECT coalesce((SELECT r.suspects FROM onejob.replicas r WHERE r.session = t.session LIMIT 1), count(*)) = 1 AND bool_or(s.id = t.id)

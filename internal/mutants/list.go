@@ -65,7 +65,7 @@ var simulated = []Mutant{
 		"lock/consul/commit.go", `appendOp(b, api.KVDeleteCAS, ls.path, "", nil, ls.index)`, `appendOp(b, api.KVDelete, ls.path, "", nil, 0)`).
 		failing("lock/consul.TestReleaseBatch"),
 	one("no-release", "a release deletes nothing",
-		"lock/consul/lease.go", "ls.in.release(ls)", "_ = 0").
+		"lock/consul/lease.go", "ls.in.release(ls)\n	err := ls.err", "err := error(nil)").
 		failing("lock/consul.TestOwnNameIsSeenByOthers"),
 	one("no-leak-scan", "nobody looks for keys that a restored snapshot has brought back",
 		"lock/consul/verify.go", "if pair.Session == in.id && leases[pair.Key] == nil {", "if pair.Session == in.id && leases[pair.Key] == nil && leases == nil {").

@@ -29,6 +29,7 @@ type side struct {
 	insert func(queue, lockKey, limit string, priority, maxAttempts int)
 	cancel func(id int64)
 	forget func(known []string) []string
+	unhear func(session string) // its last heartbeat was an hour earlier
 	rows   func() []string
 
 	before, last tasks.Answer // to heartbeats
@@ -43,6 +44,7 @@ func fake() *side {
 		},
 		cancel: d.Cancel,
 		forget: d.ForgetReplicas,
+		unhear: d.Unhear,
 		rows: func() (list []string) {
 			for _, r := range d.Rows() {
 				list = append(list, describe(r.ID, string(r.Status), r.Attempt, r.Crashes, r.Stalls, r.Fence, r.Session, r.Replica, r.RunAt.After(time.Now()), r.Cancel, !r.BegunAt.IsZero(), !r.FinishedAt.IsZero(), r.Error))
@@ -86,6 +88,9 @@ func real(t *testing.T) *side {
 				t.Fatal(err)
 			}
 			return names
+		},
+		unhear: func(session string) {
+			exec(`UPDATE onejob.replicas SET heartbeat_at = heartbeat_at - interval '1 hour' WHERE session = $1`, session)
 		},
 		rows: func() []string { return realRows(t, pool) },
 	}
@@ -357,6 +362,44 @@ func compare(t *testing.T, seed uint64, sides ...*side) {
 		}
 		if len(x) != len(y) {
 			t.Fatalf("step %d, %s: %d rows and %d", step, did, len(x), len(y))
+		}
+	}
+}
+
+// TestUnheardClaims compares what becomes of claims of a replica that had been heard of long before,
+// or just then. It is a test of its own, as only that replica's heartbeats may be set back.
+func TestUnheardClaims(t *testing.T) {
+	ctx := t.Context()
+	for unheard, want := range map[bool]string{true: "pending attempt 0 crashes 0", false: "pending attempt 1 crashes 1"} {
+		for name, s := range map[string]*side{"the fake": fake(), "Postgres": real(t)} {
+			var cluster string
+			must := func(err error) {
+				t.Helper()
+				if err != nil {
+					t.Fatalf("%s: %v", name, err)
+				}
+			}
+			must(s.AdoptConsul(ctx, "", nil, false, "test", func(_ context.Context, id string) error { cluster = id; return nil }))
+			session := uuid.NewString()
+			must(s.Join(ctx, cluster, tasks.Replica{Session: session, Process: uuid.NewString(), Name: "r", State: tasks.ReplicaWorking}))
+			s.insert("q", "", "", 0, 5)
+			if unheard {
+				s.unhear(session)
+			}
+			claimed, err := s.Claim(ctx, tasks.Claim{Session: session, Replica: "r", Kinds: []string{"k"}, Max: 1})
+			if must(err); len(claimed.Tasks) != 1 {
+				t.Fatalf("%s: %d tasks were claimed", name, len(claimed.Tasks))
+			}
+			list, err := s.Replicas(ctx)
+			must(err)
+			if how, err := s.DeclareDead(ctx, list[0], false); err != nil || how != tasks.ReplicaDead {
+				t.Fatalf("%s: it is called %q, %v", name, how, err)
+			}
+			_, _, err = s.TakeOver(ctx, []string{session}, 3)
+			must(err)
+			if got := s.rows()[0]; !strings.Contains(got, want) {
+				t.Errorf("%s, unheard %t: %s, want %s", name, unheard, got, want)
+			}
 		}
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"sync"
 	"time"
 
+	"onejob/lock"
 	"onejob/tasks"
 )
 
@@ -422,7 +423,8 @@ func (d *Database) takeOver(dead []string, maxCrashes int) (abandoned []tasks.Ab
 			continue
 		}
 		v := answer{row: *r, died: !listed || m.State == tasks.ReplicaDead, last: r.Crashes+r.Stalls+1 >= maxCrashes}
-		begun := r.Crashes+r.Stalls == 0 && maxCrashes > 1 || !r.BegunAt.IsZero() && !r.BegunAt.Before(r.StartedAt)
+		heard := !listed || !r.StartedAt.After(m.HeartbeatAt.Add(lock.Silence))
+		begun := r.Crashes+r.Stalls == 0 && maxCrashes > 1 && heard || !r.BegunAt.IsZero() && !r.BegunAt.Before(r.StartedAt)
 		v.usedUp = v.died && begun
 		v.blame = v.usedUp && !(listed && d.othersDied(*r, m))
 		if v.proven = maxCrashes == 1; !v.proven && v.last {
