@@ -34,8 +34,9 @@ const (
 	StatusCancelled Status = "cancelled"
 )
 
-// MaxResult is the longest result, in bytes of its JSON, that a store keeps. A task
-// whose result is longer fails, so a handler that can cut its result should.
+// MaxResult is the longest result, in bytes of its JSON, that a store keeps. Numbers count as
+// Postgres writes them out: 1e20 has 21 digits. A task whose result is longer fails, so a
+// handler that can cut its result should.
 const MaxResult = 4 << 20
 
 // A Completion is how an attempt ended, and what becomes of its task.

@@ -20,6 +20,7 @@ import (
 	"unicode/utf8"
 
 	"onejob/boottime"
+	"onejob/internal/pgjson"
 	"onejob/internal/quiet"
 	"onejob/internal/testenv/proxy"
 	"onejob/tasks"
@@ -189,6 +190,8 @@ func TestCutsAResponseToWhatAStoreKeeps(t *testing.T) {
 		{"JSON that grows", `["` + strings.Repeat("<", 1<<20) + `"]`, true, 4 << 20 / 6 * 99 / 100},
 		{"text that just fits", strings.Repeat("a", tasks.MaxResult-len(`{"status":200,"body":""}`)), false, tasks.MaxResult - len(`{"status":200,"body":""}`)},
 		{"text that just does not fit", strings.Repeat("a", tasks.MaxResult-len(`{"status":200,"body":""}`)+1), true, 4 << 20 * 99 / 100},
+		{"JSON whose numbers Postgres writes out", "[" + strings.Repeat("1e20,", 180_000) + "1]", false, 900_003},
+		{"JSON whose numbers Postgres writes out, and that grows as text", "[" + strings.Repeat(`1e9,"",`, 550_000) + "1]", true, 4 << 20 * 7 / 9 * 99 / 100},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			body = []byte(test.body)
@@ -196,8 +199,8 @@ func TestCutsAResponseToWhatAStoreKeeps(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if len(result.Value) > tasks.MaxResult {
-				t.Errorf("the result has %d bytes, of at most %d", len(result.Value), tasks.MaxResult)
+			if why := pgjson.TooLong(result.Value, tasks.MaxResult); why != "" {
+				t.Errorf("the result is too long: %s", why)
 			}
 			if !utf8.Valid(result.Value) {
 				t.Error("the result is not UTF-8")

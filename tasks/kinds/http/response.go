@@ -33,20 +33,25 @@ func (in *incoming) read(r io.Reader, limit int, output io.Writer) error {
 }
 
 // result returns the response as a task's result. If its JSON would be too long for
-// a store, it cuts the body: the request has succeeded, so the task must not fail for
-// what it answered.
+// a store, it keeps the body as text, and cuts it: the request has succeeded, so the task
+// must not fail for what it answered.
 func (in *incoming) result() (json.RawMessage, error) {
 	result, err := in.encode(in.value())
-	if err != nil || len(result) <= tasks.MaxResult {
+	if err != nil || pgjson.TooLong(result, tasks.MaxResult) == "" {
 		return result, err
 	}
-	in.truncated = true
-	empty, err := in.encode("")
+	cut := *in
+	cut.truncated = true
+	empty, err := cut.encode("")
 	if err != nil {
 		return nil, err
 	}
-	in.body = in.body[:in.fitting(tasks.MaxResult-len(empty))]
-	return in.encode(in.text(len(in.body)))
+	n := in.fitting(tasks.MaxResult - len(empty))
+	if n == len(in.body) { // only the numbers were too long, which nobody writes out in a text
+		return in.encode(in.text(n))
+	}
+	cut.body = in.body[:n]
+	return cut.encode(cut.text(n))
 }
 
 func (in *incoming) encode(body any) (json.RawMessage, error) {
