@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -39,6 +40,10 @@ type Filter struct {
 	Limit  int   // how many are wanted; above zero
 	Before int64 // only those with a lower id; zero means all
 	Scan   int   // how many to look at, at most; zero means DefaultScan
+
+	// Brief leaves out results, and of a payload of more than some 4,000 bytes all but what a
+	// task of its kind is for, or its beginning: that is not always JSON.
+	Brief bool
 }
 
 // Page is what List found.
@@ -203,13 +208,45 @@ type listed struct {
 // listRows returns the rows with these ids. Those that the filter no longer
 // chooses, because they have gone on since, are left out.
 func (s *Store) listRows(ctx context.Context, f Filter, ids []int64) ([]listed, error) {
+	columns, tables, args := rowColumns, "onejob.tasks", namedArgs{"ids": ids, "status": f.Status}
+	if f.Brief {
+		columns, tables = briefColumns, briefTables
+		args["text"], args["read"] = briefText, briefRead
+	}
 	return list(ctx, s, pgx.RowToStructByName[listed], `
-SELECT `+rowColumns+`, statement_timestamp() AS now
-  FROM onejob.tasks
+SELECT `+columns+`, statement_timestamp() AS now
+  FROM `+tables+`
  WHERE id = ANY (@ids::bigint[])
    AND (@status = '' OR status = @status)
- ORDER BY id DESC`, namedArgs{"ids": ids, "status": f.Status})
+ ORDER BY id DESC`, args)
 }
+
+// What is read of a brief payload. A page of them is some hundred kilobytes, where whole ones
+// could be gigabytes. Fields are shortened one by one, so that what is left of those of the
+// built-in kinds can be read as JSON: a URL is shown without its secrets.
+//
+// Postgres has to unpack all of a payload (whole) for one of its fields, and does it once. Of
+// other kinds, which have no such fields, it unpacks none that is larger than briefRead.
+const (
+	briefText = 4 << 10   // bytes of a payload that is kept as it is; characters of a field
+	briefRead = 256 << 10 // bytes as they are stored
+
+	briefTables = `onejob.tasks
+ CROSS JOIN LATERAL (SELECT CASE WHEN kind IN ('exec', 'http', 'sql') OR pg_column_size(tasks.payload) <= @read THEN tasks.payload #> '{}' END AS whole
+                     OFFSET 0) unpacked`
+
+	briefPayload = `
+       CASE WHEN whole IS NULL                           THEN '[...] ' || pg_size_pretty(pg_column_size(payload)::bigint)
+            WHEN pg_column_size(whole) <= @text          THEN whole::text
+            WHEN kind = 'exec' AND whole ? 'command'     THEN jsonb_build_object('command', left(whole ->> 'command', @text),
+                                                                                 'args', CASE WHEN pg_column_size(whole -> 'args') > @text THEN '["[...]"]' ELSE whole -> 'args' END)::text
+            WHEN kind = 'http' AND whole ? 'url'         THEN jsonb_build_object('method', left(whole ->> 'method', @text), 'url', left(whole ->> 'url', @text))::text
+            WHEN kind = 'sql'  AND whole ? 'statement'   THEN jsonb_build_object('statement', left(whole ->> 'statement', @text))::text
+            ELSE left(whole::text, @text) || ' [...]'
+        END`
+)
+
+var briefColumns = strings.NewReplacer("payload::text AS", briefPayload+" AS", "result::text AS", "NULL AS").Replace(rowColumns)
 
 // Names are names that are in use.
 type Names struct {
@@ -257,10 +294,14 @@ func list[T any](ctx context.Context, s *Store, scan pgx.RowToFunc[T], sql strin
 
 func listError(err error) error { return fmt.Errorf("list tasks: %w", listReason(err)) }
 
+// ErrNoAnswer is in the error of List, and of other questions that people ask, if Postgres did not
+// answer in time.
+var ErrNoAnswer = fmt.Errorf("no answer from Postgres within %v", listTimeout)
+
 // listReason says in words that a statement took too long.
 func listReason(err error) error {
 	if pgerror.Is(err, queryCanceled) || errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("no answer from Postgres within %v; it may be overloaded, try again", listTimeout)
+		return fmt.Errorf("%w; it may be overloaded, try again", ErrNoAnswer)
 	}
 	return err
 }

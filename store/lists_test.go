@@ -6,11 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"onejob/internal/snapshot"
 	"onejob/store"
 )
 
@@ -230,6 +232,60 @@ func BenchmarkList(bm *testing.B) {
 	}
 }
 
+// A brief list reads of large payloads what says what a task works on, and of results nothing.
+func TestBriefListsLeaveOutWhatIsLarge(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	many := strings.Repeat("x", 5000)
+	for _, test := range []struct{ kind, payload, target string }{ // LONG is a string of 1 MiB, and … any more
+		{"exec", `{"command": "backup", "args": ["-v"], "data": 1}`, "backup -v"},
+		{"exec", `{"command": "backup", "args": ["-v"], "data": LONG}`, "backup -v"},
+		{"exec", `{"command": "backup", "data": LONG}`, "backup"},
+		{"exec", `{"command": "backup", "args": [LONG]}`, "backup [...]"},
+		{"exec", `{"command": LONG}`, "c4ca4238a0b923820dcc509a6f75849b…"},
+		{"exec", `{"data": "` + many + `"}`, `{"data": "xxx…`},
+		{"http", `{"url": "https://me:secret@shop.example/hook?token=secret", "method": "POST", "body": LONG}`, "POST https://shop.example/hook"},
+		{"http", `{"url": "https://me:secret@shop.example/` + many + `?token=secret"}`, "https://shop.example/xxx…"},
+		{"sql", `{"statement": "close_month", "params": {"month": LONG}}`, "close_month"},
+		{"mail", `{"to": "ann"}`, `{"to": "ann"}`},
+		{"mail", `{"to": "` + many + `"}`, `{"to": "xxx…`},
+		{"mail", `{"to": LONG}`, "[...] …"},
+		{"noop", `{}`, ""},
+	} {
+		b.sql(`
+INSERT INTO onejob.tasks (kind, payload, status, finished_at, result)
+SELECT $1, replace($2, 'LONG', to_json(long)::text)::jsonb, 'succeeded', now(), to_jsonb(long)
+  FROM (SELECT string_agg(md5(i::text), '' ORDER BY i) FROM generate_series(1, 32768) i) AS l(long)`, test.kind, test.payload)
+		name := fmt.Sprintf("%s, %.60s", test.kind, test.payload)
+		whole, brief := b.page(store.Filter{Limit: 1}).Rows[0], b.page(store.Filter{Limit: 1, Brief: true}).Rows[0]
+		if len(brief.Payload) > 16<<10 || brief.Result != nil {
+			t.Errorf("%s: %d bytes of the payload and %d of the result are read", name, len(brief.Payload), len(brief.Result))
+		}
+		if len(whole.Result) < 1<<20 || strings.Contains(test.payload, "LONG") != (len(whole.Payload) > 1<<20) {
+			t.Errorf("%s: a list that is not brief has %d bytes of the payload and %d of the result", name, len(whole.Payload), len(whole.Result))
+		}
+		target := snapshot.Target(brief.Kind, brief.Payload)
+		begin, cut := strings.CutSuffix(test.target, "…")
+		if !strings.HasPrefix(target, begin) || cut == (target == begin) || strings.Contains(target, "secret") {
+			t.Errorf("%s: the target is %.100q, want %q", name, target, test.target)
+		}
+		whole.Payload, whole.Result, brief.Payload = nil, nil, nil
+		if !reflect.DeepEqual(brief, whole) {
+			t.Errorf("%s: the rest of the row is %+v, want %+v", name, brief, whole)
+		}
+	}
+}
+
+// page returns the first page of a list.
+func (b *bench) page(f store.Filter) store.Page {
+	b.t.Helper()
+	p, err := b.List(b.t.Context(), f)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return p
+}
+
 // What waits for a list is told when Postgres does not answer.
 func TestListsEndByStatementTimeout(t *testing.T) {
 	t.Parallel()
@@ -242,7 +298,7 @@ func TestListsEndByStatementTimeout(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), `LOCK TABLE onejob.tasks IN ACCESS EXCLUSIVE MODE`); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.List(t.Context(), store.Filter{Limit: 1}); err == nil || !strings.Contains(err.Error(), "no answer from Postgres within 5s") {
+	if _, err := b.List(t.Context(), store.Filter{Limit: 1}); !errors.Is(err, store.ErrNoAnswer) || !strings.Contains(err.Error(), "no answer from Postgres within 5s") {
 		t.Errorf("List of a locked table: %v", err)
 	}
 }

@@ -51,7 +51,7 @@ const cliIntroduction = `# Command line
 - ` + "`-o json`" + ` prints JSON on stdout. Notes and errors go to stderr.
 - A text flag that is given as ` + "`\"\"` is a usage error, so that a variable that is unset widens no filter and drops no lock key. `--config`, `enqueue --traceparent` and `migrate roles --prefix`" + ` may be empty.
 - Output replaces control characters by ` + "`\\x1b`" + ` and the like, so data from rows cannot control the terminal.
-- Lists fit the width of a terminal: long cells are cut. In a pipe nothing is cut, and cells wider than 200 are not aligned. Times have their offset from UTC.
+- Lists fit the width of a terminal: long cells are cut. In a pipe nothing is cut but targets of tasks, after some 4,000 characters, and cells wider than 200 are not aligned. Times have their offset from UTC.
 - Every command has ` + "`-h, --help`. `onejob completion bash`" + ` prints a completion script, also for zsh, fish and powershell: it completes commands, flags, and names of schedules, limits, queues and kinds. ` + "`make install`" + ` installs it, and manual pages.
 
 `

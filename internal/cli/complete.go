@@ -88,7 +88,7 @@ var (
 func taskIDs(statuses ...string) func(context.Context, string) ([]string, error) {
 	return fromStore(func(ctx context.Context, db *store.Store) (ids []string, err error) {
 		for _, status := range statuses {
-			page, err := db.List(ctx, store.Filter{Status: status, Limit: 50, Scan: 2000})
+			page, err := db.List(ctx, store.Filter{Status: status, Limit: 50, Scan: 2000, Brief: true})
 			if err != nil {
 				return nil, err
 			}

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -40,7 +41,9 @@ the last page.
             running: on which replica
             otherwise: the error
 
-On a terminal, long cells are cut to fit. In a pipe nothing is cut.
+On a terminal, long cells are cut to fit. In a pipe only long targets are, after some
+4,000 characters. A payload of more than 256 KiB that is a target is shown by its size.
+With -o json everything is whole.
 
 An index serves --status failed and cancelled, and running and pending as long as
 there are fewer than some thousands of them. Any other filter reads the newest
@@ -69,7 +72,11 @@ that ends before the page is full, stderr says where to continue.`,
 		case c.Flags().Changed("before") && f.Before < 1:
 			return usage(fmt.Errorf("--before: invalid task ID %d", f.Before))
 		}
+		f.Brief = *output != formatJSON
 		page, err := db.List(c.Context(), f)
+		if errors.Is(err, store.ErrNoAnswer) {
+			return fmt.Errorf("%w, or list fewer tasks with --limit", err)
+		}
 		if err != nil {
 			return err
 		}
