@@ -21,7 +21,7 @@ import (
 // Every command has a cgroup of its own, where cgroup v2 can be written:
 //
 //	<base>                     the daemon's own cgroup when it started
-//	<base>/onejob-daemon       the daemon, if controllers are enabled for attempts (EnableLimits)
+//	<base>/onejob-daemon       the daemon and its guards, if controllers are enabled for attempts (EnableLimits)
 //	<base>/onejob-attempts/X   one attempt
 //
 // A process is born inside and its descendants stay inside, whatever they do
@@ -167,9 +167,9 @@ func openHierarchy(own string) (hierarchy, error) {
 
 func (h hierarchy) attempts() string { return filepath.Join(h.base, attemptsDir) }
 
-// EnableLimits makes the limits l available to commands, or says what to do. It
-// may move this process into a leaf of its cgroup: a cgroup whose children have
-// controllers must not have processes itself. Call it before the first Start.
+// EnableLimits makes the limits l available to commands that are started from now on, or
+// says what to do. It may move this process, and guards, into a leaf of its cgroup: a cgroup whose
+// children have controllers must not have processes itself.
 func EnableLimits(l Limits) error {
 	want := l.controllers()
 	if len(want) == 0 {
@@ -211,8 +211,9 @@ func (h hierarchy) enable(controllers []string) error {
 }
 
 // leave moves this process from the base into a leaf, if it is there, and with
-// it a parent that is the same program. In a container all others are moved as
-// well, such as its init process.
+// it a parent that is the same program and all that this process has started, such as the guards
+// of commands that run while the configuration is reloaded. In a container all others are moved
+// as well, such as its init process.
 func (h hierarchy) leave() error {
 	if h.root {
 		return nil
@@ -221,9 +222,26 @@ func (h hierarchy) leave() error {
 	if err := os.Mkdir(leaf, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("make a cgroup for the daemon: %w; %s, or remove the limits", err, delegation)
 	}
+	ours := map[int]bool{os.Getpid(): true}
+	if parent := os.Getppid(); nameOf(parent) == nameOf(os.Getpid()) {
+		ours[parent] = true
+	}
+	if err := h.move(leaf, ours); err != nil {
+		return err
+	}
+	// What is started from here on is born in the leaf.
+	started, _ := descendants(os.Getpid()) // without it, the kernel refuses the controllers
+	for _, p := range started {
+		ours[p.PID] = true
+	}
+	return h.move(leaf, ours)
+}
+
+// move moves to a leaf what is in the base of some processes, or in a container of all.
+func (h hierarchy) move(leaf string, ours map[int]bool) error {
 	for _, field := range strings.Fields(readAll(filepath.Join(h.base, "cgroup.procs"))) {
 		pid, err := strconv.Atoi(field)
-		if err != nil || pid != os.Getpid() && !h.ours && (pid != os.Getppid() || nameOf(pid) != nameOf(os.Getpid())) {
+		if err != nil || !h.ours && !ours[pid] {
 			continue
 		}
 		if err := write(filepath.Join(leaf, "cgroup.procs"), field); err != nil && !errors.Is(err, unix.ESRCH) {

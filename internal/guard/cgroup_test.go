@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"onejob/boottime"
 	"onejob/internal/testenv"
 )
 
@@ -223,6 +224,26 @@ func TestEnableLimitsMovesTheDaemonToALeaf(t *testing.T) {
 		(&cgroup{dir: box}).killAll(time.Time{}) // sh and the others die with it
 	})
 
+	// So are the guards of commands that run already, as when a reload brings the first limit.
+	t.Run("while a command runs", func(t *testing.T) {
+		busy := testCgroup(t, os.Getuid())
+		var out testenv.Output
+		d := exec.Command("/proc/self/exe")
+		d.Env = append(os.Environ(), "GUARD_TEST_DAEMON=enable", "GUARD_TEST_ENABLE="+controller, "GUARD_TEST_SCRIPT=exec sleep 1000")
+		d.Stdout, d.Stderr = &out, &out
+		inCgroup(t, busy, d)
+		until(t, "the daemon has said it", func() bool { return strings.Contains(out.String(), "done\n") })
+		if want := "error <nil>\n" + readOwn(t, filepath.Base(busy)) + "/" + daemonLeaf + "\ndone\n"; out.String() != want {
+			t.Errorf("%q, want %q", out.String(), want)
+		}
+		if all := strings.Fields(readAll(busy + "/" + daemonLeaf + "/cgroup.procs")); len(all) != 2 { // the daemon and the guard
+			t.Errorf("processes %q are in the leaf", all)
+		}
+		if all := (&cgroup{dir: busy + "/" + attemptsDir}).processes(); len(all) != 1 {
+			t.Errorf("processes %v are in cgroups of attempts, and not the command alone", all)
+		}
+	})
+
 	// Somebody else in its cgroup prevents that, and is named.
 	other := exec.Command("/bin/sleep", "1000")
 	inCgroup(t, dir, other)
@@ -324,8 +345,13 @@ func TestLimitsHold(t *testing.T) {
 	})
 }
 
-// enableAndSay is a daemon that enables a controller.
+// enableAndSay is a daemon that enables a controller, while a command runs if it has a script.
 func enableAndSay() {
+	if script := os.Getenv("GUARD_TEST_SCRIPT"); script != "" {
+		if _, err := Start(Spec{Path: "/bin/sh", Args: []string{"-c", script}, Deadline: boottime.Now().Add(time.Minute)}); err != nil {
+			panic(err)
+		}
+	}
 	h, err := ourHierarchy()
 	if err == nil {
 		err = h.enable([]string{os.Getenv("GUARD_TEST_ENABLE")})

@@ -67,8 +67,8 @@ func (c Command) limits() guard.Limits {
 }
 
 // EnableLimits makes the limits of the commands available, or returns an error that
-// says what to do. A replica calls it once, before it runs anything: it may move
-// the process to another cgroup.
+// says what to do. A replica calls it before it runs anything, and when it reloads its
+// configuration: it may move the process to another cgroup.
 func (c Config) EnableLimits() error {
 	var all guard.Limits
 	var who []string
@@ -102,7 +102,7 @@ func CheckTimes(margin, lockDelay time.Duration) error {
 
 // Enable makes the limits of the commands available, see [Config.EnableLimits], or returns an
 // error if commands cannot be had with these times, see [CheckTimes]. A worker calls it before
-// it runs anything.
+// it runs anything of the kind.
 func (k *Kind) Enable(margin, lockDelay time.Duration) error {
 	if len(k.commands) == 0 {
 		return nil
