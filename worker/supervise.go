@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap"
 
 	"onejob/internal/logging"
+	"onejob/internal/procfs"
 	"onejob/internal/supervisor"
 	"onejob/lock"
 )
@@ -59,6 +60,10 @@ func Supervise(log *zap.Logger, work func(ctx context.Context, p *Process) error
 }
 
 func superviseBy(ctx context.Context, log *zap.Logger) (exitCode int) {
+	if err := procfs.Mounted(); err != nil { // the working process is started by way of /proc/self/exe
+		logging.Last(os.Stderr, err.Error())
+		return supervisor.ExitUsage
+	}
 	log = cmp.Or(log, logging.Stderr())
 	code, err := supervisor.Run(supervisor.Config{
 		Asked:     ctx,

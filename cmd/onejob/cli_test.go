@@ -76,6 +76,21 @@ func TestScripts(t *testing.T) {
 	})
 }
 
+// Without /proc a replica does not find its own program, and says what is missing.
+func TestServeWithoutProc(t *testing.T) {
+	t.Parallel()
+	if os.Getuid() != 0 {
+		t.Skip("only root may unmount /proc")
+	}
+	program := filepath.Join(t.TempDir(), "onejob")
+	install(t, program)
+	c := exec.Command("unshare", "--mount", "sh", "-c", `umount --lazy /proc && exec "$0" serve`, program)
+	out, err := c.CombinedOutput()
+	if c.ProcessState.ExitCode() != 2 || !strings.Contains(string(out), "onejob: /proc is not mounted") {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
 // install puts this binary at path. A symbolic link would not do: the program
 // must find its own name when it starts itself again.
 func install(t *testing.T, path string) {

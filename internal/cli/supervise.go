@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"onejob/internal/logging"
+	"onejob/internal/procfs"
 	"onejob/internal/supervisor"
 )
 
@@ -24,6 +25,9 @@ func (g greeting) String() string {
 // supervise runs replicas as processes of their own, one after the other, as long as
 // they crash.
 func supervise(ctx context.Context, out io.Writer) error {
+	if err := procfs.Mounted(); err != nil { // the working process is started by way of /proc/self/exe
+		return usage(err)
+	}
 	var greeted greeting
 	lines := &logging.Queue{Out: out}
 	log, _ := newLogger(defaults(), lines)

@@ -33,7 +33,7 @@ func TestTry(t *testing.T) {
 }
 
 // In a PID namespace that has kept the /proc of its parent, a guard would look for what it has to kill
-// under numbers of strangers.
+// under numbers of strangers. Without /proc it would find nothing.
 func TestProcOfAnotherNamespace(t *testing.T) {
 	const inside = "GUARD_TEST_INSIDE"
 	if os.Getenv(inside) != "" {
@@ -48,10 +48,15 @@ func TestProcOfAnotherNamespace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := exec.Command("unshare", "--pid", "--fork", self, "-test.run=^TestProcOfAnotherNamespace$")
-	c.Env = append(os.Environ(), inside+"=1")
-	out, err := c.CombinedOutput()
-	if err != nil || !strings.HasPrefix(string(out), "true /proc is that of another PID namespace") {
-		t.Errorf("%v: %s", err, out)
+	for want, unshare := range map[string][]string{
+		"/proc is that of another PID namespace": {"--pid", "--fork"},
+		"/proc is not mounted":                   {"--mount", "sh", "-c", `umount --lazy /proc && exec "$@"`, "sh"},
+	} {
+		c := exec.Command("unshare", append(unshare, self, "-test.run=^TestProcOfAnotherNamespace$")...)
+		c.Env = append(os.Environ(), inside+"=1")
+		out, err := c.CombinedOutput()
+		if err != nil || !strings.HasPrefix(string(out), "true "+want) {
+			t.Errorf("%q: %v: %s", unshare, err, out)
+		}
 	}
 }

@@ -201,9 +201,12 @@ func Try() error {
 	return nil
 }
 
-// CheckProc returns an error if /proc shows the processes of another PID namespace. Guards find there
-// what they have to kill: they would find nothing, or strangers.
+// CheckProc returns an error if /proc is not mounted, or shows the processes of another PID namespace.
+// Guards find there what they have to kill: they would find nothing, or strangers.
 func CheckProc() error {
+	if err := procfs.Mounted(); err != nil {
+		return err
+	}
 	if procfs.Place() == "" {
 		return errors.New("/proc is that of another PID namespace, so no process of a command could be found there: mount it anew (unshare --mount-proc)")
 	}

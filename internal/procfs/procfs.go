@@ -162,6 +162,14 @@ func parse(pid int, stat []byte) (Process, error) {
 	return p, nil
 }
 
+// Mounted returns an error that says what to do if /proc is not mounted, as after chroot.
+func Mounted() error {
+	if _, err := os.Lstat("/proc/self"); errors.Is(err, fs.ErrNotExist) {
+		return errors.New("/proc is not mounted, so neither onejob's own program nor any process could be found there: mount it (mount -t proc proc /proc)")
+	}
+	return nil
+}
+
 // Place names the world in which numbers and start times of processes mean the same:
 // PID and time namespaces change those. It is empty if /proc is that of another one.
 func Place() string {
