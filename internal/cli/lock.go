@@ -55,8 +55,8 @@ it), or:
 
   75   the lock was not available in time, or is held (--no-wait)
   124  the lock was lost, and the command was killed
-  125  any other failure: Consul (or RabbitMQ) is unavailable, or the command cannot be
-       started
+  125  any other failure: Consul (or RabbitMQ) stays unavailable for 15 s, or for the
+       time of --wait, or the command cannot be started
   143  a signal arrived while waiting for the lock
   2    usage error`,
 		Example: `  onejob lock backup -- /usr/local/bin/backup --full
@@ -187,7 +187,7 @@ func slotOf(c *cobra.Command, configPath, name string, slots int) (lockTarget, e
 		if err != nil {
 			return nil, usage(err)
 		}
-		return &oneSlot{limits: limits, name: name, slots: slots, run: limits.Run, ready: limits.Ready}, nil
+		return &oneSlot{limits: limits, name: name, slots: slots, run: limits.Run, ready: limits.Ready, down: rabbitmq.Unavailable}, nil
 	}
 	if err := execkind.CheckTimes(cfg.Consul.Margin, cfg.Consul.LockDelay); err != nil {
 		return nil, usage(problemList("lock", configPath, nil, nil, err))
@@ -199,7 +199,7 @@ func slotOf(c *cobra.Command, configPath, name string, slots int) (lockTarget, e
 		return nil, usage(problemList("lock", "", nil, nil, err))
 	}
 	return &oneSlot{limits: locks.Semaphores(), name: name, slots: slots, delay: locks.SlotDelay() + time.Second,
-		run: func(ctx context.Context) error { return locks.Run(ctx, nil) }, ready: locks.Ready}, nil
+		run: func(ctx context.Context) error { return locks.Run(ctx, nil) }, ready: locks.Ready, down: consul.Unavailable}, nil
 }
 
 // errStopped ends a wait for a lock.
@@ -215,6 +215,10 @@ type lockTarget interface {
 
 	// ask asks once for it. value says who holds it.
 	ask(ctx context.Context, value []byte) (lock.Lease, error)
+
+	// unavailable reports whether an error of ask says that Consul, or RabbitMQ, could not be asked, and
+	// may be later.
+	unavailable(err error) bool
 
 	// delays returns for how long ErrDelayed may be the answer at most, if every process
 	// counts that from when it begins to ask: one that asks once would never have it.
@@ -239,6 +243,8 @@ func (p wholeLock) ask(ctx context.Context, value []byte) (lock.Lease, error) {
 	return p.Acquire(ctx, lock.Request{Session: p.Session(), Key: p.key, Value: value})
 }
 
+func (wholeLock) unavailable(err error) bool { return consul.Unavailable(err) }
+
 // A lock-delay is Consul's to count.
 func (wholeLock) delays() time.Duration { return 0 }
 
@@ -251,8 +257,9 @@ type oneSlot struct {
 	slots      int
 	delay      time.Duration // see delays
 	run, ready func(context.Context) error
-	there      bool // the limit was seen
-	agreed     bool // it had so many slots
+	down       func(error) bool // see unavailable
+	there      bool             // the limit was seen
+	agreed     bool             // it had so many slots
 }
 
 func (p *oneSlot) Run(ctx context.Context) error   { return p.run(ctx) }
@@ -291,6 +298,8 @@ func (p *oneSlot) ask(ctx context.Context, value []byte) (lock.Lease, error) {
 	}
 	return leases[0], nil
 }
+
+func (p *oneSlot) unavailable(err error) bool { return p.down(err) }
 
 func (p *oneSlot) delays() time.Duration { return p.delay }
 
@@ -385,9 +394,35 @@ const answerTimeout = 10 * time.Second
 // notHadTimeout is how long a command that has not got its lock looks for who holds it.
 const notHadTimeout = 5 * time.Second
 
+// outageTimeout is how long the servers may be unavailable, at the start and when the lock is asked for.
+const outageTimeout = 15 * time.Second
+
+// An outage is a time in which the servers could not be asked, so that nobody knows whether the lock is held.
+type outage struct {
+	began    time.Time
+	failures int   // 0 while there is none
+	err      error // the last one that says why
+}
+
+// wait notes one more failure, and returns false if the outage has lasted for too long. Otherwise it
+// returns when it is time to ask again, or at the end of ctx.
+func (o *outage) wait(ctx context.Context, err error) bool {
+	if o.failures++; o.failures == 1 {
+		o.began = time.Now()
+	}
+	if o.err == nil || !errors.Is(err, lock.ErrLost) { // a lost session is what an outage leads to
+		o.err = err
+	}
+	left := outageTimeout - time.Since(o.began)
+	if left > 0 {
+		retry.Pause(ctx, min(retry.Backoff(o.failures), left))
+	}
+	return left > 0
+}
+
 // obtain waits for p.
 func obtain(ctx context.Context, p lockTarget, maxWait time.Duration) (lock.Lease, error) {
-	ready, cancel := context.WithTimeout(ctx, 15*time.Second)
+	ready, cancel := context.WithTimeout(ctx, outageTimeout)
 	defer cancel()
 	if err := p.Ready(ready); ctx.Err() != nil {
 		return nil, errStopped
@@ -402,6 +437,7 @@ func obtain(ctx context.Context, p lockTarget, maxWait time.Duration) (lock.Leas
 	}
 	asking := until
 	var delayed context.Context // for as long as a holder that has died may count; nil if there is none
+	var failing outage
 	for {
 		value, err := json.Marshal(struct {
 			Replica string    `json:"replica"`
@@ -416,8 +452,19 @@ func obtain(ctx context.Context, p lockTarget, maxWait time.Duration) (lock.Leas
 		case err == nil:
 			return lease, nil
 		case errors.Is(err, lock.ErrHeld), errors.Is(err, lock.ErrFull), errors.Is(err, lock.ErrDelayed):
-		case errors.Is(err, lock.ErrLost) && maxWait >= 0: // another session will come
+			failing = outage{}
+		case errors.Is(err, lock.ErrLost) && maxWait >= 0 && failing.failures == 0: // another session will come
 		case (errors.Is(err, rabbitmq.ErrUnconfirmed) || errors.Is(err, rabbitmq.ErrUnanswered)) && maxWait >= 0: // which passes
+			failing = outage{} // there is a broker
+		case asking.Err() != nil && errors.Is(err, asking.Err()): // there was no time for an answer
+		case errors.Is(err, lock.ErrLost), p.unavailable(err):
+			switch more := failing.wait(asking, err); {
+			case ctx.Err() != nil:
+				return nil, errStopped
+			case !more, asking.Err() != nil:
+				return nil, &exitError{exitLockError, failing.err}
+			}
+			continue
 		case until.Err() == nil:
 			return nil, &exitError{exitLockError, err}
 		}
@@ -439,6 +486,8 @@ func obtain(ctx context.Context, p lockTarget, maxWait time.Duration) (lock.Leas
 		switch {
 		case ctx.Err() != nil:
 			return nil, errStopped
+		case failing.failures > 0 && asking.Err() != nil:
+			return nil, &exitError{exitLockError, failing.err}
 		case !waits || asking.Err() != nil:
 			look, cancel := context.WithTimeout(ctx, notHadTimeout)
 			defer cancel()

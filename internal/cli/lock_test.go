@@ -3,12 +3,17 @@ package cli
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"onejob/internal/servers"
+	"onejob/internal/testenv"
 	"onejob/lock"
+	"onejob/lock/consul"
 	"onejob/lock/rabbitmq"
 )
 
@@ -23,6 +28,7 @@ func (n *noToken) ask(context.Context, []byte) (lock.Lease, error) {
 	return nil, lock.ErrLost
 }
 func (n *noToken) await(context.Context) error               { return errors.New("403") }
+func (n *noToken) unavailable(error) bool                    { return false }
 func (n *noToken) delays() time.Duration                     { return 0 }
 func (n *noToken) notHad(_ context.Context, err error) error { return err }
 
@@ -134,11 +140,13 @@ type shared struct {
 	answers []error
 	until   []time.Duration // since began
 	began   time.Time
+	asked   int
 }
 
 func (s *shared) Run(context.Context) error   { return nil }
 func (s *shared) Ready(context.Context) error { return nil }
 func (s *shared) ask(ctx context.Context, _ []byte) (lock.Lease, error) {
+	s.asked++
 	for i, answer := range s.answers {
 		if time.Since(s.began) < s.until[i] {
 			return nil, answer
@@ -154,6 +162,7 @@ func (s *shared) await(ctx context.Context) error {
 	}
 	return ctx.Err()
 }
+func (s *shared) unavailable(err error) bool                { return errors.Is(err, syscall.ECONNREFUSED) }
 func (s *shared) delays() time.Duration                     { return 11 * time.Second }
 func (s *shared) notHad(_ context.Context, err error) error { return err }
 
@@ -183,10 +192,106 @@ func TestObtainWaitsForTheDead(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			began := time.Now()
-			_, err := obtain(t.Context(), &shared{c.answers, c.until, began}, c.maxWait)
+			_, err := obtain(t.Context(), &shared{answers: c.answers, until: c.until, began: began}, c.maxWait)
 			if took := time.Since(began); err == nil != c.had || took != c.after {
 				t.Errorf("%s: %v after %v, want a slot: %v, after %v", c.name, err, took, c.had, c.after)
 			}
 		})
+	}
+}
+
+// An outage of the servers ends a wait when it has lasted for 15 s, or for the time that the command may wait.
+// What will not pass ends it at once.
+func TestObtainThroughAnOutage(t *testing.T) {
+	const never = time.Hour
+	refused := fmt.Errorf("acquire locks: %w", syscall.ECONNREFUSED)
+	denied := errors.New("permission denied")
+	for _, c := range []struct {
+		name     string
+		answers  []error
+		until    []time.Duration
+		maxWait  time.Duration
+		code     int           // 0: it gets the lock
+		err      error         // with the code
+		from, to time.Duration // when it ends
+	}{
+		{"for a moment", []error{refused}, []time.Duration{time.Millisecond}, 0, 0, nil, 0, time.Second},
+		{"for almost as long as is waited", []error{refused}, []time.Duration{14 * time.Second}, 0, 0, nil, 14 * time.Second, 16 * time.Second},
+		{"for longer", []error{refused}, []time.Duration{never}, 0, exitLockError, refused, 15 * time.Second, 15 * time.Second},
+		{"for a while, no wait", []error{refused}, []time.Duration{7 * time.Second}, -1, 0, nil, 7 * time.Second, 10 * time.Second},
+		{"for longer, no wait", []error{refused}, []time.Duration{never}, -1, exitLockError, refused, answerTimeout, answerTimeout},
+		{"for longer than it may wait", []error{refused}, []time.Duration{never}, 3 * time.Second, exitLockError, refused, 3 * time.Second, 3 * time.Second},
+		{"for longer, and it may wait for long", []error{refused}, []time.Duration{never}, time.Minute, exitLockError, refused, 15 * time.Second, 15 * time.Second},
+		{"until after the end of the session", []error{refused, lock.ErrLost}, []time.Duration{9 * time.Second, 12 * time.Second}, 0, 0, nil, 12 * time.Second, 15 * time.Second},
+		{"for long after the end of the session", []error{refused, lock.ErrLost}, []time.Duration{9 * time.Second, never}, 0, exitLockError, refused, 15 * time.Second, 15 * time.Second},
+		{"twice", []error{refused, lock.ErrFull, refused}, []time.Duration{12 * time.Second, 20 * time.Second, 32 * time.Second}, 0, 0, nil, 32 * time.Second, 35 * time.Second},
+		{"the holder has died, no wait", []error{lock.ErrDelayed, refused, lock.ErrDelayed}, []time.Duration{time.Second, 3 * time.Second, 8 * time.Second}, -1, 0, nil, 8 * time.Second, 9500 * time.Millisecond},
+		{"a right is missing", []error{denied}, []time.Duration{never}, 0, exitLockError, denied, 0, 0},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			it := &shared{answers: c.answers, until: c.until, began: time.Now()}
+			_, err := obtain(t.Context(), it, c.maxWait)
+			took, code := time.Since(it.began), 0
+			if e, ok := errors.AsType[*exitError](err); ok {
+				code = e.code
+			}
+			if code != c.code || !errors.Is(err, c.err) || took < c.from || took > c.to {
+				t.Errorf("%s: %v (code %d) after %v, want code %d, %v after %v to %v", c.name, err, code, took, c.code, c.err, c.from, c.to)
+			}
+			if it.asked > 50 || c.err == denied && it.asked != 1 {
+				t.Errorf("%s: it was asked for %d times", c.name, it.asked)
+			}
+		})
+	}
+}
+
+// restarted is a lock whose Consul is killed before it is asked for, once.
+type restarted struct {
+	wholeLock
+	kill func()
+}
+
+func (r *restarted) ask(ctx context.Context, value []byte) (lock.Lease, error) {
+	if kill := r.kill; kill != nil {
+		r.kill = nil
+		kill()
+	}
+	return r.wholeLock.ask(ctx, value)
+}
+
+// A restart of Consul when its lock is asked for does not end the wait.
+func TestObtainWhileConsulRestarts(t *testing.T) {
+	t.Parallel()
+	server, kv := testenv.OwnConsul(t, servers.ConsulConfig{})
+	cfg := defaults()
+	cfg.Consul.Address, cfg.Consul.Prefix = kv.Addr, kv.Prefix
+	locks, err := consul.New(cfg.consulConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	back := make(chan time.Duration, 1)
+	it := &restarted{wholeLock{locks, "k"}, func() {
+		server.Kill()
+		killed := time.Now()
+		go func() {
+			if err := server.Start(context.WithoutCancel(t.Context())); err != nil {
+				t.Error(err)
+			}
+			back <- time.Since(killed)
+		}()
+	}}
+	defer background(t.Context(), it.Run)()
+	lease, err := obtain(t.Context(), it, 0)
+	if it.kill != nil {
+		t.Fatal(err)
+	}
+	took := <-back
+	switch {
+	case err == nil:
+		_ = lease.Release(t.Context())
+	case took > outageTimeout/2:
+		t.Skipf("Consul came back after %v: %v", took, err)
+	default:
+		t.Errorf("Consul was back after %v: %v", took, err)
 	}
 }

@@ -12,6 +12,8 @@ import (
 	"syscall"
 
 	"github.com/hashicorp/consul/api"
+
+	"onejob/internal/retry"
 )
 
 // answer is what is known after a request that was to change something.
@@ -51,6 +53,21 @@ func classify(err error) answer {
 	return unknown
 }
 
+// Unavailable reports whether an error of this package says that Consul, or the way to it, is
+// unavailable or busy, so that the same request may succeed later. A missing right, a certificate
+// that is not trusted and a limit that does not exist are no such errors. What a request was
+// to change may have been changed nevertheless.
+func Unavailable(err error) bool {
+	switch status, answered := errors.AsType[api.StatusError](err); {
+	case err == nil, denied(err):
+		return false
+	case answered:
+		return status.Code >= 500 || status.Code == http.StatusTooManyRequests ||
+			status.Code == http.StatusConflict // others were faster at each try
+	}
+	return retry.Network(err)
+}
+
 // txnErrors returns what a conflict lists, by operation.
 func txnErrors(err error) api.TxnErrors {
 	status, ok := errors.AsType[api.StatusError](err)
@@ -83,13 +100,18 @@ func incomplete(what string) error {
 	return api.StatusError{Code: http.StatusForbidden, Body: "Permission denied: the token lacks permission 'key:read' on " + what}
 }
 
+// denied reports whether Consul has refused a request for want of a right, or does not know the token.
+func denied(err error) bool {
+	status, ok := errors.AsType[api.StatusError](err)
+	return ok && status.Code == http.StatusForbidden || strings.Contains(err.Error(), "Permission denied") || strings.Contains(err.Error(), "ACL not found")
+}
+
 // explain adds what an operator can do about err.
 func (c Config) explain(err error) error {
-	var status api.StatusError
 	switch {
 	case err == nil:
 		return nil
-	case errors.As(err, &status) && status.Code == http.StatusForbidden, strings.Contains(err.Error(), "Permission denied"), strings.Contains(err.Error(), "ACL not found"):
+	case denied(err):
 		return fmt.Errorf("%w; the token (consul.token or CONSUL_HTTP_TOKEN) needs these rules: %s (NODE is the name of the agent's node)", err, strings.Join(c.rules("NODE"), "  "))
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return fmt.Errorf("%w; is a Consul agent running at %s? (consul.address or CONSUL_HTTP_ADDR)", err, c.Client.Address)

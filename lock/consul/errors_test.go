@@ -2,12 +2,16 @@ package consul
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/uuid"
@@ -15,6 +19,7 @@ import (
 
 	"onejob/boottime"
 	"onejob/internal/testenv"
+	"onejob/lock"
 )
 
 // TestConsulsWords holds the texts and codes that this package goes by against
@@ -186,6 +191,50 @@ func TestClassify(t *testing.T) {
 	} {
 		if got := classify(test.err); got != test.want {
 			t.Errorf("%v is classified as %d, want %d", test.err, got, test.want)
+		}
+	}
+}
+
+func TestUnavailable(t *testing.T) {
+	status := func(code int, body string) error {
+		return fmt.Errorf("wrapped: %w", api.StatusError{Code: code, Body: body})
+	}
+	request := func(err error) error { return &url.Error{Op: "Put", URL: "http://consul/v1/txn", Err: err} }
+	for _, test := range []struct {
+		err  error
+		want bool
+	}{
+		{nil, false},
+		{request(&net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}), true},
+		{request(&net.OpError{Op: "read", Err: syscall.ECONNRESET}), true},
+		{request(io.EOF), true},
+		{request(context.DeadlineExceeded), true},
+		{fmt.Errorf("the answer: %w", io.ErrUnexpectedEOF), true},
+		{status(500, "No cluster leader"), true},
+		{status(500, "leadership lost while committing log"), true},
+		{status(429, "Your IP is issuing too many concurrent connections"), true},
+		{status(502, ""), true},
+		{status(503, ""), true},
+		{status(409, `{"Errors":[{"OpIndex":0,"What":"current modify index"}]}`), true},
+		{status(409, `{"Errors":[{"OpIndex":0,"What":"Permission denied"}]}`), false},
+		{status(400, "Must have at least one operation"), false},
+		{status(403, "Permission denied: token lacks permission"), false},
+		{status(403, "ACL not found"), false},
+		{status(500, "rpc error making call: ACL not found"), false},
+		{status(413, ""), false},
+		{request(&tls.CertificateVerificationError{Err: x509.UnknownAuthorityError{}}), false},
+		{request(&net.OpError{Op: "remote error", Err: errors.New("tls: bad certificate")}), false},
+		{lock.ErrNoSemaphore, false},
+		{context.Canceled, false},
+		{errors.New("acquire a lock: the key is 600 bytes long, not 1 to 512"), false},
+	} {
+		if got := Unavailable(test.err); got != test.want {
+			t.Errorf("%v: %v, want %v", test.err, got, test.want)
+		}
+		if test.err != nil {
+			if got := Unavailable((Config{Client: api.DefaultConfig()}).explain(test.err)); got != test.want {
+				t.Errorf("%v, explained: %v, want %v", test.err, got, test.want)
+			}
 		}
 	}
 }

@@ -3,17 +3,54 @@ package rabbitmq
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
 
 	"onejob/boottime"
 	"onejob/internal/servers"
 	"onejob/internal/testenv"
 	"onejob/lock"
 )
+
+func TestUnavailable(t *testing.T) {
+	for _, test := range []struct {
+		err  error
+		want bool
+	}{
+		{nil, false},
+		{&net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}, true},
+		{context.DeadlineExceeded, true},
+		{io.EOF, true},
+		{unanswered(time.Second), true},
+		{ErrUnconfirmed, true},
+		{amqp.ErrClosed, true},
+		{&amqp.Error{Code: amqp.ConnectionForced, Reason: "broker forced connection closure with reason 'shutdown'"}, true},
+		{&amqp.Error{Code: amqp.FrameError, Reason: "EOF"}, true},
+		{&amqp.Error{Code: amqp.NotFound, Reason: "home node 'rabbit@a' of durable queue 'q' in vhost '/' is down or inaccessible"}, true},
+		{&amqp.Error{Code: amqp.NotFound, Reason: "no queue 'q' in vhost '/'"}, false},
+		{amqp.ErrCredentials, false},
+		{amqp.ErrVhost, false},
+		{amqp.ErrChannelMax, false},
+		{&amqp.Error{Code: amqp.AccessRefused, Reason: "access to queue 'q' refused"}, false},
+		{&net.OpError{Op: "remote error", Err: errors.New("tls: bad certificate")}, false},
+		{lock.ErrNoSemaphore, false},
+		{context.Canceled, false},
+	} {
+		if got := Unavailable(test.err); got != test.want {
+			t.Errorf("%v: %v, want %v", test.err, got, test.want)
+		}
+		if got := Unavailable(explain("try", test.err)); got != test.want {
+			t.Errorf("%v, explained: %v, want %v", test.err, got, test.want)
+		}
+	}
+}
 
 // A muffler leads TCP to the broker until it is told to be silent: then it
 // forwards nothing, not even that a side has hung up.

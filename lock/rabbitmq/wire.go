@@ -11,6 +11,8 @@ import (
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"onejob/internal/retry"
 )
 
 const (
@@ -167,6 +169,21 @@ func is(err error, codes ...int) bool {
 // channel alone.
 func tooManyChannels(err error) bool {
 	return is(err, amqp.NotAllowed) && strings.Contains(err.Error(), "number of channels opened")
+}
+
+// Unavailable reports whether an error of this package says that the broker, a node of its cluster or
+// the way to it is unavailable, so that the same request may succeed later. A missing right and a limit
+// of the broker that is reached are no such errors.
+func Unavailable(err error) bool {
+	switch {
+	case errors.Is(err, ErrUnconfirmed), errors.Is(err, ErrUnanswered), nodeDown(err):
+		return true
+	case errors.Is(err, amqp.ErrChannelMax): // which is a ChannelError, too
+		return false
+	case errors.As(err, new(*amqp.Error)): // a FrameError is what the library makes of a connection that broke off
+		return is(err, amqp.ConnectionForced, amqp.FrameError, amqp.ChannelError, amqp.InternalError)
+	}
+	return retry.Network(err)
 }
 
 // explain says what was attempted, and, for mistakes that an operator can fix, what to
