@@ -61,9 +61,10 @@ new one. Send signals to the supervisor, which passes them on.`,
 			signal.Stop(reload)
 			return supervise(c.Context(), stdoutOf(c))
 		case self.Dead != nil:
-			return reportDeath(c.Context(), *path, stdoutOf(c), self)
+			err = reportDeath(c.Context(), *path, stdoutOf(c), self)
+		default:
+			err = work(c.Context(), *path, handlers, stdoutOf(c), self, reload)
 		}
-		err = work(c.Context(), *path, handlers, stdoutOf(c), self, reload)
 		self.Ending() // a panic does not get here
 		return err
 	}

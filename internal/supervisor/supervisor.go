@@ -20,8 +20,8 @@
 //	by a signal that we passed on       passed on: it has no handler for it
 //	not announced, or by another one    a crash: a panic, kill -9, out of memory
 //
-// An exit is announced by [Worker.Ending]. A Go program that panics exits with 2 but
-// announces nothing, which tells it from one that refused its configuration.
+// An exit is announced by [Worker.Ending]. A Go program that panics, or whose runtime gives up, exits
+// with 2 but announces nothing, which tells it from one that refused its configuration.
 //
 // If the supervisor is killed, the kernel kills the worker in the same moment
 // (PR_SET_PDEATHSIG). Guards notice that and end their commands, as they do when the
@@ -68,15 +68,16 @@ const (
 	killWait        = 5 * time.Second        // processes that SIGKILL does not end in this time are left behind
 	reportWait      = 5 * time.Second        // the first attempt to make a death known may delay a restart by this
 	reportPause     = time.Second            // before one that failed is made again; it doubles
+	lastWords       = time.Second            // what a process has said may be heard this long after its end
 	tick            = time.Second            // how long at most nothing is looked at
 )
 
 // Config says how to run this program as a worker.
 //
 // When a worker has died and nothing of it is left, this program is started once more, with the same
-// arguments, to make that known: [Worker.Dead] says so there. It runs until it exits with 0 or ExitUsage,
-// and is started again otherwise. It calls Ready when it has tried everything once; the next worker is
-// started then.
+// arguments, to make that known: [Worker.Dead] says so there. It runs until it exits with 0 or ExitUsage
+// and has announced that, and is started again otherwise. It calls Ready when it has tried everything
+// once; the next worker is started then.
 type Config struct {
 	// Asked ends when SIGTERM or SIGINT asks this program to end, as by
 	// signal.NotifyContext. If it is nil, Run listens for them itself; one that came
@@ -197,7 +198,12 @@ type process struct {
 
 	gone   bool // it was reaped, with status
 	status syscall.WaitStatus
+	ended  time.Time
 }
+
+// allHeard reports whether all is known that a process has said that is gone. Another process may keep
+// its end of the pipe open.
+func (p *process) allHeard() bool { return p.silent || time.Since(p.ended) >= lastWords }
 
 // line is what a child has said; empty when it has closed its end of the pipe.
 type line struct {
@@ -221,7 +227,7 @@ func (s *supervisor) run() (code int, err error) {
 			for !w.gone {
 				s.step(tick)
 			}
-			for last := time.Now().Add(time.Second); !w.silent && time.Now().Before(last); {
+			for !w.allHeard() {
 				s.step(10 * time.Millisecond)
 			}
 			s.worker = nil
@@ -422,7 +428,7 @@ func (s *supervisor) reap() {
 			return
 		}
 		if p := s.running[pid]; p != nil {
-			p.gone, p.status = true, status
+			p.gone, p.status, p.ended = true, status, time.Now()
 			delete(s.running, pid)
 		}
 	}
@@ -445,7 +451,10 @@ func (s *supervisor) reportDeath(id string) {
 // the next worker from being started nor this death from being made known.
 func (s *supervisor) stopReporter() {
 	s.killing = true
-	for end := time.Now().Add(killWait); s.reporter != nil && !s.reporter.gone; {
+	for end := time.Now().Add(killWait); s.reporter != nil; s.step(tick) { // which notes its end
+		if s.reporter.gone {
+			continue
+		}
 		pid := s.reporter.pid
 		if time.Now().After(end) {
 			if p, err := procfs.Read(pid); err == nil && procfs.Place() != "" { // or else /proc is that of another PID namespace
@@ -455,16 +464,14 @@ func (s *supervisor) stopReporter() {
 			return
 		}
 		_ = unix.Kill(pid, unix.SIGKILL)
-		s.step(tick)
 	}
-	s.checkReporter()
 }
 
 // checkReporter starts what makes deaths known when it is due, and sees what became of it.
 func (s *supervisor) checkReporter() {
-	if u := s.reporter; u != nil && u.gone {
+	if u := s.reporter; u != nil && u.gone && u.allHeard() {
 		s.reporter = nil
-		if code := exitCode(u.status); code == 0 || code == ExitUsage {
+		if code := exitCode(u.status); u.ending && (code == 0 || code == ExitUsage) { // see over
 			s.dead = nil
 		}
 		s.reportAt, s.reportLag = time.Now().Add(s.reportLag), min(2*s.reportLag, lastDelay)

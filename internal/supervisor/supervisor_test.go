@@ -58,12 +58,33 @@ func TestMain(m *testing.M) {
 		os.Exit(code)
 	case w.Dead != nil:
 		say("burial", "dumpable", dumpable())
+		if once := os.Getenv("FIRST_REPORTER"); once != "" {
+			failOnce(w, once)
+		}
 		say("buried", len(w.Dead), os.Getenv("BURYING"), os.Args)
 		w.Ready()
+		w.Ending()
 	default:
 		work(w, signals)
 	}
 	os.Exit(0)
+}
+
+// failOnce ends the first process that makes a death known as the words before a file's name say.
+func failOnce(w *supervisor.Worker, words string) {
+	how, file, _ := strings.Cut(words, " ")
+	if _, err := os.Stat(file); err == nil {
+		return
+	}
+	_ = os.WriteFile(file, nil, 0o600)
+	switch how {
+	case "panic":
+		panic("as the test wants it")
+	case "refuse":
+		w.Ending()
+		os.Exit(supervisor.ExitUsage)
+	}
+	os.Exit(0) // without a word
 }
 
 // say writes a line at once, whole.
@@ -247,6 +268,40 @@ func TestExits(t *testing.T) {
 				t.Errorf("%d crashes, %d buried, %d restarted, %d started; want %d crashes", n, r.count("buried"), r.count("restarted"), r.count("started"), test.crashes)
 			}
 		})
+	}
+}
+
+// What makes a death known is believed that it is done only if it announces its end: the runtime of Go
+// ends a program with ExitUsage, too.
+func TestReporterThatFailsIsStartedAgain(t *testing.T) {
+	t.Parallel()
+	for name, how := range map[string]string{"it panics": "panic", "it exits without a word": "exit"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := start(t, []string{"FIRST_REPORTER=" + how + " " + filepath.Join(t.TempDir(), "first")}, "ready die=9", "ready signals=1 ending exit=0")
+			r.await("burial")
+			if buried := r.await("buried"); !strings.HasPrefix(buried, "1 ") {
+				t.Errorf("made known: %s", buried)
+			}
+		})
+	}
+}
+
+// One that refuses its configuration is not started again, and what it was to make known is given up.
+func TestReporterThatRefuses(t *testing.T) {
+	t.Parallel()
+	r := start(t, []string{"FIRST_REPORTER=refuse " + filepath.Join(t.TempDir(), "first")}, "ready die=9", "ready hello=1 signals=1 ending exit=0")
+	r.await("burial")
+	r.await("hello")
+	var pid int
+	for _, line := range r.all {
+		_, _ = fmt.Sscanf(line, "started %d", &pid) // the last one counts
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if buried := r.await("buried"); !strings.HasPrefix(buried, "1 ") {
+		t.Errorf("made known: %s, want the second death alone", buried)
 	}
 }
 
