@@ -62,7 +62,9 @@ type Worker struct {
 // Adopt returns the Worker that this process is, or nil if it has no supervisor. It
 // removes the variables that say so from the environment, and hides the process from others of its
 // user, as Run does. Handlers of signals must be installed before. It fails if /proc
-// does not show this user processes that are hidden in this way.
+// does not show this user processes that are hidden in this way. CAP_SYS_PTRACE shows them; it must be
+// an ambient capability and none of the program's file, for which the kernel would forget
+// PR_SET_PDEATHSIG (prctl(2)).
 func Adopt() (*Worker, error) {
 	id, there := os.LookupEnv(processVariable)
 	dead := os.Getenv(deadVariable)
@@ -85,7 +87,7 @@ func Adopt() (*Worker, error) {
 	}
 	// What cannot be seen would be taken for dead, and what works under it killed.
 	if _, err := procfs.Read(os.Getppid()); err != nil && !errors.Is(err, procfs.ErrOdd) {
-		return nil, errors.New("/proc does not show this user the processes of onejob, which are hidden from others: mount it without hidepid, leave ProtectProc out of the unit, or give onejob the capability CAP_SYS_PTRACE")
+		return nil, errors.New("/proc does not show this user the processes of onejob, which are hidden from others: mount it without hidepid, leave ProtectProc out of the unit, or give onejob the ambient capability CAP_SYS_PTRACE")
 	}
 	w := &Worker{Process: id, pipe: os.NewFile(pipeFD, "supervisor")}
 	if dead != "" {
