@@ -81,7 +81,7 @@ key. --timeout is about an attempt; to bound the wait, use onejob tasks wait ID 
 			return err
 		}
 		if id == 0 {
-			printf(c.ErrOrStderr(), "onejob: a pending or running task has the unique key %q; nothing was enqueued\n", n.UniqueKey)
+			printf(c.ErrOrStderr(), "%s: a pending or running task has the unique key %q; nothing was enqueued\n", c.Root().Name(), n.UniqueKey)
 			if !*wait {
 				return nil
 			}

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"regexp"
 	"strings"
 	"syscall"
 
@@ -49,7 +50,7 @@ func usage(err error) error { return &exitError{exitUsage, err} }
 
 // A Program is the command onejob, or another program with the same commands.
 type Program struct {
-	Name    string      // as in help texts; default onejob
+	Name    string      // in help texts, and before errors; default onejob
 	Kinds   tasks.Kinds // what its replicas run besides the kinds of the configuration
 	Example string      // config.example.yaml
 }
@@ -80,11 +81,11 @@ func run(ctx context.Context, p Program, args []string, stdin io.Reader, stdout,
 	}
 	if chosen, ok := errors.AsType[*exitError](err); ok {
 		if chosen.err != nil {
-			logging.Last(stderr, "onejob: "+plaintext.Lines(chosen.err.Error()))
+			logging.Last(stderr, root.Name()+": "+plaintext.Lines(chosen.err.Error()))
 		}
 		return chosen.code
 	}
-	logging.Last(stderr, "onejob: "+plaintext.Lines(explain(err)))
+	logging.Last(stderr, root.Name()+": "+plaintext.Lines(explain(err)))
 	return exitFailure
 }
 
@@ -156,10 +157,14 @@ Exit codes: 0 success, 1 failure, 2 usage or configuration error. "onejob lock" 
 		if c.ValidArgsFunction == nil { // nothing takes files but flags
 			c.ValidArgsFunction = cobra.NoFileCompletions
 		}
+		c.Example = exampleCommand.ReplaceAllString(c.Example, "${1}"+strings.ReplaceAll(root.Name(), "$", "$$")+" ")
 	}
 	wrapArgs(root)
 	return root
 }
+
+// exampleCommand finds the command onejob in examples, which has another name in another program.
+var exampleCommand = regexp.MustCompile(`(?m)(^ *|[|] |&& )onejob `)
 
 // wrapArgs makes wrong arguments a usage error, in c and below.
 func wrapArgs(c *cobra.Command) {
