@@ -29,8 +29,10 @@
 //
 // Not promised: a process that the kernel does not let go, or that changed to a user
 // whom the supervisor may not signal, is left behind after some seconds. The worker
-// is started again then, but its death is not made known, see [Config]. The kernel forgets
-// PR_SET_PDEATHSIG if the program's file has capabilities or the setuid bit.
+// is started again then, but its death is not made known, see [Config].
+//
+// The kernel forgets PR_SET_PDEATHSIG if the program's file has capabilities or the setuid bit. Then
+// a worker kills itself when the pipe breaks, which one that is frozen does only when it goes on.
 //
 // The supervisor waits for every child of its process (wait4(-1)), as process 1 of a
 // container must. A program that calls Run cannot use os/exec at the same time.

@@ -5,6 +5,7 @@ package supervisor_test
 import (
 	"bufio"
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -543,25 +544,71 @@ func TestWorkerDoesNotOutliveItsSupervisor(t *testing.T) {
 	testEventually(t, "the worker is gone", func() bool { return syscall.Kill(pid, 0) == syscall.ESRCH })
 }
 
+// The kernel forgets who is to end with its parent if the program's file has capabilities.
+func TestWorkerWithCapabilitiesDoesNotOutliveItsSupervisor(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	program := installForAll(t)
+	// As struct vfs_cap_data in linux/capability.h: version 2, effective; CAP_NET_BIND_SERVICE.
+	data := make([]byte, 20)
+	binary.LittleEndian.PutUint32(data, 0x02000001)
+	binary.LittleEndian.PutUint32(data[4:], 1<<unix.CAP_NET_BIND_SERVICE)
+	if err := unix.Setxattr(program, "security.capability", data, 0); err != nil {
+		t.Skipf("files cannot have capabilities here: %v", err)
+	}
+	cmd := exec.Command("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", program, "supervise", "ready hello=1 signals=1")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Wait() //nolint:errcheck // it was killed
+	defer cmd.Process.Kill()
+	pid := 0
+	for said := bufio.NewScanner(out); said.Scan() && said.Text() != "hello 1"; {
+		_, _ = fmt.Sscanf(said.Text(), "started %d", &pid)
+	}
+	if pid == 0 {
+		t.Fatal("no worker has started")
+	}
+	defer syscall.Kill(pid, syscall.SIGKILL) //nolint:errcheck // it should be gone
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil || !strings.Contains(string(status), "CapPrm:\t0000000000000400") {
+		t.Skipf("the file's capabilities have no effect here: %v", err)
+	}
+	_ = cmd.Process.Kill()
+	testEventually(t, "the worker is gone", func() bool { return syscall.Kill(pid, 0) == syscall.ESRCH })
+}
+
+// installForAll copies this program to where every user may run it.
+func installForAll(t *testing.T) (program string) {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "supervise") // which everybody may look into
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	program = filepath.Join(dir, "supervise")
+	if out, err := exec.Command("/bin/sh", "-c", `chmod 755 "$0" && install -m 755 "$1" "$2"`, dir, self, program).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return program
+}
+
 // With a /proc that hides hidden processes from their own user, nothing begins: a working process
 // would take the guards of others for dead.
 func TestProcThatHidesProcesses(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root")
 	}
-	dir, err := os.MkdirTemp("/tmp", "hidepid") // which everybody may look into
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(dir)
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	program := filepath.Join(dir, "supervise")
-	if out, err := exec.Command("/bin/sh", "-c", `chmod 755 "$0" && install -m 755 "$1" "$2"`, dir, self, program).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	program := installForAll(t)
 	for _, option := range []string{"hidepid=0", "hidepid=1", "hidepid=2"} {
 		script := `mount -t proc -o ` + option + ` proc /proc && cd / && exec setpriv --reuid 65534 --regid 65534 --clear-groups "$0" supervise "ready ending exit=0"`
 		out, err := exec.Command("unshare", "-m", "/bin/sh", "-c", script, program).CombinedOutput()

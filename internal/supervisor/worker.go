@@ -62,7 +62,7 @@ type Worker struct {
 // Adopt returns the Worker that this process is, or nil if it has no supervisor. It
 // removes the variables that say so from the environment, and hides the process from others of its
 // user, as Run does. Handlers of signals must be installed before. It fails if /proc
-// does not show this user processes that are hidden in this way. CAP_SYS_PTRACE shows them; it must be
+// does not show this user processes that are hidden in this way. CAP_SYS_PTRACE shows them; it should be
 // an ambient capability and none of the program's file, for which the kernel would forget
 // PR_SET_PDEATHSIG (prctl(2)).
 func Adopt() (*Worker, error) {
@@ -94,7 +94,21 @@ func Adopt() (*Worker, error) {
 		w.Dead = strings.Split(dead, ",")
 	}
 	w.say(wordHere)
+	go endWithSupervisor()
 	return w, nil
+}
+
+// endWithSupervisor kills this process when its supervisor, who alone reads the pipe, has died. Most
+// often the kernel is earlier, see the package's comment.
+func endWithSupervisor() {
+	pipe := []unix.PollFd{{Fd: pipeFD}} // POLLERR comes unasked
+	for {
+		if _, err := unix.Poll(pipe, -1); err == nil && pipe[0].Revents&unix.POLLERR != 0 {
+			_ = unix.Kill(os.Getpid(), unix.SIGKILL)
+		} else if err != unix.EINTR {
+			return
+		}
+	}
 }
 
 // Hurry calls hurry when SIGINT or SIGTERM comes after ctx has ended, by the first of them, until stop
