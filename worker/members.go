@@ -18,7 +18,7 @@ import (
 )
 
 // members is the cluster's list of replicas, as this one knows it: the second witness
-// of who is alive. With witness it is the [lock.Cluster] of the worker's locks.
+// of who is alive. With peers it is the [lock.Cluster] of the worker's locks.
 //
 // How long another replica has been silent is counted here, on our own clock, from
 // when its heartbeat was first seen: late, and never early. What was not seen, because
@@ -185,14 +185,14 @@ func (m *members) stillSilent(session string) bool {
 	return known && !r.State.Final() && silent >= lock.Silence
 }
 
-// witness is the members as the worker's locks see them.
-type witness struct {
+// peers is the members as the worker's locks see them.
+type peers struct {
 	*members
 	w *Worker
 }
 
 // Silent implements lock.Cluster. A list of another server than the record's may lack heartbeats.
-func (c witness) Silent(ctx context.Context, session string) (bool, error) {
+func (c peers) Silent(ctx context.Context, session string) (bool, error) {
 	sent := boottime.Now()
 	list, err := c.store.Replicas(ctx)
 	if err != nil {

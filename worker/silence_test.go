@@ -86,7 +86,7 @@ func TestTheListIsAskedAfterConsul(t *testing.T) {
 	w, _, store := silence(t)
 	silent := func(session string) bool {
 		t.Helper()
-		is, err := witness{w.members, w}.Silent(t.Context(), session)
+		is, err := peers{w.members, w}.Silent(t.Context(), session)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -108,7 +108,7 @@ func TestTheListIsAskedAfterConsul(t *testing.T) {
 		t.Error("it is not on the list, and is silent")
 	}
 	store.err = errors.New("no answer")
-	if _, err := (witness{w.members, w}).Silent(t.Context(), "a"); !errors.Is(err, store.err) {
+	if _, err := (peers{w.members, w}).Silent(t.Context(), "a"); !errors.Is(err, store.err) {
 		t.Errorf("the list cannot be had: %v", err)
 	}
 }

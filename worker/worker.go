@@ -143,7 +143,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	var lockErr error
 	var holding, helping sync.WaitGroup
 	holding.Go(func() {
-		if lockErr = w.cfg.Locks.Run(locks, witness{w.members, w}); lockErr != nil {
+		if lockErr = w.cfg.Locks.Run(locks, peers{w.members, w}); lockErr != nil {
 			stopIntake(lockErr)
 		}
 	})
