@@ -841,20 +841,3 @@ func TestLimitsWithoutLocks(t *testing.T) {
 		t.Errorf("%d tasks were claimed in %v", tried, time.Since(began))
 	}
 }
-
-// What wakes a claim that waits for free slots may be news of a row with a limit: the loop must
-// look for those then.
-func TestAClaimThatWaitsSaysThatItWasWoken(t *testing.T) {
-	w, _, _ := silence(t)
-	all := w.cfg.Concurrency
-	if w.running.take(all, all) != all {
-		t.Fatal("the slots are not free")
-	}
-	if w.gather(t.Context()) {
-		t.Error("nothing has woken it")
-	}
-	notify(w.wake)
-	if !w.gather(t.Context()) {
-		t.Error("it was woken, and does not say so")
-	}
-}
