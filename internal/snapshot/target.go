@@ -27,6 +27,8 @@ func Target(kind string, payload json.RawMessage) string {
 		}
 		u.RawQuery, u.User = "", nil // may hold secrets
 		return strings.TrimSpace(p.Method + " " + u.String())
+	case kind == "http": // of another form, or cut off: it may hold secrets anywhere
+		return ""
 	case builtIn && kind == "sql" && p.Statement != "":
 		return p.Statement
 	case string(payload) == "{}":
