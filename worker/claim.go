@@ -48,11 +48,10 @@ func (w *Worker) claim(ctx context.Context) {
 		}
 		served := time.Now()
 		nothing := false // is left that is due
-		woken := false   // while a claim waited: by a task with a limit, perhaps
 		for more := true; more && ctx.Err() == nil; {
 			w.audit(ctx) // here, as a backlog may keep this loop going for hours
 			if behind {
-				woken = w.gather(ctx) || woken
+				w.gather(ctx)
 				if time.Since(served) >= serveEvery { // or they would wait until all others are done
 					w.limits.serve(ctx)
 					served = time.Now()
@@ -74,7 +73,7 @@ func (w *Worker) claim(ctx context.Context) {
 			nothing = asked && err == nil && !more && !w.someWait()
 			more = more && err == nil // after an error the next tick tries again
 		}
-		if !first || woken {
+		if !first {
 			w.limits.serve(ctx)
 		}
 		w.looked(nothing, limited, w.limits.due)
@@ -93,25 +92,23 @@ const (
 // more tasks without one than run.
 const serveEvery = 100 * time.Millisecond
 
-// gather waits for slots to come free together. It reports whether something has woken this loop.
-func (w *Worker) gather(ctx context.Context) (woken bool) {
+// gather waits for slots to come free together.
+func (w *Worker) gather(ctx context.Context) {
 	enough := min(maxClaim, w.cfg.Concurrency/gatherPart)
 	if w.running.free(w.cfg.Concurrency) >= enough {
-		return false
+		return
 	}
 	end := time.NewTimer(gatherFor)
 	defer end.Stop()
 	for w.running.free(w.cfg.Concurrency) < enough {
 		select {
 		case <-w.wake: // a slot is free, or there is news; the claim that follows is about both
-			woken = true
 		case <-end.C:
-			return woken
+			return
 		case <-ctx.Done():
-			return woken
+			return
 		}
 	}
-	return woken
 }
 
 // claimSome claims tasks for the free slots and starts them. It reports whether to

@@ -135,21 +135,3 @@ func TestSilenceThatNobodyLookedAt(t *testing.T) {
 		t.Errorf("%d sessions of two were ended that are silent", n)
 	}
 }
-
-// What wakes a claim that waits for free slots may be news of a row with a limit: the loop must
-// look for those then.
-func TestAClaimThatWaitsSaysThatItWasWoken(t *testing.T) {
-	w, _, _ := silence(t)
-	all := w.cfg.Concurrency
-	if w.running.take(all, all) != all {
-		t.Fatal("the slots are not free")
-	}
-	w.gather(t.Context()) // the worker was woken when it was made
-	if w.gather(t.Context()) {
-		t.Error("nothing has woken it")
-	}
-	notify(w.wake)
-	if !w.gather(t.Context()) {
-		t.Error("it was woken, and does not say so")
-	}
-}
