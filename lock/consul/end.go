@@ -40,7 +40,7 @@ func (l *Locker) End(ctx context.Context, session string, silence time.Duration)
 	if index != 0 && l.membership.watched(session) < silence-lock.Unwatched {
 		return lock.Alive, nil
 	}
-	// The list is asked last: both silences end after this one began to count as long enough.
+	// The list is asked last, so that no heartbeat has come between its silence and this one.
 	if silence > 0 {
 		if silent, err := t.list.Silent(ctx, session); !silent || err != nil {
 			return lock.Alive, err
