@@ -54,9 +54,11 @@ func TestProcOfAnotherNamespace(t *testing.T) {
 	} {
 		c := exec.Command("unshare", append(unshare, self, "-test.run=^TestProcOfAnotherNamespace$")...)
 		c.Env = append(os.Environ(), inside+"=1")
-		out, err := c.CombinedOutput()
+		var stderr strings.Builder // there the race detector complains that it needs /proc
+		c.Stderr = &stderr
+		out, err := c.Output()
 		if err != nil || !strings.HasPrefix(string(out), "true "+want) {
-			t.Errorf("%q: %v: %s", unshare, err, out)
+			t.Errorf("%q: %v: %s%s", unshare, err, out, stderr.String())
 		}
 	}
 }
