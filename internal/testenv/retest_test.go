@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -21,6 +22,8 @@ func TestRetestFailsUnlessTestsFailed(t *testing.T) {
 		quote   = `{"Action":"output","Package":"p","Test":"TestA","Output":"FAIL\n"}`
 		passed  = `{"Action":"pass","Package":"p","Elapsed":0.1}`
 		failed  = `{"Action":"fail","Package":"p","Elapsed":0.1}`
+		quiet   = `{"Action":"output","Package":"p","Test":"TestA","Output":"    all is well\n"}`
+		panics  = `{"Action":"output","Package":"p","Test":"TestA","Output":"panic: \"it\" broke\n"}`
 	)
 	for name, c := range map[string]struct {
 		events []string
@@ -30,6 +33,7 @@ func TestRetestFailsUnlessTestsFailed(t *testing.T) {
 		"a test that passes the second time":               {[]string{start, runA, failedA, fail, line, failed, start, runA, passedA, pass, passed}, false},
 		"a TestMain that fails":                            {[]string{start, runA, passedA, pass, line, failed, start, pass, passed}, true},
 		"an end in the middle of a test":                   {[]string{start, runA, quote, line, failed, start, runA, passedA, pass, passed}, true},
+		"a panic":                                          {[]string{start, runA, quiet, panics, quiet, line, failed, start, runA, passedA, pass, passed}, true},
 		"an end after a failed test":                       {[]string{start, runA, failedA, line, failed, start, runA, passedA, pass, passed}, true},
 		"a TestMain that fails after a test was run again": {[]string{start, runA, failedA, fail, line, failed, start, runA, passedA, pass, line, failed}, true},
 	} {
@@ -46,6 +50,9 @@ func TestRetestFailsUnlessTestsFailed(t *testing.T) {
 			}
 			if (err != nil) != c.fails || strings.Contains(string(out), "p failed") != c.fails {
 				t.Errorf("%v: %s", err, out)
+			}
+			if panicked := slices.Contains(c.events, panics); strings.Contains(string(out), "before that:\npanic: \"it\" broke\n") != panicked {
+				t.Errorf("a panic is to be printed, and nothing from before it: %s", out)
 			}
 		})
 	}
