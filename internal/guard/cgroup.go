@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"onejob/internal/procfs"
 )
 
 // Every command has a cgroup of its own, where cgroup v2 can be written:
@@ -230,7 +232,7 @@ func (h hierarchy) leave() error {
 		return err
 	}
 	// What is started from here on is born in the leaf.
-	started, _ := descendants(os.Getpid()) // without it, the kernel refuses the controllers
+	started, _ := procfs.Below(os.Getpid(), nil) // without it, the kernel refuses the controllers
 	for _, p := range started {
 		ours[p.PID] = true
 	}

@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "goroutines leaked:", err)
 		code = 1
 	}
-	if left, err := descendants(os.Getpid()); err != nil || len(left) > 0 {
+	if left, err := procfs.Below(os.Getpid(), nil); err != nil || len(left) > 0 {
 		fmt.Fprintln(os.Stderr, "processes leaked:", left, err)
 		code = 1
 	}

@@ -4,22 +4,12 @@ package guard
 
 import (
 	"errors"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"onejob/internal/procfs"
 )
-
-// descendants returns the children of root, their children, and so on.
-func descendants(root int) ([]procfs.Process, error) {
-	all, err := procfs.Processes()
-	if err != nil {
-		return nil, err
-	}
-	return procfs.Descendants(all, root, nil), nil
-}
 
 // sweep kills what a dead guard has left behind: all of its session, and every
 // process with mark in its environment. It returns when none is left.
@@ -54,7 +44,7 @@ func killMarked(guard int, mark string) (found bool) {
 		found = found || err != nil
 		if p.Session == guard || its == mark {
 			found = true
-			_ = unix.Kill(p.PID, syscall.SIGKILL)
+			_ = p.Signal(unix.SIGKILL)
 		}
 	}
 	return found

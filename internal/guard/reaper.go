@@ -404,17 +404,16 @@ func (k *reaper) maxWait() time.Duration {
 // the command's. What is forked into a new group meanwhile is found next time.
 func (k *reaper) signalAll(sig syscall.Signal) {
 	self := os.Getpid()
-	found, err := descendants(self)
+	found, err := procfs.Below(self, nil)
 	if err != nil && !k.gone { // no /proc: better than nothing
 		_ = unix.Kill(-k.command, sig)
 	}
 	groups := make(map[int]bool)
 	for _, p := range found {
 		if p.Group <= 1 || p.Group == self {
-			_ = unix.Kill(p.PID, sig)
+			_ = p.Signal(sig)
 		} else if !groups[p.Group] {
-			groups[p.Group] = true
-			_ = unix.Kill(-p.Group, sig)
+			groups[p.Group] = p.SignalGroup(sig) == nil // or another one of it does
 		}
 	}
 }

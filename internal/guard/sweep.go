@@ -152,7 +152,7 @@ func killOwnerless(killed map[int]string) (left []int, err error) {
 		vouched := os.Geteuid() != 0 || p.Session == m.guard.pid
 		if alive(m.guard) {
 			if g := byPID[m.guard.pid]; g.Stopped && vouched {
-				_ = unix.Kill(g.PID, unix.SIGKILL) // the next look finds the rest
+				_ = g.Signal(unix.SIGKILL) // the next look finds the rest
 				left = append(left, g.PID)
 			}
 			continue
@@ -173,7 +173,7 @@ func killOwnerless(killed map[int]string) (left []int, err error) {
 		}
 		killed[p.PID] = nameOf(p.PID)
 		left = append(left, p.PID)
-		_ = unix.Kill(p.PID, unix.SIGKILL)
+		_ = p.Signal(unix.SIGKILL)
 	}
 	return left, nil
 }

@@ -31,9 +31,12 @@ func Children(pid int) []int {
 	return children
 }
 
-// Descendants returns the children that root has among all, their children, and so on. Those for
-// which skip returns true are left out with all that is below them; nil is for none.
-func Descendants(all []Process, root int, skip func(Process) bool) []Process {
+// Below returns the children of root, their children, and so on. Those for which skip returns true
+// are left out with all that is below them; nil is for none. What forks, or loses its parent, meanwhile
+// may be missing, but none is among them that was not below root. With an error, which is as that of
+// Processes, there may be more than those.
+func Below(root int, skip func(Process) bool) (below []Process, err error) {
+	all, err := Processes()
 	children := map[int][]Process{}
 	for _, p := range all {
 		if skip == nil || !skip(p) {
@@ -44,7 +47,27 @@ func Descendants(all []Process, root int, skip func(Process) bool) []Process {
 	for i := 0; i < len(found); i++ {
 		found = append(found, children[found[i].PID]...)
 	}
-	return found
+	below, unread := confirm(root, found)
+	return below, cmp.Or(unread, err)
+}
+
+// confirm returns those that are still what they were found as, and below root. To read all of /proc
+// takes a while: the number of a parent that was read early may be that of another process by the time
+// its children are read. Parents come before their children here, so one that was confirmed has had
+// its number since before its children were found.
+func confirm(root int, found []Process) (below []Process, unread error) {
+	sure := map[int]bool{root: true}
+	for _, p := range found {
+		now, err := Read(p.PID)
+		switch {
+		case err != nil && !hidden(err):
+			unread = err
+		case err == nil && now.Start == p.Start && sure[now.Parent]:
+			sure[p.PID] = true
+			below = append(below, now)
+		}
+	}
+	return below, unread
 }
 
 // A Process is a line of /proc/PID/stat.

@@ -40,6 +40,7 @@ package supervisor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -138,7 +139,8 @@ func Run(c Config) (code int, err error) {
 		running:  map[int]*process{},
 		before:   map[int]uint64{},
 	}
-	for _, p := range s.descendants() {
+	older, _ := s.descendants()
+	for _, p := range older {
 		s.before[p.PID] = p.Start
 	}
 	for sig := range forwarded {
@@ -506,7 +508,7 @@ func (s *supervisor) killAll() (killed int, left []int, clean bool) {
 		}
 		for _, p := range all {
 			found[p.PID] = true
-			_ = unix.Kill(p.PID, unix.SIGKILL)
+			_ = p.Signal(unix.SIGKILL)
 		}
 		s.step(pause)
 		pause = min(2*pause, 50*time.Millisecond)
@@ -523,7 +525,10 @@ func (s *supervisor) alone() bool {
 		if s.childless {
 			return true
 		}
-		if len(s.before) == 0 || len(s.descendants()) > 0 {
+		if len(s.before) == 0 {
+			return false
+		}
+		if left, err := s.descendants(); len(left) > 0 || err != nil && !errors.Is(err, procfs.ErrOdd) {
 			return false
 		}
 		time.Sleep(2 * time.Millisecond)
@@ -536,12 +541,12 @@ func (s *supervisor) alone() bool {
 func (s *supervisor) stopAll() (all []procfs.Process) {
 	stopped := map[int]bool{}
 	for range 20 {
-		all = s.descendants()
+		all, _ = s.descendants()
 		news := false
 		for _, p := range all {
 			if !stopped[p.PID] {
 				stopped[p.PID], news = true, true
-				_ = unix.Kill(p.PID, unix.SIGSTOP)
+				_ = p.Signal(unix.SIGSTOP)
 			}
 		}
 		if !news {
@@ -553,7 +558,7 @@ func (s *supervisor) stopAll() (all []procfs.Process) {
 
 // descendants returns the living processes below us, but for ReportDeath and what was there
 // before us.
-func (s *supervisor) descendants() []procfs.Process {
+func (s *supervisor) descendants() ([]procfs.Process, error) {
 	return descendants(os.Getpid(), func(p procfs.Process) bool {
 		started, older := s.before[p.PID]
 		return older && started == p.Start || s.reporter != nil && s.reporter.pid == p.PID
