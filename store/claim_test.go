@@ -422,13 +422,13 @@ END $$`)
 			t.Fatal(err)
 		}
 		claimed := make(chan []*tasks.Task, 1)
-		go func() {
-			c, err := b.Claim(context.Background(), tasks.Claim{Session: b.session, Replica: "one", Kinds: []string{"noop"}, Queues: []string{"keyed"}, Max: 1})
+		testenv.Go(t, func() {
+			c, err := b.Claim(t.Context(), tasks.Claim{Session: b.session, Replica: "one", Kinds: []string{"noop"}, Queues: []string{"keyed"}, Max: 1})
 			if err != nil {
 				t.Error(err)
 			}
 			claimed <- c.Tasks
-		}()
+		})
 		testenv.Eventually(t, time.Minute, "the claim waits", func() bool {
 			return b.one(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory'`) == "1"
 		})

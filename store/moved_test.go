@@ -46,6 +46,7 @@ func TestClaimsBesideRowsThatMove(t *testing.T) {
 			}
 		})
 	}
+	t.Cleanup(group.Wait)
 	claimed := map[int64]int64{} // fence by id
 	const enough = 100
 	for began := time.Now(); ctx.Err() == nil && (len(claimed) < enough || time.Since(began) < 5*time.Second); {

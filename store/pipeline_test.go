@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"onejob/internal/testenv"
 	"onejob/tasks"
 )
 
@@ -23,14 +24,14 @@ func TestTakenIsToldBeforeTheCommit(t *testing.T) {
 	b.sql(`UPDATE onejob.tasks SET crashes = 1 WHERE id = $1::text::bigint`, crashed)
 
 	told, done := make(chan []tasks.Taken, 1), make(chan tasks.Claimed, 1)
-	go func() {
+	testenv.Go(t, func() {
 		claimed, err := b.Claim(t.Context(), tasks.Claim{Session: b.session, Replica: "one", Kinds: []string{"noop"}, Max: 9,
 			Taken: func(rows []tasks.Taken) { told <- rows }})
 		if err != nil {
 			t.Error(err)
 		}
 		done <- claimed
-	}()
+	})
 	var rows []tasks.Taken
 	select {
 	case rows = <-told:

@@ -48,6 +48,7 @@ func TestTenReplicasMigrateAtOnce(t *testing.T) {
 			}
 		})
 	}
+	t.Cleanup(wg.Wait)
 	testenv.Eventually(t, 2*time.Minute, "all ten wait", func() bool { return waiting.Load() == 10 })
 	if _, err := held.Exec(t.Context(), `SELECT pg_advisory_unlock($1)`, lock); err != nil {
 		t.Fatal(err)

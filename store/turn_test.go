@@ -42,13 +42,13 @@ SELECT 'noop', 1, jsonb_build_object('a', repeat('a', 1000000)) FROM generate_se
 	}
 	way.Cut(proxy.Down)
 	answered := make(chan int, 1)
-	go func() {
+	testenv.Go(t, func() {
 		claimed, err := stuck.Claim(t.Context(), tasks.Claim{Session: b.session, Replica: "stuck", Kinds: []string{"noop"}, Max: 20})
 		if err != nil {
 			t.Errorf("the stuck claim: %v", err)
 		}
 		answered <- len(claimed.Tasks)
-	}()
+	})
 	testenv.Eventually(t, time.Minute, "the answer does not come through", func() bool {
 		return b.one(`SELECT count(*) FROM pg_stat_activity WHERE application_name = 'stuck' AND wait_event = 'ClientWrite'`) == "1"
 	})

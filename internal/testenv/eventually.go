@@ -30,6 +30,18 @@ func Tries(timeout time.Duration) func(yield func() bool) {
 	}
 }
 
+// Go runs f beside a test, which does not end before f has, however it ends: to report something
+// after that would end the whole program, and all other tests with it. The test's context ends
+// before the test waits for f.
+func Go(t testing.TB, f func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f()
+	}()
+	t.Cleanup(func() { <-done })
+}
+
 // Eventually waits until condition holds, and fails the test when that takes
 // longer than timeout. It reads as a sentence: eventually, within 5 s, "the task
 // is done". The condition is called on the test's goroutine.

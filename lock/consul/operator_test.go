@@ -267,11 +267,13 @@ func TestLockDelayIsNotHammered(t *testing.T) {
 	if _, err := try(l, "k"); !errors.Is(err, lock.ErrHeld) || errors.Is(err, lock.ErrHeldHere) {
 		t.Fatalf("acquire: got error %v, want %v", err, lock.ErrHeld)
 	}
-	got := make(chan lock.Lease)
-	go func() {
+	got := make(chan lock.Lease, 1)
+	testenv.Go(t, func() {
 		for {
 			if err := l.Await(t.Context(), "k"); err != nil {
 				t.Errorf("await: %v", err)
+				close(got)
+				return
 			}
 			lease, err := try(l, "k")
 			if err == nil || !errors.Is(err, lock.ErrDelayed) {
@@ -282,7 +284,7 @@ func TestLockDelayIsNotHammered(t *testing.T) {
 				return
 			}
 		}
-	}()
+	})
 	began := time.Now()
 	if _, err := kv.Client.Session().Destroy(dying.Session(), nil); err != nil {
 		t.Fatal(err)

@@ -81,7 +81,7 @@ func TestOneLooksForAll(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		cancels = append(cancels, cancel)
-		go func() {
+		testenv.Go(t, func() {
 			err := z.Await(ctx, "k")
 			switch {
 			case ctx.Err() != nil:
@@ -90,7 +90,7 @@ func TestOneLooksForAll(t *testing.T) {
 				t.Errorf("await: %v", err)
 			}
 			woken <- i
-		}()
+		})
 		testenv.Eventually(t, maxWait, "it waits", func() bool {
 			z.waiting.Lock()
 			defer z.waiting.Unlock()
