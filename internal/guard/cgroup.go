@@ -376,8 +376,17 @@ func (g *cgroup) kill() {
 // processes do not fork, and still die of SIGKILL.
 func (g *cgroup) killEach() {
 	_ = write(filepath.Join(g.dir, "cgroup.freeze"), "1")
+	var those []procfs.Process
 	for _, pid := range g.processes() {
-		_ = unix.Kill(pid, unix.SIGKILL)
+		if p, err := procfs.Read(pid); err == nil {
+			those = append(those, p)
+		}
+	}
+	still := g.processes() // or a number was another one's when it was looked up
+	for _, p := range those {
+		if slices.Contains(still, p.PID) {
+			_ = p.Signal(unix.SIGKILL)
+		}
 	}
 }
 
@@ -429,8 +438,12 @@ func (g *cgroup) destroy() {
 	if g == nil {
 		return
 	}
-	g.killAll(time.Time{})
-	g.remove()
+	// Only an empty one can be removed, and for that no file needs to be opened: who cannot open any
+	// does not wait here for those that this process has opened itself.
+	if err := unix.Rmdir(g.dir); err != nil && err != unix.ENOENT {
+		g.killAll(time.Time{})
+		g.remove()
+	}
 	_ = g.lock.Close()
 }
 

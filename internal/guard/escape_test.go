@@ -136,6 +136,21 @@ func TestStopLeavesTheGraceToTheWholeGroup(t *testing.T) {
 	}
 }
 
+// So does a group whose leader has ended, such as that of a daemon that forks twice.
+func TestStopReachesAGroupWithoutALeader(t *testing.T) {
+	t.Parallel()
+	var out testenv.Output
+	s, _ := script(t, `setsid sh -c '{ trap "sleep 0.1; echo cleaned up; exit" TERM; echo ready; while :; do sleep 0.01; done; } &'; sleep 1000`, &out)
+	s.Grace = time.Minute
+	p := mustStart(t, s)
+	untilReady(t, &out)
+	p.Stop()
+	mustWait(t, p)
+	if !strings.Contains(out.String(), "cleaned up\n") {
+		t.Errorf("%q", out.String())
+	}
+}
+
 func TestGraceEndsAtTheDeadline(t *testing.T) {
 	t.Parallel()
 	var out testenv.Output

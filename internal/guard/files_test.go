@@ -68,12 +68,37 @@ func TestMachineIsExhausted(t *testing.T) {
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		t.Fatal(err)
 	}
-	spec := Spec{Path: "/bin/true", NoCgroup: true, Deadline: boottime.Now().Add(time.Minute)}
+	_, _ = ourHierarchy() // which is looked for once, as a daemon does when it starts
+	for _, noCgroup := range []bool{true, false} {
+		testMachineIsExhausted(t, limit, Spec{Path: "/bin/true", NoCgroup: noCgroup, Deadline: boottime.Now().Add(10 * time.Minute)})
+	}
+}
+
+func testMachineIsExhausted(t *testing.T, limit unix.Rlimit, spec Spec) {
+	type started struct {
+		p   *Process
+		err error
+	}
 	for files := range uint64(64) {
 		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: files, Max: limit.Max}); err != nil {
 			t.Fatal(err)
 		}
-		p, err := Start(spec)
+		answer := make(chan started, 1)
+		go func() {
+			p, err := Start(spec)
+			answer <- started{p, err}
+		}()
+		var p *Process
+		var err error
+		select {
+		case s := <-answer:
+			p, err = s.p, s.err
+		case <-time.After(time.Minute):
+			t.Errorf("with %d files: no answer", files)
+			_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)
+			s := <-answer
+			p, err = s.p, s.err
+		}
 		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 			t.Fatal(err)
 		}

@@ -273,7 +273,7 @@ func (k *reaper) reap() (alive bool) {
 			return false
 		case pid == 0:
 			return true
-		case pid == k.command:
+		case pid == k.command && !k.gone: // its number may be another one's since
 			k.gone, k.status = true, status
 		}
 	}
@@ -404,11 +404,11 @@ func (k *reaper) maxWait() time.Duration {
 // the command's. What is forked into a new group meanwhile is found next time.
 func (k *reaper) signalAll(sig syscall.Signal) {
 	self := os.Getpid()
-	found, err := procfs.Below(self, nil)
-	if err != nil && !k.gone { // no /proc: better than nothing
-		_ = unix.Kill(-k.command, sig)
-	}
 	groups := make(map[int]bool)
+	if !k.gone { // so its number is nobody else's; this works without /proc, too
+		groups[k.command] = unix.Kill(-k.command, sig) == nil
+	}
+	found, _ := procfs.Below(self, nil)
 	for _, p := range found {
 		if p.Group <= 1 || p.Group == self {
 			_ = p.Signal(sig)

@@ -60,7 +60,7 @@ func confirm(root int, found []Process) (below []Process, unread error) {
 	for _, p := range found {
 		now, err := Read(p.PID)
 		switch {
-		case err != nil && !hidden(err):
+		case err != nil && !hidden(err) && !errors.Is(err, ErrOdd):
 			unread = err
 		case err == nil && now.Start == p.Start && sure[now.Parent]:
 			sure[p.PID] = true

@@ -22,8 +22,8 @@ func (p Process) SignalGroup(sig unix.Signal) error {
 }
 
 // send sends through a handle, which stays with its process. Where the kernel, or what filters its calls,
-// knows no handles or flags, it sends to target, whose number cannot have changed hands
-// more than a moment ago.
+// knows no handles or flags, and to a group whose leader has ended, it sends to target, whose number
+// cannot have changed hands more than a moment ago.
 func (p Process) send(sig unix.Signal, flags int, target int) error {
 	fd, err := unix.PidfdOpen(p.PID, 0) // Linux 5.3
 	if err == nil {
@@ -36,7 +36,8 @@ func (p Process) send(sig unix.Signal, flags int, target int) error {
 		}
 		return unix.ESRCH
 	}
-	if err == nil {
+	// To the kernel the group of a handle is the one that its process leads.
+	if err == nil && (flags == 0 || p.PID == p.Group) {
 		if err = unix.PidfdSendSignal(fd, sig, nil, flags); err == nil || errors.Is(err, unix.ESRCH) { // groups: Linux 6.9
 			return err
 		}

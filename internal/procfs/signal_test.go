@@ -5,6 +5,7 @@ package procfs
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"slices"
@@ -35,6 +36,35 @@ func TestSignal(t *testing.T) {
 			}
 		})
 	}
+	t.Run("a group whose leader has ended", func(t *testing.T) {
+		cmd := exec.Command("sh", "-c", "sleep 1000 & echo $!")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		cmd.Stdout = w
+		if err := cmd.Run(); err != nil {
+			t.Fatal(err)
+		}
+		_ = w.Close()
+		var left int
+		if _, err := fmt.Fscan(r, &left); err != nil {
+			t.Fatal(err)
+		}
+		p, err := Read(left)
+		if err != nil || p.Group != cmd.Process.Pid {
+			t.Fatalf("%+v, %v: it is not in the group of the shell, %d", p, err, cmd.Process.Pid)
+		}
+		if err := p.SignalGroup(unix.SIGKILL); err != nil {
+			t.Error(err)
+			_ = p.Signal(unix.SIGKILL)
+		}
+		if _, err := io.ReadAll(r); err != nil { // until nobody has the other end
+			t.Error(err)
+		}
+	})
 	_, moved := sleeper(t)
 	moved.Group++
 	if err := moved.SignalGroup(unix.SIGKILL); !errors.Is(err, unix.ESRCH) {
