@@ -40,8 +40,16 @@ func (s *Store) PausedQueues(ctx context.Context) ([]QueueRow, error) {
 func (s *Store) PauseQueue(ctx context.Context, name, reason string, until time.Time, after time.Duration) error {
 	_, err := act[bool](ctx, s, "pause queue "+name, `
 SELECT onejob.pause_queue(@name::text, nullif(@reason::text, ''), `+pauseEnd+`) IS NULL`,
-		namedArgs{"name": name, "reason": reason, "until": moment(until), "after": after.Microseconds()})
+		namedArgs{"name": name, "reason": reason, "until": moment(until), "after": atLeastOne(after)})
 	return err
+}
+
+// atLeastOne returns a duration in microseconds, of which a pause that has an end lasts at least one.
+func atLeastOne(d time.Duration) int64 {
+	if d > 0 {
+		return max(d.Microseconds(), 1)
+	}
+	return d.Microseconds()
 }
 
 // pauseEnd is when a pause ends: at a time, after a duration, or when somebody ends it.

@@ -121,6 +121,10 @@ func TestBadPausesAreRefused(t *testing.T) {
 			t.Errorf("%s: %v, want %s", sql, err, want)
 		}
 	}
+	// Postgres counts microseconds, and none of them stands for no end.
+	if err := b.PauseQueue(t.Context(), "mail", "", time.Time{}, 500*time.Nanosecond); err == nil || !strings.Contains(err.Error(), "is not in the future") {
+		t.Errorf("a pause of half a microsecond: %v", err)
+	}
 	equal(t, "the number of paused queues", b.one(`SELECT count(*) FROM onejob.queues`), "0")
 	equal(t, "what is on record", b.one(`SELECT count(*) FROM onejob.actions`), "0")
 }

@@ -126,7 +126,7 @@ RETURNING true`, namedArgs{"name": name, "enabled": enabled})
 func (s *Store) PauseSchedule(ctx context.Context, name, reason string, until time.Time, after time.Duration) (bool, error) {
 	return one(act[bool](ctx, s, "pause schedule "+name, `
 SELECT onejob.pause_schedule(@name::text, nullif(@reason::text, ''), `+pauseEnd+`)`,
-		namedArgs{"name": name, "reason": reason, "until": moment(until), "after": after.Microseconds()}))
+		namedArgs{"name": name, "reason": reason, "until": moment(until), "after": atLeastOne(after)}))
 }
 
 // ResumeSchedule lets a paused schedule create tasks again, for due times from now on. It
