@@ -273,6 +273,7 @@ func TestABlockThatCannotBeReadIsOld(t *testing.T) {
 type limits struct {
 	lock.Semaphores
 	list  map[string]lock.Semaphore
+	more  map[string]lock.Semaphore // which List leaves out
 	err   error
 	takes time.Duration // that a look at a limit takes
 }
@@ -289,7 +290,12 @@ func (l limits) Inspect(ctx context.Context, name string) (lock.Semaphore, error
 	if retry.Pause(ctx, l.takes); ctx.Err() != nil {
 		return lock.Semaphore{Name: name, Slots: l.list[name].Slots}, ctx.Err()
 	}
-	return l.list[name], nil
+	for _, list := range []map[string]lock.Semaphore{l.list, l.more} {
+		if sem, ok := list[name]; ok {
+			return sem, nil
+		}
+	}
+	return lock.Semaphore{}, lock.ErrNoSemaphore
 }
 
 func TestVerdicts(t *testing.T) {
@@ -412,6 +418,10 @@ func TestVerdicts(t *testing.T) {
 		{name: "MissingLimit", level: snapshot.Bad, need: "12 due tasks wait for limit absent, which does not exist", change: func(o *store.Overview) {
 			o.Waiting.Rows = append(o.Waiting.Rows, store.Waiting{Queue: "default", Kind: "noop", Limit: "absent", Due: 12})
 		}},
+		// With RabbitMQ the list has those of the configuration.
+		{name: "LimitThatIsNotListed", level: snapshot.Good, change: func(o *store.Overview) {
+			o.Waiting.Rows = append(o.Waiting.Rows, store.Waiting{Queue: "default", Kind: "noop", Limit: "unlisted", Due: 12})
+		}},
 		{name: "LimitThatIsCreatedWhenNeeded", level: snapshot.Good, change: func(o *store.Overview) {
 			o.Waiting.Rows = append(o.Waiting.Rows, store.Waiting{Queue: "default", Kind: "noop", Limit: "created", Due: 12})
 		}},
@@ -452,7 +462,7 @@ func TestVerdicts(t *testing.T) {
 					return &snapshot.Leader{Name: "web-2", Session: "web-2"}, nil
 				},
 				Limits: func() lock.Semaphores {
-					return limits{list: map[string]lock.Semaphore{"paused": {}, "calls": {Slots: 2}}}
+					return limits{list: map[string]lock.Semaphore{"paused": {}, "calls": {Slots: 2}}, more: map[string]lock.Semaphore{"unlisted": {Slots: 3}}}
 				},
 				Slots: func() map[string]int { return map[string]int{"created": 1} },
 			})

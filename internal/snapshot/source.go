@@ -212,6 +212,10 @@ func (s *Source) take(ctx context.Context) *Snapshot {
 	running := renew(snap, &s.kept.running, BlockRunning, o.Running.Rows, o.Running.Err)
 	schedules := renew(snap, &s.kept.schedules, BlockSchedules, o.Schedules.Rows, o.Schedules.Err)
 	failures := renew(snap, &s.kept.failures, BlockFailures, o.Failures.Rows, o.Failures.Err)
+	var missing map[string]bool
+	if limitsErr == nil {
+		limits, missing = s.waitedFor(ctx, limits, waiting)
+	}
 	limits = renew(snap, &s.kept.limits, BlockLimits, limits, limitsErr)
 	for name, err := range map[string]error{BlockOverlaps: o.Overlaps.Err, BlockVacuum: o.Held.Err, BlockNames: o.Nameless.Err, BlockLeader: leaderErr} {
 		if err != nil {
@@ -234,11 +238,10 @@ func (s *Source) take(ctx context.Context) *Snapshot {
 	}
 	snap.Failures = append(snap.Failures, failuresOf(failures, snap.Now)...)
 
-	v := view{Snapshot: snap, waiting: waiting, nameless: o.Nameless.Rows, overlaps: o.Overlaps.Rows, held: o.Held.Rows, asksLeader: s.cfg.Leader != nil && leaderErr == nil}
+	v := view{Snapshot: snap, waiting: waiting, missing: missing, nameless: o.Nameless.Rows, overlaps: o.Overlaps.Rows, held: o.Held.Rows, asksLeader: s.cfg.Leader != nil && leaderErr == nil}
 	if s.cfg.Slots != nil {
 		v.slots = s.cfg.Slots()
 	}
-	v.limitsKnown = s.cfg.Limits != nil && limitsErr == nil && len(limits) < shownLimits
 	v.needs()
 	v.verdict()
 	return snap
@@ -260,14 +263,44 @@ func (s *Source) limits(ctx context.Context) ([]Limit, error) {
 	if err != nil {
 		return nil, err
 	}
-	list := []Limit{}
-	names = names[:min(len(names), shownLimits)]
+	list, _ := s.inspect(ctx, limits, names[:min(len(names), shownLimits)])
+	return list, nil
+}
+
+// waitedFor adds to the list of limits those that due tasks wait for, and returns the names of those
+// that do not exist. The list need not have all: with RabbitMQ it has those of the configuration.
+func (s *Source) waitedFor(ctx context.Context, list []Limit, waiting []store.Waiting) (more []Limit, missing map[string]bool) {
+	var names []string
+	for _, w := range waiting {
+		if w.Limit != "" && w.Due > 0 && !slices.Contains(names, w.Limit) && !slices.ContainsFunc(list, func(l Limit) bool { return l.Name == w.Limit }) {
+			names = append(names, w.Limit)
+		}
+	}
+	if len(names) == 0 || s.cfg.Limits == nil {
+		return list, nil
+	}
+	limits := s.cfg.Limits()
+	if limits == nil {
+		return list, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, limitsTimeout)
+	defer cancel()
+	found, missing := s.inspect(ctx, limits, names[:min(len(names), shownLimits)])
+	more = append(list, found...)
+	slices.SortFunc(more, func(a, b Limit) int { return cmp.Compare(a.Name, b.Name) })
+	return more, missing
+}
+
+// inspect looks at limits. It returns those that exist, and the names of the others.
+func (s *Source) inspect(ctx context.Context, limits lock.Semaphores, names []string) (list []Limit, missing map[string]bool) {
+	list, missing = []Limit{}, map[string]bool{}
 	sems, errs := lock.InspectAll(ctx, limits, names)
 	for i, sem := range sems {
 		l := Limit{Name: names[i], Holders: []Holder{}}
 		switch err := errs[i]; {
 		case errors.Is(err, lock.ErrNoSemaphore):
-			continue // it was deleted
+			missing[names[i]] = true
+			continue
 		case err != nil:
 			l.Error, sem.Waiting = err.Error(), -1
 		}
@@ -277,7 +310,7 @@ func (s *Source) limits(ctx context.Context) ([]Limit, error) {
 		}
 		list = append(list, l)
 	}
-	return list, nil
+	return list, missing
 }
 
 func (s *Source) holder(h lock.SlotHolder) Holder {

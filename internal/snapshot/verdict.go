@@ -15,13 +15,13 @@ import (
 // view is a snapshot while it is judged.
 type view struct {
 	*Snapshot
-	waiting     []store.Waiting
-	nameless    []store.Nameless
-	overlaps    []tasks.Overlap
-	held        []tasks.HeldSnapshot
-	slots       map[string]int
-	asksLeader  bool
-	limitsKnown bool // all of them
+	waiting    []store.Waiting
+	nameless   []store.Nameless
+	overlaps   []tasks.Overlap
+	held       []tasks.HeldSnapshot
+	slots      map[string]int
+	asksLeader bool
+	missing    map[string]bool // limits that due tasks wait for and that do not exist
 }
 
 // From when on waiting is worth a warning. A replica looks for due tasks every second.
@@ -218,7 +218,7 @@ func (v *view) needsOfLimits() {
 		switch _, created := v.slots[name]; {
 		case i >= 0 && v.Limits[i].Slots == 0 && v.Limits[i].Error == "":
 			v.need(Warning, 0, "onejob limits set "+plaintext.Argument(name)+" SLOTS", "%s for limit %s, which has no slots", dueTasks(due[name]), name)
-		case i < 0 && v.limitsKnown && !created:
+		case i < 0 && v.missing[name] && !created:
 			v.need(Bad, 0, "onejob limits set "+plaintext.Argument(name)+" SLOTS", "%s for limit %s, which does not exist", dueTasks(due[name]), name)
 		}
 	}
