@@ -37,6 +37,11 @@ func completeNames(list func(ctx context.Context, configPath string) ([]string, 
 	}
 }
 
+// shellActive is what makes a shell do something. The scripts of completion put the beginning that several
+// names share on the line as it is, and evaluate the line when they complete again; and any program
+// that may insert a row chooses such names.
+const shellActive = "`$()<>;&|!\\\"'*?[]{}~#="
+
 // completeValue is completeNames for the value of a flag.
 func completeValue(list func(ctx context.Context, configPath string) ([]string, error)) cobra.CompletionFunc {
 	return func(c *cobra.Command, args []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
@@ -49,7 +54,7 @@ func completeValue(list func(ctx context.Context, configPath string) ([]string, 
 		var offered []cobra.Completion
 		for _, name := range names {
 			name, description, _ := strings.Cut(name, "\t")
-			if strings.HasPrefix(name, begun) && name == plaintext.Printable(name) && !slices.Contains(args, name) {
+			if strings.HasPrefix(name, begun) && name == plaintext.Printable(name) && !strings.ContainsAny(name, shellActive) && !slices.Contains(args, name) {
 				if description != "" {
 					name = cobra.CompletionWithDesc(name, plaintext.Printable(description))
 				}

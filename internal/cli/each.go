@@ -21,9 +21,9 @@ func forEach(c *cobra.Command, what string, names []string, do func(name string)
 			return err
 		case errors.As(err, new(*pgconn.PgError)): // which does not always say of what
 			thing := what + " " + name + ": "
-			printf(c.ErrOrStderr(), "%s: %s%s\n", c.Root().Name(), thing, strings.TrimPrefix(explain(err), thing))
+			note(c, "%s%s", thing, strings.TrimPrefix(explain(err), thing))
 		default:
-			printf(c.ErrOrStderr(), "%s: %v\n", c.Root().Name(), explain(err))
+			note(c, "%v", explain(err))
 		}
 		failed = true
 	}

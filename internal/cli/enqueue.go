@@ -81,7 +81,7 @@ key. --timeout is about an attempt; to bound the wait, use onejob tasks wait ID 
 			return err
 		}
 		if id == 0 {
-			printf(c.ErrOrStderr(), "%s: a pending or running task has the unique key %q; nothing was enqueued\n", c.Root().Name(), n.UniqueKey)
+			note(c, "a pending or running task has the unique key %q; nothing was enqueued", n.UniqueKey)
 			if !*wait {
 				return nil
 			}
@@ -91,11 +91,11 @@ key. --timeout is about an attempt; to bound the wait, use onejob tasks wait ID 
 			if id == 0 {
 				return fmt.Errorf("the task with the unique key %q has just ended, so nothing was waited for; run the command again", n.UniqueKey)
 			}
-			return waitForTask(c.Context(), db, id, true, 0, c.ErrOrStderr())
+			return waitForTask(c, db, id, true, 0)
 		}
 		fmt.Fprintln(c.OutOrStdout(), id)
 		if *wait {
-			return waitForTask(c.Context(), db, id, true, 0, c.ErrOrStderr())
+			return waitForTask(c, db, id, true, 0)
 		}
 		return nil
 	})

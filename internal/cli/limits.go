@@ -66,7 +66,7 @@ func recordLimit(c *cobra.Command, cfg Config, action, target string) {
 		err = db.Record(ctx, action, target)
 	}
 	if err != nil {
-		printf(c.ErrOrStderr(), "%s: not recorded in onejob.actions: %v\n", c.Root().Name(), err)
+		note(c, "not recorded in onejob.actions: %v", err)
 	}
 }
 

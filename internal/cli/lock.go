@@ -47,8 +47,8 @@ says, as for "onejob limits"; with RabbitMQ, Consul is not needed.
     started (nohup, a background job of a script).
   - In a crontab, use --no-wait or --wait: without them, runs pile up behind one that
     hangs.
-  - A slot whose holder has died is waited for even then, some 10 seconds at most with
-    the default times.
+  - A slot in Consul whose holder has died is waited for even then, some 10 seconds at
+    most with the default times.
 
 The exit code is that of the command (128 plus the number of the signal that ended
 it), or:
@@ -56,7 +56,8 @@ it), or:
   75   the lock was not available in time, or is held (--no-wait)
   124  the lock was lost, and the command was killed
   125  any other failure: Consul (or RabbitMQ) stays unavailable for 15 s, or for the
-       time of --wait, or the command cannot be started
+       time of --wait, or the command cannot be started; while the lock is held by
+       another, an outage is waited through
   143  a signal arrived while waiting for the lock
   2    usage error`,
 		Example: `  onejob lock backup -- /usr/local/bin/backup --full

@@ -105,6 +105,11 @@ func printf(w io.Writer, format string, args ...any) {
 	fmt.Fprintf(w, format, args...)
 }
 
+// note prints a line on stderr that is neither the output of a command nor its error.
+func note(c *cobra.Command, format string, args ...any) {
+	printf(c.ErrOrStderr(), strings.ReplaceAll(c.Root().Name(), "%", "%%")+": "+format+"\n", args...)
+}
+
 // output is the stdout of a command. It keeps the first error, so that a command whose output is lost
 // does not succeed.
 type output struct {

@@ -31,4 +31,10 @@ func TestAProgramOfAnotherName(t *testing.T) {
 			t.Errorf("%s: exit code %d, and not %q:\n%s", test.args, code, test.want, out.String())
 		}
 	}
+	var out bytes.Buffer
+	c := NewRoot(Program{Name: "mailer"})
+	c.SetErr(&out)
+	if note(c, "%d tasks, and %[1]d more: %s", 2, "100%\x1b"); out.String() != "mailer: 2 tasks, and 2 more: 100%\\x1b\n" {
+		t.Errorf("a note: %q", out.String())
+	}
 }

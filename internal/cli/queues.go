@@ -145,8 +145,8 @@ func (p *pause) end(c *cobra.Command) (end time.Time, err error) {
 			return end, usage(fmt.Errorf("--until: %s is not in the future", p.until))
 		}
 	}
-	if c.Flags().Changed("for") && p.length <= 0 {
-		return end, usage(errors.New("--for: the duration must be above zero"))
+	if c.Flags().Changed("for") && p.length < time.Second { // what Postgres cannot count has no end
+		return end, usage(errors.New("--for: the duration must be a second or more"))
 	}
 	return end, nil
 }

@@ -62,12 +62,12 @@ zone. @every counts from there.`,
 			}
 			switch end := row.PausedUntil; {
 			case !row.Enabled:
-				printf(c.ErrOrStderr(), "%s: schedule %s is disabled; if enabled, it would be due at:\n", c.Root().Name(), row.Name)
+				note(c, "schedule %s is disabled; if enabled, it would be due at:", row.Name)
 			case end == nil:
 			case end.Infinite == pgtype.Infinity:
-				printf(c.ErrOrStderr(), "%s: schedule %s is paused; if resumed, it would be due at:\n", c.Root().Name(), row.Name)
+				note(c, "schedule %s is paused; if resumed, it would be due at:", row.Name)
 			default:
-				printf(c.ErrOrStderr(), "%s: schedule %s is paused until %s; then it is due at:\n", c.Root().Name(), row.Name, inZoneStored(end, row.TimeZone))
+				note(c, "schedule %s is paused until %s; then it is due at:", row.Name, inZoneStored(end, row.TimeZone))
 				now = end.At
 			}
 			*line, *zone, start = row.Cron, row.TimeZone, now

@@ -37,7 +37,7 @@ the last page.
   TARGET    the command, URL or statement; for other kinds the payload
   AGE       since the task was created
   DURATION  of the last attempt
-  DETAIL    pending: when it is due, and the error of the last attempt
+  DETAIL    pending: when it is due, and why the last attempt failed or was given back
             running: on which replica
             otherwise: the error
 
@@ -80,12 +80,11 @@ that ends before the page is full, stderr says where to continue.`,
 		if err != nil {
 			return err
 		}
-		stderr := c.ErrOrStderr()
 		switch {
 		case page.Cut:
-			fmt.Fprintf(stderr, "onejob: read tasks down to ID %d; continue with --before %[1]d, or read more with --scan\n", page.Next)
+			note(c, "read tasks down to ID %d; continue with --before %[1]d, or read more with --scan", page.Next)
 		case page.Next != 0:
-			fmt.Fprintf(stderr, "onejob: there are more; the next page is --before %d\n", page.Next)
+			note(c, "there are more; the next page is --before %d", page.Next)
 		case len(page.Rows) == 0:
 			noteUnknownNames(c, db, f.Kind, f.Queue)
 		}
@@ -118,16 +117,16 @@ func noteUnknownNames(c *cobra.Command, db *store.Store, kind string, queues ...
 	if err != nil {
 		return
 	}
-	noteUnknown(c.ErrOrStderr(), "kind", kind, names.Kinds)
+	noteUnknown(c, "kind", kind, names.Kinds)
 	for _, queue := range queues {
-		noteUnknown(c.ErrOrStderr(), "queue", queue, names.Queues)
+		noteUnknown(c, "queue", queue, names.Queues)
 	}
 }
 
 // noteUnknown says that nothing has a name, if that is so.
-func noteUnknown(w io.Writer, what, name string, known []string) {
+func noteUnknown(c *cobra.Command, what, name string, known []string) {
 	if name != "" && !slices.Contains(known, name) {
-		printf(w, "onejob: no replica, schedule or recent task has %s %s%s\n", what, strconv.Quote(name), didYouMean(name, known))
+		note(c, "no replica, schedule or recent task has %s %s%s", what, strconv.Quote(name), didYouMean(name, known))
 	}
 }
 
@@ -159,7 +158,7 @@ func detail(r store.Row, now store.Time) string {
 		} else if ok {
 			due = "due for " + between(r.RunAt, now)
 		}
-		if r.Error != nil && r.Attempt > 0 {
+		if r.Error != nil && r.StartedAt != nil { // or somebody has retried it since
 			due += ": " + *r.Error
 		}
 		return due
@@ -234,7 +233,7 @@ func tasksShow() *cobra.Command {
 // sayCut says so if there may be more attempts than these.
 func sayCut(c *cobra.Command, attempts []store.AttemptRow) {
 	if len(attempts) == store.MostAttempts {
-		printf(c.ErrOrStderr(), "onejob: these are the last %d attempts; onejob.attempts has all\n", len(attempts))
+		note(c, "these are the last %d attempts; onejob.attempts has all", len(attempts))
 	}
 }
 

@@ -180,7 +180,7 @@ func (ch change) many(c *cobra.Command, db *store.Store, b store.Bulk, yes bool)
 		return stoppedAt(c.Context(), err, "nothing was done")
 	}
 	if n.Matched == 0 {
-		fmt.Fprintln(stderr, "onejob: no task matches")
+		note(c, "no task matches")
 		noteUnknownNames(c, db, b.Filter.Kind, b.Filter.Queue)
 		return nil
 	}
@@ -211,7 +211,7 @@ func (ch change) many(c *cobra.Command, db *store.Store, b store.Bulk, yes bool)
 		if r.Slow > 0 {
 			why += fmt.Sprintf("; %d of them took longer than postgres.timeout", r.Slow)
 		}
-		fmt.Fprintf(stderr, "onejob: %s left: %s\n", plaintext.Plural(left, "task"), why)
+		note(c, "%s left: %s", plaintext.Plural(left, "task"), why)
 		return &exitError{exitFailure, nil}
 	}
 	return nil

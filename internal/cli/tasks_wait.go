@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -48,14 +47,15 @@ outage of Postgres, which it reports once on stderr; --timeout bounds it.
 		if c.Flags().Changed("timeout") && *timeout <= 0 {
 			return usage(fmt.Errorf("--timeout: %v is not above zero", *timeout))
 		}
-		return waitForTask(c.Context(), db, id, false, *timeout, c.ErrOrStderr())
+		return waitForTask(c, db, id, false, *timeout)
 	})
 }
 
 // waitForTask returns when a task has ended: nil if it succeeded. seen says that it is known to
 // have been there. If not, an error ends the wait until a look has found the task, unless it is
 // one of a Postgres that is unavailable. timeout is zero for none.
-func waitForTask(ctx context.Context, db *store.Store, id int64, seen bool, timeout time.Duration, stderr io.Writer) error {
+func waitForTask(c *cobra.Command, db *store.Store, id int64, seen bool, timeout time.Duration) error {
+	ctx := c.Context()
 	waiting, cancel := ctx, func() {}
 	if timeout > 0 {
 		waiting, cancel = context.WithTimeout(ctx, timeout)
@@ -74,7 +74,7 @@ func waitForTask(ctx context.Context, db *store.Store, id int64, seen bool, time
 		case err != nil && !seen && !pgerror.Unavailable(err):
 			return err
 		case err != nil && !said:
-			printf(stderr, "onejob: %s; waiting until the task can be read\n", explain(err))
+			note(c, "%s; waiting until the task can be read", explain(err))
 			said = true
 		case err != nil:
 		case status == tasks.StatusSucceeded:
@@ -129,13 +129,13 @@ show -o json has the output as it is.`,
 			return err
 		}
 		if len(attempts) == 0 {
-			printf(c.ErrOrStderr(), "onejob: no attempt of task %d has ended\n", id)
+			note(c, "no attempt of task %d has ended", id)
 		}
 		switch {
 		case *all:
 			sayCut(c, attempts)
 		case len(attempts) == 1 && attempts[0].Error != nil && (attempts[0].Output == nil || *attempts[0].Output == ""):
-			printf(c.ErrOrStderr(), "onejob: attempt %d of task %d has no output; its error: %s\n", attempts[0].Attempt, id, plaintext.Printable(*attempts[0].Error))
+			note(c, "attempt %d of task %d has no output; its error: %s", attempts[0].Attempt, id, plaintext.Printable(*attempts[0].Error))
 		}
 		var text bytes.Buffer
 		for _, a := range attempts {

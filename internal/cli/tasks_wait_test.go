@@ -3,10 +3,13 @@ package cli
 import (
 	"context"
 	"errors"
+	"io"
 	"net/url"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/spf13/cobra"
 
 	"onejob/internal/testenv"
 	"onejob/store"
@@ -18,6 +21,14 @@ type said chan string
 func (s said) Write(p []byte) (int, error) {
 	s <- string(p)
 	return len(p), nil
+}
+
+// saying returns a command that ends with ctx and writes to stderr.
+func saying(ctx context.Context, stderr io.Writer) *cobra.Command {
+	c := &cobra.Command{Use: "onejob"}
+	c.SetContext(ctx)
+	c.SetErr(stderr)
+	return c
 }
 
 // A Postgres that is unavailable when the wait begins says nothing of the task: the wait goes on,
@@ -54,7 +65,7 @@ func TestWaitThroughAnOutageAtTheFirstLook(t *testing.T) {
 	way.Cut()
 
 	stderr := make(said, 100)
-	err = waitForTask(t.Context(), open(dsn.String()), id, false, 4*time.Second, stderr)
+	err = waitForTask(saying(t.Context(), stderr), open(dsn.String()), id, false, 4*time.Second)
 	if exit, ok := errors.AsType[*exitError](err); !ok || exit.code != exitNotYet || !strings.HasPrefix(exit.err.Error(), "task 1 could not be read within 4s: look at task 1: ") {
 		t.Errorf("the wait ended with %v", err)
 	}
@@ -67,7 +78,7 @@ func TestWaitThroughAnOutageAtTheFirstLook(t *testing.T) {
 
 	ended := make(chan error, 1)
 	db := open(dsn.String())
-	go func() { ended <- waitForTask(t.Context(), db, id, false, 0, stderr) }()
+	go func() { ended <- waitForTask(saying(t.Context(), stderr), db, id, false, 0) }()
 	select {
 	case <-stderr:
 	case err := <-ended:
@@ -92,7 +103,7 @@ func TestWaitEndsWithAnAnswer(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer db.Close()
-		if err := waitForTask(ctx, db, 1, false, 0, make(said, 100)); err == nil || ctx.Err() != nil || !strings.Contains(err.Error(), want) {
+		if err := waitForTask(saying(ctx, make(said, 100)), db, 1, false, 0); err == nil || ctx.Err() != nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("the wait ended with %v, want %s", err, want)
 		}
 	}

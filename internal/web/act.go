@@ -415,7 +415,7 @@ func (p *page) runSchedule(r *http.Request, name string) result {
 	id, err := p.cfg.Actions.RunSchedule(r.Context(), name)
 	switch {
 	case err != nil:
-		return failed(http.StatusServiceUnavailable, "The schedule was not run: %v", err)
+		return failed(http.StatusServiceUnavailable, "It is not certain that the schedule was run. Look at its tasks before you run it again. %v", err)
 	case id == 0:
 		return failed(http.StatusNotFound, "There is no schedule %s. Nothing was done.", name)
 	}
@@ -471,7 +471,7 @@ func (p *page) resizeLimit(r *http.Request, name string) result {
 	case errors.Is(err, lock.ErrForeign):
 		return failed(http.StatusConflict, "Limit %s: %v. Nothing was done.", name, err)
 	case err != nil:
-		return failed(http.StatusServiceUnavailable, "Limit %s was not changed: %v", name, err)
+		return failed(http.StatusServiceUnavailable, "It is not certain that limit %s was changed, or by how much. Look at it again. %v", name, err)
 	}
 	res := done("Limit %s has %d slots.", name, slots)
 	// It has happened, so it is recorded even if the browser is gone.
