@@ -192,7 +192,7 @@ func (r *replica) work(ctx context.Context, life int, alone bool) {
 		r.hold(ctx, h, d)
 		err = lease.Release(context.Background())
 		w.note("replica %d: released %s: %v", r.m.id, key, err)
-		if path := prefix + "/tasks/" + key; err == nil && r.m.life == life && !w.disturbed(r.m.id, w.now()-20*time.Second, w.now()) && !w.repeated(r.m.id) {
+		if path := prefix + "/tasks/" + key; err == nil && r.m.life == life && !w.disturbed(r.m.id, w.now()-20*time.Second, w.now()) && !w.repeated(r.m.id, w.now()) {
 			if by, v := w.consul.Held(path); by == session && string(v) == value {
 				w.violate("released", "replica %d has released %s, and still holds it", r.m.id, key)
 			}

@@ -17,6 +17,7 @@ import (
 
 	"onejob/internal/supervisor"
 	"onejob/internal/testenv/lifecycle"
+	"onejob/lock"
 	"onejob/lock/consul"
 	"onejob/simulate/fakeconsul"
 	"onejob/simulate/fakestore"
@@ -401,15 +402,20 @@ func (w *world) rowChanged(before, after fakestore.Row, by string) {
 
 // checkDurable: while an outcome is written, its lock is still held. What was taken away from the
 // replica it may not have noticed yet, as the locks of a process that stood still, which others
-// delete when they take over; that answers are late or lost takes nothing away. A
+// delete when they take over; that answers are late or lost takes nothing away. What it has noticed
+// it writes as soon as Postgres hears it, which may take long. A
 // replica that stops gives up in the end, and what it has sent until then may still be applied.
 func (w *world) checkDurable(r fakestore.Row) {
 	if !w.consul.Lives(r.Session) || w.gaveUp(w.fences[r.Fence]) {
 		return
 	}
 	claimed := r.StartedAt.Sub(w.began)
+	if h := w.fences[r.Fence]; h != nil && errors.Is(context.Cause(h.ctx), lock.ErrRevoked) &&
+		(max(w.deleted[r.Key()], w.revoked[r.Session], w.restored) >= claimed || w.repeated(h.m.id, claimed)) {
+		return
+	}
 	for _, m := range w.machines {
-		if w.replicas[m.id].sessionWas(r.Session) && (m.stood() || w.repeated(m.id) || w.takenAway(m.id, w.deleted[r.Key()]) || w.takenAway(m.id, w.revoked[r.Session]) ||
+		if w.replicas[m.id].sessionWas(r.Session) && (m.stood() || w.repeated(m.id, w.now()) || w.takenAway(m.id, w.deleted[r.Key()]) || w.takenAway(m.id, w.revoked[r.Session]) ||
 			w.restored >= claimed && w.takenAway(m.id, w.restored)) {
 			return
 		}

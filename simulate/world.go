@@ -165,11 +165,11 @@ func (w *world) disturbed(who int, from, to time.Duration) bool {
 	return false
 }
 
-// repeated reports whether a request of who may be heard a second time now. One for a lock makes
-// one that nobody works under, until the replica finds it.
-func (w *world) repeated(who int) bool {
+// repeated reports whether a request of who may be, or was, heard a second time from a moment on. One
+// for a lock makes one that nobody works under, until the replica finds it.
+func (w *world) repeated(who int, from time.Duration) bool {
 	return slices.ContainsFunc(append(w.past, pointees(w.active)...), func(f Fault) bool {
-		return f.Kind == Repeat && f.Who == who && w.now() <= f.At+f.For+f.Size
+		return f.Kind == Repeat && f.Who == who && from <= f.At+f.For+f.Size
 	})
 }
 
