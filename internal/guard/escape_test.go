@@ -120,34 +120,28 @@ func TestChainsOfForks(t *testing.T) {
 	wantNoneLeft(t, mark)
 }
 
-// The processes of the group get the grace, even if the command itself, a
-// shell for example, ends at the first signal.
+// The processes of a group get the grace, even if its leader, a shell for example, ends at the first
+// signal, or has ended before it.
 func TestStopLeavesTheGraceToTheWholeGroup(t *testing.T) {
 	t.Parallel()
-	var out testenv.Output
-	s, _ := script(t, `sh -c 'trap "sleep 0.1; echo cleaned up; exit" TERM; echo ready; while :; do sleep 0.01; done' & wait`, &out)
-	s.Grace = 10 * time.Second
-	p := mustStart(t, s)
-	untilReady(t, &out)
-	p.Stop()
-	mustWait(t, p)
-	if !strings.Contains(out.String(), "cleaned up\n") {
-		t.Errorf("%q", out.String())
-	}
-}
-
-// So does a group whose leader has ended, such as that of a daemon that forks twice.
-func TestStopReachesAGroupWithoutALeader(t *testing.T) {
-	t.Parallel()
-	var out testenv.Output
-	s, _ := script(t, `setsid sh -c '{ trap "sleep 0.1; echo cleaned up; exit" TERM; echo ready; while :; do sleep 0.01; done; } &'; sleep 1000`, &out)
-	s.Grace = time.Minute
-	p := mustStart(t, s)
-	untilReady(t, &out)
-	p.Stop()
-	mustWait(t, p)
-	if !strings.Contains(out.String(), "cleaned up\n") {
-		t.Errorf("%q", out.String())
+	const cleans = `trap "sleep 0.1; echo cleaned up; exit" TERM; echo ready; while :; do sleep 0.01; done`
+	for name, text := range map[string]string{
+		"the leader ends at the signal": `sh -c '` + cleans + `' & wait`,
+		"there is no leader":            `setsid sh -c '{ ` + cleans + `; } &'; sleep 1000`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var out testenv.Output
+			s, _ := script(t, text, &out)
+			s.Grace = time.Minute
+			p := mustStart(t, s)
+			untilReady(t, &out)
+			p.Stop()
+			mustWait(t, p)
+			if !strings.Contains(out.String(), "cleaned up\n") {
+				t.Errorf("%q", out.String())
+			}
+		})
 	}
 }
 
