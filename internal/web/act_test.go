@@ -562,6 +562,9 @@ func TestActionsThatCannotBeDone(t *testing.T) {
 		if strings.HasPrefix(a.path, "/limits") {
 			want = 200 // it was done, and not recorded
 		}
+		if strings.HasPrefix(a.path, "/schedules/run") && !strings.Contains(body, "It is not certain") { // the answer to COMMIT may be what is missing
+			t.Errorf("%s: %s", a.path, body)
+		}
 		if resp.StatusCode != want || !strings.Contains(body, "no route to host") {
 			t.Errorf("%s: %d\n%s", a.path, resp.StatusCode, body)
 		}
@@ -571,7 +574,9 @@ func TestActionsThatCannotBeDone(t *testing.T) {
 		page := acting(t, &cluster{text: "x"}, d, func(cfg *web.Config) {
 			cfg.Limits = func() lock.Semaphores { return limits{deeds: d, err: err} }
 		})
-		if resp, body := post(t, page+"/limits/resize?limit=calls", "slots=3", alice); resp.StatusCode != status || len(d.all()) != 1 {
+		resp, body := post(t, page+"/limits/resize?limit=calls", "slots=3", alice)
+		// A resize that was cut short may have done a part.
+		if resp.StatusCode != status || len(d.all()) != 1 || strings.Contains(body, "Nothing was done") != (status != 503) || strings.Contains(body, "It is not certain") != (status == 503) {
 			t.Errorf("%v: %d\n%s", err, resp.StatusCode, body)
 		}
 	}
