@@ -46,7 +46,7 @@ var deadly = []string{Kill, WorkerKill, HostLoss, Frozen, ClaimFreeze, "freeze",
 var failing = map[string][]string{
 	kindExec: {"child-kill", "guard-kill", "oom", "replica-memory", Frozen},
 	kindHTTP: {Frozen},
-	kindSQL:  {OutcomeRefused},
+	kindSQL:  {OutcomeRefused, "postgres-memory"}, // memory that a statement lacks is its own failure, see docs/reference/kinds.md
 	"go":     {Frozen},
 	"capped": {Frozen},
 }

@@ -170,6 +170,14 @@ func TestFunction(t *testing.T) {
 			s.mark("child-kill", "a, task 9, pid 5", 51.5, 52, false)
 			s.live(of(http, once)).claim(51, "a").ends(52, "a", failed, "killed")
 		}, map[string]int{"unexpected_ends": 1}, map[string]int{"tasks that failed because faults had used up their attempts": 1}},
+		"a statement that failed while Postgres had no memory": {func(s *story) {
+			s.mark("postgres-memory", "all", 51.5, 52, false)
+			s.live(of(Enqueued{Task: 7, Kind: kindSQL}, once)).claim(51, "a").ends(52, "a", failed, "out of memory")
+		}, nil, map[string]int{"attempts used up by postgres-memory": 1, "tasks that failed because faults had used up their attempts": 1}},
+		"a request that failed while Postgres had no memory": {func(s *story) {
+			s.mark("postgres-memory", "all", 51.5, 52, false)
+			s.live(of(http, once)).claim(51, "a").ends(52, "a", failed, "killed")
+		}, map[string]int{"unexpected_ends": 1}, map[string]int{"tasks that failed because faults had used up their attempts": 1}},
 		"a takeover after a kill": {func(s *story) {
 			s.mark(Kill, "a", 52, 53, true)
 			s.live(noop).claim(51, "a").taken(60, "b").claim(61, "b").ends(62, "b", succeeded, "")
