@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -57,31 +59,115 @@ node_prefix ""               { policy = "read" }`,
 	}
 }
 
-// tokenOf returns the accessor and the secret of a replica's token, which are the
+// tokenOf returns the accessor and the secret of a replica's n-th token, which are the
 // same whenever the token is made.
-func tokenOf(replica string) (accessor, secret string) {
-	id := func(what string) string { return uuid.NewSHA1(uuid.NameSpaceOID, []byte(what+" "+replica)).String() }
+func tokenOf(replica string, n int) (accessor, secret string) {
+	id := func(what string) string {
+		return uuid.NewSHA1(uuid.NameSpaceOID, fmt.Appendf(nil, "%s %s %d", what, replica, n)).String()
+	}
 	return id("accessor"), id("secret")
+}
+
+// tokens are the numbers of a replica's tokens. The first is 0.
+type tokens struct {
+	mu     sync.Mutex
+	oldest int // those before it were deleted
+	began  int // in the file when the replica was started: the agent may have checks that were registered with it
+	filed  int // in the file now
+	newest int // made, or about to be
+}
+
+// all returns those that the replica may use.
+func (t *tokens) all() (from, to int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.oldest, t.newest
+}
+
+// starts notes that the replica is about to read the file for the first time.
+func (t *tokens) starts() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.began = t.filed
+}
+
+// rotate gives a replica another token, in the file that it has the present one from, and deletes those that
+// docs/operate/security.md lets a person delete: the replica was started with a later one.
+func (c *cluster) rotate(ctx context.Context, r *replica) error {
+	t := &r.tokens
+	t.mu.Lock()
+	t.newest++ // who makes all of them anew from now on makes this one too
+	n := t.newest
+	t.mu.Unlock()
+	if err := c.makeToken(ctx, r.name, n); err != nil {
+		return err
+	}
+	_, secret := tokenOf(r.name, n)
+	t.mu.Lock()
+	err := replaceFile(r.tokenFile, secret)
+	if err == nil {
+		t.filed = n
+	}
+	from, to := t.oldest, t.began
+	t.oldest = max(from, to)
+	t.mu.Unlock()
+	for n := from; n < to; n++ {
+		err = errors.Join(err, c.deleteToken(ctx, r.name, n))
+	}
+	return err
+}
+
+// replaceFile writes a file as a whole.
+func replaceFile(path, content string) error {
+	if err := os.WriteFile(path+".new", []byte(content+"\n"), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
 }
 
 func policyOf(replica string) string { return "replica-" + replica }
 
-// authorize gives a replica its token with all rights, whatever it has now.
-func (c *cluster) authorize(ctx context.Context, replica string) error {
-	if err := c.setPolicy(ctx, replica, replicaRules); err != nil {
+// authorize gives a replica its tokens with all rights, whatever it has now.
+func (c *cluster) authorize(ctx context.Context, r *replica) error {
+	if err := c.setPolicy(ctx, r.name, replicaRules); err != nil {
 		return err
 	}
-	return c.makeToken(ctx, replica)
+	from, to := r.tokens.all()
+	for n := from; n <= to; n++ {
+		if err := c.makeToken(ctx, r.name, n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// revoke deletes all tokens of a replica.
+func (c *cluster) revoke(ctx context.Context, r *replica) error {
+	from, to := r.tokens.all()
+	for n := from; n <= to; n++ {
+		if err := c.deleteToken(ctx, r.name, n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// admit gives an outsider its token with all rights.
+func (c *cluster) admit(ctx context.Context, outsider string) error {
+	if err := c.setPolicy(ctx, outsider, replicaRules); err != nil {
+		return err
+	}
+	return c.makeToken(ctx, outsider, 0)
 }
 
 func (c *cluster) authorizeAll(ctx context.Context) error {
 	for _, r := range c.replicas {
-		if err := c.authorize(ctx, r.name); err != nil {
+		if err := c.authorize(ctx, r); err != nil {
 			return err
 		}
 	}
 	for _, o := range c.outsiders {
-		if err := c.authorize(ctx, o.name); err != nil {
+		if err := c.admit(ctx, o.name); err != nil {
 			return err
 		}
 	}
@@ -105,9 +191,9 @@ func (c *cluster) setPolicy(ctx context.Context, replica, rules string) error {
 	})
 }
 
-// makeToken makes a replica's token, if it is not there.
-func (c *cluster) makeToken(ctx context.Context, replica string) error {
-	accessor, secret := tokenOf(replica)
+// makeToken makes a replica's n-th token, if it is not there.
+func (c *cluster) makeToken(ctx context.Context, replica string, n int) error {
+	accessor, secret := tokenOf(replica, n)
 	return c.administer(ctx, "make the token of "+replica, func(q *api.QueryOptions, w *api.WriteOptions, client *api.ACL) error {
 		if token, _, err := client.TokenRead(accessor, q); err == nil && token != nil {
 			return nil
@@ -117,9 +203,9 @@ func (c *cluster) makeToken(ctx context.Context, replica string) error {
 	})
 }
 
-// deleteToken deletes a replica's token.
-func (c *cluster) deleteToken(ctx context.Context, replica string) error {
-	accessor, _ := tokenOf(replica)
+// deleteToken deletes a replica's n-th token.
+func (c *cluster) deleteToken(ctx context.Context, replica string, n int) error {
+	accessor, _ := tokenOf(replica, n)
 	return c.administer(ctx, "delete the token of "+replica, func(q *api.QueryOptions, w *api.WriteOptions, client *api.ACL) error {
 		_, err := client.TokenDelete(accessor, w)
 		if err != nil && strings.Contains(err.Error(), "not found") {

@@ -155,10 +155,14 @@ func (c *cluster) addReplicas(ctx context.Context, s subject, name string, n int
 		r := &replica{c: c, subject: s, host: c.hosts[len(c.replicas)%len(c.hosts)]}
 		r.name = fmt.Sprintf("%s-%d", name, i+1)
 		c.replicas = append(c.replicas, r)
-		if err := c.authorize(ctx, r.name); err != nil {
+		if err := c.authorize(ctx, r); err != nil {
 			return err
 		}
-		_, r.place.token = tokenOf(r.name)
+		_, secret := tokenOf(r.name, 0)
+		r.place.tokenFile = filepath.Join(c.dir, r.name+".token")
+		if err := replaceFile(r.place.tokenFile, secret); err != nil {
+			return err
+		}
 		r.place.queues, r.place.liveness = strings.Join(restricted[r.name], ","), c.liveness
 		var err error
 		if r.consul, err = proxy.New(r.host.agent.Addr()); err != nil {

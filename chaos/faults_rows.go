@@ -169,6 +169,21 @@ func (c *cluster) claiming(ctx context.Context, names []string, receiving bool) 
 	return name, doing
 }
 
+// addLarge adds rows whose payloads, of a megabyte each, are about what a claim reads at once.
+// A busy machine takes seconds for them.
+func (h *fault) addLarge(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 4*operatorMaxWait)
+	defer cancel()
+	_, err := h.c.operator.Exec(ctx, `
+WITH made AS (
+    INSERT INTO onejob.tasks (kind, priority, payload)
+    SELECT 'noop', 1, payload FROM chaos.large, generate_series(1, 24)
+ RETURNING id, kind
+)
+INSERT INTO chaos.added (task, kind, hostile) SELECT id, kind, false FROM made`)
+	return err
+}
+
 // freezeClaim stops a replica that is inside its claim. Everything up to the answer
 // takes Postgres a millisecond, with or without the client, so it is stopped while
 // it receives, and large payloads make that long. SIGSTOP may come too late: a
@@ -191,13 +206,7 @@ func freezeClaim(ctx context.Context, h *fault) error {
 		}
 		if time.Since(enqueued) > 2*time.Second {
 			enqueued = time.Now()
-			if err := h.sql(ctx, `
-WITH made AS (
-    INSERT INTO onejob.tasks (kind, priority, payload)
-    SELECT 'noop', 1, payload FROM chaos.large, generate_series(1, 64)
- RETURNING id, kind
-)
-INSERT INTO chaos.added (task, kind, hostile) SELECT id, kind, false FROM made`); err != nil {
+			if err := h.addLarge(ctx); err != nil {
 				retry.Pause(ctx, time.Second) // another fault has Postgres
 				continue
 			}

@@ -127,7 +127,7 @@ func TestTokensAreTakenAwayAndRestored(t *testing.T) {
 		t.Fatal(err)
 	}
 	agent := c.hosts[0].agent
-	_, secret := tokenOf("daemon-1")
+	_, secret := tokenOf("daemon-1", 0)
 	client, err := api.NewClient(&api.Config{Address: agent.Addr(), Token: secret})
 	if err != nil {
 		t.Fatal(err)
@@ -167,10 +167,10 @@ func TestTokensAreTakenAwayAndRestored(t *testing.T) {
 			}
 		}
 	}
-	r := &replica{c: c, host: c.hosts[0], place: place{name: "daemon-1"}}
+	r := &replica{c: c, host: c.hosts[0], place: place{name: "daemon-1", tokenFile: filepath.Join(dir, "daemon-1.token")}}
 	restore := func() {
 		t.Helper()
-		if err := c.authorize(t.Context(), r.name); err != nil {
+		if err := c.authorize(t.Context(), r); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -189,12 +189,32 @@ func TestTokensAreTakenAwayAndRestored(t *testing.T) {
 	}
 	restore()
 	expect("when its rights are given back")
-	if err := c.deleteToken(t.Context(), r.name); err != nil {
+	if err := c.revoke(t.Context(), r); err != nil {
 		t.Fatal(err)
 	}
 	expect("without the token", "read", "list", "write", "replicas", "session", "service")
 	restore()
 	expect("when the token is made again")
+	all := []string{"read", "list", "write", "replicas", "session", "service"}
+	for n, denied := range [][]string{{}, {}, all} { // it is started with the second token before the third rotation
+		if n == 2 {
+			r.tokens.starts()
+		}
+		if err := c.rotate(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+		_, secret := tokenOf(r.name, n+1)
+		if got, err := os.ReadFile(r.tokenFile); err != nil || string(got) != secret+"\n" {
+			t.Errorf("after %d rotations the file has %q, %v", n+1, got, err)
+		}
+		expect(fmt.Sprintf("the first token, after %d rotations", n+1), denied...)
+	}
+	_, now := tokenOf(r.name, 3)
+	if client, err = api.NewClient(&api.Config{Address: agent.Addr(), Token: now}); err != nil {
+		t.Fatal(err)
+	}
+	kv = client.KV()
+	expect("with the fourth token")
 	for _, s := range append(c.consul.Servers[:3:3], c.hosts[0].agent, c.hosts[1].agent, c.hosts[2].agent) {
 		if err := s.Wipe(); err != nil {
 			t.Fatal(err)

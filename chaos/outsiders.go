@@ -58,10 +58,10 @@ func (c *cluster) addOutsiders(ctx context.Context, s settings) error {
 	for n := range count {
 		o := &outsider{c: c, binary: c.replicas[i].subject.(*daemon).binary, rand: rand.New(rand.NewPCG(s.Seed, uint64(10+n)))}
 		o.name = fmt.Sprintf("outsider-%d", n+1)
-		if err := c.authorize(ctx, o.name); err != nil {
+		if err := c.admit(ctx, o.name); err != nil {
 			return err
 		}
-		_, o.token = tokenOf(o.name)
+		_, o.token = tokenOf(o.name, 0)
 		var err error
 		if o.link, err = proxy.New(c.hosts[n%len(c.hosts)].agent.Addr()); err != nil {
 			return err

@@ -27,6 +27,7 @@ type replica struct {
 	postgres []*proxy.Proxy // to each server
 	pooler   *proxy.Proxy   // to the host's pooler; nil without one
 	rabbitmq *proxy.Proxy   // nil unless limits are kept there
+	tokens   tokens
 
 	mu     sync.Mutex
 	proc   *harness.Process
@@ -67,6 +68,7 @@ func (r *replica) start() error {
 	if err := os.MkdirAll(filepath.Dir(r.log()), 0o755); err != nil {
 		return err
 	}
+	r.tokens.starts()
 	proc, err := harness.Start(r.subject.command(r.place), r.log())
 	if err != nil {
 		return err

@@ -38,8 +38,9 @@ type replicas struct {
 type place struct {
 	name   string
 	consul string // host and port
-	token  string // for Consul
 	dsn    string // of Postgres
+
+	token, tokenFile string // for Consul: one of them
 
 	listenDSN string        // leads past a pooler; empty if dsn does
 	tls       *servers.TLS  // what it shows Consul's agent; nil if that takes all
@@ -64,6 +65,9 @@ func (p place) environ() []string {
 	}
 	if p.token != "" {
 		env = append(env, "CONSUL_HTTP_TOKEN="+p.token)
+	}
+	if p.tokenFile != "" {
+		env = append(env, "CONSUL_HTTP_TOKEN_FILE="+p.tokenFile)
 	}
 	if p.rabbitmq != "" {
 		env = append(env, "ONEJOB_LIMITS_BACKEND=rabbitmq", "ONEJOB_LIMITS_RABBITMQ_URL="+p.rabbitmq)

@@ -327,7 +327,7 @@ func (h *history) lostWhileFrozen(a *attempt, both span) bool {
 
 // harmless are the faults after which every lock is held for as long as before. Of a freeze there is a
 // mark of Frozen beside.
-var harmless = append([]string{"freeze", "suspend", Suspended, "child-kill", "guard-kill", "schedule-edit", "clock-jump", OutsiderKill, OutsiderFreeze, OutsiderCut, Stacks, Helpless}, mild...)
+var harmless = append([]string{"freeze", "suspend", Suspended, "child-kill", "guard-kill", "token-rotated", "schedule-edit", "clock-jump", OutsiderKill, OutsiderFreeze, OutsiderCut, Stacks, Helpless}, mild...)
 
 // mayLose reports whether a fault within a span may have taken a replica's locks, besides a freeze that
 // goes on: one that was aimed at the replica, or at none.

@@ -86,8 +86,8 @@ func (h *history) retention(v *Report) {
 		}
 		v.Expired++
 		deleted := s.At
-		if len(h.ClockSteps) > 0 { // by the same clock as its end
-			deleted = s.Statement
+		if len(h.ClockSteps) > 0 { // by the same clock as its end, as retention goes by
+			deleted = s.Began
 		}
 		if kept := moment(deleted).Sub(moment(s.Was.FinishedAt)); kept < keep[s.Task]-skew {
 			v.violation(&v.Lost, "lost: task %d was deleted %v after its end, at %s, and is to be kept for %v", s.Task, kept, clock(moment(s.At)), keep[s.Task])

@@ -266,6 +266,18 @@ func TestSlack(t *testing.T) {
 			deletion := &s.Steps[len(s.Steps)-1]
 			deletion.Began, deletion.Statement, deletion.Noted = tick(115), tick(115), tick(115)
 		}, map[string]int{"expired": 1}},
+		"a task that was kept for long enough, when the clock was set back during its deletion": {func(s *story) {
+			s.kept(58, "b")
+			s.ClockSteps = []ClockStep{{at(58), -27 * time.Second}}
+			deletion := &s.Steps[len(s.Steps)-1]
+			deletion.Began, deletion.Statement, deletion.Noted = tick(58), tick(31), tick(31)
+		}, map[string]int{"expired": 1}},
+		"a task that was not kept for long enough, when the clock was set forward during its deletion": {func(s *story) {
+			s.kept(55, "b")
+			s.ClockSteps = []ClockStep{{at(55), time.Minute}}
+			deletion := &s.Steps[len(s.Steps)-1]
+			deletion.Began, deletion.Statement, deletion.Noted = tick(55), tick(115), tick(115)
+		}, map[string]int{"expired": 1, "lost": 1}},
 		"a task without keep_for that a replica deleted":          {func(s *story) { s.kept(58, "b"); s.Enqueued[len(s.Enqueued)-1].KeepFor = 0 }, map[string]int{"lost": 1}},
 		"an output without its tail":                              {func(s *story) { s.BadOutputs = []int64{1} }, map[string]int{"outputs_wrong": 1}},
 		"four under a limit that was raised before":               {func(s *story) { s.resize(4, 45, true); inElastic(s, 4) }, map[string]int{}},

@@ -17,7 +17,7 @@ import (
 	"onejob/boottime"
 )
 
-const maxWaitOfTests = 30 * time.Second
+const maxWaitOfTests = 2 * time.Minute
 
 // serve starts an observer within this process. The func that it returns sends it
 // home and returns what it has seen.
@@ -75,8 +75,10 @@ func of(t *testing.T, seen Seen, fence int64) Stay {
 func TestObserverSeesHowTasksEnd(t *testing.T) {
 	w, end := serve(t)
 	a := enter(t, w, Claim{Task: 1, Fence: 1, Key: "a", Kind: "exec"})
-	if err := a.Stay(t.Context(), 4*Interval); err != nil {
-		t.Fatal(err)
+	for range 5 { // where the machine stands still, one stay may end without a beat
+		if err := a.Stay(t.Context(), 4*Interval); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if err := a.Leave(Succeeded); err != nil {
 		t.Fatal(err)

@@ -220,9 +220,12 @@ func (r *RabbitMQ) ready(ctx context.Context) error {
 // Manage calls the management API: path is what follows /api. The body and the
 // answer are JSON, and nil when there is none.
 func (r *RabbitMQ) Manage(ctx context.Context, method, path string, body, answer any) error {
-	text, err := json.Marshal(body)
-	if err != nil {
-		return fmt.Errorf("%s %s: %w", method, path, err)
+	var text []byte // none is what 3.8 takes for nothing
+	var err error
+	if body != nil {
+		if text, err = json.Marshal(body); err != nil {
+			return fmt.Errorf("%s %s: %w", method, path, err)
+		}
 	}
 	request, err := http.NewRequestWithContext(ctx, method, "http://"+localAddress(r.ports.http)+"/api"+path, bytes.NewReader(text))
 	if err != nil {

@@ -30,7 +30,7 @@ import (
 )
 
 const (
-	startTimeout = 3 * time.Minute  // a server that takes longer is broken
+	startTimeout = 8 * time.Minute  // a server that takes longer is broken
 	stopTimeout  = 20 * time.Second // a server that takes longer is killed
 	startTries   = 5                // as ports may be taken between choosing and binding
 )
