@@ -82,7 +82,16 @@ var errNotAlone = errors.New("another statement of the lock key holds its adviso
 // statement is a user's statement that runs, or has not been committed yet.
 type statement struct {
 	Task int64
-	PID  int // of its backend
+	PID  int   // of its backend
+	ours *bool // not nil if this role may end it; then it was asked to
+}
+
+// where says in which backend it still runs, and why.
+func (l statement) where() string {
+	if l.ours == nil {
+		return fmt.Sprintf("backend %d, which this role may not end", l.PID)
+	}
+	return fmt.Sprintf("backend %d, which was terminated and has not ended yet", l.PID)
 }
 
 // endStatements ends the statements that have marks, and returns those that are there a
@@ -95,7 +104,7 @@ func (s *Store) endStatements(ctx context.Context, marked string, args ...any) (
 	defer cancel()
 	for wait := 2 * time.Millisecond; ; wait *= 2 {
 		left, err := query(ctx, s.pool, func(row pgx.CollectableRow) (l statement, err error) {
-			return l, row.Scan(&l.Task, &l.PID, nil)
+			return l, row.Scan(&l.Task, &l.PID, &l.ours)
 		}, `
 SELECT a.task, l.pid, CASE WHEN pg_has_role(b.usesysid, 'USAGE') THEN pg_terminate_backend(l.pid) END
   FROM (`+marked+`) a
@@ -125,7 +134,7 @@ SELECT 0::bigint AS task, `+markOfSession("r")+` AS mark
  WHERE `+chosen+`
    AND ended_at IS NOT NULL`, arg)
 	if err == nil && len(left) > 0 {
-		err = fmt.Errorf("%d statements run on that this role may not end, such as in backend %d", len(left), left[0].PID)
+		err = fmt.Errorf("%d statements run on, such as in %s", len(left), left[0].where())
 	}
 	return err
 }
@@ -153,7 +162,7 @@ SELECT $1::bigint AS task, `+markOf("a")+` AS mark FROM (SELECT $2::uuid AS sess
 		return err
 	}
 	if len(left) > 0 {
-		return fmt.Errorf("its statement still runs, in backend %d", left[0].PID)
+		return fmt.Errorf("its statement still runs, in %s", left[0].where())
 	}
 	s.unended.Delete(fence)
 	return nil
@@ -171,7 +180,7 @@ SELECT $1::bigint AS task, `+markOfKey("$2::text")+` AS mark
 		return err
 	}
 	if len(left) > 0 {
-		return tasks.Requeue(time.Second, fmt.Errorf("another statement of its lock key still runs, in backend %d, which this role may not end", left[0].PID))
+		return tasks.Requeue(time.Second, fmt.Errorf("another statement of its lock key still runs, in %s", left[0].where()))
 	}
 	return nil
 }

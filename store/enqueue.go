@@ -117,7 +117,9 @@ RETURNING id`, args, nil
 }
 
 // interval returns d as Postgres reads it.
-func interval(d time.Duration) string { return fmt.Sprintf("%d microseconds", d.Microseconds()) }
+func interval(d time.Duration) string {
+	return fmt.Sprintf("%d hours %d seconds %d microseconds", d/time.Hour, d%time.Hour/time.Second, d%time.Second/time.Microsecond)
+}
 
 // A DB runs statements: a *pgxpool.Pool, a *pgx.Conn or a pgx.Tx.
 type DB interface {

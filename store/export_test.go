@@ -30,6 +30,13 @@ func TryAgain(s *Store) {
 	}
 }
 
+// ForgetPutOff forgets which schedules are put off.
+func ForgetPutOff(s *Store) {
+	s.putOff.mu.Lock()
+	defer s.putOff.mu.Unlock()
+	clear(s.putOff.rows)
+}
+
 // Unended reports whether the statement of an attempt counts as one that may go on.
 func Unended(s *Store, t *tasks.Task) bool {
 	_, there := s.unended.Load(t.Fence)

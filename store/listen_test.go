@@ -47,7 +47,7 @@ func TestListenLeavesAnOldPrimary(t *testing.T) {
 					equal(t, "the signal", got, want)
 				case err := <-ended:
 					t.Fatalf("Listen returned %v", err)
-				case <-time.After(30 * time.Second):
+				case <-time.After(2 * time.Minute):
 					t.Fatal("no signal")
 				}
 			}

@@ -147,7 +147,7 @@ func TestMigrateBesideALongTransaction(t *testing.T) {
 			testenv.Eventually(t, time.Minute, "the migration waits for a lock", func() bool {
 				return b.one(`SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'relation' AND relation = $1::text::regclass`, test.holds) != "0"
 			})
-			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			if _, err := b.pool.Exec(ctx, `INSERT INTO onejob.tasks (kind) VALUES ('noop')`); err != nil {
 				t.Fatalf("an INSERT beside a migration that waits: %v", err)

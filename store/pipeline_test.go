@@ -43,7 +43,9 @@ func TestTakenIsToldBeforeTheCommit(t *testing.T) {
 	equal(t, "the rows that are pending meanwhile", b.one(`SELECT count(*) FROM onejob.tasks WHERE status = 'pending'`), "3")
 	end()
 	claimed := <-done
-	equal(t, "the tasks", len(claimed.Tasks), 3)
+	if len(claimed.Tasks) != 3 {
+		t.Fatalf("%d tasks are claimed, want 3", len(claimed.Tasks))
+	}
 	if len(rows) != 1 || fmt.Sprint(rows[0].ID) != id || rows[0].Fence != claimed.Tasks[0].Fence {
 		t.Errorf("announced were %v; the tasks are %s", rows, ids(claimed.Tasks))
 	}

@@ -46,7 +46,7 @@ func TestThroughATransactionPooler(t *testing.T) {
 
 	// All connections of the store share one of the server: whatever one of them
 	// left behind in it, the next would find.
-	keyed := b.claimMax(10)[0]
+	keyed := b.claimOne()
 	equal(t, "the payload", string(keyed.Payload), `{"a": 1}`)
 	plain, back := b.claimed(), b.claimed("lock_key='other'")
 	e := succeeded(plain)

@@ -122,7 +122,9 @@ func TestATriggerStopsNoOthers(t *testing.T) {
 	for code, statement := range waits {
 		t.Run("waits "+code, func(t *testing.T) {
 			bothWays(t, nil, func(t *testing.T, db *testenv.DB, cfg store.Config) {
-				cfg.Timeout = 4 * time.Second
+				if code == "57014" { // only the time for a statement ends it
+					cfg.Timeout = 4 * time.Second
+				}
 				b := onDatabase(t, db, cfg)
 				b.sql(`CREATE TABLE public.mine AS SELECT 1 AS n`)
 				openTransaction(t, db.DSN, `BEGIN`, `SELECT FROM public.mine FOR UPDATE`)
@@ -137,7 +139,8 @@ func TestATriggerStopsNoOthers(t *testing.T) {
 }
 
 // stopsNoOthers plants the trigger. mayPass says that it may let the row be changed soon, so that an
-// outcome is not given up.
+// outcome is not given up. Where statements have little time, those of a busy machine may use it up with
+// other rows, too, and are repeated.
 func stopsNoOthers(t *testing.T, b *bench, code, statement string, mayPass bool) {
 	t.Helper()
 	bad, good := b.claimed("kind='other'"), b.claimed()
@@ -148,15 +151,24 @@ func stopsNoOthers(t *testing.T, b *bench, code, statement string, mayPass bool)
 	waits, first := b.insert("kind='other'", "priority=5"), b.insert()
 	b.refusingBy(`true`, statement)
 
+	hurried := code == "57014"
 	claimed, refused := "", ""
-	for range 5 {
+	for n := range 60 {
 		c, err := b.Claim(t.Context(), tasks.Claim{Session: b.session, Replica: "one", Kinds: []string{"noop", "other"}, Max: 9})
-		if err != nil {
+		if err != nil && !(hurried && late(err)) {
 			t.Fatal(err)
 		}
 		claimed += ids(c.Tasks)
 		for _, r := range c.Refused {
-			refused += fmt.Sprint(r.ID, r.Failed, strings.Contains(r.Err.Error(), code))
+			if !hurried || refused == "" && fmt.Sprint(r.ID) == waits {
+				refused += fmt.Sprint(r.ID, r.Failed, strings.Contains(r.Err.Error(), code))
+			}
+		}
+		if n >= 4 {
+			if !hurried || claimed != "" && refused != "" {
+				break
+			}
+			time.Sleep(time.Second)
 		}
 	}
 	equal(t, "what was claimed", claimed, first)
@@ -169,6 +181,17 @@ func stopsNoOthers(t *testing.T, b *bench, code, statement string, mayPass bool)
 	together.Go(func() { errs[2] = b.Requeue(t.Context(), back, 0) })
 	together.Go(func() { errs[3] = b.Requeue(t.Context(), kept, 0) })
 	together.Wait()
+	for range testenv.Tries(time.Minute) {
+		if !hurried || errs[1] == nil && errs[2] == nil {
+			break
+		}
+		if errs[1] != nil {
+			errs[1] = b.Complete(t.Context(), succeeded(good))
+		}
+		if errs[2] != nil {
+			errs[2] = b.Requeue(t.Context(), back, 0)
+		}
+	}
 	if errs[0] == nil || errors.Is(errs[0], tasks.ErrUnwritable) == mayPass {
 		t.Errorf("the completion that is refused: %v", errs[0])
 	}
@@ -177,7 +200,23 @@ func stopsNoOthers(t *testing.T, b *bench, code, statement string, mayPass bool)
 	}
 	equal(t, "the row that is complete", b.row(good, "status"), "succeeded")
 
-	abandoned, rows, err := b.TakeOver(t.Context(), []string{other.session}, 3)
+	var abandoned []tasks.Abandoned
+	var rows []tasks.RowError
+	var err error
+	for range testenv.Tries(time.Minute) {
+		var some []tasks.Abandoned
+		var these []tasks.RowError
+		some, these, err = b.TakeOver(t.Context(), []string{other.session}, 3)
+		abandoned = append(abandoned, some...)
+		for _, r := range these {
+			if !hurried || r.ID == left.ID && len(rows) == 0 {
+				rows = append(rows, r)
+			}
+		}
+		if !hurried || err == nil && len(abandoned) > 0 && len(rows) > 0 {
+			break
+		}
+	}
 	if err != nil || len(abandoned) != 1 || abandoned[0].ID != taken.ID || len(rows) != 1 || rows[0].ID != left.ID {
 		t.Errorf("taken over: %v, refused: %v, %v", abandoned, rows, err)
 	}
@@ -225,7 +264,7 @@ func TestAResultThatWasRefusedForAMoment(t *testing.T) {
 	for refusals := range 9 {
 		task := b.claimed()
 		b.sql(`ALTER SEQUENCE public.refusals RESTART`)
-		b.sql(fmt.Sprintf(`CREATE OR REPLACE TRIGGER refuse BEFORE UPDATE ON onejob.tasks FOR EACH ROW WHEN (NEW.status = 'succeeded') EXECUTE FUNCTION public.refuse(%d)`, refusals))
+		b.sql(fmt.Sprintf(`CREATE TRIGGER refuse BEFORE UPDATE ON onejob.tasks FOR EACH ROW WHEN (NEW.status = 'succeeded') EXECUTE FUNCTION public.refuse(%d)`, refusals))
 		done := succeeded(task)
 		done.Result = jsonOf(`1`)
 		err := b.Complete(t.Context(), done)
@@ -628,7 +667,9 @@ func TestAnOpenTransactionHidesNothing(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), `INSERT INTO public.mine SELECT id FROM onejob.tasks ORDER BY id LIMIT 100`); err != nil {
 		t.Fatal(err)
 	}
-	equal(t, "the first row that is claimed beside foreign keys", b.claimNext(4)[0].ID, int64(1))
+	if list := ids(b.claimNext(4)); list != "1 2 3 4" {
+		t.Fatalf("beside foreign keys %q are claimed, want the first four", list)
+	}
 	if _, err := tx.Exec(t.Context(), `UPDATE onejob.tasks SET payload = '1' WHERE id BETWEEN 5 AND 2900`); err != nil {
 		t.Fatal(err)
 	}

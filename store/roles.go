@@ -200,7 +200,7 @@ func (s *Store) CheckPath(ctx context.Context) ([]string, error) {
 		}
 		rows, err := tx.Query(ctx, `
 WITH grantees AS (
-    SELECT n.nspname, CASE WHEN a.grantee = 'pg_database_owner'::regrole THEN d.datdba ELSE a.grantee END AS grantee
+    SELECT n.nspname, CASE WHEN a.grantee = to_regrole('pg_database_owner') THEN d.datdba ELSE a.grantee END AS grantee
       FROM pg_namespace n
       JOIN pg_database d ON d.datname = current_database()
      CROSS JOIN LATERAL (

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"onejob/internal/testenv"
 	"onejob/store"
 	"onejob/tasks"
 	"onejob/tasks/schedule"
@@ -29,10 +30,16 @@ func (b *bench) schedule(name string, next time.Time, columns ...string) {
 // due returns the schedule of that name among those that are due, and its plan.
 func (b *bench) due(name string) (schedule.Due, schedule.Plan) {
 	b.t.Helper()
-	now, list, err := b.DueSchedules(b.t.Context(), nil)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	var now time.Time
+	var list []schedule.Due
+	b.eventually("Postgres answers", func() bool {
+		var err error
+		now, list, err = b.DueSchedules(b.t.Context(), nil)
+		if err != nil && !late(err) {
+			b.t.Fatal(err)
+		}
+		return err == nil
+	})
 	for _, d := range list {
 		if d.Name == name {
 			s, err := schedule.Parse(d.Cron, d.Zone)
@@ -388,12 +395,15 @@ func TestLockedSchedules(t *testing.T) {
 	current, made := b.make(d, p)
 	equal(t, "current", current, false)
 	equal(t, "tasks made", made, 0)
+	store.PutOffForLonger(b.Store) // half a second may be over by now
 	equal(t, "it is due just after", b.isDue("locked"), false)
 	store.TryAgain(b.Store)
 	equal(t, "it is due after a while", b.isDue("locked"), true)
+	store.ForgetPutOff(b.Store)
 	if news, err := b.MarkSchedule(t.Context(), d, "wrong"); err != nil || news {
 		t.Errorf("a mark is %v, %v", news, err)
 	}
+	store.PutOffForLonger(b.Store)
 	equal(t, "it is due just after a mark", b.isDue("locked"), false)
 	if wait, err := b.UntilNextSchedule(t.Context(), time.Minute, nil); err != nil || wait != time.Minute {
 		t.Errorf("the next one is %v away, %v", wait, err)
@@ -483,8 +493,11 @@ func TestMoreDueTimesThanFitIntoAStatement(t *testing.T) {
 	b.schedule("often", first, "cron = '* * * * * *'", "on_missed = 'all'", "missed_cap = 100")
 	b.sql(`UPDATE onejob.schedules SET changed_at = $1, next_at = $2`, first.Add(-time.Second), first)
 	tooLong := 0
-	for range 60 {
+	for range testenv.Tries(3 * time.Minute) {
 		now, list, err := b.DueSchedules(t.Context(), nil)
+		if late(err) { // as it is on a busy machine
+			continue
+		}
 		if err != nil {
 			t.Fatal(err)
 		}

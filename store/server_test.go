@@ -50,7 +50,7 @@ func TestACompletionNeedsItsSession(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.insert()
-	task := b.claimMax(1)[0]
+	task := b.claimOne()
 	stranger := *task
 	stranger.Session = uuid.NewString()
 	if err := b.Complete(t.Context(), succeeded(&stranger)); !errors.Is(err, tasks.ErrRefused) {

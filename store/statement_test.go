@@ -93,12 +93,20 @@ BEGIN
     RETURN NULL;
 END $$`)
 		b.sql(`CREATE CONSTRAINT TRIGGER total AFTER INSERT ON ledger DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION total()`)
-		task, err := runSQL(b, b.Store, `INSERT INTO ledger VALUES (1)`)
+		run := func(sql string) (task *tasks.Task, err error) {
+			testenv.Eventually(t, time.Minute, "the statement runs", func() bool {
+				task, err = runSQL(b, b.Store, sql)
+				_, requeue := tasks.RequeueDelay(err) // a busy machine may keep a transaction waiting for too long
+				return !requeue
+			})
+			return task, err
+		}
+		task, err := run(`INSERT INTO ledger VALUES (1)`)
 		if err != nil {
 			t.Fatal(err)
 		}
 		equal(t, "what the trigger did", b.one(`SELECT n::text || ' ' || fence FROM totals`), fmt.Sprintf("1 %d", task.Fence))
-		if _, err := runSQL(b, b.Store, `INSERT INTO ledger VALUES (0)`); err == nil || !tasks.IsPermanent(err) {
+		if _, err := run(`INSERT INTO ledger VALUES (0)`); err == nil || !tasks.IsPermanent(err) {
 			t.Errorf("a division by zero in the trigger: %v", err)
 		}
 	})
@@ -206,12 +214,20 @@ func TestStatementsThatWaitStopNoOthers(t *testing.T) {
 	if _, err := holder.Exec(t.Context(), `SELECT FROM effects FOR UPDATE`); err != nil {
 		t.Fatal(err)
 	}
-	ended := make(chan error)
 	const statements = 5
+	ended := make(chan error, statements)
 	for range statements {
 		task := b.claimed()
 		task.Payload = jsonOf(`{"statement": "it"}`)
-		go func() { ended <- runStatement(t.Context(), s, task, `UPDATE effects SET n = n + 1`) }()
+		testenv.Go(t, func() {
+			for {
+				err := runStatement(t.Context(), s, task, `UPDATE effects SET n = n + 1`)
+				if t.Context().Err() != nil || !errors.As(err, new(interface{ NotBegun() })) { // for a second there was no room
+					ended <- err
+					return
+				}
+			}
+		})
 	}
 	b.eventually("the statements wait", func() bool {
 		return b.one(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE 'UPDATE effects%'`) == "2"

@@ -3,6 +3,7 @@ package store_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/url"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"onejob/internal/testenv"
@@ -46,7 +48,7 @@ func newBareBench(t testing.TB) *bench {
 
 // migrated is a database after all migrations.
 var migrated = testenv.NewTemplate(func(ctx context.Context, dsn string) error {
-	s, err := store.Open(store.Config{DSN: dsn})
+	s, err := store.Open(patient(store.Config{DSN: dsn}))
 	if err != nil {
 		return err
 	}
@@ -54,9 +56,21 @@ var migrated = testenv.NewTemplate(func(ctx context.Context, dsn string) error {
 	return s.Migrate(ctx, nil)
 })
 
+// patient returns a configuration with which statements and connections may take longer than those of
+// replicas, unless it says how long: a machine may stand still for seconds.
+func patient(cfg store.Config) store.Config {
+	if cfg.Timeout == 0 {
+		cfg.Timeout = time.Minute
+		if strings.Contains(cfg.DSN, "?") && !strings.Contains(cfg.DSN, "connect_timeout") {
+			cfg.DSN += "&connect_timeout=60"
+		}
+	}
+	return cfg
+}
+
 func open(t testing.TB, cfg store.Config) *store.Store {
 	t.Helper()
-	s, err := store.Open(cfg)
+	s, err := store.Open(patient(cfg))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -130,26 +144,52 @@ func (b *bench) claimMax(most int) []*tasks.Task {
 func (b *bench) claimNext(most int) (list []*tasks.Task) {
 	b.t.Helper()
 	for more := true; more && len(list) < most; {
-		claimed, err := b.Claim(b.t.Context(), tasks.Claim{Session: b.session, Replica: "one", Kinds: []string{"noop", "other"}, Max: most - len(list)})
-		if err != nil {
-			b.t.Fatal(err)
-		}
+		var claimed tasks.Claimed
+		testenv.Eventually(b.t, time.Minute, "Postgres answers a claim", func() bool {
+			var err error
+			claimed, err = b.Claim(b.t.Context(), tasks.Claim{Session: b.session, Replica: "one", Kinds: []string{"noop", "other"}, Max: most - len(list)})
+			if err != nil && !late(err) {
+				b.t.Fatal(err)
+			}
+			return err == nil || len(claimed.Tasks) > 0
+		})
 		list, more = append(list, claimed.Tasks...), claimed.More
 	}
 	return list
 }
 
+// late reports whether Postgres has not answered in time, as one that stands still for a while.
+func late(err error) bool {
+	pg, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && pg.Code == "57014" || errors.Is(err, context.DeadlineExceeded)
+}
+
+// claimOne claims one task, and waits until there is one: a row whose statement has taken seconds is
+// left alone for a time.
+func (b *bench) claimOne() (task *tasks.Task) {
+	b.t.Helper()
+	testenv.Eventually(b.t, time.Minute, "a task is claimed", func() bool {
+		if list := b.claimMax(1); len(list) > 0 {
+			task = list[0]
+		}
+		return task != nil
+	})
+	return task
+}
+
 // claimed inserts a task and claims it.
-func (b *bench) claimed(columns ...string) *tasks.Task {
+func (b *bench) claimed(columns ...string) (task *tasks.Task) {
 	b.t.Helper()
 	id := b.insert(columns...)
-	for _, t := range b.claimMax(100) {
-		if fmt.Sprint(t.ID) == id {
-			return t
+	testenv.Eventually(b.t, time.Minute, "task "+id+" is claimed", func() bool {
+		for _, t := range b.claimMax(100) {
+			if fmt.Sprint(t.ID) == id {
+				task = t
+			}
 		}
-	}
-	b.t.Fatalf("task %s was not claimed", id)
-	return nil
+		return task != nil
+	})
+	return task
 }
 
 // row returns columns of a task, as one line of text.

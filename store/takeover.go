@@ -54,7 +54,7 @@ func (s *Store) TakeOver(ctx context.Context, dead []string, maxCrashes int) (ab
 	}
 	if abandoned, refused, err = s.takeOverAll(ctx, dead, except, maxCrashes); err == nil && len(statements) > 0 {
 		l := statements[0]
-		err = fmt.Errorf("%d tasks are not taken over while statements of theirs run that this role may not end, such as that of task %d in backend %d", len(statements), l.Task, l.PID)
+		err = fmt.Errorf("%d tasks are not taken over while statements of theirs run, such as that of task %d in %s", len(statements), l.Task, l.where())
 	}
 	return abandoned, refused, err
 }

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
+
 	"onejob/internal/testenv"
 	"onejob/internal/testenv/proxy"
 	"onejob/store"
@@ -74,11 +76,11 @@ func TestATurnThatNeverComes(t *testing.T) {
 	t.Run("ByItsOwnTimeout", func(t *testing.T) { t.Parallel(); testStuckTurn(t, newBench(t)) })
 	t.Run("ByThatOfTheRole", func(t *testing.T) {
 		t.Parallel()
-		db := testenv.Postgres(t)
-		if _, err := db.Pool(t).Exec(t.Context(), `ALTER DATABASE `+db.Name+` SET statement_timeout = '1s'`); err != nil {
-			t.Fatal(err)
-		}
-		testStuckTurn(t, onDatabase(t, db, store.Config{DSN: db.DSN}))
+		db := migrated.Postgres(t)
+		own := testenv.DB{Name: db.Name, DSN: db.DSN + "&statement_timeout=0"} // what the test does may take longer
+		b := &bench{Store: open(t, store.Config{DSN: db.DSN}), t: t, pool: own.Pool(t), dsn: db.DSN, session: uuid.NewString()}
+		b.sql(`ALTER DATABASE ` + db.Name + ` SET statement_timeout = '1s'`)
+		testStuckTurn(t, b)
 	})
 }
 
@@ -102,8 +104,10 @@ func testStuckTurn(t *testing.T, b *bench) {
 		}
 	}
 	exec(`SELECT pg_advisory_unlock_all()`)
-	equal(t, "tasks that are left", len(b.claimMax(8)), 4) // and this one had its turn
-	if b.TurnStuck() {
-		t.Error("the turn is still held to be stuck")
-	}
+	left := 0
+	b.eventually("a claim has its turn", func() bool { // at once, unless the machine stands still for longer than it waits
+		left += len(b.claimMax(8))
+		return !b.TurnStuck()
+	})
+	equal(t, "tasks that are left", left, 4)
 }

@@ -112,7 +112,9 @@ func TestRowsWithoutRoomAreRequeuedTogether(t *testing.T) {
 			if (err != nil) != (locked > 0) {
 				t.Errorf("with %d rows locked: %v", locked, err)
 			}
-			equal(t, "the number of rows that were read", len(claimed.Tasks), 1)
+			if len(claimed.Tasks) != 1 {
+				t.Fatalf("%d rows were read, want 1 (%v)", len(claimed.Tasks), err)
+			}
 			equal(t, "whether there may be more", claimed.More, true)
 			equal(t, "the rows that are pending", b.one(`SELECT count(*) FROM onejob.tasks WHERE status = 'pending' AND attempt = 0`), fmt.Sprint(rows-1-locked))
 			equal(t, "the transactions that they were requeued by", b.one(`SELECT count(DISTINCT xmin::text) FROM onejob.tasks WHERE status = 'pending'`), "1")
