@@ -163,7 +163,8 @@ type Locker interface {
 
 	// Database returns what is on record about the database that the cluster works on,
 	// and the version of that record; zero if there is none. What it means is the
-	// caller's business.
+	// caller's business. A backend that does not know the session of this replica is
+	// another cluster's: it is an error to read or set its record.
 	Database(ctx context.Context) (record []byte, version uint64, err error)
 
 	// SetDatabase replaces the record if it still has the version given, and returns the

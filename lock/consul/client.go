@@ -277,7 +277,11 @@ func (c *client) readAll(ctx context.Context, ops api.TxnOps) (map[string]*api.K
 	if !ok {
 		var errs []error
 		for _, e := range resp.Errors {
-			errs = append(errs, api.StatusError{Code: 403, Body: e.What}) // a read has no other reason to fail
+			code := http.StatusForbidden // a read has no other reason to fail
+			if notOurs(e.What) {
+				code = http.StatusConflict
+			}
+			errs = append(errs, api.StatusError{Code: code, Body: e.What})
 		}
 		return nil, errors.Join(errs...)
 	}

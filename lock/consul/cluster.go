@@ -2,6 +2,7 @@ package consul
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -57,11 +58,15 @@ func (c *client) replicas(ctx context.Context) (api.KVPairs, error) {
 	return slices.DeleteFunc(pairs, func(p *api.KVPair) bool { return p.Key != c.replicaKey(p.Session) }), err
 }
 
-// present returns the sessions of the replicas that live.
+// present returns the sessions of the replicas that live. Commands such as "onejob lock" have a session
+// and belong to no cluster: they are none, and none of another cluster either.
 func (c *client) present(ctx context.Context) (sessions []string, err error) {
 	pairs, err := c.replicas(ctx)
 	for _, p := range pairs {
-		sessions = append(sessions, p.Session)
+		var r Replica
+		if json.Unmarshal(p.Value, &r) != nil || r.Process != "" { // what cannot be read may be a replica
+			sessions = append(sessions, p.Session)
+		}
 	}
 	return sessions, err
 }

@@ -24,7 +24,7 @@ func TestMain(m *testing.M) {
 }
 
 const (
-	maxWait   = 30 * time.Second
+	maxWait   = 90 * time.Second
 	lockDelay = time.Second
 )
 
@@ -39,6 +39,24 @@ func config(t testing.TB, kv *testenv.KV) Config {
 		SessionTTL: 10 * time.Second, Renew: time.Second,
 		LockDelay: lockDelay, Verify: 200 * time.Millisecond,
 	}
+}
+
+// patient is config for tests in which no session ends: one outlives a machine that stands still for a while.
+func patient(t testing.TB, kv *testenv.KV) Config {
+	cfg := config(t, kv)
+	cfg.CheckTTL, cfg.SessionTTL = time.Minute, 2*time.Minute
+	return cfg
+}
+
+// persist calls f again while Consul does not answer in time: one that stands still for a while may need
+// longer for a request than that may take.
+func persist(f func() error) (err error) {
+	for range testenv.Tries(maxWait) {
+		if err = f(); !Unavailable(err) {
+			break
+		}
+	}
+	return err
 }
 
 func TestLocker(t *testing.T) {
@@ -135,18 +153,46 @@ func try(l *Locker, key string) (lock.Lease, error) {
 	return l.Acquire(context.Background(), lock.Request{Session: l.Session(), Key: key, Value: []byte(`{"test":true}`)})
 }
 
+// tryAgain is try, again while Consul does not answer in time. The lock may be there then for a while.
+func tryAgain(l *Locker, key string) (lease lock.Lease, err error) {
+	late := false
+	for range testenv.Tries(maxWait) {
+		lease, err = try(l, key)
+		late = late || Unavailable(err)
+		if !Unavailable(err) && !(late && errors.Is(err, lock.ErrHeldHere)) {
+			break
+		}
+	}
+	return lease, err
+}
+
 func acquire(t testing.TB, l *Locker, key string) lock.Lease {
 	t.Helper()
-	lease, err := try(l, key)
-	if err != nil {
-		t.Fatalf("acquire %s: %v", key, err)
-	}
+	return granted(t, key, func() (lock.Lease, error) { return try(l, key) })
+}
+
+// granted asks for a lock, again if Consul has not answered in time. The lock may be there then for a while.
+func granted(t testing.TB, what string, ask func() (lock.Lease, error)) (lease lock.Lease) {
+	t.Helper()
+	late := false
+	testenv.Eventually(t, maxWait, "Consul answers", func() bool {
+		var err error
+		lease, err = ask()
+		if late = late || Unavailable(err); err != nil && !late {
+			t.Fatalf("acquire %s: %v", what, err)
+		}
+		return err == nil
+	})
 	return lease
 }
 
+// release gives a lock back, later if Consul does not answer in time.
 func release(t testing.TB, lease lock.Lease) {
 	t.Helper()
-	if err := lease.Release(context.Background()); err != nil {
+	switch err := lease.Release(context.Background()); {
+	case errors.Is(err, context.DeadlineExceeded):
+		t.Logf("release: %v", err)
+	case err != nil:
 		t.Errorf("release: %v", err)
 	}
 }

@@ -27,7 +27,7 @@ import (
 func TestConsulsWords(t *testing.T) {
 	t.Parallel()
 	kv := testenv.Consul(t)
-	l := start(t, config(t, kv))
+	l := start(t, patient(t, kv))
 	session := l.Session()
 	key := func(name string) string { return kv.Prefix + "/words/" + name }
 	newSession := func() string {

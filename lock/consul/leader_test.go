@@ -329,7 +329,7 @@ func TestResignations(t *testing.T) {
 		select {
 		case r := <-began:
 			return r
-		case <-time.After(maxWait):
+		case <-time.After(cfg.LockDelay / 2):
 			t.Fatal("nobody leads")
 			return reign{}
 		}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/hashicorp/consul/api"
@@ -112,20 +113,35 @@ func (l *Locker) Replicas(ctx context.Context) ([]Replica, error) {
 
 // Database implements lock.Locker.
 func (l *Locker) Database(ctx context.Context) (record []byte, version uint64, err error) {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	pair, err := l.read(ctx, l.databaseKey())
-	if err != nil || pair == nil {
-		return nil, 0, l.explain(err)
+	ops := api.TxnOps{op(api.KVGetOrEmpty, api.KVTxnOp{Key: l.databaseKey()})}
+	session := l.Session()
+	if session != "" {
+		ops = append(ops, op(api.KVCheckSession, api.KVTxnOp{Key: l.replicaKey(session), Session: session}))
 	}
-	return pair.Value, pair.ModifyIndex, nil
+	pairs, err := l.readAll(ctx, ops)
+	switch pair := pairs[l.databaseKey()]; {
+	case classify(err) == conflict:
+		return nil, 0, fmt.Errorf("read key %s: %w", l.databaseKey(), errUnknownHere(session))
+	case err != nil:
+		return nil, 0, fmt.Errorf("read key %s: %w", l.databaseKey(), l.explain(err))
+	case pair == nil:
+		return nil, 0, nil
+	default:
+		return pair.Value, pair.ModifyIndex, nil
+	}
 }
 
 // SetDatabase implements lock.Locker.
 func (l *Locker) SetDatabase(ctx context.Context, record []byte, version uint64) (uint64, error) {
-	body := append(appendOp([]byte{'['}, api.KVCAS, l.databaseKey(), "", record, version), ']')
-	written, err := l.txnJSON(ctx, body, true)
+	body := appendOp([]byte{'['}, api.KVCAS, l.databaseKey(), "", record, version)
+	session := l.Session()
+	if session != "" {
+		body = appendOp(append(body, ','), api.KVCheckSession, l.replicaKey(session), session, nil, 0)
+	}
+	written, err := l.txnJSON(ctx, append(body, ']'), true)
 	switch {
+	case classify(err) == conflict && slices.ContainsFunc(txnErrors(err), func(e *api.TxnError) bool { return notOurs(e.What) }):
+		return 0, fmt.Errorf("write key %s: %w", l.databaseKey(), errUnknownHere(session))
 	case classify(err) == conflict:
 		return 0, lock.ErrChanged
 	case err != nil:
@@ -135,4 +151,12 @@ func (l *Locker) SetDatabase(ctx context.Context, record []byte, version uint64)
 		return index, nil
 	}
 	return 0, errors.New("write key " + l.databaseKey() + ": Consul does not say how it is now")
+}
+
+// errUnknownHere says that the key of our session is not that session's. Either somebody has deleted it,
+// and it comes back within seconds, or this is another cluster's Consul, and the session's next renewal
+// finds that out. Until then nothing is read and written here: replicas that work under the record would
+// go by that of another cluster.
+func errUnknownHere(session string) error {
+	return fmt.Errorf("session %s is not known here", session)
 }

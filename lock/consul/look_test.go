@@ -11,7 +11,7 @@ import (
 func TestOddKeys(t *testing.T) {
 	t.Parallel()
 	kv := testenv.Consul(t)
-	l, other := start(t, config(t, kv)), start(t, config(t, kv))
+	l, other := start(t, patient(t, kv)), start(t, patient(t, kv))
 	leader, err := l.Campaign(t.Context())
 	if err != nil {
 		t.Fatal(err)

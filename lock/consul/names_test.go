@@ -27,16 +27,16 @@ func tryTask(l *Locker, id int64) (lock.Lease, error) {
 
 func acquireTask(t testing.TB, l *Locker, id int64) lock.Lease {
 	t.Helper()
-	lease, err := tryTask(l, id)
-	if err != nil {
-		t.Fatalf("acquire task %d: %v", id, err)
-	}
-	return lease
+	return granted(t, fmt.Sprint("task ", id), func() (lock.Lease, error) { return tryTask(l, id) })
 }
 
 func wantTask(t testing.TB, l *Locker, id int64, want error) {
 	t.Helper()
-	lease, err := tryTask(l, id)
+	var lease lock.Lease
+	err := persist(func() (err error) {
+		lease, err = tryTask(l, id)
+		return err
+	})
 	if err == nil {
 		release(t, lease)
 	}
@@ -172,7 +172,7 @@ func TestReusedNames(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			kv := testenv.Consul(t)
-			test(t, kv, reusing(t, config(t, kv)), reusing(t, config(t, kv)))
+			test(t, kv, reusing(t, patient(t, kv)), reusing(t, patient(t, kv)))
 		})
 	}
 }
@@ -224,7 +224,7 @@ func TestLockDelayOfReusedNames(t *testing.T) {
 func TestMarkerDeleted(t *testing.T) {
 	t.Parallel()
 	kv := testenv.Consul(t)
-	a := reusing(t, config(t, kv))
+	a := reusing(t, patient(t, kv))
 	ly, lx := acquireTask(t, a, y), acquireTask(t, a, x)
 	deleteKey(t, kv, fmt.Sprint("overflow/", groupOf(x)))
 	ended(t, lx, lock.ErrRevoked)
@@ -245,7 +245,7 @@ func TestMarkerDeleted(t *testing.T) {
 func TestOwnNameIsSeenByOthers(t *testing.T) {
 	t.Parallel()
 	kv := testenv.Consul(t)
-	a, b := reusing(t, config(t, kv)), reusing(t, config(t, kv))
+	a, b := reusing(t, patient(t, kv)), reusing(t, patient(t, kv))
 	ly, lx := acquireTask(t, a, y), acquireTask(t, a, x)
 	release(t, ly)
 	if b.markers.has(groupOf(x)) {
@@ -260,7 +260,7 @@ func TestOwnNameIsSeenByOthers(t *testing.T) {
 // more than fit into one request.
 func TestLookAtManyLeases(t *testing.T) {
 	t.Parallel()
-	a := reusing(t, config(t, testenv.Consul(t)))
+	a := reusing(t, patient(t, testenv.Consul(t)))
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
 	var looking sync.WaitGroup
@@ -272,7 +272,7 @@ func TestLookAtManyLeases(t *testing.T) {
 	together(300, func(i int) {
 		for ctx.Err() == nil {
 			ls, err := tryTask(a, int64(1000+i))
-			if errors.Is(err, lock.ErrLost) { // on a busy machine
+			if errors.Is(err, lock.ErrLost) || Unavailable(err) { // on a busy machine
 				return
 			}
 			if err != nil {
@@ -280,7 +280,7 @@ func TestLookAtManyLeases(t *testing.T) {
 				return
 			}
 			retry.Pause(ctx, 20*time.Millisecond)
-			if err := ls.Release(ctx); err != nil && !errors.Is(err, lock.ErrLost) {
+			if err := ls.Release(ctx); err != nil && !errors.Is(err, lock.ErrLost) && !Unavailable(err) {
 				t.Errorf("release: %v", err)
 			}
 		}
@@ -296,7 +296,7 @@ func TestLateLockOfAMarkedName(t *testing.T) {
 	p := newProxy(t, kv.Addr)
 	cfg := config(t, kv)
 	cfg.Client.Address = p.Addr
-	a, b := reusing(t, cfg), reusing(t, config(t, kv))
+	a, b := reusing(t, cfg), reusing(t, patient(t, kv))
 	a.markers.add(groupOf(x))
 	var late []byte
 	var uri string
@@ -394,7 +394,7 @@ func TestUnansweredNames(t *testing.T) {
 			p := newProxy(t, kv.Addr)
 			cfg := config(t, kv)
 			cfg.Client.Address = p.Addr
-			a, b := reusing(t, cfg), reusing(t, config(t, kv))
+			a, b := reusing(t, cfg), reusing(t, patient(t, kv))
 			match := func(r *http.Request) bool { return writes(r) && transacts(r, lose.verb) }
 			if lose.verb == api.KVUnlock {
 				lease := acquireTask(t, a, x)
@@ -434,7 +434,7 @@ func TestNoTaskIsHeldTwice(t *testing.T) {
 	kv := testenv.Consul(t)
 	var replicas []*Locker
 	for range 3 {
-		replicas = append(replicas, reusing(t, config(t, kv)))
+		replicas = append(replicas, reusing(t, patient(t, kv)))
 	}
 	ids := []int64{5, 5 + names, 5 + 2*names, 6, 6 + names, 5 + groupSize}
 	var mu sync.Mutex
@@ -452,7 +452,7 @@ func TestNoTaskIsHeldTwice(t *testing.T) {
 			id := ids[rand.N(len(ids))]
 			ls, err := tryTask(l, id)
 			if err != nil {
-				if refused.Add(1); !errors.Is(err, lock.ErrHeld) && !errors.Is(err, lock.ErrLost) && !errors.Is(err, lock.ErrDelayed) {
+				if refused.Add(1); !errors.Is(err, lock.ErrHeld) && !errors.Is(err, lock.ErrLost) && !errors.Is(err, lock.ErrDelayed) && !Unavailable(err) {
 					t.Errorf("acquire task %d: %v", id, err)
 				}
 				retry.Pause(ctx, rand.N(2*time.Millisecond))
@@ -472,7 +472,7 @@ func TestNoTaskIsHeldTwice(t *testing.T) {
 			mu.Lock()
 			holders[id]--
 			mu.Unlock()
-			if err := ls.Release(ctx); err != nil && !errors.Is(err, lock.ErrLost) { // on a busy machine a session may be lost
+			if err := ls.Release(ctx); err != nil && !errors.Is(err, lock.ErrLost) && !Unavailable(err) { // on a busy machine a session may be lost
 				t.Errorf("release: %v", err)
 			}
 			if live := l.current(); live != nil && rand.N(50) == 0 {

@@ -53,7 +53,7 @@ func TestManyTogether(t *testing.T) {
 	t.Parallel()
 	kv := testenv.Consul(t)
 	p := newProxy(t, kv.Addr)
-	cfg := config(t, kv)
+	cfg := patient(t, kv)
 	cfg.Verify = time.Minute
 	other := start(t, cfg)
 	cfg.Client.Address = p.Addr
@@ -65,7 +65,7 @@ func TestManyTogether(t *testing.T) {
 		taken[i] = acquire(t, other, fmt.Sprint("key-", i))
 	}
 	leases, errs := make([]lock.Lease, n), make([]error, n)
-	together(n, func(i int) { leases[i], errs[i] = try(l, fmt.Sprint("key-", i)) })
+	together(n, func(i int) { leases[i], errs[i] = tryAgain(l, fmt.Sprint("key-", i)) })
 	for i, err := range errs {
 		if taken[i] != nil && !errors.Is(err, lock.ErrHeld) || taken[i] == nil && err != nil {
 			t.Errorf("key %d, held by another: %v: got error %v", i, taken[i] != nil, err)
@@ -94,7 +94,7 @@ func TestManyTogether(t *testing.T) {
 func TestReleaseBatch(t *testing.T) {
 	t.Parallel()
 	kv := testenv.Consul(t)
-	cfg := config(t, kv)
+	cfg := patient(t, kv)
 	cfg.Verify = time.Hour // or it would notice first
 	other := start(t, cfg)
 	l := start(t, cfg)
@@ -135,7 +135,7 @@ func TestReleaseBatch(t *testing.T) {
 func TestKeyReleasedByOperator(t *testing.T) {
 	t.Parallel()
 	kv := testenv.Consul(t)
-	l := start(t, config(t, kv))
+	l := start(t, patient(t, kv))
 	lease := acquire(t, l, "k")
 	if ok, _, err := kv.Client.KV().Release(&api.KVPair{Key: kv.Prefix + "/tasks/k", Session: l.Session()}, nil); !ok || err != nil {
 		t.Fatal(ok, err)

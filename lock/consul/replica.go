@@ -331,11 +331,9 @@ func (t *session) end(ctx context.Context) {
 	if held {
 		// What still runs has its deadline now, as it has when the session is lost, and
 		// the margin is the time that it has to end before the session does.
-		timer := time.NewTimer(min(t.cfg.Margin, lastWait))
-		defer timer.Stop()
 		select {
 		case <-t.empty:
-		case <-timer.C:
+		case <-time.After(min(t.cfg.Margin, lastWait)):
 		}
 		held = t.busy()
 	}
@@ -397,11 +395,9 @@ func (t *session) drain(ctx context.Context) {
 		}
 	}
 	t.closeIfEmpty()
-	timer := time.NewTimer(2 * t.cfg.SessionTTL)
-	defer timer.Stop()
 	select {
 	case <-t.empty:
-	case <-timer.C:
+	case <-time.After(2 * t.cfg.SessionTTL):
 	case <-ctx.Done():
 	}
 	t.endDead(context.WithoutCancel(ctx))

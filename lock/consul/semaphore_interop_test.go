@@ -76,12 +76,19 @@ func (s *script) end(t *testing.T) {
 	}
 }
 
+// takeOne takes a slot, again if Consul has not answered in time. The slot may be there then for a while.
 func takeOne(t testing.TB, l *Locker, name string) lock.Lease {
 	t.Helper()
-	leases, err := l.Semaphores().Take(t.Context(), name, 1, []byte("ours"))
-	if err != nil {
-		t.Fatalf("take one of %s: %v", name, err)
-	}
+	var leases []lock.Lease
+	late := false
+	testenv.Eventually(t, maxWait, "Consul answers", func() bool {
+		var err error
+		leases, err = l.Semaphores().Take(t.Context(), name, 1, []byte("ours"))
+		if late = late || Unavailable(err); err != nil && !late {
+			t.Fatalf("take one of %s: %v", name, err)
+		}
+		return err == nil
+	})
 	return leases[0]
 }
 
@@ -96,7 +103,11 @@ func awaitOne(t testing.TB, l *Locker, name string) lock.Lease {
 
 func notOne(t testing.TB, l *Locker, name string, want error) {
 	t.Helper()
-	leases, err := l.Semaphores().Take(t.Context(), name, 1, nil)
+	var leases []lock.Lease
+	err := persist(func() (err error) {
+		leases, err = l.Semaphores().Take(t.Context(), name, 1, nil)
+		return err
+	})
 	for _, lease := range leases {
 		release(t, lease)
 	}
@@ -107,11 +118,32 @@ func notOne(t testing.TB, l *Locker, name string, want error) {
 
 func look(t testing.TB, l *Locker, name string) lock.Semaphore {
 	t.Helper()
-	sem, err := l.Semaphores().Inspect(t.Context(), name)
+	var sem lock.Semaphore
+	err := persist(func() (err error) {
+		sem, err = l.Semaphores().Inspect(t.Context(), name)
+		return err
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return sem
+}
+
+// createLimit creates a limit, which may be there if Consul has not answered in time.
+func createLimit(t testing.TB, l *Locker, name string, slots int) {
+	t.Helper()
+	late := false
+	err := persist(func() error {
+		err := l.Semaphores().Create(t.Context(), name, slots)
+		if late && errors.Is(err, lock.ErrExists) {
+			err = nil
+		}
+		late = true
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // TestConsulLock shares slots with scripts under the real "consul lock".
