@@ -49,7 +49,7 @@ func counted(t *testing.T, url string) (string, *atomic.Int32) {
 // Rows may have hundreds of names that are no limits. To look for one costs no connection.
 func TestUnknownNamesCostNoConnection(t *testing.T) {
 	t.Parallel()
-	cfg := config(t, testenv.RabbitMQ(t))
+	cfg := patient(t, testenv.RabbitMQ(t))
 	var made *atomic.Int32
 	cfg.URL, made = counted(t, cfg.URL)
 	s := start(t, cfg)
@@ -74,14 +74,12 @@ func TestUnknownNamesCostNoConnection(t *testing.T) {
 // for one get it when it comes free.
 func TestChannelsRunOut(t *testing.T) {
 	t.Parallel()
-	cfg := config(t, testenv.RabbitMQ(t))
+	cfg := patient(t, testenv.RabbitMQ(t))
 	other := start(t, cfg)
 	cfg.URL += "?channel_max=48"
 	s := start(t, cfg)
 	consumers, slots := sharesOf(48)
-	if err := s.Create(t.Context(), "wide", slots+5); err != nil {
-		t.Fatal(err)
-	}
+	createLimit(t, s, "wide", slots+5)
 	var held []*slot
 	for range slots {
 		held = append(held, takeSoon(t, s, "wide"))
@@ -94,9 +92,7 @@ func TestChannelsRunOut(t *testing.T) {
 	full := make([]*slot, consumers+3)
 	for i := range full {
 		name := fmt.Sprint("full-", i)
-		if err := other.Create(t.Context(), name, 1); err != nil {
-			t.Fatal(err)
-		}
+		createLimit(t, other, name, 1)
 		full[i] = take(t, other, name)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), maxWait)

@@ -3,6 +3,7 @@ package rabbitmq
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"slices"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -143,10 +144,17 @@ func count(ctx context.Context, o observer, n names) (view, error) {
 // complete before is missed. Of any who are inside together, the one who declared
 // last has looked after the declarations of all others and counted them all, so
 // they are never more than the limit it saw.
+//
+// It returns errElsewhere if it does not see one of their B queues.
 func settled(ctx context.Context, o observer, n names, v view, mine []int) (bool, error) {
 	held, err := exist(ctx, o, n.bs(1, v.top))
 	if err != nil {
 		return false, err
+	}
+	for _, slot := range mine {
+		if !held[slot-1] {
+			return false, fmt.Errorf("%w: %s", errElsewhere, n.b(slot))
+		}
 	}
 	died, err := shut(ctx, o, n, held)
 	if err != nil {

@@ -2,6 +2,7 @@ package rabbitmq
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"testing"
 )
@@ -93,5 +94,8 @@ func TestSettled(t *testing.T) {
 		if err != nil || inside != test.inside {
 			t.Errorf("%s: got %v, %v", test.name, inside, err)
 		}
+	}
+	if inside, err := settled(t.Context(), before(ring.b(2)), ring, seen, []int{1}); inside || !errors.Is(err, errElsewhere) {
+		t.Errorf("what was declared is not there: got %v, %v", inside, err)
 	}
 }

@@ -21,6 +21,10 @@ const (
 	shortestWait = 100 * time.Millisecond
 	longestWait  = time.Second
 	waitForEach  = 20 * time.Millisecond // lookout of this process
+
+	// listenAgain is after how long a lookout that could not listen to its wake-up queue tries again:
+	// the queue goes with its last listener, and that may be just then. Each try costs a channel.
+	listenAgain = 15 * time.Second
 )
 
 // A lookout holds the callers of this process that wait for slots of one semaphore.
@@ -46,6 +50,8 @@ type lookout struct {
 	listening *session
 	wakeups   <-chan amqp.Delivery
 	stop      func()
+	deaf      *session  // could not listen,
+	since     time.Time // when it was tried last
 }
 
 // A waiter is one call of Await.
@@ -241,15 +247,19 @@ func (l *lookout) look(ctx context.Context) {
 			l.wait = max(min(l.wait, longestWait/2), crowd)
 		}
 		l.seen, l.view = began, v
-		if t != l.listening && l.anybody() {
+		if t != l.listening && l.anybody() && (t != l.deaf || time.Since(l.since) > listenAgain) {
 			l.stop()
 			l.wakeups, l.stop = t.listen(ctx, l.queues.wakeup())
-			if l.wakeups == nil && ctx.Err() != nil {
+			switch {
+			case l.wakeups != nil:
+				l.listening, l.deaf = t, nil
+				l.next = time.Time{} // a slot may have been given back just before
+				return
+			case ctx.Err() != nil:
 				return // the others' duty
 			}
-			l.listening = t
-			l.next = time.Time{} // a slot may have been given back just before
-			return
+			l.stop()
+			l.listening, l.deaf, l.since = nil, t, time.Now()
 		}
 	}
 	l.next = time.Now().Add(l.wait/2 + rand.N(l.wait/2))

@@ -20,11 +20,9 @@ func TestManyWaiters(t *testing.T) {
 	v := testenv.RabbitMQ(t)
 	var all []*Semaphores
 	for range processes {
-		all = append(all, start(t, config(t, v)))
+		all = append(all, start(t, patient(t, v)))
 	}
-	if err := all[0].Create(t.Context(), "k", slots); err != nil {
-		t.Fatal(err)
-	}
+	createLimit(t, all[0], "k", slots)
 	ctx, cancel := context.WithTimeout(t.Context(), 8*maxWait)
 	defer cancel()
 	var inside, most, entries atomic.Int32
@@ -47,7 +45,7 @@ func TestManyWaiters(t *testing.T) {
 					}
 					return
 				}
-				if !errors.Is(err, lock.ErrFull) && !errors.Is(err, lock.ErrDelayed) && !errors.Is(err, lock.ErrLost) || ctx.Err() != nil {
+				if !errors.Is(err, lock.ErrFull) && !errors.Is(err, lock.ErrDelayed) && !errors.Is(err, lock.ErrLost) && !Unavailable(err) || ctx.Err() != nil {
 					t.Errorf("take: %v", err)
 					return
 				}
@@ -69,10 +67,8 @@ func TestManyWaiters(t *testing.T) {
 func TestOneLooksForAll(t *testing.T) {
 	t.Parallel()
 	v := testenv.RabbitMQ(t)
-	a, z := start(t, config(t, v)), start(t, config(t, v))
-	if err := a.Create(t.Context(), "k", 1); err != nil {
-		t.Fatal(err)
-	}
+	a, z := start(t, patient(t, v)), start(t, patient(t, v))
+	createLimit(t, a, "k", 1)
 	lease := take(t, a, "k")
 	const waiters = 5
 	woken := make(chan int, waiters)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -19,6 +20,12 @@ import (
 func TestPauseWhileTheNodeOfAHolderIsDown(t *testing.T) {
 	t.Parallel()
 	v := testenv.RabbitMQ(t)
+	if _, err := v.Server.Eval(t.Context(), "undefined = whereis(mnesia_tm)."); err == nil {
+		t.Skip("this broker keeps its queues in Khepri, out of which none can be taken like this")
+	}
+	if version, err := v.Server.Eval(t.Context(), "rabbit_misc:version()."); err != nil || strings.Contains(version, `"3.8.`) {
+		t.Skipf("to those who look, this broker shows such a queue (version %s, %v)", version, err)
+	}
 	s := start(t, config(t, v))
 	if err := s.Create(t.Context(), "k", 1); err != nil {
 		t.Fatal(err)

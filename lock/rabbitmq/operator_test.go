@@ -3,6 +3,7 @@ package rabbitmq
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/url"
 	"slices"
@@ -21,44 +22,37 @@ import (
 func TestHole(t *testing.T) {
 	t.Parallel()
 	v := testenv.RabbitMQ(t)
-	s := start(t, config(t, v))
-	if err := s.Create(t.Context(), "k", 4); err != nil {
-		t.Fatal(err)
-	}
-	leases, err := s.Take(t.Context(), "k", 4, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := start(t, patient(t, v))
+	createLimit(t, s, "k", 4)
+	leases := takeAll(t, s, "k", 4, nil)
 	deleteQueue(t, v, "onejob/k/2-A")
-	sem, err := s.Inspect(t.Context(), "k")
+	var sem lock.Semaphore
+	err := persist(func() (err error) {
+		sem, err = s.Inspect(t.Context(), "k")
+		return err
+	})
 	if err != nil || sem.Slots != 1 || len(sem.Holders) != 4 {
 		t.Errorf("with a hole: %+v, %v; want 1 slot and 4 holders", sem, err)
 	}
 	// However far the slots behind a hole reach, a change finds them.
 	began := time.Now()
-	if err := s.Create(t.Context(), "far", 200); err != nil {
-		t.Fatal(err)
-	}
+	createLimit(t, s, "far", 200)
 	t.Logf("to make 200 slots took %v", time.Since(began).Round(time.Millisecond))
 	deleteQueue(t, v, "onejob/far/1-A")
 	for i, lease := range leases {
 		if err := lease.Context().Err(); err != nil {
 			t.Errorf("a holder was thrown out: %v", context.Cause(lease.Context()))
 		}
-		if _, err := s.Take(t.Context(), "k", 1, nil); !errors.Is(err, lock.ErrFull) {
-			t.Errorf("with %d inside: got error %v, want %v", len(leases)-i, err, lock.ErrFull)
-		}
+		wantFull(t, s, "k", fmt.Sprintf("with %d inside", len(leases)-i))
 		if err := lease.Release(t.Context()); err != nil {
 			t.Error(err)
 		}
 	}
 	began = time.Now()
-	if err := s.Destroy(t.Context(), "far", false); err != nil {
-		t.Error(err)
-	}
+	destroyLimit(t, s, "far")
 	t.Logf("to destroy 199 slots behind a hole took %v", time.Since(began).Round(time.Millisecond))
 	for _, slots := range []int{2, 1, 5, 0} { // 3 and 4 were leaked locks until now
-		if err := s.Resize(t.Context(), "k", slots); err != nil {
+		if err := persist(func() error { return s.Resize(t.Context(), "k", slots) }); err != nil {
 			t.Fatal(err)
 		}
 		var want []string
@@ -75,10 +69,11 @@ func TestHole(t *testing.T) {
 func TestLeftFarAway(t *testing.T) {
 	t.Parallel()
 	v := testenv.RabbitMQ(t)
-	s, err := New(config(t, v))
+	s, err := New(patient(t, v))
 	if err != nil {
 		t.Fatal(err)
 	}
+	s.farthest = 5000 // a busy broker has no time for more
 	run(t, s)
 	n, other := s.cfg.names("k"), channel(t, plain(t, v))
 	slot := func(number int) {
@@ -87,30 +82,24 @@ func TestLeftFarAway(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	slot(lock.MaxSlots) // of a limit whose creation was cut short
-	if _, err := other.QueueDeclare(n.b(lock.MaxSlots-1), false, false, true, false, nil); err != nil {
+	slot(s.farthest) // of a limit whose creation was cut short
+	if _, err := other.QueueDeclare(n.b(s.farthest-1), false, false, true, false, nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Create(t.Context(), "k", 2); err != nil {
-		t.Fatal(err)
-	}
+	createLimit(t, s, "k", 2)
 	if got := aQueues(t, v); !slices.Equal(got, n.as(1, 2)) {
 		t.Errorf("with 2 slots there are %q", got)
 	}
 	lease := take(t, s, "k")
-	if _, err := s.Take(t.Context(), "k", 1, nil); !errors.Is(err, lock.ErrFull) {
-		t.Errorf("take beside a holder far away: got error %v, want %v", err, lock.ErrFull)
-	}
+	wantFull(t, s, "k", "beside a holder far away")
 	if err := lease.Release(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if _, err := other.QueueDelete(n.b(lock.MaxSlots-1), false, false, false); err != nil {
+	if _, err := other.QueueDelete(n.b(s.farthest-1), false, false, false); err != nil {
 		t.Fatal(err)
 	}
-	slot(lock.MaxSlots)
-	if err := s.Destroy(t.Context(), "k", false); err != nil {
-		t.Error(err)
-	}
+	slot(s.farthest)
+	destroyLimit(t, s, "k")
 	if got := aQueues(t, v); len(got) > 0 {
 		t.Errorf("after the end there are %q", got)
 	}
@@ -393,7 +382,13 @@ func TestMoreChannelsThanTheUserMayHave(t *testing.T) {
 	v := testenv.RabbitMQ(t)
 	user, manage := newUser(t, v)
 	manage(http.MethodPut, "/permissions/"+v.Name+"/"+user, map[string]string{"configure": ".*", "write": ".*", "read": ".*"})
-	manage(http.MethodPut, "/user-limits/"+user+"/max-channels", map[string]int{"value": 24})
+	err := v.Server.Manage(t.Context(), http.MethodPut, "/user-limits/"+user+"/max-channels", map[string]int{"value": 24}, nil)
+	if err != nil && strings.Contains(err.Error(), "405") {
+		t.Skip("this broker has no limits of users: they came with 3.8.10")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := create(t, config(t, v)).Create(t.Context(), "k", 40); err != nil {
 		t.Fatal(err)
 	}

@@ -89,11 +89,7 @@ func newMuffler(t testing.TB, target string) *muffler {
 	})
 	t.Cleanup(func() {
 		listener.Close()
-		m.mu.Lock()
-		for _, c := range m.conns {
-			c.Close()
-		}
-		m.mu.Unlock()
+		m.cut()
 		m.wg.Wait()
 	})
 	return m
@@ -113,6 +109,15 @@ func (m *muffler) pump(from, to net.Conn) {
 			to.Close()
 			return
 		}
+	}
+}
+
+// cut ends all connections.
+func (m *muffler) cut() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, c := range m.conns {
+		c.Close()
 	}
 }
 
@@ -316,6 +321,25 @@ func TestBroker(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestCutConnectionSaysWhatEndedIt: a connection that worked has the right URL.
+func TestCutConnectionSaysWhatEndedIt(t *testing.T) {
+	t.Parallel()
+	v := testenv.RabbitMQ(t)
+	m := newMuffler(t, v.Server.Addr())
+	cfg := config(t, v)
+	cfg.URL = strings.Replace(cfg.URL, v.Server.Addr(), m.listener.Addr().String(), 1)
+	s := start(t, cfg)
+	if err := s.Create(t.Context(), "k", 1); err != nil {
+		t.Fatal(err)
+	}
+	lease := take(t, s, "k")
+	m.cut()
+	<-lease.Context().Done()
+	if cause := context.Cause(lease.Context()); !errors.Is(cause, lock.ErrLost) || strings.Contains(cause.Error(), "amqps") {
+		t.Errorf("the slot was lost with the cause %v", cause)
 	}
 }
 

@@ -45,7 +45,7 @@ func TestMain(m *testing.M) {
 	testenv.Main(m)
 }
 
-const maxWait = 30 * time.Second
+const maxWait = 90 * time.Second
 
 // config is a configuration for a test's own virtual host.
 func config(t testing.TB, v *testenv.Vhost) Config {
@@ -54,6 +54,14 @@ func config(t testing.TB, v *testenv.Vhost) Config {
 		URL: v.URL, Log: log,
 		Heartbeat: 5 * time.Second, Verify: 500 * time.Millisecond, Margin: time.Second,
 	}
+}
+
+// patient is config for tests in which nothing fails, and which make the broker work so hard that a slow
+// one is silent for seconds.
+func patient(t testing.TB, v *testenv.Vhost) Config {
+	cfg := config(t, v)
+	cfg.Heartbeat, cfg.Verify = time.Minute, 5*time.Second
+	return cfg
 }
 
 // create is New, but what others have left is looked for among so few slots that a test may make many
@@ -99,11 +107,77 @@ func start(t testing.TB, cfg Config) *Semaphores {
 
 func take(t testing.TB, s *Semaphores, name string) *slot {
 	t.Helper()
-	leases, err := s.Take(context.Background(), name, 1, []byte(t.Name()))
+	return takeAll(t, s, name, 1, []byte(t.Name()))[0].(*slot)
+}
+
+// takeAll takes slots, again if the broker does not answer in time. What it answers later is given back.
+func takeAll(t testing.TB, s *Semaphores, name string, n int, value []byte) (leases []lock.Lease) {
+	t.Helper()
+	late := false
+	testenv.Eventually(t, maxWait, "the broker answers", func() bool {
+		var err error
+		leases, err = s.Take(context.Background(), name, n, value)
+		if late = late || err != nil && Unavailable(err); err != nil && !late {
+			t.Fatal(err)
+		}
+		return err == nil
+	})
+	return leases
+}
+
+// persist calls f again while the broker does not answer in time: one that stands still for a while may
+// need longer for a request than that may take.
+func persist(f func() error) (err error) {
+	for range testenv.Tries(maxWait) {
+		if err = f(); err == nil || !Unavailable(err) {
+			break
+		}
+	}
+	return err
+}
+
+func createLimit(t testing.TB, s *Semaphores, name string, slots int) {
+	t.Helper()
+	again := false
+	err := persist(func() error {
+		err := s.Create(t.Context(), name, slots)
+		if again && errors.Is(err, lock.ErrExists) { // by the request before
+			err = s.Resize(t.Context(), name, slots)
+		}
+		again = true
+		return err
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return leases[0].(*slot)
+}
+
+func destroyLimit(t testing.TB, s *Semaphores, name string) {
+	t.Helper()
+	again := false
+	err := persist(func() error {
+		err := s.Destroy(t.Context(), name, false)
+		if again && errors.Is(err, lock.ErrNoSemaphore) { // by the request before
+			err = nil
+		}
+		again = true
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// wantFull fails the test unless there is no free slot.
+func wantFull(t testing.TB, s *Semaphores, name, when string) {
+	t.Helper()
+	err := persist(func() error {
+		_, err := s.Take(t.Context(), name, 1, nil)
+		return err
+	})
+	if !errors.Is(err, lock.ErrFull) {
+		t.Errorf("take %s: got error %v, want %v", when, err, lock.ErrFull)
+	}
 }
 
 // takeSoon takes a slot as soon as there is one.
@@ -150,7 +224,7 @@ func ended(t testing.TB, l lock.Lease, want error) {
 // plain is a connection that shares nothing with the package.
 func plain(t testing.TB, v *testenv.Vhost) *amqp.Connection {
 	t.Helper()
-	conn, err := amqp.Dial(v.URL)
+	conn, err := amqp.DialConfig(v.URL, amqp.Config{Heartbeat: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -248,6 +322,7 @@ func TestSemaphores(t *testing.T) {
 				if err := v.Server.Manage(t.Context(), http.MethodGet, path, nil, &queue); err != nil {
 					t.Error(err)
 				}
+				delete(queue.Arguments, "x-queue-type") // 4.x shows it
 				return queue.Exclusive && len(queue.Arguments) == 0
 			},
 		}

@@ -54,7 +54,7 @@ func (s *seed) exists(queue string) bool {
 		s.t.Errorf("seed: %v", err)
 	}
 	// One that is locked exists.
-	return err == nil || refusal.Code == amqp.ResourceLocked
+	return err == nil || refusal != nil && refusal.Code == amqp.ResourceLocked
 }
 
 // consumers returns how many consume from a queue, which may not be there.
@@ -148,7 +148,7 @@ func (s *seed) administer(to int) bool {
 func TestSeedAdministersAndWeTake(t *testing.T) {
 	t.Parallel()
 	v := testenv.RabbitMQ(t)
-	seed, ours := newSeed(t, v, "k"), start(t, config(t, v))
+	seed, ours := newSeed(t, v, "k"), start(t, patient(t, v))
 	if !seed.administer(2) {
 		t.Fatal("the mutex is taken")
 	}
@@ -202,10 +202,8 @@ func TestSeedAdministersAndWeTake(t *testing.T) {
 func TestWeAdministerAndSeedTakes(t *testing.T) {
 	t.Parallel()
 	v := testenv.RabbitMQ(t)
-	seed, ours := newSeed(t, v, "k"), create(t, config(t, v))
-	if err := ours.Create(t.Context(), "k", 2); err != nil {
-		t.Fatal(err)
-	}
+	seed, ours := newSeed(t, v, "k"), create(t, patient(t, v))
+	createLimit(t, ours, "k", 2)
 	if c := seed.maximum(); c != 2 {
 		t.Errorf("the other client counts %d slots, not 2", c)
 	}
@@ -237,9 +235,8 @@ func TestWeAdministerAndSeedTakes(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
-	if !seed.administer(3) {
-		t.Error("the mutex was not given back")
-	}
+	// The connection is closed, and a broker with Khepri may delete its queues a moment later.
+	testenv.Eventually(t, maxWait, "the mutex is given back", func() bool { return seed.administer(3) })
 	if err := ours.Resize(t.Context(), "k", 1); err != nil {
 		t.Error(err)
 	}
@@ -253,10 +250,8 @@ func TestSeedsAmongUs(t *testing.T) {
 	t.Parallel()
 	const slots, each, rounds = 3, 3, 40
 	v := testenv.RabbitMQ(t)
-	ours := start(t, config(t, v))
-	if err := ours.Create(t.Context(), "k", slots); err != nil {
-		t.Fatal(err)
-	}
+	ours := start(t, patient(t, v))
+	createLimit(t, ours, "k", slots)
 	var inside, most, seeds, others atomic.Int32
 	visit := func(by *atomic.Int32) {
 		now := inside.Add(1)
@@ -286,7 +281,7 @@ func TestSeedsAmongUs(t *testing.T) {
 		wg.Go(func() {
 			for done := 0; done < rounds && ctx.Err() == nil; {
 				leases, err := ours.Take(ctx, "k", 1, nil)
-				if errors.Is(err, lock.ErrFull) {
+				if errors.Is(err, lock.ErrFull) || err != nil && Unavailable(err) {
 					continue
 				}
 				if err != nil {

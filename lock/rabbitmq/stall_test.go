@@ -16,11 +16,12 @@ import (
 // or deletes a queue.
 func stall(t *testing.T, broker *servers.RabbitMQ) (resume func()) {
 	t.Helper()
-	if _, err := broker.Eval(t.Context(), "ok = sys:suspend(mnesia_tm)."); err != nil {
+	const database = "D = case whereis(mnesia_tm) of undefined -> rabbitmq_metadata; _ -> mnesia_tm end, " // Khepri has the former
+	if _, err := broker.Eval(t.Context(), database+"ok = sys:suspend(D)."); err != nil {
 		t.Fatal(err)
 	}
 	resume = sync.OnceFunc(func() {
-		if _, err := broker.Eval(context.Background(), "ok = sys:resume(mnesia_tm)."); err != nil {
+		if _, err := broker.Eval(context.Background(), database+"ok = sys:resume(D)."); err != nil {
 			t.Error(err)
 		}
 	})

@@ -1,11 +1,15 @@
 package rabbitmq
 
 import (
+	"context"
 	"errors"
+	"io"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"onejob/internal/testenv"
 	"onejob/lock"
@@ -109,5 +113,72 @@ func TestPortThatSpeaksTLS(t *testing.T) {
 	s := create(t, Config{URL: "amqp://" + listener.Addr().String()})
 	if _, err := s.Inspect(t.Context(), "k"); err == nil || !strings.Contains(err.Error(), "must begin with amqps://") {
 		t.Errorf("got error %v", err)
+	}
+}
+
+// TestBrokerThatIsSilentInTheHandshake: the library takes whatever ends a connection there for
+// a wrong password.
+func TestBrokerThatIsSilentInTheHandshake(t *testing.T) {
+	t.Parallel()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { listener.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			// connection.start of AMQP 0-9-1: no properties, PLAIN, en_US. No other answer follows.
+			_, _ = conn.Write([]byte("\x01\x00\x00\x00\x00\x00\x1c\x00\x0a\x00\x0a\x00\x09\x00\x00\x00\x00" +
+				"\x00\x00\x00\x05PLAIN\x00\x00\x00\x05en_US\xce"))
+			go func() {
+				_, _ = io.Copy(io.Discard, conn)
+				conn.Close()
+			}()
+		}
+	}()
+	cfg := Config{URL: "amqp://" + listener.Addr().String()}
+	for name, test := range map[string]struct {
+		limit time.Duration
+		is    error
+	}{
+		"the caller waits no longer": {200 * time.Millisecond, context.DeadlineExceeded},
+		"nor do we":                  {2 * dialTimeout, os.ErrDeadlineExceeded},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := create(t, cfg)
+			ctx, cancel := context.WithTimeout(t.Context(), test.limit)
+			defer cancel()
+			_, err := s.Inspect(ctx, "k")
+			if !errors.Is(err, test.is) || strings.Contains(err.Error(), "password") {
+				t.Errorf("got error %v, want %v", err, test.is)
+			}
+			if !Unavailable(err) {
+				t.Errorf("the broker counts as available: %v", err)
+			}
+		})
+	}
+}
+
+// TestTwoBrokers: each process has a connection that holds slots and one that looks. If an address
+// leads them to different brokers, those count different holders, and nothing is taken.
+func TestTwoBrokers(t *testing.T) {
+	t.Parallel()
+	one, other := testenv.RabbitMQ(t), testenv.RabbitMQ(t) // virtual hosts, which know nothing of each other
+	for _, v := range []*testenv.Vhost{one, other} {
+		if err := create(t, config(t, v)).Create(t.Context(), "k", 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := create(t, config(t, one))
+	s.probeSession = create(t, config(t, other)).probeSession
+	run(t, s)
+	leases, err := s.Take(t.Context(), "k", 1, nil)
+	if !errors.Is(err, errElsewhere) {
+		t.Errorf("got %d slots and error %v, want %v", len(leases), err, errElsewhere)
 	}
 }

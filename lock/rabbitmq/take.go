@@ -24,6 +24,11 @@ const nodeDownPause = 500 * time.Millisecond
 // errRace says that others were faster, or that the limit moved meanwhile.
 var errRace = errors.New("lost a race")
 
+// errElsewhere says that a queue that the session has declared a moment ago is not there, as the
+// connection sees it that looks for queues. Somebody deleted it, or that one leads to another broker,
+// which counts other holders.
+var errElsewhere = errors.New("the connection that looks for queues does not see one that was just declared: do all connections lead to the same broker?")
+
 // Take implements lock.Semaphores. It looks at ctx between requests. A request that the broker does
 // not answer outlasts Take: what it takes is given back when the answer comes.
 //
@@ -42,6 +47,7 @@ func (s *Semaphores) Take(ctx context.Context, name string, n int, value []byte)
 		return nil, lock.ErrLost
 	}
 	delays := 0
+	last := fmt.Errorf("%w, as far as could be seen: others were faster %d times", lock.ErrFull, races)
 	for lost := 0; lost < races; lost++ {
 		if lost > 0 {
 			retry.Pause(ctx, rand.N(5*time.Millisecond<<lost)) // so that the same ones do not collide again
@@ -64,11 +70,13 @@ func (s *Semaphores) Take(ctx context.Context, name string, n int, value []byte)
 				}
 				return nil, fmt.Errorf("limit %s: %w", name, err)
 			}
+		case errors.Is(err, errElsewhere):
+			last = err
 		case !errors.Is(err, errRace):
 			return nil, fmt.Errorf("limit %s: %w", name, err)
 		}
 	}
-	return nil, fmt.Errorf("limit %s: %w, as far as could be seen: others were faster %d times", name, lock.ErrFull, races)
+	return nil, fmt.Errorf("limit %s: %w", name, last)
 }
 
 // attempt is take, and returns soon after the end of ctx, or of the session, or when one request has

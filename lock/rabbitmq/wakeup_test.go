@@ -1,11 +1,15 @@
 package rabbitmq
 
 import (
+	"context"
+	"errors"
+	"slices"
 	"testing"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"onejob/internal/retry"
 	"onejob/internal/testenv"
 )
 
@@ -14,10 +18,8 @@ import (
 func TestWakeup(t *testing.T) {
 	t.Parallel()
 	v := testenv.RabbitMQ(t)
-	a, y, z := start(t, config(t, v)), start(t, config(t, v)), start(t, config(t, v))
-	if err := a.Create(t.Context(), "k", 1); err != nil {
-		t.Fatal(err)
-	}
+	a, y, z := start(t, patient(t, v)), start(t, patient(t, v)), start(t, patient(t, v))
+	createLimit(t, a, "k", 1)
 	wakeup := a.cfg.names("k").wakeup()
 	first, stopFirst := y.current().listen(t.Context(), wakeup)
 	second, stopSecond := z.current().listen(t.Context(), wakeup)
@@ -63,10 +65,8 @@ func TestWakeup(t *testing.T) {
 func TestWakeupIsPassedOn(t *testing.T) {
 	t.Parallel()
 	v := testenv.RabbitMQ(t)
-	a, y, z := start(t, config(t, v)), start(t, config(t, v)), start(t, config(t, v))
-	if err := a.Create(t.Context(), "k", 1); err != nil {
-		t.Fatal(err)
-	}
+	a, y, z := start(t, patient(t, v)), start(t, patient(t, v)), start(t, patient(t, v))
+	createLimit(t, a, "k", 1)
 	for _, s := range []*Semaphores{a, y} { // which can notify once they have looked for slots
 		if err := take(t, s, "k").Release(t.Context()); err != nil {
 			t.Fatal(err)
@@ -96,4 +96,31 @@ func TestWakeupIsPassedOn(t *testing.T) {
 	stopFirst()
 	hears("the second", second, 2)
 	hears("the second", second, 3)
+}
+
+// The wake-up queue of a limit goes with its last listener, so that it may be missing for a moment, or
+// be somebody else's. Who could not listen tries again.
+func TestListensAgain(t *testing.T) {
+	t.Parallel()
+	v := testenv.RabbitMQ(t)
+	a, z := start(t, patient(t, v)), start(t, patient(t, v))
+	createLimit(t, a, "k", 1)
+	take(t, a, "k")
+	wakeup := a.cfg.names("k").wakeup()
+	stranger := channel(t, plain(t, v))
+	if _, err := stranger.QueueDeclare(wakeup, true, false, false, false, nil); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- z.Await(ctx, "k") }()
+	retry.Pause(ctx, time.Second) // it has looked at once, and could not listen
+	if _, err := stranger.QueueDelete(wakeup, false, false, false); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, 3*maxWait, "a wake-up queue", func() bool { return slices.Contains(v.Queues(t), wakeup) })
+	stop()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("await: got error %v", err)
+	}
 }

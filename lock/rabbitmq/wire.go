@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -33,7 +34,7 @@ type wire struct {
 
 // dial connects. The role is added to the name that management shows.
 func dial(ctx context.Context, cfg Config, role string) (*wire, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, dialTimeout, fmt.Errorf("the broker did not answer within %v", dialTimeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, dialTimeout, fmt.Errorf("the broker did not answer within %v: %w", dialTimeout, os.ErrDeadlineExceeded))
 	defer cancel()
 	w := &wire{closed: make(chan *amqp.Error, 1)}
 	properties := amqp.NewConnectionProperties()
@@ -61,8 +62,15 @@ func dial(ctx context.Context, cfg Config, role string) (*wire, error) {
 		if w.socket != nil {
 			w.socket.Close()
 		}
-		if ctx.Err() != nil {
-			err = errors.Join(context.Cause(ctx), err)
+		reply, guess := errors.AsType[*amqp.Error](err) // of the library, at why a connection ended that we have cut
+		guess = guess && !reply.Server
+		switch {
+		case ctx.Err() != nil && guess:
+			err = context.Cause(ctx)
+		case ctx.Err() != nil:
+			err = fmt.Errorf("%w: %w", context.Cause(ctx), err)
+		case is(err, amqp.FrameError):
+			err = fmt.Errorf("%w: if TLS is spoken at that port, the URL must begin with amqps://", err)
 		}
 		return nil, explain("connect to RabbitMQ", err)
 	}
@@ -206,8 +214,6 @@ func explain(what string, err error) error {
 		return fmt.Errorf("%s: %w: raise channel_max in rabbitmq.conf, or run more replicas", what, err)
 	case tooMany(err):
 		return fmt.Errorf("%s: %w: each slot that is held has two queues: raise max-queues of the virtual host", what, err)
-	case is(err, amqp.FrameError):
-		return fmt.Errorf("%s: %w: if TLS is spoken at that port, the URL must begin with amqps://", what, err)
 	}
 	return fmt.Errorf("%s: %w", what, err)
 }
