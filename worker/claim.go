@@ -46,15 +46,15 @@ func (w *Worker) claim(ctx context.Context) {
 		if first && w.limits.serve(ctx) {
 			turn = false
 		}
-		served := time.Now()
-		nothing := false // is left that is due
+		served, heard := time.Now(), false // heard: it was triggered again since tasks with a limit were looked for
+		nothing := false                   // is left that is due
 		for more := true; more && ctx.Err() == nil; {
 			w.audit(ctx) // here, as a backlog may keep this loop going for hours
 			if behind {
-				w.gather(ctx)
+				heard = w.gather(ctx) || heard
 				if time.Since(served) >= serveEvery { // or they would wait until all others are done
 					w.limits.serve(ctx)
-					served = time.Now()
+					served, heard = time.Now(), false
 				}
 			}
 			var asked bool
@@ -73,7 +73,7 @@ func (w *Worker) claim(ctx context.Context) {
 			nothing = asked && err == nil && !more && !w.someWait()
 			more = more && err == nil // after an error the next tick tries again
 		}
-		if !first {
+		if !first || heard {
 			w.limits.serve(ctx)
 		}
 		w.looked(nothing, limited, w.limits.due)
@@ -92,23 +92,25 @@ const (
 // more tasks without one than run.
 const serveEvery = 100 * time.Millisecond
 
-// gather waits for slots to come free together.
-func (w *Worker) gather(ctx context.Context) {
+// gather waits for slots to come free together. It reports whether it has taken a trigger of a claim
+// meanwhile, which may be of a task with a limit.
+func (w *Worker) gather(ctx context.Context) (heard bool) {
 	enough := min(maxClaim, w.cfg.Concurrency/gatherPart)
 	if w.running.free(w.cfg.Concurrency) >= enough {
-		return
+		return false
 	}
-	end := time.NewTimer(gatherFor)
-	defer end.Stop()
+	end := time.After(gatherFor)
 	for w.running.free(w.cfg.Concurrency) < enough {
 		select {
 		case <-w.wake: // a slot is free, or there is news; the claim that follows is about both
-		case <-end.C:
-			return
+			heard = true
+		case <-end:
+			return heard
 		case <-ctx.Done():
-			return
+			return heard
 		}
 	}
+	return heard
 }
 
 // claimSome claims tasks for the free slots and starts them. It reports whether to

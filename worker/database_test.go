@@ -86,7 +86,7 @@ func (c *cluster) at(t *testing.T, dbs ...*testenv.DB) *cluster {
 	dsn.Host = strings.Join(hosts, ",")
 	dsn.RawQuery += "&target_session_attrs=read-write"
 	one := &testenv.DB{Name: dbs[0].Name, DSN: dsn.String()}
-	return &cluster{dsn: one.DSN, kv: c.kv, pool: one.Pool(t)}
+	return &cluster{dsn: one.DSN, kv: c.kv, pool: one.Pool(t), replicas: c.replicas}
 }
 
 func events(rs []*replica, event string) (n int) {

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,6 +23,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"onejob/internal/testenv"
+	"onejob/internal/testenv/lifecycle"
 	"onejob/internal/testenv/processes"
 	"onejob/lock/consul"
 	"onejob/store"
@@ -39,7 +41,7 @@ func TestMain(m *testing.M) {
 }
 
 // maxWait is for what should take no time at all, on a machine that is busy.
-const maxWait = 60 * time.Second
+const maxWait = 2 * time.Minute
 
 // A cluster is a database and a key prefix that the replicas of a test share.
 type cluster struct {
@@ -49,6 +51,15 @@ type cluster struct {
 
 	listenDSN string // if it is another one
 	patient   bool   // sessions of replicas in the test outlive stalls of a busy machine
+
+	replicas *replicas
+}
+
+// replicas is what is known of those of a test, by which their steps are judged.
+type replicas struct {
+	mu     sync.Mutex
+	names  map[string]bool
+	config *lifecycle.Config
 }
 
 func newCluster(t *testing.T) *cluster {
@@ -57,10 +68,12 @@ func newCluster(t *testing.T) *cluster {
 }
 
 // migrated is a database after all migrations.
-var migrated = testenv.NewTemplate(migrate)
+var migrated = testenv.NewTemplate(func(ctx context.Context, dsn string) error {
+	return migrate(ctx, dsn+"&connect_timeout=60") // all tests fail if this does
+})
 
 func migrate(ctx context.Context, dsn string) error {
-	s, err := store.Open(store.Config{DSN: dsn})
+	s, err := store.Open(store.Config{DSN: dsn, Timeout: time.Minute})
 	if err != nil {
 		return err
 	}
@@ -78,9 +91,48 @@ func clusterOn(t *testing.T, db *testenv.DB, kv *testenv.KV) *cluster {
 
 func migratedCluster(t *testing.T, db *testenv.DB, kv *testenv.KV) *cluster {
 	t.Helper()
-	c := &cluster{dsn: db.DSN, kv: kv, pool: db.Pool(t)}
-	testenv.Lifecycle(t, c.dsn)
+	c := &cluster{dsn: db.DSN, kv: kv, pool: db.Pool(t), replicas: &replicas{names: map[string]bool{}}}
+	testenv.Lifecycle(t, c.dsn, func(cfg *lifecycle.Config) {
+		c.replicas.config = cfg
+		cfg.Replica, cfg.Named = func(by string) bool { return c.replicas.names[by] }, true
+	})
 	return c
+}
+
+// handlersDecide says that handlers of this test decide how a failure ends, or that there are payloads
+// that no handler takes.
+func (c *cluster) handlersDecide() {
+	c.replicas.config.HandlersDecide = func(int64) bool { return true }
+}
+
+// configure notes how a replica is configured. A step does not say under which configuration it was
+// made, so that in which two differ is not looked at.
+func (c *cluster) configure(cfg worker.Config) {
+	cfg = cfg.WithDefaults()
+	r := c.replicas
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	first := len(r.names) == 0
+	r.names[cfg.Replica] = true
+	common(&r.config.MaxCrashes, cfg.MaxCrashes, first)
+	common(&r.config.RetryBase, cfg.RetryBase, first)
+	common(&r.config.RetryMax, cfg.RetryMax, first)
+	common(&r.config.LockDelay, cfg.LockDelay, first)
+}
+
+// dsnOf is how a replica of this name connects to Postgres, which then knows it by that name.
+func (c *cluster) dsnOf(name string) string {
+	return c.dsn + "&application_name=" + url.QueryEscape(name)
+}
+
+func common[T comparable](all *T, one T, first bool) {
+	var unknown T
+	switch {
+	case first:
+		*all = one
+	case *all != one:
+		*all = unknown
+	}
 }
 
 // exec runs a statement.
@@ -190,7 +242,7 @@ func (c *cluster) begin(t *testing.T, name string, kinds tasks.Kinds, change fun
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := store.Open(store.Config{DSN: c.dsn, ListenDSN: c.listenDSN})
+	s, err := store.Open(store.Config{DSN: c.dsnOf(name), ListenDSN: c.listenDSN})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -200,6 +252,7 @@ func (c *cluster) begin(t *testing.T, name string, kinds tasks.Kinds, change fun
 	if change != nil {
 		change(&r.config)
 	}
+	c.configure(r.config)
 	if r.Worker, err = worker.New(r.config); err != nil {
 		t.Fatal(err)
 	}
@@ -262,8 +315,10 @@ func (c *cluster) process(t *testing.T, name, config string, settings ...string)
 // run starts a replica with settings in its environment, and waits until it works.
 func (c *cluster) run(t *testing.T, name string, cmd *exec.Cmd, settings ...string) *process {
 	t.Helper()
+	c.configure(worker.Config{Replica: name, LockDelay: -1}) // which the settings may change
+	c.configure(worker.Config{Replica: name})
 	p := &process{cmd: cmd, name: name, exited: make(chan struct{})}
-	p.cmd.Env = append(os.Environ(), append([]string{"ONEJOB_POSTGRES_DSN=" + c.dsn, "CONSUL_HTTP_ADDR=" + c.kv.Addr, "ONEJOB_CONSUL_PREFIX=" + c.kv.Prefix,
+	p.cmd.Env = append(os.Environ(), append([]string{"ONEJOB_POSTGRES_DSN=" + c.dsnOf(name), "CONSUL_HTTP_ADDR=" + c.kv.Addr, "ONEJOB_CONSUL_PREFIX=" + c.kv.Prefix,
 		"ONEJOB_REPLICA=" + name, "ONEJOB_HTTP_LISTEN=", "ONEJOB_LOG_LEVEL=debug", "ONEJOB_LOG_FORMAT=json"}, settings...)...)
 	out, err := p.cmd.StdoutPipe()
 	if err != nil {

@@ -1,6 +1,7 @@
 package worker_test
 
 import (
+	"context"
 	"fmt"
 	"net/url"
 	"slices"
@@ -15,6 +16,7 @@ import (
 	"onejob/internal/servers"
 	"onejob/internal/testenv"
 	"onejob/lock"
+	"onejob/lock/consul"
 	"onejob/tasks"
 	"onejob/worker"
 )
@@ -22,7 +24,7 @@ import (
 // elsewhere is the same database with another Consul, as a wrong address gives it.
 func (c *cluster) elsewhere(t *testing.T, kv *testenv.KV) *cluster {
 	t.Helper()
-	return &cluster{dsn: c.dsn, kv: kv, pool: c.pool, patient: c.patient}
+	return &cluster{dsn: c.dsn, kv: kv, pool: c.pool, patient: c.patient, replicas: c.replicas}
 }
 
 // behind is the same cluster by ways that can be cut.
@@ -100,6 +102,39 @@ func TestConsulOfAnotherCluster(t *testing.T) {
 		t.Errorf("the error is %q", text)
 	}
 	theirs.await(t, theirs.insert(t, "kind", "noop"), "succeeded")
+}
+
+// A command such as onejob lock belongs to no cluster: it keeps no replica from adopting a Consul that
+// has another id, as after a snapshot was restored.
+func TestCommandsKeepNoConsulFromBeingAdopted(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	cfg := c.lockConfig()
+	cfg.Log, _ = testenv.Logger(t)
+	command, err := consul.New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- command.Run(ctx, nil) }()
+	defer func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}()
+	if err := command.Ready(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.kv.Client.KV().Put(&api.KVPair{Key: c.kv.Prefix + "/cluster", Value: []byte(uuid.NewString())}, nil); err != nil {
+		t.Fatal(err)
+	}
+	c.replica(t, "r", kinds(nil), nil)
+	c.await(t, c.insert(t, "kind", "noop"), "succeeded")
+	if command.Session() == "" {
+		t.Error("the command has lost its session")
+	}
 }
 
 // The cluster's id in Consul is an ordinary key, which people delete and overwrite.

@@ -133,9 +133,11 @@ func TestSchedules(t *testing.T) {
 		// As a clock that was years behind left it.
 		behind := c.schedule(t, "name, cron, kind, on_missed", "behind", "* * * * * *", "noop", "one")
 		c.exec(t, "UPDATE onejob.schedules SET last_at = NULL, changed_at = '1990-01-01Z', next_at = '1990-01-01 00:00:01Z' WHERE id = $1", behind)
+		// 100,000 due times are recorded before that.
+		testenv.Eventually(t, 5*maxWait, "it passes over", func() bool { return r.events.FilterMessage("schedule_passed_over").Len() > 0 })
 		log := r.logged(t, "schedule_passed_over")
 		from, to := time.Unix(631152001+100_000, 0), log["to"].(time.Time)
-		if log["schedule"] != "behind" || !log["from"].(time.Time).Equal(from) || time.Since(to) > maxWait {
+		if log["schedule"] != "behind" || !log["from"].(time.Time).Equal(from) || time.Since(to) > 5*maxWait {
 			t.Errorf("the log says %v", log)
 		}
 		testenv.Eventually(t, maxWait, "it has caught up", func() bool {
@@ -168,13 +170,15 @@ func TestSchedules(t *testing.T) {
 		testenv.Eventually(t, maxWait, "several due times each", func() bool {
 			return get[int](t, c, "SELECT count(*) FROM onejob.occurrences WHERE schedule_id = $1", skip) >= 4 &&
 				get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE schedule_id = $1", queue) >= 3 &&
-				get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE schedule_id = $1 AND status = 'running'", allow) >= 2
+				get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE schedule_id = $1 AND status = 'running'", allow) >= 2 &&
+				get[int](t, c, "SELECT count(*) FROM onejob.occurrences WHERE schedule_id = $1 AND skipped = 'overlap'", skip) >= 1
 		})
 		c.exec(t, "UPDATE onejob.schedules SET enabled = false WHERE name LIKE 'o-%'")
 		if n := get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE schedule_id = $1", skip); n != 1 {
 			t.Errorf("skip made %d tasks while one runs", n)
 		}
-		if n := get[int](t, c, "SELECT count(*) FROM onejob.occurrences WHERE schedule_id = $1 AND skipped <> 'overlap'", skip); n != 0 {
+		// A leader that was late may have missed a due time.
+		if n := get[int](t, c, "SELECT count(*) FROM onejob.occurrences WHERE schedule_id = $1 AND skipped NOT IN ('overlap', 'missed')", skip); n != 0 {
 			t.Errorf("%d were skipped for another reason", n)
 		}
 		if n := get[int](t, c, "SELECT count(*) FROM onejob.tasks WHERE schedule_id = $1 AND status = 'running'", queue); n > 1 {

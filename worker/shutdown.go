@@ -67,22 +67,18 @@ func (s *shutdown) drain(running *running, grace time.Duration, log *zap.Logger)
 	if n := running.count(); n > 0 {
 		log.Info("draining", zap.Int("running", n), zap.Duration("grace", grace))
 	}
-	first := time.NewTimer(grace)
-	defer first.Stop()
 	select {
 	case <-done:
 		return nil
-	case <-first.C:
+	case <-time.After(grace):
 	case <-s.forced.Done():
 	}
 	running.cancelAll(tasks.ErrShutdown)
 	s.end.Store(int64(boottime.Now().Add(commandsEnd)))
-	last := time.NewTimer(handlersEnd)
-	defer last.Stop()
 	select {
 	case <-done:
 		return nil
-	case <-last.C:
+	case <-time.After(handlersEnd):
 	}
 	s.abandon()
 	select {

@@ -117,19 +117,17 @@ func (l *limits) pause(ctx context.Context, name string) {
 	stirred, news := l.stirred, l.came
 	l.mu.Unlock()
 	retry.Pause(ctx, leastPause)
-	half, rest := time.NewTimer(d/2-leastPause), time.NewTimer(d-leastPause)
-	defer half.Stop()
-	defer rest.Stop()
+	rest := time.After(d - leastPause)
 	select {
 	case <-stirred:
 		return
-	case <-half.C:
+	case <-time.After(d/2 - leastPause):
 	case <-ctx.Done():
 	}
 	select {
 	case <-stirred:
 	case <-news:
-	case <-rest.C:
+	case <-rest:
 	case <-ctx.Done():
 	}
 }

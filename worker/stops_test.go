@@ -23,9 +23,10 @@ import (
 // logged.
 func (c *cluster) serveBriefly(t *testing.T, what string, moment func(log func() string)) (log string) {
 	t.Helper()
+	c.configure(worker.Config{Replica: "brief"})
 	var out testenv.Output
 	cmd := exec.Command(testenv.Binary(t), "serve")
-	cmd.Env = append(os.Environ(), "ONEJOB_POSTGRES_DSN="+c.dsn, "CONSUL_HTTP_ADDR="+c.kv.Addr, "ONEJOB_CONSUL_PREFIX="+c.kv.Prefix,
+	cmd.Env = append(os.Environ(), "ONEJOB_POSTGRES_DSN="+c.dsnOf("brief"), "ONEJOB_REPLICA=brief", "CONSUL_HTTP_ADDR="+c.kv.Addr, "ONEJOB_CONSUL_PREFIX="+c.kv.Prefix,
 		"ONEJOB_HTTP_LISTEN=", "ONEJOB_LOG_FORMAT=json", "ONEJOB_LOG_LEVEL=debug")
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Start(); err != nil {

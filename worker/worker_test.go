@@ -59,6 +59,7 @@ func kinds(began chan<- string) tasks.Kinds {
 func TestOutcomes(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
+	c.handlersDecide()
 	began := make(chan string, 100)
 	k := kinds(began)
 	var calls atomic.Int32
@@ -227,11 +228,12 @@ func TestOutcomes(t *testing.T) {
 func TestNamesThatAReplicaLacksWaitForOneThatKnowsThem(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
+	c.handlersDecide()
 	c.exec(t, "CREATE TABLE effects (task text)")
 	received := make(chan struct{}, 100)
 	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { received <- struct{}{} }))
 	t.Cleanup(server.Close)
-	db, err := store.Open(store.Config{DSN: c.dsn})
+	db, err := store.Open(store.Config{DSN: c.dsnOf("new")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -544,9 +546,10 @@ func TestOutcomeIsDurableBeforeTheLockIsReleased(t *testing.T) {
 func TestSQLTakesEffectExactlyOnce(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
+	c.handlersDecide()
 	c.exec(t, "CREATE TABLE effects (task bigint, fence bigint, note text)")
 	c.exec(t, "CREATE TABLE gate AS SELECT 1 AS n")
-	db, err := store.Open(store.Config{DSN: c.dsn})
+	db, err := store.Open(store.Config{DSN: c.dsnOf("a")})
 	if err != nil {
 		t.Fatal(err)
 	}

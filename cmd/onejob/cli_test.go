@@ -207,6 +207,18 @@ var scriptCommands = map[string]func(ts *testscript.TestScript, neg bool, args [
 		}, func() string { return fmt.Sprintf("%s returns %q, %v", args[1], answer, err) })
 	},
 
+	// await-exec REGEXP COMMAND... runs a command until it prints something like it.
+	"await-exec": func(ts *testscript.TestScript, _ bool, args []string) {
+		want := regexp.MustCompile("(?m)" + args[0])
+		var output string
+		var err error
+		await(ts, func() bool {
+			err = ts.Exec(args[1], args[2:]...)
+			output = ts.ReadFile("stdout")
+			return err == nil && want.MatchString(output)
+		}, func() string { return fmt.Sprintf("%s prints %q, %v", strings.Join(args[1:], " "), output, err) })
+	},
+
 	// await-grep REGEXP FILE waits until something like it stands in a file,
 	// which may not be there yet.
 	"await-grep": func(ts *testscript.TestScript, _ bool, args []string) {

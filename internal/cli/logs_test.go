@@ -109,7 +109,7 @@ func eventsInCode(t *testing.T, root string) map[string]*event {
 		functions := map[string]*ast.FuncDecl{}
 		for _, f := range files {
 			for _, d := range f.Decls {
-				if fn, ok := d.(*ast.FuncDecl); ok && fn.Body != nil && fn.Recv == nil {
+				if fn, ok := d.(*ast.FuncDecl); ok && fn.Body != nil && (fn.Recv == nil || returnsFields(fn)) {
 					functions[fn.Name.Name] = fn
 				}
 			}
@@ -251,6 +251,9 @@ func fieldsOf(args []ast.Expr, in *ast.FuncDecl, functions map[string]*ast.FuncD
 						}
 						return false // what is logged is no field
 					}
+					if fn := functions[f.Sel.Name]; fn != nil && fn.Recv != nil {
+						maps.Copy(names, fieldsOf(returned(fn), fn, nil))
+					}
 				case *ast.Ident:
 					if fn := functions[f.Name]; fn != nil {
 						maps.Copy(names, fieldsOf(returned(fn), fn, nil))
@@ -277,6 +280,17 @@ func assigned(in *ast.FuncDecl, variable string, before token.Pos) []ast.Expr {
 		return true
 	})
 	return values
+}
+
+// returnsFields reports whether a method returns fields of a log event.
+func returnsFields(f *ast.FuncDecl) bool {
+	found := false
+	ast.Inspect(f.Type, func(n ast.Node) bool {
+		s, ok := n.(*ast.SelectorExpr)
+		found = found || ok && lastName(s.X) == "zap" && s.Sel.Name == "Field"
+		return true
+	})
+	return found
 }
 
 func returned(f *ast.FuncDecl) []ast.Expr {

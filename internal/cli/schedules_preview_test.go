@@ -29,11 +29,14 @@ func TestPreviewOfAnIntervalFromLongAgo(t *testing.T) {
 		go func() { got <- nextDueTimes(s, test.line, "UTC", start, &known, 1) }()
 		select {
 		case dues := <-got:
+			if len(dues) == 0 {
+				t.Fatalf("%s from %s has no due time", test.line, test.known)
+			}
 			if at := dues[0].DueAt.At.Format(time.RFC3339Nano); at != test.want {
 				t.Errorf("%s from %s is due at %s, want %s", test.line, test.known, at, test.want)
 			}
-		case <-time.After(10 * time.Second):
-			t.Errorf("%s from %s: no answer within 10 s", test.line, test.known)
+		case <-time.After(time.Minute):
+			t.Errorf("%s from %s: no answer within a minute", test.line, test.known)
 		}
 	}
 }

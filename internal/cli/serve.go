@@ -83,8 +83,8 @@ func work(ctx context.Context, path string, handlers tasks.Kinds, out io.Writer,
 
 // gcPercent is how far a replica's heap may grow over what is in use before it is
 // collected, unless the environment has a GOGC. What is in use is little, a few
-// MB, and what each task leaves behind is most of it; with Go's 100 a quarter of
-// the replica's CPU time went into collecting it (docs/why/performance.md).
+// MB, and what each task leaves behind is most of it; with Go's 100 much of the
+// replica's processor time goes into collecting it (docs/why/performance.md).
 const gcPercent = 400
 
 // limitMemory sets how the heap may grow: far over what is in use, as long as that is

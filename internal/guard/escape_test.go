@@ -63,7 +63,7 @@ func TestNothingIsLeft(t *testing.T) {
 			Exit{Code: 5}, 0,
 		},
 		"after many have forked": {
-			`i=0; while [ $i -lt 40 ]; do setsid -f sh -c 'trap "" TERM; sleep 1000; sleep 1000'; i=$((i+1)); done; echo ready; sleep 1000`,
+			`i=0; while [ $i -lt 25 ]; do setsid -f sh -c 'trap "" TERM; sleep 1000; sleep 1000'; i=$((i+1)); done; echo ready; sleep 1000`,
 			(*Process).Stop,
 			Exit{Code: 143, Signal: syscall.SIGTERM, Reason: Stopped}, 0,
 		},

@@ -110,7 +110,7 @@ func New(version string) *Replica {
 	m.pickup = histograms("onejob_task_pickup_seconds", "Time from when a task was due, or enqueued if that was later, until its handler began.", waits, "kind")
 	m.run = histograms("onejob_task_run_seconds", "Time that the handler of an attempt ran.", waits, "kind")
 	m.attempts = counters("onejob_attempts_total", "Attempts whose outcome is durable in Postgres.", "kind", "outcome")
-	m.retries = counters("onejob_retries_total", "Attempts that ended and that another one will follow.", "kind")
+	m.retries = counters("onejob_retries_total", "Attempts that ended and will be followed by another one.", "kind")
 	m.requeues = counters("onejob_requeues_total", "Claimed tasks that did not begin and were put back without using up an attempt.", "cause")
 	m.refused = counters("onejob_completions_refused_total", "Completions that Postgres refused because the attempt no longer held the row.", "kind")
 	m.conflicts = counter("onejob_lock_conflicts_total", "Locks that were held when they were requested.")

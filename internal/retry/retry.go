@@ -35,10 +35,8 @@ func Backoff(failures int) time.Duration {
 
 // Pause waits for d, or for ctx to end.
 func Pause(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(d):
 	case <-ctx.Done():
 	}
 }

@@ -16,13 +16,10 @@ import (
 // store's own; everybody else changes rows by hand. Call it when the schema is there and
 // before any replica starts: what begins later ends earlier, so all steps are seen.
 //
-// with may change what is known of the replicas.
+// with may change what is known of the replicas, and keep it to do so until the test ends.
 func Lifecycle(t testing.TB, dsn string, with ...func(*lifecycle.Config)) {
 	t.Helper()
-	c := lifecycle.Config{
-		Replica:        func(by string) bool { return by == "onejob" },
-		HandlersDecide: func(int64) bool { return true },
-	}
+	c := lifecycle.Config{Replica: func(by string) bool { return by == "onejob" }}
 	for _, f := range with {
 		f(&c)
 	}
