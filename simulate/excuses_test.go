@@ -80,6 +80,16 @@ func TestExcusesEnd(t *testing.T) {
 			m.behind, m.resumed = time.Second, w.now()
 			session(w, m, func() { time.Sleep(5 * time.Second) })
 		}},
+		"a session that ends too early, and was renewed before a pause that is over": {"", func(w *world, m *machine) {
+			m.behind, m.resumed = time.Second, w.now()
+			time.Sleep(3 * time.Second) // of the 14 s that a deadline is ahead of its request 10 are left: it was sent 1 s before the pause ended
+			session(w, m, func() {})
+		}},
+		"a session that ends too early, and was renewed after a pause": {"margin", func(w *world, m *machine) {
+			m.behind, m.resumed = time.Second, w.now()
+			time.Sleep(6 * time.Second)
+			session(w, m, func() {})
+		}},
 		"two inside, long after a failover and a key that was deleted": {"I2 two inside", func(w *world, m *machine) {
 			w.failed, w.deleted = true, map[string]time.Duration{"k": w.now()}
 			w.handlers = []*handler{{m: m, job: &job{}, key: "k", began: w.now()}, {m: m, job: &job{}, key: "k", began: w.now()}}

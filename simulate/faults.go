@@ -97,7 +97,7 @@ func (w *world) begin(f *Fault) {
 			w.hand(func() { w.consul.Destroy(session) })
 		}
 	case AgentForgets:
-		if session := w.sessionOf(m); session != "" {
+		for _, session := range w.consul.Checked(m.agent.Node()) { // its key may have been deleted
 			w.rob(session) // a little later, in truth
 		}
 		m.agent.Forget()

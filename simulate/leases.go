@@ -362,7 +362,13 @@ func (w *world) sessionEnded(session string, why fakeconsul.End) {
 	if b.m == nil || b.m.paused >= 0 || b.m.behind != b.behind || b.stood { // a pause has moved the deadline
 		return
 	}
-	margin := w.timing().Margin
+	cfg := w.timing()
+	margin := cfg.Margin
+	// The deadline counts from a request that was sent so much earlier, at most: if that was before a
+	// pause, the clock that it was counted by stood still since, however late the answer came.
+	if b.deadline.Add(margin-max(cfg.SessionTTL, cfg.CheckTTL)) <= b.m.clockAt(b.m.resumed) {
+		return
+	}
 	if left := b.deadline.Sub(b.m.clockAt(w.now())); left > -margin {
 		w.violate("margin", "the session %s of replica %d ended %v before the deadline of its leases, not %v after it", session, b.m.id, left, margin)
 	}

@@ -7,6 +7,7 @@ import (
 
 	"onejob/internal/testenv/lifecycle"
 	"onejob/simulate/fakestore"
+	"onejob/tasks"
 )
 
 // step notes a change of a row, as the trigger of package lifecycle does in Postgres. All
@@ -29,8 +30,12 @@ func (w *world) failOver(b fakestore.Backup) {
 	before := w.db.Rows()
 	w.db.Failover(b)
 	after := map[int64]fakestore.Row{}
+	clear(w.running)
 	for _, r := range w.db.Rows() {
 		after[r.ID] = r
+		if r.Status == tasks.StatusRunning {
+			w.running[r.Key()] = r.ID
+		}
 	}
 	for _, r := range before {
 		if is := after[r.ID]; noted(is) != noted(r) {

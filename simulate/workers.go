@@ -50,6 +50,7 @@ type workers struct {
 	jobs      map[int64]*job     // of the rows that Postgres has, by their ids
 	claimed   map[int64]*job     // by the fence of the claim
 	highest   map[string]int64   // fence that began, by lock key
+	running   map[string]int64   // task whose row is running, by lock key
 	fences    map[int64]*handler // that began
 	backups   map[*Fault]fakestore.Backup
 	other     *fakeconsul.Server // another cluster's Consul
@@ -364,6 +365,7 @@ func (w *world) rowChanged(before, after fakestore.Row, by string) {
 	w.note("task %d: %s -> %s by %s, attempt %d, crashes %d, stalls %d, fence %d %s", after.ID, before.Status, after.Status, by, after.Attempt, after.Crashes, after.Stalls, after.Fence, after.Error)
 	j := w.jobs[after.ID]
 	w.step(before, after, by)
+	w.checkRunning(before, after)
 	switch by {
 	case "insert", "cancel", "begin":
 		return
@@ -398,6 +400,21 @@ func (w *world) rowChanged(before, after fakestore.Row, by string) {
 	if before.Status == tasks.StatusSucceeded || before.Status == tasks.StatusFailed {
 		w.violate("I6 undone", "task %d was %s and is %s", after.ID, before.Status, after.Status)
 	}
+}
+
+// checkRunning: of a lock key one row is running at a time.
+func (w *world) checkRunning(before, after fakestore.Row) {
+	key := after.Key()
+	if before.Status == tasks.StatusRunning && w.running[key] == before.ID {
+		delete(w.running, key)
+	}
+	if after.Status != tasks.StatusRunning {
+		return
+	}
+	if other, ok := w.running[key]; ok {
+		w.violate("I1 running", "tasks %d and %d of lock key %s are both running", other, after.ID, key)
+	}
+	w.running[key] = after.ID
 }
 
 // checkDurable: while an outcome is written, its lock is still held. What was taken away from the

@@ -80,7 +80,7 @@ func newWorld(plan Plan, trace io.Writer) *world {
 	w.db.Changed = w.rowChanged
 	w.deaths = map[string]time.Duration{}
 	w.jobs, w.claimed = map[int64]*job{}, map[int64]*job{}
-	w.highest, w.fences, w.backups = map[string]int64{}, map[int64]*handler{}, map[*Fault]fakestore.Backup{}
+	w.highest, w.running, w.fences, w.backups = map[string]int64{}, map[string]int64{}, map[int64]*handler{}, map[*Fault]fakestore.Backup{}
 	w.other = fakeconsul.New(fakeconsul.Config{NewID: w.newID})
 	boottime.Simulated.Now = w.clock
 	boottime.Simulated.Ahead = w.ahead

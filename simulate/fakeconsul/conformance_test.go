@@ -138,6 +138,41 @@ func TestLocker(t *testing.T) {
 	}
 }
 
+// The suite of limits. The real server has passed it in lock/consul.
+func TestSemaphores(t *testing.T) {
+	for _, liveness := range []consul.Liveness{consul.Check, consul.TTL} {
+		t.Run(string(liveness), func(t *testing.T) {
+			t.Parallel()
+			locktest.RunSemaphores(t, func(t *testing.T) locktest.SemaphoreBackend {
+				s := servers["fake"](t)
+				const garbage = `{"Limit": 1, "Holders": {}, "Colour": "green"}`
+				return locktest.SemaphoreBackend{
+					LockDelay: lockDelay,
+					New: func(t *testing.T) (lock.Locker, lock.Semaphores) {
+						l := s.locker(t, liveness)
+						return l, l.Semaphores()
+					},
+					Exact:      true,
+					EndSession: s.destroy,
+					Revoke:     func(t *testing.T, name string, h lock.SlotHolder) { s.remove(t, "limits/"+name+"/"+h.Session) },
+					Spoil: func(t *testing.T, name string) {
+						if _, err := s.api.KV().Put(&api.KVPair{Key: s.prefix + "/limits/" + name + "/.lock", Value: []byte(garbage)}, nil); err != nil {
+							t.Fatal(err)
+						}
+					},
+					Damaged: func(t *testing.T, name string) bool {
+						pair, _, err := s.api.KV().Get(s.prefix+"/limits/"+name+"/.lock", nil)
+						if err != nil || pair == nil {
+							t.Fatal(pair, err)
+						}
+						return string(pair.Value) == garbage
+					},
+				}
+			})
+		})
+	}
+}
+
 // An exchange is a request, and what must come back: the same from both servers. KEY, OTHER
 // and so on are replaced by what the test knows; what differs from server to server is
 // replaced by words before it is compared.

@@ -87,7 +87,6 @@ type Server struct {
 	waiting []*held   // for a leader
 	blocked []*query  // for a change
 	changed []string  // keys, by the write that is being applied
-	reads   bool      // all blocking queries are to be answered
 	applied time.Time // when the last write in the log will have been
 	delays  map[string]time.Time
 	timers  map[string]*time.Timer // of the sessions' TTLs
@@ -188,9 +187,10 @@ func (s *Server) Snapshot() Snapshot {
 	return Snapshot{s.state.clone()}
 }
 
-// Restore replaces everything by a snapshot. Indexes do not go back. Lock-delays are
-// forgotten, the time of every session counts anew, and agents tell the servers again what
-// they know.
+// Restore replaces everything by a snapshot. The next write has an index above all before; those
+// of keys go back. Blocking queries are answered with what they last saw, and one that asks again with
+// that index waits until a write has a higher one. Lock-delays are forgotten, the time of every session
+// counts anew, and agents tell the servers again what they know.
 func (s *Server) Restore(old Snapshot) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -198,6 +198,12 @@ func (s *Server) Restore(old Snapshot) {
 }
 
 func (s *Server) restore(old state) {
+	waiting := s.blocked
+	s.blocked = nil
+	for _, q := range waiting {
+		q.timer.Stop()
+		q.answer(true)
+	}
 	for _, id := range slices.Sorted(maps.Keys(s.state.sessions)) {
 		if old.sessions[id] == nil {
 			s.ended(id, Forgotten)
@@ -208,8 +214,6 @@ func (s *Server) restore(old state) {
 	s.state.index = index
 	s.delays = map[string]time.Time{}
 	s.resetTimers()
-	s.reads = true
-	s.wake()
 	for _, a := range s.agents {
 		a.sync()
 	}
@@ -322,19 +326,17 @@ func (s *Server) apply(f func()) {
 
 // wake answers the blocking queries about what has changed.
 func (s *Server) wake() {
-	changed, all := s.changed, s.reads
-	s.changed, s.reads = nil, false
-	if len(changed) == 0 && !all {
+	changed := s.changed
+	s.changed = nil
+	if len(changed) == 0 {
 		return
 	}
 	list := s.blocked
 	s.blocked = nil
 	for _, q := range list {
-		if all || slices.ContainsFunc(changed, q.about) {
-			if q.answer(all) {
-				q.timer.Stop()
-				continue
-			}
+		if slices.ContainsFunc(changed, q.about) && q.answer(false) {
+			q.timer.Stop()
+			continue
 		}
 		s.blocked = append(s.blocked, q)
 	}
@@ -622,6 +624,18 @@ func (s *Server) Node(session string) string {
 		return ss.Node
 	}
 	return ""
+}
+
+// Checked returns the sessions of a node that end with a service's check.
+func (s *Server) Checked(node string) (ids []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id, ss := range s.state.sessions {
+		if ss.Node == node && len(ss.ServiceChecks) > 0 {
+			ids = append(ids, id)
+		}
+	}
+	return ids
 }
 
 // Put writes a key without a session, as an operator does.
