@@ -10,7 +10,7 @@ DESTDIR ?=
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
 COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null)
 
-.PHONY: help build install image test retest lint demo bench microbench pgo chaos compare mutants model simulate simulate-test partition-test ha-test cgroup-test compose-test alerts-test page-test consul postgres rabbitmq chromium clean
+.PHONY: help build install image test retest lint demo bench microbench pgo chaos compare mutants model simulate simulate-test partition-test ha-test suite-test cgroup-test compose-test alerts-test page-test consul postgres rabbitmq chromium clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -41,8 +41,8 @@ test: consul postgres rabbitmq ## Run all tests, against real servers, under the
 	cd bench && GOFLAGS="$(GOFLAGS) -pgo=off" go test -timeout 20m ./...
 
 # Without vet, which make lint runs.
-retest: consul postgres rabbitmq bin/gotestsum ## The same, and what failed once more, alone: for a machine that others slow down
-	bin/gotestsum --format pkgname $(RERUN) --packages '$(LONGEST) ./...' -- -race -pgo=off -vet=off -timeout 40m $(AT_ONCE)
+retest: consul postgres rabbitmq bin/gotestsum ## The same, and what failed up to twice more, alone: for a machine that others slow down
+	bin/gotestsum --format pkgname $(RERUN) --packages '$(LONGEST) ./...' -- -race -pgo=off -vet=off -timeout 60m $(AT_ONCE)
 	cd bench && GOFLAGS="$(GOFLAGS) -pgo=off" ../bin/gotestsum --format pkgname $(RERUN) --packages ./... -- -vet=off -timeout 20m
 
 # Go tests packages in this order, and here half as many again at a time as there are processors: most
@@ -50,9 +50,9 @@ retest: consul postgres rabbitmq bin/gotestsum ## The same, and what failed once
 LONGEST = ./worker ./store ./lock/... ./internal/cli
 AT_ONCE = -p $(shell echo $$(($$(nproc) + ($$(nproc) + 1) / 2)))
 
-# At most five tests; not one with a data race, and no package that ends in a panic, or fails otherwise
+# At most thirty tests, a subtest and its test being two; not one with a data race, and no package that ends in a panic, or fails otherwise
 # than by a test.
-RERUN = --rerun-fails=1 --rerun-fails-max-failures=5 --rerun-fails-abort-on-data-race --rerun-fails-run-root-test \
+RERUN = --rerun-fails=2 --rerun-fails-max-failures=30 --rerun-fails-abort-on-data-race --rerun-fails-run-root-test \
 	--jsonfile $(CURDIR)/bin/retest.json --post-run-command $(CURDIR)/scripts/retest-check.sh
 
 bin/gotestsum: tools/lint/go.mod
@@ -111,6 +111,9 @@ partition-test: rabbitmq ## Clusters of RabbitMQ that are partitioned (2 minutes
 
 ha-test: consul postgres ## Patroni on Consul on three hosts (network namespaces, so root): failovers under an observer (5 to 10 minutes; STANDBY=async FAULTS= KEEP=)
 	@./scripts/ha-test.sh
+
+suite-test: consul ## Tests with the Postgres, RabbitMQ and pgbouncer of another Debian, by chroot, so root (25 minutes; SUITE=bullseye or forky, PACKAGES='./store ./worker ./lock/rabbitmq')
+	@./scripts/suite-test.sh $${SUITE:-bullseye} $${PACKAGES:-./store ./worker ./lock/rabbitmq}
 
 cgroup-test: ## Test the limits of commands on a kernel that has all controllers of cgroup v2, User Mode Linux (2 minutes)
 	@./scripts/cgroup-test.sh

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Fails if a package failed otherwise than by its tests, and prints what it said. For gotestsum,
-# which runs failed tests once more and passes if they do. If TestMain fails, because goroutines
+# which runs failed tests again and passes if they do. If TestMain fails, because goroutines
 # or processes were left behind, there is no such test. After os.Exit, a panic or a signal it does
 # not know the tests that had not begun.
 #
@@ -22,7 +22,7 @@ awk '
 	}
 	/"Action":"fail"/ && test { failed[package] = 1 }
 	/"Action":"fail"/ && !test && !(complete[package] && failed[package]) {
-		print package " failed, and not by a test that can be run once more:\n" said[package] > "/dev/stderr"
+		print package " failed, and not by a test that can be run again:\n" said[package] > "/dev/stderr"
 		status = 1
 		if (complete[package] || said[package] ~ /(^|\n)PASS\n/) next
 		print "before that:" > "/dev/stderr"
