@@ -126,9 +126,6 @@ var simulated = []Mutant{
 		"worker/slots.go", "func (l *limits) release(name string, slot lock.Lease) {\n", "func (l *limits) release(name string, slot lock.Lease) {\n	if time.Now().UnixMicro()%100 == 0 {\n		return\n	}\n"),
 	one("a-loss-is-a-stall", "each lease that is lost counts as one that the task has cost",
 		"worker/attempt.go", "if e.Stalled = w.stalls.lately(); e.Stalled", "if e.Stalled = true; e.Stalled"),
-	one("a-stop-is-a-crash", "a replica that stops while a handler ignores its context does not say that it stops",
-		"lock/consul/replica.go", "	case held:\n		t.saySo(ctx)\n", "	case held:\n").
-		failing("worker.TestHandlerThatNeverReturns"),
 	one("no-limits", "a slot is had though all are taken",
 		"lock/consul/semaphore_view.go", "	case held+n <= v.limit && !v.shut:\n		return nil\n", "	case held+n <= v.limit+1:\n		return nil\n").
 		failing("lock/consul.TestSemaphores"),
@@ -168,6 +165,10 @@ func (m Mutant) simulatedToo() Mutant {
 // others are mutants of what the simulation does not run, or does not break, but for those that
 // say so.
 var others = []Mutant{
+	one("a-stop-is-a-crash", "a replica that stops while a handler ignores its context does not say that it stops",
+		"lock/consul/replica.go", "	case held:\n		t.saySo(ctx)\n", "	case held:\n").
+		failing("worker.TestHandlerThatNeverReturns"),
+
 	// Fences and sessions in statements.
 	one("fence", "the status is written under any fence",
 		"store/complete.go", "THEN fence = ANY (@fences) AND session = ANY (@sessions) END", "THEN true END").
