@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -61,7 +62,7 @@ func TestTestsThatDocumentsNameAreThere(t *testing.T) {
 // foreignNames belong to Postgres, Consul, Patroni, Dkron and others, or are put together
 // in the code from two parts.
 var foreignNames = strings.Fields(`
-	cgroup_writable client_connection_check_interval dependent_jobs enable_debug executor_config first_pickup_p50_ms first_waiting_max
+	cgroup_writable client_connection_check_interval dependent_jobs executor_config first_pickup_p50_ms first_waiting_max
 	first_waiting_p50 force_custom_plan last_waiting_max list_operator_policies onejob_observer onejob_operator onejob_worker parent_job parentbased_traceidratio
 	pg_drop_replication_slot pg_notification_queue_usage pg_restore set_operator_policy synchronous_commit tls_postgres tls_rabbitmq`)
 
@@ -144,6 +145,8 @@ func TestReportsOfRunsAreThere(t *testing.T) {
 	if len(files) == 0 {
 		t.Error("there are no reports")
 	}
+	shallow, err := exec.Command("git", "rev-parse", "--is-shallow-repository").Output()
+	history := err == nil && strings.TrimSpace(string(shallow)) == "false"
 	for _, f := range files {
 		if !named[f.Name()] {
 			t.Errorf("no page names the report %s", f.Name())
@@ -165,6 +168,9 @@ func TestReportsOfRunsAreThere(t *testing.T) {
 		}
 		if r.Seed == nil || r.Settings == nil || r.Build.Commit == "" || strings.Contains(r.Build.Commit, "changed") || r.Build.Go == "" || r.Build.Postgres == "" || r.Build.Consul == "" {
 			t.Errorf("%s does not say what was run: %+v", f.Name(), r)
+		}
+		if history && exec.Command("git", "cat-file", "-e", r.Build.Commit+"^{commit}").Run() != nil {
+			t.Errorf("%s is of commit %s, which is not in the history", f.Name(), r.Build.Commit)
 		}
 		if want := r.Started.Format(time.DateOnly) + "-"; !strings.HasPrefix(f.Name(), want) || r.Seed != nil && !strings.Contains(f.Name(), fmt.Sprintf("seed-%d", *r.Seed)) {
 			t.Errorf("%s has neither its date in its name, %s, nor its seed, or one of them", f.Name(), want)
