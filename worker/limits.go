@@ -260,6 +260,8 @@ func (l *limits) serve(ctx context.Context) (some bool) {
 		for _, k := range kinds {
 			due = append(due, s.limitOf[k])
 		}
+		slices.Sort(due)
+		due = slices.Compact(due) // several kinds may have one limit, and rows may name it as well
 	}
 	l.lookups.saw("limits_due", err)
 	if took := time.Since(began); took > slowLook { // claims of tasks without a limit wait for it

@@ -164,6 +164,44 @@ func TestKindWithALimit(t *testing.T) {
 	}
 }
 
+// sessionless are limits whose backend has no session, so that none of its slots can be had. It is a fake: a
+// replica whose session is lost has none for seconds, and this one has its tasks locked meanwhile.
+type sessionless struct{ takes }
+
+func (s sessionless) Take(context.Context, string, int, []byte) ([]lock.Lease, error) {
+	s.n.Add(1)
+	return nil, lock.ErrLost
+}
+
+// Several kinds have one limit, and a row names it as well. While its slots cannot be had, nobody is asked
+// without a pause.
+func TestALimitOfSeveralKindsRests(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	var n atomic.Int64
+	var a asked
+	k := kinds(nil)
+	k["other"] = tasks.Noop{}
+	c.limited(t, "a", k, func(w *worker.Config) {
+		a.Store, w.Store = w.Store, &a
+		w.Limits = sessionless{takes{w.Limits, &n}}
+		w.LimitSlots, w.KindLimits = map[string]int{"one": 1}, map[string]string{"noop": "one", "other": "one"}
+	})
+	c.insert(t, "kind", "noop")
+	c.insert(t, "kind", "other")
+	c.insert(t, "kind, limit_name", "greet", "one")
+	testenv.Eventually(t, maxWait, "a slot is asked for", func() bool { return n.Load() > 0 })
+	began, slots, looks := time.Now(), n.Load(), a.limits.Load()
+	time.Sleep(2 * time.Second)
+	rounds := int64(time.Since(began)/(40*time.Millisecond)) + 2 // a pause is 50 ms at least
+	if got := n.Load() - slots; got > rounds {
+		t.Errorf("%d slots were asked for in %v", got, time.Since(began))
+	}
+	if got := int64(a.limits.Load() - looks); got > rounds {
+		t.Errorf("Postgres was asked %d times for limits in %v", got, time.Since(began))
+	}
+}
+
 // Rows that name a limit do not keep those waiting that have it by their kind, nor these them.
 func TestRowsOfALimitTakeTurns(t *testing.T) {
 	t.Parallel()
@@ -783,6 +821,53 @@ func TestLimitWaitsForALockKeyBesideOthers(t *testing.T) {
 	c.await(t, holder, "succeeded")
 	c.await(t, waiting, "succeeded")
 	c.awaitAll(t, maxWait)
+}
+
+// stalledLimits are limits whose server grants slots, and does not answer those who give one back until it
+// may. It is a fake: RabbitMQ does that while it waits for its store.
+type stalledLimits struct {
+	lock.Semaphores
+	may chan struct{}
+}
+
+type stalledSlot struct {
+	lock.Lease
+	may chan struct{}
+}
+
+func (l stalledLimits) Take(ctx context.Context, name string, n int, value []byte) ([]lock.Lease, error) {
+	leases, err := l.Semaphores.Take(ctx, name, n, value)
+	for i := range leases {
+		leases[i] = stalledSlot{leases[i], l.may}
+	}
+	return leases, err
+}
+
+func (s stalledSlot) Release(ctx context.Context) error {
+	<-s.may
+	return s.Lease.Release(ctx)
+}
+
+// A stop during which the slot of a task that has ended cannot be given back is no stop during which a task runs on.
+func TestStopWhileASlotCannotBeGivenBack(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	began := make(chan string, 1)
+	may := make(chan struct{})
+	r := c.limited(t, "a", kinds(began), func(w *worker.Config) {
+		w.Limits, w.LimitSlots, w.ShutdownGrace = stalledLimits{w.Limits, may}, map[string]int{"one": 1}, time.Second
+	})
+	id := c.insert(t, "kind, limit_name", "wait", "one")
+	<-began
+	r.cancel()
+	c.await(t, id, "pending")
+	time.AfterFunc(14*time.Second, func() { close(may) })
+	if err := r.stop(); err != nil {
+		t.Errorf("the stop: %v", err)
+	}
+	if n := r.events.FilterMessage("drain_incomplete").Len(); n != 0 {
+		t.Error("it is reported that a task still ran")
+	}
 }
 
 // silentLimits are limits whose server does not answer. No real one is silent for one

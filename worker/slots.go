@@ -73,7 +73,12 @@ func (l *limits) serveOne(ctx context.Context, name string) {
 func (l *limits) useSlot(ctx context.Context, name string, slot lock.Lease, t *tasks.Task) {
 	parked := false
 	defer func() {
-		if !parked {
+		switch {
+		case parked:
+		case ctx.Err() != nil: // a stop waits for what works, and not for a backend that does not answer
+			l.running.leave(1)
+			l.release(name, slot)
+		default:
 			l.release(name, slot)
 			l.running.leave(1)
 		}
@@ -156,12 +161,12 @@ func (l *limits) works(name string) {
 	delete(l.rests, name)
 }
 
-// rest waits after a failure.
+// rest waits after a failure, for leastPause at least: what is due is looked for again after it.
 func (l *limits) rest(ctx context.Context, name string) {
 	l.mu.Lock()
 	d := l.rests[name]
 	l.mu.Unlock()
-	retry.Pause(ctx, jitter(d))
+	retry.Pause(ctx, max(jitter(d), leastPause))
 }
 
 // claimed says that a task was claimed under a slot of a limit.
