@@ -51,6 +51,9 @@ func (s *statements) enter(ctx context.Context) error {
 	case s.slots <- struct{}{}:
 		return nil
 	case <-ctx.Done():
+		if errors.Is(context.Cause(ctx), tasks.ErrTimeout) { // its own is shorter
+			s.vain.Store(int64(boottime.Now()))
+		}
 		return errNotBegun{context.Cause(ctx)}
 	case <-time.After(roomPatience):
 		s.vain.Store(int64(boottime.Now()))

@@ -410,17 +410,17 @@ func TestStatementsWaitForNoConnection(t *testing.T) {
 		equal(t, "room, and whether it is scarce", fmt.Sprint(s.StatementRoom()), want)
 	}
 	room("0 false")
-	for name, timeout := range map[string]time.Duration{"for its timeout": 100 * time.Millisecond, "for others": time.Hour} {
+	for _, timeout := range []time.Duration{100 * time.Millisecond, time.Hour} {
 		task := b.claimed()
 		task.Payload = jsonOf(`{"statement": "it"}`)
-		ctx, cancel := context.WithTimeout(t.Context(), timeout)
+		ctx, cancel := context.WithTimeoutCause(t.Context(), timeout, tasks.ErrTimeout)
 		err := runStatement(ctx, s, task, `SELECT 1`)
 		cancel()
 		if !errors.As(err, new(interface{ NotBegun() })) {
-			t.Errorf("a third one that waits %s: %v", name, err)
+			t.Errorf("a third one with a timeout of %v: %v", timeout, err)
 		}
+		room("0 true")
 	}
-	room("0 true")
 	unlock()
 	working.Wait()
 	for i, err := range errs {

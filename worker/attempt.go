@@ -69,6 +69,7 @@ func (w *Worker) attemptUnder(t *tasks.Task, slot lock.Lease, early <-chan locke
 		w.requeue(t, err)
 		return false
 	}
+	w.running.under(t.Fence, lease)
 	if slot != nil {
 		lease = newUnderSlot(lease, slot)
 	}
@@ -222,6 +223,10 @@ func (w *Worker) requeue(t *tasks.Task, why error) {
 		delay, cause = 0, "session_lost"
 	case errors.As(why, new(notBegun)):
 		delay, cause = 0, "kind_full" // it has waited here, and is not claimed again before there is room
+		// Or there was room, and Postgres was too slow for its timeout.
+		if errors.Is(why, tasks.ErrTimeout) {
+			delay = w.requeues.next(t.ID)
+		}
 		w.cfg.Log.Debug("kind_full", fields(t, zap.Error(why))...)
 	default:
 		first := false
@@ -450,8 +455,12 @@ const (
 )
 
 // parkAfter parks an attempt whose row has been written in vain so many times: most likely somebody
-// has locked it, or its trigger waits for something.
+// has locked it, or its trigger waits for something. If its lock is lost meanwhile, that is settled at once:
+// nobody works under it, and without that the session would not be over for the others.
 func (w *Worker) parkAfter(tries int, t *tasks.Task) {
+	if lease := w.running.leaseOf(t.Fence); lease != nil && tries == unwritableTries {
+		context.AfterFunc(lease.Context(), func() { _ = lease.Release(context.Background()) })
+	}
 	if tries >= unwritableTries && w.running.park(t.Fence) {
 		t.Payload = nil
 		w.left(false)

@@ -220,6 +220,34 @@ func TestConsulIsWiped(t *testing.T) {
 	c.noOverlaps(t)
 }
 
+// An attempt that has ended, and whose outcome Postgres refuses for as long as its replica lives, does not keep
+// the cluster from a Consul that has lost its data: nobody works under its lock.
+func TestConsulIsWipedBesideAnOutcomeThatIsRefused(t *testing.T) {
+	t.Parallel()
+	server, kv := testenv.OwnConsul(t, servers.ConsulConfig{})
+	c := migratedCluster(t, migrated.Postgres(t), kv)
+	var replicas []*replica
+	for _, name := range []string{"a", "b"} {
+		replicas = append(replicas, c.replica(t, name, kinds(nil), nil))
+	}
+	c.exec(t, `CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no'; END $$`)
+	refused := get[int64](t, c, `INSERT INTO onejob.tasks (kind, lock_key, run_at) VALUES ('noop', 'refused', 'infinity') RETURNING id`)
+	c.exec(t, fmt.Sprintf(`CREATE TRIGGER refuse BEFORE UPDATE ON onejob.tasks FOR EACH ROW WHEN (OLD.id = %d AND OLD.status = 'running') EXECUTE FUNCTION public.refuse()`, refused))
+	c.exec(t, `UPDATE onejob.tasks SET run_at = now() WHERE id = $1`, refused)
+	testenv.Eventually(t, maxWait, "it is known that its outcome is refused", func() bool {
+		return slices.ContainsFunc(replicas, func(r *replica) bool { return r.events.FilterMessage("completion_unwritable").Len() > 0 })
+	})
+	if err := server.Wipe(); err != nil {
+		t.Fatal(err)
+	}
+	if err := server.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c.await(t, c.insert(t, "kind", "noop"), "succeeded")
+	c.exec(t, `DROP TRIGGER refuse ON onejob.tasks`)
+	c.await(t, refused, "succeeded")
+}
+
 // Consul alone does not prove a death, nor does its silence prove a life.
 func TestKeyWithoutASession(t *testing.T) {
 	t.Parallel()

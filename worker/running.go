@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 
+	"onejob/lock"
 	"onejob/tasks"
 )
 
@@ -38,6 +39,8 @@ type underWay struct {
 
 	// parks is not nil if its room is that of a slot of a limit: it is called when it is parked.
 	parks func()
+
+	lease lock.Lease // on the task; nil until there is one
 }
 
 // maxParked is how many attempts are parked at most: their outcomes are held.
@@ -170,6 +173,22 @@ func (r *running) underSlot(fence int64, parks func()) {
 	a := r.attempts[fence]
 	a.parks = parks
 	r.attempts[fence] = a
+}
+
+// under says which lock an attempt has.
+func (r *running) under(fence int64, lease lock.Lease) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	a := r.attempts[fence]
+	a.lease = lease
+	r.attempts[fence] = a
+}
+
+// leaseOf returns the lock of an attempt; nil if it has none.
+func (r *running) leaseOf(fence int64) lock.Lease {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.attempts[fence].lease
 }
 
 // park lets an attempt whose handler does not run take no room and no memory, and count no more,
