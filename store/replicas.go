@@ -123,7 +123,8 @@ RETURNING name`, notNil(known))
 
 // Join adds a session to the replicas of the cluster with this id. If the cluster has
 // another id by now it returns a tasks.OtherClusterError. It also deletes what is left of
-// sessions that have ended a day ago.
+// sessions that have ended a day ago, except those that a row still runs under: how they ended decides
+// what it is charged.
 func (s *Store) Join(ctx context.Context, id string, r tasks.Replica) error {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
@@ -152,6 +153,7 @@ DELETE FROM onejob.replicas
  WHERE session = ANY (ARRAY(SELECT session
                               FROM onejob.replicas
                              WHERE ended_at < statement_timestamp() - interval '1 day'
+                               AND (SELECT true FROM onejob.tasks t WHERE t.status = 'running' AND t.session = replicas.session LIMIT 1) IS NULL
                                FOR UPDATE SKIP LOCKED))
 RETURNING true`)
 	return nil

@@ -105,6 +105,23 @@ func TestLockedReplicasKeepNobodyWaiting(t *testing.T) {
 	equal(t, "rows that ended long ago", b.one(`SELECT count(*) FROM onejob.replicas WHERE name = 'old'`), "0")
 }
 
+// How a session ended is known for as long as a row runs under it: a row that nobody could write when its replica
+// stopped is charged nothing days later.
+func TestAnEndThatIsStillNeeded(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	old := b.joined("old")
+	task := b.claimedBy(old)
+	b.sql(`UPDATE onejob.replicas SET state = 'stopped', ended_at = now() - interval '2 days' WHERE session = $1`, old.Session)
+	b.joined("new")
+	if _, _, err := b.TakeOver(t.Context(), []string{old.Session}, 3); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "the row", b.row(task, "status, attempt, crashes"), "pending 0 0")
+	b.joined("newer")
+	equal(t, "rows that ended long ago", b.one(`SELECT count(*) FROM onejob.replicas WHERE name = 'old'`), "0")
+}
+
 // Whatever Consul says: a task is taken over only from a replica that the list says has
 // ended. How it ended decides what the task pays for it.
 func TestTakeOverNeedsTheList(t *testing.T) {

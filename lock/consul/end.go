@@ -137,6 +137,9 @@ func (l *Locker) requeueOf(ctx context.Context, session string, slots []string) 
 	}
 	for _, p := range pairs {
 		if name, ok := strings.CutPrefix(p.Key, l.limitsFolder()); ok && p.Session != "" && slices.Contains(slots, p.Session) {
+			if ctx.Err() != nil { // each of them may take as long
+				return fmt.Errorf("give back the slots of session %s: %w", session, context.Cause(ctx))
+			}
 			l.limits.leaveFor(strings.TrimSuffix(name, "/"+p.Session), p.Session)
 		}
 	}
