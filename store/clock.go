@@ -161,12 +161,30 @@ func notAmong(ids, others []int64) []int64 {
 // time that Postgres' clock has yet to reach: it has been set back.
 func (s *Store) SchedulesAhead(ctx context.Context) ([]schedule.Ahead, error) {
 	return fetch(ctx, s.pool, "look for schedules ahead of the clock", pgx.RowToStructByPos[schedule.Ahead], `
-SELECT id, name, cron, time_zone, next_at, clock_timestamp(), CASE WHEN isfinite(paused_until) THEN paused_until END
+SELECT id, name, cron, time_zone, next_at, clock_timestamp(), CASE WHEN isfinite(paused_until) THEN paused_until END, NULL::timestamptz
   FROM onejob.schedules
  WHERE enabled
    AND isfinite(next_at)
    AND next_at > clock_timestamp()
    AND (last_at > clock_timestamp() AND isfinite(last_at) OR changed_at > clock_timestamp() AND isfinite(changed_at))`)
+}
+
+// SchedulesInZones returns up to 1,000 schedules with a due time in the future that depends on the rules
+// of a time zone, in the order of their ids, those above an id alone.
+func (s *Store) SchedulesInZones(ctx context.Context, above int64) ([]schedule.Ahead, error) {
+	return fetch(ctx, s.pool, "look for schedules in time zones", pgx.RowToStructByPos[schedule.Ahead], `
+SELECT id, name, cron, time_zone, next_at, clock_timestamp(), CASE WHEN isfinite(paused_until) THEN paused_until END,
+       nullif(greatest(CASE WHEN changed_at <= clock_timestamp() THEN changed_at END, CASE WHEN last_at <= clock_timestamp() THEN last_at END), '-infinity')
+  FROM onejob.schedules
+ WHERE id > $1
+   AND enabled
+   AND isfinite(next_at)
+   AND next_at > clock_timestamp()
+   AND cron NOT LIKE '@every%'
+   AND time_zone <> 'UTC'
+   AND paused_until IS DISTINCT FROM 'infinity'
+ ORDER BY id
+ LIMIT 1000`, above)
 }
 
 // forgetAtOnce is how many due times a statement of SetNext forgets. A schedule of every second

@@ -26,6 +26,8 @@ type scheduleStore interface {
 	MakeOccurrences(context.Context, schedule.Due, schedule.Plan) (current bool, made int, err error)
 	MarkSchedule(ctx context.Context, d schedule.Due, message string) (news bool, err error)
 	UntilNextSchedule(ctx context.Context, atMost time.Duration, unknownZones []string) (time.Duration, error)
+	SchedulesInZones(ctx context.Context, above int64) ([]schedule.Ahead, error)
+	SetNext(ctx context.Context, a schedule.Ahead, next time.Time) (set bool, forgotten int, err error)
 }
 
 // minWait is between two looks at schedules. One that counts as due and of which nothing is made
@@ -37,6 +39,7 @@ const minWait = 10 * time.Millisecond
 func (s *schedules) run(ctx context.Context) {
 	failing := false
 	var unknown []string // zones, see makeDue
+	var zones zoneLook
 	for ctx.Err() == nil {
 		wait := time.Second
 		if !s.ready() {
@@ -46,6 +49,7 @@ func (s *schedules) run(ctx context.Context) {
 		var err error
 		unknown, err = s.makeDue(ctx, unknown)
 		if err == nil {
+			s.followZones(ctx, &zones)
 			wait, err = s.store.UntilNextSchedule(ctx, wait, unknown)
 		}
 		if err != nil && ctx.Err() == nil && !failing {
@@ -56,6 +60,49 @@ func (s *schedules) run(ctx context.Context) {
 		}
 		retry.Pause(ctx, max(wait, minWait))
 	}
+}
+
+// A zoneLook goes through all schedules, some at a time, and begins anew an hour after its end; after an
+// error, a minute.
+type zoneLook struct {
+	above  int64 // the id of the last one
+	failed bool
+	next   time.Time
+}
+
+// followZones makes schedules come due earlier whose due time was worked out by other rules of their
+// zone than those of now: it has changed since, or another leader had older ones. What has come due too early is
+// seen then (schedule.Due.Plan).
+func (s *schedules) followZones(ctx context.Context, z *zoneLook) {
+	if time.Now().Before(z.next) {
+		return
+	}
+	list, err := s.store.SchedulesInZones(ctx, z.above)
+	z.failed = z.failed || err != nil
+	for _, a := range list {
+		z.above = a.ID
+		c, invalid := schedule.Parse(a.Cron, a.Zone)
+		if invalid != nil {
+			continue // which is reported when it is due
+		}
+		next := a.ByTheZone(c)
+		if next.IsZero() || !next.Before(a.Next) {
+			continue
+		}
+		set, _, err := s.store.SetNext(ctx, a, next)
+		z.failed = z.failed || err != nil // somebody has locked the row, perhaps
+		if set {
+			s.log.Info("schedule_zone_changed", zap.String("schedule", a.Name), zap.String("time_zone", a.Zone), zap.Time("from", a.Next), zap.Time("to", next))
+		}
+	}
+	if err == nil && len(list) > 0 {
+		return
+	}
+	rest := time.Hour
+	if z.failed {
+		rest = time.Minute
+	}
+	*z = zoneLook{next: time.Now().Add(rest)}
 }
 
 // makeDue creates the due tasks of every schedule. An invalid schedule does not stop

@@ -30,6 +30,10 @@ func (s *idleSchedules) UntilNextSchedule(context.Context, time.Duration, []stri
 	return 0, nil
 }
 
+func (s *idleSchedules) SchedulesInZones(context.Context, int64) ([]schedule.Ahead, error) {
+	return nil, nil
+}
+
 func TestLeaderDoesNotSpin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)

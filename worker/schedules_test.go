@@ -31,6 +31,29 @@ func (c *cluster) schedule(t *testing.T, columns string, values ...any) int64 {
 	return get[int64](t, c, fmt.Sprintf("INSERT INTO onejob.schedules (%s) VALUES (%s) RETURNING id", columns, marks[2:]), values...)
 }
 
+// A due time that was worked out by older rules of the zone comes as the rules of now say, also if that is
+// earlier: nobody was away, so it is not missed.
+func TestADueTimeThatHasBecomeEarlier(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	due := time.Now().Add(20 * time.Second).Truncate(time.Second)
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := due.In(berlin)
+	id := c.schedule(t, "name, cron, time_zone, kind, on_missed", "s", fmt.Sprintf("%d %d %d * * *", at.Second(), at.Minute(), at.Hour()), "Europe/Berlin", "noop", "skip")
+	c.exec(t, `UPDATE onejob.schedules SET next_at = $1, changed_at = now() - interval '1 day' WHERE id = $2`, due.Add(time.Hour), id)
+	r := c.replica(t, "a", kinds(nil), nil)
+	r.logged(t, "schedule_zone_changed")
+	testenv.Eventually(t, maxWait, "the due time comes", func() bool {
+		return get[bool](t, c, "SELECT EXISTS (SELECT FROM onejob.occurrences WHERE schedule_id = $1 AND due_at = $2)", id, due)
+	})
+	if late := get[bool](t, c, "SELECT bool_or(skipped IS NOT NULL) FROM onejob.occurrences WHERE schedule_id = $1", id); late && time.Since(due) < time.Minute {
+		t.Error("it counts as missed")
+	}
+}
+
 func TestSchedules(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)

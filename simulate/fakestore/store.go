@@ -320,6 +320,9 @@ func (s *Store) AfterSetBack(context.Context) (int, error) { return 0, nil }
 // SchedulesAhead implements worker.Store.
 func (s *Store) SchedulesAhead(context.Context) ([]schedule.Ahead, error) { return nil, nil }
 
+// SchedulesInZones implements worker.Store.
+func (s *Store) SchedulesInZones(context.Context, int64) ([]schedule.Ahead, error) { return nil, nil }
+
 // SetNext implements worker.Store.
 func (s *Store) SetNext(context.Context, schedule.Ahead, time.Time) (bool, int, error) {
 	return false, 0, nil
