@@ -62,21 +62,24 @@ func TestNothingPlantedInPublicRuns(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer user.Close(context.WithoutCancel(t.Context()))
-		for _, sql := range []string{
-			`SELECT onejob.enqueue('noop', lock_key => 'x', unique_key => 'x')`, `SELECT onejob.reserve_lock_key('k')`, `SELECT onejob.lane(1::smallint, 'q', 'k', true)`,
-			`INSERT INTO onejob.tasks (kind) VALUES ('noop')`, `UPDATE onejob.tasks SET cancel_requested = true`,
-			`SELECT onejob.cancel(1)`, `SELECT onejob.retry(1)`, `SELECT onejob.why(id) FROM onejob.tasks`,
-			`SELECT onejob.pause_queue('q', 'a reason', '2100-01-01')`, `SELECT onejob.resume_queue('q')`, `SELECT onejob.record('a', 'b', 1)`, `UPDATE onejob.schedules SET enabled = NOT enabled`,
-			`SELECT onejob.bulk('cancel', '{"kind": "noop", "error": "x", "since": "2020-01-01"}')`, `SELECT onejob.bulk('retry', '{"status": "cancelled"}', spread => '1 s')`, `SELECT onejob.bulk('delete', '{"ids": [1, 2]}')`, `SELECT onejob.run_schedule('s')`,
-			`INSERT INTO onejob.schedules (name, cron, kind) VALUES ('t', '@hourly', 'noop')`, `UPDATE onejob.schedules SET cron = '@daily'`,
-			`DELETE FROM onejob.tasks`,
-		} {
+		for _, sql := range callsOfFunctions {
 			if _, err := user.Exec(t.Context(), sql); err != nil {
 				t.Errorf("%s: %v", sql, err)
 			}
 		}
 		equal(t, "how many of the planted ran", b.one(`SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM planted.ran`), "0")
 	})
+}
+
+// callsOfFunctions call all functions and triggers of the schema that are for people and programs.
+var callsOfFunctions = []string{
+	`SELECT onejob.enqueue('noop', lock_key => 'x', unique_key => 'x')`, `SELECT onejob.reserve_lock_key('k')`, `SELECT onejob.lane(1::smallint, 'q', 'k', true)`,
+	`INSERT INTO onejob.tasks (kind) VALUES ('noop')`, `UPDATE onejob.tasks SET cancel_requested = true`,
+	`SELECT onejob.cancel(1)`, `SELECT onejob.retry(1)`, `SELECT onejob.why(id) FROM onejob.tasks`,
+	`SELECT onejob.pause_queue('q', 'a reason', '2100-01-01')`, `SELECT onejob.resume_queue('q')`, `SELECT onejob.record('a', 'b', 1)`, `UPDATE onejob.schedules SET enabled = NOT enabled`,
+	`SELECT onejob.bulk('cancel', '{"kind": "noop", "error": "x", "since": "2020-01-01"}')`, `SELECT onejob.bulk('retry', '{"status": "cancelled"}', spread => '1 s')`, `SELECT onejob.bulk('delete', '{"ids": [1, 2]}')`, `SELECT onejob.run_schedule('s')`,
+	`INSERT INTO onejob.schedules (name, cron, kind) VALUES ('t', '@hourly', 'noop')`, `UPDATE onejob.schedules SET cron = '@daily'`,
+	`DELETE FROM onejob.tasks`,
 }
 
 // Functions that later migrations make or replace lose these unless they say so.
@@ -261,6 +264,8 @@ func runEveryMethod(t *testing.T, b *bench) (ran []string) {
 	ok("AfterSetBack", err)
 	_, err = b.SchedulesAhead(ctx)
 	ok("SchedulesAhead", err)
+	_, err = b.SchedulesInZones(ctx, 0)
+	ok("SchedulesInZones", err)
 	_, _, err = b.SetNext(ctx, schedule.Ahead{}, time.Now())
 	ok("SetNext", err)
 	err = nil

@@ -41,15 +41,16 @@ const (
 	readSQL        = readBegin + `@ids::bigint[]` + readEnd
 
 	readBegin = claimComment + `
-SELECT id, fence, kind, queue, priority, coalesce(lock_key, id::text), lock_key IS NOT NULL, attempt, max_attempts, crashes, stalls, timeout, run_at, created_at, started_at, coalesce(traceparent, ''),
-       octet_length(body), CASE WHEN octet_length(body) <= @max_payload THEN body END
-  FROM (SELECT *, sum(pg_column_size(payload)) OVER (ORDER BY priority DESC, run_at, id ROWS UNBOUNDED PRECEDING) AS bytes
+SELECT t.id, t.fence, t.kind, t.queue, t.priority, coalesce(t.lock_key, t.id::text), t.lock_key IS NOT NULL, t.attempt, t.max_attempts, t.crashes, t.stalls, t.timeout, t.run_at, t.created_at,
+       t.started_at, coalesce(t.traceparent, ''), octet_length(b.body), CASE WHEN octet_length(b.body) <= @max_payload THEN b.body END
+  FROM (SELECT id, fence, kind, queue, priority, lock_key, attempt, max_attempts, crashes, stalls, timeout, run_at, created_at, started_at, traceparent, payload,
+               sum(pg_column_size(payload)) OVER (ORDER BY priority DESC, run_at, id ROWS UNBOUNDED PRECEDING) AS bytes
           FROM onejob.tasks
          WHERE id = ANY (`
 	readEnd = `)
            AND CASE WHEN status = 'running' THEN session = @session END) t
- CROSS JOIN LATERAL (SELECT payload::text AS body OFFSET 0) b
- WHERE bytes <= @bytes`
+ CROSS JOIN LATERAL (SELECT t.payload::text AS body OFFSET 0) b
+ WHERE t.bytes <= @bytes`
 )
 
 func readArguments(session string, bytes int) namedArgs {

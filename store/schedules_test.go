@@ -1072,11 +1072,11 @@ SELECT id, timestamptz '2021-01-01Z' + i * interval '1 s', 'missed', now() - int
 func TestZoneNames(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	b.sql(`INSERT INTO onejob.schedules (name, cron, kind, time_zone) SELECT name, '* * * * *', 'noop', lower(name) FROM pg_timezone_names WHERE name !~ '^(posix|right)/' AND length(name) > 1`)
+	b.sql(`INSERT INTO onejob.schedules (name, cron, kind, time_zone) SELECT name, '* * * * *', 'noop', lower(name) FROM pg_timezone_names WHERE name !~ '^(posix|right)/' AND name NOT IN ('Factory', 'localtime', 'posixrules') AND length(name) > 1`)
 	if wrong := b.sql(`SELECT concat_ws(' ', name, time_zone) FROM onejob.schedules WHERE name <> time_zone`); len(wrong) > 0 {
 		t.Errorf("names and zones of rows: %v", wrong)
 	}
-	zones := b.sql(`SELECT time_zone FROM onejob.schedules WHERE time_zone NOT IN ('Factory', 'localtime', 'posixrules')`)
+	zones := b.sql(`SELECT time_zone FROM onejob.schedules`)
 	if len(zones) < 300 {
 		t.Errorf("%d zones", len(zones))
 	}
@@ -1087,7 +1087,7 @@ func TestZoneNames(t *testing.T) {
 	}
 
 	b.sql(`INSERT INTO onejob.schedules (name, cron, kind) VALUES ('edited', '* * * * *', 'noop')`)
-	for _, zone := range []string{"", "Local", "CEST", "UTC+3", "utc-1", "2", "+02", "<+02>-02", "CET-1CEST,M3.5.0,M10.5.0/3", "Europe/Nowhere", "Etc/UTC+2", "Etc/GMT+13", "Etc/GMT-15", "Europe/Berlin1", "America/New_York5", " UTC", strings.Repeat("x", 1000)} {
+	for _, zone := range []string{"", "Local", "localtime", "Posixrules", "Factory", "CEST", "UTC+3", "utc-1", "2", "+02", "<+02>-02", "CET-1CEST,M3.5.0,M10.5.0/3", "Europe/Nowhere", "Etc/UTC+2", "Etc/GMT+13", "Etc/GMT-15", "Europe/Berlin1", "America/New_York5", " UTC", strings.Repeat("x", 1000)} {
 		for _, sql := range []string{`INSERT INTO onejob.schedules (name, cron, kind, time_zone) VALUES ('refused', '* * * * *', 'noop', $1)`, `UPDATE onejob.schedules SET time_zone = $1 WHERE name = 'edited'`} {
 			_, err := b.try(sql, zone)
 			var pg *pgconn.PgError

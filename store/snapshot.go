@@ -403,11 +403,11 @@ SELECT s.id, s.name, s.cron, s.time_zone, s.kind, s.queue, s.enabled,
        SELECT coalesce(array_agg(due_at  ORDER BY due_at), '{}') AS due_at,
               coalesce(array_agg(task_id ORDER BY due_at), '{}') AS task_ids,
               coalesce(array_agg(became  ORDER BY due_at), '{}') AS became
-         FROM (SELECT due_at, coalesce(task_id, 0) AS task_id,
-                      coalesce(skipped, (SELECT status FROM onejob.tasks WHERE id = task_id), 'deleted') AS became
-                 FROM onejob.occurrences
-                WHERE schedule_id = s.id
-                ORDER BY onejob.occurrences.due_at DESC
+         FROM (SELECT c.due_at, coalesce(c.task_id, 0) AS task_id,
+                      coalesce(c.skipped, (SELECT t.status FROM onejob.tasks t WHERE t.id = c.task_id), 'deleted') AS became
+                 FROM onejob.occurrences c
+                WHERE c.schedule_id = s.id
+                ORDER BY c.due_at DESC
                 LIMIT @occurrences) last) o
  ORDER BY s.name`
 
