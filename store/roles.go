@@ -128,6 +128,26 @@ REVOKE ALL ON ALL SEQUENCES IN SCHEMA onejob FROM PUBLIC;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA onejob FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION onejob.lane(smallint, text, text, bool) TO PUBLIC; -- every INSERT computes it
 `)
+	literal := func(name string) string { return "'" + strings.ReplaceAll(name, "'", "''") + "'" }
+	// An owner has all rights, and would keep those of one of the roles.
+	fmt.Fprintf(&b, `
+DO $do$
+DECLARE owner name;
+BEGIN
+    SELECT rolname
+      INTO owner
+      FROM pg_roles
+     WHERE rolname IN (%s, %s, %s, %s)
+       AND (oid IN (SELECT nspowner FROM pg_namespace WHERE nspname = 'onejob')
+            OR oid IN (SELECT relowner FROM pg_class WHERE relnamespace = 'onejob'::regnamespace)
+            OR oid IN (SELECT proowner FROM pg_proc WHERE pronamespace = 'onejob'::regnamespace))
+     LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'the role %% owns the schema onejob, or something in it, and would lose rights that its owner needs', quote_ident(owner)
+              USING HINT = 'Choose other names: --prefix, --enqueuer, --observer, --operator, --worker.';
+    END IF;
+END $do$;
+`, literal(r.Enqueuer), literal(r.Observer), literal(r.Operator), literal(r.Worker))
 	for _, role := range []struct {
 		name, what string
 		grants     []grant
@@ -138,9 +158,8 @@ GRANT EXECUTE ON FUNCTION onejob.lane(smallint, text, text, bool) TO PUBLIC; -- 
 		{r.Worker, "runs replicas that do not migrate the schema", workerGrants},
 	} {
 		ident := pgx.Identifier{role.name}.Sanitize()
-		literal := "'" + strings.ReplaceAll(role.name, "'", "''") + "'"
 		fmt.Fprintf(&b, "\n-- %s: %s.\n", strings.ReplaceAll(role.name, "\n", " "), role.what)
-		fmt.Fprintf(&b, "DO $do$ BEGIN\n    IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = %s) THEN\n        EXECUTE format('CREATE ROLE %%I NOLOGIN', %[1]s);\n    END IF;\nEND $do$;\n", literal)
+		fmt.Fprintf(&b, "DO $do$ BEGIN\n    IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = %s) THEN\n        EXECUTE format('CREATE ROLE %%I NOLOGIN', %[1]s);\n    END IF;\nEND $do$;\n", literal(role.name))
 		fmt.Fprintf(&b, "REVOKE ALL ON SCHEMA onejob FROM %[1]s;\nREVOKE ALL ON ALL TABLES IN SCHEMA onejob FROM %[1]s;\nREVOKE ALL ON ALL SEQUENCES IN SCHEMA onejob FROM %[1]s;\nREVOKE ALL ON ALL FUNCTIONS IN SCHEMA onejob FROM %[1]s;\n", ident)
 		for _, g := range role.grants {
 			b.WriteString(g.to(role.name))

@@ -259,6 +259,20 @@ func idOf(t *testing.T, s string) (n int64) {
 }
 
 // Replicas go on with the grants that they had before the migration that adds the function.
+// An owner would lose rights that it needs for what it does by the functions.
+func TestRolesThatOwnTheSchema(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	owner := b.one(`SELECT nspowner::regrole::text FROM pg_namespace WHERE nspname = 'onejob'`)
+	_, err := b.pool.Exec(t.Context(), store.RolesSQL(store.Roles{Enqueuer: "e_" + b.session, Observer: "o_" + b.session, Operator: "p_" + b.session, Worker: owner}))
+	if err == nil || !strings.Contains(err.Error(), "owns the schema onejob") {
+		t.Errorf("the owner as a worker: %v", err)
+	}
+	id := b.insert()
+	b.sql(`SELECT onejob.cancel($1)`, id)
+	equal(t, "the status", b.one(`SELECT status FROM onejob.tasks WHERE id = $1`, id), "cancelled")
+}
+
 func TestRolesOfBeforeMayReserveTasks(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)

@@ -3,8 +3,10 @@ package cli
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -120,12 +122,18 @@ The roles cannot log in. Grant them to users that can:
 		names[i] = c.Flags().String(role, "", "`name` of this role (default: the prefix and "+role+")")
 	}
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		_, err := fmt.Fprint(c.OutOrStdout(), store.RolesSQL(store.Roles{
+		r := store.Roles{
 			Enqueuer: cmp.Or(*names[0], *prefix+"enqueuer"),
 			Observer: cmp.Or(*names[1], *prefix+"observer"),
 			Operator: cmp.Or(*names[2], *prefix+"operator"),
 			Worker:   cmp.Or(*names[3], *prefix+"worker"),
-		}))
+		}
+		all := []string{r.Enqueuer, r.Observer, r.Operator, r.Worker}
+		slices.Sort(all)
+		if len(slices.Compact(all)) < 4 {
+			return errors.New("two of the roles have the same name: the second one's rights would replace those of the first")
+		}
+		_, err := fmt.Fprint(c.OutOrStdout(), store.RolesSQL(r))
 		return err
 	}
 	return c
