@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -111,6 +112,13 @@ func New(c Config) (*Kind, error) {
 	}
 	if len(problems) > 0 {
 		return nil, errors.Join(problems...)
+	}
+	// They are read once in the life of the process. If that were by a request, and it found no file
+	// descriptor left, no later one could verify anybody.
+	if slices.ContainsFunc(c.Allow, func(entry string) bool { return strings.HasPrefix(strings.ToLower(entry), "https:") }) {
+		if _, err := x509.SystemCertPool(); err != nil {
+			return nil, fmt.Errorf("read the system's certificate authorities, for https: %w", err)
+		}
 	}
 	dialer := net.Dialer{Timeout: 10 * time.Second}
 	// With HTTP/2 all requests to an origin would share a connection, and a dead one, behind a load
