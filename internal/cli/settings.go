@@ -338,7 +338,7 @@ func set(tree map[string]any, path []string, value any) bool {
 // foreignVariables begin with ONEJOB_ and are no settings: those that a task's
 // process finds, which may well call onejob again, and those of the tools here.
 var foreignVariables = []string{
-	"ONEJOB_CONFIG", "ONEJOB_TASK_ID", "ONEJOB_ATTEMPT", "ONEJOB_FENCE", "ONEJOB_LOCK_KEY", "ONEJOB_DEADLINE", "ONEJOB_GUARD",
+	"ONEJOB_CONFIG", "ONEJOB_TASK_ID", "ONEJOB_ATTEMPT", "ONEJOB_FENCE", "ONEJOB_LOCK_KEY", "ONEJOB_DEADLINE", "ONEJOB_GUARD", "ONEJOB_OUTER_GUARDS",
 	"ONEJOB_CONSUL_BIN", "ONEJOB_POSTGRES_BIN", "ONEJOB_RABBITMQ_BIN", "ONEJOB_CHROMIUM_BIN", "ONEJOB_DEV_PIDS", "ONEJOB_DEV_PAGES",
 }
 

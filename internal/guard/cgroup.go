@@ -271,7 +271,9 @@ func (h hierarchy) newCgroup(l Limits) (*cgroup, error) {
 		// The command may read its limits by their names, and not lock the directory.
 		err := os.Mkdir(dir, 0o711)
 		if errors.Is(err, fs.ErrNotExist) { // somebody tidied up
-			_ = os.Mkdir(h.attempts(), 0o755)
+			if os.Mkdir(h.attempts(), 0o755) == nil {
+				_ = h.enable(l.controllers()) // which it had; if it has not now, the limit says so
+			}
 			continue
 		} else if err != nil {
 			return nil, fmt.Errorf("%w: make a cgroup for it: %w", ErrExhausted, err)
@@ -287,7 +289,7 @@ func (h hierarchy) newCgroup(l Limits) (*cgroup, error) {
 		g := &cgroup{dir, lock}
 		if err := g.limit(l); err != nil {
 			g.destroy()
-			return nil, err
+			return nil, fmt.Errorf("%w: %w", ErrExhausted, err)
 		}
 		return g, nil
 	}

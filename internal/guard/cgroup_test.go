@@ -343,6 +343,20 @@ func TestLimitsHold(t *testing.T) {
 			t.Errorf("%q", out.String())
 		}
 	})
+	t.Run("processor time, where somebody has removed the empty cgroup of all attempts", func(t *testing.T) {
+		h, err := ourHierarchy()
+		if err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, time.Minute, "the cgroup is empty and removed", func() bool { return syscall.Rmdir(h.attempts()) == nil })
+		var out testenv.Output
+		s, _ := script(t, `cat /sys/fs/cgroup$(sed -n s/^0:://p /proc/self/cgroup)/cpu.max`, &out)
+		s.Limits.CPU = 0.5
+		mustWait(t, mustStart(t, s))
+		if out.String() != "50000 100000\n" {
+			t.Errorf("%q", out.String())
+		}
+	})
 }
 
 // enableAndSay is a daemon that enables a controller, while a command runs if it has a script.

@@ -245,6 +245,34 @@ func TestGuardOfAProcessWithoutMainThread(t *testing.T) {
 	}
 }
 
+// A command may be a daemon itself, as "onejob lock" is, whose commands have a guard, a session and a mark of
+// their own. Without a cgroup they are found by the outer mark.
+func TestGuardOfADaemon(t *testing.T) {
+	t.Parallel()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out testenv.Output
+	s, mark := script(t, `exec "$SELF"`, &out)
+	below := newMark(t)
+	s.NoCgroup = true
+	s.Env = append(s.Env, "SELF="+self, "GUARD_TEST_DAEMON="+below, "GUARD_TEST_LEASE=1h", "GUARD_TEST_GRACE=1m", "GUARD_TEST_NO_CGROUP=1", "GUARD_TEST_SCRIPT="+stubborn)
+	p := mustStart(t, s)
+	untilReady(t, &out)
+	if len(marked(t, below)) == 0 {
+		t.Fatal("nothing runs below")
+	}
+	if err := syscall.Kill(p.guard.Pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Wait(); !errors.Is(err, ErrGuardDied) {
+		t.Errorf("error %v", err)
+	}
+	wantNoneLeft(t, mark)
+	wantNoneLeft(t, below)
+}
+
 func TestGuardFrozen(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(*Process){

@@ -4,6 +4,7 @@ package guard
 
 import (
 	"errors"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -12,7 +13,7 @@ import (
 )
 
 // sweep kills what a dead guard has left behind: all of its session, and every
-// process with mark in its environment. It returns when none is left.
+// process with mark in its environment, also as an outer one. It returns when none is left.
 //
 // The guard must not have been reaped yet: its process id, which is the
 // session's, must not go to somebody else.
@@ -40,9 +41,9 @@ func killMarked(guard int, mark string) (found bool) {
 		if p.PID == guard || p.Dead {
 			continue
 		}
-		its, err := markOf(p.PID)
+		its, outer, err := marksOf(p.PID)
 		found = found || err != nil
-		if p.Session == guard || its == mark {
+		if p.Session == guard || its == mark || slices.Contains(outer, mark) {
 			found = true
 			_ = p.Signal(unix.SIGKILL)
 		}

@@ -150,7 +150,7 @@ func launch(s Spec) (*Process, error) {
 	}()
 	orders := plan{
 		Argv:       pack(append([]string{s.Path}, s.Args...)),
-		Env:        pack(append(unmarked(s.Env), p.mark)),
+		Env:        pack(append(unmarked(s.Env), marks(p.mark)...)),
 		Dir:        []byte(s.Dir),
 		Captured:   s.Files == nil,
 		Grace:      s.Grace,
@@ -401,10 +401,23 @@ func stdinFile(content []byte) (*os.File, error) {
 	return f, nil
 }
 
-// unmarked returns a copy of env without the mark of another guard, which the
+// unmarked returns a copy of env without the marks of other guards, which the
 // daemon may run under itself.
 func unmarked(env []string) []string {
-	return slices.DeleteFunc(slices.Clone(env), func(entry string) bool { return strings.HasPrefix(entry, envKey+"=") })
+	return slices.DeleteFunc(slices.Clone(env), func(entry string) bool {
+		return strings.HasPrefix(entry, envKey+"=") || strings.HasPrefix(entry, envOuter+"=")
+	})
+}
+
+// marks returns the variables by which what a guard's command starts is found: the guard's mark, and those
+// that this process has, as "onejob lock" in a command does. If the guard of that command dies alone, its
+// daemon finds with them what is in other sessions, under another guard.
+func marks(own string) []string {
+	outer := strings.Trim(os.Getenv(envKey)+","+os.Getenv(envOuter), ",")
+	if outer == "" {
+		return []string{own}
+	}
+	return []string{own, envOuter + "=" + outer}
 }
 
 // socketPair returns the daemon's end, which has deadlines, and the guard's.

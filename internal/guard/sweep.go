@@ -232,11 +232,26 @@ func startOf(pid int) uint64 {
 // markOf returns the mark that a process was given, "NAME=value", or "". It fails if this
 // process cannot read files now.
 func markOf(pid int) (string, error) {
+	own, _, err := marksOf(pid)
+	if own != "" {
+		err = nil
+	}
+	return own, err
+}
+
+// marksOf returns the outer marks as well. After an error there may be more of them.
+func marksOf(pid int) (own string, outer []string, err error) {
 	environ, err := procfs.Environ(pid)
 	for entry := range bytes.SplitSeq(environ, []byte{0}) {
-		if bytes.HasPrefix(entry, []byte(envKey+"=")) {
-			return string(entry), nil
+		name, value, _ := strings.Cut(string(entry), "=")
+		switch {
+		case name == envKey && own == "":
+			own = string(entry)
+		case name == envOuter:
+			for mark := range strings.SplitSeq(value, ",") {
+				outer = append(outer, envKey+"="+mark)
+			}
 		}
 	}
-	return "", err
+	return own, outer, err
 }

@@ -13,9 +13,10 @@ const (
 	// argv0 is the name by which the binary knows that it is a guard. ps shows
 	// it before the command's. It does not contain the daemon's name, so that
 	// "pkill -f" with that does not hit daemon and guard at once.
-	argv0  = "task-guard:"
-	comm   = "task-guard"
-	envKey = "ONEJOB_GUARD" // marks the command and what it starts
+	argv0    = "task-guard:"
+	comm     = "task-guard"
+	envKey   = "ONEJOB_GUARD"        // marks the command and what it starts
+	envOuter = "ONEJOB_OUTER_GUARDS" // marks of guards that the daemon itself runs under, separated by commas
 
 	// linkFD is a socket to the daemon, which nobody can open a second time
 	// through /proc. The guard reads a plan, then orders; it writes that it
