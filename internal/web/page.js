@@ -2,10 +2,13 @@
 // is not visible it asks for none.
 'use strict';
 
-// A form is sent once, however often its button is pressed.
+// A form is sent once, however often its button is pressed, and whatever the page shows until the answer comes.
+let sent = null; // where to
 const buttons = (form, off) => form.querySelectorAll('button').forEach((b) => { b.disabled = off; });
-document.addEventListener('submit', (e) => setTimeout(() => buttons(e.target, true)));
-addEventListener('pageshow', () => document.querySelectorAll('form').forEach((f) => buttons(f, false)));
+const forms = (f) => document.querySelectorAll('form').forEach(f);
+const hold = () => forms((f) => { if (f.action === sent) { buttons(f, true); } });
+document.addEventListener('submit', (e) => { sent = e.target.action; setTimeout(hold); });
+addEventListener('pageshow', () => { sent = null; forms((f) => buttons(f, false)); });
 
 const main = document.querySelector('main[data-live]');
 if (main && 'EventSource' in window) {
@@ -22,6 +25,7 @@ if (main && 'EventSource' in window) {
     const named = (e) => e.getAttribute('aria-label') || e.getAttribute('href');
     const focused = main.contains(document.activeElement) ? named(document.activeElement) : null;
     main.innerHTML = html; // the server has escaped what rows hold
+    hold();
     const verdict = main.querySelector('.verdict');
     if (verdict) {
       document.title = verdict.textContent.trim() + ' · onejob';

@@ -276,8 +276,32 @@ func TestPageInABrowser(t *testing.T) {
 		recorded("resize limit", 1)
 		b.do(chromedp.Navigate(url))
 		b.await(`document.getElementById('connection').textContent === 'Live.'`)
-		press(`button[aria-label="Run schedule month-end now"]`)
+		const runNow = `button[aria-label="Run schedule month-end now"]`
+		press(runNow)
 		recorded("run schedule", 1)
+		b.do(chromedp.Click(chromedp.CSS("#back")))
+
+		// The page goes on while the answer is awaited, and offers the button no second time.
+		b.await(`document.getElementById('connection').textContent === 'Live.'`)
+		holder, err := c.pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = holder.Rollback(context.WithoutCancel(t.Context())) }()
+		if _, err := holder.Exec(t.Context(), `SELECT FROM onejob.schedules WHERE name = 'month-end' FOR UPDATE`); err != nil {
+			t.Fatal(err)
+		}
+		b.do(chromedp.Click(chromedp.CSS(runNow)))
+		b.is(`(document.querySelector('.verdict').dataset.before = 'yes') === 'yes'`)
+		b.await(`document.querySelector('.verdict').dataset.before !== 'yes'`)
+		if !b.is(fmt.Sprintf(`document.querySelector(%q).disabled`, runNow)) {
+			t.Error("it can be pressed again")
+		}
+		if err := holder.Rollback(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		b.await(`document.querySelector('#result.done') !== null`)
+		recorded("run schedule", 2)
 		b.do(chromedp.Click(chromedp.CSS("#back")))
 		press(`button[aria-label="Enable schedule month-end"]`)
 		recorded("enable schedule", 1)
