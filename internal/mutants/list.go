@@ -218,6 +218,21 @@ var others = []Mutant{
 	one("outcome-dropped", "an outcome that Postgres refuses is given up after some seconds",
 		"worker/attempt.go", "		case last:\n", "		case last, refused == unwritableTries:\n").
 		failing("worker.TestATaskWhoseOutcomeIsRefusedRunsOnce"),
+	one("lost-lock-stays", "the lock of an attempt that has ended, and whose outcome Postgres refuses, stays when its session is lost",
+		"worker/attempt.go", "lease != nil && tries == unwritableTries", "lease != nil && tries < 0").
+		failing("worker.TestConsulIsWipedBesideAnOutcomeThatIsRefused"),
+	one("end-forgotten", "how a session has ended is forgotten while a row still runs under it",
+		"store/replicas.go", "                               AND (SELECT true FROM onejob.tasks t WHERE t.status = 'running' AND t.session = replicas.session LIMIT 1) IS NULL\n", "").
+		failing("store.TestAnEndThatIsStillNeeded"),
+	one("old-zone-rules", "a due time that new rules of a zone make earlier comes when it was to come before",
+		"worker/schedules.go", "			s.followZones(ctx, &zones)\n", "			_ = zones\n").
+		failing("worker.TestADueTimeThatHasBecomeEarlier"),
+	one("one-mark", "the command of a daemon that is a command itself has no mark of the outer guard",
+		"internal/guard/process.go", "	if outer == \"\" {", "	if outer != \"\" || outer == \"\" {").
+		failing("internal/guard.TestGuardOfADaemon"),
+	one("slot-before-room", "a stop waits for a backend that does not answer who gives a slot back",
+		"worker/slots.go", "		case ctx.Err() != nil: // a stop", "		case false: // a stop").
+		failing("worker.TestStopWhileASlotCannotBeGivenBack"),
 	one("any-duplicate", "a prepared statement of the user's that is there already means a pooler",
 		"store/pool.go", "strings.Contains(pg.Message, statementPrefix) && p.hidden", "p.hidden").
 		failing("store.TestStatementsLeaveNothingBehind"),
@@ -576,8 +591,12 @@ var others = []Mutant{
 		"worker/shutdown.go", "commandsEnd = 8 * time.Second", "commandsEnd = 80 * time.Second").
 		failing("cmd/onejob.TestScripts/stubborn"),
 	one("no-rest", "a limit whose backend fails is asked for again at once",
-		"worker/slots.go", "retry.Pause(ctx, jitter(d))\n}\n\n// claimed", "retry.Pause(ctx, 0*jitter(d))\n}\n\n// claimed").
+		"worker/slots.go", "retry.Pause(ctx, max(jitter(d), leastPause))", "retry.Pause(ctx, max(0*jitter(d), leastPause))").
 		failing("worker.TestFailingLimitRests"),
+	one("limit-twice", "a limit that several kinds have is served twice at once, and what fails is tried again at once",
+		"worker/limits.go", "due = slices.Compact(due)", "_ = slices.Compact(slices.Clone(due))").
+		and("worker/slots.go", "retry.Pause(ctx, max(jitter(d), leastPause))", "retry.Pause(ctx, jitter(d))").
+		failing("worker.TestALimitOfSeveralKindsRests"),
 	one("unseen-death", "a command that asks once for a slot does not wait for one whose holder has died",
 		"internal/cli/lock.go", "errors.Is(err, lock.ErrDelayed) && p.delays() > 0", "errors.Is(err, lock.ErrDelayed) && p.delays() > time.Hour").
 		failing("internal/cli.TestObtainWaitsForTheDead"),
@@ -668,7 +687,7 @@ var others = []Mutant{
 		under("graceful-restart", "spent").
 		failing("worker.TestShutdownGivesWorkBack"),
 	one("no-lock", "a task begins though Consul does not answer",
-		"worker/attempt.go", "	if err != nil {\n		w.requeue(t, err)\n		return false\n	}\n	if slot != nil {", "	if err != nil && !errors.Is(err, lock.ErrHeld) {\n		lease, err = nobodys{}, nil\n	}\n	if err != nil {\n		w.requeue(t, err)\n		return false\n	}\n	if slot != nil {").
+		"worker/attempt.go", "	if err != nil {\n		w.requeue(t, err)\n		return false\n	}\n	w.running.under(", "	if err != nil && !errors.Is(err, lock.ErrHeld) {\n		lease, err = nobodys{}, nil\n	}\n	if err != nil {\n		w.requeue(t, err)\n		return false\n	}\n	w.running.under(").
 		and("worker/attempt.go", "// errReplyLost requeues", "type nobodys struct{}\n\nfunc (nobodys) Context() context.Context      { return context.Background() }\nfunc (nobodys) Deadline() boottime.Instant    { return boottime.Now().Add(time.Minute) }\nfunc (nobodys) Release(context.Context) error { return nil }\n\n// errReplyLost requeues").
 		under("consul-away", "unlocked"),
 	one("statement-twice", "the statement of a task is executed twice",
