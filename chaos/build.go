@@ -3,30 +3,13 @@ package main
 import (
 	"context"
 	"fmt"
-	"os/exec"
-	"runtime"
-	"strings"
+
+	"onejob/chaos/harness"
 )
 
 // build is what was run, and on what.
-type build struct {
-	Commit   string `json:"commit"` // with "changed" after it if the tree was
-	Go       string `json:"go"`
-	Postgres string `json:"postgres"`
-	Consul   string `json:"consul"`
-	RabbitMQ string `json:"rabbitmq,omitempty"`
-}
-
-func (b build) String() string {
-	s := fmt.Sprintf("commit %s, %s, PostgreSQL %s, Consul %s", b.Commit, b.Go, b.Postgres, b.Consul)
-	if b.RabbitMQ != "" {
-		s += ", RabbitMQ " + b.RabbitMQ
-	}
-	return s
-}
-
-func (c *cluster) build(ctx context.Context) (build, error) {
-	b := build{Commit: commit(ctx), Go: runtime.Version()}
+func (c *cluster) build(ctx context.Context) (harness.Build, error) {
+	b := harness.NewBuild(ctx)
 	if err := c.operator.QueryRow(ctx, `SHOW server_version`).Scan(&b.Postgres); err != nil {
 		return b, fmt.Errorf("ask Postgres for its version: %w", err)
 	}
@@ -45,17 +28,4 @@ func (c *cluster) build(ctx context.Context) (build, error) {
 		b.RabbitMQ = overview.Version
 	}
 	return b, nil
-}
-
-// commit is that of the working tree, as far as git knows.
-func commit(ctx context.Context) string {
-	head, err := exec.CommandContext(ctx, "git", "rev-parse", "--short=12", "HEAD").Output()
-	if err != nil {
-		return "unknown"
-	}
-	changed, err := exec.CommandContext(ctx, "git", "status", "--porcelain", "--untracked-files=no").Output()
-	if err != nil || len(changed) > 0 {
-		return strings.TrimSpace(string(head)) + " changed"
-	}
-	return strings.TrimSpace(string(head))
 }

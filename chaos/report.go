@@ -10,13 +10,14 @@ import (
 	"time"
 
 	"onejob/chaos/checker"
+	"onejob/chaos/harness"
 )
 
 // report is what is left of a run.
 type report struct {
 	Seed       uint64            `json:"seed"`
 	Settings   map[string]string `json:"settings"` // variables, whether they were set or not
-	Build      build             `json:"build"`
+	Build      harness.Build     `json:"build"`
 	Conditions []string          `json:"conditions"` // of replicas, that are not as those of the others
 	Started    time.Time         `json:"started"`
 	DurationS  float64           `json:"duration_s"` // of enqueueing and breaking

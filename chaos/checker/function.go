@@ -47,8 +47,8 @@ var failing = map[string][]string{
 	kindExec: {"child-kill", "guard-kill", "oom", "replica-memory", Frozen},
 	kindHTTP: {Frozen},
 	kindSQL:  {OutcomeRefused, "postgres-memory"}, // memory that a statement lacks is its own failure, see docs/reference/kinds.md
-	"go":     {Frozen},
-	"capped": {Frozen},
+	"go":     {Frozen, "replica-memory"},          // it may find no memory for a connection to the observer
+	"capped": {Frozen, "replica-memory"},
 }
 
 // tenure is a replica's hold on a row: from the claim to the step that ended it.

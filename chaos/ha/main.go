@@ -59,6 +59,11 @@ func main() {
 		exit(err)
 	}
 	fmt.Print(r)
+	if path := os.Getenv("REPORT"); path != "" {
+		if err := r.write(path); err != nil {
+			exit(err)
+		}
+	}
 	if r.violated() {
 		os.Exit(1)
 	}

@@ -5,11 +5,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
 
 	"onejob/chaos/checker"
+	"onejob/chaos/harness"
 	"onejob/chaos/observer"
 )
 
@@ -32,7 +34,9 @@ const resuming = 30 * time.Second
 
 // report is what is left of a run.
 type report struct {
-	standby    string
+	settings   settings
+	build      harness.Build
+	began      time.Time
 	figures    []*figures
 	result     *checker.Report
 	violations []string
@@ -115,7 +119,7 @@ func (c *cluster) checkAll(r *report, e checker.Evidence, there map[string]bool)
 		if rise := f.newTimeline - f.oldTimeline; f.events < 1 || f.events > rise {
 			r.violation("%s: %d times postgres_failed_over, and the timeline rose by %d", f.fault.name, f.events, rise)
 		}
-		if r.standby == synchronous && f.forgotten > 0 {
+		if r.settings.standby == synchronous && f.forgotten > 0 {
 			r.violation("%s: %d acknowledged tasks are not there, although a standby was synchronous", f.fault.name, f.forgotten)
 		}
 		if f.resumed > resuming {
@@ -158,34 +162,104 @@ func (f *figures) measure(begins []observer.Stay, events []event, all []accepted
 	}
 }
 
+// count is one number of a report.
+type count struct {
+	name string
+	n    int
+	note string
+}
+
+// zeros are the numbers that must be 0.
+func (r *report) zeros() []count {
+	v := r.result
+	return []count{
+		{"overlaps", v.Overlaps, "two attempts of one lock key at once, or a fence below an earlier one"},
+		{"fences_repeated", v.FencesRepeated, "fences that two attempts had"},
+		{"lost", v.Lost, "tasks that are there and did not finish"},
+		{"spoiled", v.Spoiled, "tasks that failed"},
+		{"double_success", v.DoubleSuccess, "tasks accepted as succeeded twice"},
+		{"double_effect", v.DoubleEffect, "sql tasks that took effect twice"},
+		{"double_running", v.DoubleRunning, "two rows of one lock key running at once"},
+		{"stale_accepted", v.StaleAccepted, "accepted writes that were not the holder's"},
+		{"unlocked", v.Unlocked, "attempts that began without a quorum of Consul"},
+	}
+}
+
+func (r *report) others() []count {
+	return []count{
+		{"refused", r.result.Refused, "writes that the fence kept out"},
+		{"repeated", r.result.Repeated, "tasks that did their work more than once"},
+	}
+}
+
+func (r *report) allViolations() []string {
+	return append(slices.Clone(r.violations), r.result.Violations...)
+}
+
 func (r *report) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "\nstandbys follow: %s\n\n", r.standby)
+	fmt.Fprintf(&b, "\n%s; standbys follow: %s\n\n", r.build, r.settings.standby)
 	fmt.Fprintf(&b, "  %-14s %22s %24s %24s %10s %9s\n", "fault", "first write accepted", "first task after that", "longest time without", "forgotten", "events")
 	fmt.Fprintf(&b, "  %-14s %22s %24s %24s %10s %9s\n", "", "after", "begins after", "a task that begins", "tasks", "")
 	for _, f := range r.figures {
 		fmt.Fprintf(&b, "  %-14s %20.1f s %22.1f s %22.1f s %10d %9d\n", f.fault.name, f.first.at.Sub(f.began).Seconds(), f.resumed.Seconds(), f.gap.Seconds(), f.forgotten, f.events)
 	}
-	v := r.result
-	fmt.Fprintf(&b, "\n%d attempts seen by the observer\n\nmust be zero:\n", v.Stays)
-	line := func(name string, n int, note string) { fmt.Fprintf(&b, "  %-16s %6d  %s\n", name, n, note) }
-	line("overlaps", v.Overlaps, "two attempts of one lock key at once, or a fence below an earlier one")
-	line("fences_repeated", v.FencesRepeated, "fences that two attempts had")
-	line("lost", v.Lost, "tasks that are there and did not finish")
-	line("spoiled", v.Spoiled, "tasks that failed")
-	line("double_success", v.DoubleSuccess, "tasks accepted as succeeded twice")
-	line("double_effect", v.DoubleEffect, "sql tasks that took effect twice")
-	line("double_running", v.DoubleRunning, "two rows of one lock key running at once")
-	line("stale_accepted", v.StaleAccepted, "accepted writes that were not the holder's")
-	line("unlocked", v.Unlocked, "attempts that began without a quorum of Consul")
-	fmt.Fprintln(&b, "to know:")
-	line("refused", v.Refused, "writes that the fence kept out")
-	line("repeated", v.Repeated, "tasks that did their work more than once")
-	if all := append(r.violations, v.Violations...); len(all) > 0 {
+	fmt.Fprintf(&b, "\n%d attempts seen by the observer\n", r.result.Stays)
+	list := func(title string, counts []count) {
+		fmt.Fprintf(&b, "\n%s:\n", title)
+		for _, c := range counts {
+			fmt.Fprintf(&b, "  %-16s %6d  %s\n", c.name, c.n, c.note)
+		}
+	}
+	list("must be zero", r.zeros())
+	list("to know", r.others())
+	if all := r.allViolations(); len(all) > 0 {
 		fmt.Fprintln(&b, "\nviolations:")
 		for _, v := range all[:min(30, len(all))] {
 			fmt.Fprintln(&b, " ", v)
 		}
 	}
 	return b.String()
+}
+
+// written is a report as REPORT keeps it. Times are in seconds.
+type written struct {
+	Started    time.Time         `json:"started"`
+	Settings   map[string]string `json:"settings"`
+	Build      harness.Build     `json:"build"`
+	CPUs       int               `json:"cpus"`
+	Attempts   int               `json:"attempts"` // that the observer saw
+	Faults     []writtenFault    `json:"faults"`
+	Zeros      map[string]int    `json:"must_be_zero"`
+	Others     map[string]int    `json:"to_know"`
+	Violations []string          `json:"violations"`
+}
+
+type writtenFault struct {
+	Name       string  `json:"name"`
+	FirstWrite float64 `json:"first_write_s"` // accepted, since the fault began
+	FirstTask  float64 `json:"first_task_s"`  // that was claimed from the new primary and began, since the first write
+	Gap        float64 `json:"gap_s"`         // the longest time in which no task began
+	Forgotten  int     `json:"forgotten"`     // acknowledged tasks
+	Events     int     `json:"events"`        // postgres_failed_over
+}
+
+func (r *report) write(path string) error {
+	inTenths := func(d time.Duration) float64 { return float64(d.Round(100*time.Millisecond)) / float64(time.Second) }
+	w := written{Started: r.began, Settings: map[string]string{"STANDBY": r.settings.standby, "FAULTS": os.Getenv("FAULTS")}, Build: r.build, CPUs: runtime.NumCPU(),
+		Attempts: r.result.Stays, Zeros: map[string]int{}, Others: map[string]int{}, Violations: r.allViolations()}
+	for _, f := range r.figures {
+		w.Faults = append(w.Faults, writtenFault{f.fault.name, inTenths(f.first.at.Sub(f.began)), inTenths(f.resumed), inTenths(f.gap), f.forgotten, f.events})
+	}
+	for _, c := range r.zeros() {
+		w.Zeros[c.name] = c.n
+	}
+	for _, c := range r.others() {
+		w.Others[c.name] = c.n
+	}
+	text, err := json.MarshalIndent(w, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, append(text, '\n'), 0o644)
 }

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -44,7 +45,12 @@ func run(ctx context.Context, s settings) (*report, error) {
 	var writing sync.WaitGroup
 	writing.Go(func() { c.writers.run(enqueueing) })
 
-	r := &report{standby: s.standby}
+	built, err := c.build(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c.say("%s", built)
+	r := &report{settings: s, build: built, began: c.began}
 	for _, f := range s.faults {
 		fig, err := c.failOver(ctx, f)
 		if err != nil {
@@ -85,6 +91,27 @@ func run(ctx context.Context, s settings) (*report, error) {
 		return nil, err
 	}
 	return r, c.checkAll(r, e, there)
+}
+
+// build is what is run.
+func (c *cluster) build(ctx context.Context) (harness.Build, error) {
+	b := harness.NewBuild(ctx)
+	versions, err := rows(ctx, `SHOW server_version`, pgx.RowTo[string])
+	if err != nil {
+		return b, fmt.Errorf("ask Postgres for its version: %w", err)
+	}
+	b.Postgres = versions[0]
+	var self struct{ Config struct{ Version string } }
+	if err := c.hosts[0].ask(ctx, "GET", "http://"+wire(1)+":8500/v1/agent/self", nil, &self); err != nil {
+		return b, fmt.Errorf("ask Consul for its version: %w", err)
+	}
+	b.Consul = self.Config.Version
+	patroni, err := exec.CommandContext(ctx, "patroni", "--version").Output()
+	if err != nil {
+		return b, fmt.Errorf("patroni --version: %w", err)
+	}
+	b.Patroni = strings.TrimSpace(strings.TrimPrefix(string(patroni), "patroni "))
+	return b, nil
 }
 
 // start returns when all hosts are in order and all replicas have a session.
