@@ -39,9 +39,6 @@ type Cron struct {
 
 var cronParser = cron.NewParser(cron.SecondOptional | cron.Minute | cron.Hour | cron.Dom | cron.Month | cron.Dow | cron.Descriptor)
 
-// ofTheHost are names by which each host has a zone of its own, or none.
-var ofTheHost = []string{"Local", "localtime", "posixrules", "Factory"}
-
 // Parse reads a cron line of five fields, or six with seconds first, or
 // a descriptor such as @hourly or @every 90s, and the name of a time zone. The
 // error wraps ErrUnknownZone if the zone is the only thing wrong.
@@ -49,7 +46,7 @@ func Parse(line, zone string) (Cron, error) {
 	if strings.HasPrefix(line, "TZ=") || strings.HasPrefix(line, "CRON_TZ=") {
 		return Cron{}, fmt.Errorf("cron %q: a time zone does not belong into the line; put it into time_zone", line)
 	}
-	if zone == "" || slices.Contains(ofTheHost, zone) {
+	if zone == "" || zone == "Local" {
 		return Cron{}, errors.New("time_zone: name one, such as UTC or Europe/Berlin")
 	}
 	if every, ok := strings.CutPrefix(line, "@every "); ok {
