@@ -256,7 +256,9 @@ func (w *Worker) requeue(t *tasks.Task, why error) {
 		if w.shutdown.giveUp.Err() != nil {
 			return
 		}
-		w.parkAfter(tries, t)
+		if !errors.Is(why, errFenceBack) { // see giveBack
+			w.parkAfter(tries, t)
+		}
 		retry.Pause(w.shutdown.giveUp, retryPause(tries))
 	}
 }

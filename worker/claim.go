@@ -233,8 +233,12 @@ func (w *Worker) claimOne(ctx context.Context, limit string, c tasks.Claim) (t *
 // giveBack requeues a task of this replica that nothing has begun of, in the background: it is
 // tried until Postgres answers, and a shutdown bounds only what it does not wait for itself.
 func (w *Worker) giveBack(t *tasks.Task, why error) {
+	key := t.Fence
+	if errors.Is(why, errFenceBack) { // an attempt of this replica may be under way under the same one
+		key = -key
+	}
 	w.running.take(1, math.MaxInt)
-	w.running.start(t.Fence, len(t.Payload), func() bool { w.requeue(t, why); return true }, w.left)
+	w.running.start(key, len(t.Payload), func() bool { w.requeue(t, why); return true }, w.left)
 }
 
 // usable reports whether the claimed tasks may run. They may not if the claim reached

@@ -2,6 +2,7 @@ package worker_test
 
 import (
 	"context"
+	"fmt"
 	"net/url"
 	"strings"
 	"sync"
@@ -442,4 +443,25 @@ func TestHandsOnFences(t *testing.T) {
 		})
 	}
 	l.check(t)
+}
+
+// A person has set the sequence back, and a claim gets the fence of an attempt that this replica works on. The claim
+// is put back, and the attempt stays what it is.
+func TestAFenceThatIsGivenOutTwice(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	began := make(chan string, 2)
+	r := c.replica(t, "a", kinds(began), nil)
+	works := c.insert(t, "kind", "wait")
+	<-began
+	fence := get[int64](t, c, "SELECT fence FROM onejob.tasks WHERE id = $1", works)
+	c.exec(t, "SELECT setval('onejob.fences', $1, false)", fence)
+	c.await(t, c.insert(t, "kind", "noop"), "succeeded")
+	time.Sleep(7 * time.Second) // every 5 s the replica looks for rows of its own that it does not know
+	if n := r.events.FilterMessage("claim_reply_lost").Len(); n != 0 {
+		t.Errorf("%d claims are taken for lost", n)
+	}
+	if got := get[string](t, c, "SELECT status || ' ' || fence FROM onejob.tasks WHERE id = $1", works); got != fmt.Sprint("running ", fence) {
+		t.Errorf("the attempt that works is %s", got)
+	}
 }

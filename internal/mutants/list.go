@@ -230,6 +230,9 @@ var others = []Mutant{
 	one("one-mark", "the command of a daemon that is a command itself has no mark of the outer guard",
 		"internal/guard/process.go", "	if outer == \"\" {", "	if outer != \"\" || outer == \"\" {").
 		failing("internal/guard.TestGuardOfADaemon"),
+	one("fence-twice", "a claim that is put back because fences have gone back takes the place of the attempt with its fence",
+		"worker/claim.go", "		key = -key\n", "		key += 0\n").
+		failing("worker.TestAFenceThatIsGivenOutTwice"),
 	one("slot-before-room", "a stop waits for a backend that does not answer who gives a slot back",
 		"worker/slots.go", "		case ctx.Err() != nil: // a stop", "		case false: // a stop").
 		failing("worker.TestStopWhileASlotCannotBeGivenBack"),
