@@ -468,8 +468,8 @@ const (
 
 	maxSorts    = 256 // of claims: limits, that is
 	maxMarks    = 1024
-	maxBusyKeys = 256  // in one lane
-	maxKeys     = 4096 // in all; those that become free are found when a claim begins anew otherwise
+	maxBusyKeys = 256  // in one lane; of more, those that become free are found when a claim begins anew otherwise
+	maxKeys     = 4096 // in all; the same
 )
 
 // A look is one use of what is remembered.
@@ -533,9 +533,8 @@ func (l *lanes) looked(k look, c chosen) bool {
 		if m.before(old) || old.found > k.finds { // two claims at once, or LookBehind has found a row since this one began
 			m.runAt, m.id, m.found = old.runAt, old.id, old.found
 		}
-		if len(m.busy) > maxBusyKeys {
-			delete(l.marks, lane)
-			continue
+		if len(m.busy) > maxBusyKeys { // the place is kept: the next look would come to the same keys
+			m.busy = map[string]bool{}
 		}
 		l.marks[lane] = m
 	}

@@ -38,6 +38,40 @@ func TestManyBusyLanesHideNothing(t *testing.T) {
 	}
 }
 
+// More busy lock keys than are remembered of a lane hide nothing behind them, and do not make claims that follow one
+// another without an end.
+func TestMoreBusyKeysThanAreRemembered(t *testing.T) {
+	t.Parallel()
+	for _, limit := range []string{"", "l"} {
+		t.Run(fmt.Sprintf("limit %q", limit), func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			b.sql(`INSERT INTO onejob.tasks (kind, status, session, replica, fence, started_at, attempt, lock_key)
+			       SELECT 'noop', 'running', $1, 'other', nextval('onejob.fences'), now(), 1, 'key ' || i FROM generate_series(1, 300) i`, b.session)
+			b.sql(`INSERT INTO onejob.tasks (kind, lock_key, limit_name) SELECT 'noop', 'key ' || 1 + i % 300, nullif($1, '') FROM generate_series(1, 20000) i`, limit)
+			free := b.one(`INSERT INTO onejob.tasks (kind, lock_key, limit_name) VALUES ('noop', 'free', nullif($1, '')) RETURNING id`, limit)
+			found := false
+			for range 500 {
+				c, err := b.Claim(t.Context(), tasks.Claim{Session: b.session, Replica: "one", Kinds: []string{"noop"}, Max: 64, Limit: limit})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if len(c.Tasks) > 0 {
+					equal(t, "what is claimed", ids(c.Tasks), free)
+					found = true
+				}
+				if !c.More {
+					if !found {
+						t.Error("a claim says that there is no more, and the free one was not claimed")
+					}
+					return
+				}
+			}
+			t.Errorf("500 claims say that there is more; the free one was claimed: %v", found)
+		})
+	}
+}
+
 // Busy rows in more lanes than are remembered do not make claims that follow one another without a
 // pause: a claim says some time that there is no more.
 func TestMoreBusyLanesThanAreRemembered(t *testing.T) {
