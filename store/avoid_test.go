@@ -64,7 +64,8 @@ func TestAvoidedRows(t *testing.T) {
 	})
 }
 
-// Of more rows than are remembered, those that would be tried first are forgotten.
+// Of more rows than are remembered, any are forgotten. One that goes through all in order finds most of those
+// that it begins with avoided, the next time.
 func TestMostAvoidedRows(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -72,8 +73,12 @@ func TestMostAvoidedRows(t *testing.T) {
 		for id := range int64(maxAvoided + 10) {
 			s.add(id, time.Minute+time.Duration(id)*time.Millisecond)
 		}
-		if ids := s.list(); len(ids) != maxAvoided || ids[0] != 10 {
-			t.Errorf("%d rows are avoided, from row %d on", len(ids), ids[0])
+		ids := s.list()
+		if len(ids) != maxAvoided {
+			t.Errorf("%d rows are avoided", len(ids))
+		}
+		if first := slices.IndexFunc(ids, func(id int64) bool { return id >= 100 }); first < 80 {
+			t.Errorf("of the first 100 only %d are", first)
 		}
 	})
 }

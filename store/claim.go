@@ -130,6 +130,8 @@ func (s *Store) Claim(ctx context.Context, c tasks.Claim) (tasks.Claimed, error)
 			if took := r.chosen.picked - len(unchanged); took > 0 {
 				s.claims.took(took)
 				s.refusals.Store(0)
+			} else if n := len(unchanged); n > 0 && int(s.refusals.Add(int32(n))) > maxRefusals {
+				time.Sleep(refusalPause * time.Duration(1+n/maxRefusals))
 			}
 			if !lanes.looked(look, r.chosen) {
 				r.chosen.more = false

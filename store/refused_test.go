@@ -470,6 +470,30 @@ func TestARowOfAPausedQueueKeepsNoneOfItsLockKey(t *testing.T) {
 	equal(t, "what is claimed", claim(), next)
 }
 
+// More rows that a trigger leaves as they are than are remembered do not make claims, and lines of the log, without
+// an end.
+func TestManyRowsThatATriggerLeavesAreNotTriedWithoutEnd(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.sql(`CREATE FUNCTION public.leave() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$`)
+	b.sql(`CREATE TRIGGER leave BEFORE UPDATE ON onejob.tasks FOR EACH ROW WHEN (NEW.kind = 'other') EXECUTE FUNCTION public.leave()`)
+	b.sql(`INSERT INTO onejob.tasks (kind) SELECT 'other' FROM generate_series(1, 10000)`)
+	began, tries := time.Now(), 0
+	for time.Since(began) < 4*time.Second {
+		c, err := b.Claim(t.Context(), tasks.Claim{Session: b.session, Replica: "one", Kinds: []string{"noop", "other"}, Max: 512})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(c.Refused) == 0 {
+			time.Sleep(10 * time.Millisecond) // sooner than any replica would ask again
+		}
+		tries += len(c.Refused)
+	}
+	if most := 600 + int(time.Since(began)/time.Millisecond); tries > most { // a thousand a second, and the first
+		t.Errorf("%d rows were tried in %v", tries, time.Since(began))
+	}
+}
+
 // Nor do urgent ones that keep Postgres waiting: what is behind them is claimed long before it is
 // known which they are.
 func TestManyRowsThatWaitStopNoClaim(t *testing.T) {

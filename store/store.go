@@ -428,12 +428,18 @@ func (s *idSet) pass(id int64, wait time.Duration) {
 	s.set(id, avoided{s.rows[id].wait, time.Now().Add(wait)})
 }
 
+// set notes a row. Of too many any one is forgotten: if it were the one that would be tried first, a claim that
+// goes through them in order would find the first ones of them forgotten each time that it begins.
 func (s *idSet) set(id int64, a avoided) {
-	s.forget()
 	_, known := s.rows[id]
-	if !known && len(s.rows) == maxAvoided { // the one that would be tried first
-		first := slices.MinFunc(slices.Collect(maps.Keys(s.rows)), func(a, b int64) int { return s.rows[a].until.Compare(s.rows[b].until) })
-		delete(s.rows, first)
+	if !known && len(s.rows) == maxAvoided {
+		s.forget()
+	}
+	if !known && len(s.rows) == maxAvoided {
+		for some := range s.rows { // in no order
+			delete(s.rows, some)
+			break
+		}
 	}
 	if s.rows == nil {
 		s.rows = map[int64]avoided{}
