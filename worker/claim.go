@@ -259,10 +259,13 @@ func (w *Worker) usable(claimed *tasks.Claimed, before int64, err error) bool {
 }
 
 // logRefusedRows logs rows that Postgres refuses to change. Each is reported each time that it was
-// tried: the row has failed, or is left alone for some minutes.
+// tried: the row has failed, or is left alone for some minutes. Of many that were tried together only the first are.
 func logRefusedRows(log *zap.Logger, rows []tasks.RowError) {
-	for _, r := range rows {
+	for _, r := range rows[:min(len(rows), mostNamed)] {
 		log.Error("row_refused", zap.Int64("task_id", r.ID), zap.Bool("failed", r.Failed), zap.Error(r.Err))
+	}
+	if more := len(rows) - mostNamed; more > 0 {
+		log.Error("rows_refused", zap.Int("rows", more))
 	}
 }
 

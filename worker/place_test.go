@@ -61,3 +61,25 @@ func TestPlace(t *testing.T) {
 		}
 	}
 }
+
+// A full replica wakes others only if one with free slots claims some of what it has left.
+func TestRoom(t *testing.T) {
+	for name, c := range map[string]struct {
+		other member
+		want  bool
+	}{
+		"the same":            {member{Replica: tasks.Replica{Kinds: []string{"a"}, Queues: []string{"q"}}}, true},
+		"it is full":          {member{Replica: tasks.Replica{Kinds: []string{"a"}, Queues: []string{"q"}, Running: 10}}, false},
+		"all queues":          {member{Replica: tasks.Replica{Kinds: []string{"a", "b"}}}, true},
+		"another queue":       {member{Replica: tasks.Replica{Kinds: []string{"a"}, Queues: []string{"r"}}}, false},
+		"one queue in common": {member{Replica: tasks.Replica{Kinds: []string{"a"}, Queues: []string{"r", "q"}}}, true},
+		"another kind":        {member{Replica: tasks.Replica{Kinds: []string{"b"}, Queues: []string{"q"}}}, false},
+	} {
+		c.other.State, c.other.Concurrency, c.other.since = tasks.ReplicaWorking, 10, boottime.Now().Add(time.Minute)
+		me := member{Replica: tasks.Replica{Kinds: []string{"a"}, Queues: []string{"q"}, Running: 10, Concurrency: 10}}
+		m := &members{seen: map[string]member{"me": me, "other": c.other}}
+		if got := m.room("me"); got != c.want {
+			t.Errorf("%s: room %v", name, got)
+		}
+	}
+}

@@ -19,7 +19,7 @@ type retention struct {
 	log           *zap.Logger
 }
 
-// mostNamed is of how many rows that cannot be deleted the log has the IDs, each time.
+// mostNamed is of how many rows that cannot be claimed, taken over or deleted the log has the IDs, each time.
 const mostNamed = 10
 
 type retentionStore interface {

@@ -355,3 +355,42 @@ func TestReloadUsesUpNoAttempt(t *testing.T) {
 	}
 	c.noOverlaps(t)
 }
+
+// slowToClaim is a Postgres that lets claims wait, as a synchronous standby that is away lets commits.
+type slowToClaim struct {
+	worker.Store
+	slow    atomic.Bool
+	waiting chan struct{}
+}
+
+func (s *slowToClaim) Claim(ctx context.Context, c tasks.Claim) (tasks.Claimed, error) {
+	if s.slow.Swap(false) {
+		close(s.waiting)
+		time.Sleep(20 * time.Second)
+	}
+	return s.Store.Claim(ctx, c)
+}
+
+// The grace counts from when the replica was asked to stop, not from the end of the claim that was under way.
+func TestGraceBesideASlowClaim(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.patient = true
+	began := make(chan string, 1)
+	s := slowToClaim{waiting: make(chan struct{})}
+	r := c.replica(t, "a", kinds(began), func(w *worker.Config) {
+		s.Store, w.Store, w.ShutdownGrace = w.Store, &s, 25*time.Second
+	})
+	c.insert(t, "kind", "wait")
+	<-began
+	s.slow.Store(true)
+	c.insert(t, "kind", "noop")
+	<-s.waiting
+	asked := time.Now()
+	if err := r.stop(); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(asked); took > 40*time.Second {
+		t.Errorf("the stop took %v", took)
+	}
+}

@@ -152,12 +152,13 @@ func (m *members) place(session, word string) (place int) {
 	return place
 }
 
-// room reports whether another replica has free slots.
+// room reports whether another replica has free slots, for some of what this one claims.
 func (m *members) room(session string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	me, known := m.seen[session]
 	for s, r := range m.seen {
-		if s != session && r.live() && r.Running < r.Concurrency {
+		if s != session && r.live() && r.Running < r.Concurrency && (!known || r.shares(me)) {
 			return true
 		}
 	}
@@ -172,6 +173,14 @@ func (r member) live() bool {
 // claims reports whether a replica claims what another one claims.
 func (r member) claims(of member) bool {
 	return r.live() && slices.Equal(r.Kinds, of.Kinds) && slices.Equal(r.Queues, of.Queues)
+}
+
+// shares reports whether a replica claims some of what another one claims.
+func (r member) shares(of member) bool {
+	meet := func(a, b []string) bool {
+		return slices.ContainsFunc(a, func(name string) bool { return slices.Contains(b, name) })
+	}
+	return meet(r.Kinds, of.Kinds) && (len(r.Queues) == 0 || len(of.Queues) == 0 || meet(r.Queues, of.Queues))
 }
 
 // draw is a number that all replicas know of each other, for each word another one; among

@@ -165,10 +165,18 @@ func (w *Worker) Run(ctx context.Context) error {
 		helping.Go(func() { w.wakeOthers(intake) })
 	}
 
+	asked := make(chan time.Time, 1)
+	defer context.AfterFunc(intake, func() { asked <- time.Now() })()
 	w.claim(intake)
 
 	w.shutdown.stopping.Store(true)
-	err := w.shutdown.drain(&w.running, w.cfg.ShutdownGrace, w.cfg.Log)
+	grace := w.cfg.ShutdownGrace
+	select {
+	case at := <-asked: // a claim that was under way may have taken long
+		grace = max(0, grace-time.Since(at))
+	default:
+	}
+	err := w.shutdown.drain(&w.running, grace, w.cfg.Log)
 	if err == nil { // otherwise a limit may be waiting for a handler that never returns
 		w.limits.wg.Wait()
 	}

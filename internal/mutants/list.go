@@ -233,6 +233,12 @@ var others = []Mutant{
 	one("fence-twice", "a claim that is put back because fences have gone back takes the place of the attempt with its fence",
 		"worker/claim.go", "		key = -key\n", "		key += 0\n").
 		failing("worker.TestAFenceThatIsGivenOutTwice"),
+	one("busy-keys-anew", "a lane with more busy lock keys than are remembered is looked at from its first row again",
+		"store/choose.go", "			m.busy = map[string]bool{}\n		}\n		l.marks[lane] = m\n	}\n	switch", "			delete(l.marks, lane)\n			continue\n		}\n		l.marks[lane] = m\n	}\n	switch").
+		failing("store.TestMoreBusyKeysThanAreRemembered"),
+	one("late-grace", "the grace of a stop begins at the end of the claim that was under way",
+		"worker/worker.go", "		grace = max(0, grace-time.Since(at))\n", "		_ = at\n").
+		failing("worker.TestGraceBesideASlowClaim"),
 	one("slot-before-room", "a stop waits for a backend that does not answer who gives a slot back",
 		"worker/slots.go", "		case ctx.Err() != nil: // a stop", "		case false: // a stop").
 		failing("worker.TestStopWhileASlotCannotBeGivenBack"),
