@@ -18,6 +18,10 @@ var (
 	// ErrNoSemaphore says that there is no semaphore of that name.
 	ErrNoSemaphore = errors.New("there is no such semaphore")
 
+	// ErrCannotList says that List has no names to look for, of a backend that cannot be asked which
+	// semaphores there are.
+	ErrCannotList = errors.New("the server cannot be asked for its limits: name them in the configuration")
+
 	// ErrExists says that a semaphore of that name is there already.
 	ErrExists = errors.New("the semaphore is there already")
 

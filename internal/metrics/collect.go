@@ -186,6 +186,9 @@ func (l *Limits) Collect(c chan<- prometheus.Metric) {
 // answered, and tasks of the other limits run. The web page and "onejob status" name it.
 func (l *Limits) inspect(ctx context.Context) (list []lock.Semaphore, err error) {
 	names, err := l.Limits.List(ctx)
+	if errors.Is(err, lock.ErrCannotList) { // nobody has named one, and the backend works
+		err = nil
+	}
 	sems, errs := lock.InspectAll(ctx, l.Limits, names[:min(len(names), maxLimits)])
 	for i, s := range sems {
 		switch {

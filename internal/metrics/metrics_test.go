@@ -173,7 +173,7 @@ func (l limitsOf) Inspect(ctx context.Context, name string) (lock.Semaphore, err
 }
 
 // shownOf returns what is shown of a backend's limits: how many, and whether it has answered.
-func shownOf(t *testing.T, l limitsOf) (limits int, success float64) {
+func shownOf(t *testing.T, l lock.Semaphores) (limits int, success float64) {
 	t.Helper()
 	m := metrics.New("v1")
 	m.Watch(&metrics.Limits{Leading: func() bool { return true }, Limits: l})
@@ -194,6 +194,17 @@ func TestForeignLimitsAreLeftOut(t *testing.T) {
 	l.errs["gone"] = errors.New("no answer")
 	if limits, success := shownOf(t, l); limits != 1 || success != 0 {
 		t.Errorf("without an answer %d limits are shown, success %v", limits, success)
+	}
+}
+
+// unnamed is RabbitMQ of which no limit is named in the configuration.
+type unnamed struct{ lock.Semaphores }
+
+func (unnamed) List(context.Context) ([]string, error) { return nil, lock.ErrCannotList }
+
+func TestLimitsThatCannotBeListed(t *testing.T) {
+	if limits, success := shownOf(t, unnamed{}); limits != 0 || success != 1 {
+		t.Errorf("%d limits are shown, success %v", limits, success)
 	}
 }
 

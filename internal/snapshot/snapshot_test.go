@@ -514,6 +514,20 @@ func TestLimitsHaveHoldersAndWhatWaits(t *testing.T) {
 	}
 }
 
+// RabbitMQ cannot list limits that nobody has named in the configuration. Those that tasks wait for are shown.
+func TestLimitsThatCannotBeListed(t *testing.T) {
+	t.Parallel()
+	c := &cluster{}
+	c.overview.Waiting.Rows = []store.Waiting{{Limit: "calls", Queue: "a", Kind: "x", Due: 3}}
+	source := snapshot.New(snapshot.Config{Store: c, Limits: func() lock.Semaphores {
+		return limits{more: map[string]lock.Semaphore{"calls": {Name: "calls", Slots: 2}}, err: lock.ErrCannotList}
+	}})
+	s, err := source.Get(t.Context())
+	if err != nil || len(s.Limits) != 1 || s.Limits[0].Slots != 2 || slices.ContainsFunc(s.Stale, func(b snapshot.Stale) bool { return b.Block == snapshot.BlockLimits }) {
+		t.Errorf("limits %+v, not current %+v, %v", s.Limits, s.Stale, err)
+	}
+}
+
 // In RabbitMQ a look at a limit takes more than a second if a holder does not answer, and eight
 // limits are looked at at a time. One of which the holders are not known has an error.
 func TestLimitsWithSilentHolders(t *testing.T) {

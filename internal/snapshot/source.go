@@ -260,7 +260,7 @@ func (s *Source) limits(ctx context.Context) ([]Limit, error) {
 	ctx, cancel := context.WithTimeout(ctx, limitsTimeout)
 	defer cancel()
 	names, err := limits.List(ctx)
-	if err != nil {
+	if err != nil && !errors.Is(err, lock.ErrCannotList) { // those that due tasks wait for are looked for by their names
 		return nil, err
 	}
 	list, _ := s.inspect(ctx, limits, names[:min(len(names), shownLimits)])

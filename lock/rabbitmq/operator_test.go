@@ -223,8 +223,8 @@ func TestTwoAdministrators(t *testing.T) {
 
 func TestListCannotGuess(t *testing.T) {
 	t.Parallel()
-	if _, err := create(t, Config{}).List(t.Context()); !errors.Is(err, ErrCannotList) {
-		t.Errorf("got error %v, want %v", err, ErrCannotList)
+	if _, err := create(t, Config{}).List(t.Context()); !errors.Is(err, lock.ErrCannotList) {
+		t.Errorf("got error %v, want %v", err, lock.ErrCannotList)
 	}
 }
 

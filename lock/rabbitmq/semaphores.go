@@ -2,7 +2,6 @@ package rabbitmq
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -15,9 +14,6 @@ import (
 	"onejob/lock"
 	"onejob/lock/internal/hold"
 )
-
-// ErrCannotList says that List was given no names to look for.
-var ErrCannotList = errors.New("RabbitMQ cannot be asked for its queues: name the limits in the configuration")
 
 // Semaphores implements lock.Semaphores.
 //
@@ -171,13 +167,13 @@ func (s *Semaphores) SetNames(names []string) {
 }
 
 // List implements lock.Semaphores: of the names in the configuration it returns
-// those that exist. Without any it returns ErrCannotList.
+// those that exist. Without any it returns lock.ErrCannotList.
 func (s *Semaphores) List(ctx context.Context) ([]string, error) {
 	s.naming.Lock()
 	names := s.names // is not changed, but replaced
 	s.naming.Unlock()
 	if len(names) == 0 {
-		return nil, ErrCannotList
+		return nil, lock.ErrCannotList
 	}
 	var o observer = s.probeSession
 	if s.current() == nil { // nobody runs it, and a connection of its own would stay open
