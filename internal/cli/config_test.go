@@ -128,6 +128,13 @@ func TestConfigSources(t *testing.T) {
 		}
 	})
 
+	t.Run("VariablesWithoutAValueChangeNothing", func(t *testing.T) {
+		c := mustLoad(t, "postgres: {migrate: false}\nlimits: {slots: {a: 1}}\nworker: {queues: [x]}", "ONEJOB_POSTGRES_MIGRATE= ", "ONEJOB_LIMITS_SLOTS=\n", "ONEJOB_WORKER_QUEUES= ")
+		if c.Postgres.Migrate || len(c.Limits.Slots) != 1 || len(c.Worker.Queues) != 1 {
+			t.Errorf("got %+v", c)
+		}
+	})
+
 	t.Run("WhatIsLeftEmptyKeepsItsDefault", func(t *testing.T) {
 		c := mustLoad(t, "worker:\nconsul: {prefix: , margin: ~}\nhttp:\n  # listen: somewhere\n",
 			"ONEJOB_WORKER_CONCURRENCY=", "ONEJOB_WORKER_QUEUES=", "ONEJOB_WORKER_POLL=@every 3s")

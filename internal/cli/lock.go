@@ -423,18 +423,18 @@ func (o *outage) wait(ctx context.Context, err error) bool {
 
 // obtain waits for p.
 func obtain(ctx context.Context, p lockTarget, maxWait time.Duration) (lock.Lease, error) {
-	ready, cancel := context.WithTimeout(ctx, outageTimeout)
-	defer cancel()
-	if err := p.Ready(ready); ctx.Err() != nil {
-		return nil, errStopped
-	} else if err != nil {
-		return nil, &exitError{exitLockError, err}
-	}
 	until := ctx
 	if maxWait != 0 {
 		var cancel context.CancelFunc
 		until, cancel = context.WithTimeout(ctx, cmp.Or(max(maxWait, 0), answerTimeout))
 		defer cancel()
+	}
+	ready, cancel := context.WithTimeout(until, outageTimeout)
+	defer cancel()
+	if err := p.Ready(ready); ctx.Err() != nil {
+		return nil, errStopped
+	} else if err != nil {
+		return nil, &exitError{exitLockError, err}
 	}
 	asking := until
 	var delayed context.Context // for as long as a holder that has died may count; nil if there is none

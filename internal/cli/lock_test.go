@@ -245,6 +245,28 @@ func TestObtainThroughAnOutage(t *testing.T) {
 	}
 }
 
+// unready is a lock whose servers cannot be reached from the beginning.
+type unready struct{ shared }
+
+func (u *unready) Ready(ctx context.Context) error {
+	<-ctx.Done()
+	return syscall.ECONNREFUSED
+}
+
+// It waits for them no longer than for the lock.
+func TestObtainWithoutServers(t *testing.T) {
+	for maxWait, want := range map[time.Duration]time.Duration{2 * time.Second: 2 * time.Second, -1: answerTimeout, 0: outageTimeout, time.Minute: outageTimeout} {
+		synctest.Test(t, func(t *testing.T) {
+			began := time.Now()
+			_, err := obtain(t.Context(), &unready{}, maxWait)
+			e, ok := errors.AsType[*exitError](err)
+			if took := time.Since(began); !ok || e.code != exitLockError || took != want {
+				t.Errorf("with a wait of %v it ends after %v: %v", maxWait, took, err)
+			}
+		})
+	}
+}
+
 // interrupted is a lock whose Consul cannot be reached when it is asked for, the first time.
 type interrupted struct {
 	wholeLock

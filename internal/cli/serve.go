@@ -58,7 +58,7 @@ new one. Send signals to the supervisor, which passes them on.`,
 		case err != nil:
 			return usage(err)
 		case self == nil:
-			signal.Stop(reload)
+			defer signal.Stop(reload) // what comes before the supervisor listens is for no worker: the first one is yet to read the file
 			return supervise(c.Context(), stdoutOf(c))
 		case self.Dead != nil:
 			err = reportDeath(c.Context(), *path, stdoutOf(c), self)

@@ -283,7 +283,8 @@ func written(value any) string {
 }
 
 // addVariables puts the settings among environ in the place of those of tree, and returns the
-// variables that they came from. A variable that is empty counts as not there, but for texts.
+// variables that they came from. A variable that is empty, or has nothing but white space, counts as not
+// there, but for texts.
 func addVariables(tree map[string]any, environ []string) (origin map[string]string, err error) {
 	known := map[string]setting{}
 	for _, s := range settings(reflect.TypeFor[Config](), nil) {
@@ -302,12 +303,16 @@ func addVariables(tree map[string]any, environ []string) (origin map[string]stri
 		case !ok:
 			errs = append(errs, fmt.Errorf("variable %s: unknown setting%s; see onejob config", name, didYouMean(name, slices.Sorted(maps.Keys(known)))))
 			continue
-		case text == "" && s.kind.Kind() != reflect.String:
+		case strings.TrimSpace(text) == "" && s.kind.Kind() != reflect.String:
 			continue
 		}
 		value, err := s.parse(text)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("variable %s: %w", name, err))
+			continue
+		}
+		if value == nil {
+			errs = append(errs, fmt.Errorf("variable %s: has no value; leave it empty, or out, to keep what the file says", name))
 			continue
 		}
 		if set(tree, s.path, value) {

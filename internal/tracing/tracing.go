@@ -98,8 +98,8 @@ func New(ctx context.Context, replica, version string, log *zap.Logger) (t worke
 	about, err := resource.New(ctx, resource.WithTelemetrySDK(), resource.WithHost(),
 		resource.WithAttributes(attribute.String("service.name", "onejob"), attribute.String("service.version", version), attribute.String("service.instance.id", replica)),
 		resource.WithFromEnv())
-	if err != nil {
-		return nil, nil, fmt.Errorf("OTEL_RESOURCE_ATTRIBUTES: %w", err)
+	if err != nil { // what was understood is there; a typing error in an attribute keeps no replica from its work
+		otel.Handle(fmt.Errorf("OTEL_RESOURCE_ATTRIBUTES: %w", err))
 	}
 	provider := sdk.NewTracerProvider(sdk.WithBatcher(exporter), sdk.WithResource(about))
 	return With(provider), func() {
