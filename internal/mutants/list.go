@@ -366,7 +366,7 @@ var others = []Mutant{
 		"worker/attempt.go", "if w.othersHadLocks() {", "if false {").
 		failing("worker.TestLockKeysThatConsulRefusesStopNoOthers"),
 	one("waits-to-put-back", "claims wait until their tasks are requeued, as long as Postgres is unavailable",
-		"worker/claim.go", "	w.running.start(t.Fence, len(t.Payload), func() bool { w.requeue(t, why); return true }, w.left)\n}", "	w.running.begin(t.Fence, len(t.Payload))\n	w.requeue(t, why)\n	w.running.end(t.Fence)\n	w.running.leave(1)\n	w.left(true)\n}").
+		"worker/claim.go", "	w.running.start(key, len(t.Payload), func() bool { w.requeue(t, why); return true }, w.left)\n}", "	w.running.begin(t.Fence, len(t.Payload))\n	w.requeue(t, why)\n	w.running.end(t.Fence)\n	w.running.leave(1)\n	w.left(true)\n}").
 		failing("worker.TestStopWithClaimedTasksAndNoPostgres"),
 	one("heartbeats-wait", "heartbeats wait until Consul has said what it knows of others",
 		"worker/members.go", "	notify(w.listed)\n", "	w.lookForDeaths(ctx)\n").
