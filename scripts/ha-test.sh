@@ -5,6 +5,7 @@
 #
 #   STANDBY=async   how standbys follow: async or sync (Patroni's synchronous_mode)
 #   FAULTS=         which faults, separated by commas; all if it is empty
+#   REPORT=         where the report goes, as JSON; nowhere if it is empty
 #   KEEP=1          keep the folder with logs and evidence
 set -euo pipefail
 cd "$(dirname "$0")/.."
