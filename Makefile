@@ -10,7 +10,7 @@ DESTDIR ?=
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
 COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null)
 
-.PHONY: help build install image test retest lint demo bench microbench pgo chaos compare mutants model simulate simulate-test partition-test ha-test suite-test cgroup-test compose-test alerts-test page-test consul postgres rabbitmq chromium clean
+.PHONY: help build install image test retest lint demo bench microbench figures pgo chaos compare mutants model simulate simulate-test partition-test ha-test suite-test cgroup-test compose-test alerts-test page-test consul postgres rabbitmq chromium clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -67,6 +67,9 @@ microbench: consul postgres ## The hot paths' own benchmarks, six times each, su
 	ONEJOB_BENCH_ROWS=200000 go test -run xxx -count 6 -bench Claim -benchtime 200x ./store >> bin/microbench.txt
 	cd bench && go tool benchstat ../bin/microbench.txt
 
+figures: consul postgres rabbitmq ## Measure anew what the documents cite from docs/why/reports/figures.txt (leave the machine alone meanwhile)
+	@./scripts/figures.sh
+
 pgo: consul postgres ## Profile a busy replica anew for the compiler: cmd/onejob/default.pgo (1 minute; leave the machine alone meanwhile)
 	cd bench && go run -pgo=off . profile -tasks 400000 -out results/onejob.pprof
 	cp bench/results/onejob.pprof cmd/onejob/default.pgo
@@ -109,7 +112,7 @@ simulate-test: ## The simulation's own tests: what excuses a rule ends, and a se
 partition-test: rabbitmq ## Clusters of RabbitMQ that are partitioned (2 minutes)
 	TEST_PARTITIONS=1 go test -count=1 -timeout 10m -run TestPartitionedBrokers -v ./lock/rabbitmq
 
-ha-test: consul postgres ## Patroni on Consul on three hosts (network namespaces, so root): failovers under an observer (5 to 10 minutes; STANDBY=async FAULTS= KEEP=)
+ha-test: consul postgres ## Patroni on Consul on three hosts (network namespaces, so root): failovers under an observer (5 to 10 minutes; STANDBY=async FAULTS= REPORT= KEEP=)
 	@./scripts/ha-test.sh
 
 suite-test: consul ## Tests with the Postgres, RabbitMQ and pgbouncer of another Debian, by chroot, so root (25 minutes; SUITE=bullseye or forky, PACKAGES='./store ./worker ./lock/rabbitmq')

@@ -131,7 +131,7 @@ func TestReportsOfRunsAreThere(t *testing.T) {
 	const folder = "docs/why/reports"
 	named := map[string]bool{}
 	for path, text := range tree(t, ".md") {
-		for _, m := range regexp.MustCompile(`reports/([A-Za-z0-9._-]+\.json)`).FindAllStringSubmatch(text, -1) {
+		for _, m := range regexp.MustCompile(`reports/([A-Za-z0-9._-]+\.(?:json|txt))`).FindAllStringSubmatch(text, -1) {
 			named[m[1]] = true
 			if _, err := os.Stat(filepath.Join(folder, m[1])); err != nil {
 				t.Errorf("%s names a report that is not in %s: %s", path, folder, m[1])
@@ -155,33 +155,54 @@ func TestReportsOfRunsAreThere(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var r struct {
-			Seed       *uint64
-			Started    time.Time
-			Build      struct{ Commit, Go, Postgres, Consul string }
-			Settings   map[string]string
-			Violations []string
-		}
-		if err := json.Unmarshal(b, &r); err != nil {
-			t.Errorf("%s: %v", f.Name(), err)
-			continue
-		}
-		if r.Seed == nil || r.Settings == nil || r.Build.Commit == "" || strings.Contains(r.Build.Commit, "changed") || r.Build.Go == "" || r.Build.Postgres == "" || r.Build.Consul == "" {
-			t.Errorf("%s does not say what was run: %+v", f.Name(), r)
-		}
-		if history && exec.Command("git", "cat-file", "-e", r.Build.Commit+"^{commit}").Run() != nil {
-			t.Errorf("%s is of commit %s, which is not in the history", f.Name(), r.Build.Commit)
-		}
-		if want := r.Started.Format(time.DateOnly) + "-"; !strings.HasPrefix(f.Name(), want) || r.Seed != nil && !strings.Contains(f.Name(), fmt.Sprintf("seed-%d", *r.Seed)) {
-			t.Errorf("%s has neither its date in its name, %s, nor its seed, or one of them", f.Name(), want)
-		}
-		if len(r.Violations) > 0 {
-			t.Errorf("%s has violations: %v", f.Name(), r.Violations)
-		}
 		if len(b) > 100_000 {
 			t.Errorf("%s has %d bytes", f.Name(), len(b))
 		}
+		var commit string
+		if f.Name() == "figures.txt" {
+			m := regexp.MustCompile(`\Acommit ([0-9a-f]{12}), go1\S+, [0-9]+ processors, [0-9-]{10}\n`).FindSubmatch(b)
+			if m == nil || regexp.MustCompile(`(?m)^(FAIL|panic)|--- FAIL`).Match(b) {
+				t.Errorf("%s does not say what was run, or something failed in it", f.Name())
+				continue
+			}
+			commit = string(m[1])
+		} else {
+			commit = checkReport(t, f.Name(), b)
+		}
+		if history && exec.Command("git", "cat-file", "-e", commit+"^{commit}").Run() != nil {
+			t.Errorf("%s is of commit %s, which is not in the history", f.Name(), commit)
+		}
 	}
+}
+
+// checkReport returns the commit of a report of make chaos or make ha-test.
+func checkReport(t *testing.T, name string, text []byte) (commit string) {
+	t.Helper()
+	var r struct {
+		Seed       *uint64
+		Started    time.Time
+		Build      struct{ Commit, Go, Postgres, Consul string }
+		Settings   map[string]string
+		Violations []string
+	}
+	if err := json.Unmarshal(text, &r); err != nil {
+		t.Errorf("%s: %v", name, err)
+		return ""
+	}
+	if r.Settings == nil || r.Build.Commit == "" || strings.Contains(r.Build.Commit, "changed") || r.Build.Go == "" || r.Build.Postgres == "" || r.Build.Consul == "" {
+		t.Errorf("%s does not say what was run: %+v", name, r)
+	}
+	want := r.Started.Format(time.DateOnly) + "-ha-" + r.Settings["STANDBY"] + ".json"
+	if r.Seed != nil {
+		want = fmt.Sprintf("%s-seed-%d.json", r.Started.Format(time.DateOnly), *r.Seed)
+	}
+	if name != want {
+		t.Errorf("%s is a report that is to be called %s", name, want)
+	}
+	if len(r.Violations) > 0 {
+		t.Errorf("%s has violations: %v", name, r.Violations)
+	}
+	return r.Build.Commit
 }
 
 // Every page of docs is reached from the index by links.

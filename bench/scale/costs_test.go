@@ -26,7 +26,7 @@ import (
 )
 
 // The benchmarks measure what grows with something else than the rate of tasks:
-// the figures of docs/operate/sizing.md that are not of the simulation. Each has servers
+// make figures runs them for docs/operate/sizing.md. Each has servers
 // of its own, with their data on a disk, and ends within two minutes when the machine has
 // nothing else to do:
 //
