@@ -47,7 +47,7 @@ func TestAClaimThatCannotReadReturns(t *testing.T) {
 SELECT count(*)
   FROM pg_stat_activity
  WHERE datname = current_database()
-   AND query LIKE '%octet_length(body)%'
+   AND query LIKE '%octet_length(b.body)%'
    AND query NOT LIKE '%onejob.claimed%'
    AND pid <> pg_backend_pid()`) != "0"
 	})
