@@ -67,7 +67,7 @@ microbench: consul postgres ## The hot paths' own benchmarks, six times each, su
 	ONEJOB_BENCH_ROWS=200000 go test -run xxx -count 6 -bench Claim -benchtime 200x ./store >> bin/microbench.txt
 	cd bench && go tool benchstat ../bin/microbench.txt
 
-figures: consul postgres rabbitmq ## Measure anew what the documents cite from docs/why/reports/figures.txt (leave the machine alone meanwhile)
+figures: consul postgres rabbitmq ## Measure what tests and benchmarks say for the documents, into docs/why/reports/figures.txt (leave the machine alone meanwhile)
 	@./scripts/figures.sh
 
 pgo: consul postgres ## Profile a busy replica anew for the compiler: cmd/onejob/default.pgo (1 minute; leave the machine alone meanwhile)

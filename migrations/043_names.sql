@@ -16,7 +16,8 @@ BEGIN
                ('onejob.retry(bigint)', $$WHERE id = task_id$$, $$WHERE id = retry.task_id$$)) c (function, was, is_now)
     LOOP
         IF position(changed.was IN pg_get_functiondef(changed.function::regprocedure)) = 0 THEN
-            RAISE EXCEPTION 'the function % is not the one of the migrations before', changed.function;
+            RAISE EXCEPTION 'the function % is not the one of the migrations before', changed.function
+                  USING HINT = 'Somebody has changed it. Put back its definition from the folder migrations, and migrate again.';
         END IF;
         EXECUTE replace(pg_get_functiondef(changed.function::regprocedure), changed.was, changed.is_now);
     END LOOP;
@@ -34,6 +35,6 @@ BEGIN
            AND l.lanname = 'plpgsql'
            AND p.prosrc !~ '#variable_conflict'
     LOOP
-        EXECUTE regexp_replace(definition, '(AS \$function\$)', E'\\1\n#variable_conflict use_variable');
+        EXECUTE regexp_replace(definition, '(AS [$]function[$])', E'\\1\n#variable_conflict use_variable');
     END LOOP;
 END $do$;

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# make figures: runs the tests and benchmarks whose figures the documents cite, one after the other, and
-# writes what they measured to docs/why/reports/figures.txt. Leave the machine alone meanwhile. Figures of
-# make bench, make chaos and make simulate have reports of their own.
+# make figures: runs tests and benchmarks whose figures are for the documents, one after the other, and writes
+# what they measured to docs/why/reports/figures.txt, which a page must then cite. Leave the machine alone
+# meanwhile. Figures of make bench, make chaos and make simulate have reports of their own.
 #
 #   ONLY=regexp   only commands that match; printed, and written nowhere
 set -euo pipefail

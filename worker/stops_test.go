@@ -356,7 +356,7 @@ func TestReloadUsesUpNoAttempt(t *testing.T) {
 	c.noOverlaps(t)
 }
 
-// slowToClaim is a Postgres that lets claims wait, as a synchronous standby that is away lets commits.
+// slowToClaim is a Postgres that lets claims wait, as commits wait for a synchronous standby that does not answer.
 type slowToClaim struct {
 	worker.Store
 	slow    atomic.Bool
